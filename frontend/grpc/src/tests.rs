@@ -351,3 +351,48 @@ async fn answers_are_compressed_only_for_who_compresses() {
         assert_eq!(answer.into_inner().id, "1");
     }
 }
+
+/// The descriptors of services, as far as their names go.
+mod descriptor {
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Set {
+        #[prost(message, repeated, tag = "1")]
+        pub(super) file: Vec<File>,
+    }
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct File {
+        #[prost(string, tag = "2")]
+        pub(super) package: String,
+        #[prost(message, repeated, tag = "6")]
+        pub(super) service: Vec<Service>,
+    }
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Service {
+        #[prost(string, tag = "1")]
+        pub(super) name: String,
+        #[prost(message, repeated, tag = "2")]
+        pub(super) method: Vec<Method>,
+    }
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Method {
+        #[prost(string, tag = "1")]
+        pub(super) name: String,
+    }
+}
+
+#[test]
+fn every_method_has_a_class() {
+    use pharos_listener::access::routes::{Class, class, of_grpc};
+    let set = descriptor::Set::decode(FILE_DESCRIPTOR_SET).unwrap();
+    let mut paths = Vec::new();
+    for file in &set.file {
+        for service in &file.service {
+            let path = |method: &descriptor::Method| format!("/{}.{}/{}", file.package, service.name, method.name);
+            paths.extend(service.method.iter().map(path));
+        }
+    }
+    assert!(paths.contains(&"/inference.GRPCInferenceService/ModelInfer".to_owned()), "{paths:?}");
+    for path in paths {
+        assert!(matches!(class(of_grpc(&path)), Class::Part(_)), "{path} is no route");
+    }
+}

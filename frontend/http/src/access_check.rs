@@ -1,28 +1,28 @@
-//! Tokens and restricted parts of the protocol (`--http-restricted-api`), checked from the path and the headers of a request
+//! Tokens and restricted parts of the protocol (`--http-restricted-api`), checked from the route and the headers of a request
 //! before anything else of it is read.
 
 use axum::response::Response;
 use http::header::{HeaderValue, WWW_AUTHENTICATE};
 use http::{HeaderMap, StatusCode};
-use pharos::service::Service;
+use pharos::service::{Route, Service};
 
 use super::{Edge, answer};
-use pharos_listener::access::{Denied, DeniedAnswer, Guard, routes};
+use pharos_listener::access::{Denied, DeniedAnswer, Gate, Guard};
 
-/// The refusal of a request, if it asks for a part without the token or the key's value that this needs, or for none.
-pub(super) fn refusal<S: Service>(edge: &Edge<S>, path: &str, headers: &HeaderMap) -> Option<Response> {
-    let guard = Guard { access: &edge.settings.access, restricted: &edge.settings.restricted, prefix: "" };
-    if guard.is_open() {
-        return None;
+impl<S: Service> Gate for Edge<S> {
+    fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response> {
+        let guard = Guard { access: &self.settings.access, restricted: &self.settings.restricted, prefix: "" };
+        if guard.is_open() {
+            return None;
+        }
+        let denied = guard.check(route, headers).err()?;
+        if denied == Denied::Unknown {
+            return Some(super::not_found(self));
+        }
+        let denied = denied.over_http();
+        let reason = denied.reason;
+        Some(self.pending(route).finish_as(denied_response(denied), Some(reason)))
     }
-    let route = routes::of_http(path);
-    let denied = guard.check(route, headers).err()?;
-    if denied == Denied::Unknown {
-        return Some(super::not_found_response(&edge.service));
-    }
-    let denied = denied.over_http();
-    let reason = denied.reason;
-    Some(edge.pending(route).finish_as(denied_response(denied), Some(reason)))
 }
 
 /// The answer to a client that is denied a route.

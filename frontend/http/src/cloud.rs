@@ -7,27 +7,21 @@ mod models;
 mod sagemaker;
 mod vertex_ai;
 
-use std::convert::Infallible;
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
-
+use axum::body::Body;
 use axum::response::Response;
-use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Request, StatusCode, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use pharos::error::{InferError, Reason};
 use pharos::service::{Route, Service};
 use tokio::net::TcpListener;
-use tower::Service as _;
 
 use super::codec::HEADER_LENGTH;
 use super::dispatch::Dispatch;
-use super::{Edge, Settings, access_check, answer, refused, routes};
+use super::{Edge, Settings, answer, refused};
 use pharos_listener as listener;
-use pharos_listener::access::routes::of_http;
+use pharos_listener::access::Gate;
+use pharos_listener::http_service::{Handle, HttpService};
 use pharos_listener::{Life, Speaks};
 
 pub use sagemaker::SageMaker;
@@ -53,9 +47,9 @@ pub async fn serve<S: Service>(
     platform: Platform,
     life: Life,
 ) {
-    let edge = Edge { service: service.clone(), settings: Arc::new(settings) };
-    let dispatch = Dispatch { router: routes(edge.clone()), edge };
-    let cloud = Cloud { dispatch, platform };
+    let body_timeout = settings.body_timeout;
+    let cloud = Cloud { dispatch: Dispatch::new(service.clone(), settings), platform };
+    let cloud = HttpService::new(cloud, body_timeout);
     listener::serve(listener, (Speaks::Http, connections), cloud, refused(service), life).await;
 }
 
@@ -66,27 +60,12 @@ struct Cloud<S: Service> {
     platform: Platform,
 }
 
-impl<S: Service, B> tower::Service<Request<B>> for Cloud<S>
-where
-    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-{
-    type Response = Response;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        let Self { dispatch, platform } = self.clone();
-        Box::pin(async move {
-            Ok(match platform {
-                Platform::SageMaker(sagemaker) => sagemaker.answer(dispatch, request).await,
-                Platform::VertexAi(vertex_ai) => vertex_ai.answer(dispatch, request).await,
-            })
-        })
+impl<S: Service> Handle for Cloud<S> {
+    async fn handle(self, request: Request<Body>) -> Response {
+        match self.platform {
+            Platform::SageMaker(sagemaker) => sagemaker.answer(self.dispatch, request).await,
+            Platform::VertexAi(vertex_ai) => vertex_ai.answer(self.dispatch, request).await,
+        }
     }
 }
 
@@ -104,21 +83,20 @@ fn model_path(model: &str, verb: &str) -> String {
 }
 
 /// Answers a request as if it were the one of v2 with this method and path.
-async fn pass<S: Service, B>(
-    mut dispatch: Dispatch<S>,
-    mut request: Request<B>,
+async fn pass<S: Service>(
+    dispatch: Dispatch<S>,
+    mut request: Request<Body>,
     (method, path): (Method, &str),
     form: &BinaryForm,
-) -> Response
-where
-    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-{
+) -> Response {
     let length = match header_length(request.headers(), form.media_type) {
         Ok(length) => length,
-        Err(error) => return fail(&dispatch.edge, (path, request.headers()), error),
+        Err(error) => {
+            let route = dispatch.routes.route_of(path);
+            return fail(dispatch.edge(), (route, request.headers()), error);
+        }
     };
-    let Ok(uri) = Uri::try_from(path) else { return unknown(&dispatch.edge) };
+    let Ok(uri) = Uri::try_from(path) else { return unknown(dispatch.edge()) };
     *request.uri_mut() = uri;
     *request.method_mut() = method;
     let headers = request.headers_mut();
@@ -128,7 +106,7 @@ where
     if let Some(length) = length {
         headers.insert(HEADER_LENGTH, length);
     }
-    let Ok(mut response) = dispatch.call(request).await;
+    let mut response = dispatch.handle(request).await;
     if form.in_answers
         && let Some(length) = response.headers_mut().remove(HEADER_LENGTH)
     {
@@ -159,9 +137,9 @@ fn header_length(headers: &HeaderMap, media_type: &str) -> Result<Option<HeaderV
     }
 }
 
-/// The answer to a request for a path of v2 that fails before it gets there: a refusal, if access is refused.
-fn fail<S: Service>(edge: &Edge<S>, (path, headers): (&str, &HeaderMap), error: InferError) -> Response {
-    access_check::refusal(edge, path, headers).unwrap_or_else(|| edge.pending(of_http(path)).finish(Err(error)))
+/// The answer to a request for a route of v2 that fails before it gets there: a refusal, if access is refused.
+fn fail<S: Service>(edge: &Edge<S>, (route, headers): (Route, &HeaderMap), error: InferError) -> Response {
+    edge.refuse(route, headers).unwrap_or_else(|| edge.pending(route).finish(Err(error)))
 }
 
 /// The answer to a path that the platform does not have, with Triton's status.

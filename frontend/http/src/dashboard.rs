@@ -3,13 +3,14 @@
 //!
 //! The page may load its own files and nothing else: its content security policy allows no inline script and no other host.
 
-use axum::Router;
 use axum::response::Response;
 use axum::routing::get;
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderValue, StatusCode};
+use pharos::service::Route;
 
 use super::answer;
+use pharos_listener::routing::Builder;
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -30,8 +31,10 @@ const DOCUMENTS: [Document; 5] = [
 ];
 
 /// Adds a route for each document.
-pub(super) fn add_to<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
-    DOCUMENTS.into_iter().fold(router, |router, document| router.route(document.0, get(async move || show(document))))
+pub(super) fn add_to<S: Clone + Send + Sync + 'static>(router: Builder<S>) -> Builder<S> {
+    DOCUMENTS
+        .into_iter()
+        .fold(router, |router, document| router.route(document.0, Route::Metrics, get(async move || show(document))))
 }
 
 fn show((_, content_type, text): Document) -> Response {

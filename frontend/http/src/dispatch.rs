@@ -1,102 +1,55 @@
 //! The way of a request to its handler: inference, which comes thousands of times a second, directly; everything else
 //! through the table of routes.
 
-use pharos::service::Service;
-use std::convert::Infallible;
-use std::future::Future;
-use std::pin::Pin;
-use std::task::{Context, Poll};
-
-use axum::Router;
 use axum::body::Body;
 use axum::response::Response;
-use bytes::Bytes;
-use http::header::TRANSFER_ENCODING;
 use http::{Method, Request};
-use tower::Service as _;
+use pharos::service::{Route, Service};
 
 use super::model::ModelPath;
-use super::{Edge, access_check, infer};
-use pharos_listener::body_timeout::{Pace, Paced};
+use super::{Edge, Settings, infer, routes};
+use pharos_listener::access::Gate;
+use pharos_listener::http_service::Handle;
 use pharos_listener::request_log;
+use pharos_listener::routing::Routes;
 
-type Answering = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
-
-/// All of the protocol, as one service.
+/// All of the protocol, behind the tokens and restrictions of its settings.
 #[derive(Clone)]
 pub(super) struct Dispatch<S: Service> {
-    pub(super) edge: Edge<S>,
-    pub(super) router: Router,
-}
-
-impl<S: Service, B> tower::Service<Request<B>> for Dispatch<S>
-where
-    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-{
-    type Response = Response;
-    type Error = Infallible;
-    type Future = Answering;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        // Neither a route nor the handler of inference ever waits to be ready.
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        if request_log::is_enabled() {
-            return self.call_and_tell(request);
-        }
-        self.answer(request)
-    }
+    pub(super) routes: Routes<Edge<S>>,
 }
 
 impl<S: Service> Dispatch<S> {
-    /// Answers, and logs a line about it.
-    fn call_and_tell<B>(&mut self, request: Request<B>) -> Answering
-    where
-        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-    {
-        let (service, began) = (self.edge.service.clone(), self.edge.service.now());
-        let what = format!("{} {}", request.method(), request.uri());
-        let answering = self.answer(request);
-        Box::pin(async move {
-            let answer = answering.await;
-            let status = answer.as_ref().map_or(0, |answer| answer.status().as_u16());
-            request_log::answered("http", &what, status, service.now().ns_since(began));
-            answer
-        })
+    pub(super) fn new(service: S, settings: Settings) -> Self {
+        let edge = Edge::new(service, settings);
+        Self { routes: routes::table(edge.clone(), edge) }
     }
 
-    fn answer<B>(&mut self, request: Request<B>) -> Answering
-    where
-        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-    {
-        if let Some(refused) = access_check::refusal(&self.edge, request.uri().path(), request.headers()) {
-            return Box::pin(std::future::ready(Ok(refused)));
-        }
-        let request = paced(&self.edge, request);
-        match plain_infer(&request) {
-            Some(path) => {
-                let edge = self.edge.clone();
-                Box::pin(async move { Ok(infer::answer(edge, path, request).await) })
-            }
-            None => Box::pin(self.router.clone().call(request)),
+    pub(super) fn edge(&self) -> &Edge<S> {
+        self.routes.gate()
+    }
+
+    async fn answer(&self, request: Request<Body>) -> Response {
+        let Some(path) = plain_infer(&request) else { return self.routes.answer(request).await };
+        match self.edge().refuse(Route::Infer, request.headers()) {
+            Some(refused) => refused,
+            None => infer::answer(self.edge().clone(), path, request).await,
         }
     }
 }
 
-/// A request whose body has to arrive in time.
-pub(super) fn paced<S: Service, B>(edge: &Edge<S>, request: Request<B>) -> Request<Body>
-where
-    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-{
-    let chunked = request.headers().contains_key(TRANSFER_ENCODING);
-    let pace = Pace { patience: edge.settings.body_timeout, chunked };
-    request.map(|body| Body::new(Paced::new(body, pace, |fault| Box::new(fault))))
+impl<S: Service> Handle for Dispatch<S> {
+    /// Answers, and logs a line about it if single requests are logged.
+    async fn handle(self, request: Request<Body>) -> Response {
+        let logged = request_log::is_enabled()
+            .then(|| (format!("{} {}", request.method(), request.uri()), self.edge().service.now()));
+        let response = self.answer(request).await;
+        if let Some((what, began)) = logged {
+            let taken = self.edge().service.now().ns_since(began);
+            request_log::answered("http", &what, response.status().as_u16(), taken);
+        }
+        response
+    }
 }
 
 /// The model of a `POST /v2/models/M/infer` without version and without encoded characters. The table of routes answers

@@ -23,6 +23,7 @@ mod parse;
 mod pieces;
 mod render;
 mod repository;
+mod routes;
 mod server;
 mod shared_memory;
 mod trace;
@@ -31,9 +32,7 @@ mod v1;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::response::Response;
-use axum::routing::{MethodRouter, get, post};
 use http::StatusCode;
 use pharos::access::Restrictions;
 use pharos::error::Reason;
@@ -42,9 +41,11 @@ use pharos::service::{Protocol, Route, Service};
 use tokio::net::TcpListener;
 
 use dispatch::Dispatch;
+pub use routes::router;
 
 use pharos_listener as listener;
 use pharos_listener::access::{Access, Forward};
+use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
 use pharos_listener::{Life, Speaks};
 
@@ -91,6 +92,10 @@ pub(crate) struct Edge<S: Service> {
 }
 
 impl<S: Service> Edge<S> {
+    fn new(service: S, settings: Settings) -> Self {
+        Self { service, settings: Arc::new(settings) }
+    }
+
     fn pending(&self, route: Route) -> answer::Pending<S> {
         answer::Pending::new(&self.service, route)
     }
@@ -103,8 +108,8 @@ pub async fn serve<S: Service>(
     (settings, connections): (Settings, listener::Settings),
     life: Life,
 ) {
-    let edge = Edge { service: service.clone(), settings: Arc::new(settings) };
-    let dispatch = Dispatch { router: routes(edge.clone()), edge };
+    let body_timeout = settings.body_timeout;
+    let dispatch = HttpService::new(Dispatch::new(service.clone(), settings), body_timeout);
     listener::serve(listener, (Speaks::Http, connections), dispatch, refused(service), life).await;
 }
 
@@ -116,56 +121,14 @@ fn refused<S: Service>(service: S) -> impl Fn(u16) + Clone + Send + 'static {
     }
 }
 
-/// The table of routes.
-pub fn router<S: Service>(service: S, settings: Settings) -> Router {
-    routes(Edge { service, settings: Arc::new(settings) })
-}
-
-fn routes<S: Service>(edge: Edge<S>) -> Router {
-    let router = Router::new()
-        .route("/v2", get(server::metadata::<S>))
-        .route("/v2/health/live", get(server::live::<S>))
-        .route("/v2/health/ready", get(server::ready::<S>))
-        .route("/v2/models/stats", get(model::all_statistics::<S>));
-    let router = model_route(router, "", || get(model::metadata::<S>));
-    let router = model_route(router, "/ready", || get(model::ready::<S>));
-    let router = model_route(router, "/config", || get(model::config::<S>));
-    let router = model_route(router, "/stats", || get(model::statistics::<S>));
-    let router = model_route(router, "/infer", || post(infer::infer::<S>));
-    let router = model_route(router, "/generate", || post(generate::generate::<S>));
-    let router = model_route(router, "/generate_stream", || post(generate::generate_stream::<S>));
-    let router = router
-        .route("/v2/repository/index", post(repository::index::<S>))
-        .route("/v2/repository/models/{*operation}", post(repository::operate::<S>))
-        .route("/v2/trace/setting", get(trace::get::<S>).post(trace::post::<S>))
-        .route("/v2/models/{model}/trace/setting", get(trace::get_of::<S>).post(trace::post_of::<S>))
-        .route("/v2/logging", get(logging::get::<S>).post(logging::post::<S>));
-    let router = v1::routes(shared_memory::routes(router));
-    router.fallback(not_found::<S>).method_not_allowed_fallback(method_not_allowed::<S>).with_state(edge)
-}
-
-/// Adds `/v2/models/M<suffix>` and `/v2/models/M/versions/V<suffix>`.
-fn model_route<S: Service>(
-    router: Router<Edge<S>>,
-    suffix: &str,
-    method: impl Fn() -> MethodRouter<Edge<S>>,
-) -> Router<Edge<S>> {
-    router
-        .route(&format!("/v2/models/{{model}}{suffix}"), method())
-        .route(&format!("/v2/models/{{model}}/versions/{{version}}{suffix}"), method())
-}
-
-async fn not_found<S: Service>(axum::extract::State(edge): axum::extract::State<Edge<S>>) -> Response {
-    not_found_response(&edge.service)
-}
-
 /// The answer to a path that is not known, counted.
-pub(crate) fn not_found_response<S: Service>(service: &S) -> Response {
+pub(crate) fn not_found<S: Service>(edge: &Edge<S>) -> Response {
     let response = answer::error_text(StatusCode::NOT_FOUND, "Not Found");
-    answer::Pending::new(service, Route::Unknown).finish_as(response, Some(Reason::Unsupported))
+    edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported))
 }
 
-async fn method_not_allowed<S: Service>(axum::extract::State(edge): axum::extract::State<Edge<S>>) -> Response {
+/// The answer to a method that a path does not have, counted.
+fn wrong_method<S: Service>(edge: &Edge<S>) -> Response {
     let response = answer::error_text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
     edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported))
 }

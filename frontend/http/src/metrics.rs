@@ -3,7 +3,8 @@
 //! It is a listener of its own so that scraping can be firewalled apart from inference. Its answers are not counted: a
 //! scrape would change what it reads.
 
-use axum::Router;
+use std::time::Duration;
+
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::get;
@@ -12,26 +13,27 @@ use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderValue, VARY}
 use http::{HeaderMap, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 use pharos::metrics::exposition::{Format, Names};
-use pharos::service::Service;
+use pharos::service::{Route, Service};
 use tokio::net::TcpListener;
 
 use super::compression::{Coding, compress};
 use super::headers::text;
 use super::{answer, dashboard};
 use pharos_listener as listener;
+use pharos_listener::http_service::HttpService;
+use pharos_listener::routing::{Builder, OpenOnly, Routes};
 use pharos_listener::{Life, Speaks};
 
 /// Serves metrics on `listener` until `life` says to stop.
 pub async fn serve<S: Service>(listener: TcpListener, service: S, connections: listener::Settings, life: Life) {
-    listener::serve(listener, (Speaks::Http, connections), router(service), |_| {}, life).await;
+    let routes = HttpService::new(router(service), Duration::ZERO);
+    listener::serve(listener, (Speaks::Http, connections), routes, |_| {}, life).await;
 }
 
 /// `/metrics`, and the page that draws it.
-pub fn router<S: Service>(service: S) -> Router {
-    dashboard::add_to(Router::new().route("/metrics", get(metrics::<S>)))
-        .fallback(elsewhere)
-        .method_not_allowed_fallback(wrong_method)
-        .with_state(service)
+pub fn router<S: Service>(service: S) -> Routes<OpenOnly> {
+    let router = Builder::new(service, |_| wrong_method()).route("/metrics", Route::Metrics, get(metrics::<S>));
+    dashboard::add_to(router).build(OpenOnly(elsewhere), |_| elsewhere())
 }
 
 async fn metrics<S: Service>(State(service): State<S>, uri: Uri, headers: HeaderMap) -> Response {
@@ -63,7 +65,7 @@ fn pairs(query: &str) -> Vec<(String, String)> {
     pairs.map(|(key, value)| (decode(key), decode(value))).collect()
 }
 
-async fn elsewhere() -> Response {
+fn elsewhere() -> Response {
     answer::with_body(
         StatusCode::NOT_FOUND,
         "text/plain; charset=utf-8",
@@ -71,7 +73,7 @@ async fn elsewhere() -> Response {
     )
 }
 
-async fn wrong_method() -> Response {
+fn wrong_method() -> Response {
     let sentence = "Metrics are read with GET /metrics.\n";
     answer::with_body(StatusCode::METHOD_NOT_ALLOWED, "text/plain; charset=utf-8", sentence)
 }

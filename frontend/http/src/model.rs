@@ -1,22 +1,21 @@
 //! What is known of one model: metadata, readiness, configuration, statistics.
 
-use axum::extract::{FromRequestParts, Path, State};
+use axum::extract::{FromRequestParts, State};
 use axum::response::Response;
 use http::StatusCode;
 use http::request::Parts;
 use pharos::error::{InferError, Reason};
 use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::service::{Route, Service};
-use serde::Deserialize;
 use serde_json::json;
 
 use super::{Edge, answer};
+use pharos_listener::routing::PathParameters;
 
 /// The model that a path names, `/v2/models/{model}[/versions/{version}]`. Whether a version is a number, the engine says.
-#[derive(Deserialize)]
 pub(super) struct ModelPath {
     pub(super) model: String,
-    #[serde(default)]
+    /// Empty if the path names none.
     pub(super) version: String,
 }
 
@@ -24,10 +23,10 @@ impl<S: Service> FromRequestParts<Edge<S>> for ModelPath {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, edge: &Edge<S>) -> Result<Self, Response> {
-        match Path::<Self>::from_request_parts(parts, edge).await {
-            Ok(Path(path)) => Ok(path),
-            Err(_) => Err(super::not_found_response(&edge.service)),
-        }
+        let Ok(PathParameters(names)) = PathParameters::from_request_parts(parts, edge).await;
+        let mut names = names.into_iter().flatten();
+        let model = names.next().ok_or_else(|| super::not_found(edge))?;
+        Ok(Self { model, version: names.next().unwrap_or_default() })
     }
 }
 

@@ -1,8 +1,7 @@
 //! The model repository: its index, and loading and unloading models.
 
 use axum::body::Body;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -17,6 +16,7 @@ use serde_json::value::RawValue;
 use super::json::{Members, as_bool, as_string, object, parse_error};
 use super::{Edge, answer};
 use pharos_listener::receiving::body::{self, Read};
+use pharos_listener::routing::PathParameters;
 
 /// The most bytes of a question to the index: it has one member.
 const MAX_BODY: u64 = 64 << 10;
@@ -85,18 +85,23 @@ fn ready_only(body: &[u8]) -> Result<bool, InferError> {
     }
 }
 
+/// The route of a load or an unload. The verb may be percent-encoded; both need the same access.
+pub(super) fn route_of_operation(path: &str) -> Route {
+    if path.ends_with("unload") { Route::RepositoryUnload } else { Route::RepositoryLoad }
+}
+
 /// `POST /v2/repository/models/M/load` and `/unload`. Clients send a name with slashes as it is: all that is before the verb
 /// is the name, so that it is refused in words.
 pub(super) async fn operate<S: Service>(
     State(edge): State<Edge<S>>,
-    operation: Result<Path<String>, PathRejection>,
+    PathParameters(operation): PathParameters,
     request: Request<Body>,
 ) -> Response {
-    let operation = operation.map(|Path(operation)| operation).unwrap_or_default();
+    let operation = operation.unwrap_or_default().concat();
     match operation.rsplit_once('/') {
         Some((model, "load")) => load(&edge, model, request.into_body()).await,
         Some((model, "unload")) => unload(&edge, model, request.into_body()).await,
-        _ => super::not_found_response(&edge.service),
+        _ => super::not_found(&edge),
     }
 }
 

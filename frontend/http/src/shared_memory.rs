@@ -1,9 +1,8 @@
 //! `/v2/systemsharedmemory` and `/v2/cudasharedmemory`: memory that clients share (spec 2.10). The status has two members
 //! more than Triton's: how many tensors of requests are in a region now, and how many were.
 
-use axum::Router;
 use axum::body::Body;
-use axum::extract::{FromRequestParts, Path, State};
+use axum::extract::{FromRequestParts, State};
 use axum::response::Response;
 use axum::routing::{get, post};
 use base64::Engine as _;
@@ -20,6 +19,7 @@ use serde_json::value::RawValue;
 use super::json::{object, parse_error};
 use super::{Edge, answer};
 use pharos_listener::receiving::body::{self, Read};
+use pharos_listener::routing::{Builder, PathParameters};
 
 /// The most bytes of a registration: it has a handful of members.
 const MAX_BODY: u64 = 64 << 10;
@@ -62,13 +62,13 @@ impl<S: Service> FromRequestParts<Edge<S>> for Region {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, edge: &Edge<S>) -> Result<Self, Response> {
-        let path = Path::<String>::from_request_parts(parts, edge).await;
-        path.map(|Path(name)| Self(name)).map_err(|_| super::not_found_response(&edge.service))
+        let Ok(PathParameters(names)) = PathParameters::from_request_parts(parts, edge).await;
+        names.into_iter().flatten().next().map(Self).ok_or_else(|| super::not_found(edge))
     }
 }
 
 /// Adds the routes of both kinds.
-pub(super) fn routes<S: Service>(mut router: Router<Edge<S>>) -> Router<Edge<S>> {
+pub(super) fn routes<S: Service>(mut router: Builder<Edge<S>>) -> Builder<Edge<S>> {
     for kind in Kind::ALL {
         let base = format!("/v2/{}sharedmemory", kind.as_str());
         let all = async move |State(edge): State<Edge<S>>| status(&edge, kind, None);
@@ -80,20 +80,38 @@ pub(super) fn routes<S: Service>(mut router: Router<Edge<S>>) -> Router<Edge<S>>
             register(&edge, kind, &region, request).await
         };
         router = router
-            .route(&format!("{base}/status"), get(all))
-            .route(&format!("{base}/unregister"), post(remove_all))
-            .route(&format!("{base}/region/{{region}}/status"), get(one))
-            .route(&format!("{base}/region/{{region}}/unregister"), post(remove))
-            .route(&format!("{base}/region/{{region}}/register"), post(add));
+            .route(&format!("{base}/status"), status_of(kind), get(all))
+            .route(&format!("{base}/unregister"), unregister_of(kind), post(remove_all))
+            .route(&format!("{base}/region/{{region}}/status"), status_of(kind), get(one))
+            .route(&format!("{base}/region/{{region}}/unregister"), unregister_of(kind), post(remove))
+            .route(&format!("{base}/region/{{region}}/register"), register_of(kind), post(add));
     }
     router
 }
 
-fn status<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Response {
-    let pending = edge.pending(match kind {
+fn status_of(kind: Kind) -> Route {
+    match kind {
         Kind::System => Route::SystemSharedMemoryStatus,
         Kind::Cuda => Route::CudaSharedMemoryStatus,
-    });
+    }
+}
+
+fn unregister_of(kind: Kind) -> Route {
+    match kind {
+        Kind::System => Route::SystemSharedMemoryUnregister,
+        Kind::Cuda => Route::CudaSharedMemoryUnregister,
+    }
+}
+
+fn register_of(kind: Kind) -> Route {
+    match kind {
+        Kind::System => Route::SystemSharedMemoryRegister,
+        Kind::Cuda => Route::CudaSharedMemoryRegister,
+    }
+}
+
+fn status<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Response {
+    let pending = edge.pending(status_of(kind));
     let found = edge.service.memory_status(kind, region);
     pending.finish(found.and_then(|all| answer::json_of(&all.iter().map(shown).collect::<Vec<_>>())))
 }
@@ -107,19 +125,13 @@ fn shown(Status { region, in_use }: &Status) -> Shown<'_> {
 }
 
 fn unregister<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Response {
-    let pending = edge.pending(match kind {
-        Kind::System => Route::SystemSharedMemoryUnregister,
-        Kind::Cuda => Route::CudaSharedMemoryUnregister,
-    });
+    let pending = edge.pending(unregister_of(kind));
     let done = edge.service.unregister_memory(kind, region);
     pending.finish(done.map(|()| answer::empty(StatusCode::OK)))
 }
 
 async fn register<S: Service>(edge: &Edge<S>, kind: Kind, region: &str, request: Request<Body>) -> Response {
-    let pending = edge.pending(match kind {
-        Kind::System => Route::SystemSharedMemoryRegister,
-        Kind::Cuda => Route::CudaSharedMemoryRegister,
-    });
+    let pending = edge.pending(register_of(kind));
     let result = async {
         let body = match body::read(&edge.settings.budget, request.into_body(), MAX_BODY, false).await? {
             Read::Whole(body) => body.join(),

@@ -7,9 +7,10 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use pharos::error::Reason;
-use tower::Service;
 
 use super::*;
+use pharos_listener::http_service::Handle;
+use pharos_listener::routing::Routes;
 use pharos_service_double::EchoService;
 
 struct Got {
@@ -27,9 +28,14 @@ impl Got {
     }
 }
 
+fn table(service: &EchoService, settings: Settings) -> Routes<Edge<EchoService>> {
+    let edge = Edge::new(service.clone(), settings);
+    routes::table(edge.clone(), edge)
+}
+
 async fn send(service: &EchoService, request: Request<Body>) -> Got {
     let settings = Settings { max_input_size: 1 << 16, ..Settings::default() };
-    let response = router(service.clone(), settings).call(request).await.unwrap();
+    let response = table(service, settings).answer(request).await;
     let (parts, body) = response.into_parts();
     Got { status: parts.status, headers: parts.headers, body: body.collect().await.unwrap().to_bytes() }
 }
@@ -308,7 +314,7 @@ async fn binary_data_may_be_as_large_as_the_limit_beside_its_json() {
 async fn a_client_that_goes_away_is_counted_as_cancelled() {
     let service = EchoService::default();
     let request = Request::builder().method("POST").uri("/v2/models/slow/infer").body(Body::from(GOOD)).unwrap();
-    let call = router(service.clone(), Settings::default()).call(request);
+    let call = table(&service, Settings::default()).handle(request);
     let waited = tokio::time::timeout(Duration::from_millis(20), call).await;
     assert!(waited.is_err(), "the model never answers");
     assert_eq!(service.records(), [(Protocol::Http, Route::Infer, 400, Some(Reason::Cancelled))]);
@@ -318,7 +324,7 @@ async fn a_client_that_goes_away_is_counted_as_cancelled() {
 async fn metrics_have_their_own_listener() {
     let call = async |path: &str, accept: &str| {
         let request = Request::builder().uri(path).header("accept", accept).body(Body::empty()).unwrap();
-        let response = metrics::router(EchoService::default()).call(request).await.unwrap();
+        let response = metrics::router(EchoService::default()).answer(request).await;
         let content_type = response.headers()["content-type"].to_str().unwrap().to_owned();
         (response.status().as_u16(), content_type, response.into_body().collect().await.unwrap().to_bytes())
     };

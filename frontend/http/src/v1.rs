@@ -8,7 +8,6 @@ mod response;
 
 use std::collections::BTreeSet;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
@@ -27,17 +26,27 @@ use super::infer::{LONG, forward, on_a_thread_if};
 use super::model::ModelPath;
 use super::{Edge, answer, trace};
 use pharos_listener::request_trace::{self, HTTP};
+use pharos_listener::routing::{Builder, RouteOf};
 
 /// What stands behind the model's name or version in the path of an inference request.
 const PREDICT: &str = ":predict";
 
 /// Adds the routes of v1.
-pub(super) fn routes<S: Service>(router: Router<Edge<S>>) -> Router<Edge<S>> {
+pub(super) fn routes<S: Service>(router: Builder<Edge<S>>) -> Builder<Edge<S>> {
+    let of_model = RouteOf::Path(route_of_model);
     router
-        .route("/", get(alive::<S>))
-        .route("/v1/models", get(list::<S>))
-        .route("/v1/models/{model}", get(ready::<S>).post(predict::<S>))
-        .route("/v1/models/{model}/versions/{version}", get(ready::<S>).post(predict::<S>))
+        .route("/", Route::Live, get(alive::<S>))
+        // The list of models shows what the repository's index shows.
+        .route("/v1/models", Route::RepositoryIndex, get(list::<S>))
+        .route("/v1/models/{model}", of_model, get(ready::<S>).post(predict::<S>))
+        .route("/v1/models/{model}/versions/{version}", of_model, get(ready::<S>).post(predict::<S>))
+}
+
+/// The route of a path of a model. A last segment with a colon or an escape may end with `:predict`: it needs the access of
+/// inference.
+fn route_of_model(path: &str) -> Route {
+    let last = path.rsplit('/').next().unwrap_or_default();
+    if last.contains([':', '%']) { Route::Infer } else { Route::ModelReady }
 }
 
 /// `GET /`: KServe's liveness of v1.
@@ -80,7 +89,7 @@ async fn predict<S: Service>(
     };
     match named {
         Some(named) => answer_predict(&edge, named, request).await,
-        None => super::not_found_response(&edge.service),
+        None => super::not_found(&edge),
     }
 }
 

@@ -94,7 +94,11 @@ impl Endpoints {
 }
 
 /// The v2 protocol for the ports of TorchServe, with TorchServe's limits.
-fn kserve(service: &Engine, settings: &Settings, budget: &Budget) -> Result<Kserve<grpc::Services<Engine>>, String> {
+fn kserve(
+    service: &Engine,
+    settings: &Settings,
+    budget: &Budget,
+) -> Result<Kserve<Engine, grpc::Services<Engine>>, String> {
     let http = http::Settings {
         max_input_size: settings.max_request_size,
         budget: budget.clone(),
@@ -106,8 +110,9 @@ fn kserve(service: &Engine, settings: &Settings, budget: &Budget) -> Result<Kser
         limits: torchserve::message_limits(settings),
         ..grpc::Settings::default()
     };
+    let edge = service.clone();
     Ok(Kserve {
-        http: http::router(service.clone(), http),
+        http: Box::new(move |gate| http::router(edge, http, gate)),
         grpc: grpc::services(service.clone(), calls).map_err(|error| error.to_string())?,
         with_reflection: |services, names| grpc::with_reflection(services, names).map_err(|error| error.to_string()),
     })

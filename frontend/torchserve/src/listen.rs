@@ -15,13 +15,14 @@ use tokio::task::JoinHandle;
 use super::grpc::{self, Kserve, KserveGrpc};
 use super::guard::Guard;
 use super::ids::Ids;
-use super::rest::{Port, Shared};
+use super::rest::{BODY_TIMEOUT, Port, Shared, V2Gate};
 use super::routes::Apis;
 use super::settings::Age;
 use super::token::Tokens;
 use super::{Address, Registry, Settings};
 use pharos_listener as listener;
 use pharos_listener::access::Access;
+use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
 use pharos_listener::{Life, Limits, Speaks, Tls, TlsFiles};
 
@@ -32,7 +33,7 @@ pub struct Start<S: Management, D> {
     /// The same server for requests of the endpoints themselves: by the repository's names, and not counted by name.
     pub uncounted: S,
     /// The v2 protocol, which the ports serve too.
-    pub kserve: Kserve<D>,
+    pub kserve: Kserve<S, D>,
     /// Counts connections.
     pub metrics: Arc<Cache>,
     /// What the configuration says.
@@ -100,12 +101,14 @@ pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<Joi
         ids: Ids::new().map_err(|error| unmade("ids of requests cannot be made", error))?,
         settings: settings.clone(),
     });
+    let Kserve { http, grpc, with_reflection } = kserve;
+    let v2 = http(V2Gate(shared.clone()));
     let mut tasks = Vec::new();
     for (address, apis) in apis(&settings) {
-        let port = Port { shared: shared.clone(), apis, kserve: kserve.http.clone() };
+        let port = Port { shared: shared.clone(), apis, v2: v2.clone() };
         tasks.push(rest(port, address, &life)?);
     }
-    tasks.extend(grpc_ports(&shared, kserve, &life)?);
+    tasks.extend(grpc_ports(&shared, (grpc, with_reflection), &life)?);
     Ok(tasks)
 }
 
@@ -147,12 +150,13 @@ fn rest<S: Management>(port: Port<S>, address: Address, life: &Life) -> Result<J
     let socket = bind(&format!("the {what} API"), &format!("{what}_address"), address.socket)?;
     let service = port.shared.service.clone();
     let refused = move |status| service.record_answered(Protocol::Http, Route::Unknown, status, None);
+    let port = HttpService::new(port, BODY_TIMEOUT);
     Ok(tokio::spawn(listener::serve(socket, (Speaks::Http, connections), port, refused, life.clone())))
 }
 
 fn grpc_ports<S: Management, D: KserveGrpc>(
     shared: &Arc<Shared<S>>,
-    kserve: Kserve<D>,
+    (v2, with_reflection): (D, grpc::WithReflection),
     life: &Life,
 ) -> Result<[JoinHandle<()>; 2], String> {
     let settings = &shared.settings;
@@ -163,7 +167,7 @@ fn grpc_ports<S: Management, D: KserveGrpc>(
     let inference = open("inference", "grpc_inference_port", settings.grpc_inference, settings.grpc_inference_age)?;
     let management =
         open("management", "grpc_management_port", settings.grpc_management, settings.grpc_management_age)?;
-    let services = [grpc::inference(shared, kserve.grpc), grpc::management(shared, kserve.with_reflection)?];
+    let services = [grpc::inference(shared, v2), grpc::management(shared, with_reflection)?];
     let [for_inference, for_management] = services;
     let serve = |(socket, connections): (TcpListener, listener::Settings), service| {
         tokio::spawn(listener::serve(socket, (Speaks::Http2, connections), service, |_| {}, life.clone()))

@@ -43,8 +43,8 @@ pub enum Endpoint {
     Ping,
     /// A prediction or an explanation.
     Predict(Target),
-    /// The v2 protocol, and its route; [`Route::Unknown`] for a path that it does not have.
-    Kserve(Route),
+    /// The v2 protocol, which has its own table of routes and access check.
+    Kserve,
     /// The models.
     List,
     /// A new model.
@@ -94,10 +94,12 @@ impl Endpoint {
             Self::V1Ready(_) => Route::ModelReady,
             Self::Token => Route::Token,
             Self::Metrics => Route::Metrics,
-            Self::Kserve(route) => *route,
-            Self::Workflows | Self::Workflow(_) | Self::ManageWorkflow(_) | Self::NotFound | Self::WrongMethod => {
-                Route::Unknown
-            }
+            Self::Kserve
+            | Self::Workflows
+            | Self::Workflow(_)
+            | Self::ManageWorkflow(_)
+            | Self::NotFound
+            | Self::WrongMethod => Route::Unknown,
         }
     }
 
@@ -137,14 +139,14 @@ pub fn endpoint(apis: Apis, method: &Method, path: &str) -> Endpoint {
         ["api-description", ..] => Endpoint::ApiDescription,
         ["metrics", ..] if apis.metrics => Endpoint::Metrics,
         segments => {
-            let found = apis.inference.then(|| inference(segments, path)).flatten();
+            let found = apis.inference.then(|| inference(segments)).flatten();
             let found = found.or_else(|| apis.management.then(|| management(method, segments)).flatten());
             found.unwrap_or(Endpoint::NotFound)
         }
     }
 }
 
-fn inference(segments: &[&str], path: &str) -> Option<Endpoint> {
+fn inference(segments: &[&str]) -> Option<Endpoint> {
     let target = |model: &str, version: &str| Target {
         model: Some(model.to_owned()),
         version: version.to_owned(),
@@ -167,8 +169,7 @@ fn inference(segments: &[&str], path: &str) -> Option<Endpoint> {
         ["v2", "models", model, verb @ ("infer" | "explain")] => {
             Endpoint::Predict(Target { explain: Some(*verb == "explain"), ..target(model, "") })
         }
-        // The v2 protocol's edge matches the path as it came, so that is what is classified.
-        ["v2", ..] => Endpoint::Kserve(routes::of_http(path)),
+        ["v2", ..] => Endpoint::Kserve,
         ["wfpredict", workflow, ..] => Endpoint::Workflow((*workflow).to_owned()),
         [model, "predict"] => with_query(target(model, "")),
         [model, version, "predict"] => with_query(target(model, version)),
@@ -244,11 +245,10 @@ mod tests {
             ("/v1/models/m:explain", predict("m", "", (Some(true), None, false))),
             ("/v2/models/m/infer", predict("m", "", (Some(false), None, false))),
             ("/v2/models/m/explain", predict("m", "", (Some(true), None, false))),
-            ("/v2/models/m/ready", Endpoint::Kserve(Route::ModelReady)),
-            ("/v2", Endpoint::Kserve(Route::ServerMetadata)),
-            ("/v2/repository/index", Endpoint::Kserve(Route::RepositoryIndex)),
-            ("/%762/repository/index", Endpoint::Kserve(Route::Unknown)),
-            ("/v2/repository/index/", Endpoint::Kserve(Route::Unknown)),
+            ("/v2/models/m/ready", Endpoint::Kserve),
+            ("/v2", Endpoint::Kserve),
+            ("/%762/repository/index", Endpoint::Kserve),
+            ("/v2/repository/index/", Endpoint::Kserve),
             ("/wfpredict/w", Endpoint::Workflow("w".into())),
             ("/predictions", Endpoint::NotFound),
             ("/models/m/invokes", Endpoint::NotFound),
@@ -307,9 +307,6 @@ mod tests {
         assert_eq!(purpose(INFERENCE, Method::GET, "/nowhere"), Some(Purpose::Inference));
         assert_eq!(purpose(INFERENCE, Method::OPTIONS, "/"), None);
         assert_eq!(purpose(INFERENCE, Method::POST, "/predictions/m"), Some(Purpose::Inference));
-        assert_eq!(purpose(INFERENCE, Method::GET, "/v2/models/m/ready"), Some(Purpose::Inference));
-        assert_eq!(purpose(INFERENCE, Method::POST, "/v2/repository/models/m/load"), Some(Purpose::Management));
-        assert_eq!(purpose(INFERENCE, Method::GET, "/v2/logging"), Some(Purpose::Management));
         assert_eq!(purpose(MANAGEMENT, Method::OPTIONS, "/models/m"), Some(Purpose::Management));
         assert_eq!(purpose(MANAGEMENT, Method::GET, "/workflows"), Some(Purpose::Management));
         assert_eq!(purpose(MANAGEMENT, Method::DELETE, "/workflows/w"), Some(Purpose::Management));

@@ -1,15 +1,14 @@
 //! Amazon SageMaker: `/ping` and `/invocations` of an endpoint with one model, and `/models` of one with several.
 
+use axum::body::Body;
 use axum::response::Response;
-use bytes::Bytes;
 use http::{Method, Request};
 use percent_encoding::percent_decode_str;
 use pharos::service::{Route, Service};
 
 use super::models::{Models, not_loaded};
 use super::{BinaryForm, Dispatch, model_path, pass, unknown};
-use crate::access_check;
-use crate::dispatch::paced;
+use pharos_listener::access::Gate;
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.sagemaker-triton.binary+json;json-header-size=", in_answers: true };
@@ -47,39 +46,31 @@ impl SageMaker {
         Ok(Self { health, invocations, models: Models::default() })
     }
 
-    pub(super) async fn answer<S: Service, B>(&self, dispatch: Dispatch<S>, request: Request<B>) -> Response
-    where
-        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-    {
+    pub(super) async fn answer<S: Service>(&self, dispatch: Dispatch<S>, request: Request<Body>) -> Response {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         match path.as_str() {
             "/ping" => pass(dispatch, request, (method, self.health), &FORM).await,
             "/invocations" => pass(dispatch, request, (method, &self.invocations), &FORM).await,
             _ => match path.strip_prefix("/models") {
                 Some(rest) => self.manage(dispatch, request, rest).await,
-                None => unknown(&dispatch.edge),
+                None => unknown(dispatch.edge()),
             },
         }
     }
 
     /// `/models` and what is below it. Each request needs the access of its counterpart in v2.
-    async fn manage<S: Service, B>(&self, dispatch: Dispatch<S>, request: Request<B>, rest: &str) -> Response
-    where
-        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-    {
-        let edge = &dispatch.edge;
+    async fn manage<S: Service>(&self, dispatch: Dispatch<S>, request: Request<Body>, rest: &str) -> Response {
+        let edge = dispatch.edge();
         let (method, segments) = (request.method().clone(), rest.split('/').collect::<Vec<_>>());
-        let (counterpart, id) = match (&method, segments.as_slice()) {
-            (&Method::GET, [""] | ["", ""]) => ("/v2/repository/index", ""),
-            (&Method::POST, [""] | ["", ""]) => ("/v2/repository/models/m/load", ""),
-            (&Method::GET, ["", id]) => ("/v2/repository/index", *id),
-            (&Method::DELETE, ["", id]) if !id.is_empty() => ("/v2/repository/models/m/unload", *id),
-            (&Method::POST, ["", id, "invoke"]) if !id.is_empty() => ("/v2/models/m/infer", *id),
+        let (route, id) = match (&method, segments.as_slice()) {
+            (&Method::GET, [""] | ["", ""]) => (Route::RepositoryIndex, ""),
+            (&Method::POST, [""] | ["", ""]) => (Route::RepositoryLoad, ""),
+            (&Method::GET, ["", id]) => (Route::RepositoryIndex, *id),
+            (&Method::DELETE, ["", id]) if !id.is_empty() => (Route::RepositoryUnload, *id),
+            (&Method::POST, ["", id, "invoke"]) if !id.is_empty() => (Route::Infer, *id),
             _ => return unknown(edge),
         };
-        if let Some(refused) = access_check::refusal(edge, counterpart, request.headers()) {
+        if let Some(refused) = edge.refuse(route, request.headers()) {
             return refused;
         }
         let id = percent_decode_str(id).decode_utf8_lossy();
@@ -92,7 +83,7 @@ impl SageMaker {
                 None => not_loaded(edge, Route::Infer, &id),
             },
             _ => {
-                let (parts, body) = paced(edge, request).into_parts();
+                let (parts, body) = request.into_parts();
                 self.models.load(edge, &parts.headers, body).await
             }
         }

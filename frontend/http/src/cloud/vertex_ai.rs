@@ -6,15 +6,14 @@ use std::sync::{Arc, OnceLock};
 
 use axum::body::Body;
 use axum::response::Response;
-use bytes::Bytes;
 use http::{Method, Request, StatusCode, Uri};
 use pharos::error::{InferError, Reason};
 use pharos::id::bare_name;
 use pharos::service::{Route, Service};
-use tower::Service as _;
 
 use super::{BinaryForm, Dispatch, fail, model_path, pass, unknown};
-use crate::{access_check, answer, metrics};
+use crate::{answer, metrics};
+use pharos_listener::access::Gate;
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.vertex-ai-triton.binary+json;json-header-size=", in_answers: false };
@@ -75,18 +74,14 @@ impl VertexAi {
         Ok(())
     }
 
-    pub(super) async fn answer<S: Service, B>(&self, dispatch: Dispatch<S>, request: Request<B>) -> Response
-    where
-        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-    {
+    pub(super) async fn answer<S: Service>(&self, dispatch: Dispatch<S>, request: Request<Body>) -> Response {
         let path = request.uri().path();
         if path == &*self.health_route {
             let method = request.method().clone();
             return pass(dispatch, request, (method, "/v2/health/ready"), &FORM).await;
         }
         if path != &*self.predict_route {
-            return unknown(&dispatch.edge);
+            return unknown(dispatch.edge());
         }
         let redirect = request.headers().get(REDIRECT).map(|path| path.to_str().unwrap_or_default().to_owned());
         if let Some(redirect) = redirect {
@@ -99,35 +94,30 @@ impl VertexAi {
             }
             None => {
                 let error = InferError::not_ready("the default model is not known before the models are loaded");
-                fail(&dispatch.edge, ("/v2/models/m/infer", request.headers()), error)
+                fail(dispatch.edge(), (Route::Infer, request.headers()), error)
             }
         }
     }
 }
 
 /// Answers a request that is redirected to a path of v2, which stands there without its first slash.
-async fn redirected<S: Service, B>(dispatch: Dispatch<S>, request: Request<B>, redirect: &str) -> Response
-where
-    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-{
+async fn redirected<S: Service>(dispatch: Dispatch<S>, request: Request<Body>, redirect: &str) -> Response {
     if request.method() != Method::POST {
         let response = answer::error_text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
-        return dispatch.edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported));
+        return dispatch.edge().pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported));
     }
     if redirect == "metrics" {
         // The listener is open to clients of the platform: metrics need what the statistics of models need.
-        if let Some(refused) = access_check::refusal(&dispatch.edge, "/v2/models/stats", request.headers()) {
+        if let Some(refused) = dispatch.edge().refuse(Route::ModelStatistics, request.headers()) {
             return refused;
         }
         let mut scrape = Request::new(Body::empty());
         *scrape.uri_mut() = Uri::from_static("/metrics");
-        let Ok(response) = metrics::router(dispatch.edge.service.clone()).call(scrape).await;
-        return response;
+        return metrics::router(dispatch.edge().service.clone()).answer(scrape).await;
     }
     match method_of(redirect) {
         Some(method) => pass(dispatch, request, (method, &format!("/{redirect}")), &FORM).await,
-        None => unknown(&dispatch.edge),
+        None => unknown(dispatch.edge()),
     }
 }
 

@@ -14,7 +14,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use axum::Router;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use pharos::error::Reason;
@@ -28,13 +27,13 @@ use self::inference::Inference;
 use self::management::ManagementService;
 use super::Settings;
 use super::guard::{Denied, NO_MODEL_API, Wanted, purpose};
-use super::rest::Shared;
+use super::rest::{Shared, V2Gate};
 use super::token::{FAILED, Purpose};
 use pharos_listener::Peer;
 use pharos_listener::access::DeniedAnswer;
 use pharos_listener::access::routes::class;
 use pharos_listener::receiving::grpc::{Limits, received as bounded};
-use pharos_listener::request_log;
+use pharos_listener::{request_log, routing};
 use pharos_os::clock;
 
 /// The generated messages and services.
@@ -66,14 +65,17 @@ type ManagementServer<S> =
 /// The answer to a call.
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
+/// Adds reflection to services, which lists the services of these names.
+pub(super) type WithReflection = fn(Routes, &[&str]) -> Result<Routes, String>;
+
 /// The v2 protocol, which TorchServe's ports serve too.
-pub struct Kserve<D> {
-    /// Over HTTP.
-    pub http: Router,
+pub struct Kserve<S: Management, D> {
+    /// Makes the table of routes over HTTP, with the access check of TorchServe's ports.
+    pub http: Box<dyn FnOnce(V2Gate<S>) -> routing::Routes<V2Gate<S>> + Send>,
     /// Over gRPC, in the standard package, with health and reflection.
     pub grpc: D,
     /// Adds reflection to services, which lists the services of these names.
-    pub with_reflection: fn(Routes, &[&str]) -> Result<Routes, String>,
+    pub with_reflection: WithReflection,
 }
 
 /// The services of the v2 protocol over gRPC.
@@ -136,7 +138,7 @@ pub(super) fn inference<S: Management, D: KserveGrpc>(shared: &Arc<Shared<S>>, k
 /// Reflection cannot be offered.
 pub(super) fn management<S: Management, D: KserveGrpc>(
     shared: &Arc<Shared<S>>,
-    with_reflection: fn(Routes, &[&str]) -> Result<Routes, String>,
+    with_reflection: WithReflection,
 ) -> Result<Port<S, D>, String> {
     let own = Routes::new(ManagementServer::from_arc(Arc::new(ManagementService(shared.clone()))));
     let own = with_reflection(own, &[service_of(routes::MANAGEMENT)])?;

@@ -12,9 +12,9 @@ use serde::Serialize;
 
 use super::Asked;
 use crate::Refused;
+use crate::guard::{Denied, NO_MODEL_API};
 use crate::registry::Done;
 use crate::settings::Cors;
-use pharos_listener::access::DeniedAnswer;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -73,8 +73,13 @@ pub(super) fn kserve_error(status: StatusCode, text: &str) -> Response {
     response
 }
 
-/// The answer to a client that the server denies a route, and the reason for the metrics.
-pub(super) fn denied(denied: DeniedAnswer) -> (Response, Reason) {
+/// The answer to a client that is denied a route, and the reason for the metrics.
+pub(super) fn denied(denied: Denied) -> (Response, Reason) {
+    let denied = match denied {
+        Denied::Key(refused) => return (refusal(&refused), reason(&refused)),
+        Denied::ModelApi => return (kserve_error(StatusCode::FORBIDDEN, NO_MODEL_API), Reason::Restricted),
+        Denied::Server(denied) => denied.over_http(),
+    };
     let status = StatusCode::from_u16(denied.code).unwrap_or(StatusCode::FORBIDDEN);
     let mut response = kserve_error(status, &denied.text);
     if let Some(challenge) = denied.challenge {

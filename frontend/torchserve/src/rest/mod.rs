@@ -9,51 +9,46 @@ mod metrics;
 mod openapi;
 mod predict;
 mod streaming;
+mod v2;
 
-use std::convert::Infallible;
-use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::response::Response;
-use bytes::Bytes;
-use http::header::{HeaderMap, TRANSFER_ENCODING};
-use http::{Method, Request, StatusCode, Uri, Version};
+use http::{HeaderMap, Method, Request, Uri, Version};
 use pharos::error::Reason;
 use pharos::metrics::cache::Cache;
 use pharos::service::{Management, Protocol};
 use pharos::timeline::Instant;
-use tower::Service as _;
 
-use super::guard::{Denied, Guard, NO_MODEL_API, Wanted};
+use super::guard::{Denied, Guard, Wanted};
 use super::ids::Ids;
 use super::routes::{Apis, Endpoint, endpoint};
 use super::{Refused, Registry, Settings};
 use pharos_listener::Peer;
-use pharos_listener::access::{self, routes};
-use pharos_listener::body_timeout::{Pace, Paced};
+use pharos_listener::access;
+use pharos_listener::http_service::Handle;
 use pharos_listener::receiving::Budget;
 use pharos_listener::request_log;
+use pharos_listener::routing::Routes;
 use pharos_os::clock;
 
 pub(super) use describe::descriptions;
 pub(super) use ended::EndedSequences;
 pub(super) use manage::Registration;
 pub(super) use predict::{end_of, enter, first_of, loaded};
+pub use v2::V2Gate;
 
 /// Tensors behind the JSON of the v2 protocol.
 const BINARY: &str = "inference-header-content-length";
 
 /// How long a body may not go on.
-const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What all listeners share.
-pub(super) struct Shared<S: Management> {
+pub(crate) struct Shared<S: Management> {
     /// Its clients call models by TorchServe's names.
     pub(super) service: S,
     /// The same, without counting by name.
@@ -73,7 +68,7 @@ pub(super) struct Port<S: Management> {
     pub(super) shared: Arc<Shared<S>>,
     pub(super) apis: Apis,
     /// The v2 protocol.
-    pub(super) kserve: Router,
+    pub(super) v2: Routes<V2Gate<S>>,
 }
 
 /// A request, but for its body.
@@ -105,65 +100,45 @@ impl Asked {
     }
 }
 
-impl<S: Management, B> tower::Service<Request<B>> for Port<S>
-where
-    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-{
-    type Response = Response;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        let port = self.clone();
-        let received = clock::now();
-        Box::pin(async move {
-            let (parts, body) = request.into_parts();
-            let chunked = parts.headers.contains_key(TRANSFER_ENCODING);
-            let pace = Pace { patience: BODY_TIMEOUT, chunked };
-            let body = Body::new(Paced::new(body, pace, |fault| Box::new(fault)));
-            let asked = Asked {
-                peer: parts.extensions.get::<Peer>().map(|peer| peer.0),
-                method: parts.method,
-                uri: parts.uri,
-                version: parts.version,
-                headers: parts.headers,
-                id: port.shared.ids.next(),
-                received,
-            };
-            Ok(port.serve(asked, body).await)
-        })
+impl<S: Management> Handle for Port<S> {
+    async fn handle(self, request: Request<Body>) -> Response {
+        let (parts, body) = request.into_parts();
+        let asked = Asked {
+            peer: parts.extensions.get::<Peer>().map(|peer| peer.0),
+            method: parts.method,
+            uri: parts.uri,
+            version: parts.version,
+            headers: parts.headers,
+            id: self.shared.ids.next(),
+            received: clock::now(),
+        };
+        let path = asked.uri.path();
+        let mut response = match endpoint(self.apis, &asked.method, path) {
+            Endpoint::Kserve => self.answer_v2(&asked, body).await,
+            // Tensors behind the JSON are no body for a handler.
+            Endpoint::Predict(_) if asked.headers.contains_key(BINARY) && path.starts_with("/v2/") => {
+                self.answer_v2(&asked, body).await
+            }
+            endpoint => self.answer_own(endpoint, &asked, body).await,
+        };
+        answer::finish(&mut response, &asked, &self.shared.settings.cors);
+        Self::log(&asked, response.status().as_u16());
+        response
     }
 }
 
 impl<S: Management> Port<S> {
-    async fn serve(&self, asked: Asked, body: Body) -> Response {
-        let endpoint = match endpoint(self.apis, &asked.method, asked.uri.path()) {
-            // Tensors behind the JSON are no body for a handler.
-            Endpoint::Predict(_) if asked.headers.contains_key(BINARY) && asked.uri.path().starts_with("/v2/") => {
-                Endpoint::Kserve(routes::of_http(asked.uri.path()))
-            }
-            endpoint => endpoint,
-        };
-        let (route, is_counted) = (endpoint.route(), matches!(endpoint, Endpoint::Kserve(_)));
-        let (mut response, reason) = match self.denied(&endpoint, &asked) {
+    /// Checks the access to an endpoint of TorchServe, answers and counts the answer.
+    async fn answer_own(&self, endpoint: Endpoint, asked: &Asked, body: Body) -> Response {
+        let route = endpoint.route();
+        let (response, reason) = match self.denied(&endpoint, asked) {
             Some((response, reason)) => (response, Some(reason)),
-            None => match self.answer(endpoint, &asked, body).await {
+            None => match self.answer(endpoint, asked, body).await {
                 Ok(response) => (response, None),
                 Err(refused) => (answer::refusal(&refused), Some(answer::reason(&refused))),
             },
         };
-        answer::finish(&mut response, &asked, &self.shared.settings.cors);
-        let status = response.status().as_u16();
-        // The v2 protocol's edge counts its answers itself.
-        if !is_counted || reason.is_some() {
-            self.shared.service.record_answered(Protocol::Http, route, status, reason);
-        }
-        Self::log(&asked, status);
+        self.shared.service.record_answered(Protocol::Http, route, response.status().as_u16(), reason);
         response
     }
 
@@ -172,14 +147,9 @@ impl<S: Management> Port<S> {
         let wanted = Wanted { route: endpoint.route(), class: endpoint.class(), purpose: endpoint.purpose(self.apis) };
         let denied = self.shared.guard.check(Protocol::Http, wanted, &asked.headers).err()?;
         let refused = match (endpoint, denied) {
-            (_, Denied::Key(refused)) => refused,
             (Endpoint::NotFound, Denied::Server(access::Denied::Unknown)) => answer::not_found(),
             (Endpoint::WrongMethod, Denied::Server(access::Denied::Unknown)) => answer::wrong_method(),
-            (_, Denied::ModelApi) => {
-                let response = answer::kserve_error(StatusCode::FORBIDDEN, NO_MODEL_API);
-                return Some((response, Reason::Restricted));
-            }
-            (_, Denied::Server(denied)) => return Some(answer::denied(denied.over_http())),
+            (_, denied) => return Some(answer::denied(denied)),
         };
         Some((answer::refusal(&refused), answer::reason(&refused)))
     }
@@ -190,7 +160,6 @@ impl<S: Management> Port<S> {
             Endpoint::ApiDescription => Ok(answer::json(&openapi::description(self.apis))),
             Endpoint::Ping => Ok(answer::health(shared.registry.is_healthy())),
             Endpoint::Predict(target) => predict::predict(self, asked, target, body).await,
-            Endpoint::Kserve(_) => Ok(self.kserve(asked, body).await),
             Endpoint::List => Ok(manage::list(shared, asked)),
             Endpoint::Register => manage::register(shared, asked, body).await,
             Endpoint::Describe(model, version) => describe::describe(shared, asked, (&model, &version)).await,
@@ -206,20 +175,9 @@ impl<S: Management> Port<S> {
             Endpoint::Workflows => Ok(answer::json(&serde_json::json!({ "workflows": [] }))),
             Endpoint::Workflow(name) | Endpoint::ManageWorkflow(name) => Err(answer::no_workflow(&name)),
             Endpoint::Metrics => metrics::metrics(shared, asked).await,
-            Endpoint::NotFound => Err(answer::not_found()),
+            Endpoint::Kserve | Endpoint::NotFound => Err(answer::not_found()),
             Endpoint::WrongMethod => Err(answer::wrong_method()),
         }
-    }
-
-    /// The v2 protocol, as on its own port.
-    async fn kserve(&self, asked: &Asked, body: Body) -> Response {
-        let mut request = Request::new(body);
-        *request.method_mut() = asked.method.clone();
-        *request.uri_mut() = asked.uri.clone();
-        *request.version_mut() = asked.version;
-        request.headers_mut().clone_from(&asked.headers);
-        let Ok(response) = self.kserve.clone().call(request).await;
-        response
     }
 
     fn log(asked: &Asked, status: u16) {

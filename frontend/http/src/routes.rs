@@ -1,0 +1,127 @@
+//! The routes of v2 and v1, each with its path, its [`Route`] and its handlers.
+
+use axum::routing::{MethodRouter, get, post};
+use pharos::service::{Route, Service};
+
+use super::{Edge, Settings, generate, infer, logging, model, repository, server, shared_memory, trace, v1};
+use pharos_listener::access::Gate;
+use pharos_listener::routing::{Builder, RouteOf, Routes};
+
+/// The routes of v2 and v1 behind the access check of a listener. It takes the place of the tokens and restrictions of
+/// `settings`.
+pub fn router<S: Service, G: Gate>(service: S, settings: Settings, gate: G) -> Routes<G> {
+    table(Edge::new(service, settings), gate)
+}
+
+/// The routes behind the access check of `gate`.
+pub(crate) fn table<S: Service, G: Gate>(edge: Edge<S>, gate: G) -> Routes<G> {
+    let router = Builder::new(edge, super::wrong_method)
+        .route("/v2", Route::ServerMetadata, get(server::metadata::<S>))
+        .route("/v2/health/live", Route::Live, get(server::live::<S>))
+        .route("/v2/health/ready", Route::Ready, get(server::ready::<S>))
+        .route("/v2/models/stats", Route::ModelStatistics, get(model::all_statistics::<S>));
+    let router = model_route(router, "", Route::ModelMetadata, || get(model::metadata::<S>));
+    let router = model_route(router, "/ready", Route::ModelReady, || get(model::ready::<S>));
+    let router = model_route(router, "/config", Route::ModelConfig, || get(model::config::<S>));
+    let router = model_route(router, "/stats", Route::ModelStatistics, || get(model::statistics::<S>));
+    let router = model_route(router, "/infer", Route::Infer, || post(infer::infer::<S>));
+    let router = model_route(router, "/generate", Route::Generate, || post(generate::generate::<S>));
+    let stream = || post(generate::generate_stream::<S>);
+    let router = model_route(router, "/generate_stream", Route::GenerateStream, stream);
+    let trace_of_model = get(trace::get_of::<S>).post(trace::post_of::<S>);
+    let router = router
+        .route("/v2/repository/index", Route::RepositoryIndex, post(repository::index::<S>))
+        .route(
+            "/v2/repository/models/{*operation}",
+            RouteOf::Path(repository::route_of_operation),
+            post(repository::operate::<S>),
+        )
+        .route("/v2/trace/setting", Route::TraceSetting, get(trace::get::<S>).post(trace::post::<S>))
+        .route("/v2/models/{model}/trace/setting", Route::TraceSetting, trace_of_model)
+        .route("/v2/logging", Route::LogSettings, get(logging::get::<S>).post(logging::post::<S>));
+    v1::routes(shared_memory::routes(router)).build(gate, super::not_found)
+}
+
+/// Adds `/v2/models/M<suffix>` and `/v2/models/M/versions/V<suffix>`.
+fn model_route<S: Service>(
+    router: Builder<Edge<S>>,
+    suffix: &str,
+    route: Route,
+    methods: impl Fn() -> MethodRouter<Edge<S>>,
+) -> Builder<Edge<S>> {
+    router.route(&format!("/v2/models/{{model}}{suffix}"), route, methods()).route(
+        &format!("/v2/models/{{model}}/versions/{{version}}{suffix}"),
+        route,
+        methods(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use pharos_service_double::EchoService;
+
+    use super::*;
+
+    fn check(path: &str, expected: Route) {
+        let edge = Edge::new(EchoService::default(), Settings::default());
+        assert_eq!(table(edge.clone(), edge).route_of(path), expected, "{path}");
+    }
+
+    #[test]
+    fn a_path_decides_where_several_routes_share_one() {
+        for (path, expected) in [
+            ("/v2/models/stats", Route::ModelStatistics),
+            ("/v2/models/stats/stats", Route::ModelStatistics),
+            ("/v2/models/stats/infer", Route::Infer),
+            ("/v2/models/versions/versions/1/infer", Route::Infer),
+            ("/v2/repository/models/m/load", Route::RepositoryLoad),
+            ("/v2/repository/models/m%2Fload", Route::RepositoryLoad),
+            ("/v2/repository/models/a/../b/unload", Route::RepositoryUnload),
+            ("/v2/cudasharedmemory/region/r/register", Route::CudaSharedMemoryRegister),
+            ("/v2/systemsharedmemory/region/r/status", Route::SystemSharedMemoryStatus),
+            ("/v1/models/m", Route::ModelReady),
+            ("/v1/models/m/versions/1", Route::ModelReady),
+            ("/v1/models/m:predict", Route::Infer),
+            ("/v1/models/m%3apredict", Route::Infer),
+            ("/v1/models/m:%70redict", Route::Infer),
+            ("/v1/models/m/versions/1:predict", Route::Infer),
+        ] {
+            check(path, expected);
+        }
+    }
+
+    #[test]
+    fn other_spellings_are_unknown() {
+        for path in [
+            "/v1",
+            "/v1/",
+            "/v1/models/",
+            "/v1/models//versions/1",
+            "/v1/models/m/versions",
+            "/v1/models/m/versions/",
+            "/v1/models/m/versions/1/x",
+            "/v2/",
+            "/v2x",
+            "//v2",
+            "/v2//repository/index",
+            "/v2/repository/index/",
+            "/v2/repository",
+            "/v2/repository/models/",
+            "/v2/%72epository/index",
+            "/v2/health",
+            "/v2/health/ready/x",
+            "/v2/models/",
+            "/v2/models//infer",
+            "/v2/models/m/none",
+            "/v2/models/m/versions",
+            "/v2/models/m/versions//infer",
+            "/v2/trace",
+            "/v2/logging/",
+            "/v2/systemsharedmemory",
+            "/v2/systemsharedmemory/region//status",
+            "/metrics",
+        ] {
+            check(path, Route::Unknown);
+        }
+    }
+}

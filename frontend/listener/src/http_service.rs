@@ -1,0 +1,57 @@
+//! The service of an HTTP listener: every listener gives its requests to a [`Handle`], with bodies that must arrive in time.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http::Request;
+use http::header::TRANSFER_ENCODING;
+
+use crate::body_timeout::{BoxError, Pace, Paced};
+
+/// Answers the requests of an HTTP listener.
+pub trait Handle: Clone + Send + 'static {
+    /// Answers a request. Its future is dropped if the client goes away.
+    fn handle(self, request: Request<Body>) -> impl Future<Output = Response> + Send;
+}
+
+/// A handler as the service of a listener.
+#[derive(Clone, Debug)]
+pub struct HttpService<H> {
+    handler: H,
+    body_timeout: Duration,
+}
+
+impl<H: Handle> HttpService<H> {
+    /// `body_timeout` is the longest time without data of a body; zero for none.
+    pub fn new(handler: H, body_timeout: Duration) -> Self {
+        Self { handler, body_timeout }
+    }
+}
+
+impl<H: Handle, B> tower::Service<Request<B>> for HttpService<H>
+where
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let chunked = request.headers().contains_key(TRANSFER_ENCODING);
+        let pace = Pace { patience: self.body_timeout, chunked };
+        let request = request.map(|body| Body::new(Paced::new(body, pace, |fault| Box::new(fault))));
+        let handler = self.handler.clone();
+        Box::pin(async move { Ok(handler.handle(request).await) })
+    }
+}
