@@ -55,8 +55,10 @@ impl<T: Clone + Send + Sync + 'static> Builder<T> {
     }
 
     /// Adds a path in the syntax of axum: `{name}` is a segment that is not empty, `{*name}` at the end is all segments that
-    /// follow. A static
-    /// segment has priority over a named one.
+    /// follow. A static segment has priority over a named one.
+    ///
+    /// # Panics
+    /// Another route is declared with this path.
     #[must_use]
     pub fn route(mut self, path: &str, route: impl Into<RouteOf>, methods: MethodRouter<T>) -> Self {
         let wrong_method = self.wrong_method;
