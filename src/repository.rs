@@ -10,7 +10,7 @@ use crate::error::{ErrorCode, InferError, Reason};
 use crate::model::VersionPolicy;
 
 pub use load::{Kind as LoadParameter, Override};
-pub use plan::{Change, Made, Stamp, changes};
+pub use plan::{Change, Stamp, VersionFingerprint, changes};
 
 /// The reason of a version that was unloaded on purpose.
 pub const UNLOADED: &str = "unloaded";

@@ -74,7 +74,7 @@ pub struct Sample {
 
 /// A tensor that was seen.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct TracedTensor {
     /// When.
     pub activity: TensorActivity,
     /// The input's or output's name.
@@ -99,14 +99,14 @@ pub struct Part {
     /// In the order in which they were reported.
     pub stamps: Vec<(Activity, Instant)>,
     /// Tensors.
-    pub tensors: Vec<Seen>,
+    pub tensors: Vec<TracedTensor>,
     /// Why it failed, if it did.
     pub failure: Option<String>,
 }
 
 impl Part {
     fn bytes(&self) -> usize {
-        let tensors = self.tensors.iter().map(|seen| size_of::<Seen>() + seen.tensor.data.bytes_here());
+        let tensors = self.tensors.iter().map(|seen| size_of::<TracedTensor>() + seen.tensor.data.bytes_here());
         let texts = self.request_id.len() + self.failure.as_ref().map_or(0, String::len);
         size_of::<Self>() + self.stamps.len() * size_of::<(Activity, Instant)>() + tensors.sum::<usize>() + texts
     }
@@ -330,7 +330,7 @@ impl Traced {
             let bytes = tensor.data.bytes_here();
             if part.tensors.len() < MOST && collected.bytes + bytes <= MOST_BYTES {
                 collected.bytes += bytes;
-                part.tensors.push(Seen { activity, name: name.to_owned(), tensor: tensor.clone() });
+                part.tensors.push(TracedTensor { activity, name: name.to_owned(), tensor: tensor.clone() });
             }
         }
     }
@@ -492,6 +492,6 @@ mod tests {
         assert_eq!(counts, [(2, 0), (0, 2)]);
         let tensors = &traces[1].parts[0].tensors;
         assert_eq!(tensors.iter().map(|seen| seen.tensor.data.len()).sum::<usize>(), 6);
-        assert_eq!(traces[1].bytes(), size_of::<Part>() + 2 * size_of::<Seen>() + 6);
+        assert_eq!(traces[1].bytes(), size_of::<Part>() + 2 * size_of::<TracedTensor>() + 6);
     }
 }

@@ -12,16 +12,16 @@ use super::series::ModelSeries;
 pub struct Feed {
     reader: Reader,
     /// By series number.
-    series: Vec<Told>,
+    series: Vec<DefinedSeries>,
     /// The cache's generation in which the series were found.
     generation: u64,
     /// The producer's count of dropped samples, as far as it is recorded.
     dropped: u64,
 }
 
-/// What a worker told, and where it is counted.
+/// A series that a worker has defined, and where its samples go.
 #[derive(Debug)]
-struct Told {
+struct DefinedSeries {
     definition: Definition,
     destination: Destination,
 }
@@ -96,7 +96,7 @@ impl Feed {
         let result = reader.drain(|event| match event {
             Event::Series(definition) => {
                 let destination = find(&definition);
-                series.push(Told { definition, destination });
+                series.push(DefinedSeries { definition, destination });
             }
             // One that cannot be is met again in its series, which say so for each sample.
             Event::Metric(metric) => drop(cache.describe(&metric)),

@@ -7,7 +7,7 @@ use super::proto::{self, model_config::SchedulingChoice, model_sequence_batching
 use super::{Completion, ConfigError, ModelConfig, unsupported_backends};
 
 /// A backend, the platform of its models (Triton's pairs), and the files that they are in, the usual one first.
-struct Known {
+struct KnownBackend {
     backend: &'static str,
     platform: &'static str,
     files: &'static [&'static str],
@@ -20,15 +20,15 @@ const fn known(
     platform: &'static str,
     files: &'static [&'static str],
     endings: &'static [&'static str],
-) -> Known {
-    Known { backend, platform, files, endings }
+) -> KnownBackend {
+    KnownBackend { backend, platform, files, endings }
 }
 
 /// How the names of archives of TorchServe end.
 const ARCHIVE: &str = ".mar";
 
 /// Where a model does not say what it is, the first whose file is there.
-const BACKENDS: [Known; 8] = [
+const BACKENDS: [KnownBackend; 8] = [
     known("onnxruntime", "onnxruntime_onnx", &["model.onnx"], &[".onnx"]),
     known("tract", "onnxruntime_onnx", &["model.onnx"], &[]),
     known("pytorch", "pytorch_libtorch", &["model.pt", "model.pt2"], &[".pt", ".pt2"]),
@@ -43,7 +43,7 @@ const BACKENDS: [Known; 8] = [
 /// as it does; `None` for a file of any other kind.
 pub fn usual_model_file(name: &str) -> Option<String> {
     let is_usual =
-        |row: &&Known| row.files.contains(&name) || (row.endings.contains(&ARCHIVE) && name.ends_with(ARCHIVE));
+        |row: &&KnownBackend| row.files.contains(&name) || (row.endings.contains(&ARCHIVE) && name.ends_with(ARCHIVE));
     if BACKENDS.iter().any(|row| is_usual(&row)) {
         return Some(name.to_owned());
     }

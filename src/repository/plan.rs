@@ -19,9 +19,9 @@ impl Stamp {
     }
 }
 
-/// What a version that runs, or should run, is made of.
+/// A fingerprint of the configuration and files of a version that runs, or should run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Made {
+pub struct VersionFingerprint {
     /// Its instance groups.
     pub instances: Stamp,
     /// Which versions should run: nothing that this version does depends on it.
@@ -32,7 +32,7 @@ pub struct Made {
     pub files: Stamp,
 }
 
-impl Made {
+impl VersionFingerprint {
     /// Of this configuration and these files.
     pub fn new(config: &ModelConfig, files: Stamp) -> Self {
         Self::of_parts(&config.encode_parts(), files)
@@ -64,7 +64,11 @@ pub enum Change {
 
 /// What is done with each version that runs or is wanted. With `reload`, versions of which none has to change are all
 /// loaded anew: somebody asked for it by name.
-pub fn changes(running: &BTreeMap<u64, Made>, wanted: &BTreeMap<u64, Made>, reload: bool) -> BTreeMap<u64, Change> {
+pub fn changes(
+    running: &BTreeMap<u64, VersionFingerprint>,
+    wanted: &BTreeMap<u64, VersionFingerprint>,
+    reload: bool,
+) -> BTreeMap<u64, Change> {
     let versions: BTreeSet<u64> = running.keys().chain(wanted.keys()).copied().collect();
     let mut changes: BTreeMap<u64, Change> =
         versions.into_iter().map(|version| (version, change(running.get(&version), wanted.get(&version)))).collect();
@@ -74,7 +78,7 @@ pub fn changes(running: &BTreeMap<u64, Made>, wanted: &BTreeMap<u64, Made>, relo
     changes
 }
 
-fn change(running: Option<&Made>, wanted: Option<&Made>) -> Change {
+fn change(running: Option<&VersionFingerprint>, wanted: Option<&VersionFingerprint>) -> Change {
     let (Some(running), Some(wanted)) = (running, wanted) else {
         return if wanted.is_some() { Change::Load } else { Change::Unload };
     };
@@ -94,9 +98,9 @@ mod tests {
 
     use super::*;
 
-    fn made(instances: u8, policy: u8, config: u8, files: u8) -> Made {
+    fn made(instances: u8, policy: u8, config: u8, files: u8) -> VersionFingerprint {
         let [instances, version_policy, config, files] = [instances, policy, config, files].map(|n| Stamp::of(&n));
-        Made { instances, version_policy, config, files }
+        VersionFingerprint { instances, version_policy, config, files }
     }
 
     #[test]
@@ -127,17 +131,17 @@ mod tests {
         assert_eq!(changes(&runs, &wanted, true), expected);
     }
 
-    fn versions() -> impl Strategy<Value = BTreeMap<u64, Made>> {
+    fn versions() -> impl Strategy<Value = BTreeMap<u64, VersionFingerprint>> {
         let one = (0..2u8, 0..2u8, 0..2u8, 0..2u8).prop_map(|(i, p, c, f)| made(i, p, c, f));
         proptest::collection::btree_map(1..6u64, one, 0..5)
     }
 
     /// What runs once a plan has been carried out.
     fn carried_out(
-        running: &BTreeMap<u64, Made>,
-        wanted: &BTreeMap<u64, Made>,
+        running: &BTreeMap<u64, VersionFingerprint>,
+        wanted: &BTreeMap<u64, VersionFingerprint>,
         plan: &BTreeMap<u64, Change>,
-    ) -> BTreeMap<u64, Made> {
+    ) -> BTreeMap<u64, VersionFingerprint> {
         let mut now = running.clone();
         for (version, change) in plan {
             match (change, wanted.get(version)) {

@@ -43,9 +43,9 @@ use super::{Action, RejectReason, Scheduler, Settings, Ticket, Waiting};
 use crate::id::{InstanceId, RequestId};
 use crate::timeline::{Instant, SendReason};
 
-/// What has been walked of the queue: the batch that would go next.
+/// The batch that would be sent next: the part of the queue that was looked at.
 #[derive(Debug, Default)]
-struct Walk {
+struct NextBatch {
     last: Option<Position>,
     requests: usize,
     items: u64,
@@ -119,7 +119,7 @@ pub(super) struct DynamicBatcher {
     max_in_flight: u32,
     queue: Queue,
     instances: Instances,
-    walk: Walk,
+    walk: NextBatch,
     decided: VecDeque<Decided>,
     /// Requests that must be queued before anything runs.
     hold: Option<usize>,
@@ -134,7 +134,7 @@ impl DynamicBatcher {
             max_in_flight: settings.max_in_flight(),
             queue: Queue::default(),
             instances: Instances::default(),
-            walk: Walk::default(),
+            walk: NextBatch::default(),
             decided: VecDeque::new(),
             hold: settings.delay_scheduler,
             stopping: false,
@@ -152,7 +152,7 @@ impl DynamicBatcher {
     /// Takes a request that waits out without an answer.
     pub(super) fn withdraw(&mut self, request: RequestId) {
         if self.queue.remove(request).is_some() {
-            self.walk = Walk::default();
+            self.walk = NextBatch::default();
         }
     }
 
@@ -233,14 +233,14 @@ impl DynamicBatcher {
     fn send(&mut self, instance: InstanceId, requests: usize, reason: SendReason) -> Decided {
         let mut batch = Vec::with_capacity(requests);
         batch.extend((0..requests).map_while(|_| self.queue.pop()));
-        self.walk = Walk::default();
+        self.walk = NextBatch::default();
         self.instances.sent(instance);
         Decided::Execute(instance, batch, reason)
     }
 
     fn expire(&mut self, now: Instant) {
         while let Some(entry) = self.queue.pop_expired(now) {
-            self.walk = Walk::default();
+            self.walk = NextBatch::default();
             self.reject(entry.ticket.request, RejectReason::Timeout);
         }
     }
@@ -258,7 +258,7 @@ impl DynamicBatcher {
     fn walk_on(&mut self, now: Instant) {
         let Self { walk, sizes, queue, .. } = self;
         if walk.delayed_at.is_some_and(|time| time <= now) {
-            *walk = Walk::default();
+            *walk = NextBatch::default();
         }
         while !walk.stopped {
             let Some((position, entry)) = queue.after(walk.last) else { return };
@@ -336,13 +336,13 @@ impl Scheduler for DynamicBatcher {
         let position = self.queue.push(entry);
         // What was walked and not sent reaches to the end of the queue: only a more important request disturbs it.
         if self.walk.last.is_some_and(|last| self.queue.in_earlier_lane(position, last)) {
-            self.walk = Walk::default();
+            self.walk = NextBatch::default();
         }
     }
 
     fn cancel(&mut self, request: RequestId, _now: Instant) {
         if self.queue.remove(request).is_some() {
-            self.walk = Walk::default();
+            self.walk = NextBatch::default();
             self.reject(request, RejectReason::Cancelled);
         }
     }
@@ -376,7 +376,7 @@ impl Scheduler for DynamicBatcher {
         for decided in std::mem::take(&mut self.decided) {
             match decided {
                 Decided::Execute(chosen, batch, _) if chosen == instance => {
-                    self.walk = Walk::default();
+                    self.walk = NextBatch::default();
                     batch.into_iter().for_each(|entry| self.queue.push_by_age(entry));
                 }
                 other => self.decided.push_back(other),
@@ -396,7 +396,7 @@ impl Scheduler for DynamicBatcher {
         if !self.queue.contains(ticket.request) {
             let entry = self.entry(ticket, queued);
             self.queue.push_by_age(entry);
-            self.walk = Walk::default();
+            self.walk = NextBatch::default();
         }
     }
 
@@ -406,7 +406,7 @@ impl Scheduler for DynamicBatcher {
     }
 
     fn reject_all(&mut self, reason: RejectReason, _now: Instant) {
-        self.walk = Walk::default();
+        self.walk = NextBatch::default();
         while let Some(entry) = self.queue.pop() {
             self.reject(entry.ticket.request, reason);
         }

@@ -75,7 +75,7 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use crate::id::{InstanceId, ModelVersion};
-    use crate::request_trace::{Activity, Levels, Sample, Seen, TensorActivity};
+    use crate::request_trace::{Activity, Levels, Sample, TensorActivity, TracedTensor};
     use crate::tensor::{DataType, Tensor};
     use crate::timeline::Instant;
 
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn records_have_tritons_form() {
         let tensor = Tensor { datatype: DataType::Bytes, shape: vec![1, 1], data: b"\x01\0\0\0a".to_vec().into() };
-        let seen = Seen { activity: TensorActivity::QueueInput, name: "IN".into(), tensor };
+        let seen = TracedTensor { activity: TensorActivity::QueueInput, name: "IN".into(), tensor };
         let root = Part {
             id: 3,
             model: Some(ModelVersion::new("m", 2)),

@@ -121,7 +121,7 @@ impl Specified {
 
 /// Settings at work.
 #[derive(Clone, Copy, Debug)]
-struct Live {
+struct ActiveSettings {
     specified: Specified,
     /// `count` goes down.
     values: Values,
@@ -130,7 +130,7 @@ struct Live {
     seen: u32,
 }
 
-impl Live {
+impl ActiveSettings {
     /// What is specified now: of a count, what is left of it.
     fn specified(&self) -> Specified {
         Specified { count: self.specified.count.map(|_| self.values.count), ..self.specified }
@@ -144,15 +144,15 @@ pub struct Settings {
     /// Traces have somewhere to go.
     has_destination: bool,
     defaults: Values,
-    global: Live,
-    models: BTreeMap<String, Live>,
+    global: ActiveSettings,
+    models: BTreeMap<String, ActiveSettings>,
     generations: u64,
 }
 
 impl Settings {
     /// What the server is started with. Traces have a destination unless their file has no name.
     pub fn new(mode: Mode, defaults: Values, has_destination: bool) -> Self {
-        let global = Live { specified: Specified::default(), values: defaults, generation: 1, seen: 0 };
+        let global = ActiveSettings { specified: Specified::default(), values: defaults, generation: 1, seen: 0 };
         Self { mode, has_destination, defaults, global, models: BTreeMap::new(), generations: 1 }
     }
 
@@ -197,7 +197,7 @@ impl Settings {
         if model.is_empty() {
             return self.update_all(update);
         }
-        let before = self.models.get(model).map(Live::specified).unwrap_or_default();
+        let before = self.models.get(model).map(ActiveSettings::specified).unwrap_or_default();
         let specified = before.changed(update);
         if specified == Specified::default() {
             self.models.remove(model);
@@ -226,7 +226,7 @@ impl Settings {
         Ok(())
     }
 
-    fn live(&mut self, specified: Specified, values: Values, follower: &str) -> Result<Live, InferError> {
+    fn live(&mut self, specified: Specified, values: Values, follower: &str) -> Result<ActiveSettings, InferError> {
         if let Some(fault) = self.fault(&values).filter(|_| !values.levels.is_off()) {
             let whose = match follower {
                 "" => String::new(),
@@ -235,7 +235,7 @@ impl Settings {
             return Err(InferError::invalid(format!("Attempting to set invalid trace setting :{fault}{whose}")));
         }
         self.generations += 1;
-        Ok(Live { specified, values, generation: self.generations, seen: 0 })
+        Ok(ActiveSettings { specified, values, generation: self.generations, seen: 0 })
     }
 
     /// A request for a model has come: whether it is traced. One whose caller is traced is, whatever the rate, if traces go

@@ -14,7 +14,7 @@ use pharos::metrics::exposition::{self, Format};
 use pharos::metrics::intake::{self, Statsd};
 use pharos::metrics::statsd::{self, Update};
 use pharos::model::{Completion, Draft};
-use pharos::repository::{Made, Override, Stamp};
+use pharos::repository::{Override, Stamp, VersionFingerprint};
 use pharos::shm::SharedMemory;
 use pharos::trace::read::{Traces, read};
 use pharos::trace::{chrome, summary};
@@ -53,8 +53,8 @@ pub(crate) fn repository(data: &[u8]) {
     if let Ok(draft) = Draft::from_json(&given.config) {
         let completion = Completion { directory: "m", auto_complete: true, ..Completion::default() };
         if let Ok(config) = draft.complete(&completion) {
-            let made = Made::new(&config, Stamp::default());
-            assert_eq!(made, Made::new(&config, Stamp::default()));
+            let made = VersionFingerprint::new(&config, Stamp::default());
+            assert_eq!(made, VersionFingerprint::new(&config, Stamp::default()));
         }
     }
 }

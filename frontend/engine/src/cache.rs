@@ -22,7 +22,7 @@ use pharos::model::ModelConfig;
 use pharos::timeline::Instant;
 
 pub(crate) use files::Files;
-use flight::{Flights, Landing, Lead};
+use flight::{FlightLeader, FlightOutcome, Flights};
 use local::Local;
 use pharos_os::clock;
 use redis::Redis;
@@ -60,7 +60,7 @@ pub(crate) enum Found {
 pub(crate) struct Miss {
     key: Key,
     lookup_ns: u64,
-    lead: Option<Lead>,
+    lead: Option<FlightLeader>,
 }
 
 impl ResponseCache {
@@ -122,8 +122,8 @@ impl ModelCache {
         let lead = match &cache.flights {
             None => None,
             Some(flights) => match Box::pin(flights.join(key)).await {
-                Landing::Entry(entry) => return hit(entry),
-                Landing::Lead(lead) => Some(lead),
+                FlightOutcome::Entry(entry) => return hit(entry),
+                FlightOutcome::Lead(lead) => Some(lead),
             },
         };
         let found = match &cache.store {
@@ -132,7 +132,7 @@ impl ModelCache {
             Store::Redis(redis) => Box::pin(redis.get(&key)).await.and_then(|bytes| {
                 let entry = Entry::decode(&bytes, &key);
                 let entry = entry.and_then(|entry| entry.check(config, request, batch_size).map(|()| Arc::new(entry)));
-                entry.inspect_err(|invalid| cache.report.tell(Trouble::Entry, &invalid.to_string())).ok()
+                entry.inspect_err(|invalid| cache.report.tell(CacheError::Entry, &invalid.to_string())).ok()
             }),
         };
         match (found, lead) {
@@ -152,7 +152,7 @@ impl ModelCache {
         let begun = clock::now();
         let Miss { key, lookup_ns, lead } = miss;
         let cache = &*self.shared;
-        let waited_for = lead.as_ref().is_some_and(Lead::is_waited_for);
+        let waited_for = lead.as_ref().is_some_and(FlightLeader::is_waited_for);
         let mut entry = None;
         match &cache.store {
             Store::Local(local) => {
@@ -165,7 +165,7 @@ impl ModelCache {
                 }
                 if !fits {
                     let text = format!("a response of {} bytes is larger than the cache", Entry::size_of(response));
-                    cache.report.tell(Trouble::TooLarge, &text);
+                    cache.report.tell(CacheError::TooLarge, &text);
                 }
             }
             Store::Redis(redis) => {
@@ -182,7 +182,7 @@ impl ModelCache {
 
 /// What can be wrong with a cache (label `reason` of `pharos_cache_errors_total`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trouble {
+enum CacheError {
     /// There is no connection, or it broke.
     Connection,
     /// The answer did not come in time.
@@ -197,7 +197,7 @@ enum Trouble {
     TooLarge,
 }
 
-impl Trouble {
+impl CacheError {
     fn as_str(self) -> &'static str {
         match self {
             Self::Connection => "connection",
@@ -218,7 +218,7 @@ struct Report {
 
 impl Report {
     /// Something could not be looked up or stored.
-    fn tell(&self, trouble: Trouble, text: &str) {
+    fn tell(&self, trouble: CacheError, text: &str) {
         if let Ok(errors) = self.metrics.counter(Builtin::CacheErrors.name(), &[trouble.as_str()]) {
             let _ = errors.add_or_update(1.0);
         }

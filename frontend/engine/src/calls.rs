@@ -23,8 +23,8 @@ use crate::scheduler::{Driver, Streamed};
 use crate::wire::SharedLink;
 use pharos_os::clock;
 
-/// Something that is done in the background.
-pub(crate) type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+/// A future that is executed in the background.
+pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// The models that may be called.
 pub(crate) trait Models: Send + Sync {
@@ -35,7 +35,7 @@ pub(crate) trait Models: Send + Sync {
     fn infer(self: Arc<Self>, request: InferRequest, may_be_many: bool) -> Result<Box<dyn Answers>, InferError>;
 
     /// Loads one, unloads one, or says whether one is ready.
-    fn manage(self: Arc<Self>, model: String, verb: Verb) -> Work<Result<bool, InferError>>;
+    fn manage(self: Arc<Self>, model: String, verb: Verb) -> BoxFuture<Result<bool, InferError>>;
 }
 
 /// The answers to a request. Dropped before the last of them, it is cancelled.
@@ -54,10 +54,10 @@ struct Shared {
     driver: Arc<Driver>,
     models: Weak<dyn Models>,
     // Held for a few instructions.
-    under_way: Mutex<HashMap<u64, UnderWay>>,
+    under_way: Mutex<HashMap<u64, CallInProgress>>,
 }
 
-struct UnderWay {
+struct CallInProgress {
     task: Option<AbortHandle>,
     /// How many more answers may come before the caller looks at them.
     credit: Arc<Semaphore>,
@@ -106,7 +106,7 @@ impl Calls {
     }
 
     fn begin(&self, call: u64, credit: Arc<Semaphore>, work: impl Future<Output = ()> + Send + 'static) {
-        let known = self.shared.lock().insert(call, UnderWay { task: None, credit, taken: 0 });
+        let known = self.shared.lock().insert(call, CallInProgress { task: None, credit, taken: 0 });
         if let Some(task) = known.and_then(|known| known.task) {
             task.abort();
         }
@@ -130,7 +130,7 @@ impl Calls {
     /// answer.
     pub(crate) fn abandon(&self, call: u64) {
         let under_way = self.shared.lock().remove(&call);
-        if let Some(UnderWay { task: Some(task), .. }) = under_way {
+        if let Some(CallInProgress { task: Some(task), .. }) = under_way {
             task.abort();
             self.shared.fail(call, InferError::cancelled());
         }
@@ -230,7 +230,7 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, UnderWay>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, CallInProgress>> {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -30,7 +30,7 @@ use pharos::timeline::{Instant, Timeline};
 use crate::cache::{Found, ModelCache};
 use crate::scheduler::{Answer, answer_found, record_miss, request_trace};
 use pharos_os::clock;
-use request::{EnsembleRequest, Made};
+use request::{EnsembleRequest, StepOutputs};
 pub(crate) use responses::Responses;
 use slots::Slots;
 pub(crate) use streams::ResponseSource;
@@ -215,7 +215,7 @@ async fn run<M: Members>(
     let mut running = EnsembleRequest::begin(target, request)?;
     let made = poll_fn(|cx| running.poll_next(cx)).await;
     let id = running.request.id.clone();
-    let (outputs, parameters): Made =
+    let (outputs, parameters): StepOutputs =
         made.unwrap_or_else(|| Err(InferError::invalid(DEADLOCK_TEXT).with_request_id(&id)))?;
     request_trace::outputs(&running.request, &outputs);
     let timeline = ended(&running);

@@ -37,7 +37,7 @@ use crate::store::{Stores, TemporaryDirectories};
 use control::{Locks, Wanted};
 use pharos_os::descriptors::Descriptors;
 use pharos_telemetry::system::{Devices, HostPolicies};
-use poll::{Look, Poll};
+use poll::{Fingerprints, Poll};
 
 /// When models are loaded and unloaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,7 +175,7 @@ impl Loader {
         // Before anything is loaded: what changes meanwhile is seen as changed.
         let look = match self.settings.mode {
             Mode::Poll(_) => self.look_aside().await?,
-            Mode::None | Mode::Explicit => Look::new(),
+            Mode::None | Mode::Explicit => Fingerprints::new(),
         };
         let all = self.list_aside().await?;
         let (stores, found) = (self.stores.clone(), all.len());

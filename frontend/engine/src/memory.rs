@@ -76,7 +76,7 @@ impl Inputs {
         let (start, length) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
         // SAFETY: only the bounds are of interest here; the slice is dropped at once.
         unsafe { lease.inputs.memory.slice(start, length) }?;
-        Some(Bytes::from_owner(PassedOn { lease: lease.clone(), start, length }))
+        Some(Bytes::from_owner(PassedOnInput { lease: lease.clone(), start, length }))
     }
 
     /// Bytes handed out now.
@@ -137,13 +137,13 @@ impl Drop for Lease {
 }
 
 /// An input that a worker has passed on, as the owner of a [`Bytes`].
-struct PassedOn {
+struct PassedOnInput {
     lease: Arc<Lease>,
     start: usize,
     length: usize,
 }
 
-impl AsRef<[u8]> for PassedOn {
+impl AsRef<[u8]> for PassedOnInput {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: the lease keeps its blocks from being written by the frontend, and a worker that follows the protocol
         // passes on what nobody there changes any more; the bounds were checked.

@@ -25,8 +25,8 @@ use crate::memory;
 use crate::wire::Link;
 pub(crate) use complete::complete;
 pub(crate) use diagnosis::{why_not_loaded, why_not_started};
-use pharos_telemetry::metrics::{Complaints, Ring};
-use pharos_telemetry::system::Chosen;
+use pharos_telemetry::metrics::{RefusedLinesLog, Ring};
+use pharos_telemetry::system::ChosenDevice;
 
 /// The longest line of a worker that goes into the log as one; the rest of a longer line becomes lines of its own.
 const MAX_LINE: u64 = 8 << 10;
@@ -52,7 +52,7 @@ pub(crate) struct ProcessPlacement<'a> {
     /// Threads that one execution may use.
     pub(crate) threads: u32,
     /// The GPU, if it runs on one: the process sees it as its first device.
-    pub(crate) gpu: Option<&'a Chosen>,
+    pub(crate) gpu: Option<&'a ChosenDevice>,
     /// The processors that it keeps to; empty for any.
     pub(crate) processors: &'a [usize],
 }
@@ -155,7 +155,7 @@ fn forward_output(stream: Option<impl AsyncRead + Unpin + Send + 'static>, print
     let Some(stream) = stream else { return };
     tokio::spawn(async move {
         let instance = &printed.name;
-        let mut complaints = Complaints::new(format!("the output of {instance}"));
+        let mut complaints = RefusedLinesLog::new(format!("the output of {instance}"));
         let mut reader = BufReader::new(stream);
         let mut line = Vec::new();
         while let Ok(true) = next_line(&mut reader, &mut line).await {

@@ -29,7 +29,7 @@ pub use drain::Unfinished;
 pub(crate) use namespaces::ambiguous;
 use pharos_telemetry::system::Worker;
 pub(crate) use responses::Responses;
-pub(crate) use retire::Ending;
+pub(crate) use retire::RetireReason;
 use retire::Retired;
 pub(crate) use version::{Executor, Serving};
 

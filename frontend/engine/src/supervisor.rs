@@ -35,7 +35,7 @@ use pharos_os::clock;
 use pharos_os::descriptors::{Descriptors, Reserved};
 use pharos_telemetry::system::{Devices, HostPolicies};
 
-use device::Taken;
+use device::DeviceShare;
 use health::Health;
 pub(crate) use instances::{InstanceStatus, Instances};
 use instances::{Roster, Stop};
@@ -111,7 +111,7 @@ struct Running {
     /// This server has ended it.
     killed: bool,
     /// What it has of a GPU.
-    taken: Option<Taken>,
+    taken: Option<DeviceShare>,
 }
 
 impl Instance {
@@ -184,7 +184,7 @@ impl Instance {
     }
 
     /// Starts a process, sends it the model and starts the session that reads its replies.
-    fn spawn(&self, taken: Option<Taken>) -> io::Result<Running> {
+    fn spawn(&self, taken: Option<DeviceShare>) -> io::Result<Running> {
         let started = clock::now();
         let (cache, series) = (self.plan.cache.clone(), self.driver.series.clone());
         let name = record::worker_name(&cache, &series, self.id.0).unwrap_or_else(|| self.name().to_string());
@@ -193,7 +193,7 @@ impl Instance {
         let placement = self.process_placement(&name, taken.as_ref());
         let worker = process::start(&self.plan.launch, &placement, printed)?;
         let link = Arc::new(worker.link);
-        let device = taken.as_ref().map(Taken::device);
+        let device = taken.as_ref().map(DeviceShare::device);
         link.arenas.inputs.keep(device.as_ref().map_or(0, |device| device.pinned));
         link.send(&ToWorker::Load(Load {
             wire_version: VERSION,

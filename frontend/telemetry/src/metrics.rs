@@ -11,13 +11,13 @@ use pharos_os::clock;
 pub use definition::{Definition, Source, read};
 pub use ring::Ring;
 
-/// Says in the log that metric lines are refused, at most once a second and always with one of them.
-pub struct Complaints {
+/// Logs refused metric lines, at most once a second, with one of them as an example.
+pub struct RefusedLinesLog {
     from: String,
     throttle: Throttle,
 }
 
-impl Complaints {
+impl RefusedLinesLog {
     /// About lines `from` somewhere.
     pub fn new(from: String) -> Self {
         Self { from, throttle: Throttle::default() }

@@ -18,7 +18,7 @@ use rustix::net::{RecvFlags, recv, sockopt};
 use tokio::net::{UdpSocket, UnixDatagram};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::metrics::Complaints;
+use crate::metrics::RefusedLinesLog;
 
 /// Bytes that the kernel is asked to keep for us; it gives no more than `net.core.rmem_max`.
 const RECEIVE_BUFFER: usize = 8 << 20;
@@ -150,7 +150,7 @@ struct Receiver {
     socket: Socket,
     cache: Arc<Cache>,
     statsd: Statsd,
-    complaints: Complaints,
+    complaints: RefusedLinesLog,
     /// One byte more than a datagram may have, to see when one has.
     buffer: Vec<u8>,
 }
@@ -180,7 +180,7 @@ pub async fn serve(socket: Socket, cache: Arc<Cache>, shutdown: impl Future<Outp
 /// As [`serve`]; sets collect members for `interval`.
 async fn receive(socket: Socket, cache: Arc<Cache>, interval: Duration, shutdown: impl Future<Output = ()>) {
     let mut shutdown = std::pin::pin!(shutdown);
-    let (statsd, complaints) = (Statsd::default(), Complaints::new("StatsD".to_owned()));
+    let (statsd, complaints) = (Statsd::default(), RefusedLinesLog::new("StatsD".to_owned()));
     let mut receiver = Receiver { socket, cache, statsd, complaints, buffer: vec![0; MAX_DATAGRAM + 1] };
     // Only while there are sets: a server without them is never woken.
     let mut interval_end: Option<Instant> = None;

@@ -23,7 +23,7 @@ use std::time::Duration;
 use pharos::id::ModelVersion;
 use pharos::timeline::Instant;
 
-pub use devices::{Chosen, Devices, Wanted};
+pub use devices::{ChosenDevice, Devices, Wanted};
 pub use gpu::Capability;
 pub use gpu::{GpuReading, Gpus};
 pub use host_policies::{HostPolicies, HostPolicy, Processors, cores};
@@ -31,7 +31,7 @@ pub use latest::LatestGpus;
 pub use polling::{Polling, find_gpus, gpu_memory};
 
 use container::Container;
-use gpu::Seen;
+use gpu::LastSamples;
 use host::{Host, HostReading};
 pub use process::process_of;
 use process::{ProcessReading, Processes};
@@ -128,7 +128,7 @@ pub(crate) struct Sampler {
     host: Option<Host>,
     processes: Option<Processes>,
     gpus: Option<Arc<Gpus>>,
-    seen: Seen,
+    seen: LastSamples,
     /// The devices that could not be read last time; all of them under `None`.
     lost: BTreeSet<Option<u32>>,
 }
@@ -141,7 +141,7 @@ impl Sampler {
         let host = settings.cpu.then(|| Host::new(roots).inspect_err(without).ok()).flatten();
         let boot = || sysinfo::System::boot_time().ok();
         let processes = settings.cpu.then(|| Processes::new(&roots.proc, boot(), std::process::id()));
-        Self { host, processes, gpus: settings.gpus.clone(), seen: Seen::new(), lost: BTreeSet::new() }
+        Self { host, processes, gpus: settings.gpus.clone(), seen: LastSamples::new(), lost: BTreeSet::new() }
     }
 
     /// Reads everything once. `workers` are the instances there are now, each with its process if it has one.

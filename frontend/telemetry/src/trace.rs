@@ -75,7 +75,7 @@ impl Traces {
         let counts = Counts::new(metrics);
         let sink: Arc<dyn Destination> = match tracing.mode {
             Mode::OpenTelemetry => Exporter::start(tracing.collector.clone(), counts)?,
-            Mode::Triton if tracing.file.as_os_str().is_empty() => Arc::new(Nowhere::default()),
+            Mode::Triton if tracing.file.as_os_str().is_empty() => Arc::new(WithoutTracing::default()),
             Mode::Triton => Files::start(tracing.file.clone(), counts)?,
         };
         let active = AtomicBool::new(settings.any_active());
@@ -190,9 +190,9 @@ fn seed() -> u64 {
 
 /// Tracing without a file: nothing is ever sampled.
 #[derive(Default)]
-struct Nowhere(PartIds);
+struct WithoutTracing(PartIds);
 
-impl Sink for Nowhere {
+impl Sink for WithoutTracing {
     fn finished(&self, _: Finished) {}
 
     fn next_id(&self) -> u64 {
@@ -200,7 +200,7 @@ impl Sink for Nowhere {
     }
 }
 
-impl Destination for Nowhere {
+impl Destination for WithoutTracing {
     fn stop(&self, _: Duration) {}
 }
 

@@ -68,7 +68,7 @@ impl Writer {
     pub fn start(cache: Arc<Cache>, settings: Settings) -> std::io::Result<Self> {
         let stopping = Arc::new(AtomicBool::new(false));
         let (ending, ended) = mpsc::channel();
-        let mut work = Work::new(cache.clone(), settings, stopping.clone());
+        let mut work = WriterThread::new(cache.clone(), settings, stopping.clone());
         let thread = thread::Builder::new().name("tslog".into()).spawn(move || {
             work.run();
             let _ = ending.send(());
@@ -90,7 +90,7 @@ impl Writer {
 }
 
 /// What the thread has.
-struct Work {
+struct WriterThread {
     cache: Arc<Cache>,
     settings: Settings,
     stopping: Arc<AtomicBool>,
@@ -109,7 +109,7 @@ struct Work {
     told_sums: Instant,
 }
 
-impl Work {
+impl WriterThread {
     fn new(cache: Arc<Cache>, settings: Settings, stopping: Arc<AtomicBool>) -> Self {
         Self {
             cache,

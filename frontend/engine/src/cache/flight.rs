@@ -10,22 +10,22 @@ use pharos::cache::{Entry, Key};
 use tokio::sync::oneshot;
 
 /// Those who wait, by what they wait for. An entry exists as long as somebody leads.
-type Waiting = HashMap<Key, VecDeque<oneshot::Sender<Landing>>>;
+type Waiting = HashMap<Key, VecDeque<oneshot::Sender<FlightOutcome>>>;
 
 /// Every key that is being looked up or executed.
 #[derive(Default, Clone)]
 pub(super) struct Flights(Arc<Mutex<Waiting>>);
 
 /// How joining a flight ends.
-pub(super) enum Landing {
+pub(super) enum FlightOutcome {
     /// With the leader's response.
     Entry(Arc<Entry>),
     /// With the lead: nobody else is at it.
-    Lead(Lead),
+    Lead(FlightLeader),
 }
 
-/// The duty to find out what a key's response is.
-pub(super) struct Lead {
+/// The request of a flight that is executed; the others wait for its response.
+pub(super) struct FlightLeader {
     flights: Flights,
     /// `None` once it is done.
     key: Option<Key>,
@@ -33,13 +33,13 @@ pub(super) struct Lead {
 
 impl Flights {
     /// Leads, or waits for who does.
-    pub(super) async fn join(&self, key: Key) -> Landing {
+    pub(super) async fn join(&self, key: Key) -> FlightOutcome {
         let landing = {
             let mut waiting = self.lock();
             match waiting.get_mut(&key) {
                 None => {
                     waiting.insert(key, VecDeque::new());
-                    return Landing::Lead(Lead { flights: self.clone(), key: Some(key) });
+                    return FlightOutcome::Lead(FlightLeader { flights: self.clone(), key: Some(key) });
                 }
                 Some(others) => {
                     let (sender, landing) = oneshot::channel();
@@ -49,7 +49,7 @@ impl Flights {
             }
         };
         // A sender is never dropped unused. If it were, this one would go on alone.
-        landing.await.unwrap_or_else(|_| Landing::Lead(Lead { flights: self.clone(), key: None }))
+        landing.await.unwrap_or_else(|_| FlightOutcome::Lead(FlightLeader { flights: self.clone(), key: None }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -57,7 +57,7 @@ impl Flights {
     }
 }
 
-impl Lead {
+impl FlightLeader {
     /// Whether somebody waits now.
     pub(super) fn is_waited_for(&self) -> bool {
         let Some(key) = &self.key else { return false };
@@ -73,12 +73,12 @@ impl Lead {
         let others = self.flights.lock().remove(&key);
         for other in others.into_iter().flatten() {
             // Who has gone away does not take it.
-            let _ = other.send(Landing::Entry(entry.clone()));
+            let _ = other.send(FlightOutcome::Entry(entry.clone()));
         }
     }
 }
 
-impl Drop for Lead {
+impl Drop for FlightLeader {
     fn drop(&mut self) {
         let Some(key) = self.key.take() else { return };
         loop {
@@ -92,11 +92,11 @@ impl Drop for Lead {
             };
             let Some(next) = next else { return };
             let lead = Self { flights: self.flights.clone(), key: Some(key) };
-            match next.send(Landing::Lead(lead)) {
+            match next.send(FlightOutcome::Lead(lead)) {
                 Ok(()) => return,
                 // It has gone away; its lead must not look for the next one too.
-                Err(Landing::Lead(mut lead)) => lead.key = None,
-                Err(Landing::Entry(_)) => {}
+                Err(FlightOutcome::Lead(mut lead)) => lead.key = None,
+                Err(FlightOutcome::Entry(_)) => {}
             }
         }
     }
@@ -123,15 +123,15 @@ mod tests {
         Arc::new(Entry::copy_of(&InferResponse::default()))
     }
 
-    async fn lead(flights: &Flights, key: Key) -> Lead {
+    async fn lead(flights: &Flights, key: Key) -> FlightLeader {
         match flights.join(key).await {
-            Landing::Lead(lead) => lead,
-            Landing::Entry(_) => panic!("nobody has landed"),
+            FlightOutcome::Lead(lead) => lead,
+            FlightOutcome::Entry(_) => panic!("nobody has landed"),
         }
     }
 
     /// Joins as tasks that wait, in order.
-    async fn followers(flights: &Flights, key: Key, count: usize) -> Vec<tokio::task::JoinHandle<Landing>> {
+    async fn followers(flights: &Flights, key: Key, count: usize) -> Vec<tokio::task::JoinHandle<FlightOutcome>> {
         let mut tasks = Vec::new();
         for n in 1..=count {
             let joining = flights.clone();
@@ -153,7 +153,7 @@ mod tests {
         let entry = entry();
         first.land(&entry);
         for waiting in waiting {
-            assert!(matches!(waiting.await.unwrap(), Landing::Entry(found) if Arc::ptr_eq(&found, &entry)));
+            assert!(matches!(waiting.await.unwrap(), FlightOutcome::Entry(found) if Arc::ptr_eq(&found, &entry)));
         }
         drop(other);
         assert!(flights.lock().is_empty());
@@ -169,11 +169,11 @@ mod tests {
         gone.abort();
         assert!(gone.await.is_err());
         drop(first);
-        let Landing::Lead(second) = waiting.next().unwrap().await.unwrap() else { panic!("nobody has landed") };
+        let FlightOutcome::Lead(second) = waiting.next().unwrap().await.unwrap() else { panic!("nobody has landed") };
         drop(second);
-        let Landing::Lead(third) = waiting.next().unwrap().await.unwrap() else { panic!("nobody has landed") };
+        let FlightOutcome::Lead(third) = waiting.next().unwrap().await.unwrap() else { panic!("nobody has landed") };
         third.land(&entry());
-        assert!(matches!(waiting.next().unwrap().await.unwrap(), Landing::Entry(_)));
+        assert!(matches!(waiting.next().unwrap().await.unwrap(), FlightOutcome::Entry(_)));
         assert!(flights.lock().is_empty());
     }
 
@@ -193,7 +193,7 @@ mod tests {
         drop(first);
         // The lead is in the first one's hands, who goes away without having looked.
         drop(waiting.remove(0));
-        assert!(matches!(waiting.remove(0).await, Landing::Lead(_)));
+        assert!(matches!(waiting.remove(0).await, FlightOutcome::Lead(_)));
         assert!(flights.lock().is_empty());
     }
 }

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use super::connection::{Connection, refusal};
-use super::{RedisSettings as Settings, Report, Trouble};
+use super::{CacheError, RedisSettings as Settings, Report};
 
 /// What keys begin with: other programs may use the same Redis.
 const PREFIX: &str = "pharos:response:1:";
@@ -104,11 +104,11 @@ impl Redis {
     /// The value of a key; `None` also for all that can go wrong.
     pub(super) async fn get(&self, key: &Key) -> Option<Bytes> {
         let Some(mut connection) = self.link.connection() else {
-            self.report.tell(Trouble::Connection, "there is no connection to Redis");
+            self.report.tell(CacheError::Connection, "there is no connection to Redis");
             return None;
         };
         let Some(_pending) = self.link.begin(0) else {
-            self.report.tell(Trouble::Busy, "too many look-ups wait for Redis");
+            self.report.tell(CacheError::Busy, "too many look-ups wait for Redis");
             return None;
         };
         let mut command = cmd("GET");
@@ -116,18 +116,18 @@ impl Redis {
         match timeout(self.settings.timeout, connection.ask(&command)).await {
             Ok(Ok(Value::BulkString(value))) => return Some(value.into()),
             Ok(Ok(Value::Nil)) => {}
-            Ok(Ok(_)) => self.report.tell(Trouble::Reply, "Redis answered GET without a value"),
+            Ok(Ok(_)) => self.report.tell(CacheError::Reply, "Redis answered GET without a value"),
             Ok(Err(error)) => match refusal(&error) {
-                Some(words) => self.report.tell(Trouble::Reply, &format!("Redis refuses GET: {words}")),
+                Some(words) => self.report.tell(CacheError::Reply, &format!("Redis refuses GET: {words}")),
                 None => {
                     self.link.give_up();
-                    self.report.tell(Trouble::Connection, &format!("the connection to Redis broke: {error}"));
+                    self.report.tell(CacheError::Connection, &format!("the connection to Redis broke: {error}"));
                 }
             },
             Err(_) => {
                 self.link.give_up();
                 let ms = self.settings.timeout.as_millis();
-                self.report.tell(Trouble::Timeout, &format!("Redis did not answer within {ms} ms"));
+                self.report.tell(CacheError::Timeout, &format!("Redis did not answer within {ms} ms"));
             }
         }
         None
@@ -136,14 +136,14 @@ impl Redis {
     /// Sends a value of about `size` bytes to be stored, and does not wait for it.
     pub(super) fn set(&self, key: &Key, value: impl FnOnce() -> Vec<u8>, size: u64) {
         let Some(connection) = self.link.connection() else {
-            return self.report.tell(Trouble::Connection, "there is no connection to Redis");
+            return self.report.tell(CacheError::Connection, "there is no connection to Redis");
         };
         if size > LONGEST_VALUE {
             let text = format!("a response of {size} bytes is larger than what Redis takes, {LONGEST_VALUE}");
-            return self.report.tell(Trouble::TooLarge, &text);
+            return self.report.tell(CacheError::TooLarge, &text);
         }
         let Some(pending) = self.link.begin(size) else {
-            return self.report.tell(Trouble::Busy, "too many responses wait to be stored in Redis");
+            return self.report.tell(CacheError::Busy, "too many responses wait to be stored in Redis");
         };
         let mut command = cmd("SET");
         command.arg(name(key)).arg(value());
@@ -159,10 +159,10 @@ async fn store(mut connection: Connection, command: Cmd, pending: Pending, repor
     match timeout(STORE, connection.ask(&command)).await {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => match refusal(&error) {
-            Some(words) => report.tell(Trouble::Reply, &format!("Redis refuses SET: {words}")),
-            None => report.tell(Trouble::Connection, &format!("the connection to Redis broke: {error}")),
+            Some(words) => report.tell(CacheError::Reply, &format!("Redis refuses SET: {words}")),
+            None => report.tell(CacheError::Connection, &format!("the connection to Redis broke: {error}")),
         },
-        Err(_) => report.tell(Trouble::Timeout, &format!("Redis stored nothing within {} s", STORE.as_secs())),
+        Err(_) => report.tell(CacheError::Timeout, &format!("Redis stored nothing within {} s", STORE.as_secs())),
     }
     drop(pending);
 }
@@ -191,8 +191,8 @@ impl Keeper {
                     pause = FIRST_PAUSE;
                     self.serve(connection).await
                 }
-                Ok(Err(error)) => (Trouble::Connection, error),
-                Err(_) => (Trouble::Connection, format!("no connection within {} s", CONNECT.as_secs())),
+                Ok(Err(error)) => (CacheError::Connection, error),
+                Err(_) => (CacheError::Connection, format!("no connection within {} s", CONNECT.as_secs())),
             };
             self.report.tell(trouble, &format!("Redis at {host}:{port}: {lost}"));
             sleep(pause).await;
@@ -201,15 +201,15 @@ impl Keeper {
     }
 
     /// Lends the connection to look-ups for as long as it answers. Returns why it no longer does.
-    async fn serve(&self, mut connection: Connection) -> (Trouble, String) {
+    async fn serve(&self, mut connection: Connection) -> (CacheError, String) {
         loop {
             self.link.replace(Some(connection.clone()));
             self.link.suspect.notified().await;
             // It was too slow for a look-up: a long value may be on its way, or the server hangs.
             match timeout(CONNECT, connection.answers()).await {
                 Ok(true) => {}
-                Ok(false) => return (Trouble::Connection, "it closed the connection".to_owned()),
-                Err(_) => return (Trouble::Timeout, format!("no answer within {} s", CONNECT.as_secs())),
+                Ok(false) => return (CacheError::Connection, "it closed the connection".to_owned()),
+                Err(_) => return (CacheError::Timeout, format!("no answer within {} s", CONNECT.as_secs())),
             }
         }
     }

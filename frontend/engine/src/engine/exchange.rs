@@ -13,8 +13,8 @@ use pharos::service::{Resolved, Streamed};
 use super::Engine;
 use crate::serving::Serving;
 
-/// What a client calls a model.
-struct Called {
+/// The name and version by which a client addressed a model.
+struct ClientModelName {
     name: String,
     /// The version that it has asked for; may be empty.
     asked: String,
@@ -26,7 +26,7 @@ struct Called {
 #[derive(Default)]
 pub(super) struct Exchange {
     /// The name and version that the client used, if those of the repository are others.
-    called: Option<Called>,
+    called: Option<ClientModelName>,
     /// Where it is counted.
     named: Option<(Engine, Arc<AliasCounts>)>,
     /// The requested outputs, if its tensors became a document.
@@ -45,7 +45,7 @@ impl Exchange {
         {
             let name = std::mem::replace(&mut request.model_name, model);
             let asked = std::mem::take(&mut request.model_version);
-            exchange.called = Some(Called { name, asked, version });
+            exchange.called = Some(ClientModelName { name, asked, version });
         }
         Ok(exchange)
     }
@@ -61,7 +61,7 @@ impl Exchange {
         request: &mut InferRequest,
     ) -> Result<(), InferError> {
         let (name, version) = match &self.called {
-            Some(Called { name, asked, .. }) => (name, asked),
+            Some(ClientModelName { name, asked, .. }) => (name, asked),
             None => (&request.model_name, &request.model_version),
         };
         let counts = engine.naming.as_ref().is_none_or(|naming| naming.counts());
@@ -103,7 +103,7 @@ impl Exchange {
     }
 
     fn shown(&self, mut response: InferResponse) -> Result<InferResponse, InferError> {
-        if let Some(Called { name, version, .. }) = &self.called {
+        if let Some(ClientModelName { name, version, .. }) = &self.called {
             response.model_name.clone_from(name);
             response.model_version.clone_from(version);
         }

@@ -22,7 +22,7 @@ use pharos::metrics::record;
 use pharos::timeline::{ComputeStamps, Instant};
 
 use super::slots::{Queued, STUCK, StepPermit};
-use super::steps::{InSequence, Passed, log_left_out, made, region, request_inputs, requested, response};
+use super::steps::{InSequence, StepTensor, log_left_out, made, region, request_inputs, requested, response};
 use super::steps::{StepTensors, sequence_of, step_request};
 use super::streams::{Stream, Streams};
 use super::{Member, Members, Target};
@@ -68,7 +68,7 @@ pub(super) struct EnsembleRequest<M: Members> {
     plan: Arc<Plan>,
     /// The members in the order of the steps.
     members: Vec<Arc<M::Member>>,
-    flow: Flow<Passed>,
+    flow: Flow<StepTensor>,
     running: BTreeMap<CallId, Running<M::Member>>,
     events: FuturesUnordered<Waiting<M::Responses>>,
     /// By stage.
@@ -81,7 +81,7 @@ pub(super) struct EnsembleRequest<M: Members> {
 }
 
 /// The outputs and parameters of a response.
-pub(super) type Made = (Vec<InferOutput>, Parameters);
+pub(super) type StepOutputs = (Vec<InferOutput>, Parameters);
 
 impl<M: Members> EnsembleRequest<M> {
     /// Begins a request.
@@ -113,7 +113,7 @@ impl<M: Members> EnsembleRequest<M> {
     }
 
     /// The next response; `None` when there are no more. After an error there are none.
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Made, InferError>>> {
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<StepOutputs, InferError>>> {
         loop {
             while let Some(call) = self.flow.next_step() {
                 self.start(call);
@@ -159,7 +159,7 @@ impl<M: Members> EnsembleRequest<M> {
         self.models.metrics()
     }
 
-    fn start(&mut self, call: Call<Passed>) {
+    fn start(&mut self, call: Call<StepTensor>) {
         let Call { id, step: number, stage, decoupled, inputs, wanted } = call;
         let (Some(ensemble), Some(member)) = (self.version.ensemble(), self.members.get(number)) else { return };
         let Some(step) = self.plan.steps().get(number) else { return };
@@ -177,7 +177,7 @@ impl<M: Members> EnsembleRequest<M> {
         self.running.insert(id, Running { step: number, member: member.clone(), since, sequence });
         let slots = ensemble.slots.as_ref().zip(self.queued.get(stage));
         let queued = slots.and_then(|(slots, waiting)| slots.queue(number, waiting, self.before.clone()));
-        let work = Work { id, models: self.models.clone(), member, request };
+        let work = StepCall { id, models: self.models.clone(), member, request };
         let ensemble = self.version.model().clone();
         match queued {
             None if decoupled => match work.begin(None) {
@@ -289,14 +289,14 @@ impl<M: Members> EnsembleRequest<M> {
 }
 
 /// A step's request, ready to be sent to its model.
-struct Work<M: Members> {
+struct StepCall<M: Members> {
     id: CallId,
     models: Arc<M>,
     member: Arc<M::Member>,
     request: InferRequest,
 }
 
-impl<M: Members> Work<M> {
+impl<M: Members> StepCall<M> {
     async fn answer(mut self, permit: StepPermit) -> Event<M::Responses> {
         self.request.timeline.request_start = clock::now();
         let answer = match self.member.check_ready() {

@@ -8,7 +8,7 @@ use pharos::metrics::record::{self, ResponseKind};
 use pharos::model::Checked;
 use pharos::timeline::Instant;
 
-use super::request::{EnsembleRequest, Made};
+use super::request::{EnsembleRequest, StepOutputs};
 use super::{Member, Members, Target, Unanswered, ended, record_success};
 use crate::scheduler::{Streamed, request_trace};
 use pharos_os::clock;
@@ -62,9 +62,9 @@ impl<M: Members> Responses<M> {
     }
 
     /// A response, recorded.
-    fn made(&mut self, made: Option<Result<Made, InferError>>) -> Streamed {
+    fn made(&mut self, made: Option<Result<StepOutputs, InferError>>) -> Streamed {
         let empty = made.is_none();
-        let made = made.unwrap_or_else(|| Ok(Made::default()));
+        let made = made.unwrap_or_else(|| Ok(StepOutputs::default()));
         let last = empty || made.is_err() || self.running.as_ref().is_none_or(EnsembleRequest::is_over);
         let kind = match &made {
             Ok((outputs, _)) if outputs.is_empty() => ResponseKind::Empty,
@@ -93,7 +93,7 @@ impl<M: Members> Responses<M> {
     fn response(
         &mut self,
         version: &M::Member,
-        (outputs, parameters): Made,
+        (outputs, parameters): StepOutputs,
         last: bool,
     ) -> Result<InferResponse, InferError> {
         let Some(running) = &self.running else { return Err(InferError::internal("a request has ended twice")) };

@@ -11,9 +11,9 @@ use pharos::tensor::Tensor;
 
 use super::Member;
 
-/// A tensor on its way between steps.
+/// A tensor between steps.
 #[derive(Clone)]
-pub(super) struct Passed {
+pub(super) struct StepTensor {
     tensor: Tensor,
     /// The batch that its first dimension is, if what made it batches.
     batch: Option<i64>,
@@ -29,7 +29,7 @@ pub(super) struct InSequence {
     pub(super) end: bool,
 }
 
-impl Passed {
+impl StepTensor {
     fn new(tensor: Tensor, batches: bool, sequence: Option<InSequence>) -> Self {
         let batch = tensor.shape.first().copied().filter(|_| batches);
         Self { tensor, batch, sequence }
@@ -43,7 +43,7 @@ impl Passed {
 }
 
 /// The place in a sequence of what is made of these tensors: what those say that steps have made, or else the request.
-pub(super) fn sequence_of(tensors: &[(usize, Passed)], request: &InferRequest) -> InSequence {
+pub(super) fn sequence_of(tensors: &[(usize, StepTensor)], request: &InferRequest) -> InSequence {
     let said = tensors.iter().find_map(|(_, passed)| passed.sequence.clone());
     said.unwrap_or_else(|| InSequence {
         id: request.correlation_id.clone(),
@@ -60,19 +60,19 @@ pub(super) fn requested(version: &impl Member, request: &InferRequest) -> Vec<us
 }
 
 /// The inputs that a request brings, by their positions in the configuration; taken out of it.
-pub(super) fn request_inputs(version: &impl Member, request: &mut InferRequest) -> Vec<(usize, Passed)> {
+pub(super) fn request_inputs(version: &impl Member, request: &mut InferRequest) -> Vec<(usize, StepTensor)> {
     let batches = version.config().batches();
     let given = std::mem::take(&mut request.inputs).into_iter().filter_map(|input| {
         let position = version.config().inputs.iter().position(|spec| spec.name == input.name)?;
         let shape = version.config().inputs.get(position)?.backend_shape(&input.tensor.shape, batches);
-        Some((position, Passed::new(Tensor { shape, ..input.tensor }, batches, None)))
+        Some((position, StepTensor::new(Tensor { shape, ..input.tensor }, batches, None)))
     });
     given.collect()
 }
 
 /// The tensors of a step's request, by their positions in the step.
 pub(super) struct StepTensors<'a> {
-    pub(super) inputs: Vec<(usize, Passed)>,
+    pub(super) inputs: Vec<(usize, StepTensor)>,
     /// The outputs that are requested.
     pub(super) wanted: &'a [usize],
 }
@@ -85,7 +85,7 @@ pub(super) fn step_request(
     sequence: &InSequence,
 ) -> InferRequest {
     let config = member.config();
-    let input = |(position, passed): (usize, Passed)| {
+    let input = |(position, passed): (usize, StepTensor)| {
         let (name, _) = step.inputs.get(position)?;
         let dims = config.input(name).map_or(&[][..], |spec| &spec.dims);
         Some(InferInput { name: name.clone(), tensor: passed.into_tensor(dims, config.batches()) })
@@ -133,11 +133,11 @@ pub(super) fn made(
     (step, member): (&Step, &impl Member),
     response: InferResponse,
     asked: InSequence,
-) -> Result<Vec<(usize, Passed)>, InferError> {
+) -> Result<Vec<(usize, StepTensor)>, InferError> {
     let sequence = said(&response.parameters, asked)?;
     let made = response.outputs.into_iter().filter_map(|output| {
         let position = step.outputs.iter().position(|(name, _)| *name == output.name)?;
-        Some((position, Passed::new(output.tensor, member.config().batches(), Some(sequence.clone()))))
+        Some((position, StepTensor::new(output.tensor, member.config().batches(), Some(sequence.clone()))))
     });
     Ok(made.collect())
 }
@@ -202,7 +202,7 @@ fn check_regions(version: &impl Member, request: &InferRequest, outputs: &[Infer
 pub(super) fn response(
     version: &impl Member,
     request: &InferRequest,
-    outputs: Vec<(usize, Passed)>,
+    outputs: Vec<(usize, StepTensor)>,
 ) -> Result<(Vec<InferOutput>, Parameters), InferError> {
     let config = version.config();
     let sequence = sequence_of(&outputs, request);

@@ -32,9 +32,9 @@ pub(super) struct Stream<S> {
 }
 
 /// The next response of a step, with the step.
-struct Next<S>(Option<Stream<S>>);
+struct NextResponse<S>(Option<Stream<S>>);
 
-impl<S: ResponseSource> Future for Next<S> {
+impl<S: ResponseSource> Future for NextResponse<S> {
     type Output = Option<(Stream<S>, Streamed)>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -62,7 +62,7 @@ pub(super) struct Streams<S> {
     current: Option<Stream<S>>,
     /// Responses of others, which came when `current` had none.
     held: BTreeMap<CallId, (Stream<S>, Streamed)>,
-    others: FuturesUnordered<Next<S>>,
+    others: FuturesUnordered<NextResponse<S>>,
     /// Too far ahead of what is made of their responses.
     parked: Vec<Stream<S>>,
 }
@@ -78,7 +78,7 @@ impl<S: ResponseSource> Streams<S> {
     pub(super) fn push(&mut self, stream: Stream<S>) {
         match &self.current {
             None if self.others.is_empty() && self.held.is_empty() => self.current = Some(stream),
-            _ => self.others.push(Next(Some(stream))),
+            _ => self.others.push(NextResponse(Some(stream))),
         }
     }
 
@@ -107,7 +107,7 @@ impl<S: ResponseSource> Streams<S> {
     ) -> Poll<(CallId, Streamed, StepPermit)> {
         let is_ahead = |stream: &mut Stream<S>| waiting(stream.id) >= BEHIND;
         for stream in self.parked.extract_if(.., |stream| !is_ahead(stream)) {
-            self.others.push(Next(Some(stream)));
+            self.others.push(NextResponse(Some(stream)));
         }
         self.parked.extend(self.current.take_if(is_ahead));
         loop {
@@ -118,7 +118,7 @@ impl<S: ResponseSource> Streams<S> {
                 }
             }
             if let Some((_, (stream, streamed))) = self.held.pop_first() {
-                self.others.extend(self.current.take().map(|stream| Next(Some(stream))));
+                self.others.extend(self.current.take().map(|stream| NextResponse(Some(stream))));
                 return Poll::Ready(self.taken(stream, streamed));
             }
             while let Poll::Ready(Some(Some((stream, streamed)))) = self.others.poll_next_unpin(cx) {

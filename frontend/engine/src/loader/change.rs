@@ -7,15 +7,15 @@ use std::sync::Arc;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::ModelChange;
 use pharos::metrics::record;
-use pharos::repository::{Change, Made, State, changes};
+use pharos::repository::{Change, State, VersionFingerprint, changes};
 
 use super::Loader;
 use super::prepare::Prepared;
-use crate::serving::{Ending, Serving};
+use crate::serving::{RetireReason, Serving};
 
 /// What happens to serving versions whose successors cannot be loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failing {
+pub(super) enum OnLoadFailure {
     /// They continue.
     Keep,
     /// They end: their members have changed.
@@ -55,13 +55,14 @@ impl Loader {
         self: &Arc<Self>,
         prepared: &Prepared,
         reload: bool,
-        failing: Failing,
+        failing: OnLoadFailure,
     ) -> Result<(), String> {
         let model = prepared.name.as_str();
         warn_of_missing(prepared);
         let running = self.models.snapshot().serving.get(model).cloned().unwrap_or_default();
-        let made: BTreeMap<u64, Made> = running.iter().map(|(number, serving)| (*number, serving.made)).collect();
-        let wanted: BTreeMap<u64, Made> =
+        let made: BTreeMap<u64, VersionFingerprint> =
+            running.iter().map(|(number, serving)| (*number, serving.made)).collect();
+        let wanted: BTreeMap<u64, VersionFingerprint> =
             prepared.versions.iter().map(|(number, version)| (*number, version.made)).collect();
         let mut plan = changes(&made, &wanted, reload);
         for (number, change) in &mut plan {
@@ -86,7 +87,7 @@ impl Loader {
             self.commit(prepared, &plan, outcome);
         } else {
             self.give_up(model, outcome);
-            if failing == Failing::Withdraw {
+            if failing == OnLoadFailure::Withdraw {
                 self.withdraw_failed(model, &failed);
             }
         }
@@ -146,12 +147,12 @@ impl Loader {
                 let number = ready.model.version;
                 table.states.set(model, number, State::Ready, "");
                 let old = serving.insert(number, Arc::new(ready));
-                gone.extend(old.filter(|_| is_new).map(|old| (old, Ending::Replaced)));
+                gone.extend(old.filter(|_| is_new).map(|old| (old, RetireReason::Replaced)));
             }
             for (number, _) in plan.iter().filter(|(_, change)| **change == Change::Unload) {
                 table.states.set(model, *number, State::Unloading, "");
                 let unload = table.begin_unload(model, *number);
-                gone.extend(serving.remove(number).map(|old| (old, Ending::Outdated(unload))));
+                gone.extend(serving.remove(number).map(|old| (old, RetireReason::Outdated(unload))));
             }
             // In the same change: a request of a sequence finds the old version in one of the two maps.
             gone.iter().for_each(|(old, _)| table.begin_ending(old));
@@ -177,7 +178,7 @@ impl Loader {
             }
         });
         for Ready { serving, .. } in ready.into_iter().filter(|ready| ready.is_new) {
-            self.models.retire(Arc::new(serving), Ending::Unserved);
+            self.models.retire(Arc::new(serving), RetireReason::Unserved);
         }
     }
 
@@ -191,7 +192,7 @@ impl Loader {
             }
             table.serving.retain(|_, versions| !versions.is_empty());
         });
-        gone.into_iter().for_each(|serving| self.models.retire(serving, Ending::Failed));
+        gone.into_iter().for_each(|serving| self.models.retire(serving, RetireReason::Failed));
     }
 }
 

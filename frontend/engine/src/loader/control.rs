@@ -14,10 +14,10 @@ use tokio::sync::watch;
 pub(super) use locks::Locks;
 use locks::Unloads;
 
-use super::change::Failing;
-use super::prepare::{Prepared, Unprepared};
+use super::change::OnLoadFailure;
+use super::prepare::{PrepareError, Prepared};
 use super::{Loader, Mode, ensembles};
-use crate::serving::Ending;
+use crate::serving::RetireReason;
 use crate::store::Overrides;
 
 /// What loading a model has come to; the error is the client's.
@@ -30,12 +30,12 @@ pub(super) struct Wanted {
     pub(super) overrides: Option<Arc<Overrides>>,
     /// Reload it even if it has not changed.
     pub(super) reload: bool,
-    pub(super) failing: Failing,
+    pub(super) failing: OnLoadFailure,
 }
 
 impl Wanted {
     pub(super) fn new(name: &str, overrides: Option<Arc<Overrides>>) -> Self {
-        Self { name: name.to_owned(), overrides, reload: false, failing: Failing::Keep }
+        Self { name: name.to_owned(), overrides, reload: false, failing: OnLoadFailure::Keep }
     }
 }
 
@@ -172,10 +172,10 @@ impl Loader {
     async fn with_members(
         self: &Arc<Self>,
         wanted: Vec<Wanted>,
-    ) -> Vec<(Wanted, Unloads, Result<Prepared, Unprepared>)> {
+    ) -> Vec<(Wanted, Unloads, Result<Prepared, PrepareError>)> {
         let loader = self.clone();
         let read = move || {
-            let mut all: Vec<(Wanted, Unloads, Result<Prepared, Unprepared>)> = Vec::new();
+            let mut all: Vec<(Wanted, Unloads, Result<Prepared, PrepareError>)> = Vec::new();
             let mut next: Vec<(Wanted, Unloads)> = wanted.into_iter().map(|wanted| loader.begun(wanted)).collect();
             while let Some((wanted, unloads)) = next.pop() {
                 if all.iter().any(|(known, _, _)| known.name == wanted.name) {
@@ -217,19 +217,19 @@ impl Loader {
         (wanted, unloads)
     }
 
-    fn check_dependencies(&self, name: &str, prepared: Prepared) -> Result<Prepared, Unprepared> {
+    fn check_dependencies(&self, name: &str, prepared: Prepared) -> Result<Prepared, PrepareError> {
         let table = self.models.snapshot();
         match ensembles::hopeless(&table.dependencies, &table.states, name) {
-            Some(reason) => Err(Unprepared::Hopeless(reason)),
+            Some(reason) => Err(PrepareError::Members(reason)),
             None => Ok(prepared),
         }
     }
 
     /// Records that the load of a model could not begin. Serving versions continue, unless they are to be withdrawn.
-    fn not_prepared(self: &Arc<Self>, wanted: &Wanted, unprepared: &Unprepared) -> InferError {
+    fn not_prepared(self: &Arc<Self>, wanted: &Wanted, unprepared: &PrepareError) -> InferError {
         let (name, reason) = (wanted.name.as_str(), unprepared.reason());
         tracing::error!(model = name, "model cannot be loaded: {reason}");
-        if wanted.failing == Failing::Withdraw {
+        if wanted.failing == OnLoadFailure::Withdraw {
             self.withdraw(name);
         }
         self.models.change(|table| {
@@ -237,7 +237,7 @@ impl Loader {
             match self.settings.mode {
                 _ if table.serving.contains_key(name) => {}
                 // The response has the reason; the state of the model is unchanged.
-                Mode::Explicit if bare && !matches!(unprepared, Unprepared::NoVersion(_)) => {
+                Mode::Explicit if bare && !matches!(unprepared, PrepareError::NoVersion(_)) => {
                     table.states.remove(name);
                     table.wanted.remove(name);
                 }
@@ -246,9 +246,9 @@ impl Loader {
             }
         });
         match unprepared {
-            Unprepared::Nowhere(reason) | Unprepared::Unreadable(reason) => not_polled(name, reason),
-            Unprepared::Hopeless(reason) => load_failed(name, &format!("{reason}\n")),
-            Unprepared::NoVersion(reason) => {
+            PrepareError::NotFound(reason) | PrepareError::Unreadable(reason) => not_polled(name, reason),
+            PrepareError::Members(reason) => load_failed(name, &format!("{reason}\n")),
+            PrepareError::NoVersion(reason) => {
                 let rule = "at least one version must be available under the version policy of model";
                 load_failed(name, &format!("{rule} '{name}': {reason}\n"))
             }
@@ -265,7 +265,7 @@ impl Loader {
             // An ensemble must be reloaded after a member was.
             let running = self.models.snapshot().serving.get(name).cloned().unwrap_or_default();
             let (reload, failing) = match running.values().any(|serving| self.models.has_other_members(serving)) {
-                true => (true, Failing::Withdraw),
+                true => (true, OnLoadFailure::Withdraw),
                 false => (wanted.reload, wanted.failing),
             };
             drop(running);
@@ -315,7 +315,8 @@ impl Loader {
                 continue;
             }
             let overrides = table.overrides.get(&name).cloned();
-            let wanted = Wanted { reload: true, failing: Failing::Withdraw, ..Wanted::new(&name, overrides.clone()) };
+            let wanted =
+                Wanted { reload: true, failing: OnLoadFailure::Withdraw, ..Wanted::new(&name, overrides.clone()) };
             let (wanted, unloads) = self.begun(wanted);
             let (loader, model) = (self.clone(), name.clone());
             let prepared = tokio::task::spawn_blocking(move || loader.prepare(&model, overrides.as_deref())).await;
@@ -377,7 +378,7 @@ impl Loader {
             let serving = table.serving.remove(model).unwrap_or_default();
             table.states.withdraw(model);
             for (number, serving) in serving {
-                gone.push((serving, Ending::Unloaded(table.begin_unload(model, number))));
+                gone.push((serving, RetireReason::Unloaded(table.begin_unload(model, number))));
             }
             if gone.is_empty() && table.nowhere.remove(model) {
                 table.forget(model);

@@ -14,7 +14,7 @@ use pharos::metrics::catalog::Kind;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{ModelConfig, Scheduling, TensorSpec, Warmup, WarmupBatch};
-use pharos::repository::{Change, Made, changes};
+use pharos::repository::{Change, VersionFingerprint, changes};
 use pharos::timeline::Instant;
 
 use super::Loader;
@@ -184,7 +184,8 @@ impl Loader {
             Some(engine) => config.with_parameter("engine", engine),
             None => config,
         };
-        let made = |config: &ModelConfig| BTreeMap::from([(number, Made::new(config, version.made.files))]);
+        let made =
+            |config: &ModelConfig| BTreeMap::from([(number, VersionFingerprint::new(config, version.made.files))]);
         match changes(&made(&serving.config), &made(&config), false).remove(&number)? {
             Change::Keep => Some(Change::Describe),
             Change::Replace => None,

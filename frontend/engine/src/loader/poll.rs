@@ -19,19 +19,19 @@ use super::{Loader, Mode};
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// The fingerprint of every model's files.
-pub(super) type Look = BTreeMap<String, Stamp>;
+pub(super) type Fingerprints = BTreeMap<String, Stamp>;
 
 /// What has been seen of the repositories.
 pub(super) struct Poll {
     /// When a model was last loaded.
-    acted: Look,
+    acted: Fingerprints,
     /// At the last look.
-    seen: Look,
+    seen: Fingerprints,
 }
 
 /// The loads and unloads after a poll.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Due {
+struct PollChanges {
     load: Vec<String>,
     unload: Vec<String>,
     /// Something has changed since the last look, and may be changing still.
@@ -39,12 +39,12 @@ struct Due {
 }
 
 impl Poll {
-    pub(super) fn new(look: Look) -> Self {
+    pub(super) fn new(look: Fingerprints) -> Self {
         Self { acted: look.clone(), seen: look }
     }
 
-    fn next(&mut self, look: Look) -> Due {
-        let mut due = Due::default();
+    fn next(&mut self, look: Fingerprints) -> PollChanges {
+        let mut due = PollChanges::default();
         let names: Vec<String> = look.keys().chain(self.acted.keys()).cloned().collect();
         for name in names {
             let (now, acted) = (look.get(&name), self.acted.get(&name));
@@ -76,7 +76,7 @@ impl Loader {
     ///
     /// # Errors
     /// One of them cannot be listed.
-    pub(super) fn look(&self) -> io::Result<Look> {
+    pub(super) fn look(&self) -> io::Result<Fingerprints> {
         self.stores.look()
     }
 
@@ -107,7 +107,7 @@ impl Loader {
     }
 
     /// [`Repository::look`] on a thread for what blocks.
-    pub(super) async fn look_aside(self: &Arc<Self>) -> io::Result<Look> {
+    pub(super) async fn look_aside(self: &Arc<Self>) -> io::Result<Fingerprints> {
         let loader = self.clone();
         tokio::task::spawn_blocking(move || loader.look()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
@@ -119,7 +119,7 @@ impl Loader {
     }
 
     /// Starts tasks, so that a slow load does not delay the next poll.
-    fn act(self: &Arc<Self>, due: Due) {
+    fn act(self: &Arc<Self>, due: PollChanges) {
         if !due.unload.is_empty() {
             tracing::info!(models = due.unload.join(", "), "gone from the repository");
             let loader = self.clone();
@@ -138,7 +138,7 @@ impl Loader {
 mod tests {
     use super::*;
 
-    fn look(models: &[(&str, u8)]) -> Look {
+    fn look(models: &[(&str, u8)]) -> Fingerprints {
         models.iter().map(|(name, stamp)| ((*name).to_owned(), Stamp::of(stamp))).collect()
     }
 
@@ -149,16 +149,19 @@ mod tests {
     #[test]
     fn what_is_seen_twice_is_acted_upon_once() {
         let mut poll = Poll::new(look(&[("a", 1), ("b", 1)]));
-        let unsettled = || Due { unsettled: true, ..Due::default() };
-        assert_eq!(poll.next(look(&[("a", 1), ("b", 1)])), Due::default());
+        let unsettled = || PollChanges { unsettled: true, ..PollChanges::default() };
+        assert_eq!(poll.next(look(&[("a", 1), ("b", 1)])), PollChanges::default());
         // One is changed, one is gone, one is new and still being written.
         assert_eq!(poll.next(look(&[("a", 2), ("c", 1)])), unsettled());
-        let due = Due { load: names(&["a"]), unload: names(&["b"]), unsettled: true };
+        let due = PollChanges { load: names(&["a"]), unload: names(&["b"]), unsettled: true };
         assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), due);
-        assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), Due { load: names(&["c"]), ..Due::default() });
-        assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), Due::default());
+        assert_eq!(
+            poll.next(look(&[("a", 2), ("c", 2)])),
+            PollChanges { load: names(&["c"]), ..PollChanges::default() }
+        );
+        assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), PollChanges::default());
         // What comes back as it was has not changed.
         assert_eq!(poll.next(look(&[("a", 3), ("c", 2)])), unsettled());
-        assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), Due::default());
+        assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), PollChanges::default());
     }
 }

@@ -11,7 +11,7 @@ use pharos::ensemble::Plan as EnsemblePlan;
 use pharos::model::{
     Completion, ConfigError, Draft, ModelConfig, ModelSignature, VersionPolicy, may_auto_complete, onnx,
 };
-use pharos::repository::{self, Made, Stamp};
+use pharos::repository::{self, Stamp, VersionFingerprint};
 
 use super::checksums;
 use super::{Loader, Settings};
@@ -147,26 +147,26 @@ impl Configuration {
 #[derive(Clone)]
 pub(super) struct Version {
     pub(super) directory: PathBuf,
-    pub(super) made: Made,
+    pub(super) made: VersionFingerprint,
 }
 
-/// Why a model cannot be loaded, found before anything of it is.
+/// Why a model cannot be prepared for loading.
 #[derive(Clone, Debug)]
-pub(super) enum Unprepared {
+pub(super) enum PrepareError {
     /// No repository has it, or more than one.
-    Nowhere(String),
+    NotFound(String),
     /// Its files or its configuration cannot be had.
     Unreadable(String),
     /// It has no version that its policy wants.
     NoVersion(String),
-    /// A member of the ensemble is nowhere, or is the ensemble itself.
-    Hopeless(String),
+    /// A member of the ensemble does not exist, or is the ensemble itself.
+    Members(String),
 }
 
-impl Unprepared {
+impl PrepareError {
     pub(super) fn reason(&self) -> &str {
         match self {
-            Self::Nowhere(reason) | Self::Unreadable(reason) | Self::NoVersion(reason) | Self::Hopeless(reason) => {
+            Self::NotFound(reason) | Self::Unreadable(reason) | Self::NoVersion(reason) | Self::Members(reason) => {
                 reason
             }
         }
@@ -181,7 +181,7 @@ impl Loader {
     ///
     /// # Errors
     /// It cannot be loaded.
-    pub(super) fn prepare(&self, model: &str, overrides: Option<&Overrides>) -> Result<Prepared, Unprepared> {
+    pub(super) fn prepare(&self, model: &str, overrides: Option<&Overrides>) -> Result<Prepared, PrepareError> {
         prepare(&self.settings, &self.stores, model, overrides)
     }
 }
@@ -191,11 +191,11 @@ fn prepare(
     stores: &Stores,
     model: &str,
     overrides: Option<&Overrides>,
-) -> Result<Prepared, Unprepared> {
-    let unreadable = Unprepared::Unreadable;
+) -> Result<Prepared, PrepareError> {
+    let unreadable = PrepareError::Unreadable;
     let model_files = match overrides.and_then(|overrides| overrides.files.clone()) {
         Some(model_files) => model_files,
-        None => Arc::new(stores.local(model).map_err(Unprepared::Nowhere)?),
+        None => Arc::new(stores.local(model).map_err(PrepareError::NotFound)?),
     };
     let contents = scan::contents(model_files.path(), settings.config_name.as_deref());
     let contents = contents.map_err(|error| unreadable(error.to_string()))?;
@@ -221,7 +221,7 @@ fn prepare(
         let there =
             if present.is_empty() { "no version directories".to_owned() } else { format!("versions {present:?}") };
         let place = model_files.path().display();
-        return Err(Unprepared::NoVersion(format!("no version to run: '{place}' has {there}")));
+        return Err(PrepareError::NoVersion(format!("no version to run: '{place}' has {there}")));
     }
     let versions = contents.versions.into_iter().filter(|(version, _)| wanted.contains(version)).collect();
     // With another member of the same name it is another ensemble.
@@ -314,7 +314,7 @@ fn versions_made(
         };
         let outside = scan::stamp_of(&launch::outside(&files.settings.program, &asked));
         let files = Stamp::of(&(shared, files.members, outside, scan::stamp(&directory)?));
-        Ok((number, Version { made: Made::of_parts(&parts, files), directory }))
+        Ok((number, Version { made: VersionFingerprint::of_parts(&parts, files), directory }))
     };
     versions.into_iter().map(version).collect()
 }

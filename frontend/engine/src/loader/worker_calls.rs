@@ -12,7 +12,7 @@ use pharos::repository::Override;
 use pharos::wire::Verb;
 
 use super::Loader;
-use crate::calls::{Answers, Models, Work, decoupled, not_ready, refused};
+use crate::calls::{Answers, BoxFuture, Models, decoupled, not_ready, refused};
 use crate::scheduler::{Answer, Streamed};
 use crate::serving::Responses;
 
@@ -31,7 +31,7 @@ impl Models for Loader {
         Ok(Box::new(One(Some(Box::pin(async move { self.models.execute(&serving, request, admitted).await })))))
     }
 
-    fn manage(self: Arc<Self>, model: String, verb: Verb) -> Work<Result<bool, InferError>> {
+    fn manage(self: Arc<Self>, model: String, verb: Verb) -> BoxFuture<Result<bool, InferError>> {
         Box::pin(async move {
             match verb {
                 Verb::IsReady(version) => Ok(self.models.says_ready(&model, &version).await),

@@ -42,9 +42,9 @@ else:
     say('found', getattr(pharos_worker, 'WIRE_VERSION', ''))
 "#;
 
-/// What an interpreter has said of itself.
+/// What an interpreter reports about itself.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Said {
+struct InterpreterReport {
     version: Option<(u32, u32)>,
     package: Option<Package>,
 }
@@ -88,7 +88,9 @@ pub(crate) async fn why_not_started(launch: &Launch, model: &str) -> Option<Stri
         Ok::<_, std::io::Error>((text, child.wait().await?))
     };
     match timeout(PATIENCE, asked).await {
-        Ok(Ok((text, status))) => sentence(interpreter, model, &Said::parse(&String::from_utf8_lossy(&text)), status),
+        Ok(Ok((text, status))) => {
+            sentence(interpreter, model, &InterpreterReport::parse(&String::from_utf8_lossy(&text)), status)
+        }
         Ok(Err(error)) => {
             Some(format!("model '{model}': the Python interpreter {interpreter} cannot be started: {error}"))
         }
@@ -99,7 +101,7 @@ pub(crate) async fn why_not_started(launch: &Launch, model: &str) -> Option<Stri
     }
 }
 
-impl Said {
+impl InterpreterReport {
     fn parse(text: &str) -> Self {
         let mut said = Self::default();
         // A package may print as well.
@@ -122,7 +124,7 @@ impl Said {
     }
 }
 
-fn sentence(interpreter: &Interpreter, model: &str, said: &Said, status: ExitStatus) -> Option<String> {
+fn sentence(interpreter: &Interpreter, model: &str, said: &InterpreterReport, status: ExitStatus) -> Option<String> {
     let Some(version) = said.version else {
         let how = super::describe(status);
         return Some(format!("model '{model}': {interpreter} is no Python interpreter, or a broken one ({how})"));
@@ -157,14 +159,14 @@ mod tests {
 
     #[test]
     fn what_is_said_is_read() {
-        let said = |text| Said::parse(text);
-        let found = |package| Said { version: Some((3, 11)), package: Some(package) };
+        let said = |text| InterpreterReport::parse(text);
+        let found = |package| InterpreterReport { version: Some((3, 11)), package: Some(package) };
         assert_eq!(said("python 3 11\nmissing\n"), found(Package::Missing));
         assert_eq!(said("python 3 11\nhello\nfound 9\n"), found(Package::Found(Some(9))));
         assert_eq!(said("python 3 11\nfound \n"), found(Package::Found(None)));
         let error = "ImportError: no numpy".to_owned();
         assert_eq!(said("python 3 11\nerror ImportError: no numpy\n"), found(Package::Error(error)));
-        assert_eq!(said("python 2 7\n"), Said { version: Some((2, 7)), package: None });
-        assert_eq!(said("python three\n"), Said::default());
+        assert_eq!(said("python 2 7\n"), InterpreterReport { version: Some((2, 7)), package: None });
+        assert_eq!(said("python three\n"), InterpreterReport::default());
     }
 }

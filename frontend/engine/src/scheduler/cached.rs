@@ -59,7 +59,7 @@ impl Driver {
                 }
             });
         }
-        let mut looking = Looking { driver: self, id: Some(id), request };
+        let mut looking = LookUpGuard { driver: self, id: Some(id), request };
         let found = cache.look_up(&self.config, request, checked.batch_size).await;
         looking.id = None;
         found
@@ -87,13 +87,13 @@ impl Driver {
 }
 
 /// Cancels a request whose client goes away while it is looked up.
-struct Looking<'a> {
+struct LookUpGuard<'a> {
     driver: &'a Driver,
     id: Option<RequestId>,
     request: &'a InferRequest,
 }
 
-impl Drop for Looking<'_> {
+impl Drop for LookUpGuard<'_> {
     fn drop(&mut self) {
         let Some(id) = self.id.take() else { return };
         let now = clock::now();

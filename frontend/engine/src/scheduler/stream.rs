@@ -239,15 +239,15 @@ struct Kind {
 impl State {
     /// Finds the request that a response is for, and books it. `Err` for a response that cannot be, `Ok(None)` for one
     /// of a batch that is not known any more.
-    fn book(&mut self, instance: InstanceId, frame: &wire::Response) -> Result<Option<Booked>, &'static str> {
+    fn book(&mut self, instance: InstanceId, frame: &wire::Response) -> Result<Option<ReceivedResponse>, &'static str> {
         let Some(member) = self.members.get_mut(&instance) else { return Ok(None) };
         let place = (frame.batch, frame.request);
         if let Entry::Occupied(mut entry) = member.deferred.entry(place) {
             let booked = match &mut entry.get_mut().1 {
                 Request { reply: Reply::Many(sink), part, .. } => {
-                    sink.take(part.clone(), frame).map(Booked::Streamed)?
+                    sink.take(part.clone(), frame).map(ReceivedResponse::Streamed)?
                 }
-                _ => return Ok(Some(Booked::Single(entry.remove()))),
+                _ => return Ok(Some(ReceivedResponse::Single(entry.remove()))),
             };
             if frame.last {
                 entry.remove();
@@ -259,14 +259,14 @@ impl State {
         let request = batch.requests.get_mut(frame.request as usize);
         let (_, request) = request.ok_or("a response to a request that is not in its batch")?;
         match &mut request.reply {
-            Reply::Many(sink) => sink.take(request.part.clone(), frame).map(Booked::Streamed).map(Some),
+            Reply::Many(sink) => sink.take(request.part.clone(), frame).map(ReceivedResponse::Streamed).map(Some),
             Reply::One(_) => Err("more than one response to a request of a model that is not decoupled"),
         }
     }
 }
 
 /// A response, and to whom it goes.
-enum Booked {
+enum ReceivedResponse {
     /// One of any number.
     Streamed(Arrival),
     /// The only one.
@@ -325,8 +325,8 @@ impl Driver {
     pub(crate) fn response(&self, instance: InstanceId, link: &SharedLink, frame: wire::Response) -> io::Result<()> {
         let booked = self.lock().book(instance, &frame);
         let arrival = match booked.map_err(io::Error::other)? {
-            Some(Booked::Streamed(arrival)) => arrival,
-            Some(Booked::Single(request)) => {
+            Some(ReceivedResponse::Streamed(arrival)) => arrival,
+            Some(ReceivedResponse::Single(request)) => {
                 self.answer_deferred(request, link, frame);
                 return Ok(());
             }

@@ -20,7 +20,7 @@ use pharos_os::clock;
 type Rows<'a> = Vec<(Vec<&'a str>, f64)>;
 
 /// What executes: a version that serves, or one that finishes what it has. There may be several of one model and version.
-struct Live {
+struct ExecutingVersion {
     model: ModelVersion,
     executor: Arc<Executor>,
 }
@@ -32,7 +32,8 @@ impl ModelTable {
         let all = self.live();
         self.observe_ensembles(&all);
         // Ensembles have neither queues nor instances: their members do.
-        let with_driver = |live: &'_ Live| Some((live.executor.driver()?.clone(), live.model.version.to_string()));
+        let with_driver =
+            |live: &'_ ExecutingVersion| Some((live.executor.driver()?.clone(), live.model.version.to_string()));
         let drivers: Vec<(Arc<Driver>, String)> = all.iter().filter_map(with_driver).collect();
         let doing: Vec<_> = all.iter().filter_map(|live| live.executor.instances()).map(Instances::states).collect();
         let (mut states, mut arenas) = (Rows::new(), Rows::new());
@@ -57,11 +58,18 @@ impl ModelTable {
     }
 
     /// What serves, and behind it what has served and has not ended.
-    fn live(&self) -> Vec<Live> {
-        let live = |serving: &Arc<Serving>| Live { model: serving.model.clone(), executor: serving.executor.clone() };
-        let mut all: Vec<Live> = self.all().iter().map(live).collect();
+    fn live(&self) -> Vec<ExecutingVersion> {
+        let live = |serving: &Arc<Serving>| ExecutingVersion {
+            model: serving.model.clone(),
+            executor: serving.executor.clone(),
+        };
+        let mut all: Vec<ExecutingVersion> = self.all().iter().map(live).collect();
         let retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        all.extend(retired.iter().filter_map(|old| Some(Live { model: old.model.clone(), executor: old.served()? })));
+        all.extend(
+            retired
+                .iter()
+                .filter_map(|old| Some(ExecutingVersion { model: old.model.clone(), executor: old.served()? })),
+        );
         all
     }
 
@@ -80,8 +88,8 @@ impl ModelTable {
     }
 
     /// What the steps of ensembles have under way. Only those with a limit have such series.
-    fn observe_ensembles(&self, all: &[Live]) {
-        let of = |Live { model, executor }: &'_ Live| {
+    fn observe_ensembles(&self, all: &[ExecutingVersion]) {
+        let of = |ExecutingVersion { model, executor }: &'_ ExecutingVersion| {
             let taken = executor.ensemble().into_iter().flat_map(Ensemble::places_taken).enumerate();
             let row = |(number, (step, count)): (usize, (&Step, usize))| {
                 (model.name.to_string(), model.version.to_string(), number.to_string(), step.model.clone(), count)

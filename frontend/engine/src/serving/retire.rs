@@ -22,7 +22,7 @@ const MOST_GONE: usize = 1000;
 
 /// Why a version does not serve any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum RetireReason {
     /// Another one serves in its place. Sequences that it has begun go on with it until they end or are idle for too long.
     Replaced,
     /// Other versions serve, and no longer this one: sequences go on in the same way. The number tells this unload from
@@ -122,12 +122,12 @@ impl Snapshot {
 
 impl ModelTable {
     /// Ends a version that no new request finds any more, in a task of its own.
-    pub(crate) fn retire(self: &Arc<Self>, serving: Arc<Serving>, ending: Ending) {
+    pub(crate) fn retire(self: &Arc<Self>, serving: Arc<Serving>, ending: RetireReason) {
         let executor = serving.executor.clone();
-        let (model, served) = (serving.model.clone(), ending != Ending::Unserved);
+        let (model, served) = (serving.model.clone(), ending != RetireReason::Unserved);
         let retired = Retired { model, executor: Arc::downgrade(&executor), served };
         self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(retired);
-        let sequences = matches!(ending, Ending::Replaced | Ending::Outdated(_)) && has_sequences(&serving);
+        let sequences = matches!(ending, RetireReason::Replaced | RetireReason::Outdated(_)) && has_sequences(&serving);
         let table = self.clone();
         tokio::spawn(async move {
             if sequences {
@@ -166,7 +166,7 @@ impl ModelTable {
     }
 
     /// Its workers are gone.
-    fn ended(&self, model: ModelVersion, series: &Arc<ModelSeries>, ending: Ending) {
+    fn ended(&self, model: ModelVersion, series: &Arc<ModelSeries>, ending: RetireReason) {
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         retired.retain(|retired| retired.executor.strong_count() > 0);
         drop(retired);
@@ -174,7 +174,7 @@ impl ModelTable {
         if !self.all().iter().any(|serving| Arc::ptr_eq(&serving.series, series)) {
             self.shared.metrics.model_unloaded(series);
         }
-        let (Ending::Outdated(number) | Ending::Unloaded(number)) = ending else { return };
+        let (RetireReason::Outdated(number) | RetireReason::Unloaded(number)) = ending else { return };
         record::model_changed(&self.shared.metrics, ModelChange::Unload, true);
         tracing::info!(%model, "unloaded");
         self.change(|table| {

@@ -11,7 +11,7 @@ use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
-use pharos::repository::{Made, not_at_ready_state};
+use pharos::repository::{VersionFingerprint, not_at_ready_state};
 
 use crate::ensemble::Ensemble;
 use crate::scheduler::Driver;
@@ -31,7 +31,7 @@ pub(crate) struct Serving {
     /// Held by every request in flight: a replaced version ends when the last reference is dropped.
     pub(crate) executor: Arc<Executor>,
     /// The identity of its files and configuration.
-    pub(crate) made: Made,
+    pub(crate) made: VersionFingerprint,
     /// Its files; held as long as they are used.
     pub(crate) files: Arc<ModelFiles>,
 }

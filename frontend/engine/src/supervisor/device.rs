@@ -8,18 +8,18 @@ use crate::memory::Share;
 use crate::process::ProcessPlacement;
 use crate::scheduler::placement::OnGpu;
 use pharos_os::clock;
-use pharos_telemetry::system::{Chosen, Wanted};
+use pharos_telemetry::system::{ChosenDevice, Wanted};
 
 /// So much pinned memory holds most tensors, bytes: 16 MiB are a batch of 27 pictures of 224 x 224 in FP32.
 const LITTLE: u64 = 16 << 20;
 
 /// What a process has of a GPU.
-pub(super) struct Taken {
-    pub(super) chosen: Chosen,
+pub(super) struct DeviceShare {
+    pub(super) chosen: ChosenDevice,
     pub(super) share: Share,
 }
 
-impl Taken {
+impl DeviceShare {
     /// What the worker is told.
     pub(super) fn device(&self) -> Device {
         Device {
@@ -33,7 +33,11 @@ impl Taken {
 
 impl Instance {
     /// The placement of the process of the instance `name`: on the processors of the group's host policy, else those near its GPU, with a thread for each at most.
-    pub(super) fn process_placement<'a>(&'a self, name: &'a str, taken: Option<&'a Taken>) -> ProcessPlacement<'a> {
+    pub(super) fn process_placement<'a>(
+        &'a self,
+        name: &'a str,
+        taken: Option<&'a DeviceShare>,
+    ) -> ProcessPlacement<'a> {
         let processors = match self.plan.policies.processors(&self.placement.policy) {
             [] => taken.map_or(&[][..], |taken| taken.chosen.cpus.as_slice()),
             of_policy => of_policy,
@@ -66,7 +70,7 @@ impl Instance {
 
     /// # Errors
     /// The GPU cannot be used, or a model may not be loaded onto it.
-    async fn take(&self, device: &OnGpu) -> Result<Taken, String> {
+    async fn take(&self, device: &OnGpu) -> Result<DeviceShare, String> {
         // Who was ready once is not loaded, only restarted.
         let loading = self.outcome.is_some();
         let wanted = Wanted { number: device.number, turn: device.turn, loading };
@@ -78,7 +82,7 @@ impl Instance {
             tracing::info!(instance = %self.name(), "larger tensors are copied more slowly: the pool of pinned memory has {mib} MiB \
                 left for each direction, see --pinned-memory-pool-byte-size");
         }
-        Ok(Taken { chosen, share })
+        Ok(DeviceShare { chosen, share })
     }
 
     /// The model has been loaded: what was not registered of its share of the pinned memory is for others.

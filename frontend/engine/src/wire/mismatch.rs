@@ -11,11 +11,11 @@ use pharos::tensor::DataType;
 pub(crate) struct Mismatch {
     /// The output's name.
     pub(crate) output: String,
-    what: What,
+    what: MismatchKind,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum What {
+enum MismatchKind {
     Datatype { configured: DataType, given: DataType },
     Rows { shape: Vec<i64>, rows: u64 },
 }
@@ -23,26 +23,26 @@ enum What {
 impl Mismatch {
     /// An output of another datatype.
     pub(super) fn datatype(spec: &TensorSpec, given: DataType) -> Self {
-        Self { output: spec.name.clone(), what: What::Datatype { configured: spec.datatype, given } }
+        Self { output: spec.name.clone(), what: MismatchKind::Datatype { configured: spec.datatype, given } }
     }
 
     /// An output whose shape does not begin with the rows of its requests; `None` if it does, or the model does not batch.
     pub(super) fn rows(config: &ModelConfig, spec: &TensorSpec, (shape, rows): (&[i64], u64)) -> Option<Self> {
         let fits = shape.first().and_then(|first| u64::try_from(*first).ok()) == Some(rows);
         let mismatch = config.batches() && !fits;
-        mismatch.then(|| Self { output: spec.name.clone(), what: What::Rows { shape: shape.to_vec(), rows } })
+        mismatch.then(|| Self { output: spec.name.clone(), what: MismatchKind::Rows { shape: shape.to_vec(), rows } })
     }
 
     /// What to change so that model and configuration agree.
     pub(crate) fn fix(&self) -> String {
         match &self.what {
-            What::Datatype { configured, given } => {
+            MismatchKind::Datatype { configured, given } => {
                 format!(
                     "return {configured} from the model, or set data_type: TYPE_{} in config.pbtxt",
                     config_name(*given)
                 )
             }
-            What::Rows { rows, .. } => {
+            MismatchKind::Rows { rows, .. } => {
                 format!("return {rows} as the first dimension, or set max_batch_size: 0 in config.pbtxt")
             }
         }
@@ -52,8 +52,10 @@ impl Mismatch {
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.what {
-            What::Datatype { configured, given } => write!(f, "is {given}, the configuration says {configured}"),
-            What::Rows { shape, rows } => write!(f, "has shape {shape:?} for a batch of {rows}"),
+            MismatchKind::Datatype { configured, given } => {
+                write!(f, "is {given}, the configuration says {configured}")
+            }
+            MismatchKind::Rows { shape, rows } => write!(f, "has shape {shape:?} for a batch of {rows}"),
         }
     }
 }

@@ -68,8 +68,8 @@ impl Queue {
     }
 }
 
-/// What the thread does next.
-struct Taken {
+/// What the thread has to do besides writing the lines it took.
+struct NextWrite {
     dropped: u64,
     reopen: bool,
     stopped: bool,
@@ -173,7 +173,7 @@ impl Shared {
     }
 
     /// Waits for lines and moves them into `lines`, which is empty.
-    fn take(&self, lines: &mut String) -> Taken {
+    fn take(&self, lines: &mut String) -> NextWrite {
         let mut queue = self.lock();
         while queue.is_idle() {
             queue.asleep = true;
@@ -185,7 +185,7 @@ impl Shared {
             queue = self.lock();
         }
         std::mem::swap(lines, &mut queue.lines);
-        Taken {
+        NextWrite {
             dropped: std::mem::take(&mut queue.dropped),
             reopen: std::mem::take(&mut queue.reopen),
             stopped: queue.stopped,

@@ -5,7 +5,7 @@
 //! their own and with patience: it may hang when a device falls off the bus.
 
 mod cpus;
-mod shown;
+mod visible;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use super::gpu::{Found, GpuMemory, NO_PARTS, Usable};
 use super::polling::PATIENCE;
 use super::{Gpus, Roots};
-use shown::Shown;
+use visible::VisibleDevices;
 
 /// The time between two looks at whether the devices that are in use are still there.
 const WATCH: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ const QUESTIONS: usize = 8;
 
 /// What a process must be told so that a device is its own: its device 0, and near its processors.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Chosen {
+pub struct ChosenDevice {
     /// The device's number.
     pub number: u32,
     /// The device's UUID, or that of the MIG device on it.
@@ -56,7 +56,7 @@ pub struct Wanted {
 #[derive(Debug)]
 pub struct Devices {
     gpus: Option<Arc<Gpus>>,
-    shown: Shown,
+    shown: VisibleDevices,
     usable: Vec<u32>,
     unusable: Vec<u32>,
     /// The most that may be in use of a device's memory when a model is loaded onto it, 0 to 1.
@@ -84,7 +84,7 @@ impl Devices {
         roots: &Roots,
     ) -> Arc<Self> {
         let found = gpus.as_ref().map_or(&[][..], |gpus| gpus.found());
-        let shown = Shown::new(found, visible);
+        let shown = VisibleDevices::new(found, visible);
         let is_usable = |number: &u32| shown_of(&shown, found, *number).is_some_and(|found| found.trouble.is_none());
         let (usable, unusable) = shown.numbers().partition(is_usable);
         let limits: BTreeMap<u32, f64> = limits.into_iter().collect();
@@ -153,7 +153,7 @@ impl Devices {
     ///
     /// # Errors
     /// It cannot be used, or too much of its memory is in use; the text says what is there.
-    pub async fn choose(self: &Arc<Self>, wanted: Wanted) -> Result<Chosen, String> {
+    pub async fn choose(self: &Arc<Self>, wanted: Wanted) -> Result<ChosenDevice, String> {
         let (devices, gpu) = (self.clone(), wanted.number);
         let gpus = self.gpus.clone().ok_or_else(|| format!("GPU {gpu} cannot be used: no GPUs are available"))?;
         let asked = async {
@@ -180,7 +180,7 @@ impl Devices {
     }
 
     /// Asks the driver.
-    fn find(&self, gpus: &Gpus, wanted: Wanted) -> Result<Chosen, String> {
+    fn find(&self, gpus: &Gpus, wanted: Wanted) -> Result<ChosenDevice, String> {
         let number = wanted.number;
         let found: BTreeMap<u32, Result<Usable, String>> =
             self.shown.numbers().map(|number| (number, self.look(gpus, number))).collect();
@@ -197,7 +197,8 @@ impl Devices {
         };
         let (uuid, memory) = part(own, wanted.turn);
         self.check_limit(wanted, memory)?;
-        let mut chosen = Chosen { number, uuid: uuid.to_owned(), visible: vec![number], ..Chosen::default() };
+        let mut chosen =
+            ChosenDevice { number, uuid: uuid.to_owned(), visible: vec![number], ..ChosenDevice::default() };
         let mut uuids = vec![uuid];
         // A process sees one MIG device, and then nothing else.
         if own.mig.is_none() {
@@ -294,7 +295,7 @@ fn watch(devices: &Weak<Devices>) {
     }
 }
 
-fn shown_of<'f>(shown: &Shown, found: &'f [Found], number: u32) -> Option<&'f Found> {
+fn shown_of<'f>(shown: &VisibleDevices, found: &'f [Found], number: u32) -> Option<&'f Found> {
     found.get(usize::try_from(shown.on_the_bus(number)?).ok()?)
 }
 

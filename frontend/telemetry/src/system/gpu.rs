@@ -101,7 +101,7 @@ const CLOCKS_APART: u64 = 1_000_000;
 pub(crate) type DeviceReading = (u32, Result<Vec<GpuReading>, String>);
 
 /// The last samples of what processes did that were read, by the device's UUID: microseconds by the driver's clock.
-pub(crate) type Seen = BTreeMap<String, u64>;
+pub(crate) type LastSamples = BTreeMap<String, u64>;
 
 impl Gpus {
     /// Loads the library: `library`, or `libnvidia-ml.so.1` where the system has it. May take seconds where the driver has
@@ -189,7 +189,7 @@ impl Gpus {
     ///
     /// # Errors
     /// The library does not answer at all.
-    pub(crate) fn read(&self, seen: &mut Seen) -> Result<Vec<DeviceReading>, String> {
+    pub(crate) fn read(&self, seen: &mut LastSamples) -> Result<Vec<DeviceReading>, String> {
         let count = self.nvml.device_count().map_err(|error| text(&error))?;
         let device = |index| self.nvml.device_by_index(index).map_err(|error| text(&error));
         let mut read = |index| device(index).and_then(|device| read(&device, index, seen));
@@ -217,7 +217,7 @@ impl Gpus {
 }
 
 /// Reads a device and its MIG devices.
-fn read(device: &Device<'_>, index: u32, seen: &mut Seen) -> Result<Vec<GpuReading>, String> {
+fn read(device: &Device<'_>, index: u32, seen: &mut LastSamples) -> Result<Vec<GpuReading>, String> {
     let parts = mig_devices(device);
     // In MIG mode the device would name the processes of its parts once more.
     let (whole, values) = read_values(device, parts.is_empty().then_some(&mut *seen))?;
@@ -233,7 +233,7 @@ fn read(device: &Device<'_>, index: u32, seen: &mut Seen) -> Result<Vec<GpuReadi
 }
 
 /// What devices and MIG devices tell alike; with `seen` also of their processes.
-fn read_values(device: &Device<'_>, seen: Option<&mut Seen>) -> Result<(GpuReading, Values), String> {
+fn read_values(device: &Device<'_>, seen: Option<&mut LastSamples>) -> Result<(GpuReading, Values), String> {
     let uuid = device.uuid().map_err(|error| text(&error))?;
     let mut values = Values::default();
     let rates = values.take(device.utilization_rates());

@@ -17,11 +17,11 @@ pub(crate) struct Processes {
     /// This process.
     own: u32,
     /// What the process of an instance had computed at the last reading.
-    last: BTreeMap<Worker, Known>,
+    last: BTreeMap<Worker, KnownProcess>,
 }
 
 /// A worker process that was seen, and its processor time.
-struct Known {
+struct KnownProcess {
     pid: u32,
     start: u64,
     ticks: u64,
@@ -66,7 +66,7 @@ impl Processes {
                 return WorkerReading { worker: worker.clone(), pid: None, cpu_seconds: 0.0, resident_bytes: 0 };
             };
             let before = last.filter(|last| last.pid == pid && last.start == stat.start).map_or(0, |last| last.ticks);
-            known.insert(worker.clone(), Known { pid, start: stat.start, ticks: stat.ticks });
+            known.insert(worker.clone(), KnownProcess { pid, start: stat.start, ticks: stat.ticks });
             let cpu_seconds = seconds(stat.ticks.saturating_sub(before));
             WorkerReading { worker: worker.clone(), pid: Some(pid), cpu_seconds, resident_bytes: stat.resident_bytes }
         });

@@ -31,7 +31,7 @@ pub(super) struct Publisher {
     hostname: String,
     /// Of the cache's definition when the handles were asked for.
     generation: u64,
-    series: BTreeMap<Key, Shown>,
+    series: BTreeMap<Key, PublishedSeries>,
     /// Joules that each GPU told last.
     energy: BTreeMap<String, f64>,
     /// The number of this reading.
@@ -40,7 +40,7 @@ pub(super) struct Publisher {
 }
 
 /// A series, and the last reading that filled it.
-struct Shown {
+struct PublishedSeries {
     handle: Arc<Series>,
     reading: u64,
 }
@@ -74,7 +74,7 @@ impl Publisher {
         for ((metric, labels), shown) in std::mem::take(&mut self.series) {
             let asked: Vec<&str> = labels.iter().map(String::as_str).collect();
             if let Ok(handle) = self.ask(metric, &asked) {
-                self.series.insert((metric, labels), Shown { handle, ..shown });
+                self.series.insert((metric, labels), PublishedSeries { handle, ..shown });
             }
         }
     }
@@ -180,7 +180,7 @@ impl Publisher {
             return Some(shown.handle.clone());
         }
         let handle = self.ask(metric, labels).ok()?;
-        self.series.insert(key, Shown { handle: handle.clone(), reading });
+        self.series.insert(key, PublishedSeries { handle: handle.clone(), reading });
         Some(handle)
     }
 

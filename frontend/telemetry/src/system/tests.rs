@@ -219,10 +219,10 @@ fn a_device_that_fails_takes_only_its_own_readings_along() {
 #[test]
 fn a_device_of_which_nothing_can_be_read_is_gone() {
     let fake = FakeNvml::new("* devices 1\n0 uuid GPU-0\n0 temperature !999\n0 process !999\n");
-    let read = fake.open().unwrap().read(&mut Seen::new()).unwrap();
+    let read = fake.open().unwrap().read(&mut LastSamples::new()).unwrap();
     assert!(read[0].1.as_ref().is_err_and(|reason| !reason.is_empty()), "{read:?}");
     fake.tell("* devices 1\n0 uuid GPU-0\n0 process !4\n");
-    let read = fake.open().unwrap().read(&mut Seen::new()).unwrap();
+    let read = fake.open().unwrap().read(&mut LastSamples::new()).unwrap();
     assert_eq!(read[0].1.as_ref().unwrap()[0].uuid, "GPU-0", "it has nothing to tell, but is there");
 }
 

@@ -78,7 +78,7 @@ impl Exporter {
         let waiting = Mutex::default();
         let queue = Arc::new(Queue { waiting, wake: Notify::new(), stopping: AtomicBool::new(false) });
         let (ending, ended) = mpsc::channel();
-        let mut work = Work {
+        let mut work = CollectorThread {
             queue: queue.clone(),
             resource: resource(&collector),
             collector: collector.clone(),
@@ -149,7 +149,7 @@ impl Destination for Exporter {
 }
 
 /// What the thread has.
-struct Work {
+struct CollectorThread {
     queue: Arc<Queue>,
     collector: Collector,
     resource: Vec<(String, String)>,
@@ -161,7 +161,7 @@ struct Work {
     throttle: Throttle,
 }
 
-impl Work {
+impl CollectorThread {
     async fn run(&mut self) {
         let delay = Duration::from_millis(self.collector.schedule_delay_ms.into());
         loop {

@@ -26,7 +26,7 @@ fn devices(fake: &FakeNvml, visible: Option<&str>, limits: &[(u32, f64)]) -> Arc
     Devices::new(Some(gpus), visible, limits.iter().copied(), &Roots::new(Path::new("/nowhere")))
 }
 
-async fn choose(devices: &Arc<Devices>, number: u32, turn: u32) -> Result<Chosen, String> {
+async fn choose(devices: &Arc<Devices>, number: u32, turn: u32) -> Result<ChosenDevice, String> {
     devices.choose(Wanted { number, turn, loading: true }).await
 }
 
@@ -35,7 +35,7 @@ async fn a_process_has_its_device_first_and_then_the_others() {
     let fake = FakeNvml::new(FOUR);
     let devices = devices(&fake, None, &[]);
     assert_eq!((devices.usable(), devices.unusable()), (&[0, 1, 2][..], &[3][..]));
-    let told = |chosen: Chosen| (chosen.uuid, chosen.visible, chosen.uuids);
+    let told = |chosen: ChosenDevice| (chosen.uuid, chosen.visible, chosen.uuids);
     let first = choose(&devices, 0, 0).await.unwrap();
     assert_eq!(told(first), ("GPU-a".into(), vec![0, 2], "GPU-a,GPU-c".into()));
     let third = choose(&devices, 2, 5).await.unwrap();

@@ -4,12 +4,12 @@ use crate::system::gpu::Found;
 
 /// The devices that this process may use.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Shown {
+pub(super) struct VisibleDevices {
     /// By number; each with its number on the bus, and the MIG devices that alone may be used of it if the variable names some.
     devices: Vec<(u32, Vec<String>)>,
 }
 
-impl Shown {
+impl VisibleDevices {
     /// Those that `visible` names as CUDA reads it: numbers, or UUIDs of which the end may be missing, as the first one is. What
     /// stands behind a name that is no device's, or of another kind, does not count; with a name that is there twice none does.
     /// Without it, all.
@@ -86,7 +86,7 @@ mod tests {
         };
         let found = [device("GPU-aa", &[]), device("GPU-bb", &["MIG-1", "MIG-2"]), device("GPU-bc", &[])];
         let numbers = |visible| {
-            let shown = Shown::new(&found, visible);
+            let shown = VisibleDevices::new(&found, visible);
             shown.numbers().map(|number| shown.on_the_bus(number).unwrap()).collect::<Vec<_>>()
         };
         for (visible, expected) in [
@@ -105,9 +105,9 @@ mod tests {
         ] {
             assert_eq!(numbers(visible), expected, "{visible:?}");
         }
-        let shown = Shown::new(&found, Some("MIG-2"));
+        let shown = VisibleDevices::new(&found, Some("MIG-2"));
         assert!(shown.shows_part(0, "MIG-2") && !shown.shows_part(0, "MIG-1") && !shown.shows_part(1, "x"));
         assert_eq!((shown.on_the_bus(0), shown.on_the_bus(1)), (Some(1), None));
-        assert!(Shown::new(&found, None).shows_part(1, "MIG-1"));
+        assert!(VisibleDevices::new(&found, None).shows_part(1, "MIG-1"));
     }
 }
