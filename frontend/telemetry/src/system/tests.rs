@@ -40,7 +40,7 @@ impl FakeNvml {
     pub(super) fn new(devices: &str) -> Self {
         static BUILT: OnceLock<Vec<u8>> = OnceLock::new();
         let library = BUILT.get_or_init(|| {
-            let (tree, source) = (Tree::new(), concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fake_nvml/nvml.c"));
+            let (tree, source) = (Tree::new(), concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake_nvml/nvml.c"));
             let built = tree.path("built.so");
             let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&built).arg(source).status();
             assert!(status.unwrap().success(), "the library cannot be built: is a C compiler installed?");
