@@ -28,6 +28,8 @@ pub(crate) const PRIVATE_NAMES: &[&str] = &[
     "asked",
     "workplace",
     "traced",
+    "doubtful",
+    "shown",
 ];
 
 /// Where words of TorchServe belong: the beginnings of paths, and why.
