@@ -126,7 +126,7 @@ mod tests {
     async fn lead(flights: &Flights, key: Key) -> FlightLeader {
         match flights.join(key).await {
             FlightOutcome::Lead(lead) => lead,
-            FlightOutcome::Entry(_) => panic!("nobody has landed"),
+            FlightOutcome::Entry(_) => panic!("nothing is stored"),
         }
     }
 
@@ -169,9 +169,9 @@ mod tests {
         gone.abort();
         assert!(gone.await.is_err());
         drop(first);
-        let FlightOutcome::Lead(second) = waiting.next().unwrap().await.unwrap() else { panic!("nobody has landed") };
+        let FlightOutcome::Lead(second) = waiting.next().unwrap().await.unwrap() else { panic!("nothing is stored") };
         drop(second);
-        let FlightOutcome::Lead(third) = waiting.next().unwrap().await.unwrap() else { panic!("nobody has landed") };
+        let FlightOutcome::Lead(third) = waiting.next().unwrap().await.unwrap() else { panic!("nothing is stored") };
         third.land(&entry());
         assert!(matches!(waiting.next().unwrap().await.unwrap(), FlightOutcome::Entry(_)));
         assert!(flights.lock().is_empty());

@@ -89,7 +89,7 @@ mod tests {
         let second = slots.queue(1, &waiting, first.clone()).unwrap();
         assert_eq!(waiting.load(Ordering::Relaxed), 1);
         drop(first);
-        // Its own permit is held for it: nobody would ever free it.
+        // The waiting request itself holds the only permit, so the permit is never released.
         assert!(second.acquire(&ensemble, patience).await.is_none());
         assert_eq!(waiting.load(Ordering::Relaxed), 0);
         assert_eq!(slots.taken().collect::<Vec<_>>(), [0, 0]);

@@ -109,8 +109,8 @@ impl Driver {
         }
     }
 
-    /// Whether the scheduler has something more to decide, since the limiter has given resources to an instance of its own.
-    /// One of another driver is left in the effects.
+    /// Returns whether the scheduler must decide again, because the limiter granted resources to an instance of this driver.
+    /// A grant to an instance of another driver is left in the effects.
     fn take_grant(&self, state: &mut State, effects: &mut Effects, now: Instant) -> bool {
         let Some(registration) = self.limits.as_ref().filter(|_| effects.asked) else { return false };
         match registration.poll(now) {

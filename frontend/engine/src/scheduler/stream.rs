@@ -53,8 +53,8 @@ impl Flow {
         self.sent.load(Ordering::Relaxed).saturating_sub(self.taken.load(Ordering::SeqCst))
     }
 
-    /// Counts responses as taken, and tells the worker. Who reads the position after the sum has changed cannot miss a batch
-    /// that did not know the new sum when it was made: see [`Flow::tell_since`].
+    /// Counts responses as taken, and tells the worker. The position is read after the sum has changed, so a batch that was
+    /// made with the old sum is always seen: see [`Flow::tell_since`].
     fn pay(&self, responses: u64) {
         let taken = self.taken.fetch_add(responses, Ordering::SeqCst) + responses;
         self.paid_at.store(clock::now().0, Ordering::Relaxed);
