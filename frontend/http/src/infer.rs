@@ -10,8 +10,10 @@ use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, Head
 use http::{HeaderMap, Request};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TraceId;
-use pharos::infer::{InferRequest, Parameter};
+use pharos::infer::{InferRequest, InferResponse, Parameter};
+use pharos::request_trace::Traced;
 use pharos::service::{Endpoint, Route, Service};
+use pharos::timeline::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::codec::{self, AnswerForm, Encoded, HEADER_LENGTH, Head};
@@ -63,12 +65,7 @@ pub(super) async fn answer<S: Service>(edge: Edge<S>, path: ModelPath, request: 
             received_request.map_err(|error| edge.service.model_metadata(&model, &version).err().unwrap_or(error))?;
         request.trace = trace;
         forward(&edge, &parts.headers, &mut request)?;
-        request.timeline.received = received;
-        HTTP.received(traced.as_ref(), edge.service.now(), &mut request);
-        request.timeline.request_start = edge.service.now();
-        let response = edge.service.infer(request, Endpoint::HttpInfer).await;
-        request_trace::complete(traced.as_ref());
-        let response = response?;
+        let response = execute(&edge.service, request, traced.as_ref(), received).await?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 16 };
         let permit = if long { coder(&edge.settings.budget, answer_coding).await } else { None };
@@ -80,6 +77,21 @@ pub(super) async fn answer<S: Service>(edge: Edge<S>, path: ModelPath, request: 
     };
     let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
     trace::sending(traced, pending.finish(result))
+}
+
+/// Executes a decoded request whose reception began at `received`, and stamps its timeline and its trace.
+pub(super) async fn execute<S: Service>(
+    service: &S,
+    mut request: InferRequest,
+    traced: Option<&Traced>,
+    received: Instant,
+) -> Result<InferResponse, InferError> {
+    request.timeline.received = received;
+    HTTP.received(traced, service.now(), &mut request);
+    request.timeline.request_start = service.now();
+    let response = service.infer(request, Endpoint::HttpInfer).await;
+    request_trace::complete(traced);
+    response
 }
 
 /// Makes parameters of the headers that are to be forwarded.

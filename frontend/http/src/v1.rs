@@ -17,15 +17,15 @@ use http::{HeaderMap, Request, StatusCode};
 use pharos::error::{InferError, Reason};
 use pharos::id::TraceId;
 use pharos::infer::InferRequest;
-use pharos::service::{Endpoint, Route, Service};
+use pharos::service::{Route, Service};
 use serde_json::json;
 
 use super::generate::{check_encoding, read};
 use super::headers::{TRACEPARENT, text};
-use super::infer::{LONG, forward, on_a_thread_if};
+use super::infer::{LONG, execute, forward, on_a_thread_if};
 use super::model::ModelPath;
 use super::{Edge, answer, trace};
-use pharos_listener::request_trace::{self, HTTP};
+use pharos_listener::request_trace::HTTP;
 use pharos_listener::routing::{Builder, RouteOf};
 
 /// What stands behind the model's name or version in the path of an inference request.
@@ -99,13 +99,8 @@ async fn answer_predict<S: Service>(edge: &Edge<S>, model: (&str, &str), request
     let traced = trace::begin(edge, model.0, &parts.headers);
     let received = edge.service.now();
     let result = async {
-        let (mut request, form) = receive(edge, model, &parts.headers, body).await?;
-        request.timeline.received = received;
-        HTTP.received(traced.as_ref(), edge.service.now(), &mut request);
-        request.timeline.request_start = edge.service.now();
-        let response = edge.service.infer(request, Endpoint::HttpInfer).await;
-        request_trace::complete(traced.as_ref());
-        let response = response?;
+        let (request, form) = receive(edge, model, &parts.headers, body).await?;
+        let response = execute(&edge.service, request, traced.as_ref(), received).await?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         on_a_thread_if(size > LONG / 16, move || response::write(&response, form).map(answer::json)).await
     };
