@@ -1,7 +1,7 @@
 //! Receives StatsD datagrams, over UDP or a Unix datagram socket, and hands them to the metrics.
 //!
 //! Off unless `--statsd-address` is given. Nobody is asked who they are: what comes is believed as far as the definition of
-//! the metrics allows it, bounded in memory by that definition and in time by a turn's [`TURN`] datagrams.
+//! the metrics allows it, bounded in memory by that definition and in time by a turn's `TURN` datagrams.
 
 use std::fs;
 use std::io;

@@ -1,6 +1,6 @@
 //! What the machine, this process, the workers and the GPUs do: read in process every few seconds.
 //!
-//! [`Sampler::sample`] gives plain readings in natural units; `publish` turns them into metrics, `polling` is the thread
+//! `Sampler::sample` gives plain readings in natural units; `publish` turns them into metrics, `polling` is the thread
 //! that does both. Nothing here may run on a request's way: the driver's library may take its time, and is known to
 //! hang when a device falls off the bus, which costs this thread and nothing else.
 

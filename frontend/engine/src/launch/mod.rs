@@ -2,7 +2,7 @@
 //! Looks at files, unpacks environments, and starts no worker itself.
 //!
 //! In this order: `builtin`, `onnxruntime` and `tract` are the ordinary worker's; `python`, `pytorch`, `sklearn`, `xgboost` and
-//! [`Program::deployment_backends`] need the Python package; any other name is looked up as [`backends`] says.
+//! [`Program::deployment_backends`] need the Python package; any other name is looked up as `backends` says.
 
 mod activation;
 mod archive;

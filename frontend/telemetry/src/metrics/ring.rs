@@ -116,7 +116,7 @@ impl Ring {
         });
     }
 
-    /// Drains when the worker rings, and every [`PACE`] while samples come. Ends, with the reason, when the worker has
+    /// Drains when the worker rings, and every `PACE` while samples come. Ends, with the reason, when the worker has
     /// broken the ring.
     pub async fn pump(&self, cache: &Cache, series: &ModelSeries) -> String {
         let mut coming = false;
