@@ -9,9 +9,9 @@ use std::task::{Context, Poll};
 
 use http::{Request, Response};
 use pharos::access::Restrictions;
-use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::error::{InferError, Reason};
 use pharos::infer::{InferRequest, Parameter};
-use pharos::service::{EXITING_TEXT, Protocol, Route, Service};
+use pharos::service::{EXITING_TEXT, Route, Service};
 use pharos::timeline::Instant;
 use tonic::body::Body;
 use tonic::{Code, Status};
@@ -19,6 +19,7 @@ use tonic::{Code, Status};
 use super::trace;
 use pharos_listener::access::routes::of_grpc;
 use pharos_listener::access::{Access, DeniedAnswer, Forward, GRPC_PREFIX, Guard};
+use pharos_listener::answering::{Account, Calls};
 use pharos_listener::request_log;
 
 /// What handlers know of and report about the call that they serve. Travels in the request's extensions.
@@ -121,42 +122,25 @@ pub struct Counted<S: Service, D> {
     pub(super) inner: D,
 }
 
-/// The call while it runs. Dropped before its end, it counts as cancelled.
-struct Running<S: Service> {
-    service: S,
-    route: Route,
-    account: CallAccount,
-    ended: bool,
-}
-
-impl<S: Service> Running<S> {
-    /// Counts the call, unless its handler does, and gives its status.
-    fn end(&mut self, response: &Response<Body>) -> Code {
-        self.ended = true;
-        let code = match response.headers().get("grpc-status") {
-            Some(code) => Code::from_bytes(code.as_bytes()),
-            // What is not gRPC at all is refused below gRPC, with an HTTP status.
-            None if !response.status().is_success() => Code::Internal,
-            None => Code::Ok,
-        };
-        if self.account.ending.counts_itself.load(Ordering::Relaxed) == 1 {
-            return code;
+impl CallAccount {
+    /// Counts the call, unless its handler does.
+    fn end<S: Service>(&self, count: Account<Calls<S>>, code: Code) {
+        if self.ending.counts_itself.load(Ordering::Relaxed) == 1 {
+            return count.end_uncounted();
         }
         let failed = code != Code::Ok;
-        let reason = self.account.ending.reason.get().copied();
-        let reason = failed.then(|| reason.unwrap_or_else(|| transport_reason(code)));
-        self.service.record_answered(Protocol::Grpc, self.route, code as u16, reason);
-        code
+        let reason = self.ending.reason.get().copied();
+        count.end(code as u16, failed.then(|| reason.unwrap_or_else(|| transport_reason(code))));
     }
 }
 
-impl<S: Service> Drop for Running<S> {
-    fn drop(&mut self) {
-        if !self.ended {
-            let code = ErrorCode::Cancelled.grpc_code();
-            let code = u16::try_from(code).unwrap_or_default();
-            self.service.record_answered(Protocol::Grpc, self.route, code, Some(Reason::Cancelled));
-        }
+/// The gRPC status of a response.
+fn code_of(response: &Response<Body>) -> Code {
+    match response.headers().get("grpc-status") {
+        Some(code) => Code::from_bytes(code.as_bytes()),
+        // A request that is not gRPC is refused with an HTTP status.
+        None if !response.status().is_success() => Code::Internal,
+        None => Code::Ok,
     }
 }
 
@@ -178,23 +162,20 @@ where
         let route = of_grpc(request.uri().path());
         request.extensions_mut().insert(account.clone());
         let path = request_log::is_enabled().then(|| request.uri().path().to_owned());
-        let mut running = Running { service: self.service.clone(), route, account, ended: false };
-        let refused = self.refusal(&running, &request).or_else(|| self.forward_headers(&running, &mut request));
+        let (service, count) = (self.service.clone(), Account::new(Calls(self.service.clone()), route));
+        let refused = self.refusal(route, &account, &request);
+        let refused = refused.or_else(|| self.forward_headers(route, &account, &mut request));
         let call = refused.is_none().then(|| self.inner.call(request));
         Box::pin(async move {
             let response = match (call, refused) {
                 (Some(call), _) => call.await?,
                 (None, refused) => refused.unwrap_or_default(),
             };
-            let code = running.end(&response);
+            let code = code_of(&response);
+            account.end(count, code);
             let response = trace::sent(response);
             if let Some(path) = path {
-                request_log::answered(
-                    "grpc",
-                    &path,
-                    code as u16,
-                    running.service.now().ns_since(running.account.received),
-                );
+                request_log::answered("grpc", &path, code as u16, service.now().ns_since(account.received));
             }
             Ok(response)
         })
@@ -203,8 +184,13 @@ where
 
 impl<S: Service, D> Counted<S, D> {
     /// Makes parameters of the headers of an inference call; the refusal of the call if they cannot be.
-    fn forward_headers<B>(&self, running: &Running<S>, request: &mut Request<B>) -> Option<Response<Body>> {
-        if self.forward.is_empty() || !matches!(running.route, Route::Infer | Route::StreamInfer) {
+    fn forward_headers<B>(
+        &self,
+        route: Route,
+        account: &CallAccount,
+        request: &mut Request<B>,
+    ) -> Option<Response<Body>> {
+        if self.forward.is_empty() || !matches!(route, Route::Infer | Route::StreamInfer) {
             return None;
         }
         match self.forward.parameters(request.headers()) {
@@ -212,19 +198,19 @@ impl<S: Service, D> Counted<S, D> {
                 request.extensions_mut().insert(Forwarded(parameters));
                 None
             }
-            Err(text) => Some(running.account.fail(InferError::invalid(text)).into_http()),
+            Err(text) => Some(account.fail(InferError::invalid(text)).into_http()),
         }
     }
 
     /// The refusal of a call, if it asks for a part without the token or the key's value that this needs, or for none.
-    fn refusal<B>(&self, running: &Running<S>, request: &Request<B>) -> Option<Response<Body>> {
+    fn refusal<B>(&self, route: Route, account: &CallAccount, request: &Request<B>) -> Option<Response<Body>> {
         let guard = Guard { access: &self.access, restricted: &self.restricted, prefix: GRPC_PREFIX };
         if guard.is_open() {
             return None;
         }
-        let denied = guard.check(running.route, request.headers()).err()?;
+        let denied = guard.check(route, request.headers()).err()?;
         let DeniedAnswer { code, text, reason, .. } = denied.over_grpc();
-        let _ = running.account.ending.reason.set(reason);
+        let _ = account.ending.reason.set(reason);
         Some(Status::new(Code::from_i32(code.into()), text).into_http())
     }
 }

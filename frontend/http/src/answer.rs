@@ -1,58 +1,49 @@
-//! Answers, and that each is counted once.
+//! The answers of the HTTP edge. How a request failed is among the extensions of its response, where the layer of
+//! [`pharos_listener::answering`] finds it and counts it.
 
 use axum::body::Body;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, HeaderValue};
 use http::{HeaderName, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::service::{Protocol, Route, Service};
+use pharos_listener::answering::Outcome;
 
-/// A request that is being answered. Dropped without an answer (the client went away), it counts as cancelled.
-pub(super) struct Pending<S: Service> {
-    service: S,
-    route: Route,
-    counted: bool,
-}
+/// What a handler returns.
+pub(super) type Answer = Result<Response, Failure>;
 
-impl<S: Service> Pending<S> {
-    pub(super) fn new(service: &S, route: Route) -> Self {
-        Self { service: service.clone(), route, counted: false }
-    }
+/// The failure of a request, as the answer `{"error":"text"}` with the error's status.
+#[derive(Debug)]
+pub(super) struct Failure(InferError);
 
-    /// Turns a handler's result into the answer and counts it.
-    pub(super) fn finish(mut self, result: Result<Response, InferError>) -> Response {
-        let (response, reason) = match result {
-            Ok(response) => (response, None),
-            Err(failure) => (error(&failure), Some(failure.reason)),
-        };
-        self.count(response.status().as_u16(), reason);
-        response
-    }
-
-    /// Counts an answer that is not an error of the engine's kind: a bare status, with the reason if it is a refusal.
-    pub(super) fn finish_as(mut self, response: Response, reason: Option<Reason>) -> Response {
-        self.count(response.status().as_u16(), reason);
-        response
-    }
-
-    /// Counts an answer whose body says itself how it ended, with its status.
-    pub(super) fn note(mut self, code: u16, reason: Option<Reason>) {
-        self.count(code, reason);
-    }
-
-    fn count(&mut self, code: u16, reason: Option<Reason>) {
-        self.counted = true;
-        self.service.record_answered(Protocol::Http, self.route, code, reason);
+impl From<InferError> for Failure {
+    fn from(error: InferError) -> Self {
+        Self(error)
     }
 }
 
-impl<S: Service> Drop for Pending<S> {
-    fn drop(&mut self) {
-        if !self.counted {
-            self.count(ErrorCode::Cancelled.http_status(), Some(Reason::Cancelled));
-        }
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        refused(error(&self.0), self.0.reason)
     }
+}
+
+/// An answer that refuses a request or says that it failed, with the reason for its count.
+pub(super) fn refused(mut response: Response, reason: Reason) -> Response {
+    response.extensions_mut().insert(Outcome::Failed(reason));
+    response
+}
+
+/// An answer to a path or method that does not exist.
+pub(super) fn unknown(status: StatusCode, text: &str) -> Response {
+    let mut response = error_text(status, text);
+    response.extensions_mut().insert(Outcome::Unknown);
+    response
+}
+
+/// The answer to a verb that has nothing to tell but its success.
+pub(super) fn done(result: Result<(), InferError>) -> Answer {
+    Ok(result.map(|()| empty(StatusCode::OK))?)
 }
 
 /// An answer with a body of this type.
@@ -69,7 +60,7 @@ pub(super) fn json(body: impl Into<Bytes>) -> Response {
 }
 
 /// A value as JSON with status 200.
-pub(super) fn json_of(value: &impl serde::Serialize) -> Result<Response, InferError> {
+pub(super) fn json_of(value: &impl serde::Serialize) -> Answer {
     let body =
         serde_json::to_vec(value).map_err(|error| InferError::internal(format!("cannot write JSON: {error}")))?;
     Ok(json(body))
@@ -83,7 +74,7 @@ pub(super) fn empty(status: StatusCode) -> Response {
 }
 
 /// `{"error":"text"}` with the error's status.
-pub(super) fn error(error: &InferError) -> Response {
+fn error(error: &InferError) -> Response {
     let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = error_text(status, &error.message);
     // Of a body that was too much or too slow there may be more to come, which is no request.

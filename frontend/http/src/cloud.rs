@@ -8,19 +8,20 @@ mod sagemaker;
 mod vertex_ai;
 
 use axum::body::Body;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Request, StatusCode, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use pharos::error::{InferError, Reason};
+use pharos::error::InferError;
 use pharos::service::{Route, Service};
 use tokio::net::TcpListener;
 
+use super::answer::Failure;
 use super::codec::HEADER_LENGTH;
 use super::dispatch::Dispatch;
 use super::{Edge, Settings, answer, refused};
 use pharos_listener as listener;
-use pharos_listener::access::Gate;
+use pharos_listener::answering::{self, Account};
 use pharos_listener::http_service::{Handle, HttpService};
 use pharos_listener::{Life, Speaks};
 
@@ -93,7 +94,7 @@ async fn pass<S: Service>(
         Ok(length) => length,
         Err(error) => {
             let route = dispatch.routes.route_of(path);
-            return fail(dispatch.edge(), (route, request.headers()), error);
+            return fail(dispatch.edge(), (route, request), error).await;
         }
     };
     let Ok(uri) = Uri::try_from(path) else { return unknown(dispatch.edge()) };
@@ -138,14 +139,13 @@ fn header_length(headers: &HeaderMap, media_type: &str) -> Result<Option<HeaderV
 }
 
 /// The answer to a request for a route of v2 that fails before it gets there: a refusal, if access is refused.
-fn fail<S: Service>(edge: &Edge<S>, (route, headers): (Route, &HeaderMap), error: InferError) -> Response {
-    edge.refuse(route, headers).unwrap_or_else(|| edge.pending(route).finish(Err(error)))
+async fn fail<S: Service>(edge: &Edge<S>, (route, request): (Route, Request<Body>), error: InferError) -> Response {
+    answering::answer(edge, route, request, async |_| Failure::from(error).into_response()).await
 }
 
 /// The answer to a path that the platform does not have, with Triton's status.
 fn unknown<S: Service>(edge: &Edge<S>) -> Response {
-    let response = answer::error_text(StatusCode::BAD_REQUEST, "Bad Request");
-    edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported))
+    Account::new(edge, Route::Unknown).finish(answer::unknown(StatusCode::BAD_REQUEST, "Bad Request"))
 }
 
 #[cfg(test)]

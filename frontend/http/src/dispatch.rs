@@ -8,7 +8,7 @@ use pharos::service::{Route, Service};
 
 use super::model::ModelPath;
 use super::{Edge, Settings, infer, routes};
-use pharos_listener::access::Gate;
+use pharos_listener::answering;
 use pharos_listener::http_service::Handle;
 use pharos_listener::request_log;
 use pharos_listener::routing::Routes;
@@ -31,10 +31,7 @@ impl<S: Service> Dispatch<S> {
 
     async fn answer(&self, request: Request<Body>) -> Response {
         let Some(path) = plain_infer(&request) else { return self.routes.answer(request).await };
-        match self.edge().refuse(Route::Infer, request.headers()) {
-            Some(refused) => refused,
-            None => infer::answer(self.edge().clone(), path, request).await,
-        }
+        answering::answer(self.edge(), Route::Infer, request, |request| infer::answer(self.edge(), path, request)).await
     }
 }
 

@@ -6,7 +6,7 @@ mod events;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
 use http::request::Parts;
 use http::{HeaderMap, Request, StatusCode};
@@ -19,13 +19,14 @@ use pharos::service::{Protocol, Responses, Route, Service, Streamed};
 use pharos::timeline::Instant;
 
 use super::Edge;
-use super::answer;
+use super::answer::{self, Answer, Failure};
 use super::codec;
 use super::headers::{TRACEPARENT, text};
 use super::infer::{LONG, forward, on_a_thread_if};
 use super::model::ModelPath;
 use super::trace;
 use events::Events;
+use pharos_listener::answering::{Account, Outcome};
 use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::request_trace::{self, HTTP};
 
@@ -38,7 +39,6 @@ pub(super) async fn generate<S: Service>(
     path: ModelPath,
     request: Request<Body>,
 ) -> Response {
-    let pending = edge.pending(Route::Generate);
     let mut traced = None;
     let result = async {
         let (mut responses, sampled) = begin(&edge, path, request).await?;
@@ -48,23 +48,19 @@ pub(super) async fn generate<S: Service>(
         let response = response?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let json = on_a_thread_if(size > LONG, move || convert::response(&response)).await?;
-        Ok(answer::json(json))
+        Ok::<_, InferError>(answer::json(json))
     };
     let result = result.await;
-    trace::sending(traced, pending.finish(result))
+    trace::sending(traced, result.map_err(Failure::from).into_response())
 }
 
 pub(super) async fn generate_stream<S: Service>(
     State(edge): State<Edge<S>>,
     path: ModelPath,
     request: Request<Body>,
-) -> Response {
-    let pending = edge.pending(Route::GenerateStream);
+) -> Answer {
     let open = edge.service.stream_open(Protocol::Http);
-    let (mut responses, traced) = match begin(&edge, path, request).await {
-        Ok(begun) => begun,
-        Err(error) => return pending.finish(Err(error)),
-    };
+    let (mut responses, traced) = begin(&edge, path, request).await?;
     let first = responses.next().await;
     // The status is that of the first response; what goes wrong later can only be told among the events.
     let status = match &first {
@@ -72,13 +68,14 @@ pub(super) async fn generate_stream<S: Service>(
         _ => StatusCode::OK.as_u16(),
     };
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response =
-        Response::new(Body::new(Events::new((responses, traced.clone()), first, (pending, status), open)));
+    let account = (Account::new(edge, Route::GenerateStream), status);
+    let mut response = Response::new(Body::new(Events::new((responses, traced.clone()), first, account, open)));
     *response.status_mut() = status;
+    response.extensions_mut().insert(Outcome::CountedByHandler);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    trace::sending(traced, response)
+    Ok(trace::sending(traced, response))
 }
 
 /// The response of a model that gives exactly one.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
 use http::{HeaderMap, Request};
@@ -12,10 +12,11 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TraceId;
 use pharos::infer::{InferRequest, InferResponse, Parameter};
 use pharos::request_trace::Traced;
-use pharos::service::{Endpoint, Route, Service};
+use pharos::service::{Endpoint, Service};
 use pharos::timeline::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::answer::Failure;
 use super::codec::{self, AnswerForm, Encoded, HEADER_LENGTH, Head};
 use super::compression::{self, Coding};
 use super::headers::{TRACEPARENT, text};
@@ -37,16 +38,15 @@ pub(super) async fn infer<S: Service>(
     path: ModelPath,
     request: Request<Body>,
 ) -> Response {
-    answer(edge, path, request).await
+    answer(&edge, path, request).await
 }
 
 /// Answers an inference request.
-pub(super) async fn answer<S: Service>(edge: Edge<S>, path: ModelPath, request: Request<Body>) -> Response {
+pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request: Request<Body>) -> Response {
     let received = edge.service.now();
-    let pending = edge.pending(Route::Infer);
     let (parts, body) = request.into_parts();
     let Some(coding) = Coding::of_request(text(&parts.headers, CONTENT_ENCODING.as_str()).as_deref()) else {
-        return pending.finish_as(answer::unsupported_coding(), Some(Reason::Unsupported));
+        return answer::refused(answer::unsupported_coding(), Reason::Unsupported);
     };
     let head = Head {
         model_name: path.model,
@@ -56,15 +56,15 @@ pub(super) async fn answer<S: Service>(edge: Edge<S>, path: ModelPath, request: 
     let answer_coding = Coding::of_response(text(&parts.headers, ACCEPT_ENCODING.as_str()).as_deref());
     let waits = parts.headers.contains_key(EXPECT);
     let trace = text(&parts.headers, TRACEPARENT).and_then(|header| TraceId::from_traceparent(&header));
-    let traced = trace::begin(&edge, &head.model_name, &parts.headers);
+    let traced = trace::begin(edge, &head.model_name, &parts.headers);
     let (model, version) = (head.model_name.clone(), head.model_version.clone());
     let result = async {
-        let received_request = receive(&edge, head, body, coding, waits).await;
+        let received_request = receive(edge, head, body, coding, waits).await;
         // As in Triton, that there is no such model is said before what is wrong with the body.
         let (mut request, form) =
             received_request.map_err(|error| edge.service.model_metadata(&model, &version).err().unwrap_or(error))?;
         request.trace = trace;
-        forward(&edge, &parts.headers, &mut request)?;
+        forward(edge, &parts.headers, &mut request)?;
         let response = execute(&edge.service, request, traced.as_ref(), received).await?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 16 };
@@ -76,7 +76,7 @@ pub(super) async fn answer<S: Service>(edge: Edge<S>, path: ModelPath, request: 
         .await
     };
     let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
-    trace::sending(traced, pending.finish(result))
+    trace::sending(traced, result.map_err(Failure::from).into_response())
 }
 
 /// Executes a decoded request whose reception began at `received`, and stamps its timeline and its trace.

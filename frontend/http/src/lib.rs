@@ -1,7 +1,8 @@
 //! The HTTP edge: KServe v2 over HTTP/1.1 and HTTP/2 in clear text, with Triton's extensions (spec 1.1, 1.3).
 //!
 //! Handlers translate between HTTP and the verbs of a `pharos::service::Service` and decide nothing else. Query strings are accepted and
-//! ignored. Every answer is counted once, by `answer::Pending`.
+//! ignored. Every answer is counted once, by the layer of
+//! [`pharos_listener::answering`].
 
 mod access_check;
 mod answer;
@@ -32,10 +33,12 @@ mod v1;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::response::Response;
+use bytes::Bytes;
 use http::StatusCode;
 use pharos::access::Restrictions;
-use pharos::error::Reason;
+use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::metrics::labels::Listener;
 use pharos::service::{Protocol, Route, Service};
 use tokio::net::TcpListener;
@@ -47,6 +50,7 @@ use pharos_listener as listener;
 use pharos_listener::access::{Access, Forward};
 use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
+use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::{Life, Speaks};
 
 /// What the HTTP edge is told at start.
@@ -84,6 +88,9 @@ impl Default for Settings {
     }
 }
 
+/// The most bytes of a body that has a handful of members.
+const MAX_SHORT_BODY: u64 = 64 << 10;
+
 /// What every handler has.
 #[derive(Clone)]
 pub(crate) struct Edge<S: Service> {
@@ -96,8 +103,18 @@ impl<S: Service> Edge<S> {
         Self { service, settings: Arc::new(settings) }
     }
 
-    fn pending(&self, route: Route) -> answer::Pending<S> {
-        answer::Pending::new(&self.service, route)
+    /// The whole body of a request that has a handful of members.
+    ///
+    /// # Errors
+    /// It has more than 64 KiB, or arrives too slowly.
+    async fn read_short(&self, body: Body, what: &str) -> Result<Bytes, InferError> {
+        match body::read(&self.settings.budget, body, MAX_SHORT_BODY, false).await? {
+            Read::Whole(body) => Ok(body.join()),
+            Read::TooLarge(size) => {
+                let text = format!("the body has {size} bytes; {what} has at most {MAX_SHORT_BODY}");
+                Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text))
+            }
+        }
     }
 }
 
@@ -121,16 +138,14 @@ fn refused<S: Service>(service: S) -> impl Fn(u16) + Clone + Send + 'static {
     }
 }
 
-/// The answer to a path that is not known, counted.
-pub(crate) fn not_found<S: Service>(edge: &Edge<S>) -> Response {
-    let response = answer::error_text(StatusCode::NOT_FOUND, "Not Found");
-    edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported))
+/// The answer to a path that does not exist.
+fn not_found() -> Response {
+    answer::unknown(StatusCode::NOT_FOUND, "Not Found")
 }
 
-/// The answer to a method that a path does not have, counted.
-fn wrong_method<S: Service>(edge: &Edge<S>) -> Response {
-    let response = answer::error_text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
-    edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported))
+/// The answer to a method that a path does not have.
+fn wrong_method() -> Response {
+    answer::unknown(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
 }
 
 #[cfg(test)]

@@ -2,24 +2,21 @@
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::Request;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::repository::{self, IndexEntry, LoadParameter};
 use pharos::service::{Route, Service};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::answer::Answer;
 use super::json::{Members, as_bool, as_string, object, parse_error};
 use super::{Edge, answer};
 use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::routing::PathParameters;
-
-/// The most bytes of a question to the index: it has one member.
-const MAX_BODY: u64 = 64 << 10;
 
 object! {
     /// The question: absent, empty, or which entries.
@@ -55,21 +52,9 @@ impl<'a> From<&'a IndexEntry> for Entry<'a> {
     }
 }
 
-pub(super) async fn index<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Response {
-    let pending = edge.pending(Route::RepositoryIndex);
-    let result = answer_index(&edge, request.into_body()).await;
-    pending.finish(result)
-}
-
-async fn answer_index<S: Service>(edge: &Edge<S>, body: Body) -> Result<Response, InferError> {
-    let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
-        Read::Whole(body) => body,
-        Read::TooLarge(size) => {
-            let message = format!("the body has {size} bytes; a question to the index has at most {MAX_BODY}");
-            return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, message));
-        }
-    };
-    let entries = edge.service.repository_index(ready_only(&body.join())?).await?;
+pub(super) async fn index<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Answer {
+    let body = edge.read_short(request.into_body(), "a question to the index").await?;
+    let entries = edge.service.repository_index(ready_only(&body)?).await?;
     answer::json_of(&entries.iter().map(Entry::from).collect::<Vec<_>>())
 }
 
@@ -96,33 +81,23 @@ pub(super) async fn operate<S: Service>(
     State(edge): State<Edge<S>>,
     PathParameters(operation): PathParameters,
     request: Request<Body>,
-) -> Response {
+) -> Answer {
     let operation = operation.unwrap_or_default().concat();
     match operation.rsplit_once('/') {
         Some((model, "load")) => load(&edge, model, request.into_body()).await,
         Some((model, "unload")) => unload(&edge, model, request.into_body()).await,
-        _ => super::not_found(&edge),
+        _ => Ok(super::not_found()),
     }
 }
 
-async fn load<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Response {
-    let pending = edge.pending(Route::RepositoryLoad);
-    let result = async {
-        let body = whole(edge, body).await?;
-        edge.service.load_model(model, load_parameters(&body)?).await
-    };
-    let result = result.await;
-    pending.finish(result.map(|()| answer::empty(StatusCode::OK)))
+async fn load<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Answer {
+    let body = whole(edge, body).await?;
+    answer::done(edge.service.load_model(model, load_parameters(&body)?).await)
 }
 
-async fn unload<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Response {
-    let pending = edge.pending(Route::RepositoryUnload);
-    let result = async {
-        let body = whole(edge, body).await?;
-        edge.service.unload_model(model, unloads_dependents(&body)?).await
-    };
-    let result = result.await;
-    pending.finish(result.map(|()| answer::empty(StatusCode::OK)))
+async fn unload<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Answer {
+    let body = whole(edge, body).await?;
+    answer::done(edge.service.unload_model(model, unloads_dependents(&body)?).await)
 }
 
 /// The body of a load or an unload: files come with it, in base64.

@@ -7,8 +7,8 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use http::Request;
 use http::request::Parts;
-use http::{Request, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::region::{Kind, Memory};
 use pharos::service::{Route, Service};
@@ -16,13 +16,10 @@ use pharos::shared_memory::{Status, not_a_handle};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::answer::Answer;
 use super::json::{object, parse_error};
 use super::{Edge, answer};
-use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::routing::{Builder, PathParameters};
-
-/// The most bytes of a registration: it has a handful of members.
-const MAX_BODY: u64 = 64 << 10;
 
 object! {
     /// A registration of system memory.
@@ -55,7 +52,7 @@ enum Place<'a> {
     Cuda { device_id: u32 },
 }
 
-/// The region of a path. One whose name is no text is not found, and that is counted.
+/// The region of a path. A region whose name is not UTF-8 is not found.
 struct Region(String);
 
 impl<S: Service> FromRequestParts<Edge<S>> for Region {
@@ -63,7 +60,7 @@ impl<S: Service> FromRequestParts<Edge<S>> for Region {
 
     async fn from_request_parts(parts: &mut Parts, edge: &Edge<S>) -> Result<Self, Response> {
         let Ok(PathParameters(names)) = PathParameters::from_request_parts(parts, edge).await;
-        names.into_iter().flatten().next().map(Self).ok_or_else(|| super::not_found(edge))
+        names.into_iter().flatten().next().map(Self).ok_or_else(super::not_found)
     }
 }
 
@@ -110,10 +107,9 @@ fn register_of(kind: Kind) -> Route {
     }
 }
 
-fn status<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Response {
-    let pending = edge.pending(status_of(kind));
-    let found = edge.service.memory_status(kind, region);
-    pending.finish(found.and_then(|all| answer::json_of(&all.iter().map(shown).collect::<Vec<_>>())))
+fn status<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Answer {
+    let found = edge.service.memory_status(kind, region)?;
+    answer::json_of(&found.iter().map(shown).collect::<Vec<_>>())
 }
 
 fn shown(Status { region, in_use }: &Status) -> Shown<'_> {
@@ -124,36 +120,22 @@ fn shown(Status { region, in_use }: &Status) -> Shown<'_> {
     Shown { name: &region.name, place, byte_size: region.byte_size, in_use: *in_use, uses: region.uses() }
 }
 
-fn unregister<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Response {
-    let pending = edge.pending(unregister_of(kind));
-    let done = edge.service.unregister_memory(kind, region);
-    pending.finish(done.map(|()| answer::empty(StatusCode::OK)))
+fn unregister<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Answer {
+    answer::done(edge.service.unregister_memory(kind, region))
 }
 
-async fn register<S: Service>(edge: &Edge<S>, kind: Kind, region: &str, request: Request<Body>) -> Response {
-    let pending = edge.pending(register_of(kind));
-    let result = async {
-        let body = match body::read(&edge.settings.budget, request.into_body(), MAX_BODY, false).await? {
-            Read::Whole(body) => body.join(),
-            Read::TooLarge(size) => {
-                let text = format!("the body has {size} bytes; a registration of shared memory has at most {MAX_BODY}");
-                return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text));
-            }
-        };
-        match kind {
-            Kind::System => {
-                let (key, (offset, byte_size)) = system(&body)?;
-                edge.service.register_system_memory(region, &key, offset, byte_size)?;
-            }
-            Kind::Cuda => {
-                let (handle, (device, byte_size)) = cuda(&body)?;
-                edge.service.register_cuda_memory(region, &handle, device, byte_size).await?;
-            }
+async fn register<S: Service>(edge: &Edge<S>, kind: Kind, region: &str, request: Request<Body>) -> Answer {
+    let body = edge.read_short(request.into_body(), "a registration of shared memory").await?;
+    answer::done(match kind {
+        Kind::System => {
+            let (key, (offset, byte_size)) = system(&body)?;
+            edge.service.register_system_memory(region, &key, offset, byte_size)
         }
-        Ok(answer::empty(StatusCode::OK))
-    };
-    let result = result.await;
-    pending.finish(result)
+        Kind::Cuda => {
+            let (handle, (device, byte_size)) = cuda(&body)?;
+            edge.service.register_cuda_memory(region, &handle, device, byte_size).await
+        }
+    })
 }
 
 /// The key, and the offset and size. Without an offset it is 0, as for Triton.

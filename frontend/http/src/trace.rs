@@ -7,54 +7,43 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use http::{HeaderName, HeaderValue, Request};
-use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::error::InferError;
 use pharos::request_trace::Traced;
-use pharos::service::{Route, Service, TraceSettings, unchangeable_trace_setting};
+use pharos::service::{Service, TraceSettings, unchangeable_trace_setting};
 use pharos::trace::settings::{Change, Update, count, levels, unsigned};
 use serde_json::value::RawValue;
 
+use super::answer::Answer;
 use super::headers::{TRACEPARENT, text as header_text};
 use super::json::{Members, as_string, parse_error, type_error};
 use super::model::ModelPath;
 use super::{Edge, answer};
-use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::request_trace::HTTP;
 
-/// The most bytes of a change: it has a handful of members.
-const MAX_BODY: u64 = 64 << 10;
-
-pub(super) async fn get<S: Service>(State(edge): State<Edge<S>>) -> Response {
-    edge.pending(Route::TraceSetting).finish(edge.service.trace_settings("").map(shown))
+pub(super) async fn get<S: Service>(State(edge): State<Edge<S>>) -> Answer {
+    Ok(shown(edge.service.trace_settings("")?))
 }
 
-pub(super) async fn get_of<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Response {
-    edge.pending(Route::TraceSetting).finish(edge.service.trace_settings(&path.model).map(shown))
+pub(super) async fn get_of<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Answer {
+    Ok(shown(edge.service.trace_settings(&path.model)?))
 }
 
-pub(super) async fn post<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Response {
-    let pending = edge.pending(Route::TraceSetting);
-    pending.finish(change(&edge, "", request.into_body()).await)
+pub(super) async fn post<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Answer {
+    change(&edge, "", request.into_body()).await
 }
 
 pub(super) async fn post_of<S: Service>(
     State(edge): State<Edge<S>>,
     path: ModelPath,
     request: Request<Body>,
-) -> Response {
-    let pending = edge.pending(Route::TraceSetting);
-    pending.finish(change(&edge, &path.model, request.into_body()).await)
+) -> Answer {
+    change(&edge, &path.model, request.into_body()).await
 }
 
-async fn change<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Result<Response, InferError> {
+async fn change<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Answer {
     // As in Triton, that there is no such model is said before what is wrong with the body.
     edge.service.trace_settings(model)?;
-    let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
-        Read::Whole(body) => body.join(),
-        Read::TooLarge(size) => {
-            let text = format!("the body has {size} bytes; a change of the trace settings has at most {MAX_BODY}");
-            return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text));
-        }
-    };
+    let body = edge.read_short(body, "a change of the trace settings").await?;
     let mut update = Update::default();
     if !body.iter().all(u8::is_ascii_whitespace) {
         let members: Members<'_> = serde_json::from_slice(&body).map_err(parse_error)?;
@@ -62,7 +51,7 @@ async fn change<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Result<R
             member(&name, value, &mut update)?;
         }
     }
-    edge.service.update_trace_settings(model, &update).map(shown)
+    Ok(shown(edge.service.update_trace_settings(model, &update)?))
 }
 
 fn member(name: &str, value: &RawValue, update: &mut Update) -> Result<(), InferError> {

@@ -1,12 +1,11 @@
 //! Who may use which part of the protocol: the doer of [`pharos::access`]. It reads token files, and remembers what they
-//! said last. [`routes`] gives the part of a route; [`Guard`] decides about a request, and a listener of HTTP asks its [`Gate`].
+//! said last. [`routes`] gives the part of a route; [`Guard`] decides about a request.
 
 pub mod routes;
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use axum::response::Response;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use pharos::access::tokens::{Keyring, Refusal, Scope, Tokens};
@@ -166,13 +165,6 @@ impl Denied {
             }
         }
     }
-}
-
-/// The access check of an HTTP listener. The [table of routes](crate::routing::Routes) calls it for every request.
-pub trait Gate: Clone + Send + Sync + 'static {
-    /// The answer to a request that may not have its route, which is counted in the metrics; `None` if it may. For
-    /// [`Route::Unknown`] `None` gives the answer of the table of routes, which is 404.
-    fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response>;
 }
 
 /// Decides whether a request may have its route. Every listener asks it before a handler runs.

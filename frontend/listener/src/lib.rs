@@ -5,6 +5,7 @@
 //! operator by `pharos_connections_refused_total` and a line now and then.
 
 pub mod access;
+pub mod answering;
 mod bind;
 pub mod body_timeout;
 mod certificates;

@@ -13,10 +13,11 @@ use axum::routing::{MethodRouter, any};
 use http::request::Parts;
 use http::{HeaderMap, Request};
 use percent_encoding::percent_decode_str;
-use pharos::metrics::labels::Route;
+use pharos::error::Reason;
+use pharos::metrics::labels::{Protocol, Route};
 use tower::Service as _;
 
-use crate::access::Gate;
+use crate::answering::{self, Count, Gate};
 use crate::http_service::Handle;
 
 /// The route of a declared path.
@@ -96,12 +97,9 @@ impl<G: Gate> Routes<G> {
         self.find(path).0
     }
 
-    /// Answers a request. The access check precedes the handler.
+    /// Answers a request: access check, handler, count.
     pub async fn answer(&self, mut request: Request<Body>) -> Response {
         let (route, found) = self.find(request.uri().path());
-        if let Some(refused) = self.gate().refuse(route, request.headers()) {
-            return refused;
-        }
         let (methods, parameters) = match found {
             Some(found) => (&found.value.methods, decoded(&found.params)),
             None => (&self.0.unknown, None),
@@ -109,8 +107,10 @@ impl<G: Gate> Routes<G> {
         if parameters.is_some() {
             request.extensions_mut().insert(PathParameters(parameters));
         }
-        let Ok(response) = methods.clone().call(request).await;
-        response
+        let handler = async |request| match methods.clone().call(request).await {
+            Ok(response) => response,
+        };
+        answering::answer(self.gate(), route, request, handler).await
     }
 
     /// The route of a path and what is declared for it; nothing for [`Route::Unknown`].
@@ -157,6 +157,13 @@ fn decoded(parameters: &matchit::Params<'_, '_>) -> Option<Vec<String>> {
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOnly(pub fn() -> Response);
 
+impl Count for OpenOnly {
+    const PROTOCOL: Protocol = Protocol::Http;
+
+    /// A scrape that is counted would change what it reads.
+    fn count(&self, _: Route, _: u16, _: Option<Reason>) {}
+}
+
 impl Gate for OpenOnly {
     fn refuse(&self, route: Route, _: &HeaderMap) -> Option<Response> {
         use crate::access::routes::{Class, class};
@@ -174,6 +181,12 @@ mod tests {
     /// Refuses what needs a token for management, unless the request has the header.
     #[derive(Clone)]
     struct Manager;
+
+    impl Count for Manager {
+        const PROTOCOL: Protocol = Protocol::Http;
+
+        fn count(&self, _: Route, _: u16, _: Option<Reason>) {}
+    }
 
     impl Gate for Manager {
         fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response> {

@@ -9,22 +9,20 @@ use std::{fs, io};
 
 use axum::body::Body;
 use axum::response::Response;
-use http::{HeaderMap, StatusCode};
-use pharos::error::{ErrorCode, InferError, Reason};
+use http::{Request, StatusCode};
+use pharos::error::{InferError, Reason};
 use pharos::repository::check_model_name;
-use pharos::service::{Route, Service};
+use pharos::service::Service;
 use regex::Regex;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use crate::answer::Answer;
 use crate::json::{as_string, object, parse_error};
 use crate::{Edge, answer};
-use pharos_listener::receiving::body::{self, Read};
 
 /// The name of the archive that the model was unpacked from: the model's name.
 const TARGET: &str = "x-amzn-sagemaker-target-model";
-/// The most bytes of a request to load a model.
-const MAX_BODY: u64 = 64 << 10;
 const CONFIG: &str = "config.pbtxt";
 /// A configuration that is longer than this is not searched for `platform: "ensemble"`.
 const MAX_CONFIG: u64 = 16 << 20;
@@ -86,8 +84,7 @@ impl Models {
     }
 
     /// Lists the models that are ready.
-    pub(super) async fn list<S: Service>(&self, edge: &Edge<S>) -> Response {
-        let pending = edge.pending(Route::RepositoryIndex);
+    pub(super) async fn list<S: Service>(&self, edge: &Edge<S>) -> Answer {
         let all = self.lock().clone();
         let mut models = Vec::new();
         for (id, model) in &all {
@@ -95,23 +92,21 @@ impl Models {
                 models.push(Entry { name: id, url: &model.url });
             }
         }
-        pending.finish(answer::json_of(&List { models }))
+        answer::json_of(&List { models })
     }
 
     /// Describes a model.
-    pub(super) fn describe<S: Service>(&self, edge: &Edge<S>, id: &str) -> Response {
-        let pending = edge.pending(Route::RepositoryIndex);
+    pub(super) fn describe(&self, id: &str) -> Answer {
         let model = self.lock().get(id).cloned();
         match model {
-            Some(model) => pending.finish(answer::json_of(&Entry { name: id, url: &model.url })),
-            None => not_loaded(edge, Route::RepositoryIndex, id),
+            Some(model) => answer::json_of(&Entry { name: id, url: &model.url }),
+            None => Ok(not_loaded(id)),
         }
     }
 
     /// Loads the model that the body names. Goes on when the client goes away.
-    pub(super) async fn load<S: Service>(&self, edge: &Edge<S>, headers: &HeaderMap, body: Body) -> Response {
-        let pending = edge.pending(Route::RepositoryLoad);
-        let asked = asked(edge, headers, body).await;
+    pub(super) async fn load<S: Service>(&self, edge: &Edge<S>, request: Request<Body>) -> Response {
+        let asked = asked(edge, request).await;
         let result = match asked {
             Ok((id, name, url)) => {
                 let (models, service) = (self.clone(), edge.service.clone());
@@ -122,20 +117,16 @@ impl Models {
             }
             Err(error) => Err(error.into()),
         };
-        match result {
-            Ok(()) => pending.finish(Ok(answer::empty(StatusCode::OK))),
-            Err(Failure::Taken(text)) => {
-                pending.finish_as(answer::error_text(StatusCode::CONFLICT, &text), Some(Reason::Invalid))
-            }
+        let (status, text, reason) = match result {
+            Ok(()) => return answer::empty(StatusCode::OK),
+            Err(Failure::Taken(text)) => (StatusCode::CONFLICT, text, Reason::Invalid),
             Err(Failure::Error(error)) if is_no_memory(&error.message) => {
-                let response = answer::error_text(StatusCode::INSUFFICIENT_STORAGE, &error.message);
-                pending.finish_as(response, Some(error.reason))
+                (StatusCode::INSUFFICIENT_STORAGE, error.message, error.reason)
             }
-            Err(Failure::Error(error)) => {
-                // Triton's status for all errors of a load.
-                pending.finish_as(answer::error_text(StatusCode::BAD_REQUEST, &error.message), Some(error.reason))
-            }
-        }
+            // Triton's status for all errors of a load.
+            Err(Failure::Error(error)) => (StatusCode::BAD_REQUEST, error.message, error.reason),
+        };
+        answer::refused(answer::error_text(status, &text), reason)
     }
 
     async fn load_from<S: Service>(&self, service: &S, id: String, (name, url): (String, &str)) -> Result<(), Failure> {
@@ -162,9 +153,8 @@ impl Models {
     }
 
     /// Unloads a model and what only it needs. Goes on when the client goes away.
-    pub(super) async fn unload<S: Service>(&self, edge: &Edge<S>, id: &str) -> Response {
-        let Some(model) = self.lock().remove(id) else { return not_loaded(edge, Route::RepositoryUnload, id) };
-        let pending = edge.pending(Route::RepositoryUnload);
+    pub(super) async fn unload<S: Service>(&self, edge: &Edge<S>, id: &str) -> Answer {
+        let Some(model) = self.lock().remove(id) else { return Ok(not_loaded(id)) };
         let (models, service, id) = (self.clone(), edge.service.clone(), id.to_owned());
         let unloading = tokio::spawn(async move {
             let result = service.unload_model(&model.name, true).await;
@@ -176,7 +166,7 @@ impl Models {
         });
         let result =
             unloading.await.unwrap_or_else(|error| Err(InferError::internal(format!("the unload failed: {error}"))));
-        pending.finish(result.map(|()| answer::empty(StatusCode::OK)))
+        answer::done(result)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Model>> {
@@ -185,24 +175,15 @@ impl Models {
 }
 
 /// The answer to a request for a model that is not loaded.
-pub(super) fn not_loaded<S: Service>(edge: &Edge<S>, route: Route, id: &str) -> Response {
+pub(super) fn not_loaded(id: &str) -> Response {
     let response = answer::error_text(StatusCode::NOT_FOUND, &format!("model '{}' is not loaded", id.escape_debug()));
-    edge.pending(route).finish_as(response, Some(Reason::UnknownModel))
+    answer::refused(response, Reason::UnknownModel)
 }
 
 /// The identifier, the name and the directory of the model that a request asks for.
-async fn asked<S: Service>(
-    edge: &Edge<S>,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<(String, String, String), InferError> {
-    let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
-        Read::Whole(body) => body.join(),
-        Read::TooLarge(size) => {
-            let text = format!("the body has {size} bytes; a request to load a model has at most {MAX_BODY}");
-            return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text));
-        }
-    };
+async fn asked<S: Service>(edge: &Edge<S>, request: Request<Body>) -> Result<(String, String, String), InferError> {
+    let (parts, body) = request.into_parts();
+    let body = edge.read_short(body, "a request to load a model").await?;
     let load: Load<'_> = serde_json::from_slice(&body).map_err(parse_error)?;
     let member = |value: Option<&RawValue>, name: &str| {
         let text = value.map(|value| as_string(value, &format!("member '{name}'"))).transpose()?.map(Cow::into_owned);
@@ -211,7 +192,7 @@ async fn asked<S: Service>(
         text.filter(|text| !text.is_empty()).ok_or_else(absent)
     };
     let (id, url) = (member(load.model_name, "model_name")?, member(load.url, "url")?);
-    let name = match headers.get(TARGET) {
+    let name = match parts.headers.get(TARGET) {
         Some(target) => {
             target.to_str().map_err(|_| InferError::malformed(format!("the header {TARGET} is no text")))?
         }

@@ -1,14 +1,14 @@
 //! Amazon SageMaker: `/ping` and `/invocations` of an endpoint with one model, and `/models` of one with several.
 
 use axum::body::Body;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use http::{Method, Request};
 use percent_encoding::percent_decode_str;
 use pharos::service::{Route, Service};
 
 use super::models::{Models, not_loaded};
 use super::{BinaryForm, Dispatch, model_path, pass, unknown};
-use pharos_listener::access::Gate;
+use pharos_listener::answering;
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.sagemaker-triton.binary+json;json-header-size=", in_answers: true };
@@ -60,7 +60,6 @@ impl SageMaker {
 
     /// `/models` and what is below it. Each request needs the access of its counterpart in v2.
     async fn manage<S: Service>(&self, dispatch: Dispatch<S>, request: Request<Body>, rest: &str) -> Response {
-        let edge = dispatch.edge();
         let (method, segments) = (request.method().clone(), rest.split('/').collect::<Vec<_>>());
         let (route, id) = match (&method, segments.as_slice()) {
             (&Method::GET, [""] | ["", ""]) => (Route::RepositoryIndex, ""),
@@ -68,25 +67,21 @@ impl SageMaker {
             (&Method::GET, ["", id]) => (Route::RepositoryIndex, *id),
             (&Method::DELETE, ["", id]) if !id.is_empty() => (Route::RepositoryUnload, *id),
             (&Method::POST, ["", id, "invoke"]) if !id.is_empty() => (Route::Infer, *id),
-            _ => return unknown(edge),
+            _ => return unknown(dispatch.edge()),
         };
-        if let Some(refused) = edge.refuse(route, request.headers()) {
-            return refused;
-        }
         let id = percent_decode_str(id).decode_utf8_lossy();
-        match (&method, segments.len()) {
-            (&Method::GET, _) if id.is_empty() => self.models.list(edge).await,
-            (&Method::GET, _) => self.models.describe(edge, &id),
-            (&Method::DELETE, _) => self.models.unload(edge, &id).await,
-            (_, 3) => match self.models.name(&id) {
-                Some(name) => pass(dispatch, request, (method, &model_path(&name, "infer")), &FORM).await,
-                None => not_loaded(edge, Route::Infer, &id),
-            },
-            _ => {
-                let (parts, body) = request.into_parts();
-                self.models.load(edge, &parts.headers, body).await
-            }
+        if let (Route::Infer, Some(name)) = (route, self.models.name(&id)) {
+            return pass(dispatch, request, (method, &model_path(&name, "infer")), &FORM).await;
         }
+        let edge = dispatch.edge();
+        let handler = async |request: Request<Body>| match route {
+            Route::RepositoryIndex if id.is_empty() => self.models.list(edge).await.into_response(),
+            Route::RepositoryIndex => self.models.describe(&id).into_response(),
+            Route::RepositoryUnload => self.models.unload(edge, &id).await.into_response(),
+            Route::RepositoryLoad => self.models.load(edge, request).await,
+            _ => not_loaded(&id),
+        };
+        answering::answer(edge, route, request, handler).await
     }
 }
 

@@ -6,14 +6,14 @@ use std::sync::{Arc, OnceLock};
 
 use axum::body::Body;
 use axum::response::Response;
-use http::{Method, Request, StatusCode, Uri};
-use pharos::error::{InferError, Reason};
+use http::{Method, Request, Uri};
+use pharos::error::InferError;
 use pharos::id::bare_name;
 use pharos::service::{Route, Service};
 
 use super::{BinaryForm, Dispatch, fail, model_path, pass, unknown};
-use crate::{answer, metrics};
-use pharos_listener::access::Gate;
+use crate::{metrics, wrong_method};
+use pharos_listener::answering::{Account, Gate as _};
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.vertex-ai-triton.binary+json;json-header-size=", in_answers: false };
@@ -94,7 +94,7 @@ impl VertexAi {
             }
             None => {
                 let error = InferError::not_ready("the default model is not known before the models are loaded");
-                fail(dispatch.edge(), (Route::Infer, request.headers()), error)
+                fail(dispatch.edge(), (Route::Infer, request), error).await
             }
         }
     }
@@ -103,13 +103,12 @@ impl VertexAi {
 /// Answers a request that is redirected to a path of v2, which stands there without its first slash.
 async fn redirected<S: Service>(dispatch: Dispatch<S>, request: Request<Body>, redirect: &str) -> Response {
     if request.method() != Method::POST {
-        let response = answer::error_text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
-        return dispatch.edge().pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported));
+        return Account::new(dispatch.edge(), Route::Unknown).finish(wrong_method());
     }
     if redirect == "metrics" {
         // The listener is open to clients of the platform: metrics need what the statistics of models need.
         if let Some(refused) = dispatch.edge().refuse(Route::ModelStatistics, request.headers()) {
-            return refused;
+            return Account::new(dispatch.edge(), Route::ModelStatistics).finish(refused);
         }
         let mut scrape = Request::new(Body::empty());
         *scrape.uri_mut() = Uri::from_static("/metrics");

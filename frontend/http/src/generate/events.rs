@@ -13,7 +13,8 @@ use pharos::request_trace::Traced;
 use pharos::service::{Responses, Service, Streamed};
 
 use super::convert;
-use crate::answer::Pending;
+use crate::Edge;
+use pharos_listener::answering::Account;
 use pharos_listener::request_trace;
 
 /// The events of one request. Dropped before the last, because the client went away, it cancels the request.
@@ -22,7 +23,7 @@ pub(super) struct Events<S: Service> {
     /// The first response, which came before the body began.
     first: Option<Streamed>,
     /// Counts the request when its last response is there.
-    counting: Option<(Pending<S>, StatusCode)>,
+    account: Option<(Account<Edge<S>>, StatusCode)>,
     /// Why the request failed, or one of its responses.
     reason: Option<Reason>,
     traced: Option<Traced>,
@@ -34,10 +35,10 @@ impl<S: Service> Events<S> {
     pub(super) fn new(
         (responses, traced): (S::Responses, Option<Traced>),
         first: Option<Streamed>,
-        counting: (Pending<S>, StatusCode),
+        account: (Account<Edge<S>>, StatusCode),
         open: S::OpenStream,
     ) -> Self {
-        Self { responses, first, counting: Some(counting), reason: None, traced, ended: false, _open: open }
+        Self { responses, first, account: Some(account), reason: None, traced, ended: false, _open: open }
     }
 
     /// The event for a response; `None` for one that only says that it is the last.
@@ -57,8 +58,8 @@ impl<S: Service> Events<S> {
     fn end(&mut self) {
         self.ended = true;
         request_trace::complete(self.traced.take().as_ref());
-        if let Some((pending, status)) = self.counting.take() {
-            pending.note(status.as_u16(), self.reason);
+        if let Some((account, status)) = self.account.take() {
+            account.end(status.as_u16(), self.reason);
         }
     }
 }

@@ -32,6 +32,7 @@ use super::token::{FAILED, Purpose};
 use pharos_listener::Peer;
 use pharos_listener::access::DeniedAnswer;
 use pharos_listener::access::routes::class;
+use pharos_listener::answering::{Account, Calls};
 use pharos_listener::receiving::grpc::{Limits, received as bounded};
 use pharos_listener::{request_log, routing};
 use pharos_os::clock;
@@ -178,6 +179,8 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<Incoming>> for Port<S,
         let route = routes::of_path(&path);
         let denied = self.denied(route, &request);
         let refused = denied.as_ref().map(|(_, reason)| *reason);
+        // The v2 protocol's edge counts its answers itself.
+        let count = (is_own || refused.is_some()).then(|| Account::new(Calls(shared.service.clone()), route));
         let answer: Answering = match (denied, &mut self.services) {
             (Some((status, _)), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
             (None, Services::Inference(both)) if is_own => both.0.call(bounded(request, bounds)),
@@ -193,10 +196,8 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<Incoming>> for Port<S,
         Box::pin(async move {
             let response = answer.await?;
             let code = code(&response);
-            // The v2 protocol's edge counts its answers itself.
-            if is_own || refused.is_some() {
-                let reason = refused.or_else(|| (code != Code::Ok).then_some(reason(code)));
-                shared.service.record_answered(Protocol::Grpc, route, code as u16, reason);
+            if let Some(count) = count {
+                count.end(code as u16, refused.or_else(|| (code != Code::Ok).then_some(reason(code))));
             }
             log((peer, &path), code, received);
             Ok(response)

@@ -29,6 +29,7 @@ use super::routes::{Apis, Endpoint, endpoint};
 use super::{Refused, Registry, Settings};
 use pharos_listener::Peer;
 use pharos_listener::access;
+use pharos_listener::answering::Account;
 use pharos_listener::http_service::Handle;
 use pharos_listener::receiving::Budget;
 use pharos_listener::request_log;
@@ -131,6 +132,7 @@ impl<S: Management> Port<S> {
     /// Checks the access to an endpoint of TorchServe, answers and counts the answer.
     async fn answer_own(&self, endpoint: Endpoint, asked: &Asked, body: Body) -> Response {
         let route = endpoint.route();
+        let count = Account::new(V2Gate(self.shared.clone()), route);
         let (response, reason) = match self.denied(&endpoint, asked) {
             Some((response, reason)) => (response, Some(reason)),
             None => match self.answer(endpoint, asked, body).await {
@@ -138,7 +140,7 @@ impl<S: Management> Port<S> {
                 Err(refused) => (answer::refusal(&refused), Some(answer::reason(&refused))),
             },
         };
-        self.shared.service.record_answered(Protocol::Http, route, response.status().as_u16(), reason);
+        count.end(response.status().as_u16(), reason);
         response
     }
 

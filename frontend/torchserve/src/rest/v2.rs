@@ -5,17 +5,26 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::response::Response;
 use http::{HeaderMap, Request};
+use pharos::error::Reason;
 use pharos::service::{Management, Protocol, Route};
 
 use super::{Asked, Port, Shared, answer};
 use crate::guard::{Wanted, purpose};
 use crate::token::Purpose;
-use pharos_listener::access::Gate;
 use pharos_listener::access::routes::class;
+use pharos_listener::answering::{Count, Gate, Outcome};
 
 /// The access check of the v2 protocol on these ports.
 #[derive(Clone)]
 pub struct V2Gate<S: Management>(pub(crate) Arc<Shared<S>>);
+
+impl<S: Management> Count for V2Gate<S> {
+    const PROTOCOL: Protocol = Protocol::Http;
+
+    fn count(&self, route: Route, code: u16, reason: Option<Reason>) {
+        self.0.service.record_answered(Self::PROTOCOL, route, code, reason);
+    }
+}
 
 impl<S: Management> Gate for V2Gate<S> {
     fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response> {
@@ -23,8 +32,8 @@ impl<S: Management> Gate for V2Gate<S> {
         // Paths that are not known need the key of the port that serves the protocol.
         let wanted = Wanted { route, class, purpose: purpose(class, Some(Purpose::Inference)) };
         let denied = self.0.guard.check(Protocol::Http, wanted, headers).err()?;
-        let (response, reason) = answer::denied(denied);
-        self.0.service.record_answered(Protocol::Http, route, response.status().as_u16(), Some(reason));
+        let (mut response, reason) = answer::denied(denied);
+        response.extensions_mut().insert(Outcome::Failed(reason));
         Some(response)
     }
 }
