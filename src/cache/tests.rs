@@ -45,7 +45,7 @@ fn request() -> InferRequest {
     InferRequest { model_name: "m".into(), inputs, parameters, ..InferRequest::default() }
 }
 
-fn asked(names: &[&str]) -> Vec<RequestedOutput> {
+fn requested(names: &[&str]) -> Vec<RequestedOutput> {
     names.iter().map(|name| RequestedOutput { name: (*name).into(), ..RequestedOutput::default() }).collect()
 }
 
@@ -77,9 +77,9 @@ fn everything_that_affects_the_response_changes_the_key() {
                 input("B", DataType::Int32, &[1, 1], &[4, 0, 0, 0]),
             ];
         }),
-        change(&|r| r.outputs = asked(&["X"])),
-        change(&|r| r.outputs = asked(&["Y"])),
-        change(&|r| r.outputs = asked(&["X", "Y"])),
+        change(&|r| r.outputs = requested(&["X"])),
+        change(&|r| r.outputs = requested(&["Y"])),
+        change(&|r| r.outputs = requested(&["X", "Y"])),
         change(&|r| r.parameters.clear()),
         parameter(Parameter::Int(2)),
         parameter(Parameter::Uint(1)),
@@ -119,7 +119,7 @@ fn other_fields_do_not_change_the_key() {
     let group = "instance_group { kind: KIND_CPU count: 3 }";
     assert_eq!(identity("m", 1, group, &[]), identity("m", 1, "", &[]));
     let key = |outputs| identity("m", 1, "", &[]).key(&InferRequest { outputs, ..request() });
-    assert_eq!(key(asked(&["X", "Y"])), key(asked(&["Y", "X", "Y"])));
+    assert_eq!(key(requested(&["X", "Y"])), key(requested(&["Y", "X", "Y"])));
 }
 
 fn response() -> InferResponse {
@@ -150,7 +150,7 @@ fn a_response_from_the_cache_has_the_id_of_its_request() {
     let original = response();
     assert_eq!((Entry::size_of(&original), entry.size() > 18), (entry.size(), true));
     let elsewhere = Entry::copy_of(&original).outputs()[0].tensor.data.pieces()[0].as_ptr();
-    assert_ne!(elsewhere, original.outputs[0].tensor.data.pieces()[0].as_ptr(), "not in the arena");
+    assert_ne!(elsewhere, original.outputs[0].tensor.data.pieces()[0].as_ptr(), "shares memory");
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn an_entry_must_match_the_model_and_the_request() {
     let fits = |change: &dyn Fn(&mut InferResponse), outputs: &[&str], rows| {
         let mut response = response();
         change(&mut response);
-        let request = InferRequest { outputs: asked(outputs), ..request() };
+        let request = InferRequest { outputs: requested(outputs), ..request() };
         Entry::copy_of(&response).check(&config(""), &request, rows).is_ok()
     };
     assert!(fits(&|_| {}, &[], 1) && fits(&|_| {}, &["Y", "X"], 1));

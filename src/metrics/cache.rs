@@ -381,8 +381,7 @@ impl Cache {
     /// Returns the series of these label values, or the series `other` beyond the limit. Built-in metrics have no limit:
     /// their label values are closed lists, models, instances, devices and metrics, and no request can add to these.
     fn bounded(&self, family: &Family, labels: &[String]) -> Result<Arc<Series>, SampleError> {
-        let missing =
-            || SampleError::BadValue(format!("metric `{}` has reached its limit of series", family.spec.name));
+        let missing = || SampleError::BadValue(format!("metric `{}` has no room for a series", family.spec.name));
         // Also ends the recursion through `counter` below.
         if family.spec.builtin.is_some() {
             return family.series(labels, usize::MAX, &self.clock).ok_or_else(missing);

@@ -95,7 +95,7 @@ impl Views {
     pub const ALL: Views = Views { tslog: true, prometheus: true };
 }
 
-/// The section of the file that defines a metric, which also says what records it.
+/// The section of the file that defines a metric: what records the metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Section {
     /// `ts_metrics`: the frontend.
@@ -480,8 +480,8 @@ model_metrics:
         assert!(empty.contains("no metric is defined: /metrics"), "{empty}");
         let off = warnings("model_metrics:\n  gauge: [{name: a, unit: s, enabled: false}]\n");
         assert!(off[0].contains("every defined metric is switched off"), "{off:?}");
-        let slip = "the server does not record `Request2XX`; did you mean `Requests2XX`?";
-        assert_eq!(one("ts_metrics", "Request2XX"), [slip]);
+        let warning = "the server does not record `Request2XX`; did you mean `Requests2XX`?";
+        assert_eq!(one("ts_metrics", "Request2XX"), [warning]);
         assert_eq!(one("model_metrics", "PredictonTime").len(), 1);
         for (section, name) in [("ts_metrics", "Orders"), ("ts_metrics", "Queue"), ("model_metrics", "Request2XX")] {
             assert_eq!(one(section, name), [""; 0], "{name}");

@@ -91,7 +91,7 @@ pub fn parse<'a>(datagram: &'a [u8], mut each: impl FnMut(&'a [u8], Result<Line,
 /// Parses a line. The pieces of a chain before an error count.
 fn parse_line(line: &str, each: &mut impl FnMut(Line)) -> Result<(), Malformed> {
     if line.starts_with("_e{") || line.starts_with("_sc|") {
-        return Err(Malformed("an event or a service check has no value to be measured"));
+        return Err(Malformed("events and service checks are not supported"));
     }
     let form = Malformed("expected name:value|type, optionally followed by |@rate and |#tags");
     let (name, rest) = line.split_once(':').ok_or(form)?;
@@ -254,7 +254,7 @@ fn labels(tags: Option<BTreeMap<String, String>>) -> Vec<(String, String)> {
 fn times(rate: f64) -> Result<u32, Malformed> {
     let times = (1.0 / rate).round();
     if times > f64::from(MAX_TIMES) {
-        return Err(Malformed("a timer, histogram or distribution has a rate of at least 0.001"));
+        return Err(Malformed("the rate of a timer, histogram or distribution must be at least 0.001"));
     }
     Ok(times as u32)
 }

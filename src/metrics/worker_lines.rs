@@ -86,7 +86,7 @@ fn head(text: &str) -> Result<(&str, &str, f64), Malformed> {
         return Err(Malformed("the metric's name contains spaces, which Prometheus does not allow"));
     }
     if !name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c)) {
-        return Err(Malformed("a metric's name consists of letters, digits, `_`, `-` and `.`"));
+        return Err(Malformed("the metric's name may only contain letters, digits, `_`, `-` and `.`"));
     }
     Ok((name, unit, number(value)?))
 }
@@ -106,7 +106,7 @@ fn dimensions(section: &str) -> Result<Vec<(&str, &str)>, Malformed> {
     let mut rest = section;
     while !rest.is_empty() {
         let Some((name, after)) = rest.split_once(':').filter(|(name, _)| is_word(name.trim())) else {
-            return Err(Malformed("dimensions are written name:value,name:value"));
+            return Err(Malformed("dimensions must have the form name:value,name:value"));
         };
         let end = value_end(after);
         if found.len() == MAX_DIMENSIONS {

@@ -79,13 +79,13 @@ impl<T: Copy> Change<T> {
 /// A change of settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Update {
-    /// See [`Values`] for this and the following fields.
+    /// See [`Values::levels`].
     pub levels: Change<Levels>,
-    /// The rate.
+    /// See [`Values::rate`].
     pub rate: Change<u32>,
-    /// The count.
+    /// See [`Values::count`].
     pub count: Change<i32>,
-    /// The frequency.
+    /// See [`Values::log_frequency`].
     pub log_frequency: Change<u32>,
 }
 

@@ -43,7 +43,7 @@ impl fmt::Display for Difference {
             }
         }
         if let Some((before, now)) = self.mode {
-            parts.push(format!("mode {} instead of {}", now.as_str(), before.as_str()));
+            parts.push(format!("mode changed from {} to {}", before.as_str(), now.as_str()));
         }
         if parts.is_empty() {
             parts.push("no changes".to_owned());
@@ -73,6 +73,6 @@ mod tests {
         assert_eq!(between(old, old), "no changes");
         let shipped = Catalog::shipped();
         let difference = Difference::between(&shipped, &shipped.clone().with_mode(Mode::Tslog));
-        assert_eq!(difference.to_string(), "mode tslog instead of both");
+        assert_eq!(difference.to_string(), "mode changed from both to tslog");
     }
 }

@@ -53,7 +53,7 @@ impl Node<'_> for Unit {
         // A log line ends the unit with `:` and its dimensions with `|`.
         if text.len() > MAX_UNIT || text.chars().any(|c| c.is_control() || c == ':' || c == '|') {
             let allowed = format!("allowed are up to {MAX_UNIT} bytes without `:`, `|` and control characters");
-            return Err(E::custom(format!("`{}` is no unit; {allowed}", shortened(text))));
+            return Err(E::custom(format!("`{}` is not a valid unit; {allowed}", shortened(text))));
         }
         Ok(text.to_owned())
     }
@@ -105,7 +105,7 @@ impl Node<'_> for Label<'_> {
     }
     fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
         if !is_label_name(text) {
-            let allowed = "allowed are letters, digits (not first) and `_` (not twice at the start)";
+            let allowed = "allowed are letters, digits (not first) and `_`, but no `__` at the start";
             return Err(E::custom(format!("`{}` is not a valid label name; {allowed}", shortened(text))));
         }
         // The server fills in host labels regardless of case, so two spellings of one name would be ambiguous.

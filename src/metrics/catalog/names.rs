@@ -36,7 +36,7 @@ fn is_name(text: &str, special: impl Fn(char) -> bool) -> bool {
 /// Checks a metric's name for its type and section. Returns an error that says why it is not allowed, and what is.
 pub(super) fn check(name: &str, kind: Kind, section: Section) -> Result<(), String> {
     if !is_metric_name(name) {
-        let allowed = format!("allowed are letters, digits (not first), `_` and `:`, {MAX_NAME} at most");
+        let allowed = format!("allowed are up to {MAX_NAME} letters, digits (not first), `_` and `:`");
         return Err(format!("`{}` is not a valid metric name; {allowed}", shortened(name)));
     }
     if let Some(builtin) = Builtin::from_name(name) {

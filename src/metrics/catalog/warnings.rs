@@ -4,7 +4,7 @@ use super::{Catalog, MetricSpec, RECORDED_BY_WORKER, Section};
 use crate::metrics::builtin::Builtin;
 
 /// The number of letters in which a probable typing error differs from the intended name, at most.
-const SLIP: usize = 2;
+const MAX_TYPO: usize = 2;
 
 /// Returns the names that the server or its workers record.
 fn recorded() -> impl Iterator<Item = &'static str> {
@@ -32,18 +32,18 @@ pub(super) fn of(catalog: &Catalog) -> Vec<String> {
         found.push(format!("{what}: /metrics, the metric logs and every other view stay empty"));
     }
     let all = catalog.iter().map(|(_, spec)| spec).chain(catalog.disabled());
-    found.extend(all.filter_map(slip));
+    found.extend(all.filter_map(probable_typo));
     found
 }
 
 /// Warns about a metric that the server does not record and whose name is almost that of a recorded one. It is allowed, since
 /// programs may send it (StatsD, printed lines). Metrics of models are compared only with those of the worker's runtime.
-fn slip(spec: &MetricSpec) -> Option<String> {
+fn probable_typo(spec: &MetricSpec) -> Option<String> {
     if spec.builtin.is_some() || RECORDED_BY_WORKER.contains(&&*spec.name) {
         return None;
     }
     let (other, distance) = nearest(&spec.name)?;
     let candidate = spec.section == Section::Frontend || RECORDED_BY_WORKER.contains(&other);
-    let near = distance <= SLIP && distance * 3 < spec.name.len();
+    let near = distance <= MAX_TYPO && distance * 3 < spec.name.len();
     (candidate && near).then(|| format!("the server does not record `{}`; did you mean `{other}`?", spec.name))
 }

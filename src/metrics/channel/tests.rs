@@ -258,7 +258,7 @@ fn a_reader_survives_random_writes_to_the_ring() {
         let (fd, mut writer, mut reader) = ring();
         let memory = map(&fd);
         writer.intern(&series(0, &[])).unwrap();
-        let (scribbling, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (writing, stop) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut state = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -267,10 +267,10 @@ fn a_reader_survives_random_writes_to_the_ring() {
                     let at = HEAD + (state >> 33) as usize % 600;
                     // Small values make lengths and kinds that pass the first checks.
                     memory.words()[at].store(state & 0x1_0007_0703, Ordering::Relaxed);
-                    scribbling.store(true, Ordering::Relaxed);
+                    writing.store(true, Ordering::Relaxed);
                 }
             });
-            while !scribbling.load(Ordering::Relaxed) {
+            while !writing.load(Ordering::Relaxed) {
                 std::thread::yield_now();
             }
             for at in 0..2000 {
