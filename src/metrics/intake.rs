@@ -316,7 +316,7 @@ model_metrics:
             ("Orders:1|ms|#shop:a", "`Orders` is a counter, not a histogram"),
             ("Size:a|s", "`Size` is a histogram, not a gauge"),
             ("Orders:-1|c|#shop:a", "not by -1"),
-            ("Orders:1|c|#shop:a,extra:b", "has the dimensions [shop, Hostname], but the sample has [extra, shop]"),
+            ("Orders:1|c|#shop:a,extra:b", "has the dimensions [shop, Hostname], but [extra, shop] were given"),
             ("Unknown:1|c|#shop:a", "`Unknown` is not defined in metrics.yaml"),
             ("pharos_requests_total:1|c", "recorded by the server itself"),
             ("Orders", "name:value|type"),
@@ -327,7 +327,7 @@ model_metrics:
         assert_eq!(cache.counter(Builtin::LinesMalformed.name(), &["statsd"]).unwrap().value(), 9.0);
 
         for (line, expected) in [
-            ("Orders.Count:1|#a:1,b:2,c:3", "has the dimensions [shop, Hostname], but the sample has [a, b, c]"),
+            ("Orders.Count:1|#a:1,b:2,c:3", "has the dimensions [shop, Hostname], but [a, b, c] were given"),
             ("Orders.Count:-1|#shop:a", "not by -1"),
             ("Unknown.ms:1|#", "`Unknown` is not defined in metrics.yaml"),
             ("pharos_requests_total.Count:1|#", "recorded by the server itself"),
@@ -369,10 +369,7 @@ model_metrics:
         assert_eq!(found("web_users"), (Kind::Gauge, "Count".into(), vec![]));
         // The first line has defined the labels.
         let refusals = send(&cache, &mut statsd, "web.hits:1|c|#c:2\nweb.hits:1|c|#a:1");
-        assert!(
-            matches!(refusals.as_slice(), [text] if text.contains("[a, b], but the sample has [c]")),
-            "{refusals:?}"
-        );
+        assert!(matches!(refusals.as_slice(), [text] if text.contains("[a, b], but [c] were given")), "{refusals:?}");
         for bad in ["x:1|h|#le:1", "x:1|c|#__a:1", "Off:1|g"] {
             assert!(!send(&cache, &mut statsd, bad).is_empty(), "{bad}");
         }

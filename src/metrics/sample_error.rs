@@ -71,7 +71,7 @@ impl fmt::Display for SampleError {
             }
             Self::WrongLabels { metric, expected, given } => {
                 let (expected, given) = (expected.join(", "), given.join(", "));
-                write!(f, "metric `{metric}` has the dimensions [{expected}], but the sample has [{given}]")
+                write!(f, "metric `{metric}` has the dimensions [{expected}], but [{given}] were given")
             }
             Self::LabelTooLong { metric, length } => {
                 write!(f, "a label value of metric `{metric}` has {length} bytes; the limit is {MAX_LABEL_BYTES}")

@@ -46,7 +46,7 @@ impl fmt::Display for Difference {
             parts.push(format!("mode changed from {} to {}", before.as_str(), now.as_str()));
         }
         if parts.is_empty() {
-            parts.push("no changes".to_owned());
+            parts.push("nothing has changed".to_owned());
         }
         f.write_str(&parts.join("; "))
     }
@@ -70,7 +70,7 @@ mod tests {
         let old = "\n    - {name: a, unit: ms}\n    - {name: b, unit: ms}\n    - {name: c, unit: ms}\n";
         let new = "\n    - {name: d, unit: ms}\n    - {name: b, unit: s}\n    - {name: c, unit: ms, enabled: false}\n";
         assert_eq!(between(old, new), "added d; removed a, c; changed b");
-        assert_eq!(between(old, old), "no changes");
+        assert_eq!(between(old, old), "nothing has changed");
         let shipped = Catalog::shipped();
         let difference = Difference::between(&shipped, &shipped.clone().with_mode(Mode::Tslog));
         assert_eq!(difference.to_string(), "mode changed from both to tslog");
