@@ -302,7 +302,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path):
 def test_the_commands_say_what_is_wrong(tmp_path):
     """No such file, no trace file."""
     (tmp_path / "other.json").write_text("{}")
-    for file, words in [("nowhere.json", "nowhere.json: No such file"), ("other.json", "a trace file is a JSON array")]:
+    for file, words in [("nowhere.json", "nowhere.json: No such file"), ("other.json", "not a trace file: expected a JSON array")]:
         result = subprocess.run([str(binary()), "trace", "chrome", str(tmp_path / file)], capture_output=True, text=True)
         assert result.returncode == 1 and words in result.stderr
     assert subprocess.run([str(binary()), "trace", "summary"], capture_output=True).returncode == 2

@@ -116,7 +116,7 @@ fn the_definition_decides_what_may_be_added() {
     let line = "under model_metrics.gauge: `- {name: New, unit: ms, dimensions: [a, b]}`";
     assert!(refusal(add("New", &["a", "b"], Kind::Gauge)).contains(line));
     assert_eq!(refusal(add("Orders", &["shop"], Kind::Gauge)), "metric `Orders` is a counter, not a gauge");
-    assert!(refusal(add("Orders", &["store"], Kind::Counter)).contains("[shop, ModelName], [store] were given"));
+    assert!(refusal(add("Orders", &["store"], Kind::Counter)).contains("[shop, ModelName], but [store] were given"));
     assert!(refusal(add("Orders", &["shop", "shop"], Kind::Counter)).contains("[shop, shop] were given"));
     assert!(refusal(add("Depth", &["Level"], Kind::Gauge)).contains("[Level] were given"), "sea has no default");
     assert_eq!(refusal(add("QueueTime", &[], Kind::Gauge)), "metric `QueueTime` is recorded by the server itself");
