@@ -25,8 +25,7 @@ impl Dependencies {
         self.members.retain(|ensemble, _| kept(ensemble));
     }
 
-    /// Returns the depth of an ensemble: the number of ensembles on the longest path over its members, including itself; 0 for
-    /// a
+    /// Returns the depth of an ensemble: the number of ensembles on the longest path over its members, including itself; 0 for a
     /// model that is not an ensemble. At most the number of ensembles, which is reached only with a cycle.
     pub fn depth(&self, model: &str) -> usize {
         let mut level = BTreeSet::from([model]);

@@ -1,5 +1,4 @@
-//! Explains why a tensor makes a plan invalid: the end of an error whose beginning is Triton's text, which names an ensemble
-//! and
+//! Explains why a tensor makes a plan invalid: the end of an error whose beginning is Triton's text, which names an ensemble and
 //! at most a tensor.
 
 use std::collections::BTreeSet;

@@ -91,8 +91,7 @@ pub struct Flow<T> {
 }
 
 impl<T: Clone> Flow<T> {
-    /// Begins a request with these inputs, by position in the configuration; others are optional and stay unset. `requested`
-    /// are
+    /// Begins a request with these inputs, by position in the configuration; others are optional and stay unset. `requested` are
     /// the positions of the requested outputs; steps that none of them needs do not run.
     pub fn new(
         plan: Arc<Plan>,
@@ -148,8 +147,7 @@ impl<T: Clone> Flow<T> {
         }
     }
 
-    /// Reports the outputs, by position in [`Step::outputs`], or the error of a step that answers once. Other outputs stay
-    /// unset;
+    /// Reports the outputs, by position in [`Step::outputs`], or the error of a step that answers once. Other outputs stay unset;
     /// their consumers run without them. Returns the names of unset outputs that have consumers.
     pub fn done(&mut self, id: CallId, made: Output<T>) -> Vec<String> {
         let Some(Open { step, iteration, .. }) = self.calls.remove(&id) else { return Vec::new() };

@@ -59,9 +59,8 @@ impl Plan {
         self.steps.iter().map(|step| step.model.as_str()).collect()
     }
 
-    /// Returns the step that makes the ensemble's output at `position`, and the model's name of it; `None` for an output that
-    /// is an
-    /// input.
+    /// Returns the step that makes the ensemble's output at `position`, and the model's name of it; `None` for an output that is
+    /// an input.
     pub fn origin(&self, position: usize) -> Option<(usize, &str)> {
         let tensor = *self.outputs.get(position)?;
         let step = self.tensors.get(tensor)?.producer?;

@@ -1,5 +1,4 @@
-//! Random plans: each step runs once, with all its inputs and as early as possible, and tensors are kept only as long as
-//! needed.
+//! Random plans: each step runs once, with all its inputs and as early as possible, and tensors are kept only as long as needed.
 //! Also error texts of invalid plans.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -56,8 +56,8 @@ impl Draft {
         self.proto.parameters.get(name).map(|parameter| parameter.string_value.as_str())
     }
 
-    /// Returns whether querying the model's code can be skipped, which saves starting an interpreter twice: the code of a
-    /// TorchServe archive adds nothing to a configuration with inputs and outputs.
+    /// Returns whether querying the model's code can be skipped, which saves starting an interpreter twice: the configuration of
+    /// a TorchServe archive is taken to be complete if it has inputs and outputs.
     pub fn needs_no_answer(&self) -> bool {
         self.proto.backend == "torchserve" && !self.proto.input.is_empty() && !self.proto.output.is_empty()
     }
@@ -76,8 +76,7 @@ impl Draft {
     }
 
     /// Builds the query for the code of a resolved model, as JSON: `{"config": {...}, "directory": "...", "model_directory":
-    /// "...",
-    /// "version": N, "backend": "..."}`. The configuration includes all defaults, as in Triton.
+    /// "...", "version": N, "backend": "..."}`. The configuration includes all defaults, as in Triton.
     pub fn question(&self, place: &CodeLocation<'_>, gpus: &[u32]) -> String {
         let mut config = self.proto.clone();
         normalize::defaults(&mut config, &Completion { gpus, ..Completion::default() });
@@ -128,7 +127,7 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
     }
     config.max_batch_size = answer.max_batch_size;
     if config.backend == "torchserve" {
-        // An archive contains the timeouts of its workers.
+        // An archive may set parameters, such as the timeouts of its workers.
         for (key, value) in answer.parameters {
             config.parameters.entry(key).or_insert(value);
         }

@@ -50,8 +50,7 @@ fn bare(message: String) -> Refusal {
 }
 
 impl ModelConfig {
-    /// Checks `request` and prepares it: converts a raw body to the model's only input, and sorts the inputs in the order of
-    /// the
+    /// Checks `request` and prepares it: converts a raw body to the model's only input, and sorts the inputs in the order of the
     /// configuration. For a valid request, allocates memory only for the raw body of a BYTES model.
     ///
     /// # Errors
@@ -262,8 +261,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Checks strings in a client's shared memory by length only: the worker reads them once, because the client may change
-    /// them
+    /// Checks strings in a client's shared memory by length only: the worker reads them once, because the client may change them
     /// until then. A count that cannot fit is refused here, so that the worker does not reserve memory for it.
     fn check_unseen_strings(&self, name: &str, len: u64, expected: u64) -> Result<(), Refusal> {
         let most = len / 4;

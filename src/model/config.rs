@@ -149,7 +149,7 @@ pub struct InstanceGroup {
     pub priority: u32,
 }
 
-/// A share of a resource that instances compete for.
+/// An amount of a resource that instances share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource {
     /// Its name, not empty.

@@ -7,7 +7,7 @@ use super::onnx::ModelSignature;
 use super::{Completion, ConfigError, ModelConfig};
 use super::{agents, autocomplete, json, normalize, proto, text, validate, warnings};
 
-/// A configuration of the right form. Its content is not checked: fields may be missing or contradict each other.
+/// A configuration that follows the schema. Its content is not checked: fields may be missing or contradict each other.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Draft {
     pub(super) proto: proto::ModelConfig,
@@ -58,7 +58,7 @@ impl Draft {
         &self.proto.default_model_filename
     }
 
-    /// Returns whether the model may be an ONNX file. A Python model, for example, may have an ONNX file beside its code.
+    /// Returns whether an ONNX file in the version directory may be the model. A Python model may have one beside its code.
     pub fn may_be_onnx(&self) -> bool {
         let proto::ModelConfig { backend, platform, .. } = &self.proto;
         matches!(backend.as_str(), "" | "onnxruntime" | "tract") && matches!(platform.as_str(), "" | "onnxruntime_onnx")
@@ -95,7 +95,7 @@ impl Draft {
         normalize::check_name(&self.proto, directory)
     }
 
-    /// Fills in facts from the model file and its directory as well as defaults, and checks the result.
+    /// Fills in missing fields from the model file, its directory and the defaults, and checks the result.
     ///
     /// # Errors
     /// The first field that is missing, wrong or contradicts the model file; with Triton's text where Triton has one.

@@ -72,7 +72,7 @@ pub fn to_document(request: &mut InferRequest) -> Result<Option<RequestedOutputs
     Ok(Some(RequestedOutputs(std::mem::take(&mut request.outputs))))
 }
 
-/// Converts the document that a model answered to tensors. Any other answer is not changed.
+/// Converts the document in a model's answer to tensors. Any other answer is unchanged.
 ///
 /// # Errors
 /// The `outputs` of the document are invalid, or a requested output is missing.

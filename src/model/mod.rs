@@ -1,5 +1,5 @@
-//! Model configurations: parses text, JSON or protobuf bytes into a checked [`ModelConfig`], and answers questions about it:
-//! metadata, its JSON form, and whether a request fits the model ([`ModelConfig::check`]).
+//! Model configurations: parses text, JSON or protobuf bytes into a checked [`ModelConfig`], which provides the metadata, the
+//! JSON form, and the check of requests ([`ModelConfig::check`]).
 //!
 //! Parse, don't validate: a [`Draft`] is a configuration as written. [`Draft::complete`] fills in facts from the model file
 //! and defaults, and returns a [`ModelConfig`], which is always valid. This module never touches files: callers provide the

@@ -182,7 +182,7 @@ fn pair(platform: &str, backend: &str) -> ConfigError {
     ConfigError::new(format!("unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"))
 }
 
-/// Defaults to running the highest version only.
+/// Sets the default version policy: only the highest version runs.
 pub(super) fn version_policy(config: &mut proto::ModelConfig) {
     let policy = config.version_policy.get_or_insert_default();
     policy.policy_choice.get_or_insert(PolicyChoice::Latest(Latest { num_versions: 1 }));

@@ -25,8 +25,7 @@ pub struct ModelSignature {
     pub inputs: Vec<SignatureTensor>,
     /// Outputs that are tensors, in the file's order.
     pub outputs: Vec<SignatureTensor>,
-    /// Names of outputs that are not tensors and therefore cannot be served: sequences and maps, which classifiers converted
-    /// from
+    /// Names of outputs that are not tensors and therefore cannot be served: sequences and maps, which classifiers converted from
     /// scikit-learn have.
     pub omitted_outputs: Vec<String>,
 }

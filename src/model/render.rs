@@ -55,9 +55,8 @@ impl ModelConfig {
         batch.into_iter().chain(spec.dims.iter().copied()).collect()
     }
 
-    /// Returns the completed configuration as JSON: field names and order of the schema, explicit defaults, enum values by
-    /// name, all
-    /// integers as numbers, sorted map keys.
+    /// Returns the completed configuration as JSON: field names and order of the schema, explicit defaults, enum values by name,
+    /// all integers as numbers, sorted map keys.
     pub fn to_json(&self) -> String {
         json(&self.proto)
     }

@@ -75,21 +75,19 @@ pub struct SequenceBatching {
     pub strategy: SequenceStrategy,
     /// How long a sequence may be idle, in microseconds.
     pub max_sequence_idle_us: u64,
-    /// Whether each request is a sequence that the backend continues.
+    /// Whether each request forms a sequence, which the backend may continue.
     pub iterative: bool,
     /// Whether iterative requests of one id share an instance and overlap. From the parameter `overlapping_sequences`.
     pub overlapping: bool,
     /// The control inputs that the server adds for each slot of a batch.
     pub controls: Vec<ControlInput>,
-    /// The maximum number of sequences that may wait for a slot; `None` for no limit. From the parameter
-    /// `max_queued_sequences`,
+    /// The maximum number of sequences that may wait for a slot; `None` for no limit. From the parameter `max_queued_sequences`,
     /// because the schema has no such field.
     pub max_queued_sequences: Option<usize>,
     /// The maximum number of requests that may wait in one sequence; 0 for no limit. From the parameter
     /// `max_queue_size_per_sequence`.
     pub max_queue_size_per_sequence: usize,
-    /// Whether the first request of an id starts a sequence, with or without START. From the parameter
-    /// `implicit_sequence_start`.
+    /// Whether the first request of an id starts a sequence, with or without START. From the parameter `implicit_sequence_start`.
     pub implicit_start: bool,
 }
 

@@ -61,8 +61,8 @@ impl StateSpec {
     }
 
     /// Returns the value before a sequence's first request. `read` returns the content of a file in the directory
-    /// `initial_state`.
-    /// Variable dimensions are 1 initially. Elements without a configured value are zero, or empty strings for BYTES.
+    /// `initial_state`. Variable dimensions are 1 initially. Elements without a configured value are zero, or empty strings for
+    /// BYTES.
     ///
     /// # Errors
     /// The file cannot be read, or does not contain as many elements as the dimensions require.

@@ -19,8 +19,7 @@ pub struct WarmupBatch {
 
 impl Warmup {
     /// Builds one run: its requests form one batch. There are as many as the batch size, each with one item, as in Triton; one
-    /// for
-    /// a model that does not batch. `file` returns the bytes of a file in the model's `warmup` directory.
+    /// for a model that does not batch. `file` returns the bytes of a file in the model's `warmup` directory.
     ///
     /// # Errors
     /// A text for the operator: too many items, data that does not fit its shape, or an unreadable file. Whether the inputs are

@@ -55,11 +55,11 @@ struct NextBatch {
     delayed_at: Option<Instant>,
     /// The length of the marked prefix.
     marked: Option<usize>,
-    /// The marked prefix has exactly a preferred size. Otherwise it ends before the request that passed the largest one.
+    /// Whether the marked prefix has exactly a preferred size. Otherwise it ends before the request that passed the largest one.
     preferred: bool,
-    /// The next request does not fit.
+    /// Whether the next request does not fit.
     stopped: bool,
-    /// The next request has another shape.
+    /// Whether the next request has another shape.
     other_shape: bool,
 }
 
@@ -141,8 +141,7 @@ impl DynamicBatcher {
         }
     }
 
-    /// Appends a request that arrived at `queued`, which may be before the arrival of queued requests (for the sequence
-    /// batcher's
+    /// Appends a request that arrived at `queued`, which may be before the arrival of queued requests (for the sequence batcher's
     /// strategy `oldest`). Works even if this scheduler is stopping.
     pub(super) fn push(&mut self, ticket: Ticket, queued: Instant) {
         let entry = self.entry(ticket, queued);
@@ -169,8 +168,7 @@ impl DynamicBatcher {
     }
 
     /// Returns whether the level is full. First sends all batches that can be sent and removes expired requests, so that the
-    /// result
-    /// does not depend on how many requests the driver enqueues between two polls.
+    /// result does not depend on how many requests the driver enqueues between two polls.
     fn is_full(&mut self, level: u64, now: Instant) -> bool {
         let limit = self.settings.policy(level).max_queue_size as usize;
         let full = |queue: &Queue| limit != 0 && queue.level_len(level) >= limit;
@@ -255,8 +253,7 @@ impl DynamicBatcher {
     }
 
     /// Continues the scan to the end of the queue or to the first request that does not fit. On the way, moves late requests
-    /// behind
-    /// the others of their levels.
+    /// behind the others of their levels.
     fn continue_scan(&mut self, now: Instant) {
         let Self { scan, sizes, queue, .. } = self;
         if scan.delayed_at.is_some_and(|time| time <= now) {

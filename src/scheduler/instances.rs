@@ -9,9 +9,9 @@ struct Instance {
     /// The number of its latest batch. Of equally loaded instances, the one whose batch was sent first, which will probably end
     /// first, gets the next.
     last_sent: u64,
-    /// Counted as one batch in flight, because the instance waits for its resources, or has them and no batch yet.
+    /// Whether the instance counts as busy because it waits for its resources, or has them but no batch yet.
     asked: bool,
-    /// Receives no new batches, and is removed when its last batch has ended.
+    /// Whether the instance receives no new batches, and is removed when its last batch has ended.
     closing: bool,
 }
 

@@ -80,8 +80,7 @@ pub enum Action {
         /// Their keys, as in [`SlotStep::key`].
         keys: Vec<u64>,
     },
-    /// Log that a request with START has restarted an active sequence, which may be a mistake of its client, or of another
-    /// client
+    /// Log that a request with START has restarted an active sequence, which may be a mistake of its client, or of another client
     /// with the same id. The request is queued as usual.
     SequenceRestarted {
         /// The request with START.
@@ -201,8 +200,7 @@ pub enum TimeoutAction {
     /// It is rejected with [`RejectReason::Timeout`].
     #[default]
     Reject,
-    /// It is served after all other requests of its priority level, without a further timeout. The queue delay is still
-    /// measured
+    /// It is served after all other requests of its priority level, without a further timeout. The queue delay is still measured
     /// from its arrival.
     Delay,
 }
@@ -221,9 +219,8 @@ pub struct QueuePolicy {
 }
 
 impl QueuePolicy {
-    /// Returns the time that a request with the timeout `requested_us` may wait. A request can only shorten the default, so
-    /// with a
-    /// default of 0 its own timeout never applies (Triton's rule).
+    /// Returns the time that a request with the timeout `requested_us` may wait. A request can only shorten the default, so with
+    /// a default of 0 its own timeout never applies (Triton's rule).
     pub fn timeout(&self, requested_us: u64) -> Option<Duration> {
         let shorter = self.allow_timeout_override && requested_us != 0 && requested_us < self.default_timeout_us;
         let chosen = if shorter { requested_us } else { self.default_timeout_us };
@@ -259,8 +256,7 @@ pub struct Settings {
     pub queue_policy: QueuePolicy,
     /// The policies of individual levels.
     pub priority_queue_policies: BTreeMap<u64, QueuePolicy>,
-    /// Whether an instance may receive its next batch while it is busy (two batches in flight), unless a queue policy or
-    /// priority
+    /// Whether an instance may receive its next batch while it is busy (two batches in flight), unless a queue policy or priority
     /// levels forbid it.
     pub prefetch: bool,
     /// Whether an instance executes only while it holds its resources ([`Action::Acquire`]); then it receives one batch at a
@@ -348,8 +344,7 @@ pub trait Scheduler: Send {
     fn has_sequences_on(&self, _instance: InstanceId) -> bool {
         false
     }
-    /// Adds a request that was sent and must be sent again. It is placed before younger requests of its level, even if the
-    /// queue
+    /// Adds a request that was sent and must be sent again. It is placed before younger requests of its level, even if the queue
     /// is full or the scheduler is stopping. `queued` is when it was first enqueued; its timeout starts then.
     fn requeue(&mut self, ticket: Ticket, queued: Instant, now: Instant);
     /// Stops accepting requests, and executes the queued ones without waiting for batches to fill.
@@ -367,16 +362,13 @@ pub trait Scheduler: Send {
     fn poll_action(&mut self, now: Instant) -> Option<Action>;
     /// Returns the requests that wait in the queue.
     fn waiting(&self) -> Waiting;
-    /// Reports that the oldest batch in flight never reached the instance. Like [`Scheduler::batch_done`], but no request of
-    /// the
+    /// Reports that the oldest batch in flight never reached the instance. Like [`Scheduler::batch_done`], but no request of the
     /// batch was executed.
     fn batch_unsent(&mut self, instance: InstanceId, now: Instant) {
         self.batch_done(instance, now);
     }
-    /// Reschedules a request in flight (iterative sequences). Must be called before [`Scheduler::batch_done`] of its batch.
-    /// With
-    /// `hold` it waits for [`Scheduler::resume`] without losing its position. Returns `false` if the scheduler or model does
-    /// not
+    /// Reschedules a request in flight (iterative sequences). Must be called before [`Scheduler::batch_done`] of its batch. With
+    /// `hold` it waits for [`Scheduler::resume`] without losing its position. Returns `false` if the scheduler or model does not
     /// support this; then the request must be answered.
     fn reschedule(&mut self, _request: RequestId, _hold: bool) -> bool {
         false

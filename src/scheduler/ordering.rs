@@ -17,8 +17,7 @@ enum Slot<T> {
 
 /// Holds answers back until all earlier expected answers have been sent. `T` is the answer.
 ///
-/// A request that is retried keeps its position. The size is bounded by the number of requests since the oldest unanswered
-/// one.
+/// A request that is retried keeps its position. The size is bounded by the number of requests since the oldest unanswered one.
 #[derive(Debug)]
 pub struct Reorder<T> {
     slots: VecDeque<Slot<T>>,
@@ -39,7 +38,7 @@ impl<T> Reorder<T> {
         Self::default()
     }
 
-    /// Adds a request; to be called with `enqueue`. A request that is already expected keeps its position.
+    /// Adds a request. Call this when it is enqueued. A request that is already expected keeps its position.
     pub fn expect(&mut self, request: RequestId) {
         let number = self.first + self.slots.len() as u64;
         if let std::collections::hash_map::Entry::Vacant(vacant) = self.numbers.entry(request) {
@@ -48,8 +47,7 @@ impl<T> Reorder<T> {
         }
     }
 
-    /// Stores a request's answer: a response, or the error of its execution. [`Reorder::pop`] returns it when it may be sent.
-    /// An
+    /// Stores a request's answer: a response, or the error of its execution. [`Reorder::pop`] returns it when it may be sent. An
     /// answer of a request that is not expected is returned at once.
     pub fn finish(&mut self, request: RequestId, answer: T) -> Option<T> {
         match self.slot(request) {

@@ -157,8 +157,7 @@ impl RateLimiter {
         self.free(member);
     }
 
-    /// Withdraws an instance that has nothing left to execute: it leaves the queue. If it holds its resources, they are
-    /// released
+    /// Withdraws an instance that has nothing left to execute: it leaves the queue. If it holds its resources, they are released
     /// and do not count as an execution.
     pub fn withdraw(&mut self, member: Member) {
         if self.holds(member)
@@ -169,8 +168,7 @@ impl RateLimiter {
         self.free(member);
     }
 
-    /// Grants the next staged instance its resources and returns it; `None` if no instance can have them now. After every
-    /// change,
+    /// Grants the next staged instance its resources and returns it; `None` if no instance can have them now. After every change,
     /// call it until it returns `None`.
     pub fn poll(&mut self, now: Instant) -> Option<Member> {
         if !std::mem::take(&mut self.changed) || self.queue.is_empty() {

@@ -1,7 +1,6 @@
 //! Virtual time for tests: arrivals, cancellations, lost instances and a driver, without a clock or a thread.
 //!
-//! The simulated driver does the same as the real one: it performs actions, tracks requests in flight, resends a lost batch
-//! once,
+//! The simulated driver does the same as the real one: it performs actions, tracks requests in flight, resends a lost batch once,
 //! and passes answers through [`Reorder`] if configured. Each instance executes its batches one after the other.
 
 use std::collections::{BTreeMap, VecDeque};

@@ -16,11 +16,10 @@
 //! requests are rejected, and so are later ones of the same id until START or until the idle time has passed.
 //!
 //! # Strategies
-//! `direct`: slots are positions in the batch. A batch extends to the last slot with a waiting request; slots without a
-//! request,
+//! `direct`: slots are positions in the batch. A batch extends to the last slot with a waiting request; slots without a request,
 //! or with another shape than the first, are padding. `oldest`: each instance has a dynamic batcher, which holds at most one
-//! request of each sequence. Its responses are sent in the order in which requests were issued, because an instance executes
-//! one batch at a time, so `preserve_ordering` needs no further work.
+//! request of each sequence. Its responses are sent in the order in which requests were issued, because an instance executes one
+//! batch at a time, so `preserve_ordering` needs no further work.
 //!
 //! # Overlapping requests
 //! With [`SequenceSettings::overlapping`] each request is a sequence for the backend, like an iterative one, and the client's
@@ -181,8 +180,7 @@ impl SequenceBatcher {
     }
 
     /// Continues a sequence after a request is done, or when no request of it waits any more: issues its next request, ends it,
-    /// or
-    /// starts its idle time.
+    /// or starts its idle time.
     fn settle(&mut self, number: Number, now: Instant) {
         let Some(sequence) = self.table.get(number) else { return };
         if sequence.current.is_some() || sequence.assignment == Assignment::Lost {

@@ -1,4 +1,4 @@
-//! Overlapping requests of one sequence: a rescheduled request gives its slot in the sequence to the next one.
+//! Overlapping requests of one sequence: a rescheduled request leaves its position in the sequence to the next one.
 
 use super::table::Number;
 use super::{Action, InSequence, SequenceBatcher, SequenceStrategy};

@@ -61,8 +61,7 @@ pub struct SequenceSettings {
     pub max_queue: usize,
     /// Whether the first request of an id starts a sequence, with or without START.
     pub implicit_start: bool,
-    /// The number of requests in the backlog that [`Settings::delay_scheduler`](crate::scheduler::Settings::delay_scheduler)
-    /// also
+    /// The number of requests in the backlog that [`Settings::delay_scheduler`](crate::scheduler::Settings::delay_scheduler) also
     /// waits for (`TRITONSERVER_BACKLOG_DELAY_SCHEDULER`, for tests).
     pub backlog_hold: usize,
 }

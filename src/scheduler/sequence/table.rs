@@ -250,9 +250,8 @@ impl Table {
         number
     }
 
-    /// Moves the request that a sequence executes and that is rescheduled to a new sequence without a slot on the same
-    /// instance, so
-    /// that the sequence's next request can follow. Returns the number of the new sequence.
+    /// Moves the request that a sequence executes and that is rescheduled to a new sequence without a slot on the same instance,
+    /// so that the sequence's next request can follow. Returns the number of the new sequence.
     pub(super) fn split(&mut self, number: Number) -> Option<Number> {
         let fresh = self.fresh();
         let origin = self.sequences.get_mut(&number)?;

@@ -1,6 +1,5 @@
 //! A reference implementation of the dynamic batcher: a list that is scanned from its start at every call. It is slow but keeps
-//! no
-//! derived state; the real batcher must make the same decisions.
+//! no derived state; the real batcher must make the same decisions.
 
 use std::collections::VecDeque;
 use std::time::Duration;

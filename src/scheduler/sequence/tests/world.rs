@@ -1,5 +1,4 @@
-//! Random simulations: clients with sequences, cancellations, idle times and lost instances. After each event the invariants
-//! are
+//! Random simulations: clients with sequences, cancellations, idle times and lost instances. After each event the invariants are
 //! checked against a simple record of the requests that each client has sent.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
