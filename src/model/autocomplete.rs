@@ -87,11 +87,12 @@ pub(super) fn fill(
             tensor.dims.as_deref().map_or("unknown".to_owned(), format_shape),
         )));
     }
-    let asked_for =
+    let is_client_input =
         |model: &&SignatureTensor| !is_made_by_server(config, &model.name) && !is_state(config, &model.name);
-    let inputs: Vec<_> = signature.inputs.iter().filter(asked_for).cloned().collect();
-    let answered = |model: &&SignatureTensor| state::written(config).iter().all(|kept| kept.output_name != model.name);
-    let outputs: Vec<_> = signature.outputs.iter().filter(answered).cloned().collect();
+    let inputs: Vec<_> = signature.inputs.iter().filter(is_client_input).cloned().collect();
+    let is_client_output =
+        |model: &&SignatureTensor| state::written(config).iter().all(|state| state.output_name != model.name);
+    let outputs: Vec<_> = signature.outputs.iter().filter(is_client_output).cloned().collect();
     let whole = config.clone();
     fill_tensors(&whole, &mut config.input, &inputs);
     // A state is among the outputs only if the configuration lists it there.
@@ -168,12 +169,12 @@ pub(super) fn compare(config: &proto::ModelConfig, signature: &ModelSignature) -
     let (inputs, outputs) = states(config);
     compare_tensors(config, &inputs, &signature.inputs)?;
     compare_tensors(config, &outputs, &signature.outputs)?;
-    let given = |name: &String| {
+    let is_known = |name: &String| {
         config.input.iter().any(|input| input.name == *name)
             || is_made_by_server(config, name)
             || is_state(config, name)
     };
-    let missing = signature.inputs.iter().find(|model| !given(&model.name));
+    let missing = signature.inputs.iter().find(|model| !is_known(&model.name));
     match missing {
         Some(model) => Err(ConfigError::new(format!(
             "unable to load model '{}', configuration expects {} inputs, model provides {}: input '{}' is not configured",

@@ -141,13 +141,13 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
         config.scheduling_choice = chosen;
     }
     if let Some(policy) = answer.model_transaction_policy {
-        if let Some(said) = config.model_transaction_policy
-            && said.decoupled != policy.decoupled
+        if let Some(configured) = config.model_transaction_policy
+            && configured.decoupled != policy.decoupled
         {
             return Err(ConfigError::new(format!(
                 "trying to change decoupled property in auto-complete-config for model '{model}', which is already set to \
                  '{}'",
-                said.decoupled
+                configured.decoupled
             )));
         }
         config.model_transaction_policy = Some(policy);
@@ -214,21 +214,21 @@ tensor!(proto::ModelInput, "input");
 tensor!(proto::ModelOutput, "output");
 
 /// Returns the configured tensors, with missing fields filled in, then those that only the answer contains.
-fn tensors<T: Tensor>(model: &str, mut said: Vec<T>, answered: Vec<T>) -> Result<Vec<T>, ConfigError> {
+fn tensors<T: Tensor>(model: &str, mut configured: Vec<T>, answered: Vec<T>) -> Result<Vec<T>, ConfigError> {
     for mut new in answered {
-        match said.iter_mut().find(|tensor| tensor.name() == new.name()) {
+        match configured.iter_mut().find(|tensor| tensor.name() == new.name()) {
             Some(tensor) => fill(model, tensor, &mut new)?,
-            None => said.push(new),
+            None => configured.push(new),
         }
     }
-    Ok(said)
+    Ok(configured)
 }
 
-fn fill<T: Tensor>(model: &str, said: &mut T, new: &mut T) -> Result<(), ConfigError> {
+fn fill<T: Tensor>(model: &str, configured: &mut T, new: &mut T) -> Result<(), ConfigError> {
     let name = new.name().to_owned();
-    let (expected, provided) = (*said.datatype(), *new.datatype());
+    let (expected, provided) = (*configured.datatype(), *new.datatype());
     if expected == 0 {
-        *said.datatype() = provided;
+        *configured.datatype() = provided;
     } else if provided != 0 && provided != expected {
         let name_of = |number| proto::DataType::try_from(number).unwrap_or_default().as_str_name();
         return Err(ConfigError::new(format!(
@@ -238,13 +238,13 @@ fn fill<T: Tensor>(model: &str, said: &mut T, new: &mut T) -> Result<(), ConfigE
             name_of(provided)
         )));
     }
-    if said.dims().is_empty() {
-        *said.dims() = new.dims().clone();
-    } else if !new.dims().is_empty() && new.dims() != said.dims() {
+    if configured.dims().is_empty() {
+        *configured.dims() = new.dims().clone();
+    } else if !new.dims().is_empty() && new.dims() != configured.dims() {
         return Err(ConfigError::new(format!(
             "model '{model}', tensor '{name}': the model expects dims {:?} but the model configuration specifies dims {:?}",
             new.dims(),
-            said.dims()
+            configured.dims()
         )));
     }
     Ok(())

@@ -49,15 +49,15 @@ pub struct ControlValues<'a> {
 
 impl ControlInput {
     /// Returns the tensor's bytes for these slots; `None` is padding.
-    pub fn make<'a>(&self, places: impl Iterator<Item = Option<ControlValues<'a>>>) -> Vec<u8> {
+    pub fn make<'a>(&self, slots: impl Iterator<Item = Option<ControlValues<'a>>>) -> Vec<u8> {
         let mut bytes = Vec::new();
-        for place in places {
+        for slot in slots {
             let (values, yes) = match &self.kind {
-                ControlKind::Start(values) => (values, place.is_some_and(|place| place.start)),
-                ControlKind::End(values) => (values, place.is_some_and(|place| place.end)),
-                ControlKind::Ready(values) => (values, place.is_some()),
+                ControlKind::Start(values) => (values, slot.is_some_and(|slot| slot.start)),
+                ControlKind::End(values) => (values, slot.is_some_and(|slot| slot.end)),
+                ControlKind::Ready(values) => (values, slot.is_some()),
                 ControlKind::CorrelationId => {
-                    self.push_id(place.map(|place| place.id), &mut bytes);
+                    self.push_id(slot.map(|slot| slot.id), &mut bytes);
                     continue;
                 }
             };

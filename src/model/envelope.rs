@@ -59,7 +59,7 @@ pub fn to_document(request: &mut InferRequest) -> Result<Option<RequestedOutputs
         document.insert("outputs".into(), names.collect());
     }
     let text = Value::Object(document).to_string();
-    let beside = json!({
+    let metadata = json!({
         "headers": {},
         "parts": [{ "name": "body", "content_type": "application/json", "length": text.len() }],
         "describe": false,
@@ -68,7 +68,7 @@ pub fn to_document(request: &mut InferRequest) -> Result<Option<RequestedOutputs
     let tensor = body(text.as_bytes())
         .ok_or_else(|| InferError::invalid(format!("the tensors make a document of {} bytes", text.len())))?;
     request.inputs = vec![InferInput { name: INPUT.to_owned(), tensor }];
-    request.parameters.push((PARAMETER.to_owned(), Parameter::String(beside.to_string())));
+    request.parameters.push((PARAMETER.to_owned(), Parameter::String(metadata.to_string())));
     Ok(Some(RequestedOutputs(std::mem::take(&mut request.outputs))))
 }
 
@@ -76,19 +76,19 @@ pub fn to_document(request: &mut InferRequest) -> Result<Option<RequestedOutputs
 ///
 /// # Errors
 /// The `outputs` of the document are invalid, or a requested output is missing.
-pub fn from_document(response: &mut InferResponse, asked: &RequestedOutputs) -> Result<(), InferError> {
+pub fn from_document(response: &mut InferResponse, requested: &RequestedOutputs) -> Result<(), InferError> {
     let Some(document) = document(response) else { return Ok(()) };
     let Some(Value::Array(outputs)) = document.get("outputs") else { return Ok(()) };
     let mut tensors = outputs.iter().map(output_tensor).collect::<Result<Vec<_>, _>>()?;
-    for wanted in &asked.0 {
+    for wanted in &requested.0 {
         if !tensors.iter().any(|output| output.name == wanted.name) {
             let names: Vec<&str> = tensors.iter().map(|output| output.name.as_str()).collect();
             let text = format!("the model's answer has no output '{}'; it has: {}", wanted.name, names.join(", "));
             return Err(InferError::invalid(text));
         }
     }
-    if !asked.0.is_empty() {
-        tensors.retain(|output| asked.0.iter().any(|wanted| wanted.name == output.name));
+    if !requested.0.is_empty() {
+        tensors.retain(|output| requested.0.iter().any(|wanted| wanted.name == output.name));
     }
     response.parameters.retain(|(name, _)| name != PARAMETER);
     response.outputs = tensors;
@@ -324,10 +324,10 @@ mod tests {
             ]})
         );
         assert!(request.outputs.is_empty());
-        let (name, Parameter::String(beside)) = request.parameters.last().unwrap() else { unreachable!() };
-        let beside: Value = serde_json::from_str(beside).unwrap();
+        let (name, Parameter::String(metadata)) = request.parameters.last().unwrap() else { unreachable!() };
+        let metadata: Value = serde_json::from_str(metadata).unwrap();
         let length = request.inputs[0].tensor.data.len() - 4;
-        assert_eq!((name.as_str(), &beside["parts"][0]["length"]), (PARAMETER, &json!(length)));
+        assert_eq!((name.as_str(), &metadata["parts"][0]["length"]), (PARAMETER, &json!(length)));
     }
 
     #[test]
@@ -378,9 +378,9 @@ mod tests {
             let error = from_document(&mut response, &RequestedOutputs::default()).unwrap_err();
             assert!(error.message.contains(text), "{error}");
         }
-        let asked = RequestedOutputs(vec![RequestedOutput { name: "q".into(), ..RequestedOutput::default() }]);
+        let requested = RequestedOutputs(vec![RequestedOutput { name: "q".into(), ..RequestedOutput::default() }]);
         let mut response = answer(r#"{"outputs": [{"name": "x", "datatype": "INT8", "data": [3]}]}"#);
-        let error = from_document(&mut response, &asked).unwrap_err();
+        let error = from_document(&mut response, &requested).unwrap_err();
         assert_eq!(error.message, "the model's answer has no output 'q'; it has: x");
     }
 }

@@ -447,8 +447,8 @@ fn probably_unintended_settings_are_accepted_with_a_warning() {
     assert_eq!(steps[0].input_map["x"], "a");
     let decoupled = config("e", &(ensemble("") + " model_transaction_policy { decoupled: true }"));
     assert_eq!(decoupled.with_decoupled(true).unwrap().warnings.len(), 1);
-    let vain = "'model_transaction_policy' says that it is decoupled, but none of its members is: it answers once";
-    assert_eq!(decoupled.with_decoupled(false).unwrap().warnings[1], vain);
+    let expected = "'model_transaction_policy' says that it is decoupled, but none of its members is: it answers once";
+    assert_eq!(decoupled.with_decoupled(false).unwrap().warnings[1], expected);
     assert_eq!(twice.with_decoupled(false).unwrap().warnings.len(), 1);
 }
 

@@ -120,9 +120,9 @@ const IO: &str =
     "input { name: 'INPUT0' data_type: TYPE_INT32 dims: 1 } output { name: 'OUTPUT0' data_type: TYPE_INT32 dims: 1 }";
 
 /// Collects the fields that hold values, each with its path.
-fn leaves(message: &MessageDescriptor, way: &str, all: &mut BTreeSet<String>) {
+fn leaves(message: &MessageDescriptor, path: &str, all: &mut BTreeSet<String>) {
     for field in message.fields() {
-        let way = if way.is_empty() { field.name().to_owned() } else { format!("{way}.{}", field.name()) };
+        let path = if path.is_empty() { field.name().to_owned() } else { format!("{path}.{}", field.name()) };
         let inner = match field.kind() {
             Kind::Message(entry) if field.is_map() => match entry.map_entry_value_field().kind() {
                 Kind::Message(value) => Some(value),
@@ -132,8 +132,8 @@ fn leaves(message: &MessageDescriptor, way: &str, all: &mut BTreeSet<String>) {
             _ => None,
         };
         match inner.filter(|inner| inner.fields().len() > 0) {
-            Some(inner) => leaves(&inner, &way, all),
-            None => drop(all.insert(way)),
+            Some(inner) => leaves(&inner, &path, all),
+            None => drop(all.insert(path)),
         }
     }
 }
@@ -142,8 +142,8 @@ fn leaves(message: &MessageDescriptor, way: &str, all: &mut BTreeSet<String>) {
 fn every_field_has_an_effect_or_a_warning() {
     let mut all = BTreeSet::new();
     leaves(&descriptor(), "", &mut all);
-    let done = DONE.iter().flat_map(|(way, fields)| {
-        fields.iter().map(move |field| if way.is_empty() { (*field).to_owned() } else { format!("{way}.{field}") })
+    let done = DONE.iter().flat_map(|(path, fields)| {
+        fields.iter().map(move |field| if path.is_empty() { (*field).to_owned() } else { format!("{path}.{field}") })
     });
     let done: BTreeSet<String> = done.collect();
     let warned: Vec<&str> = WARNED.iter().chain(&WARNED_OF_OTHER_BACKENDS[..1]).map(|(field, _)| *field).collect();
@@ -298,8 +298,8 @@ fn groups_of_kind_gpu_fall_back_to_cpus_without_gpus() {
         let config = config("m", &format!("{text} {fallback}"));
         let group = &config.instance_groups[0];
         assert_eq!((group.kind, group.gpus.len()), (InstanceKind::Cpu, 0), "{backend}");
-        let told = "instance group g runs on processors, as allow_cpu_fallback allows: no GPUs are available";
-        assert!(config.warnings.iter().any(|warning| warning == told), "{:?}", config.warnings);
+        let expected = "instance group g runs on processors, as allow_cpu_fallback allows: no GPUs are available";
+        assert!(config.warnings.iter().any(|warning| warning == expected), "{:?}", config.warnings);
     }
     let tract = format!("backend: 'tract' {IO} instance_group {{ name: 'g' kind: KIND_GPU }} {fallback}");
     let completion = Completion { directory: "m", gpus: &[0], ..Completion::default() };
