@@ -3,8 +3,8 @@
 //!
 //! Accepts more than JSON allows: keys without quotes, strings in single quotes and with raw control characters, one trailing
 //! comma, a single value in place of a list, and null for any field. Numbers and booleans may be strings; an enum value may be
-//! its number or its name in any case; field names may be in snake or camel case. Duplicate scalar fields
-//! keep the last value, duplicate lists and messages are merged. Recursion is bounded by the depth of the schema.
+//! its number or its name in any case; field names may be in snake or camel case. Duplicate scalar fields keep
+//! the last value, duplicate lists and messages are merged. Recursion is bounded by the depth of the schema.
 
 use prost_reflect::{DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, MessageDescriptor, Value};
 
