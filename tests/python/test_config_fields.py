@@ -211,7 +211,7 @@ def test_a_start_that_fails_does_not_speak_of_requests(place):
     server.launch()
     assert server.process.wait(30) == 1
     log = server.log.read_text()
-    assert "exiting: not all models were loaded" in log and "TensorRT plans are not read" in log
+    assert "exiting: not all models were loaded" in log and "TensorRT plans are not supported" in log
     assert "waiting up to" not in log and "requests" not in log
 
 

@@ -228,7 +228,7 @@ def test_what_cannot_be_placed_is_refused(world):
     server.wait_until_ready("/v2/models/fine/ready")
     gone = "instance group g of model unknown specifies invalid or unsupported gpu id 7; GPUs here: 0, 1"
     assert gone in world.reason("unknown")
-    alone = "instance group embedded_0 of model embedded has kind KIND_GPU but its backend 'tract' computes on processors alone"
+    alone = "instance group embedded_0 of model embedded has kind KIND_GPU but its backend 'tract' runs on CPUs only"
     assert alone in world.reason("embedded")
     onnx = world.reason("onnx")
     assert "instance group onnx_0 of model onnx has kind KIND_GPU but ONNX Runtime" in onnx

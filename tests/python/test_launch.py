@@ -385,7 +385,7 @@ def test_auto_complete_that_fails(place):
         assert reasons["datatype"] == (
             "unable to load model 'datatype', configuration expects datatype TYPE_INT32 for input 'IN', model provides TYPE_FP32"
         )
-        assert reasons["nonsense"].startswith("auto-complete of model 'nonsense' has answered what is not of the agreed form: ")
+        assert reasons["nonsense"].startswith("auto-complete of model 'nonsense' has answered JSON of the wrong form: ")
         assert reasons["silent"] == "auto-complete of model 'silent' failed: it ended without an answer (exit status 3)"
         assert "auto-complete of model 'slow' failed: it did not end within 6 s" in reasons["slow"]
         eventually("no process is left", 5, lambda: not server.workers())
