@@ -167,7 +167,7 @@ def test_without_a_cache_the_model_works(cached, start, tmp_path):
             answer(running, model, simple() if model == "simple" else one("FP32", [1, 1], [1]))
         assert counts(running, model)["executions"] == 3 and hits(running, model) == (0, 0)
         assert not any(name.startswith("nv_cache") for name, _ in running.scrape())
-    assert "goes without: --cache-config was not given" in server.log_tail()
+    assert "but --cache-config is not set" in server.log_tail()
 
 
 def test_the_least_recently_used_go(cached):
