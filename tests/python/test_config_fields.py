@@ -74,7 +74,7 @@ def test_the_checksum_agent_compares_sums_before_a_model_is_used(place):
         load(server, "right")
         for name, expected in [
             ("wrong", f"Mismatched MD5 hash for file 1/data, expect: {'0' * 32}, got: {right.lower()}"),
-            ("gone", "cannot be computed: "),
+            ("gone", "cannot compute the MD5 sum of "),
             ("other", "repository agent 'decrypt' is not known; allowed is checksum"),
             ("hash", "parameter 'SHA256:1/data' is not supported; allowed are MD5:FILE"),
             ("code", "Mismatched MD5 hash for file 1/model.py"),

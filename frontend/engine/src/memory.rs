@@ -101,9 +101,7 @@ impl Inputs {
             arena.unfence(before);
         }
         if pinned > 0 && !arena.fence(pinned) {
-            tracing::error!(
-                "cannot reserve the first {pinned} bytes of the input arena for pinned memory: they are in use"
-            );
+            tracing::error!("cannot pin the first {pinned} bytes of the input arena: they are in use");
         }
     }
 

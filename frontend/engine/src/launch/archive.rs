@@ -20,7 +20,7 @@ use pharos_os::clock;
 use pharos_os::directories;
 
 /// The subdirectory for environments.
-const SUBDIRECTORY: &str = "pharos-environments";
+const SUBDIR: &str = "pharos-environments";
 
 /// The number of characters of a key: the first hexadecimal digits of a hash.
 const KEY_DIGITS: usize = 32;
@@ -94,11 +94,9 @@ fn prepare(folder: &Path) -> io::Result<PathBuf> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let metadata = fs::metadata(folder)?;
     if metadata.uid() != rustix::process::geteuid().as_raw() || metadata.mode() & 0o022 != 0 {
-        return Err(io::Error::other(
-            "other users can write to it; set --environment-cache-directory to another folder",
-        ));
+        return Err(io::Error::other("other users can write to it; change --environment-cache-directory"));
     }
-    let own = folder.join(SUBDIRECTORY);
+    let own = folder.join(SUBDIR);
     directories::make(&own).map(|()| own)
 }
 
@@ -237,13 +235,12 @@ mod tests {
         let one = folder.path().join("one.tar.gz");
         archive(&one, &[(EntryType::Regular, "bin/python3", "#!/bin/sh\n")]);
         for round in 0..50 {
-            let (sender, results) = mpsc::channel();
+            let (sender, done) = mpsc::channel();
             for _ in 0..4 {
                 let (sender, one, cache) = (sender.clone(), one.clone(), folder.path().join(round.to_string()));
                 thread::spawn(move || sender.send(unpacked(&cache, &one, python)));
             }
-            let used: Vec<_> =
-                (0..4).map(|_| results.recv_timeout(Duration::from_secs(20)).unwrap().unwrap()).collect();
+            let used: Vec<_> = (0..4).map(|_| done.recv_timeout(Duration::from_secs(20)).unwrap().unwrap()).collect();
             assert_eq!(used.len(), 4);
         }
     }
@@ -259,13 +256,11 @@ mod tests {
         );
         fs::copy(&one, &copy).unwrap();
         let same: Vec<PathBuf> = thread::scope(|scope| {
-            let unpack_in_thread =
+            let get =
                 |path: PathBuf, cache: PathBuf| move || unpacked(&cache, &path, python).unwrap().path().to_owned();
-            let threads: Vec<_> = [&one, &copy, &one]
-                .map(|path| scope.spawn(unpack_in_thread(path.clone(), cache.clone())))
-                .into_iter()
-                .collect();
-            threads.into_iter().map(|threads| threads.join().unwrap()).collect()
+            let threads: Vec<_> =
+                [&one, &copy, &one].map(|path| scope.spawn(get(path.clone(), cache.clone()))).into_iter().collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         let home = same.first().unwrap();
         assert!(same.iter().all(|path| path == home), "{same:?}");
@@ -277,7 +272,7 @@ mod tests {
         let other = unpacked(&cache, &one, python).unwrap();
         assert_ne!(other.path(), home);
         // An interrupted unpacking is repeated.
-        fs::write(cache.join(SUBDIRECTORY).join(format!("{}.lock", home.file_name().unwrap().to_str().unwrap())), "")
+        fs::write(cache.join(SUBDIR).join(format!("{}.lock", home.file_name().unwrap().to_str().unwrap())), "")
             .unwrap();
         assert!(!unpacked(&cache, &copy, python).unwrap().path().join("mark").exists());
     }
@@ -292,7 +287,7 @@ mod tests {
             unpacked(&cache, &path, python).unwrap()
         };
         // Foreign files with old lock files, beside the environments and in their subdirectory.
-        let of_others = [cache.join("poetry"), cache.join(SUBDIRECTORY).join("Cargo")];
+        let of_others = [cache.join("poetry"), cache.join(SUBDIR).join("Cargo")];
         let old = |lock: PathBuf| {
             let lock = File::options().write(true).create(true).truncate(false).open(lock).unwrap();
             lock.set_modified(std::time::UNIX_EPOCH).unwrap();
@@ -338,7 +333,7 @@ mod tests {
             assert!(error.contains(expected), "{error}");
             assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
             let left =
-                fs::read_dir(cache.join(SUBDIRECTORY)).unwrap().flatten().filter(|entry| entry.path().is_dir()).count();
+                fs::read_dir(cache.join(SUBDIR)).unwrap().flatten().filter(|entry| entry.path().is_dir()).count();
             assert_eq!(left, 0, "files of a failed unpacking are left: {error}");
         }
         fs::write(&path, [0x1f, 0x8b, 8, 0, 1, 2, 3]).unwrap();

@@ -28,9 +28,7 @@ impl Models for Loader {
         if serving.config.decoupled {
             return Ok(Box::new(self.models.stream(&serving, request, admitted)));
         }
-        Ok(Box::new(SingleAnswer(Some(Box::pin(
-            async move { self.models.execute(&serving, request, admitted).await },
-        )))))
+        Ok(Box::new(Single(Some(Box::pin(async move { self.models.execute(&serving, request, admitted).await })))))
     }
 
     fn manage(self: Arc<Self>, model: String, verb: Verb) -> BoxFuture<Result<bool, InferError>> {
@@ -58,9 +56,9 @@ impl Answers for Responses {
 }
 
 /// The only answer of an ordinary model.
-struct SingleAnswer(Option<Pin<Box<dyn Future<Output = Answer> + Send>>>);
+struct Single(Option<Pin<Box<dyn Future<Output = Answer> + Send>>>);
 
-impl Answers for SingleAnswer {
+impl Answers for Single {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
         let Some(answer) = &mut self.0 else { return Poll::Ready(None) };
         let answer = std::task::ready!(answer.as_mut().poll(cx));

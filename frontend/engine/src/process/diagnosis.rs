@@ -21,7 +21,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const OTHER_BUILD: &str = "frontend and worker are of different builds";
 
 /// The pip option for an interpreter that already has the package.
-const REINSTALL: &str = "--force-reinstall ";
+const FORCE: &str = "--force-reinstall ";
 
 /// Prints a report, one fact a line, in syntax that every Python since 2.7 accepts.
 const PROBE: &str = r#"
@@ -69,7 +69,7 @@ pub(crate) fn why_not_loaded(launch: &Launch, model: &str, reason: String) -> St
 fn another_build(interpreter: &Interpreter, model: &str, how: &str) -> String {
     format!(
         "model '{model}': the Python package 'pharos-worker' of {interpreter} does not match this server ({how}); {}",
-        interpreter.remedy(REINSTALL)
+        interpreter.remedy(FORCE)
     )
 }
 
@@ -139,9 +139,7 @@ fn sentence(interpreter: &Interpreter, model: &str, report: &InterpreterReport, 
     let needs = format!("model '{model}' needs the Python package 'pharos-worker', which {interpreter}");
     match &report.package {
         Some(Package::Missing) => Some(format!("{needs} does not have; {}", interpreter.remedy(""))),
-        Some(Package::Error(error)) => {
-            Some(format!("{needs} cannot import: {error}; {}", interpreter.remedy(REINSTALL)))
-        }
+        Some(Package::Error(error)) => Some(format!("{needs} cannot import: {error}; {}", interpreter.remedy(FORCE))),
         Some(Package::Found(Some(wire))) if *wire != VERSION => {
             let how = format!("{OTHER_BUILD}: wire versions {VERSION} and {wire}");
             Some(another_build(interpreter, model, &how))
@@ -150,7 +148,7 @@ fn sentence(interpreter: &Interpreter, model: &str, report: &InterpreterReport, 
         None => Some(format!(
             "model '{model}': {interpreter} exits when it imports 'pharos_worker' ({}); {}",
             super::describe(status),
-            interpreter.remedy(REINSTALL)
+            interpreter.remedy(FORCE)
         )),
     }
 }
