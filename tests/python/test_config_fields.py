@@ -221,7 +221,7 @@ def test_loads_by_request_in_another_mode_name_the_modes(place):
     with server:
         text = reason(server, "m")
     assert text.startswith("explicit model load / unload is not allowed if polling is enabled; the model control mode is 'none'")
-    assert "--model-control-mode=explicit (the modes are none, poll and explicit)" in text
+    assert "--model-control-mode=explicit (modes: none, poll, explicit)" in text
 
 
 def test_an_interpreter_that_cannot_be_reached_says_permission(place, tmp_path):

@@ -381,7 +381,7 @@ def test_one_store_is_away(store, between, serve, tmp_path):
     eventually("changes nearby are seen", CALM_S, lambda: batch_size(server, "identity_fp32") == 4)
     assert works(server, "far")
     log = server.log.read_text()
-    assert log.count("cannot be read, its models stay as they are") == 2, "said once each time"
+    assert log.count("cannot be read; its models stay unchanged") == 2, "said once each time"
     assert "can be read again" in log
 
 

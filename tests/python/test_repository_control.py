@@ -560,11 +560,11 @@ def test_files_that_never_end(serve):
     os.mkfifo(folder / "pipe/config.pbtxt")
     for name in ("device", "pipe"):
         status, text = world.load(name, {})
-        assert status == 500 and f"{name}/config.pbtxt' cannot be read: it is no regular file" in text
+        assert status == 500 and f"{name}/config.pbtxt' cannot be read: it is not a regular file" in text
     os.mkfifo(folder / "m/labels.txt")
     world.config("m", model().replace('name: "OUTPUT0"', 'name: "OUTPUT0" label_filename: "labels.txt"'))
     status, text = world.load("m", {})
-    assert status == 400 and "it is no regular file" in text
+    assert status == 400 and "it is not a regular file" in text
     (folder / "m/labels.txt").unlink()
     world.text("m/labels.txt", "a\nb\n")
     assert world.load("m", {}) == [200, ""]

@@ -155,8 +155,7 @@ impl Shared {
         let mut inputs = Vec::new();
         for (input, data) in call.inputs.iter().zip(data) {
             let CallInput { name, datatype, shape, .. } = input;
-            let data =
-                data.ok_or_else(|| InferError::internal(format!("input '{name}' lies outside shared memory")))?;
+            let data = data.ok_or_else(|| InferError::internal(format!("input '{name}' is not in shared memory")))?;
             let tensor = Tensor { datatype: *datatype, shape: shape.clone(), data: data.into() };
             inputs.push(InferInput { name: name.clone(), tensor });
         }

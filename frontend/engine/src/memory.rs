@@ -2,7 +2,7 @@
 //!
 //! Contract: The frontend writes an input block between its allocation and the frame that names it. It does not change the block
 //! until the batch is done or the worker has returned what it keeps. A worker does not change an output block between the Done
-//! frame that names it and its release. A worker that breaks this can only change the bytes of its own answers: offsets and
+//! frame that names it and its release. A worker that breaks this can only change the bytes of its answers: offsets and
 //! lengths are checked here against lengths that the worker cannot change.
 
 mod pinned;

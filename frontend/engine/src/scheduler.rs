@@ -202,8 +202,7 @@ impl Driver {
         })
     }
 
-    /// Answers a checked request from the response cache, or schedules it and waits for the answer. Dropping the future cancels
-    /// the request.
+    /// Answers a checked request from the response cache or the queue. Dropping the future cancels the request.
     ///
     /// # Errors
     /// The request is invalid, the queue refuses it, or the backend fails.

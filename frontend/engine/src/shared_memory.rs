@@ -109,9 +109,7 @@ impl SharedMemory {
         };
         match self.probe.look(device, &handle).await {
             Ok(size) if byte_size > 0 && byte_size <= size => {}
-            Ok(size) => {
-                return invalid(format!("{failed}: {byte_size} bytes requested, the memory has {size}"));
-            }
+            Ok(size) => return invalid(format!("{failed}: {byte_size} bytes requested, the memory has {size}")),
             Err(probe::Failure::NoGpu(why)) => {
                 tracing::debug!(region = name, "no GPU: {why}");
                 return invalid(format!("failed to register CUDA shared memory region: '{name}', GPUs not supported"));

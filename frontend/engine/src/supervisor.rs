@@ -173,9 +173,7 @@ impl Instance {
             Action::ReportFailed { reason } => {
                 match self.outcome.take() {
                     Some(outcome) => drop(outcome.send(Err(self.why_ended(&reason)))),
-                    None => {
-                        tracing::error!(instance = %self.name(), "crashed repeatedly; it is not restarted any more")
-                    }
+                    None => tracing::error!(instance = %self.name(), "failed repeatedly and is not restarted any more"),
                 }
                 self.health.broken.store(true, Ordering::Relaxed);
                 if !self.all.can_serve() {

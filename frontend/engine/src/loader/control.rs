@@ -79,7 +79,7 @@ impl Loader {
         // Triton's text for both modes, with a remedy.
         let text = format!(
             "explicit model load / unload is not allowed if polling is enabled; the model control mode is '{mode}', and loads \
-             and unloads by request need --model-control-mode=explicit (the modes are none, poll and explicit)"
+             and unloads by request need --model-control-mode=explicit (modes: none, poll, explicit)"
         );
         Err(InferError::new(ErrorCode::Unavailable, Reason::Unsupported, text))
     }

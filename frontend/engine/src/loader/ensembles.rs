@@ -31,8 +31,7 @@ impl Loader {
     ) -> Result<Serving, String> {
         let began = clock::now();
         let directory = &version.directory;
-        let config =
-            prepared.configuration.known().ok_or("the configuration of an ensemble cannot be completed by code")?;
+        let config = prepared.configuration.known().ok_or("code cannot complete an ensemble")?;
         let members = self.members(config, &plan)?;
         let configs: Vec<&ModelConfig> = members.iter().map(|member| &*member.config).collect();
         ensemble::check(config, &plan, &configs)?;

@@ -1,5 +1,5 @@
-//! Loads a version of a model: its instances and all that they need. Must not depend on who requested the load, or on which
-//! version served before.
+//! Loads a version of a model: its instances and all that they need. Must not depend on the origin of the request
+//! or on the version that served before.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -35,8 +35,7 @@ pub(crate) async fn complete(
     limit: Duration,
 ) -> Result<String, String> {
     let failed = |why: String| format!("auto-complete of model '{model}' failed: {why}");
-    let place = Temporary::new(Kind::COMPLETE)
-        .map_err(|error| failed(format!("cannot create a temporary directory: {error}")))?;
+    let place = Temporary::new(Kind::COMPLETE).map_err(|error| failed(format!("no temporary directory: {error}")))?;
     let out = place.path().join("answer.json");
     let run = run_program(launch, model, question, &out);
     let status = match timeout(limit, run).await {

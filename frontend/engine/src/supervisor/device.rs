@@ -32,8 +32,7 @@ impl DeviceShare {
 }
 
 impl Instance {
-    /// Returns the placement of the instance's process: the processors of the group's host policy, else those near its GPU, with
-    /// at most one thread for each.
+    /// Returns the placement of the process: the processors of the host policy, else those near its GPU, with one thread each.
     pub(super) fn process_placement<'a>(
         &'a self,
         name: &'a str,
@@ -69,8 +68,6 @@ impl Instance {
         }
     }
 
-    /// Takes a share of the GPU for a new process.
-    ///
     /// # Errors
     /// The GPU cannot be used, or no model may be loaded onto it.
     async fn take(&self, device: &OnGpu) -> Result<DeviceShare, String> {

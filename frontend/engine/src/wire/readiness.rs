@@ -1,5 +1,5 @@
-//! Models that report their own readiness. They are asked when a client asks; all clients that ask before the answer arrives
-//! share it.
+//! Models that report their own readiness. A client's readiness request sends a question to the model; all requests that arrive
+//! before its answer share it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
