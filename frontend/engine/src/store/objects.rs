@@ -184,7 +184,7 @@ impl ObjectRepository {
         });
         let mut stamps: Vec<(String, Stamp)> = stamps.buffer_unordered(AT_ONCE).try_collect().await?;
         stamps.sort_unstable();
-        Ok(seen)
+        Ok(stamps)
     }
 
     /// Returns a fingerprint that also changes after a failed fetch, so that a poll retries the model.

@@ -51,7 +51,7 @@ impl Locks {
         Lock { locks: self.clone(), name: name.to_owned(), one }
     }
 
-    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Arc<One>>> {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Arc<ModelLock>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
