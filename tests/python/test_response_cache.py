@@ -365,7 +365,7 @@ def test_redis_takes_password_database_and_age(cached, tmp_path):
             time.sleep(0.1)
         assert hits(server, "simple") == (1, 1) and "secret" not in server.log.read_text()
         refused = cached(["simple"], f"{base},password=wrong")
-        eventually("it is refused", 10, lambda: "it refuses us: WRONGPASS" in refused.log.read_text())
+        eventually("it is refused", 10, lambda: "the server rejected the login: WRONGPASS" in refused.log.read_text())
         answer(refused, "simple", simple())
         assert hits(refused, "simple") == (0, 1)
 

@@ -50,7 +50,7 @@ pub(crate) struct LookUpTimes {
 
 /// The result of a lookup.
 pub(crate) enum Found {
-    /// The entry, and when the look-up began and ended.
+    /// The entry, and when the lookup began and ended.
     Hit(Arc<Entry>, LookUpTimes),
     /// No entry: the caller executes the request and stores its response with this value.
     Miss(Miss),

@@ -28,7 +28,6 @@ pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// The models that may be called.
 pub(crate) trait Models: Send + Sync {
-    /// Begins a request to one of them.
     /// Starts a request to one of them.
     ///
     /// # Errors

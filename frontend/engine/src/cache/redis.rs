@@ -162,7 +162,7 @@ async fn store(mut connection: Connection, command: Cmd, pending: Pending, repor
             Some(words) => report.tell(CacheError::Reply, &format!("Redis rejected SET: {words}")),
             None => report.tell(CacheError::Connection, &format!("lost the connection to Redis: {error}")),
         },
-        Err(_) => report.tell(CacheError::Timeout, &format!("Redis did not store within {} s", STORE.as_secs())),
+        Err(_) => report.tell(CacheError::Timeout, &format!("storing in Redis exceeded {} s", STORE.as_secs())),
     }
     drop(pending);
 }

@@ -225,7 +225,7 @@ struct Arrival {
     sender: mpsc::Sender<Item>,
     /// The number of earlier responses.
     number: u64,
-    /// When the worker began with it.
+    /// When the worker started it.
     since: Instant,
 }
 

@@ -188,7 +188,7 @@ async fn credit_returns_as_the_reader_takes_responses() {
     let first = statistics.response_stats["0"];
     assert_eq!((first.success.count, first.success.ns, first.compute_infer.ns, first.compute_output.ns), (1, 6, 5, 1));
     let second = statistics.response_stats["1"];
-    assert_eq!((second.success.ns, second.compute_infer.ns), (0, 0), "from the end of the response before");
+    assert_eq!((second.success.ns, second.compute_infer.ns), (0, 0), "measured from the end of the previous response");
     assert_eq!(statistics.response_stats[&CREDITS.to_string()].empty_response.count, 1);
 }
 

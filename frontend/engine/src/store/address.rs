@@ -7,7 +7,7 @@ use std::str::FromStr;
 /// A repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// A directory of this machine.
+    /// A local directory.
     Directory(PathBuf),
     /// Objects whose keys have a common prefix.
     Objects(Address),

@@ -25,7 +25,7 @@ pub(crate) struct Part {
 
 /// A batch for an instance.
 pub(crate) struct ToSend<'a> {
-    /// Its number.
+    /// The number of the batch.
     pub(crate) batch: u64,
     /// The row of its flags.
     pub(crate) flags: u8,

@@ -123,8 +123,7 @@ fn part_of<'a>(
     let chosen: Option<Vec<_>> = if ascend { chosen.collect() } else { None };
     chosen.map(Cow::Owned).ok_or_else(|| {
         let (model, count) = (&config.name, parts.len());
-        let text =
-            format!("model '{model}' gave a bad response: an output is for requests {:?} of {count}", block.requests);
+        let text = format!("model '{model}' gave invalid outputs: one is for requests {:?} of {count}", block.requests);
         InferError::internal(text)
     })
 }
@@ -141,7 +140,7 @@ fn check_apart(config: &ModelConfig, requests: usize, blocks: &[OutputBlock]) ->
         .collect();
     spans.sort_unstable();
     if blocks.len() > most || spans.windows(2).any(|pair| pair[0].1 > pair[1].0) {
-        let text = format!("model '{}' gave a bad response: its outputs overlap or are too many", config.name);
+        let text = format!("model '{}' gave invalid outputs: they overlap or are too many", config.name);
         return Err(InferError::internal(text));
     }
     Ok(())
@@ -153,7 +152,7 @@ fn batch_output(
     block: &OutputBlock,
     data: Option<Bytes>,
 ) -> Result<BatchOutput, InferError> {
-    let wrong = |text: String| InferError::internal(format!("model '{}' gave a bad response: {text}", config.name));
+    let wrong = |text: String| InferError::internal(format!("model '{}' gave invalid outputs: {text}", config.name));
     let data = data.ok_or_else(|| wrong(format!("{} bytes at {} are outside its memory", block.len, block.offset)))?;
     let spec = config.outputs.get(usize::from(block.output));
     let spec = spec.ok_or_else(|| wrong(format!("output {} does not exist", block.output)))?;
