@@ -234,6 +234,6 @@ fn sequence_parameters(InSequence { id, start, end }: InSequence) -> Parameters 
 pub(super) fn log_left_out(version: &impl Member, step: &Step, left_out: &[String]) {
     for output in left_out {
         let (ensemble, model) = (version.model(), &step.model);
-        tracing::debug!(%ensemble, "step '{model}' did not produce its output '{output}'; steps that need it do not run");
+        tracing::debug!(%ensemble, "step '{model}' did not produce its output '{output}'; consumers run without it");
     }
 }
