@@ -74,7 +74,7 @@ def test_the_checksum_agent_compares_sums_before_a_model_is_used(place):
         load(server, "right")
         for name, expected in [
             ("wrong", f"Mismatched MD5 hash for file 1/data, expect: {'0' * 32}, got: {right.lower()}"),
-            ("gone", "cannot be computed: "),
+            ("gone", "cannot compute the MD5 sum of "),
             ("other", "repository agent 'decrypt' is not known; allowed is checksum"),
             ("hash", "parameter 'SHA256:1/data' is not supported; allowed are MD5:FILE"),
             ("code", "Mismatched MD5 hash for file 1/model.py"),
@@ -221,7 +221,7 @@ def test_loads_by_request_in_another_mode_name_the_modes(place):
     with server:
         text = reason(server, "m")
     assert text.startswith("explicit model load / unload is not allowed if polling is enabled; the model control mode is 'none'")
-    assert "--model-control-mode=explicit (the modes are none, poll and explicit)" in text
+    assert "--model-control-mode=explicit (modes: none, poll, explicit)" in text
 
 
 def test_an_interpreter_that_cannot_be_reached_says_permission(place, tmp_path):

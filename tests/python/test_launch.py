@@ -253,15 +253,15 @@ def test_interpreters_that_cannot_be_used(place):
             f"EXECUTION_ENV_PATH) does not have; run: {missing / python3} -m pip install ./worker/python, in the server's source tree",
         ),
         "broken": (broken, f"'{broken / python3}' (the model's EXECUTION_ENV_PATH) cannot import: ImportError: no numpy here"),
-        "crashes": (crashes, f"'{crashes / python3}' (the model's EXECUTION_ENV_PATH) ends when it imports 'pharos_worker' (killed by signal 6); run: {crashes / python3} -m pip install {HELP}"),
-        "silent": (silent, "ends when it imports 'pharos_worker' (exit status 9)"),
-        "other": (other, f"is not this server's (frontend and worker are of different builds: wire versions"),
-        "old": (old, f"model 'old' needs Python 3.9 or newer, and '{old / python3}' (the model's EXECUTION_ENV_PATH) is Python 3.8: --python"),
-        "no_python": (no_python, "is no Python interpreter, or a broken one (exit status 7)"),
+        "crashes": (crashes, f"'{crashes / python3}' (the model's EXECUTION_ENV_PATH) exits when it imports 'pharos_worker' (killed by signal 6); run: {crashes / python3} -m pip install {HELP}"),
+        "silent": (silent, "exits when it imports 'pharos_worker' (exit status 9)"),
+        "other": (other, f"does not match this server (frontend and worker are of different builds: wire versions"),
+        "old": (old, f"model 'old' needs Python 3.9 or newer, and '{old / python3}' (the model's EXECUTION_ENV_PATH) is Python 3.8; choose another with --python"),
+        "no_python": (no_python, "is not a working Python interpreter (exit status 7)"),
         "not_executable": (not_executable, f"the Python interpreter '{not_executable / python3}' (the model's EXECUTION_ENV_PATH) is not executable by this user"),
         "format_error": (format_error, f"the Python interpreter '{format_error / python3}' (the model's EXECUTION_ENV_PATH) cannot be started: Exec format error"),
         "nowhere": ("/nonexistent/env", "model 'nowhere': EXECUTION_ENV_PATH is '/nonexistent/env', which does not exist; allowed are the directory of a virtual or conda environment, and a .tar.gz"),
-        "empty": (place.folder / "empty", "is no Python environment: it has neither bin/python3 nor bin/python"),
+        "empty": (place.folder / "empty", "is not a Python environment: it has neither bin/python3 nor bin/python"),
         "packed": (place.folder / "packed.tar.gz", f"does not have; run: python3 -m pip install ./worker/python, in the server's source tree and in the environment that is packed into '{place.folder}/packed.tar.gz', and pack it again"),
         "wrong": (place.folder / "wrong.tar.gz", f"model 'wrong': the environment '{place.folder}/wrong.tar.gz' cannot be used: it cannot be unpacked"),
     }
@@ -307,7 +307,7 @@ def test_workers_of_other_builds_and_models_that_fail(place):
     with place.server() as server:
         outcome = loaded(server, "refused", "other", "dies")
         assert outcome["refused"] == ("UNAVAILABLE", "ModuleNotFoundError: No module named 'torch'")
-        assert "is not this server's (frontend and worker are of different builds: wire versions 8 and 7); run: " in outcome["other"][1]
+        assert "does not match this server (frontend and worker are of different builds: wire versions 8 and 7); run: " in outcome["other"][1]
         assert HELP in outcome["other"][1]
         assert outcome["dies"] == ("UNAVAILABLE", "Stub process 'dies_0' is not healthy. The worker process ended: exit status 5")
 
