@@ -412,7 +412,7 @@ def test_requests_that_a_library_answers_later(served):
         assert all(answer.result() for answer in others)
     assert ask(served, "whole", [1, 2, 3], ["OUT"], do="detach").as_numpy("OUT").tolist() == [6]
     assert refused(served, "plain", do="detach_and_fail") == "not today"
-    assert "let go of the request without answering it" in refused(served, "plain", do="detach_and_forget")
+    assert "released the request without answering it" in refused(served, "plain", do="detach_and_forget")
     assert answers(served) and "sent twice" not in log(served)
 
 

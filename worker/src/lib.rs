@@ -195,7 +195,7 @@ fn open(
 ) -> Result<(Runtime, Arc<ClientRegions>), InferError> {
     let arenas = map(&descriptors.inputs, &descriptors.outputs);
     let arenas = arenas.map_err(|error| load_error(format!("shared memory cannot be mapped: {error}")))?;
-    let metrics = Metrics::open(&descriptors.metrics, descriptors.bell, load);
+    let metrics = Metrics::open(&descriptors.metrics, descriptors.wakeup, load);
     let metrics = metrics.map_err(|error| load_error(format!("metrics cannot be recorded: {error}")))?;
     let regions = Arc::new(ClientRegions::new(descriptors.regions, cuda));
     let devices = regions.clone();

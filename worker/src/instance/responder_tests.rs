@@ -94,7 +94,7 @@ fn start(what: What, decoupled: bool) -> Frontend {
     let map = |memory| SharedMemory::map(memory, usize::try_from(BYTES).unwrap()).unwrap();
     let (our_inputs, our_outputs) = (map(&inputs), map(&outputs));
     let (ring, _) = channel::create(0).unwrap();
-    let (_, bell) = rustix::pipe::pipe().unwrap();
+    let (_, wakeup) = rustix::pipe::pipe().unwrap();
     let load = Load {
         initial_states: String::new(),
         wire_version: VERSION,
@@ -111,7 +111,7 @@ fn start(what: What, decoupled: bool) -> Frontend {
     let regions = UnixStream::pair().unwrap().0.into();
     let (socket, theirs) = UnixStream::pair().unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
+    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, wakeup, regions };
     let (reader, sender) = split(theirs).unwrap();
     let (runtime, regions) = crate::open(&load, (reader, sender.clone()), descriptors, Cuda::new(None)).unwrap();
     let (kept, kept_by_test) = messages();
@@ -222,7 +222,7 @@ fn a_request_outlives_its_batch_and_is_answered_by_another_thread() {
         drop(second);
         let response = frontend.response();
         assert_eq!((response.batch, response.last), (2, true));
-        assert!(response.error.unwrap().message.contains("let go of the request"));
+        assert!(response.error.unwrap().message.contains("released the request"));
     }
 }
 

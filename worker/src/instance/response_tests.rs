@@ -65,7 +65,7 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
     let config = draft.complete(&Completion { directory: "m", ..Completion::default() }).unwrap();
     let (inputs, outputs) = (shm::create("inputs", BYTES).unwrap(), shm::create("outputs", BYTES).unwrap());
     let (ring, _) = channel::create(0).unwrap();
-    let (_, bell) = rustix::pipe::pipe().unwrap();
+    let (_, wakeup) = rustix::pipe::pipe().unwrap();
     let mapped = SharedMemory::map(&inputs, usize::try_from(BYTES).unwrap()).unwrap();
     let data: Vec<u8> = (0..ELEMENTS).flat_map(u32::to_le_bytes).collect();
     assert!(mapped.copy_in(usize::try_from(flags::BYTES).unwrap(), &data));
@@ -86,7 +86,7 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
     let (regions, _) = UnixStream::pair().unwrap();
     let regions = regions.into();
     let (socket, theirs) = UnixStream::pair().unwrap();
-    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
+    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, wakeup, regions };
     let worker = thread::spawn(move || {
         let (reader, sender) = split(theirs).unwrap();
         let opened = crate::open(&load, (reader, sender.clone()), descriptors, Cuda::new(None));

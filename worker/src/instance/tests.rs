@@ -91,7 +91,7 @@ fn parts(config: &str, files: &[(&str, &[u8])], cuda: &Cuda) -> Parts {
     let completion = Completion { directory: "m", ..Completion::default() };
     let config = Draft::from_text(config, "config.pbtxt").unwrap().complete(&completion).unwrap();
     let (ring, reader) = channel::create(0).unwrap();
-    let (_, bell) = pipe_with(PipeFlags::NONBLOCK).unwrap();
+    let (_, wakeup) = pipe_with(PipeFlags::NONBLOCK).unwrap();
     let (inputs, outputs) = (shm::create("inputs", ARENA).unwrap(), shm::create("outputs", ARENA).unwrap());
     let map = |memory| SharedMemory::map(memory, usize::try_from(ARENA).unwrap()).unwrap();
     let (our_inputs, our_outputs) = (map(&inputs), map(&outputs));
@@ -109,7 +109,7 @@ fn parts(config: &str, files: &[(&str, &[u8])], cuda: &Cuda) -> Parts {
         device: cuda.device().cloned(),
     };
     let (told, regions) = client_memory::socket();
-    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
+    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, wakeup, regions };
     Parts { load, descriptors, inputs: our_inputs, outputs: our_outputs, reader, regions: told, folder }
 }
 
