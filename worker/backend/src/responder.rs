@@ -50,7 +50,7 @@ impl Responder {
             let streams = state.streams(place)?;
             let stream = streams.stream(request)?;
             if std::mem::replace(&mut stream.detached, true) {
-                return Err(run_error(format!("request {request} of the batch is answered by another responder")));
+                return Err(run_error(format!("request {request} of the batch already has a responder")));
             }
             streams.decoupled
         };

@@ -60,7 +60,7 @@ impl Outputs<'_> {
                 continue;
             }
             let part = memory.part(block, bytes, placement.request).and_then(|part| bytes.get(part));
-            let part = part.ok_or_else(|| run_error(format!("output '{name}' cannot be cut for its requests")))?;
+            let part = part.ok_or_else(|| run_error(format!("cannot split output '{name}' by request")))?;
             memory.write(placement, name, part)?;
         }
         Ok(())
