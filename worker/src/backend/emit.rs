@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `metrics` | the metrics: `KIND NAME UNIT [DIMENSION,..]`, separated by `;`; default `counter Emitted Count` |
 //! | `series` | label sets of each metric: the first dimension without a default is 0, 1, ...; default 1 |
-//! | `samples` | samples per request with its id, over all series in turn; default 0; also a request parameter |
+//! | `samples` | samples per request, with its id, over all series in turn; a request can override it; default 0 |
 //! | `rate` | total samples per second from background threads; default 0 |
 //! | `threads` | number of background threads; default 1 |
 //! | `seconds` | how long they record; default unlimited |

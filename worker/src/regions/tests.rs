@@ -168,7 +168,7 @@ fn a_fault_elsewhere_still_ends_the_process() {
         std::process::exit(0);
     }
     let this = std::env::current_exe().unwrap();
-    let test = "regions::tests::a_fault_elsewhere_ends_the_process_as_ever";
+    let test = "regions::tests::a_fault_elsewhere_still_ends_the_process";
     let output = std::process::Command::new(this).args([test, "--exact"]).env(CHILD, "1").output().unwrap();
     use std::os::unix::process::ExitStatusExt;
     assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
