@@ -120,7 +120,7 @@ enum {
     PHAROS_NO_REQUEST = -2
 };
 
-/* ---- What the server hands out --------------------------------------------------------------------------------- */
+/* ---- Provided by the server ------------------------------------------------------------------------------------ */
 
 typedef struct pharos_host pharos_host;
 typedef struct pharos_batch pharos_batch;       /* valid until pharos_backend_execute returns */
@@ -201,7 +201,7 @@ typedef struct pharos_parameter {
     int32_t kind;      /* which of these fields is set */
 } pharos_parameter;
 
-/* ---- What the library passes in -------------------------------------------------------------------------------- */
+/* ---- Passed in by the library --------------------------------------------------------------------------------- */
 
 /* An output to be allocated. */
 typedef struct pharos_output {

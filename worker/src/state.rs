@@ -115,7 +115,7 @@ impl States {
     /// Creates the sequences that start with a batch. Returns the positions of requests whose sequence is unknown: it began in a
     /// process that has ended, or it never began.
     pub(crate) fn begin(&mut self, requests: &[BatchRequest]) -> Vec<usize> {
-        let mut strangers = Vec::new();
+        let mut unknown = Vec::new();
         for (position, request) in requests.iter().enumerate() {
             match request.sequence {
                 Some(SequenceStep { key, start: true, .. }) => {
@@ -124,11 +124,11 @@ impl States {
                     self.bytes += states.iter().map(|state| state.data.capacity()).sum::<u64>();
                     self.sequences.insert(key, states);
                 }
-                Some(step) if !self.sequences.contains_key(&step.key) => strangers.push(position),
+                Some(step) if !self.sequences.contains_key(&step.key) => unknown.push(position),
                 Some(_) | None => {}
             }
         }
-        strangers
+        unknown
     }
 
     /// Drops the sequences that end with a batch.

@@ -55,8 +55,9 @@ pub trait Backend {
         false
     }
 
-    /// The model's own answer to whether it is ready, for a model that has one: called when a client asks for the model's
-    /// readiness, on a separate thread and also while a batch is executed. A model that is not ready still gets requests.
+    /// Returns a function that reports whether the model is ready, if the model has one. The function is called when a client asks
+    /// for the model's readiness, on a separate thread and also while a batch is executed. A model that is not ready still gets
+    /// requests.
     fn readiness(&self) -> Option<Readiness> {
         None
     }

@@ -1,6 +1,6 @@
 //! Models without files, for examples, tests and measurements. The configuration's parameter `function` selects one:
 //!
-//! | function | what it does |
+//! | function | effect |
 //! |---|---|
 //! | `identity` | output *i* is input *i*; inputs that the server adds (`batch_input`) follow the others, states come last |
 //! | `add_sub` | outputs 0 and 1 are sum and difference of inputs 0 and 1; integers wrap; BYTES hold decimal integers |

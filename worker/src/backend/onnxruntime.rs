@@ -294,10 +294,10 @@ fn run_or_withdraw(
         // The cause cannot be determined: the runtime has no separate code for an undeclared shape, and its messages differ
         // between versions. A batch that would fail anyway fails twice.
         wanted.iter().for_each(|output| outputs.withdraw(output.position));
-        let mut nowhere: Vec<ArenaOutput> = wanted.iter().map(|_| None).collect();
-        results = run(session, inputs, wanted, &mut nowhere);
+        let mut no_places: Vec<ArenaOutput> = wanted.iter().map(|_| None).collect();
+        results = run(session, inputs, wanted, &mut no_places);
         if let Ok(values) = &results {
-            copy_from_now_on(wanted, places, values);
+            switch_to_copies(wanted, places, values);
         }
         places.iter_mut().for_each(|place| *place = None);
     }
@@ -306,7 +306,7 @@ fn run_or_withdraw(
 
 /// Called after a run that failed with outputs in the arena and succeeded without. Outputs with a shape other than the file
 /// declares are always copied from now on; if all shapes are as declared, all outputs are.
-fn copy_from_now_on(wanted: &mut [&mut Output], places: &[ArenaOutput], values: &[Option<DynValue>]) {
+fn switch_to_copies(wanted: &mut [&mut Output], places: &[ArenaOutput], values: &[Option<DynValue>]) {
     let as_declared = places.iter().zip(values).map(|pair| match pair {
         (Some(place), Some(value)) => place.dtype().tensor_shape() == value.dtype().tensor_shape(),
         _ => true,

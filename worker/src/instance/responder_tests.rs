@@ -346,19 +346,19 @@ fn a_response_with_a_duplicate_output_is_refused_and_the_request_stays_open() {
 #[test]
 fn readiness_is_answered_while_a_batch_is_executed() {
     let mut frontend = start(What::Keep, false);
-    let (say, told) = messages();
-    frontend.runtime.answer_readiness(Box::new(move || told.recv().unwrap())).unwrap();
+    let (answers, received) = messages();
+    frontend.runtime.answer_readiness(Box::new(move || received.recv().unwrap())).unwrap();
     // The batch waits for its pause, and the readiness function waits for the test.
     frontend.execute(1, b"x");
     frontend.send(&ToWorker::AskReady);
-    say.send(true).unwrap();
+    answers.send(true).unwrap();
     assert_eq!(frontend.read(), ToFrontend::Ready(true));
     assert_eq!(frontend.done().open, [0]);
-    say.send(false).unwrap();
+    answers.send(false).unwrap();
     frontend.send(&ToWorker::AskReady);
     assert_eq!(frontend.read(), ToFrontend::Ready(false));
     // A panic counts as not ready, and the next query is answered.
-    drop(say);
+    drop(answers);
     for _ in 0..2 {
         frontend.send(&ToWorker::AskReady);
         assert_eq!(frontend.read(), ToFrontend::Ready(false));

@@ -144,7 +144,7 @@ impl Frontend {
         quiet
     }
 
-    fn give_up(&self, position: usize) {
+    fn cancel(&self, position: usize) {
         let (word, bit) = flags::bit(1, position).unwrap();
         self.inputs.words()[word].fetch_or(bit, Ordering::Relaxed);
     }
@@ -204,7 +204,7 @@ fn a_resumed_request_has_its_remaining_credit() {
 fn a_wait_ends_when_the_request_is_cancelled() {
     let mut frontend = start();
     frontend.responses(CREDITS);
-    frontend.give_up(0);
+    frontend.cancel(0);
     frontend.credits(7, 0, Vec::new());
     let (done, _) = frontend.end();
     assert_eq!(done.error, None);

@@ -20,8 +20,8 @@ pub(super) fn execute(
     if batch.requests.iter().any(|request| request.sequence.is_some() && request.rows != 1) {
         return Ok(Err(run_error("a step of a sequence must have one row")));
     }
-    let strangers = states.begin(batch.requests);
-    for position in strangers {
+    let unknown = states.begin(batch.requests);
+    for position in unknown {
         outputs.fail(position, run_error("the state of the sequence was lost; start the sequence again"));
     }
     let parts = states.parts(batch.requests);

@@ -108,9 +108,9 @@ fn parts(config: &str, files: &[(&str, &[u8])], cuda: &Cuda) -> Parts {
         auto_detect: false,
         device: cuda.device().cloned(),
     };
-    let (told, regions) = client_memory::socket();
+    let (announcements, regions) = client_memory::socket();
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, wakeup, regions };
-    Parts { load, descriptors, inputs: our_inputs, outputs: our_outputs, reader, regions: told, folder }
+    Parts { load, descriptors, inputs: our_inputs, outputs: our_outputs, reader, regions: announcements, folder }
 }
 
 fn step(key: u64, start: bool, end: bool) -> BatchRequest {
@@ -181,15 +181,15 @@ impl World {
 
     /// Returns the values of the gauge of the states' size since the last call.
     fn gauge(&mut self) -> Vec<f64> {
-        let (mut told, mut values) = (Vec::new(), Vec::new());
+        let (mut definitions, mut values) = (Vec::new(), Vec::new());
         let each = |event: Event<'_>| match event {
-            Event::Series(definition) => told.push(definition),
+            Event::Series(definition) => definitions.push(definition),
             Event::Metric(_) => {}
             Event::Sample(sample) => values.push((sample.series as usize, sample.value)),
         };
         self.reader.drain(each).unwrap();
         let of = |(series, value): &(usize, f64)| {
-            let definition = &told[*series];
+            let definition = &definitions[*series];
             let labels: Vec<_> = definition.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
             (definition.name == pharos::metrics::catalog::STATE_BYTES).then(|| {
                 assert_eq!(labels, ["model=m", "version=1", "instance=m_0_0"]);

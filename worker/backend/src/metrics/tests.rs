@@ -59,12 +59,12 @@ impl World {
     /// Returns everything received since the start, and the number of dropped samples. Call it once.
     fn came(&mut self) -> (Vec<Came>, u64) {
         let mut reader = self.reader.take().unwrap();
-        let (mut told, mut came) = (Vec::new(), Vec::new());
+        let (mut definitions, mut came) = (Vec::new(), Vec::new());
         let each = |event: Event<'_>| match event {
-            Event::Series(definition) => told.push(definition),
+            Event::Series(definition) => definitions.push(definition),
             Event::Metric(_) => {}
             Event::Sample(sample) => {
-                let of = &told[sample.series as usize];
+                let of = &definitions[sample.series as usize];
                 let labels = of.labels.iter().filter(|(name, _)| name != "Hostname");
                 let labels = labels.map(|(name, value)| format!("{name}={value}")).collect();
                 came.push((of.name.clone(), labels, sample.value, sample.request_id.to_owned()));

@@ -87,10 +87,10 @@ impl<'a> Load<'a> {
 
     /// Returns the reason why the library has not created an instance.
     pub(super) fn failure(&self, code: Code) -> InferError {
-        let said = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let said = said.or_else(|| super::foreign::last_error_of(code));
+        let reason = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let reason = reason.or_else(|| super::foreign::last_error_of(code));
         let no_reason = || format!("the backend '{}' returned the code {code} and gave no reason", self.config.backend);
-        load_error(said.unwrap_or_else(no_reason))
+        load_error(reason.unwrap_or_else(no_reason))
     }
 }
 

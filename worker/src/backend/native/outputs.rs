@@ -101,7 +101,7 @@ pub(super) unsafe extern "C" fn allocate(
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn withdraw(outputs: *const Handle, output: usize) -> Code {
-    let take_back = |running: &mut Running, _: &Names| {
+    let withdraw_one = |running: &mut Running, _: &Names| {
         running.outputs()?;
         let place = running.allocated.iter().position(|index| *index == output);
         let place = place.ok_or_else(|| misuse(format!("output {output} is not allocated")))?;
@@ -110,7 +110,7 @@ pub(super) unsafe extern "C" fn withdraw(outputs: *const Handle, output: usize) 
         Ok(())
     };
     // SAFETY: the caller guarantees it.
-    unsafe { act(outputs, take_back) }
+    unsafe { act(outputs, withdraw_one) }
 }
 
 /// Returns the error that a library describes.
@@ -131,7 +131,7 @@ pub(super) unsafe extern "C" fn fail(
     code: Code,
     message: *const c_char,
 ) -> Code {
-    let tell = |running: &mut Running, _: &Names| {
+    let set_error = |running: &mut Running, _: &Names| {
         let position = running.position(request)?;
         // SAFETY: the caller guarantees it.
         let error = unsafe { described(code, message) }?;
@@ -139,20 +139,20 @@ pub(super) unsafe extern "C" fn fail(
         Ok(())
     };
     // SAFETY: the caller guarantees it.
-    unsafe { act(outputs, tell) }
+    unsafe { act(outputs, set_error) }
 }
 
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn fail_batch(outputs: *const Handle, code: Code, message: *const c_char) -> Code {
-    let tell = |running: &mut Running, _: &Names| {
+    let set_error = |running: &mut Running, _: &Names| {
         // SAFETY: the caller guarantees it.
         let error = unsafe { described(code, message) }.unwrap_or_else(|wrong| run_error(wrong.message));
         running.failure = Some(error.clone());
         Err(error)
     };
     // SAFETY: the caller guarantees it.
-    unsafe { act(outputs, tell) }
+    unsafe { act(outputs, set_error) }
 }
 
 /// # Safety
@@ -172,12 +172,12 @@ pub(super) unsafe extern "C" fn set_parameter(outputs: *const Handle, request: u
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn reschedule(outputs: *const Handle, request: usize) -> Code {
-    let again = |running: &mut Running, _: &Names| {
+    let reschedule_one = |running: &mut Running, _: &Names| {
         let position = running.position(request)?;
         running.outputs()?.reschedule(position)
     };
     // SAFETY: the caller guarantees it.
-    unsafe { act(outputs, again) }
+    unsafe { act(outputs, reschedule_one) }
 }
 
 /// # Safety

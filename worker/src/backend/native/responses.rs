@@ -165,7 +165,7 @@ pub(super) unsafe extern "C" fn response_send_error(
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn response_drop(response: *const Responding) {
-    let give_up = || {
+    let discard = || {
         // SAFETY: the caller guarantees it.
         let (slot, instance) = unsafe { found(response, RESPONSE) }?;
         match instance.responses.take(slot, RESPONSE)? {
@@ -173,7 +173,7 @@ pub(super) unsafe extern "C" fn response_drop(response: *const Responding) {
             Answer::Own(..) => Ok(()),
         }
     };
-    outcome(give_up());
+    outcome(discard());
 }
 
 /// # Safety
@@ -255,10 +255,10 @@ pub(super) unsafe extern "C" fn responder_is_cancelled(responder: *const Detache
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn responder_drop(responder: *const Detached) {
-    let give_back = || {
+    let release = || {
         // SAFETY: the caller guarantees it.
         let (slot, instance) = unsafe { found(responder, RESPONDER) }?;
         instance.responders.take(slot, RESPONDER).map(drop)
     };
-    outcome(give_back());
+    outcome(release());
 }

@@ -52,7 +52,7 @@ pub(super) struct Running {
     outputs: *mut Outputs<'static>,
     inputs: Vec<abi::Input>,
     /// Requests that the library has read.
-    requests: Vec<Option<Box<Seen>>>,
+    requests: Vec<Option<Box<RequestView>>>,
     /// Outputs allocated over the batch.
     pub(super) allocated: Vec<usize>,
     /// Outputs allocated in the open response.
@@ -66,7 +66,7 @@ pub(super) struct Running {
 unsafe impl Send for Running {}
 
 /// A request as the library sees it.
-struct Seen {
+struct RequestView {
     request: abi::Request,
     parameters: Vec<abi::Parameter>,
     names: Vec<CString>,
@@ -210,18 +210,18 @@ impl Running {
         (request < count).then_some(request).ok_or_else(wrong)
     }
 
-    fn seen(&mut self, request: usize) -> Result<&Seen, InferError> {
+    fn view(&mut self, request: usize) -> Result<&RequestView, InferError> {
         let position = self.position(request)?;
         // SAFETY: as in `batch`.
         let batch = unsafe { &*self.batch };
         let (Some(place), Some(request)) = (self.requests.get_mut(position), batch.requests.get(position)) else {
             return Err(misuse(format!("there is no request {request}")));
         };
-        Ok(place.get_or_insert_with(|| Box::new(Seen::new(request))))
+        Ok(place.get_or_insert_with(|| Box::new(RequestView::new(request))))
     }
 }
 
-impl Seen {
+impl RequestView {
     fn new(request: &BatchRequest) -> Self {
         let with_end = |text: &str| [text.as_bytes(), b"\0"].concat();
         let id = with_end(&request.id);
@@ -354,7 +354,7 @@ pub(super) unsafe extern "C" fn input(batch: *const Handle, position: usize) -> 
 /// As above.
 pub(super) unsafe extern "C" fn request(batch: *const Handle, position: usize) -> *const abi::Request {
     // SAFETY: the caller guarantees it.
-    unsafe { ask(batch, ptr::null(), |running, _| Ok(ptr::from_ref(&running.seen(position)?.request))) }
+    unsafe { ask(batch, ptr::null(), |running, _| Ok(ptr::from_ref(&running.view(position)?.request))) }
 }
 
 /// # Safety
@@ -365,7 +365,7 @@ pub(super) unsafe extern "C" fn request_parameter(
     position: usize,
 ) -> *const abi::Parameter {
     let find = |running: &mut Running, _: &Names| {
-        Ok(running.seen(request)?.parameters.get(position).map_or(ptr::null(), ptr::from_ref))
+        Ok(running.view(request)?.parameters.get(position).map_or(ptr::null(), ptr::from_ref))
     };
     // SAFETY: the caller guarantees it.
     unsafe { ask(batch, ptr::null(), find) }
@@ -381,8 +381,8 @@ pub(super) unsafe extern "C" fn find_parameter(
     let find = |running: &mut Running, _: &Names| {
         // SAFETY: the caller guarantees it.
         let name = c_text(&unsafe { needed_text(name, "name") }?);
-        let seen = running.seen(request)?;
-        let mut named = seen.names.iter().zip(&seen.parameters).filter(|(known, _)| **known == name);
+        let view = running.view(request)?;
+        let mut named = view.names.iter().zip(&view.parameters).filter(|(known, _)| **known == name);
         Ok(named.next().map_or(ptr::null(), |(_, parameter)| ptr::from_ref(parameter)))
     };
     // SAFETY: the caller guarantees it.

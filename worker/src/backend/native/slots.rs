@@ -53,8 +53,8 @@ impl<T> Pool<T> {
     /// Stores a value in a slot.
     pub(super) fn put(&self, instance: *const c_void, value: T) -> *const Slot<T> {
         let mut slots = lock(&self.slots);
-        let rested = if slots.free.len() > MIN_FREE { slots.free.pop_front() } else { None };
-        let number = rested.unwrap_or(slots.all.len());
+        let reusable = if slots.free.len() > MIN_FREE { slots.free.pop_front() } else { None };
+        let number = reusable.unwrap_or(slots.all.len());
         let empty = || Box::new(Slot { value: Mutex::new(None), instance, number });
         let slot = slots.all.entry(number).or_insert_with(empty);
         *lock(&slot.value) = Some(value);
@@ -105,17 +105,17 @@ mod tests {
         assert_eq!(pool.take(one, "it").map_err(|error| error.message), Err("it was already released".to_owned()));
         assert!(one.with("it", |_| Ok(())).is_err());
         assert_eq!(two.with("it", |value| Ok(*value)), Ok(2));
-        let mut again = 0;
+        let mut reused = 0;
         for number in 0..10 * MIN_FREE {
             // SAFETY: as above.
             let slot = unsafe { &*pool.put(ptr::null(), 3) };
             if ptr::eq(slot, one) {
-                again += 1;
+                reused += 1;
                 assert!(number >= MIN_FREE, "after {number}");
             }
             assert_eq!(pool.take(slot, "it"), Ok(3));
         }
-        assert!(again > 1, "free slots are reused");
+        assert!(reused > 1, "free slots are reused");
         assert!(lock(&pool.slots).all.len() <= MIN_FREE + 3);
     }
 }

@@ -40,7 +40,7 @@ pub(super) struct OnDevice {
     /// Whether inputs are copied ahead: only if all of them are numbers.
     copies_ahead: bool,
     /// For each input, whether it stays in the process's memory because the graph returns it.
-    given_back: Vec<bool>,
+    returned_by_graph: Vec<bool>,
     pool: Pool,
     queues: Queues,
 }
@@ -51,7 +51,7 @@ impl OnDevice {
         let queues = Queues::new(&cuda).map_err(|fault| load_error(format!("the GPU cannot be used: {fault}")))?;
         let copies_ahead = context.config.inputs.iter().all(|input| is_number(input.datatype));
         let pool = Pool::new(cuda.clone());
-        Ok(Self { cuda, ahead: (0, Vec::new()), copies_ahead, given_back: Vec::new(), pool, queues })
+        Ok(Self { cuda, ahead: (0, Vec::new()), copies_ahead, returned_by_graph: Vec::new(), pool, queues })
     }
 
     /// Returns the providers, computing in the stream of this value, which outlives the session created with them. Returns none
@@ -67,8 +67,9 @@ impl OnDevice {
     /// Finds the inputs that the graph returns.
     pub(super) fn look_at(&mut self, session: &Session, context: &Context<'_>) {
         let names = (0..context.config.backend_inputs()).filter_map(|position| context.config.input_name(position));
-        self.given_back = names.map(|name| session.outputs().iter().any(|output| output.name() == name)).collect();
-        self.copies_ahead &= !self.given_back.contains(&true);
+        self.returned_by_graph =
+            names.map(|name| session.outputs().iter().any(|output| output.name() == name)).collect();
+        self.copies_ahead &= !self.returned_by_graph.contains(&true);
     }
 
     /// Executes a batch.
@@ -99,16 +100,16 @@ impl OnDevice {
         outputs: &mut Outputs<'_>,
         (before, used): (&[Ahead], &mut Vec<DeviceBuffer>),
     ) -> Result<(), InferError> {
-        let Self { cuda, copies_ahead, given_back, pool, queues, .. } = self;
-        let here = batch.inputs.iter().map(|input| match goes_over_device(input, given_back) {
+        let Self { cuda, copies_ahead, returned_by_graph, pool, queues, .. } = self;
+        let copies = batch.inputs.iter().map(|input| match uses_device(input, returned_by_graph) {
             true => Ok(None),
             false => on_host(cuda, input),
         });
-        let here: Vec<Option<AlignedBuffer>> = here.collect::<Result<_, _>>()?;
+        let host_copies: Vec<Option<AlignedBuffer>> = copies.collect::<Result<_, _>>()?;
         let device = if cuda.is_here() { AllocationDevice::CPU } else { AllocationDevice::CUDA };
         let run = Run { work: queues.begin().map_err(failed)?, pool, ahead: before, used };
-        let mut step = Step { run, device, given_back, from: Vec::new() };
-        let inputs = step.inputs(&computing, batch, (&here, outputs))?;
+        let mut step = Step { run, device, returned_by_graph, from: Vec::new() };
+        let inputs = step.inputs(&computing, batch, (&host_copies, outputs))?;
         step.run.work.inputs_follow_no_more().map_err(failed)?;
         // The run waits for its end, and the frame of the next batch may not have arrived before that.
         let mut ahead = if *copies_ahead { copy_ahead(queues, step.run.pool, outputs) } else { (0, Vec::new()) };
@@ -146,7 +147,7 @@ struct Step<'r, 'm> {
     run: Run<'r, 'm>,
     /// The device that the runtime uses.
     device: AllocationDevice<'static>,
-    given_back: &'r [bool],
+    returned_by_graph: &'r [bool],
     /// Device memory that the runtime reads.
     from: Vec<DeviceMemory>,
 }
@@ -156,18 +157,18 @@ impl<'m> Step<'_, 'm> {
         &mut self,
         computing: &Computing<'v, '_>,
         batch: &'m Batch<'_>,
-        (here, outputs): (&'v [Option<AlignedBuffer>], &mut Outputs<'_>),
+        (host_copies, outputs): (&'v [Option<AlignedBuffer>], &mut Outputs<'_>),
     ) -> Result<Vec<Named<'v>>, InferError>
     where
         'm: 'v,
     {
         let mut values = Vec::with_capacity(batch.inputs.len());
-        for (input, here) in batch.inputs.iter().zip(here) {
+        for (input, host_copy) in batch.inputs.iter().zip(host_copies) {
             let name = computing.names.get(input.index).ok_or_else(|| run_error("an input is not configured"))?;
-            let value = if goes_over_device(input, self.given_back) {
-                self.over_device(input)?
+            let value = if uses_device(input, self.returned_by_graph) {
+                self.device_value(input)?
             } else {
-                let data = here.as_ref().map_or(input.data, AlignedBuffer::as_slice);
+                let data = host_copy.as_ref().map_or(input.data, AlignedBuffer::as_slice);
                 to_value(&Input { data, pieces: &[], ..*input }, batch, outputs)?
             };
             values.push((name.as_c_str(), value));
@@ -175,7 +176,7 @@ impl<'m> Step<'_, 'm> {
         Ok(values)
     }
 
-    fn over_device<'v>(&mut self, input: &Input<'m>) -> Result<SessionInputValue<'v>, InferError> {
+    fn device_value<'v>(&mut self, input: &Input<'m>) -> Result<SessionInputValue<'v>, InferError> {
         let memory = self.run.place(input, ALIGNMENT)?;
         if let Some(expected) = byte_size(input.datatype, input.shape)
             && expected != memory.len() as u64
@@ -259,8 +260,8 @@ fn is_number(datatype: DataType) -> bool {
     !matches!(datatype, DataType::Bool | DataType::Bytes)
 }
 
-fn goes_over_device(input: &Input<'_>, given_back: &[bool]) -> bool {
-    is_number(input.datatype) && !given_back.get(input.index).is_some_and(|given_back| *given_back)
+fn uses_device(input: &Input<'_>, returned_by_graph: &[bool]) -> bool {
+    is_number(input.datatype) && !returned_by_graph.get(input.index).is_some_and(|returned_by_graph| *returned_by_graph)
 }
 
 /// Returns a copy of an input that is at least partly on a device.
