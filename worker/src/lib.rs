@@ -195,9 +195,9 @@ fn open(
     cuda: Arc<Cuda>,
 ) -> Result<(Runtime, Arc<ClientRegions>), InferError> {
     let arenas = map(&descriptors.inputs, &descriptors.outputs);
-    let arenas = arenas.map_err(|error| load_error(format!("shared memory cannot be mapped: {error}")))?;
+    let arenas = arenas.map_err(|error| load_error(format!("cannot map the shared memory: {error}")))?;
     let metrics = Metrics::open(&descriptors.metrics, descriptors.wakeup, load);
-    let metrics = metrics.map_err(|error| load_error(format!("metrics cannot be recorded: {error}")))?;
+    let metrics = metrics.map_err(|error| load_error(format!("cannot open the metrics: {error}")))?;
     let regions = Arc::new(ClientRegions::new(descriptors.regions, cuda));
     let devices = regions.clone();
     Ok((Runtime::new(SessionParts { connection, arenas, metrics, devices }), regions))

@@ -124,7 +124,7 @@ impl RegionTable {
     /// The region cannot be accessed, or is smaller than when it was registered.
     pub(crate) fn open(&mut self, id: u64) -> Result<(), InferError> {
         if !self.known.contains_key(&id) {
-            self.receive().map_err(|error| lost(format!("shared memory regions cannot be received: {error}")))?;
+            self.receive().map_err(|error| lost(format!("cannot receive shared memory regions: {error}")))?;
         }
         let known = self.known.get_mut(&id).ok_or_else(|| lost(format!("there is no shared memory region {id}")))?;
         known.check_size()?;

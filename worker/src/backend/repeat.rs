@@ -85,7 +85,7 @@ impl Repeat {
         let element = input("IN").ok_or_else(|| run_error("repeat needs its input 'IN'"))?;
         let rows = usize::try_from(batch.rows()).unwrap_or(1).max(1);
         let rows = if self.batches { rows } else { 1 };
-        let size = element.datatype.size().ok_or_else(|| run_error("repeat takes no BYTES"))?;
+        let size = element.datatype.size().ok_or_else(|| run_error("repeat does not support BYTES"))?;
         let count = element.data.len() / size / rows;
         outputs.inputs_ready();
         let mut live: Vec<bool> = vec![true; batch.requests.len()];

@@ -45,7 +45,7 @@ pub(super) fn create(config: &ModelConfig, delay: Duration) -> Result<Box<dyn Ba
         ("BATCH", DataType::Bytes) => Ok((position, Output::Batch)),
         ("OPEN", DataType::Int32) => Ok((position, Output::Open)),
         (name, datatype) => Err(load_error(format!(
-            "sequence_sum gives SUM and OPEN of datatype INT32 and BATCH of datatype BYTES, not {name} of {datatype}"
+            "sequence_sum has outputs SUM and OPEN of INT32 and BATCH of BYTES, not {name} of {datatype}"
         ))),
     };
     Ok(Box::new(SequenceSum {

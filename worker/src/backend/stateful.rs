@@ -36,7 +36,7 @@ impl Stateful {
         let config = context.config;
         if config.states.is_empty() || config.inputs.len() != config.states.len() {
             let (states, inputs) = (config.states.len(), config.inputs.len());
-            let text = "accumulate and append take one input for each state";
+            let text = "accumulate and append need one input for each state";
             return Err(load_error(format!("the configuration has {states} states and {inputs} inputs; {text}")));
         }
         let state = |(number, state): (usize, &pharos::model::StateSpec)| {

@@ -406,7 +406,7 @@ impl Driver for Fake {
     fn copy(&self, _: u32, stream: Stream, from: DeviceMemory, to: DeviceMemory) -> Result<(), Fault> {
         let mut state = self.call(if from.device() == to.device() { "copy" } else { "copy_peer" })?;
         let (start, end) = (from.address().max(to.address()), from.address().min(to.address()) + from.len() as u64);
-        assert!(start >= end, "the driver gives any result when it copies within a range");
+        assert!(start >= end, "overlapping copies are undefined in the driver");
         let turn = state.spend(stream, from.len());
         let bytes = state.read(from.address(), from.len(), turn)?;
         state.write(to.address(), &bytes, turn)

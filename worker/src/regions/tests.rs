@@ -199,7 +199,7 @@ fn invalid_packets_are_refused() {
     let packet = [IoSlice::new(&[9; 7])];
     let mut nothing = SendAncillaryBuffer::default();
     sendmsg(&world.frontend, &packet, &mut nothing, SendFlags::empty()).unwrap();
-    assert!(text(world.regions.open(1)).starts_with("shared memory regions cannot be received"));
+    assert!(text(world.regions.open(1)).starts_with("cannot receive shared memory regions"));
     let region = Announced { id: 1, name: "r".into(), byte_size: 8, location: RegionLocation::System { offset: 0 } };
     world.send(&[region], &[]);
     assert!(text(world.regions.open(1)).contains("a packet of 1 regions has 0 descriptors"));

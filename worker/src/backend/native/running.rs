@@ -419,7 +419,8 @@ pub(super) unsafe extern "C" fn keep_input(
         unsafe { (put(data, ptr::null())?, put(kept, ptr::null())?) };
         let count = running.inputs.len();
         let received = running.batch().received(position);
-        let received = received.ok_or_else(|| misuse(format!("there is no input {position}: {count} are given")))?;
+        let received =
+            received.ok_or_else(|| misuse(format!("there is no input {position}: the batch has {count}")))?;
         let start = received.as_ptr();
         // SAFETY: as above.
         let instance = unsafe { reference(batch, "batch") }?;
