@@ -58,7 +58,7 @@ pub enum MetricError {
     NoRoom(#[from] PushError),
 }
 
-/// Becomes a load error if the backend returns it from its creation.
+/// Converts to a load error, for backends that return it while they are created.
 impl From<MetricError> for InferError {
     fn from(error: MetricError) -> Self {
         InferError::new(ErrorCode::Unavailable, Reason::Backend, error.to_string())

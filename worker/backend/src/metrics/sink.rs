@@ -42,7 +42,7 @@ pub enum Requests<'a> {
 /// The destination of samples.
 pub(super) struct Sink {
     writer: Writer,
-    wakeup: OwnedFd,
+    pipe: OwnedFd,
     /// The ring has remained full since a caller last waited: no caller waits again until it has room.
     stuck: bool,
     batch: BatchIds,
@@ -76,16 +76,9 @@ impl Sink {
     ///
     /// # Errors
     /// The descriptor is not a ring.
-    pub(super) fn open(ring: &OwnedFd, wakeup: OwnedFd) -> io::Result<Self> {
+    pub(super) fn open(ring: &OwnedFd, pipe: OwnedFd) -> io::Result<Self> {
         let writer = Writer::open(ring)?;
-        Ok(Self {
-            writer,
-            wakeup,
-            stuck: false,
-            batch: BatchIds::default(),
-            given: String::new(),
-            lost: Lost::default(),
-        })
+        Ok(Self { writer, pipe, stuck: false, batch: BatchIds::default(), given: String::new(), lost: Lost::default() })
     }
 
     /// Returns the number of a series; sends the series to the frontend if it is new.
@@ -93,7 +86,7 @@ impl Sink {
     /// # Errors
     /// The ring has no room for the series.
     pub(super) fn intern(&mut self, series: &Definition) -> Result<u32, PushError> {
-        let mut room = Room::new(self.stuck, &self.wakeup);
+        let mut room = Room::new(self.stuck, &self.pipe);
         let number = loop {
             match self.writer.intern(series) {
                 Err(PushError::Full) if room.wait() => {}
@@ -110,7 +103,7 @@ impl Sink {
     /// # Errors
     /// The ring has no room for the description.
     pub(super) fn describe(&mut self, metric: &Described) -> Result<(), PushError> {
-        let mut room = Room::new(self.stuck, &self.wakeup);
+        let mut room = Room::new(self.stuck, &self.pipe);
         loop {
             match self.writer.describe(metric) {
                 Err(PushError::Full) if room.wait() => {}
@@ -144,7 +137,7 @@ impl Sink {
             }
             Requests::None => "",
         };
-        let mut room = Room::new(self.stuck, &self.wakeup);
+        let mut room = Room::new(self.stuck, &self.pipe);
         let pushed = self.writer.sample_or_drop(&Sample { series, value, clock, request_id }, || room.wait());
         match pushed {
             Ok(()) => {
@@ -188,7 +181,7 @@ impl Sink {
 
     fn call_reader(&mut self) {
         if self.writer.wants_reader() {
-            wake(&self.wakeup);
+            wake(&self.pipe);
         }
     }
 }
@@ -216,22 +209,22 @@ fn truncated(text: &str) -> &str {
 }
 
 /// Wakes the frontend so that it reads the ring.
-fn wake(wakeup: &OwnedFd) {
+fn wake(pipe: &OwnedFd) {
     // A full pipe has already woken the frontend.
-    let _ = rustix::io::write(wakeup, &[1]);
+    let _ = rustix::io::write(pipe, &[1]);
 }
 
 /// Waits for room in the ring, for a limited time.
 struct Room<'a> {
-    wakeup: &'a OwnedFd,
+    pipe: &'a OwnedFd,
     /// The ring has stayed full since an earlier wait: do not wait again.
     stuck: bool,
     since: Option<Instant>,
 }
 
 impl<'a> Room<'a> {
-    fn new(stuck: bool, wakeup: &'a OwnedFd) -> Self {
-        Self { wakeup, stuck, since: None }
+    fn new(stuck: bool, pipe: &'a OwnedFd) -> Self {
+        Self { pipe, stuck, since: None }
     }
 
     /// Waits a little; returns `false` after the maximum time.
@@ -242,7 +235,7 @@ impl<'a> Room<'a> {
         }
         let now = clock::now();
         let since = *self.since.get_or_insert_with(|| {
-            wake(self.wakeup);
+            wake(self.pipe);
             now
         });
         thread::sleep(PAUSE);
