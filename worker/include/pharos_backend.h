@@ -231,8 +231,9 @@ struct pharos_host {
     /* Returns the reason of this thread's most recent failed call. Valid until another call of this thread fails. */
     const char *(*last_error)(void);
 
-    Writes one or more lines to the server's log, with the instance's name. Output of the library is logged as well:
-    standard output as information, standard error as warnings.
+    /* Writes one or more lines to the server's log, with the instance's name. Output of the library is logged as well:
+       standard output as information, standard error as warnings. */
+    void (*log)(int32_t level, const char *message);
 
     /* -- in pharos_backend_create -------------------------------------------------------------------------------- */
 
