@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::checks::violation;
-use crate::rules::{BOOK, PAGE_LINES, README_LINES};
+use crate::rules::{BOOK, DOCUMENT_LINES, PAGE_LINES};
 use crate::tree::File;
 
 const MERGED: &str = "two branches may have written here: read the place as a whole";
@@ -41,16 +41,13 @@ fn split(text: &str) -> (Vec<Line<'_>>, Vec<Vec<Line<'_>>>) {
     (lines, blocks)
 }
 
-/// A page of the book and README have a maximum length.
+/// Every document has a maximum length.
 fn size(file: &File) -> Vec<String> {
-    let most = match file.path.as_str() {
-        "README.md" => README_LINES,
-        path if path.starts_with(BOOK) => PAGE_LINES,
-        _ => return Vec::new(),
-    };
+    let listed = DOCUMENT_LINES.iter().find(|(path, _)| *path == file.path);
+    let Some(most) = listed.map_or(Some(PAGE_LINES), |(_, most)| *most) else { return Vec::new() };
     let count = file.text.lines().count();
     let rule = format!("{count} lines, at most {most} are allowed here");
-    let found = violation(&file.path, most + 1, &rule, "move a part to another page of the book");
+    let found = violation(&file.path, most + 1, &rule, "move a part to a page of the book");
     if count > most { vec![found] } else { Vec::new() }
 }
 

@@ -267,6 +267,9 @@ fn pages_have_a_maximum_length() {
     fails("README.md", &"a\n".repeat(151), 151, "151 lines, at most 150");
     passes("docs/src/SUMMARY.md", &"a\n".repeat(300));
     fails("docs/src/SUMMARY.md", &"a\n".repeat(301), 301, "301 lines, at most 300");
+    passes("ARCHITECTURE.md", &"a\n".repeat(200));
+    fails("ARCHITECTURE.md", &"a\n".repeat(201), 201, "201 lines, at most 200");
+    fails("tests/README.md", &"a\n".repeat(301), 301, "301 lines, at most 300");
     passes("CHANGELOG.md", &"a\n".repeat(301));
 }
 
