@@ -1,4 +1,4 @@
-//! `ManagementAPIsService`: the registry's verbs, answered with what REST says.
+//! `ManagementAPIsService`: the registry's operations, with the same responses as REST.
 
 use pharos::service::Management;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::handler_call;
 use crate::registry::{Done, Scale};
 use crate::rest::{Registration, Shared, descriptions};
 
-/// The service.
+/// The implementation of `ManagementAPIsService`.
 pub(super) struct ManagementService<S: Management>(pub(super) Arc<Shared<S>>);
 
 type Answer = Result<Response<ManagementResponse>, Status>;
 
 impl<S: Management> ManagementService<S> {
-    /// Refuses where models are not to be registered and unregistered.
+    /// Fails unless `enable_model_api` is set.
     fn allowed(&self) -> Result<(), Status> {
         match self.0.settings.model_api {
             true => Ok(()),
@@ -44,7 +44,7 @@ fn json(value: &impl Serialize) -> Answer {
     answer(serde_json::to_string_pretty(value).map_err(|error| Status::internal(error.to_string()))?)
 }
 
-/// A number that says something.
+/// Returns a positive number; the default of protobuf, 0, and negative numbers count as absent.
 fn said(number: i32) -> Option<i64> {
     Some(i64::from(number)).filter(|number| *number > 0)
 }
@@ -66,7 +66,7 @@ impl<S: Management> ManagementApIsService for ManagementService<S> {
 
     async fn list_models(self: Arc<Self>, request: Request<ListModelsRequest>) -> Answer {
         let ListModelsRequest { limit, next_page_token } = request.into_inner();
-        // What is not said is 0 here, which would list nothing.
+        // A missing limit arrives as 0, which would list nothing.
         json(&self.0.registry.list(said(limit).unwrap_or(100), next_page_token.into()))
     }
 

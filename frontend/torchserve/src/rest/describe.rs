@@ -1,4 +1,4 @@
-//! What is told of a model; its handler may have something to say too.
+//! Descriptions of models, optionally with the handler's own description.
 
 use axum::response::Response;
 use pharos::error::InferError;
@@ -24,7 +24,8 @@ pub(super) async fn describe<S: Management>(
     Ok(answer::json(&descriptions(shared, named, asked).await?))
 }
 
-/// What is told of a version (empty: the default one), or of `all`; with an id and headers the handler is asked as well.
+/// Describes a version (empty: the default one), or `all` versions. With an id and headers, the handler is called for its
+/// description.
 pub(crate) async fn descriptions<S: Management>(
     shared: &Shared<S>,
     (model, version): (&str, &str),
@@ -42,7 +43,7 @@ pub(crate) async fn descriptions<S: Management>(
     Ok(vec![description])
 }
 
-/// What a handler says of itself.
+/// Calls the handler to describe itself.
 async fn own_words<S: Management>(
     shared: &Shared<S>,
     (model, version): (&str, &Version),
@@ -65,7 +66,7 @@ async fn own_words<S: Management>(
         request.timeline.received = since;
         request.timeline.request_start = since;
         let mut responses = shared.uncounted.stream(request)?;
-        let first = responses.next().await.ok_or_else(|| InferError::internal("the handler said nothing"))?;
+        let first = responses.next().await.ok_or_else(|| InferError::internal("the handler returned no response"))?;
         handler_call::answer(first.answer?)
     };
     match answered.await {
