@@ -40,7 +40,7 @@ pub struct Plan<O> {
 }
 
 impl<O> Plan<O> {
-    /// Creates the files of the metric logs in the directory `metrics`, which exist from the start in every mode; logs notes about
+    /// Creates the files of the metric logs in the directory `metrics`: they exist from the start in every mode. Logs notes about
     /// the configuration.
     pub fn begin(&self, metrics: &Path) {
         for name in ["ts_metrics.log", "model_metrics.log"] {
