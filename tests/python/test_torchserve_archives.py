@@ -255,7 +255,7 @@ HOSTILE = {
     "cut.mar": (zipped(files("hostile"))[:-30], "broken zip file"),
     "text.mar": (b"no archive", "Model name is not defined."),
     "empty.mar": (b"", "Model name is not defined."),
-    "manifest.mar": (zipped({"MAR-INF/MANIFEST.json": "{"}), "its manifest cannot be read"),
+    "manifest.mar": (zipped({"MAR-INF/MANIFEST.json": "{"}), "invalid manifest"),
     "lsp.mar": (zipped({"MAR-INF/MANIFEST.json": manifest("l").replace('"python"', '"LSP"')}), "its runtime is 'LSP'"),
     "yaml.mar": (zipped(files("hostile", yaml="a: [\n")), "model-config.yaml is invalid"),
     "handler.mar": (zipped({"service.py": ECHO}), "names no handler"),

@@ -1,4 +1,4 @@
-//! TorchServe's interfaces: `config.properties`, model archives, and the REST and gRPC endpoints. This crate only translates
+//! TorchServe's interfaces: `config.properties`, model archives, and the REST and gRPC endpoints. This crate reads and writes
 //! TorchServe's formats. Models run on the ordinary engine, from a private model repository that this crate writes.
 
 pub mod archive;

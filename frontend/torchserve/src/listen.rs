@@ -83,9 +83,9 @@ pub fn check_addresses(settings: &Settings) -> Result<(), String> {
 /// An address, a certificate or the key file is unusable.
 pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<JoinHandle<()>>, String> {
     let Start { service, uncounted, kserve, metrics, settings, registry, life, server, budget } = start;
-    let unmade = |what: &str, error: io::Error| format!("{what}: {error}");
+    let failed = |what: &str, error: io::Error| format!("{what}: {error}");
     let tokens = settings.token.clone().map(Tokens::new).transpose();
-    let tokens = tokens.map_err(|error| unmade("cannot write the key file", error))?;
+    let tokens = tokens.map_err(|error| failed("cannot write the key file", error))?;
     if tokens.is_some() && !server.tokens.is_open() {
         tracing::info!("TorchServe's ports accept TorchServe's keys and the tokens of the token files");
     }
@@ -98,7 +98,7 @@ pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<Joi
         metrics,
         guard,
         budget,
-        ids: Ids::new().map_err(|error| unmade("cannot generate request ids", error))?,
+        ids: Ids::new().map_err(|error| failed("cannot generate request ids", error))?,
         settings: settings.clone(),
     });
     let Kserve { http, grpc, with_reflection } = kserve;

@@ -108,7 +108,7 @@ impl<S: Management> Registry<S> {
         wait: bool,
     ) -> Result<Done, Refused> {
         let (registry, url) = (self.clone(), url.to_owned());
-        to_the_end(async move { registry.register_now(&url, asked, wait).await }).await
+        run_to_completion(async move { registry.register_now(&url, asked, wait).await }).await
     }
 
     async fn register_now(
@@ -145,7 +145,7 @@ impl<S: Management> Registry<S> {
         let kept = archive.kept.clone();
         let added = self.enter(archive, asked).await;
         if added.is_err() {
-            forget(kept).await;
+            remove_download(kept).await;
         }
         added
     }
@@ -191,7 +191,7 @@ impl<S: Management> Registry<S> {
     /// There is no such version, `max` is less than `min`, or the workers do not start.
     pub async fn scale(self: &Arc<Self>, name: &str, version: &str, scale: Scale) -> Result<Done, Refused> {
         let (registry, name, version) = (self.clone(), name.to_owned(), version.to_owned());
-        to_the_end(async move { registry.scale_now(&name, &version, scale).await }).await
+        run_to_completion(async move { registry.scale_now(&name, &version, scale).await }).await
     }
 
     async fn scale_now(self: &Arc<Self>, name: &str, version: &str, scale: Scale) -> Result<Done, Refused> {
@@ -217,7 +217,7 @@ impl<S: Management> Registry<S> {
     /// The version does not exist, or is the default of several versions.
     pub async fn unregister(self: &Arc<Self>, name: &str, version: &str) -> Result<Done, Refused> {
         let (registry, name, version) = (self.clone(), name.to_owned(), version.to_owned());
-        to_the_end(async move { registry.unregister_now(&name, &version).await }).await
+        run_to_completion(async move { registry.unregister_now(&name, &version).await }).await
     }
 
     async fn unregister_now(self: &Arc<Self>, name: &str, version: &str) -> Result<Done, Refused> {
@@ -248,7 +248,7 @@ impl<S: Management> Registry<S> {
         version.stop(self).await;
         // Another version may have been registered with the same archive file.
         let kept = version.deployment().archive.kept.clone().filter(|kept| !self.uses(kept.path()));
-        forget(kept).await;
+        remove_download(kept).await;
         self.changed();
     }
 
@@ -362,7 +362,7 @@ impl Naming for Uncounted {
 }
 
 /// Removes the downloaded file of an archive that is no longer registered.
-async fn forget(kept: Option<Kept>) {
+async fn remove_download(kept: Option<Kept>) {
     if let Some(kept) = kept
         && let Err(error) = tokio::task::spawn_blocking(move || kept.remove()).await
     {
@@ -371,7 +371,9 @@ async fn forget(kept: Option<Kept>) {
 }
 
 /// Runs a change to completion, even if the client disconnects, so that no change is left half done.
-async fn to_the_end(work: impl Future<Output = Result<Done, Refused>> + Send + 'static) -> Result<Done, Refused> {
+async fn run_to_completion(
+    work: impl Future<Output = Result<Done, Refused>> + Send + 'static,
+) -> Result<Done, Refused> {
     let done = tokio::spawn(work).await;
     done.unwrap_or_else(|error| Err(Refused::internal(format!("the task failed: {error}"))))
 }

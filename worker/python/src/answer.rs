@@ -22,7 +22,7 @@ const ANSWERED: u8 = 1;
 /// The request is complete.
 const CLOSED: u8 = 2;
 /// The request has been rescheduled: it is executed again and answered then.
-const LET_GO: u8 = 3;
+const RESCHEDULED: u8 = 3;
 
 /// The response channel of one request.
 pub(crate) struct Answer {
@@ -63,12 +63,12 @@ impl Answer {
 
     /// Marks the request as rescheduled: it is answered by a later execution.
     pub(crate) fn let_go(&self) {
-        self.state.store(LET_GO, Ordering::Release);
+        self.state.store(RESCHEDULED, Ordering::Release);
     }
 
     /// Whether the request is rescheduled.
     pub(crate) fn is_let_go(&self) -> bool {
-        self.state.load(Ordering::Acquire) == LET_GO
+        self.state.load(Ordering::Acquire) == RESCHEDULED
     }
 
     /// Sends the only response of a request to a model that is not decoupled.

@@ -143,7 +143,7 @@ pub(crate) fn over<'py>(
     let element = datatype::to_numpy(datatype)
         .ok_or_else(|| PyTypeError::new_err(format!("numpy has no type for {datatype}")))?;
     let (address, owner) = (bytes.as_ptr() as usize, Owner::Received(bytes.clone()));
-    made(py, (address, owner), element, shape)
+    new_array(py, (address, owner), element, shape)
 }
 
 /// Passes a writable array over output memory, with elements of this type, to `fill`. Returns the memory, or a shared handle if
@@ -159,7 +159,7 @@ pub(crate) fn filled<'py>(
 ) -> PyResult<Result<Memory, Arc<Memory>>> {
     let address = memory.as_mut_ptr() as usize;
     let memory = Arc::new(memory);
-    fill(made(py, (address, Owner::Memory(Arc::clone(&memory))), element, shape)?)?;
+    fill(new_array(py, (address, Owner::Memory(Arc::clone(&memory))), element, shape)?)?;
     Ok(Arc::try_unwrap(memory))
 }
 

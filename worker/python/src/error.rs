@@ -117,7 +117,7 @@ pub(crate) fn shortened(py: Python<'_>, error: &PyErr) -> String {
 /// Returns the frames of a traceback, outermost first, without those of this package.
 fn places(traceback: &Bound<'_, PyTraceback>) -> PyResult<Vec<String>> {
     let py = traceback.py();
-    let own = own_folder(py).unwrap_or_default();
+    let own = package_folder(py).unwrap_or_default();
     let mut places = Vec::new();
     let mut next = traceback.clone().into_any();
     while !next.is_none() {
@@ -134,7 +134,7 @@ fn places(traceback: &Bound<'_, PyTraceback>) -> PyResult<Vec<String>> {
 }
 
 /// Returns the folder of the package `pharos_worker`.
-fn own_folder(py: Python<'_>) -> PyResult<String> {
+fn package_folder(py: Python<'_>) -> PyResult<String> {
     let file: String = py.import("pharos_worker")?.getattr("__file__")?.extract()?;
     Ok(file.strip_suffix("__init__.py").unwrap_or_default().to_owned())
 }

@@ -15,7 +15,7 @@ use crate::Refused;
 use pharos_os::client;
 
 /// The longest wait for response headers or for the next bytes of the body.
-const SILENCE: Duration = Duration::from_secs(60);
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// The most redirects that are followed.
 const REDIRECTS: usize = 5;
 /// The largest size of an archive, in bytes.
@@ -26,7 +26,7 @@ const MOST_BYTES: u64 = 64 << 30;
 /// # Errors
 /// The download failed; the text names the URL.
 pub(super) fn fetch(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(), Refused>) -> Result<(), Refused> {
-    let fetching = follow(url, file, allowed);
+    let fetching = download(url, file, allowed);
     match Handle::try_current() {
         Ok(runtime) => runtime.block_on(fetching),
         Err(_) => match Builder::new_current_thread().enable_all().build() {
@@ -40,20 +40,20 @@ fn failed(url: &str, why: &str) -> Refused {
     Refused::download(format!("Failed to download archive from: {url}: {why}"))
 }
 
-async fn follow(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(), Refused>) -> Result<(), Refused> {
+async fn download(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(), Refused>) -> Result<(), Refused> {
     let client = client::new().map_err(|why| failed(url, &why))?;
     let mut place: Uri = url.parse().map_err(|error| failed(url, &format!("invalid URL: {error}")))?;
     for _ in 0..=REDIRECTS {
         let request = Request::get(place.clone()).body(Empty::<Bytes>::new());
         let request = request.map_err(|error| failed(url, &error.to_string()))?;
-        let answer = timeout(SILENCE, client.request(request))
+        let answer = timeout(READ_TIMEOUT, client.request(request))
             .await
             .map_err(|_| failed(url, "timed out waiting for a response"))?;
         let answer = answer.map_err(|error| failed(url, &client::deepest(&error)))?;
         if answer.status().is_redirection() {
             let next = answer.headers().get(LOCATION).and_then(|next| next.to_str().ok());
             place = next
-                .and_then(|next| joined(&place, next))
+                .and_then(|next| resolve_redirect(&place, next))
                 .ok_or_else(|| failed(url, "redirect without a usable Location header"))?;
             allowed(&place.to_string())?;
             continue;
@@ -67,7 +67,7 @@ async fn follow(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(),
 }
 
 /// Resolves the `Location` header `next` against `place`; `None` for schemes other than HTTP and HTTPS.
-fn joined(place: &Uri, next: &str) -> Option<Uri> {
+fn resolve_redirect(place: &Uri, next: &str) -> Option<Uri> {
     if next.contains("://") {
         return next.parse().ok().filter(|next: &Uri| matches!(next.scheme_str(), Some("http" | "https")));
     }
@@ -82,7 +82,8 @@ async fn write(mut body: hyper::body::Incoming, file: &mut File) -> Result<(), S
     let unwritable = |error: std::io::Error| format!("cannot write the archive: {error}");
     let mut left = MOST_BYTES;
     loop {
-        let frame = timeout(SILENCE, body.frame()).await.map_err(|_| "timed out waiting for more data".to_owned())?;
+        let frame =
+            timeout(READ_TIMEOUT, body.frame()).await.map_err(|_| "timed out waiting for more data".to_owned())?;
         let Some(frame) = frame else { return file.flush().map_err(unwritable) };
         let frame = frame.map_err(|error| client::deepest(&error))?;
         let Some(data) = frame.data_ref() else { continue };

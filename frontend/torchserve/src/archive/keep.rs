@@ -77,7 +77,7 @@ impl Part {
     /// The file cannot be created.
     pub(super) fn new(store: &Path, name: &str) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        remove_left(store);
+        remove_incomplete(store);
         let (begin, end) = PART;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = store.join(format!("{begin}{}-{number}-{name}{end}", std::process::id()));
@@ -114,7 +114,7 @@ impl Drop for Part {
 }
 
 /// Removes incomplete files of servers that were killed.
-fn remove_left(store: &Path) {
+fn remove_incomplete(store: &Path) {
     let unfinished =
         |name: &OsString| name.to_str().is_some_and(|name| name.starts_with(PART.0) && name.ends_with(PART.1));
     for entry in fs::read_dir(store).into_iter().flatten().flatten() {

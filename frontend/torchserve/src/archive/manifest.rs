@@ -71,7 +71,7 @@ fn manifest(directory: &Path) -> Result<Option<Value>, String> {
     if metadata.len() > MOST_BYTES {
         return Err(format!("its manifest has {} bytes; at most {MOST_BYTES} are allowed", metadata.len()));
     }
-    let unusable = |error: String| format!("its manifest cannot be read: {error}");
+    let unusable = |error: String| format!("invalid manifest: {error}");
     let text = fs::read_to_string(&path).map_err(|error| unusable(error.to_string()))?;
     let value: Value = serde_json::from_str(&text).map_err(|error| unusable(error.to_string()))?;
     if value.is_object() { Ok(Some(value)) } else { Err(unusable("expected a JSON object".to_owned())) }

@@ -14,9 +14,9 @@ pub(super) struct Limits {
     pub(super) pieces: u64,
 }
 
-/// An unpacked archive may have [`GROWTH`] times the size of the archive file, and at least [`ALWAYS`] bytes.
+/// An unpacked archive may have [`GROWTH`] times the size of the archive file, and at least [`MINIMUM`] bytes.
 const GROWTH: u64 = 200;
-const ALWAYS: u64 = 1 << 30;
+const MINIMUM: u64 = 1 << 30;
 const MOST_PIECES: u64 = 100_000;
 
 impl Limits {
@@ -24,7 +24,7 @@ impl Limits {
     /// few times.
     pub(super) fn of(file: &Path) -> Self {
         let size = std::fs::metadata(file).map_or(0, |metadata| metadata.len());
-        Self { bytes: size.saturating_mul(GROWTH).max(ALWAYS), pieces: MOST_PIECES }
+        Self { bytes: size.saturating_mul(GROWTH).max(MINIMUM), pieces: MOST_PIECES }
     }
 }
 

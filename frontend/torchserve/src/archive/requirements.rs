@@ -14,7 +14,7 @@ use pharos_os::clock;
 const PIP_TIMEOUT: Duration = Duration::from_mins(10);
 
 /// The file with pip's output, in the directory that pip installs into.
-const SAID: &str = ".pip.log";
+const PIP_LOG: &str = ".pip.log";
 
 /// Installs requirements if the settings enable it and the archive has any. Returns the directory of the packages if it is not
 /// the archive's.
@@ -35,21 +35,21 @@ pub(super) fn install(settings: &Settings, archive: &Archive) -> Result<Option<U
     }
     tracing::info!(model = archive.model_name, "installing the packages of '{file}'");
     let directory = archive.directory.path();
-    let apart = if archive.directory.is_own() { None } else { Some(new_directory(settings)?) };
-    let target = apart.as_ref().map_or(directory, Unpacked::path);
+    let separate = if archive.directory.is_own() { None } else { Some(new_directory(settings)?) };
+    let target = separate.as_ref().map_or(directory, Unpacked::path);
     pip(&settings.python, (directory, file), target).map_err(|why| failed(&why))?;
-    Ok(apart)
+    Ok(separate)
 }
 
 /// Installs the packages listed in a file of a directory into `target`. Paths in the file are relative to the directory.
 fn pip(python: &Path, (directory, file): (&Path, &str), target: &Path) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("cannot start '{}': {error}", python.display());
-    let path = target.join(SAID);
-    let said = File::create(&path).map_err(|error| format!("cannot write '{}': {error}", path.display()))?;
+    let path = target.join(PIP_LOG);
+    let output = File::create(&path).map_err(|error| format!("cannot write '{}': {error}", path.display()))?;
     let mut command = Command::new(python);
     command.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--target"]).arg(target);
     command.args(["-r", file]);
-    command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
+    command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
     let mut child = command.spawn().map_err(failed)?;
     let begun = clock::now();
     let status = loop {
@@ -63,11 +63,11 @@ fn pip(python: &Path, (directory, file): (&Path, &str), target: &Path) -> Result
             }
         }
     };
-    let said = fs::read_to_string(&path).unwrap_or_default();
+    let output = fs::read_to_string(&path).unwrap_or_default();
     let _ = fs::remove_file(&path);
     if status.success() {
         return Ok(());
     }
-    let error = said.lines().rfind(|line| line.starts_with("ERROR")).or_else(|| said.lines().last());
+    let error = output.lines().rfind(|line| line.starts_with("ERROR")).or_else(|| output.lines().last());
     Err(format!("{status}: {}", error.unwrap_or_default()))
 }

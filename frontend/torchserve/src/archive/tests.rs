@@ -147,7 +147,7 @@ fn refuses_invalid_archives_with_the_reason() {
     mar(&fixture.store("m.mar"), &[]);
     check("m.mar", 400, "the archive is empty");
     for (text, part) in [
-        ("{", "its manifest cannot be read"),
+        ("{", "invalid manifest"),
         ("[]", "expected a JSON object"),
         (r#"{"runtime": "python"}"#, "Missing Model entry"),
         (r#"{"runtime": "LSP", "model": {"modelName": "m", "modelVersion": "1"}}"#, "its runtime is 'LSP'"),

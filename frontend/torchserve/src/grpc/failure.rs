@@ -5,7 +5,7 @@ use tonic::{Code, Status};
 
 use crate::Refused;
 
-/// Converts a refusal to the gRPC code that matches its HTTP status.
+/// Converts a refusal to a status with the gRPC code that matches its HTTP status.
 pub(super) fn status(refused: &Refused) -> Status {
     with_code(code(refused.status), refused)
 }

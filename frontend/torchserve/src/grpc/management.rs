@@ -45,7 +45,7 @@ fn json(value: &impl Serialize) -> Answer {
 }
 
 /// Returns a positive number; the default of protobuf, 0, and negative numbers count as absent.
-fn said(number: i32) -> Option<i64> {
+fn positive(number: i32) -> Option<i64> {
     Some(i64::from(number)).filter(|number| *number > 0)
 }
 
@@ -67,33 +67,33 @@ impl<S: Management> ManagementApIsService for ManagementService<S> {
     async fn list_models(self: Arc<Self>, request: Request<ListModelsRequest>) -> Answer {
         let ListModelsRequest { limit, next_page_token } = request.into_inner();
         // A missing limit arrives as 0, which would list nothing.
-        json(&self.0.registry.list(said(limit).unwrap_or(100), next_page_token.into()))
+        json(&self.0.registry.list(positive(limit).unwrap_or(100), next_page_token.into()))
     }
 
     async fn register_model(self: Arc<Self>, request: Request<RegisterModelRequest>) -> Answer {
         self.allowed()?;
         let asked = request.into_inner();
         let wait = asked.synchronous;
-        let said = Registration {
+        let registration = Registration {
             url: text(asked.url),
             model_name: text(asked.model_name),
             handler: text(asked.handler),
             runtime: text(asked.runtime),
-            batch_size: said(asked.batch_size),
-            max_batch_delay: said(asked.max_batch_delay),
-            initial_workers: said(asked.initial_workers),
-            response_timeout: said(asked.response_timeout),
-            startup_timeout: said(asked.startup_timeout),
+            batch_size: positive(asked.batch_size),
+            max_batch_delay: positive(asked.max_batch_delay),
+            initial_workers: positive(asked.initial_workers),
+            response_timeout: positive(asked.response_timeout),
+            startup_timeout: positive(asked.startup_timeout),
             synchronous: Some(wait),
             s3_sse_kms: Some(asked.s3_sse_kms),
         };
-        let (url, wanted) = said.wanted().map_err(|refused| failure::status(&refused))?;
+        let (url, wanted) = registration.wanted().map_err(|refused| failure::status(&refused))?;
         done(self.0.registry.register(&url, wanted, wait).await)
     }
 
     async fn scale_worker(self: Arc<Self>, request: Request<ScaleWorkerRequest>) -> Answer {
         let asked = request.into_inner();
-        let number = |value: i32| said(value).map(|number| u32::try_from(number).unwrap_or(u32::MAX));
+        let number = |value: i32| positive(value).map(|number| u32::try_from(number).unwrap_or(u32::MAX));
         let min = number(asked.min_worker).unwrap_or(1);
         let scale = Scale { min, max: number(asked.max_worker).unwrap_or(min), wait: asked.synchronous };
         done(self.0.registry.scale(&asked.model_name, &asked.model_version, scale).await)

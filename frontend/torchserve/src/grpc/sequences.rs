@@ -45,7 +45,7 @@ pub(super) fn answers<S: Management>(
 enum Part {
     Answer(PredictionResponse),
     /// The response to a request of this sequence is complete.
-    Over(String),
+    Ended(String),
 }
 
 struct Sequences<S: Management> {
@@ -74,7 +74,7 @@ impl<S: Management> Sequences<S> {
             tokio::select! {
                 Some(part) = self.calls.next() => match part {
                     Part::Answer(answer) => return Some(Ok(answer)),
-                    Part::Over(id) => self.over(id),
+                    Part::Ended(id) => self.finish(id),
                 },
                 Some(asked) = message(&mut self.requests), if reads => match asked {
                     Ok(Some(asked)) => self.take(asked),
@@ -104,15 +104,15 @@ impl<S: Management> Sequences<S> {
             Some(waiting) => waiting.push_back(asked),
             None => {
                 self.waiting.insert(id.clone(), VecDeque::from([asked]));
-                self.go_on(id);
+                self.start_next(id);
             }
         }
     }
 
     /// Handles the end of a response and starts the next request of the sequence.
-    fn over(&mut self, id: String) {
+    fn finish(&mut self, id: String) {
         self.ahead -= 1;
-        self.go_on(id);
+        self.start_next(id);
     }
 
     /// Whether a request may start while others of its sequence are running. Requests that wait for the first worker reach the
@@ -123,7 +123,7 @@ impl<S: Management> Sequences<S> {
     }
 
     /// Starts the next queued request of a sequence.
-    fn go_on(&mut self, id: String) {
+    fn start_next(&mut self, id: String) {
         while let Some(asked) = self.waiting.get_mut(&id).and_then(VecDeque::pop_front) {
             if self.begin(&id, asked) {
                 return;
@@ -173,7 +173,7 @@ fn parts<S: Management>(call: Call<S>, id: String) -> impl Stream<Item = Part> +
     let answer = move |part: Result<PredictionResponse, Status>| {
         Part::Answer(part.unwrap_or_else(|status| shown(&status, sequence_id.clone())))
     };
-    call.parts().map(answer).chain(stream::once(std::future::ready(Part::Over(id))))
+    call.parts().map(answer).chain(stream::once(std::future::ready(Part::Ended(id))))
 }
 
 /// Converts a status to a response: its message, without the exception class.

@@ -159,14 +159,16 @@ impl<S: Management> Registry<S> {
         let mut workers: Vec<Worker> = self.service.workers(&version.called).into_iter().map(worker).collect();
         if workers.is_empty() {
             let on_gpu = deployment.device != Device::Cpu;
-            workers.extend((0..deployment.min_workers).map(|place| coming(first + place, version.asked_ms(), on_gpu)));
+            workers.extend(
+                (0..deployment.min_workers).map(|place| starting_worker(first + place, version.asked_ms(), on_gpu)),
+            );
         }
         workers
     }
 }
 
 /// Returns the entry of a worker that is loading its model or waiting for a restart.
-fn coming(id: u32, asked_ms: u64, on_gpu: bool) -> Worker {
+fn starting_worker(id: u32, asked_ms: u64, on_gpu: bool) -> Worker {
     let asked = Timestamp::from_millisecond(i64::try_from(asked_ms).unwrap_or(0)).unwrap_or_default();
     Worker {
         id: id.to_string(),

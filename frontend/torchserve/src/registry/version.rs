@@ -121,7 +121,7 @@ impl Version {
         let generation = self.begin_start();
         let started = self.try_to_start(registry, generation).await.unwrap_or(Ok(()));
         if started.is_err() {
-            self.given_up(registry);
+            self.give_up(registry);
         }
         started
     }
@@ -140,7 +140,7 @@ impl Version {
                 if clock::now() - began >= retry_window {
                     tracing::error!("giving up loading model {name} version {text}: {}", reason.trim());
                     version.load_ended.store(true, Ordering::Relaxed);
-                    return version.given_up(&registry);
+                    return version.give_up(&registry);
                 }
                 tracing::warn!("loading model {name} version {text} failed; retrying in {pause} s: {}", reason.trim());
                 tokio::time::sleep(Duration::from_secs(pause)).await;
@@ -180,7 +180,7 @@ impl Version {
     }
 
     /// Gives up starting workers. Workers that are already running continue to serve.
-    fn given_up<S: Management>(&self, registry: &Registry<S>) {
+    fn give_up<S: Management>(&self, registry: &Registry<S>) {
         let serves = !registry.service.worker_health(&self.called).is_empty();
         self.progress.set(if serves { Phase::Loaded } else { Phase::Stopped });
     }

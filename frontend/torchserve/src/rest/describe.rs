@@ -38,13 +38,13 @@ pub(crate) async fn descriptions<S: Management>(
     let found = registry.find(model, version)?;
     let mut description = registry.describe(&found);
     if let Some((id, headers)) = asked {
-        description.customized_metadata = Some(own_words(shared, (model, &found), id, headers).await?);
+        description.customized_metadata = Some(handler_description(shared, (model, &found), id, headers).await?);
     }
     Ok(vec![description])
 }
 
 /// Calls the handler to describe itself.
-async fn own_words<S: Management>(
+async fn handler_description<S: Management>(
     shared: &Shared<S>,
     (model, version): (&str, &Version),
     id: &str,

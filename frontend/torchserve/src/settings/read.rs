@@ -38,7 +38,7 @@ impl Settings {
         work_directory: PathBuf,
     ) -> Result<(Self, Vec<Noted>), String> {
         let mut read = Reader { properties: &properties, notes: Vec::new() };
-        read.look_at_keys();
+        read.note_unused_keys();
         gpus.truncate(read.number("number_of_gpu", usize::MAX)?);
         let mut settings = read.settings(gpus, work_directory)?;
         let mut notes = read.notes;
@@ -115,7 +115,7 @@ impl Reader<'_> {
     }
 
     /// Notes keys that are unknown or have no effect.
-    fn look_at_keys(&mut self) {
+    fn note_unused_keys(&mut self) {
         for (name, value) in self.properties {
             let text = match keys::known(name).map(|key| key.effect) {
                 _ if keys::SILENT.contains(&name.as_str()) => continue,
