@@ -486,4 +486,4 @@ def test_the_script_is_the_launcher(tmp_path):
     assert "TorchServe Version is 0.12.0" in run(PATH=f"{binary().parent}:/usr/bin").stdout
     if not (script.parent / "pharos").exists():
         assert "set PHAROS_BIN" in run().stderr
-    assert "'/nowhere' cannot be started" in run(PHAROS_BIN="/nowhere").stderr
+    assert "cannot start '/nowhere'" in run(PHAROS_BIN="/nowhere").stderr

@@ -56,7 +56,7 @@ fn check(model: &Model, output: usize, tensor: &Tensor, before: &[(usize, &Tenso
         return Err(TritonModelException::new_err(text));
     }
     if before.iter().any(|(before, _)| *before == output) {
-        return Err(TritonModelException::new_err(format!("the response contains the output '{name}' twice")));
+        return Err(TritonModelException::new_err(format!("the response has the output '{name}' twice")));
     }
     Ok(())
 }
