@@ -54,8 +54,7 @@ def xgboost(folder: Path):
 
 
 def pytorch(folder: Path):
-    """Trains a network with one hidden layer; writes it as TorchScript and, with PyTorch 2.1 or newer, as a `torch.export`
-    program."""
+    """Trains a network with one hidden layer; writes TorchScript and, from PyTorch 2.1, a `torch.export` program."""
     import torch
 
     torch.manual_seed(0)

@@ -3,8 +3,7 @@
 use std::path::Path;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Relative to the package, where cargo runs this script: several clones may share the build folder, so it must not contain
-    // absolute paths.
+    // Relative to the package: a build folder shared by several clones must not contain absolute paths.
     let proto = Path::new("../../proto");
     let own = ["torchserve_inference.proto", "torchserve_management.proto"];
     for file in own.into_iter().chain(["google/rpc/status.proto"]) {

@@ -23,7 +23,7 @@ pub enum Device {
 pub struct Sequence {
     /// Milliseconds without requests after which a sequence ends; 0 for no limit.
     pub max_idle: u32,
-    /// The longest wait of a request in milliseconds; 0 for no limit.
+    /// `sequenceTimeoutMSec`, which is only reported.
     pub timeout: u32,
     /// The most concurrent sequences.
     pub most: u32,

@@ -16,8 +16,7 @@ pub enum End {
     Died,
 }
 
-/// Returns the refusal of requests to a model without workers. `version` is as in the URL, empty if absent. `more` is appended to
-/// the message.
+/// Returns the refusal for a model without workers. `version` is as in the URL, or empty. `more` is appended to the message.
 pub fn no_worker(model: &str, version: &str, more: &str) -> Refused {
     // The unbalanced quotation mark is TorchServe's.
     let of_version = if version.is_empty() { String::new() } else { format!(" Version {version}\"") };

@@ -96,8 +96,7 @@ impl<S: Management> Registry<S> {
         models.values().flat_map(of_model).collect()
     }
 
-    /// Registers an archive and starts its workers. With `wait`, returns when the workers are ready; if they fail, the archive is
-    /// unregistered.
+    /// Registers an archive and starts its workers. With `wait`, waits for them, and unregisters the archive if they fail.
     ///
     /// # Errors
     /// The archive is invalid or already registered, or its workers do not start.

@@ -78,7 +78,7 @@ pub struct ModelYaml {
     pub use_job_ticket: Option<bool>,
     /// Milliseconds without requests after which a sequence ends.
     pub sequence_max_idle: Option<u32>,
-    /// How long a request of a sequence may wait, in milliseconds.
+    /// `sequenceTimeoutMSec`, which has no effect.
     pub sequence_timeout: Option<u32>,
     /// The most queued requests of one sequence.
     pub max_sequence_job_queue_size: Option<u32>,

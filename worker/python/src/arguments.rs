@@ -1,5 +1,4 @@
-//! Arguments of `pb_utils` with the conversions of Triton's Python backend: `bytes` are accepted as strings, and `None` only
-//! where it is allowed.
+//! Arguments of `pb_utils`, converted as in Triton's Python backend: `bytes` for strings, and `None` only where allowed.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;

@@ -15,8 +15,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// Returns the elements of a received BYTES tensor. With `lengths`, splits its only element into parts of these sizes.
 ///
 /// # Errors
-/// The tensor was not received from the server or is malformed, has several elements, or its size differs from the sum of
-/// `lengths`.
+/// The tensor was not received from the server, is malformed, has several elements, or does not fit `lengths`.
 #[pyfunction]
 #[pyo3(signature = (tensor, lengths = None))]
 fn bodies<'py>(tensor: &Bound<'py, Tensor>, lengths: Option<Vec<usize>>) -> PyResult<Bound<'py, PyList>> {

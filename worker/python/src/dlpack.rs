@@ -116,8 +116,7 @@ impl Foreign {
         Place { address, len }
     }
 
-    /// Copies the elements to the start of `to`; releases the interpreter if there are many. Copies nothing if they are on a
-    /// device.
+    /// Copies host elements to the start of `to`; releases the interpreter if there are many. Ignores elements on a device.
     pub(crate) fn copy(&self, py: Python<'_>, to: &mut [u8]) {
         let Place { address, len } = self.bytes();
         let len = if self.device().0 == CPU { len.min(to.len()) } else { 0 };
@@ -262,8 +261,7 @@ unsafe extern "C" fn delete(managed: *mut Managed) {
 }
 
 unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
-    // SAFETY: the capsule is valid during its destructor. A consumed capsule has another name, and its tensor belongs to the
-    // consumer.
+    // SAFETY: the capsule is valid during its destructor. After consumption it has another name, and is left alone.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, FRESH.as_ptr()) == 1 {
             let managed = ffi::PyCapsule_GetPointer(capsule, FRESH.as_ptr()).cast::<Managed>();

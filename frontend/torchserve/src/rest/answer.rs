@@ -1,5 +1,4 @@
-//! Responses in TorchServe's format: JSON indented by two spaces with a final line feed; errors with a code, a type and a
-//! message.
+//! Responses in TorchServe's format: indented JSON with a final line feed; errors have a code, a type and a message.
 
 use axum::body::Body;
 use axum::response::Response;

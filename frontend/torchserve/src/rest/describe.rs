@@ -24,8 +24,7 @@ pub(super) async fn describe<S: Management>(
     Ok(answer::json(&descriptions(shared, named, asked).await?))
 }
 
-/// Describes a version (empty: the default one), or `all` versions. With an id and headers, the handler is called for its
-/// description.
+/// Describes a version (empty: the default one), or `all`. With an id and headers, adds the handler's own description.
 pub(crate) async fn descriptions<S: Management>(
     shared: &Shared<S>,
     (model, version): (&str, &str),

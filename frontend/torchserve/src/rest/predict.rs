@@ -198,8 +198,7 @@ fn request<S: Management>(
     Ok(request)
 }
 
-/// Returns the sequence id of a request, and whether the request starts and ends the sequence. A request without an id starts a
-/// new sequence.
+/// Returns a request's sequence id, and whether it starts and ends the sequence. Without an id, it starts a new sequence.
 fn sequence<S: Management>(shared: &Shared<S>, asked: &Asked, call: &mut HandlerCall) -> (String, bool, bool) {
     let [id, start, end] = &shared.settings.sequence_headers;
     let says = |name: &str| asked.header(name).eq_ignore_ascii_case("true");

@@ -42,8 +42,7 @@ def complete(described):
 
 
 def shortened(error):
-    """Formats an exception's type, message and locations in the model, innermost first, like the native part does for
-    requests."""
+    """Formats an exception's type, message and locations, innermost first, like the native part does for requests."""
     own = os.path.dirname(os.path.abspath(__file__)) + os.sep
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((own, "<frozen "))]
     places = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames))

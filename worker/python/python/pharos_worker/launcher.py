@@ -7,8 +7,7 @@ from pathlib import Path
 
 
 def find_server() -> str:
-    """Returns the executable `pharos`: `PHAROS_BIN`, else beside this script or this Python, else on the `PATH`; empty if not
-    found."""
+    """Returns the path of `pharos`: `PHAROS_BIN`, beside this script or Python, or on the `PATH`; empty if not found."""
     named = os.environ.get("PHAROS_BIN")
     if named:
         return named

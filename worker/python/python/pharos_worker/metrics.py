@@ -15,8 +15,7 @@ __all__ = ["add_metric", "add_counter", "add_gauge", "add_histogram", "get", "ge
 
 
 def add_metric(name, unit="", dimension_names=(), metric_type="counter"):
-    """Returns the metric of this name: defined in metrics.yaml, or created with these dimensions if the server auto-detects
-    metrics."""
+    """Returns the metric of this name: defined in metrics.yaml, or auto-detected with these dimensions if enabled."""
     return _native.add_metric(name, unit, list(dimension_names), metric_type)
 
 

@@ -84,8 +84,7 @@ class Inbox:
         return [self._item(request, data, headers)]
 
     def continued(self, request, headers):
-        """Returns the item of a request that is executed again: with its headers, but without its data, which the handler
-        already has."""
+        """Returns the item of a request that is executed again, without data, which the handler already has."""
         return self._item(request, {}, headers)
 
     def _item(self, request, data, headers):
@@ -168,8 +167,7 @@ def answer(tensor, batched, items):
 
 
 def error_of(refused):
-    """Converts a refusal to an error of the server. The message carries the status for TorchServe's endpoints, unless it is
-    503."""
+    """Converts a refusal to a server error, whose message carries the HTTP status unless it is 503."""
     code = refused.code
     text = refused.message if code == 503 else f"HTTP {code}: {refused.message}"
     known = _CODES.get(code, pb_utils.TritonError.INVALID_ARG if 400 <= code < 500 else pb_utils.TritonError.INTERNAL)

@@ -62,8 +62,7 @@ class Settings:
 
 
 def of(version, config):
-    """Returns the settings of the model in a version's directory. Parameters of the configuration take precedence over the
-    archive."""
+    """Returns the settings of the model in a version's directory; the configuration overrides the archive."""
     from ts import model_loader
 
     directory, lock = archive.unpacked(version)
@@ -188,8 +187,7 @@ def scheduling(keys, batch):
 
 
 def sequences(keys):
-    """Returns the parameters for TorchServe's sequence behavior: no START is needed, and a sequence without a free slot is
-    refused."""
+    """Returns the parameters for TorchServe's sequences: START is optional, and without a free slot they are refused."""
     more = {"overlapping_sequences": "true"} if overlaps(keys) else {}
     return more | {
         "implicit_sequence_start": "true",

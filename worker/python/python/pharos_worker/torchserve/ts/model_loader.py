@@ -36,8 +36,7 @@ class TsModelLoader:
         limit_max_image_pixels=True,
         metrics_cache=None,
     ):
-        """Returns a service with an initialized handler. `handler` is a module, `module:function`, or a module of
-        `ts.torch_handler`."""
+        """Loads a handler: a module, `module:function`, or a module of `ts.torch_handler`. Returns an initialized service."""
         if metrics_cache is not None:
             # Samples recorded during loading belong to no request.
             metrics_cache.set_request_ids(str(uuid.uuid4()))
@@ -93,8 +92,7 @@ def entry_points(handler):
 
 
 def _handle_of(service):
-    """Returns a function that looks up `handle` on each call: handlers may replace it during initialization, as for
-    micro-batching."""
+    """Returns a function that looks up `handle` on each call: handlers may replace it, as for micro-batching."""
     import inspect
 
     if inspect.iscoroutinefunction(service.handle):

@@ -63,8 +63,7 @@ class MetricCacheAbstract(abc.ABC):
         named.record(value, [(item.name, item.value) for item in dimensions], request_ids or "")
 
     def _get_req(self, idx):
-        """Returns the id of the request at a position of the batch, or all ids separated by commas if there is no such
-        position."""
+        """Returns the id of the request at a position of the batch; for an unknown position, all ids with commas."""
         ids = self.request_ids
         if isinstance(ids, dict):
             return ids[idx] if idx is not None and idx in ids else ",".join(ids.values())

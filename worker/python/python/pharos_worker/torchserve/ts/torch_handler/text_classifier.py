@@ -1,5 +1,4 @@
-"""The handler `text_classifier`: the probability of each class of a text. It processes one text at a time: batchSize must be
-1."""
+"""The handler `text_classifier`: the probability of each class of a text. It requires batchSize 1."""
 
 from ts.handler_utils.text_utils import ngrams_iterator
 from ts.torch_handler.text_handler import TextHandler

@@ -29,8 +29,7 @@ def imagenet():
 
 
 class VisionHandler(BaseHandler, ABC):
-    """Accepts images as files, as base64-encoded files, or as lists of numbers. `image_processing` converts an image to a
-    tensor."""
+    """Accepts images as files, base64 strings or lists of numbers, which `image_processing` converts to tensors."""
 
     def initialize(self, context):
         super().initialize(context)
