@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// The closed list of error codes (the same eight as Triton's core).
+/// The closed list of error codes: the eight of Triton's core, and one for deadlines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorCode {
     /// An error without a more specific code.
@@ -106,7 +106,7 @@ pub enum Reason {
     Backend,
     /// The instance was lost while executing.
     InstanceLost,
-    /// Shared-memory regions: unknown, too small, gone.
+    /// Shared-memory regions: unknown, too small, removed.
     SharedMemory,
     /// The server does not offer it: unknown path, wrong method, unsupported feature.
     Unsupported,

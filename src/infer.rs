@@ -35,7 +35,7 @@ pub struct InferInput {
     pub tensor: Tensor,
 }
 
-/// One output that the client asks for.
+/// One output that the client requests.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct RequestedOutput {
     /// The output's name in the model's configuration.

@@ -119,8 +119,8 @@ impl Registry {
         let leaving = self.leaving.iter().filter(|region| region.strong_count() > 0).count();
         if self.regions.len() + leaving >= self.most {
             let text = format!(
-                "shared memory region '{name}' cannot be registered: {} regions are registered, which is the most that the limit \
-                 of open files leaves room for",
+                "shared memory region '{name}' cannot be registered: {} regions are registered, the maximum that the limit \
+                 of open files allows",
                 self.most
             );
             return Err(refusal(ErrorCode::Unavailable, text));

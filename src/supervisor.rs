@@ -119,7 +119,7 @@ impl fmt::Display for LossReason {
                 write!(f, "the worker process was not ready within {} s", limit.as_secs_f64())
             }
             Self::ExecutionTimeout(limit) => {
-                write!(f, "the worker process did not finish a batch within {} s", limit.as_secs_f64())
+                write!(f, "the worker process did not complete a batch within {} s", limit.as_secs_f64())
             }
             Self::Stopped => f.write_str("the instance was stopped"),
         }

@@ -119,7 +119,7 @@ impl Refusal {
                 format!("this API needs a token for {}: send the header 'Authorization: Bearer TOKEN'", scope.name())
             }
             Self::Unknown(scope) => format!("the bearer token is not valid for {}", scope.name()),
-            Self::Insufficient => "this API needs a token for management; that of the request is for inference".into(),
+            Self::Insufficient => "this API needs a token for management; the request has one for inference".into(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The verbs of an edge that manages models and their workers itself.
+//! The operations of an edge that manages models and their workers itself.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub struct GpuUsage {
     pub memory_used: Option<u64>,
 }
 
-/// The verbs of management, beside those of [`Service`]. Names of models are the repository's.
+/// The operations of management, in addition to those of [`Service`]. Names of models are the repository's.
 pub trait Management: Service {
     /// Returns the same server for clients that use the names of this policy.
     #[must_use]

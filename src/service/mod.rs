@@ -142,7 +142,7 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     /// requests included.
     fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>);
 
-    /// Statistics of a version of a model (empty version: every ready version), or of all models (both empty).
+    /// Returns the statistics of a version of a model (empty version: every ready version), or of all models (both empty).
     ///
     /// # Errors
     /// The model or version is not available.

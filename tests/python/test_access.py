@@ -128,7 +128,7 @@ def test_grpc(guarded):
             with pytest.raises(InferenceServerException, match=scope) as error:
                 client.infer(MODEL, [value], headers=headers)
             assert error.value.status() == "StatusCode.UNAUTHENTICATED"
-        with pytest.raises(InferenceServerException, match="that of the request is for inference") as error:
+        with pytest.raises(InferenceServerException, match="the request has one for inference") as error:
             client.get_model_repository_index(headers=header("infer-1"))
         assert error.value.status() == "StatusCode.PERMISSION_DENIED"
         assert client.infer(MODEL, [value], headers=header("infer-2==")).as_numpy("OUTPUT0").item() == 1

@@ -36,7 +36,7 @@ pub(crate) const PRIVATE_NAMES: &[&str] = &[
 pub(crate) const TORCHSERVE: &[(&str, &str)] = &[
     ("frontend/torchserve/", "its package"),
     ("worker/python/", "its Python interface"),
-    ("frontend/src/", "the executable joins its package to the engine, and has its variables"),
+    ("frontend/src/", "the executable connects its package to the engine, and has its variables"),
     ("frontend/telemetry/src/log", "the layouts of its log files"),
     ("src/metrics/catalog", "its form of metrics.yaml, and its mode names"),
     ("src/metrics/tslog.rs", "its form of metric log lines"),

@@ -24,8 +24,8 @@ pub(crate) fn names(files: &[File], known: &[&str]) -> (Vec<String>, Vec<String>
     let paths = files.iter().map(|file| file.path.as_str()).filter(|path| path.ends_with(".rs") && !is_test(path));
     let left: Vec<_> = paths.filter(|path| is_private(path)).collect();
     let found = left.iter().filter(|path| !known.contains(path)).map(|path| {
-        let advice = "name it by the field's term for what it does, or add a word to the glossary in ARCHITECTURE.md";
-        violation(path, 1, "the name of a module is a standard term", advice)
+        let advice = "use the standard term for its purpose, or add a term to the glossary in ARCHITECTURE.md";
+        violation(path, 1, "module names must be standard terms", advice)
     });
     let stale = known.iter().filter(|path| !left.contains(path)).map(|path| {
         violation(path, 1, "no module has this name", "remove it from PRIVATE_NAMES_LEFT in tests/tidy/known.rs")

@@ -111,7 +111,7 @@ impl Devices {
                 format!("{number} is {}", of(number).and_then(|found| found.uuid.as_deref()).unwrap_or("?"))
             };
             let shown: Vec<String> = self.shown.numbers().map(called).collect();
-            let shown = if shown.is_empty() { "none is used".to_owned() } else { shown.join(", ") };
+            let shown = if shown.is_empty() { "none are visible".to_owned() } else { shown.join(", ") };
             tracing::info!("CUDA_VISIBLE_DEVICES is '{visible}': of {} GPUs, {shown}", found.len());
         }
         for number in &self.unusable {

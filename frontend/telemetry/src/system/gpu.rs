@@ -176,10 +176,10 @@ impl Gpus {
 
     /// Describes the number of devices and the driver's version.
     pub(crate) fn describe(&self) -> String {
-        let version = self.nvml.sys_driver_version().unwrap_or_else(|_| "of unknown version".to_owned());
+        let version = self.nvml.sys_driver_version().unwrap_or_else(|_| "version unknown".to_owned());
         match self.nvml.device_count() {
             Ok(count) => format!("{count} (driver {version})"),
-            Err(error) => format!("unknown in number: {error} (driver {version})"),
+            Err(error) => format!("unknown number: {error} (driver {version})"),
         }
     }
 

@@ -97,8 +97,8 @@ pub async fn find_gpus(library: Option<PathBuf>, minimum: super::Capability) -> 
             tracing::info!("GPUs: {described}");
             return Some(Arc::new(gpus));
         }
-        Ok(Ok(Err(reason))) if named => tracing::warn!("no GPUs: --nvml-library cannot be used: {reason}"),
-        Ok(Ok(Err(reason))) => tracing::info!("no GPUs: NVIDIA's management library cannot be used: {reason}"),
+        Ok(Ok(Err(reason))) if named => tracing::warn!("no GPUs: cannot use --nvml-library: {reason}"),
+        Ok(Ok(Err(reason))) => tracing::info!("no GPUs: cannot use NVIDIA's management library: {reason}"),
         Ok(Err(_)) => tracing::warn!("no GPUs: NVIDIA's management library panicked"),
         Err(_) => tracing::warn!("no GPUs: the driver did not respond within {} s", DRIVER_TIMEOUT.as_secs()),
     }

@@ -57,7 +57,7 @@ async fn the_error_for_an_unusable_device_lists_the_usable_ones() {
     let lost = choose(&devices, 0, 0).await.unwrap_err();
     assert!(lost.starts_with("GPU 0 (GPU-a) cannot be used: ") && lost.contains("1 (GPU-b"), "{lost}");
     let other = choose(&devices, 2, 0).await.unwrap_err();
-    assert!(other.starts_with("GPU 2 (GPU-c) cannot be used: it was GPU-c and is GPU-x now; "), "{other}");
+    assert!(other.starts_with("GPU 2 (GPU-c) cannot be used: its UUID changed from GPU-c to GPU-x; "), "{other}");
     let none = Devices::new(None, None, [], &Roots::new(Path::new("/nowhere")));
     assert_eq!(choose(&none, 0, 0).await.unwrap_err(), "GPU 0 cannot be used: no GPUs are available");
 }
