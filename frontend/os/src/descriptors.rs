@@ -89,7 +89,7 @@ impl Descriptors {
         match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
             Ok(_) => Ok((0..instances).map(|_| Reserved(self.clone())).collect()),
             Err(used) => Err(format!(
-                "too few file descriptors for model '{model}': it has {instances} instances with {PER_INSTANCE} descriptors each, \
+                "too few file descriptors for model '{model}': it needs {PER_INSTANCE} for each of {instances} instances, \
                 and there is room for {} more; {}",
                 self.most.saturating_sub(used),
                 self.advice()

@@ -55,13 +55,13 @@ impl Temporary {
     /// # Errors
     /// The directory cannot be created; the text names it.
     pub fn new(kind: Kind) -> io::Result<Self> {
-        Self::below(&std::env::temp_dir(), kind)
+        Self::new_in(&std::env::temp_dir(), kind)
     }
 
-    fn below(above: &Path, kind: Kind) -> io::Result<Self> {
+    fn new_in(parent: &Path, kind: Kind) -> io::Result<Self> {
         let mut number = 0u64;
         let path = loop {
-            let path = above.join(format!("{PREFIX}{}-{}-{number}", kind.0, std::process::id()));
+            let path = parent.join(format!("{PREFIX}{}-{}-{number}", kind.0, std::process::id()));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => break path,
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
@@ -103,13 +103,13 @@ impl Drop for Temporary {
 /// Removes temporary directories of this user whose servers were killed, those of `other` kinds included.
 pub fn remove_left(other: &[Kind]) {
     let kinds: Vec<Kind> = Kind::ALL.iter().chain(other).copied().collect();
-    remove_left_below(&std::env::temp_dir(), &kinds);
+    remove_abandoned_in(&std::env::temp_dir(), &kinds);
 }
 
-fn remove_left_below(above: &Path, kinds: &[Kind]) {
-    for entry in fs::read_dir(above).into_iter().flatten().flatten() {
+fn remove_abandoned_in(parent: &Path, kinds: &[Kind]) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(|name| is_temporary(name, kinds))
-            && let Some(lock) = left(&entry.path())
+            && let Some(lock) = abandoned(&entry.path())
         {
             let path = entry.path();
             match fs::remove_dir_all(&path) {
@@ -131,7 +131,7 @@ fn is_temporary(name: &str, kinds: &[Kind]) -> bool {
 }
 
 /// Returns the lock of a marked directory that no server uses.
-fn left(path: &Path) -> Option<File> {
+fn abandoned(path: &Path) -> Option<File> {
     if !is_private(path).ok()? || !is_marked(path) {
         return None;
     }
@@ -264,15 +264,15 @@ mod tests {
 
     #[test]
     fn removes_its_own_temporary_directory_and_those_of_killed_servers() {
-        let above = Temporary::new(Kind::LOAD).unwrap();
-        let [one, other] = [(); 2].map(|()| Temporary::below(above.path(), Kind::STORE).unwrap());
+        let parent = Temporary::new(Kind::LOAD).unwrap();
+        let [one, other] = [(); 2].map(|()| Temporary::new_in(parent.path(), Kind::STORE).unwrap());
         assert_ne!(one.path(), other.path());
         fs::create_dir_all(one.path().join("models/0")).unwrap();
         let left = one.path().to_owned();
         // Simulates a killed server: the lock is free, the files exist.
         one.removed.store(true, Ordering::Relaxed);
         drop(one);
-        remove_left_below(above.path(), &Kind::ALL);
+        remove_abandoned_in(parent.path(), &Kind::ALL);
         assert!(!left.exists() && other.path().is_dir());
         let path = other.path().to_owned();
         drop(other);
@@ -281,9 +281,9 @@ mod tests {
 
     #[test]
     fn removes_only_marked_unlocked_directories() {
-        let above = Temporary::new(Kind::LOAD).unwrap();
+        let parent = Temporary::new(Kind::LOAD).unwrap();
         let made = |name: &str, marked: bool, locked: bool| {
-            let path = above.path().join(name);
+            let path = parent.path().join(name);
             DirBuilder::new().mode(0o700).create(&path).unwrap();
             if locked {
                 fs::write(path.join(LOCK), "").unwrap();
@@ -297,20 +297,20 @@ mod tests {
         made("pharos-store-mine", true, true);
         made("pharos-other-1-0", true, true);
         made("target", true, true);
-        symlink(above.path().join("target"), above.path().join("pharos-load-1-0")).unwrap();
-        let names = || fs::read_dir(above.path()).unwrap().count();
+        symlink(parent.path().join("target"), parent.path().join("pharos-load-1-0")).unwrap();
+        let names = || fs::read_dir(parent.path()).unwrap().count();
         let before = names();
-        remove_left_below(above.path(), &Kind::ALL);
+        remove_abandoned_in(parent.path(), &Kind::ALL);
         assert_eq!(names(), before);
         made("pharos-store-1-2", true, true);
-        remove_left_below(above.path(), &Kind::ALL);
+        remove_abandoned_in(parent.path(), &Kind::ALL);
         assert_eq!(names(), before);
     }
 
     #[test]
     fn replaces_only_files_of_the_server() {
-        let above = Temporary::new(Kind::LOAD).unwrap();
-        let (path, target) = (above.path().join("file"), above.path().join("target"));
+        let parent = Temporary::new(Kind::LOAD).unwrap();
+        let (path, target) = (parent.path().join("file"), parent.path().join("target"));
         let is_ours = |text: &str| text.starts_with("ours");
         for text in ["ours 1", "ours 2"] {
             replace(&path, text, is_ours).unwrap();
@@ -330,7 +330,7 @@ mod tests {
         fs::create_dir(&path).unwrap();
         assert!(replace(&path, "ours 5", is_ours).is_err());
         assert!(
-            !fs::read_dir(above.path())
+            !fs::read_dir(parent.path())
                 .unwrap()
                 .flatten()
                 .any(|entry| entry.file_name().to_string_lossy().ends_with(".part"))
@@ -339,8 +339,8 @@ mod tests {
 
     #[test]
     fn refuses_a_directory_with_other_files() {
-        let above = Temporary::new(Kind::LOAD).unwrap();
-        let (fresh, used) = (above.path().join("a/fresh"), above.path().join("used"));
+        let parent = Temporary::new(Kind::LOAD).unwrap();
+        let (fresh, used) = (parent.path().join("a/fresh"), parent.path().join("used"));
         std::thread::scope(|scope| {
             let made: Vec<_> = (0..8).map(|_| scope.spawn(|| make(&fresh))).collect();
             made.into_iter().for_each(|made| made.join().unwrap().unwrap());
@@ -352,7 +352,7 @@ mod tests {
         fs::write(used.join("mine"), "").unwrap();
         let error = make(&used).unwrap_err().to_string();
         assert!(error.contains("used': it has files that Pharos did not create"), "{error}");
-        let link = above.path().join("link");
+        let link = parent.path().join("link");
         symlink(&fresh, &link).unwrap();
         assert!(make(&link).unwrap_err().to_string().contains("it is a link"));
         let held = lock(&fresh).unwrap();

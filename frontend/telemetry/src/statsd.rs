@@ -150,7 +150,7 @@ struct Receiver {
     socket: Socket,
     cache: Arc<Cache>,
     statsd: Statsd,
-    complaints: RefusedLinesLog,
+    refused_lines: RefusedLinesLog,
     /// Has one byte more than a datagram may have, to detect longer ones.
     buffer: Vec<u8>,
 }
@@ -158,9 +158,9 @@ struct Receiver {
 impl Receiver {
     /// Handles the datagram of this length in the buffer.
     fn take(&mut self, length: usize) {
-        let Self { cache, statsd, complaints, buffer, .. } = self;
+        let Self { cache, statsd, refused_lines, buffer, .. } = self;
         let datagram = buffer.get(..length).unwrap_or(buffer);
-        statsd.datagram(cache, datagram, |line, refusal| complaints.tell(line, &refusal));
+        statsd.datagram(cache, datagram, |line, refusal| refused_lines.tell(line, &refusal));
     }
 
     /// Handles at most `most` waiting datagrams.
@@ -180,8 +180,8 @@ pub async fn serve(socket: Socket, cache: Arc<Cache>, shutdown: impl Future<Outp
 /// Does the same as [`serve`], with `interval` as the time for which sets collect members.
 async fn receive(socket: Socket, cache: Arc<Cache>, interval: Duration, shutdown: impl Future<Output = ()>) {
     let mut shutdown = std::pin::pin!(shutdown);
-    let (statsd, complaints) = (Statsd::default(), RefusedLinesLog::new("StatsD".to_owned()));
-    let mut receiver = Receiver { socket, cache, statsd, complaints, buffer: vec![0; MAX_DATAGRAM + 1] };
+    let (statsd, refused_lines) = (Statsd::default(), RefusedLinesLog::new("StatsD".to_owned()));
+    let mut receiver = Receiver { socket, cache, statsd, refused_lines, buffer: vec![0; MAX_DATAGRAM + 1] };
     // Set only while sets exist, so that a server without sets is never woken.
     let mut interval_end: Option<Instant> = None;
     loop {

@@ -79,7 +79,7 @@ fn poll(
     }
 }
 
-/// Returns the next multiple of `interval` after `due`, or `interval` from now if that has passed. Missed readings are skipped.
+/// Returns `due` plus `interval`, or `now` plus `interval` if that time has passed: missed readings are skipped.
 fn next(due: Instant, now: Instant, interval: Duration) -> Instant {
     let next = due + interval;
     if next > now { next } else { now + interval }
