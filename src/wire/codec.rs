@@ -70,7 +70,7 @@ macro_rules! numbers {
 }
 numbers!(u8, u16, u32, u64, i64, f64);
 
-/// Implements [`Wire`] for a struct, field by field in the given order.
+/// Implements `Wire` for a struct, field by field in the given order.
 macro_rules! fields {
     ($name:ident { $($field:ident),* }) => {
         impl Wire for $name {

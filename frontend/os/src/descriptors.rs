@@ -30,8 +30,8 @@ pub struct Descriptors {
 #[derive(Debug)]
 pub struct Reserved(Arc<Descriptors>);
 
-/// Raises the limit of open files to the hard limit: each connection needs one, and many systems start processes with a limit of
-/// 1024. Returns the new limit.
+/// Raises the limit of open files to the hard limit: each connection needs one, and the default is often only 1024. Returns the
+/// new limit.
 pub fn raise() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
