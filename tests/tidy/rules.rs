@@ -105,7 +105,7 @@ pub(crate) const HOUSES: &[House] = &[
     House {
         source: "frontend/src/",
         floors: &[
-            // The start-up order, which main reads aloud.
+            // The order of start and exit.
             apart(&["start"]),
             apart(&["commands"]),
             // Reads the command line into the settings of the packages below.
