@@ -589,7 +589,7 @@ mod tests {
             (&["--rate-limit-resource=:1"], &["option format is", "Got :1"]),
             (&["--tslog-format=xml"], &["--tslog-format \"xml\": allowed are text, json"]),
             (&["--cache-config=disk"], &["--cache-config", "\"disk\"", "local,size=BYTES"]),
-            (&["--cache-config=local"], &["--cache-config", "needs its size"]),
+            (&["--cache-config=local"], &["--cache-config", "requires a size"]),
             (
                 &["--response-cache-byte-size=x"],
                 &["--response-cache-byte-size", "\"x\": expected a whole number from 0 to"],

@@ -399,7 +399,7 @@ fn settings(
 fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> Result<Program, String> {
     let workers = &options.workers;
     if let Some(directory) = workers.backend_directory.as_ref().filter(|directory| !directory.is_dir()) {
-        return Err(format!("--backend-directory names '{}', which is no directory", directory.display()));
+        return Err(format!("--backend-directory is '{}', which is not a directory", directory.display()));
     }
     let beside =
         || std::env::current_exe().ok().map(|path| path.with_file_name("backends")).filter(|path| path.is_dir());

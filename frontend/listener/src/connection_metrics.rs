@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn logs_one_line_per_interval_with_the_number_of_events_since_the_last() {
+    fn logs_one_line_per_interval_and_counts_the_rest() {
         let meter = Meter::new(Listener::Grpc, None);
         let at = |seconds: u64| Instant(seconds * 1_000_000_000);
         let lines = [1, 2, 3, 10, 11, 12].map(|second| meter.line(Refused::NotTls, at(second)));

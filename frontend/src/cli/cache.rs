@@ -72,7 +72,7 @@ fn local(settings: &Settings<'_>) -> Result<u64, String> {
     settings.only("local", &["size", "single_flight"])?;
     let size =
         |text: &str| text.parse().ok().filter(|size| *size > 0).ok_or("allowed are whole numbers of bytes from 1");
-    settings.parsed("size", size)?.ok_or_else(|| "the cache 'local' needs its size: local,size=BYTES".to_owned())
+    settings.parsed("size", size)?.ok_or_else(|| "the cache 'local' requires a size: local,size=BYTES".to_owned())
 }
 
 fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> Result<RedisSettings, String> {
@@ -102,7 +102,7 @@ fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> 
         host: settings
             .get("host")
             .filter(|host| !host.is_empty())
-            .ok_or("the cache 'redis' needs its host: redis,host=HOST,port=PORT")?
+            .ok_or("the cache 'redis' requires a host: redis,host=HOST,port=PORT")?
             .to_owned(),
         port: settings.parsed("port", port)?.unwrap_or(6379),
         user: text("user", "TRITONCACHE_REDIS_USERNAME"),
@@ -119,7 +119,7 @@ fn redis_tls(settings: &Settings<'_>) -> Result<Option<RedisTls>, String> {
     let path = |key: &str| settings.get(key).filter(|path| !path.is_empty()).map(PathBuf::from);
     let tls = RedisTls { cacert: path("cacert"), cert: path("cert"), key: path("key") };
     if tls.cert.is_some() != tls.key.is_some() {
-        return Err("the client's certificate needs both settings, cert=FILE and key=FILE".to_owned());
+        return Err("a client certificate requires both settings, cert=FILE and key=FILE".to_owned());
     }
     let enabled = settings.parsed("tls_enabled", super::boolean)?.unwrap_or(false);
     if !enabled && tls != RedisTls::default() {
@@ -203,11 +203,11 @@ mod tests {
             (&["local,size=big"], None, &["size is 'big'", "whole numbers of bytes"]),
             (&["local,size=0"], None, &["size is '0'"]),
             (&["local,size=-1"], None, &["size is '-1'"]),
-            (&["local"], None, &["needs its size"]),
-            (&["local,single_flight=true"], None, &["needs its size"]),
+            (&["local"], None, &["requires a size"]),
+            (&["local,single_flight=true"], None, &["requires a size"]),
             (&["local,size=1,ttl=3"], None, &["no setting 'ttl'", "size, single_flight"]),
             (&["local,size=1,single_flight=maybe"], None, &["single_flight is 'maybe'", "true, false"]),
-            (&["redis,port=1"], None, &["needs its host"]),
+            (&["redis,port=1"], None, &["requires a host"]),
             (&["redis,host=h,port=0"], None, &["port is '0'", "1 to 65535"]),
             (&["redis,host=h,timeout_ms=0"], None, &["timeout_ms is '0'", "from 1"]),
             (&["redis,host=h,cacert=ca.pem"], None, &["need tls_enabled=true"]),

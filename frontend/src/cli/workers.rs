@@ -43,8 +43,8 @@ pub struct Workers {
     /// [default: backends next to this executable, if it exists]
     #[arg(long, value_name = "DIR", env = "PHAROS_BACKEND_DIRECTORY", help_heading = WORKERS)]
     pub backend_directory: Option<PathBuf>,
-    /// Directory for unpacked archives of EXECUTION_ENV_PATH, shared by all models that use them; removed after two weeks
-    /// without use [default: pharos/environments in the user's cache directory]
+    /// Directory for unpacked archives of EXECUTION_ENV_PATH, one copy for all models; copies unused for two weeks are removed
+    /// [default: pharos/environments in the user's cache directory]
     #[arg(long, value_name = "DIR", env = "PHAROS_ENVIRONMENT_CACHE_DIRECTORY", help_heading = WORKERS)]
     pub environment_cache_directory: Option<PathBuf>,
 }

@@ -79,7 +79,7 @@ fn now<T>(future: impl Future<Output = T>) -> T {
 
 proptest! {
     #[test]
-    fn messages_are_the_same_however_they_are_cut(
+    fn yields_the_same_messages_for_any_framing(
         messages in proptest::collection::vec((any::<bool>(), prop_oneof![0usize..20, 4000usize..60_000]), 0..6),
         cuts in proptest::collection::vec(prop_oneof![0usize..9, 1000usize..30_000], 0..20),
     ) {
