@@ -300,4 +300,4 @@ def test_a_pattern_that_is_none(start):
     """The server does not start and says what is wrong with it."""
     server = start([MODEL], "--http-header-forward-pattern=(", wait=False)
     assert server.process.wait(30) == 2
-    assert "--http-header-forward-pattern" in server.log_tail() and "no regular expression" in server.log_tail()
+    assert "--http-header-forward-pattern" in server.log_tail() and "invalid regular expression" in server.log_tail()

@@ -251,7 +251,7 @@ def test_bad_addresses(tmp_path):
     """Each says the flag, the address, what is wrong and what is allowed."""
     for address, expected in [
         ("8125", "HOST:PORT"),
-        ("localhost:99999", "'99999' is no port"),
+        ("localhost:99999", "'99999' is not a port"),
         ("::1:8125", "[::1]:8125"),
         ("unix:", "unix:PATH"),
     ]:

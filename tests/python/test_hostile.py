@@ -247,7 +247,7 @@ def half_open(server):
     told = 0
     for wire in reversed(wires):
         answer = drain(wire)
-        told += answer.startswith(b"HTTP/1.1 503") and b"as many connections as it may" in answer
+        told += answer.startswith(b"HTTP/1.1 503") and b"reached its limit of" in answer
         wire.close()
     assert told >= 450, told
     open_now = lambda: total(server.scrape(), "pharos_connections_open", listener="http")  # noqa: E731

@@ -422,7 +422,7 @@ def test_triton_settings_of_the_python_backend(place):
             assert f"--backend-config=python,{key} has no effect: tensors are in shared memory" in log
     for option, expected in (
         ("--backend-config=python,stub-timeout-seconds=x", "stub-timeout-seconds is 'x'; allowed are whole seconds"),
-        ("--backend-directory=/nonexistent", "--backend-directory names '/nonexistent', which is no directory"),
+        ("--backend-directory=/nonexistent", "--backend-directory is '/nonexistent', which is not a directory"),
     ):
         command = [str(binary()), f"--model-repository={place.repository}", "--http-port=0", "--grpc-port=0", "--metrics-port=0", option]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=30)

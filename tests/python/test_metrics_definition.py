@@ -139,7 +139,7 @@ def test_list_in_every_form(tmp_path):
 def test_help_stays_grouped_and_shows_the_commands():
     """The flags are under their headings; `metrics` has a help of its own."""
     text = run("--help").stdout
-    assert all(f"\n{heading}:\n" in text for heading in ("Server", "Model repository", "Metrics", "Log")), text
+    assert all(f"\n{heading}:\n" in text for heading in ("Server", "Model repository", "Metrics", "Logging")), text
     assert "metrics" in text.partition("Commands:")[2].splitlines()[1]
     assert "check" in run("metrics", "--help").stdout
     assert run("metrics", "chek", "x").returncode == 2
@@ -230,7 +230,7 @@ def test_a_bad_file_at_sighup_changes_nothing(start, tmp_path):
     infer(server)
     before = {key for key in server.scrape()}
     file.write_text(definition(PREDICTION, HANDLER.replace("unit", "units")))
-    hang_up(server, f"the metrics stay as they were: {file}:8:")
+    hang_up(server, f"the previous definition stays in use: {file}:8:")
     file.unlink()
     hang_up(server, "metrics.yaml': No such file")
     infer(server)
@@ -260,7 +260,7 @@ def test_sighup_under_load_loses_no_count(start, tmp_path):
 def test_sighup_without_a_file(start):
     """The definition built in is read again: nothing changes, and the server lives on."""
     server = start([MODEL])
-    hang_up(server, "metrics read again from the built-in metrics.yaml: nothing has changed")
+    hang_up(server, "metrics reloaded from the built-in metrics.yaml: nothing has changed")
     infer(server)
 
 

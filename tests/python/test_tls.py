@@ -191,7 +191,7 @@ def test_clear_text_at_a_port_with_tls(secured):
     connection = http.client.HTTPConnection(secured.http, timeout=30)
     connection.request("GET", "/v2/health/live")
     response = connection.getresponse()
-    assert (response.status, json.load(response)) == (400, {"error": "this port speaks TLS: use https"})
+    assert (response.status, json.load(response)) == (400, {"error": "this port requires TLS: use https"})
     connection.close()
     with tritonclient.grpc.InferenceServerClient(secured.grpc) as client:
         with pytest.raises(InferenceServerException) as error:
@@ -205,7 +205,7 @@ def test_clear_text_at_a_port_with_tls(secured):
             pass
     after = {name: refusals(secured, name, "NOT_TLS") for name in LISTENERS}
     assert all(after[name] > before[name] for name in LISTENERS), after
-    assert "it speaks no TLS, and this port speaks only that" in secured.log_tail()
+    assert "the client does not use TLS, which this port requires" in secured.log_tail()
 
 
 def test_a_client_without_a_certificate(secured):

@@ -105,7 +105,7 @@ pub(crate) const HOUSES: &[House] = &[
     House {
         source: "frontend/src/",
         floors: &[
-            // The start-up order, which `main` runs.
+            // The order of start and exit.
             independent(&["start"]),
             independent(&["commands"]),
             // Reads the command line into the settings of the packages below.

@@ -1,7 +1,7 @@
-//! The layer in front of every handler, on every listener: the access check of the request's route, and the count of its answer.
+//! The layer in front of every handler of every listener: the access check of the request's route, and the response count.
 //!
-//! Every request is counted exactly once, with the status of its answer, also if its client disconnects before that. This is a
-//! function and a guard rather than a chain of `tower` layers: an inference request would pay for a boxed future in each.
+//! Each request is counted exactly once, with the status of its response, even if the client disconnects early. This is a
+//! function and a guard instead of `tower` layers, which would allocate a boxed future each for every inference.
 
 use axum::body::Body;
 use axum::response::Response;
@@ -9,12 +9,12 @@ use http::{HeaderMap, Request};
 use pharos::error::{ErrorCode, Reason};
 use pharos::service::{Protocol, Route, Service};
 
-/// Counts the answers of a listener.
+/// Counts the responses of a listener.
 pub trait Count {
     /// The protocol of the listener.
     const PROTOCOL: Protocol;
 
-    /// Counts one answer: the HTTP status or gRPC code, and the reason if the request was refused or failed.
+    /// Counts one response: the HTTP status or gRPC code, and the reason if the request was refused or failed.
     fn count(&self, route: Route, code: u16, reason: Option<Reason>);
 }
 
@@ -38,26 +38,26 @@ impl<S: Service> Count for Calls<S> {
     }
 }
 
-/// The access check and the counting of an HTTP listener. The [table of routes](crate::routing::Routes) has one, so that no
-/// request passes it by.
+/// The access check and the counters of an HTTP listener. The [table of routes](crate::routing::Routes) applies it to every
+/// request.
 pub trait Gate: Count + Clone + Send + Sync + 'static {
-    /// The answer to a request that is denied its route; `None` if access is granted. For [`Route::Unknown`] `None` gives the
-    /// answer of the table of routes, which is 404.
+    /// Returns the response to a request without access to the route; `None` if access is granted. For [`Route::Unknown`],
+    /// `None` leads to the table's 404 response.
     fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response>;
 }
 
-/// How a request ended, if that is not a plain success. Handlers put it among the extensions of their response.
+/// The outcome of a request other than plain success. Handlers add it to the extensions of their response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was refused or failed for this reason.
+    /// The request was refused or failed for this reason.
     Failed(Reason),
-    /// It names no path, method or resource that exists: counted under [`Route::Unknown`].
+    /// The path, method or resource does not exist: counted under [`Route::Unknown`].
     Unknown,
-    /// Its handler counts it, when its last response is sent.
+    /// The handler counts the request when its last response is sent.
     CountedByHandler,
 }
 
-/// Counts a request when it is answered; as cancelled when it is dropped before that.
+/// Counts a request when it ends; as cancelled if dropped earlier.
 #[derive(Debug)]
 pub struct Account<C: Count> {
     counter: C,
@@ -66,7 +66,7 @@ pub struct Account<C: Count> {
 }
 
 impl<C: Count> Account<C> {
-    /// An account of a request that has just been received.
+    /// Returns an account of a new request.
     pub fn new(counter: C, route: Route) -> Self {
         Self { counter, route, is_counted: false }
     }
@@ -77,12 +77,12 @@ impl<C: Count> Account<C> {
         self.counter.count(self.route, code, reason);
     }
 
-    /// Does not count the request: its handler does.
+    /// Does not count the request, because its handler does.
     pub fn end_uncounted(mut self) {
         self.is_counted = true;
     }
 
-    /// Counts an answer with the [`Outcome`] of its extensions, which it loses.
+    /// Counts a response with the [`Outcome`] in its extensions, and removes that.
     #[must_use]
     pub fn finish(mut self, mut response: Response) -> Response {
         let code = response.status().as_u16();
@@ -111,7 +111,7 @@ impl<C: Count> Drop for Account<C> {
     }
 }
 
-/// Answers a request of `route` with the refusal of `gate`, or else by `handler`, and counts the answer.
+/// Answers a request of `route` with the refusal of `gate`, else with `handler`, and counts the response.
 pub async fn answer<G: Gate, F: Future<Output = Response>>(
     gate: &G,
     route: Route,
