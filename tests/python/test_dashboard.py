@@ -179,7 +179,7 @@ def test_a_server_that_goes_is_said(tmp_path, page):
         page.open(url(server))
         shows(page, "status", "^all instances ready$")
         server.kill()
-        shows(page, "notice", "cannot be read")
+        shows(page, "notice", "Cannot read the server")
         shows(page, "status", "^unreachable$")
         server.launch()
         server.wait_until_ready()
@@ -196,7 +196,7 @@ def test_a_server_that_shows_no_metrics(tmp_path, page):
     definition.write_text(re.sub("^mode: .*$", "mode: tslog", shipped, flags=re.MULTILINE))
     with Server(tmp_path, [models], [f"--metrics-config={definition}"]) as server:
         page.open(url(server))
-        shows(page, "notice", "nothing to draw here.*metrics mode is tslog.*mode both or prometheus")
+        shows(page, "notice", "No metrics to show.*metrics mode is tslog.*mode both or prometheus")
         shows(page, "status", "^no metrics$")
         assert "No model is loaded" not in page.ask("document.body.innerText")
         assert page.ask("document.querySelector('main').offsetHeight") == 0
