@@ -128,7 +128,7 @@ def test_grpc(guarded):
             with pytest.raises(InferenceServerException, match=scope) as error:
                 client.infer(MODEL, [value], headers=headers)
             assert error.value.status() == "StatusCode.UNAUTHENTICATED"
-        with pytest.raises(InferenceServerException, match="that of the request is for inference") as error:
+        with pytest.raises(InferenceServerException, match="the request has one for inference") as error:
             client.get_model_repository_index(headers=header("infer-1"))
         assert error.value.status() == "StatusCode.PERMISSION_DENIED"
         assert client.infer(MODEL, [value], headers=header("infer-2==")).as_numpy("OUTPUT0").item() == 1
@@ -169,7 +169,7 @@ def test_files_are_read_again(guarded, files):
     eventually("the bad file is reported", 10, lambda: failures() == 1)
     assert works("infer-2==") and works("infer-3")
     log = guarded.log.read_text()
-    assert "inference_tokens stay as they were" in log and "line 2 is no token" in log and "secret words" not in log
+    assert "inference_tokens reload failed" in log and "line 2 is not a token" in log and "secret words" not in log
     files[0].unlink()
     eventually("the missing file is reported", 10, lambda: failures() == 2)
     assert works("infer-3")
@@ -205,7 +205,7 @@ def test_tokens_and_restricted_apis(start, files):
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    (None, ["cannot be read", "No such file"]), ("", ["it has no token"]), ("a b", ["line 1 is no token"]),
+    (None, ["cannot be read", "No such file"]), ("", ["the file has no tokens"]), ("a b", ["line 1 is not a token"]),
 ])  # fmt: skip
 def test_files_that_cannot_be_used(start, tmp_path, text, words):
     """The server does not start and reports the reason."""

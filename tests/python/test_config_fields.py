@@ -199,7 +199,7 @@ def test_loads_beyond_the_limit_of_open_files_fail_alone(place):
         assert all(server.infer(name, request)[0] == 200 for name in ready)
         assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < 500 - 100
         log = server.log.read_text()
-        assert f"open files: 500 allowed, 7 for each instance of a model: at most {len(ready)} instances" in log
+        assert f"open files: limit 500, 7 per model instance, at most {len(ready)} instances" in log
         assert f"{count} models with {count} instances need {count * 7} file descriptors" in log
     finally:
         server.stop()

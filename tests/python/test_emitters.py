@@ -132,7 +132,7 @@ def test_malformed_printed_lines_are_counted_and_logged_once_a_second(emitters):
     eventually("the one with wrong labels is a dropped sample of the model", 10, lambda: dropped() == 1)
     said = emitters.logged("a metric line from the output of print.* was refused: .*")
     assert 1 <= len(said) <= time.monotonic() - started + 1
-    assert "a metric line begins with Name.Unit:value; it is `[METRICS]Failed to update" in said[0]
+    assert "a metric line begins with Name.Unit:value; line: `[METRICS]Failed to update" in said[0]
     assert emitters.server.infer("print", one("BYTES", [1], ["still here"]))[0] == 200
 
 
@@ -183,7 +183,7 @@ def test_statsd_refusals(emitters):
     emitters.becomes(1, "Temperature", room="z")
     eventually("all are counted", 10, lambda: refused(emitters, "statsd") == len(bad) + 1)
     said = emitters.logged("a metric line from StatsD was refused: .*")
-    assert len(said) == 1 and "metric `Orders` is a counter, not a gauge; it is `Orders:1|g`" in said[0]
+    assert len(said) == 1 and "metric `Orders` is a counter, not a gauge; line: `Orders:1|g`" in said[0]
     time.sleep(1.1)
     emitters.send("Unknown:1|c|#shop:a")
     eventually("logged again", 10, lambda: len(emitters.logged("from StatsD was refused")) == 2)
@@ -262,7 +262,7 @@ def test_bad_addresses(tmp_path):
     file.write_text("mine")
     for address, expected in [
         ("203.0.113.1:8125", "assign"),
-        (f"unix:{file}", "the path exists and is no socket"),
+        (f"unix:{file}", "the path exists and is not a socket"),
         (f"unix:{tmp_path}/no/s", "No such file"),
         (f"unix:{tmp_path}/{'x' * 120}", "path"),
     ]:

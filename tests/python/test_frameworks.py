@@ -111,11 +111,11 @@ def test_a_model_without_a_configuration_batches(served):
 
 
 REASONS = {
-    "no_model": ("cannot be loaded",),
+    "no_model": ("cannot load",),
     "no_file": ("has no file in", "model.joblib, model.pkl"),
     "no_method": ("output 'transform'", "has no method 'transform'"),
     "wrong_parameter": ("'iterations' is 'all'", "'0:20'"),
-    "wrong_names": ("the inputs a, b, c do not fit the model's forward(left, right)",),
+    "wrong_names": ("the inputs a, b, c do not match the model's forward(left, right)",),
     "says_nothing": ("name its inputs in config.pbtxt (left, right)",),
 }
 

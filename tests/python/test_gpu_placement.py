@@ -439,9 +439,9 @@ def test_devices_of_an_archive(world):
     for name in ("absent", "odd", "plain"):
         assert groups(name) == [("KIND_GPU", 1, [0, 1])], name
     log = server.log.read_text()
-    assert "deviceIds is [1, 7], the GPUs that it may have are [0, 1]; it is left out" in log
-    assert "deviceType is 'tpu', it must be cpu or gpu; it is left out" in log
-    assert "deviceIds is 1, it must be list; it is left out" in log
+    assert "deviceIds is [1, 7], but the available GPUs are [0, 1]; ignored" in log
+    assert "deviceType is 'tpu', but must be cpu or gpu; ignored" in log
+    assert "deviceIds is 1, but must be list; ignored" in log
 
 
 def test_gpu_usage_is_reported_by_the_servers_device_number(tmp_path, monkeypatch):

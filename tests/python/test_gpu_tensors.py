@@ -331,7 +331,7 @@ def test_copies_that_a_model_makes_and_times_count_as_input(world):
     assert world.infer("copies", [1.0])[1] == [1]
     body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [-2]}]}
     status, answer = server.infer("copies", body)
-    assert status == 500 and "-2 is no time that inputs can take" in answer["error"]
+    assert status == 500 and "-2 is not a valid duration of input copies" in answer["error"]
     assert world.infer("copies", [1.0])[1] == [1]
     stats = server.statistics("copies")["inference_stats"]
     spent = {name: stats[name]["ns"] / stats[name]["count"] / 1e9 for name in ("compute_input", "compute_infer", "compute_output")}

@@ -144,7 +144,7 @@ def test_logs_that_cannot_be_written(serve, tmp_path):
         assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
     errors = lambda: total(server.scrape(), "pharos_tslog_write_errors_total", file="ts_metrics")  # noqa: E731
     eventually("it is tried again", 20, lambda: errors() >= 2)
-    assert server.log.read_text().count("cannot be logged to '/dev/null/logs/ts_metrics.log'") == 1
+    assert server.log.read_text().count("cannot log metrics to '/dev/null/logs/ts_metrics.log'") == 1
     server.stop()
 
 

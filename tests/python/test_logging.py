@@ -46,7 +46,7 @@ def test_settings_over_http(quiet):
         ({"log_info": 1}, 500, "Unable to parse 'log_info': attempt to access JSON non-boolean as boolean"),
         ({"log_error": False, "log_verbose_level": -1}, 500, "Unable to parse 'log_verbose_level'"),
         ({"log_format": "xml"}, 503, "invalid argument for --log_format, got: xml"),
-        ({"log_color": True}, 400, "unknown log setting 'log_color'; there are log_info"),
+        ({"log_color": True}, 400, "unknown log setting 'log_color'; allowed: log_info"),
         ([], 500, "failed to parse the request JSON buffer"),
     ]:
         got = post(quiet, body)

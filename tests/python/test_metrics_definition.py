@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_read(tmp_path, file, message):
     for args in (["metrics", "check", tmp_path / file], [f"--model-repository={MODELS}", f"--metrics-config={tmp_path / file}"]):
         result = run(*args)
         assert result.returncode == 1
-        assert f"'{tmp_path / file}' cannot be read: {message}" in result.stderr, result.stderr
+        assert f"cannot read --metrics-config '{tmp_path / file}': {message}" in result.stderr, result.stderr
 
 
 def test_check_summarises_a_valid_file():
@@ -232,7 +232,7 @@ def test_a_bad_file_at_sighup_changes_nothing(start, tmp_path):
     file.write_text(definition(PREDICTION, HANDLER.replace("unit", "units")))
     hang_up(server, f"the metrics stay as they were: {file}:8:")
     file.unlink()
-    hang_up(server, "cannot be read: No such file")
+    hang_up(server, "metrics.yaml': No such file")
     infer(server)
     assert {key for key in server.scrape()} == before
     assert total(server.scrape(), "pharos_metrics_reloads_total", result="failure") == 2
@@ -260,7 +260,7 @@ def test_sighup_under_load_loses_no_count(start, tmp_path):
 def test_sighup_without_a_file(start):
     """The built-in definition is reloaded: nothing changes, and the server continues."""
     server = start([MODEL])
-    hang_up(server, "metrics read again from the metrics.yaml built in: nothing has changed")
+    hang_up(server, "metrics read again from the built-in metrics.yaml: nothing has changed")
     infer(server)
 
 

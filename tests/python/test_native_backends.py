@@ -132,7 +132,7 @@ def test_the_example_in_c_normalizes(served, protocol):
         values[2] = 7
         with pytest.raises(InferenceServerException) as error:
             client.infer("normalize", request(protocol, values, "INPUT"))
-    assert "row 2 has a standard deviation of 0; at least 0.001 is needed" in error.value.message()
+    assert "row 2 has a standard deviation of 0; the minimum is 0.001" in error.value.message()
 
 
 def test_requests_of_a_batch_fail_alone(served):
@@ -164,8 +164,8 @@ def test_configuration_of_the_example_is_checked(tmp_path):
     compile(EXAMPLE / "normalize.c", place(tmp_path / "backends", "normalize"))
     with native_backends.server(tmp_path, tmp_path / "models", tmp_path / "backends") as running:
         reasons = eventually("both are told", 20, lambda: reasons_of(running, 2))
-    assert "parameter 'least_deviation' is 'little'; it must be a number over 0" in reasons["wrong_number"]
-    assert "normalize takes one input of TYPE_FP32 and gives one output of TYPE_FP32" in reasons["wrong_tensors"]
+    assert "parameter 'least_deviation' is 'little'; expected a number greater than 0" in reasons["wrong_number"]
+    assert "normalize needs one input and one output, both of TYPE_FP32" in reasons["wrong_tensors"]
 
 
 def reasons_of(running, count: int) -> dict:

@@ -121,7 +121,7 @@ def test_tritonclient(serve, protocol):
             ("a/../b", {}, "must not contain path traversal characters"),
             ("m", {"config": "no json"}, "Invalid config override"),
             ("m", {"files": {"file:1/x": b"x"}, "config": ""}, "failed to load 'm'"),
-            ("m", {"files": {"file:../../x": b"x"}, "config": "{}"}, "it leads out of there with '..'"),
+            ("m", {"files": {"file:../../x": b"x"}, "config": "{}"}, "it leads out of the directory with '..'"),
         ]:
             with pytest.raises(InferenceServerException) as raised:
                 c.load_model(name, **parameters)

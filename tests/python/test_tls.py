@@ -307,7 +307,7 @@ def test_certificates_are_read_again(serve, tmp_path):
         files.cert.write_text("-----BEGIN CERTIFICATE-----\nnot base64!\n-----END CERTIFICATE-----\n")
         reloads = lambda result: total(server.scrape(), "pharos_credential_reloads_total", file="http_tls", result=result)  # noqa: E731
         eventually("the bad file is told", 10, lambda: reloads("failure") == 1)
-        assert f"http_tls stay as they were: '{files.cert}' is not valid PEM" in server.log_tail()
+        assert f"http_tls reload failed, keeping the previous ones: '{files.cert}' is not valid PEM" in server.log_tail()
         assert server.certificate_of() == "renewed"
         files.cert.write_bytes(good)
         eventually("the good file is read", 10, lambda: reloads("success") == 2)
@@ -354,7 +354,7 @@ def test_an_authority_that_is_taken_back(serve, tmp_path):
     with connect(session) as second:
         assert second.session_reused
     files.root.write_bytes(Authority("another").pem)
-    eventually("the list is read", 10, lambda: "http_tls read again" in server.log_tail())
+    eventually("the list is read", 10, lambda: "http_tls reloaded" in server.log_tail())
     with pytest.raises((ssl.SSLError, OSError)):
         with connect(session) as third:
             third.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -1,4 +1,4 @@
-//! What an archive says about itself: `MAR-INF/MANIFEST.json` and the configuration that it names.
+//! Reads an archive's `MAR-INF/MANIFEST.json` and the configuration that it names.
 
 use std::fs;
 use std::path::{Component, Path};
@@ -9,20 +9,20 @@ use serde_json::{Value, json};
 use super::{Archive, Unpacked};
 use crate::{ModelYaml, Refused};
 
-/// The directory of the manifest.
+/// The directory of the manifest in an archive.
 pub(super) const DIRECTORY: &str = "MAR-INF";
 
-/// The most bytes of a manifest.
+/// The largest size of a manifest, in bytes.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// The configuration where the manifest names none.
+/// The configuration file if the manifest names none.
 const CONFIGURATION: &str = "model-config.yaml";
 
-/// The archive that these files are. Without a manifest it is called like its file; one without any files must be `named` by
-/// whoever registers it.
+/// Reads the manifest and configuration of unpacked files. Without a manifest the archive gets the name of its file. An archive
+/// without any files is only valid if the registration gives a name (`named`).
 ///
 /// # Errors
-/// The manifest or the configuration cannot be used; the text names the archive.
+/// The manifest or the configuration is invalid; the text names the archive.
 pub(super) fn read(url: &str, files: Unpacked, named: bool) -> Result<Archive, Refused> {
     let refuse = |why: String| Refused::invalid_model(format!("The archive '{url}' cannot be used: {why}"));
     let manifest = manifest(files.path()).map_err(refuse)?;
@@ -71,18 +71,18 @@ fn manifest(directory: &Path) -> Result<Option<Value>, String> {
     if metadata.len() > MOST_BYTES {
         return Err(format!("its manifest has {} bytes; at most {MOST_BYTES} are allowed", metadata.len()));
     }
-    let unusable = |error: String| format!("its manifest cannot be read: {error}");
+    let unusable = |error: String| format!("invalid manifest: {error}");
     let text = fs::read_to_string(&path).map_err(|error| unusable(error.to_string()))?;
     let value: Value = serde_json::from_str(&text).map_err(|error| unusable(error.to_string()))?;
-    if value.is_object() { Ok(Some(value)) } else { Err(unusable("it is no object".to_owned())) }
+    if value.is_object() { Ok(Some(value)) } else { Err(unusable("expected a JSON object".to_owned())) }
 }
 
-/// A text, or a number as a text: versions are often written without quotes.
+/// Returns the non-empty string at a JSON pointer.
 fn text<'a>(manifest: Option<&'a Value>, pointer: &str) -> Option<&'a str> {
     manifest?.pointer(pointer)?.as_str().filter(|text| !text.is_empty())
 }
 
-/// The name of an archive without a manifest: its file's without ending.
+/// Returns the name of an archive without a manifest: the file name without its extension.
 fn name_of(url: &str) -> String {
     let path = url.split(['?', '#']).next().unwrap_or(url).trim_end_matches('/');
     let file = path.rsplit('/').next().unwrap_or(path);

@@ -1,4 +1,4 @@
-//! The v2 protocol on TorchServe's ports: its access check, and requests to it.
+//! The v2 protocol on TorchServe's ports: its access check, and forwarding of requests.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl<S: Management> Count for V2Gate<S> {
 impl<S: Management> Gate for V2Gate<S> {
     fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response> {
         let class = class(route);
-        // Paths that are not known need the key of the port that serves the protocol.
+        // Unknown paths need the key of the port that serves the protocol.
         let wanted = Wanted { route, class, purpose: purpose(class, Some(Purpose::Inference)) };
         let denied = self.0.guard.check(Protocol::Http, wanted, headers).err()?;
         let (mut response, reason) = answer::denied(denied);
@@ -39,7 +39,7 @@ impl<S: Management> Gate for V2Gate<S> {
 }
 
 impl<S: Management> Port<S> {
-    /// Answers a request as the port of the v2 protocol does, which counts the answer.
+    /// Forwards a request to the v2 protocol's edge, which counts the response.
     pub(super) async fn answer_v2(&self, asked: &Asked, body: Body) -> Response {
         let mut request = Request::new(body);
         *request.method_mut() = asked.method.clone();
