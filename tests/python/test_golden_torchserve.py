@@ -1,7 +1,7 @@
-"""What a real TorchServe 0.12.0 wrote and showed in five configurations (`tests/golden_torchserve`), and what this server
-makes of the same metrics.yaml and of the same lines printed by a worker: log lines, families, types, units, label sets.
+"""Compares the logs and scrapes of a real TorchServe 0.12.0 in five configurations (`tests/golden_torchserve`) with those of this
+server for the same metrics.yaml and the same lines printed by a worker: log lines, families, types, units, label sets.
 
-Each folder holds what TorchServe's example model `mnist_custom_metrics` left behind after one inference."""
+Each folder has the output of TorchServe's example model `mnist_custom_metrics` after one inference."""
 
 import re
 import socket
@@ -29,7 +29,7 @@ DECLARED = """  counter:
     - {name: HandlerTime, unit: ms, dimensions: [*model_name, *level]}
     - {name: PredictionTime, unit: ms, dimensions: [*model_name, *level]}
 """
-"""The metrics of models that the example's `metrics.yaml` declares; HandlerMethodTime and ExamplePercentMetric it does not."""
+"""The model metrics that the example's `metrics.yaml` declares; it omits HandlerMethodTime and ExamplePercentMetric."""
 
 DETECTED = """  counter:
     - {name: PreprocessCallCount, unit: count, dimensions: [*model_name]}
@@ -37,13 +37,13 @@ DETECTED = """  counter:
     - {name: RequestBatchSize, unit: count, dimensions: [*model_name]}
     - {name: HandlerTime, unit: ms, dimensions: [*model_name, *level]}
 """
-"""Those of its `metrics_auto_detect.yaml`: TorchServe registers the others by their first sample."""
+"""The model metrics of its `metrics_auto_detect.yaml`: TorchServe registers all others at their first sample."""
 
 MODES = {"log_default": None, "log": DECLARED, "prometheus": DECLARED, "prometheus_auto": DETECTED, "legacy_auto": DETECTED}
 
 RUNTIME = {"HandlerTime", "PredictionTime"}
-"""What a worker records by itself: TorchServe's in Python, to two decimals of a millisecond; ours over the ring, to the
-nanosecond, so that values differ. TorchServe's lines are replayed all the same."""
+"""The metrics that a worker itself records: TorchServe's in Python, to two decimals of a millisecond; ours over the ring, to the
+nanosecond, so the values differ. TorchServe's lines are replayed nevertheless."""
 
 DIFFERENCES = {
     "no GPU, no family": {"GPUUtilization", "GPUMemoryUtilization", "GPUMemoryUsed"},

@@ -1,7 +1,7 @@
-"""Where instances run: GPUs by kind, number and count, what their processes are told, limits, lost devices, processors.
+"""Placement of instances: GPUs by kind, number and count, environments of processes, limits, lost devices, CPUs.
 
-The GPUs are those of a made-up library in NVML's place (`fake_gpus.py`); nothing here needs a driver, since a Python model that
-does not use its device needs none."""
+A library in place of NVML simulates the GPUs (`fake_gpus.py`). No driver is needed, because the Python models do not use their
+device."""
 
 import json
 import os

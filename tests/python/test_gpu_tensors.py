@@ -1,7 +1,7 @@
-"""Tensors on devices in Python models: inputs that clients have there, and outputs that libraries make there.
+"""Tensors on devices in Python models: inputs in device memory of clients, and outputs that libraries make on a device.
 
-There is no GPU here. The driver is a made-up one (`fake_cuda`), whose memory can be read where it is mapped; PyTorch and CuPy are
-stood in for by what they have for copies from a device, and PyTorch itself, where it is installed, by tensors that say so."""
+No GPU is needed. A simulated driver (`fake_cuda`) provides device memory that can be read where it is mapped. Stand-ins replace
+PyTorch and CuPy for copies from a device; real PyTorch, if installed, is used with tensors that claim a device."""
 
 import base64
 import json
@@ -135,7 +135,7 @@ def test_inputs_on_the_device_stay_there(world):
         assert output == [4, 5, 6]
         assert told.pop("again", [False, [2, 0]]) == [False, [2, 0]]
         assert (told, world.devices.calls("read", "own")) == (expected, number)
-    # To another place on a device they are copied there.
+    # Outputs for another place on a device are copied on the device.
     world.region("other", bytes(64), number=0)
     for how, region in [("tensor", "own"), ("capsule", "own"), ("lent", "own"), ("tensor", "other"), ("lent", "other")]:
         before = [world.devices.calls(*call) for call in (("copy_to", region), ("wait", "default stream"))]

@@ -1,6 +1,6 @@
-"""KServe's clients: the bodies of health, the v1 protocol as KServe and TensorFlow Serving describe it, and KServe's SDK itself.
+"""KServe's clients: health bodies, the v1 protocol of KServe and TensorFlow Serving, and KServe's SDK itself.
 
-The SDK needs an environment of its own: `make kserve-sdk` puts it into target/kserve, `PHAROS_KSERVE_PYTHON` names another."""
+The SDK needs a separate environment: `make kserve-sdk` installs it in target/kserve; `PHAROS_KSERVE_PYTHON` overrides it."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def test_numbers_that_are_not_json(server):
         ("identity_fp32", "[", 400, "not a JSON object"),
         ("identity_fp32", {}, 400, "either 'instances' or 'inputs'"),
         ("identity_fp32", {"instances": [[1], [1, 2]]}, 400, "different lengths"),
-        ("identity_fp32", {"instances": 1}, 400, "'instances' must be an array"),
+        ("identity_fp32", {"instances": 1}, 400, "'instances' must be a non-empty array"),
         ("simple", {"instances": [[1]]}, 400, "'INPUT0', 'INPUT1'"),
         ("simple", {"instances": [{"INPUT0": ROW}]}, 400, "expected 2 inputs but got 1"),
         ("simple", {"inputs": {"INPUT2": [ROW]}}, 400, "no input 'INPUT2'"),

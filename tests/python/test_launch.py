@@ -1,7 +1,6 @@
-"""Which program runs a model, and what is said if there is none.
+"""Selection of the program that runs a model, and the errors if there is none.
 
-The package `pharos-worker` is stood in for by `standin`, which says with what it was started; interpreters and environments
-are real.
+`standin` replaces the package `pharos-worker` and reports its arguments; interpreters and environments are real.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""All views agree: after a random load with failures, kills, cancellations and re-read definitions, the statistics, the
-metrics, the sums over the lines of the metric logs and the client's own count say the same, exactly.
+"""After a random load with failures, kills, cancellations and reloaded definitions, the statistics, the metrics, the sums
+over the lines of the metric logs and the client's own counts agree exactly.
 
-`PHAROS_SEED` repeats a run, `PHAROS_SOAK_S` makes it longer.
+`PHAROS_SEED` repeats a run; `PHAROS_SOAK_S` sets its duration.
 """
 
 import collections

@@ -1,8 +1,8 @@
-"""Samples of models' own threads at full speed while their workers are killed: nothing that was committed is lost.
+"""Threads of models emit samples at full speed while their workers are killed: no committed sample is lost.
 
-Each `emit` model notes in memory that outlives it how many samples it has begun and how many it has recorded (see
-`worker/src/backend/emit.rs`); that is compared with the counter in `/metrics`. `PHAROS_SOAK_S=60` is the long run of
-`make soak`; the figures that it measures are printed (`-s` shows them).
+Each `emit` model counts the samples that it has begun and recorded in memory that survives its process (see
+`worker/src/backend/emit.rs`); the test compares them with the counter in `/metrics`. `PHAROS_SOAK_S=60` is the long run of
+`make soak`; it prints its measurements (`-s` shows them).
 """
 
 import mmap
