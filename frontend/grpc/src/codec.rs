@@ -166,10 +166,7 @@ fn no_data(input: &str, model: &str) -> InferError {
 
 fn unknown_datatype(input: &str, datatype: &str) -> InferError {
     let names: Vec<&str> = DataType::ALL.into_iter().map(DataType::name).collect();
-    InferError::invalid(format!(
-        "invalid datatype for input {input}: '{datatype}', expected one of {}",
-        names.join(", ")
-    ))
+    InferError::invalid(format!("invalid datatype for input {input}: '{datatype}' is not one of {}", names.join(", ")))
 }
 
 /// Returns the shared memory range in a tensor's parameters, if any. A negative number becomes one that exceeds every region.

@@ -135,7 +135,7 @@ fn errors_have_tritons_code_and_text() {
             3,
             "value 300 of input tensor 'X' for model 'm' is out of range for datatype INT8",
         ),
-        (request(vec![tensor("F", None)], vec![&[1]]), 3, "invalid datatype for input X: 'F', expected one of BOOL"),
+        (request(vec![tensor("F", None)], vec![&[1]]), 3, "invalid datatype for input X: 'F' is not one of BOOL"),
         (region(false, None), 3, "'shared_memory_byte_size' must be specified along with"),
         (region(true, ints(&[1])), 3, "unexpected 'content' provided when using shared memory for input tensor 'X'"),
         (
@@ -177,8 +177,7 @@ fn outputs_are_raw() {
     assert_eq!(message.parameters["p"], choice(ParameterChoice::Uint64Param(1)));
 }
 
-/// Decoding ten million short strings must be fast. This decodes a hundredth of them, with a bound that only quadratic time
-/// exceeds.
+/// Many short strings must decode in linear time; the bound is generous, and only quadratic time exceeds it.
 #[test]
 fn many_strings_decode_in_linear_time() {
     let contents =

@@ -272,9 +272,7 @@ impl http_body::Body for Whole {
             Some(message) => self.join(message, &outputs).map(Frame::data),
             None => return Poll::Ready(frame),
         };
-        Poll::Ready(Some(joined.ok_or_else(|| {
-            tonic::Status::internal("cannot append the outputs to the answer: the message has no valid length")
-        })))
+        Poll::Ready(Some(joined.ok_or_else(|| tonic::Status::internal("the answer has no valid length"))))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -78,8 +78,7 @@ impl Window {
     pub(super) async fn place(&self) -> Place {
         let state = &*self.0;
         loop {
-            // Created before the state is checked, so that a later change is not missed: a notification without a waiter is
-            // stored.
+            // Created before the state is checked, so that no later change is missed: `notify_one` stores a permit.
             let changed = state.changed.notified();
             let largest = state.largest.load(Ordering::Relaxed);
             match room(state.open.load(Ordering::SeqCst), largest, state.starved.load(Ordering::SeqCst)) {

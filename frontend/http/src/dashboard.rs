@@ -1,6 +1,5 @@
-//! The live page at `/dashboard` of the metrics listener, a view of the metrics that needs no Grafana. Its documents are part of
-//! the binary and draw what the browser reads from `/metrics`; the server keeps no state for them and does not count their
-//! requests.
+//! The live page at `/dashboard` of the metrics listener, for use without Grafana. Its documents are part of the binary and
+//! draw `/metrics` in the browser; the server keeps no state for them and does not count their requests.
 //!
 //! The page may load only its own files: its content security policy forbids inline scripts and other hosts.
 

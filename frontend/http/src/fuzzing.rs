@@ -41,8 +41,7 @@ pub fn request(data: &[u8]) {
     }
 }
 
-/// Parses any body as a request of the generate extension for a model with inputs of many kinds. The data of a parsed tensor must
-/// match its shape.
+/// Parses any body as a request of the generate extension, and checks that the data of each tensor matches its shape.
 fn generate(body: &[u8]) {
     let inputs = [
         ("I", "INT32", vec![-1]),

@@ -110,9 +110,7 @@ impl<S: Service> Edge<S> {
         match body::read(&self.settings.budget, body, MAX_SHORT_BODY, false).await? {
             Read::Whole(body) => Ok(body.join()),
             Read::TooLarge(size) => {
-                let text = format!(
-                    "request body of {size} bytes is too large: {what} may have at most {MAX_SHORT_BODY} bytes"
-                );
+                let text = format!("body of {size} bytes is too large: {what} has at most {MAX_SHORT_BODY} bytes");
                 Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text))
             }
         }

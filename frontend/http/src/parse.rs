@@ -257,10 +257,7 @@ fn shape(value: Option<&RawValue>) -> Result<Vec<i64>, InferError> {
 
 fn unknown_datatype(input: &str, datatype: &str) -> InferError {
     let names: Vec<&str> = DataType::ALL.into_iter().map(DataType::name).collect();
-    InferError::invalid(format!(
-        "invalid datatype for input {input}: '{datatype}', expected one of {}",
-        names.join(", ")
-    ))
+    InferError::invalid(format!("invalid datatype for input {input}: '{datatype}' is not one of {}", names.join(", ")))
 }
 
 /// Returns the range of a shared memory region. As in Triton, a missing offset or size is 0.

@@ -57,8 +57,7 @@ impl VertexAi {
     /// Finds the default model among those that are ready.
     ///
     /// # Errors
-    /// Fails if the named model is not ready or, without a name, if there is not exactly one ready model. The texts are Triton's,
-    /// extended with a remedy.
+    /// Fails with Triton's texts and a remedy if the named model is not ready or, without a name, not exactly one is ready.
     pub async fn settle<S: Service>(&self, service: &S) -> Result<(), String> {
         let entries = service.repository_index(true).await.map_err(|error| error.message)?;
         let names: BTreeSet<String> = entries.into_iter().map(|entry| entry.name).collect();
