@@ -137,7 +137,7 @@ def test_a_negative_number_as_an_id(http, grpc):
     """tritonclient has no other way over gRPC to send a number from 2^63 on; in JSON it is no id. As Triton."""
     assert step(grpc, "direct", -1, 1, "()")[1].endswith("1,2,1,18446744073709551615")
     status, text = refused(lambda: step(http, "direct", -1, 1, "()"))
-    assert (status, text.split(": ", 2)[2]) == ("400", "it is -1, allowed: 0 to 18446744073709551615, or a text")
+    assert (status, text.split(": ", 2)[2]) == ("400", "it is -1, allowed: 0 to 18446744073709551615, or a string")
 
 
 def test_ids_are_texts_of_128_bytes_at_most(http, grpc):

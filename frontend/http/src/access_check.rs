@@ -1,5 +1,5 @@
-//! Tokens and restricted parts of the protocol (`--http-restricted-api`), checked from the route and the headers of a request
-//! before anything else of it is read.
+//! Checks tokens and restricted APIs (`--http-restricted-api`) from the route and the headers, before the body of a request is
+//! read.
 
 use axum::response::Response;
 use http::header::{HeaderValue, WWW_AUTHENTICATE};
@@ -35,7 +35,7 @@ impl<S: Service> Gate for Edge<S> {
     }
 }
 
-/// The answer to a client that is denied a route.
+/// Returns the answer to a client without access to a route.
 fn denied_response(denied: DeniedAnswer) -> Response {
     let status = StatusCode::from_u16(denied.code).unwrap_or(StatusCode::FORBIDDEN);
     let mut response = answer::error_text(status, &denied.text);

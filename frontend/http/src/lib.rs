@@ -1,8 +1,7 @@
 //! The HTTP edge: KServe v2 over HTTP/1.1 and HTTP/2 in clear text, with Triton's extensions (spec 1.1, 1.3).
 //!
-//! Handlers translate between HTTP and the verbs of a `pharos::service::Service` and decide nothing else. Query strings are accepted and
-//! ignored. Every answer is counted once, by the layer of
-//! [`pharos_listener::answering`].
+//! Handlers translate between HTTP and the verbs of a `pharos::service::Service` and make no other decisions. Query strings are
+//! accepted and ignored. The layer of [`pharos_listener::answering`] counts every answer once.
 
 mod access_check;
 mod answer;
@@ -53,24 +52,24 @@ use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::{Life, Speaks};
 
-/// What the HTTP edge is told at start.
+/// The settings of the HTTP edge.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `--http-max-input-size`: the most bytes of a request's JSON, and of its binary data, each.
+    /// `--http-max-input-size`: the maximum bytes of a request's JSON and, separately, of its binary data.
     pub max_input_size: u64,
     /// `--http-restricted-api`.
     pub restricted: Arc<Restrictions>,
-    /// The tokens that are asked for.
+    /// The tokens that requests must present.
     pub access: Access,
     /// `--http-header-forward-pattern`.
     pub forward: Forward,
-    /// `--http-body-timeout-secs`; zero for none.
+    /// `--http-body-timeout-secs`; zero disables the timeout.
     pub body_timeout: Duration,
-    /// The memory of what is being received.
+    /// The memory budget for request bodies that are being received.
     pub budget: Budget,
 }
 
-/// How a listener treats its connections unless it is told otherwise.
+/// Returns the default connection settings of an HTTP listener.
 pub fn connections() -> listener::Settings {
     listener::Settings::new(Listener::Http)
 }
@@ -88,10 +87,10 @@ impl Default for Settings {
     }
 }
 
-/// The most bytes of a body that has a handful of members.
+/// The maximum bytes of a body that has only a few members.
 const MAX_SHORT_BODY: u64 = 64 << 10;
 
-/// What every handler has.
+/// The state that all handlers share.
 #[derive(Clone)]
 pub(crate) struct Edge<S: Service> {
     service: S,
@@ -103,22 +102,22 @@ impl<S: Service> Edge<S> {
         Self { service, settings: Arc::new(settings) }
     }
 
-    /// The whole body of a request that has a handful of members.
+    /// Reads the whole body of a request that has only a few members.
     ///
     /// # Errors
-    /// It has more than 64 KiB, or arrives too slowly.
+    /// Fails if the body exceeds 64 KiB or arrives too slowly.
     async fn read_short(&self, body: Body, what: &str) -> Result<Bytes, InferError> {
         match body::read(&self.settings.budget, body, MAX_SHORT_BODY, false).await? {
             Read::Whole(body) => Ok(body.join()),
             Read::TooLarge(size) => {
-                let text = format!("the body has {size} bytes; {what} has at most {MAX_SHORT_BODY}");
+                let text = format!("body of {size} bytes is too large: {what} has at most {MAX_SHORT_BODY} bytes");
                 Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text))
             }
         }
     }
 }
 
-/// Serves the v2 protocol on `listener` until `life` says to stop and the requests in flight are answered.
+/// Serves the v2 protocol on `listener` until `life` signals shutdown and all requests in flight are answered.
 pub async fn serve<S: Service>(
     listener: TcpListener,
     service: S,
@@ -130,7 +129,7 @@ pub async fn serve<S: Service>(
     listener::serve(listener, (Speaks::Http, connections), dispatch, refused(service), life).await;
 }
 
-/// Counts what is refused before it is a request, by its status.
+/// Returns a callback that counts connections refused before a request could be parsed, by status.
 fn refused<S: Service>(service: S) -> impl Fn(u16) + Clone + Send + 'static {
     move |status| {
         let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
@@ -138,12 +137,12 @@ fn refused<S: Service>(service: S) -> impl Fn(u16) + Clone + Send + 'static {
     }
 }
 
-/// The answer to a path that does not exist.
+/// Returns the answer for an unknown path.
 fn not_found() -> Response {
     answer::unknown(StatusCode::NOT_FOUND, "Not Found")
 }
 
-/// The answer to a method that a path does not have.
+/// Returns the answer for a method that the path does not support.
 fn wrong_method() -> Response {
     answer::unknown(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
 }

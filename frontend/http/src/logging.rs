@@ -1,4 +1,4 @@
-//! `GET` and `POST /v2/logging`: what the server logs (spec 2.8).
+//! `GET` and `POST /v2/logging`: the log settings (spec 2.8).
 
 use axum::body::Body;
 use axum::extract::State;
@@ -18,7 +18,7 @@ pub(super) async fn get<S: Service>(State(edge): State<Edge<S>>) -> Answer {
 pub(super) async fn post<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Answer {
     let update = read(&edge, request.into_body()).await;
     match update {
-        // Triton answers a wrong format as if the server could not do it now.
+        // Triton answers 503 to an invalid log format.
         Err(error) if error.message.starts_with(WRONG_LOG_FORMAT) => {
             let response = answer::error_text(StatusCode::SERVICE_UNAVAILABLE, &error.message);
             Ok(answer::refused(response, error.reason))
@@ -27,9 +27,9 @@ pub(super) async fn post<S: Service>(State(edge): State<Edge<S>>, request: Reque
     }
 }
 
-/// The change that a body asks for; none if it is empty.
+/// Reads the change that a body requests; an empty body changes nothing.
 async fn read<S: Service>(edge: &Edge<S>, body: Body) -> Result<LogUpdate, InferError> {
-    let body = edge.read_short(body, "a change of the log settings").await?;
+    let body = edge.read_short(body, "a log settings update").await?;
     let mut update = LogUpdate::default();
     if !body.iter().all(u8::is_ascii_whitespace) {
         let members: Members<'_> = serde_json::from_slice(&body).map_err(parse_error)?;

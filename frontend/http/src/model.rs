@@ -1,4 +1,4 @@
-//! What is known of one model: metadata, readiness, configuration, statistics.
+//! Metadata, readiness, configuration and statistics of one model.
 
 use axum::extract::{FromRequestParts, State};
 use axum::response::Response;
@@ -13,10 +13,10 @@ use super::answer::Answer;
 use super::{Edge, answer};
 use pharos_listener::routing::PathParameters;
 
-/// The model that a path names, `/v2/models/{model}[/versions/{version}]`. Whether a version is a number, the engine says.
+/// The model in a path `/v2/models/{model}[/versions/{version}]`. The engine validates the version.
 pub(super) struct ModelPath {
     pub(super) model: String,
-    /// Empty if the path names none.
+    /// Empty if the path has no version.
     pub(super) version: String,
 }
 
@@ -36,7 +36,7 @@ pub(super) async fn metadata<S: Service>(State(edge): State<Edge<S>>, path: Mode
 }
 
 fn metadata_json(metadata: &ModelMetadata) -> String {
-    // Built by hand because the order of the keys is part of the form (serde_json's maps sort them).
+    // Built by hand because the order of the keys is part of the format (serde_json's maps sort them).
     let tensors = |tensors: &[TensorMetadata]| {
         let tensor = |t: &TensorMetadata| {
             format!("{{\"name\":{},\"datatype\":\"{}\",\"shape\":{}}}", json!(t.name), t.datatype, json!(t.shape))
@@ -53,7 +53,7 @@ fn metadata_json(metadata: &ModelMetadata) -> String {
     )
 }
 
-/// 200 with an empty body, else 400, also for a model that does not exist; with the reason where one is known.
+/// Answers 200 with an empty body, else 400 with the reason if known; also for a model that does not exist.
 pub(super) async fn ready<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Response {
     let reason = match edge.service.model_ready(&path.model, &path.version).await {
         Ok(true) => return answer::empty(StatusCode::OK),

@@ -19,16 +19,16 @@ use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::routing::PathParameters;
 
 object! {
-    /// The question: absent, empty, or which entries.
+    /// The body of an index request, which may be empty.
     Question { ready: &'a RawValue }
 }
 
 object! {
-    /// What is given with a load or an unload.
+    /// The body of a load or an unload.
     Operation { parameters: &'a RawValue }
 }
 
-/// One entry of the answer.
+/// One entry of the index.
 #[derive(Serialize)]
 struct Entry<'a> {
     name: &'a str,
@@ -44,7 +44,7 @@ impl<'a> From<&'a IndexEntry> for Entry<'a> {
     fn from(entry: &'a IndexEntry) -> Self {
         Self {
             name: &entry.name,
-            // A number, but text in the protocol.
+            // The protocol represents the number as a string.
             version: entry.version.map(|version| version.to_string()),
             state: entry.state.map(repository::State::as_str),
             reason: Some(entry.reason.as_str()).filter(|reason| !reason.is_empty()),
@@ -53,7 +53,7 @@ impl<'a> From<&'a IndexEntry> for Entry<'a> {
 }
 
 pub(super) async fn index<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Answer {
-    let body = edge.read_short(request.into_body(), "a question to the index").await?;
+    let body = edge.read_short(request.into_body(), "an index request").await?;
     let entries = edge.service.repository_index(ready_only(&body)?).await?;
     answer::json_of(&entries.iter().map(Entry::from).collect::<Vec<_>>())
 }
@@ -70,13 +70,13 @@ fn ready_only(body: &[u8]) -> Result<bool, InferError> {
     }
 }
 
-/// The route of a load or an unload. The verb may be percent-encoded; both need the same access.
+/// Returns the route of a load or an unload. The verb may be percent-encoded; both need the same access.
 pub(super) fn route_of_operation(path: &str) -> Route {
     if path.ends_with("unload") { Route::RepositoryUnload } else { Route::RepositoryLoad }
 }
 
-/// `POST /v2/repository/models/M/load` and `/unload`. Clients send a name with slashes as it is: all that is before the verb
-/// is the name, so that it is refused in words.
+/// `POST /v2/repository/models/M/load` and `/unload`. Clients do not encode slashes in a name, so everything before the verb is
+/// the name; the engine then refuses an invalid one with an explanation.
 pub(super) async fn operate<S: Service>(
     State(edge): State<Edge<S>>,
     PathParameters(operation): PathParameters,
@@ -100,7 +100,7 @@ async fn unload<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Answer {
     answer::done(edge.service.unload_model(model, unloads_dependents(&body)?).await)
 }
 
-/// The body of a load or an unload: files come with it, in base64.
+/// Reads the body of a load or an unload, which may contain files in base64.
 async fn whole<S: Service>(edge: &Edge<S>, body: Body) -> Result<Bytes, InferError> {
     let most = edge.settings.max_input_size;
     match body::read(&edge.settings.budget, body, most, false).await? {
@@ -115,7 +115,7 @@ async fn whole<S: Service>(edge: &Edge<S>, body: Body) -> Result<Bytes, InferErr
     }
 }
 
-/// The members of `parameters`; none if there is no body, or no such member in it.
+/// Returns the members of `parameters`; empty if there is no body or no such member.
 fn parameters(body: &[u8]) -> Result<Members<'_>, InferError> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Ok(Members(Vec::new()));
@@ -129,10 +129,10 @@ fn parameters(body: &[u8]) -> Result<Members<'_>, InferError> {
     serde_json::from_str(parameters.get()).map_err(parse_error)
 }
 
-/// The parameters of a load by name; files are taken out of base64.
+/// Returns the parameters of a load by name; files are decoded from base64.
 ///
 /// # Errors
-/// Triton's texts where it has them.
+/// Fails with Triton's texts where they exist.
 pub(super) fn load_parameters(body: &[u8]) -> Result<Vec<(String, Bytes)>, InferError> {
     let parameter = |(name, value): (std::borrow::Cow<'_, str>, &RawValue)| {
         let text = as_string(value, &format!("parameter '{}'", name.escape_debug()))?;
@@ -151,7 +151,7 @@ pub(super) fn load_parameters(body: &[u8]) -> Result<Vec<(String, Bytes)>, Infer
     parameters(body)?.0.into_iter().map(parameter).collect()
 }
 
-/// Whether an unload takes along what only the model needs. Parameters that are not known are passed over, as by Triton.
+/// Returns whether an unload includes the dependents. Unknown parameters are ignored, as by Triton.
 fn unloads_dependents(body: &[u8]) -> Result<bool, InferError> {
     let parameters = parameters(body)?.0;
     let given = parameters.iter().find(|(name, _)| name == "unload_dependents");

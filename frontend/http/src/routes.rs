@@ -7,13 +7,12 @@ use super::{Edge, Settings, generate, infer, logging, model, repository, server,
 use pharos_listener::answering::Gate;
 use pharos_listener::routing::{Builder, RouteOf, Routes};
 
-/// The routes of v2 and v1 behind the access check of a listener. It takes the place of the tokens and restrictions of
-/// `settings`.
+/// Returns the routes of v2 and v1 behind the access check `gate`, which replaces the tokens and restrictions of `settings`.
 pub fn router<S: Service, G: Gate>(service: S, settings: Settings, gate: G) -> Routes<G> {
     table(Edge::new(service, settings), gate)
 }
 
-/// The routes behind the access check of `gate`.
+/// Returns the routes behind the access check `gate`.
 pub(crate) fn table<S: Service, G: Gate>(edge: Edge<S>, gate: G) -> Routes<G> {
     let router = Builder::new(edge, |_| super::wrong_method())
         .route("/v2", Route::ServerMetadata, get(server::metadata::<S>))
@@ -68,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_decides_where_several_routes_share_one() {
+    fn the_path_selects_among_routes_that_share_a_pattern() {
         for (path, expected) in [
             ("/v2/models/stats", Route::ModelStatistics),
             ("/v2/models/stats/stats", Route::ModelStatistics),

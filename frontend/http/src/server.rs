@@ -1,4 +1,4 @@
-//! Health of the server, and what it is.
+//! Server health and metadata.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -24,7 +24,7 @@ pub(super) async fn ready<S: Service>(State(edge): State<Edge<S>>) -> Answer {
     health(&edge, "ready", edge.service.ready())
 }
 
-/// 200 or 400, with a body that says the same for KServe's clients; an error while exiting.
+/// Returns 200 or 400 with the state as JSON, which KServe's clients read. Fails while the server is exiting.
 fn health<S: Service>(edge: &Edge<S>, state: &str, healthy: bool) -> Answer {
     if edge.service.exiting() {
         return Err(InferError::not_ready("Server exiting").into());

@@ -1,5 +1,5 @@
-//! `/v2/systemsharedmemory` and `/v2/cudasharedmemory`: memory that clients share (spec 2.10). The status has two members
-//! more than Triton's: how many tensors of requests are in a region now, and how many were.
+//! `/v2/systemsharedmemory` and `/v2/cudasharedmemory`: shared memory of clients (spec 2.10). The status has two members more
+//! than Triton's: the number of request tensors that are in a region now, and the total so far.
 
 use axum::body::Body;
 use axum::extract::{FromRequestParts, State};
@@ -52,7 +52,7 @@ enum Place<'a> {
     Cuda { device_id: u32 },
 }
 
-/// The region of a path. A region whose name is not UTF-8 is not found.
+/// The region in a path. A name that is not UTF-8 is answered with 404.
 struct Region(String);
 
 impl<S: Service> FromRequestParts<Edge<S>> for Region {
@@ -64,7 +64,7 @@ impl<S: Service> FromRequestParts<Edge<S>> for Region {
     }
 }
 
-/// Adds the routes of both kinds.
+/// Adds the routes of both kinds of memory.
 pub(super) fn routes<S: Service>(mut router: Builder<Edge<S>>) -> Builder<Edge<S>> {
     for kind in Kind::ALL {
         let base = format!("/v2/{}sharedmemory", kind.as_str());
@@ -125,7 +125,7 @@ fn unregister<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> A
 }
 
 async fn register<S: Service>(edge: &Edge<S>, kind: Kind, region: &str, request: Request<Body>) -> Answer {
-    let body = edge.read_short(request.into_body(), "a registration of shared memory").await?;
+    let body = edge.read_short(request.into_body(), "a shared memory registration").await?;
     answer::done(match kind {
         Kind::System => {
             let (key, (offset, byte_size)) = system(&body)?;
@@ -138,7 +138,7 @@ async fn register<S: Service>(edge: &Edge<S>, kind: Kind, region: &str, request:
     })
 }
 
-/// The key, and the offset and size. Without an offset it is 0, as for Triton.
+/// Returns the key, and the offset and size. A missing offset is 0, as in Triton.
 pub(super) fn system(body: &[u8]) -> Result<(String, (u64, u64)), InferError> {
     let System { key, offset, byte_size } = members(body)?;
     let key = text(key.ok_or_else(|| missing("key"))?)?;
@@ -146,7 +146,7 @@ pub(super) fn system(body: &[u8]) -> Result<(String, (u64, u64)), InferError> {
     Ok((key, (offset, number(byte_size.ok_or_else(|| missing("byte_size"))?)?)))
 }
 
-/// The handle, and the device and size.
+/// Returns the handle, and the device and size.
 pub(super) fn cuda(body: &[u8]) -> Result<(Vec<u8>, (i64, u64)), InferError> {
     let Cuda { raw_handle, device_id, byte_size } = members(body)?;
     let raw_handle = raw_handle.ok_or_else(|| missing("raw_handle"))?;
@@ -161,7 +161,7 @@ pub(super) fn cuda(body: &[u8]) -> Result<(Vec<u8>, (i64, u64)), InferError> {
 fn members<'a, T: Default + serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, InferError> {
     match serde_json::from_slice(body) {
         Ok(members) => Ok(members),
-        // JSON, but no object: it has no members.
+        // The text is JSON but not an object, so it has no members.
         Err(error) if error.is_data() => Ok(T::default()),
         Err(error) => Err(parse_error(error)),
     }
@@ -175,7 +175,7 @@ fn absent(member: &str) -> InferError {
     wrong(&format!("attempt to access non-existing object member '{member}'"))
 }
 
-/// What Triton's JSON reader says; its code is that of a server at fault.
+/// Returns an error of Triton's JSON reader, which has the code of a server error.
 fn wrong(text: &str) -> InferError {
     InferError::new(ErrorCode::Internal, Reason::Malformed, text)
 }

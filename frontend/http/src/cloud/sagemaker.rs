@@ -1,4 +1,4 @@
-//! Amazon SageMaker: `/ping` and `/invocations` of an endpoint with one model, and `/models` of one with several.
+//! Amazon SageMaker: `/ping` and `/invocations` of single-model endpoints, and `/models` of multi-model endpoints.
 
 use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
@@ -12,25 +12,25 @@ use pharos_listener::answering;
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.sagemaker-triton.binary+json;json-header-size=", in_answers: true };
-/// What Triton calls the model of `/invocations` if the environment names none. Its requests fail with this name.
+/// Triton's name for the model of `/invocations` if the environment sets none. Requests to it fail with this name.
 const NO_DEFAULT: &str = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME";
 
 /// SageMaker's endpoints.
 #[derive(Clone, Debug)]
 pub struct SageMaker {
-    /// The path of v2 that `/ping` stands for.
+    /// The v2 path that `/ping` maps to.
     health: &'static str,
-    /// The path of v2 that `/invocations` stands for.
+    /// The v2 path that `/invocations` maps to.
     invocations: String,
     /// The models of `/models`.
     models: Models,
 }
 
 impl SageMaker {
-    /// The endpoints as the environment of the container configures them.
+    /// Configures the endpoints from the environment of the container.
     ///
     /// # Errors
-    /// A variable has a value that is not allowed.
+    /// Fails if a variable has an invalid value.
     pub fn new(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let value = |name: &str, default: &str| variable(name).unwrap_or_else(|| default.to_owned());
         let health = match &*value("SAGEMAKER_TRITON_PING_MODE", "ready") {
@@ -58,7 +58,7 @@ impl SageMaker {
         }
     }
 
-    /// `/models` and what is below it. Each request needs the access of its counterpart in v2.
+    /// Answers `/models` and the paths below it. Each request needs the access of its v2 counterpart.
     async fn manage<S: Service>(&self, dispatch: Dispatch<S>, request: Request<Body>, rest: &str) -> Response {
         let (method, segments) = (request.method().clone(), rest.split('/').collect::<Vec<_>>());
         let (route, id) = match (&method, segments.as_slice()) {
