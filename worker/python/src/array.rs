@@ -163,7 +163,7 @@ pub(crate) fn filled<'py>(
     Ok(Arc::try_unwrap(memory))
 }
 
-fn made<'py>(
+fn new_array<'py>(
     py: Python<'py>,
     (address, owner): (usize, Owner),
     element: NumpyType,
