@@ -11,6 +11,8 @@ mod cycles;
 mod documents;
 #[path = "tidy/known.rs"]
 mod known;
+#[path = "tidy/language.rs"]
+mod language;
 #[path = "tidy/metrics.rs"]
 mod metrics;
 #[path = "tidy/rules.rs"]

@@ -315,7 +315,7 @@ model_metrics:
             ("Level:1|c|#tank:a", "`Level` is a gauge, not a counter"),
             ("Orders:1|ms|#shop:a", "`Orders` is a counter, not a histogram"),
             ("Size:a|s", "`Size` is a histogram, not a gauge"),
-            ("Orders:-1|c|#shop:a", "not by -1"),
+            ("Orders:-1|c|#shop:a", "invalid increment -1"),
             ("Orders:1|c|#shop:a,extra:b", "has the dimensions [shop, Hostname], but [extra, shop] were given"),
             ("Unknown:1|c|#shop:a", "`Unknown` is not defined in metrics.yaml"),
             ("pharos_requests_total:1|c", "recorded by the server itself"),

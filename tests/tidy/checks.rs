@@ -9,7 +9,7 @@ use crate::rules::{
 };
 use crate::source::{functions, lines_without_tests, mask, paths, words};
 use crate::tree::File;
-use crate::{cycles, documents, metrics, vocabulary};
+use crate::{cycles, documents, language, metrics, vocabulary};
 
 /// Returns every violation in these files.
 pub(crate) fn all(files: &[File]) -> Vec<String> {
@@ -27,6 +27,7 @@ pub(crate) fn all(files: &[File]) -> Vec<String> {
     }
     found.extend(documents::links(files));
     found.extend(stale_unsafe(files));
+    found.extend(language::check(files));
     found.extend(metrics::check(files));
     found.extend(cycles::check(files));
     found.extend(vocabulary::check(files));

@@ -39,7 +39,7 @@ use crate::regions::ClientRegions;
 /// use pharos_backend::{Backend, Batch, Outputs};
 /// use pharos_worker::Worker;
 ///
-/// Returns each input as the output at the same position.
+/// /// Returns each input as the output at the same position.
 /// struct Echo;
 ///
 /// impl Backend for Echo {

@@ -196,7 +196,7 @@ fn agents_are_checked_or_refused() {
         (agent("MD5:../other/f", sum), "'MD5:../other/f' must name a file in the model's directory"),
         (agent("MD5:/etc/passwd", sum), "must name a file in the model's directory"),
         (agent("MD5:", sum), "must name a file in the model's directory"),
-        (agent("MD5:f", "12"), "'12' is no MD5 sum of 'f': 32 hexadecimal digits"),
+        (agent("MD5:f", "12"), "'12' is not an MD5 sum for 'f': expected 32 hexadecimal digits"),
     ] {
         let error = sums(&agents).unwrap_err();
         assert!(error.contains(why), "{error}");

@@ -26,11 +26,11 @@ const CONFIGURATION: &str = "model-config.yaml";
 pub(super) fn read(url: &str, files: Unpacked, named: bool) -> Result<Archive, Refused> {
     let refuse = |why: String| Refused::invalid_model(format!("The archive '{url}' cannot be used: {why}"));
     let manifest = manifest(files.path()).map_err(refuse)?;
-    let runtime = text(manifest.as_ref(), "/runtime").unwrap_or("python").to_owned();
+    let runtime = text(manifest.as_ref(), "/runtime").unwrap_or_else(|| "python".to_owned());
     if manifest.is_some() && !["python", "python3"].contains(&runtime.to_ascii_lowercase().as_str()) {
         return Err(refuse(format!("its runtime is '{runtime}'; allowed are python and python3")));
     }
-    let model = |key: &str| text(manifest.as_ref(), &format!("/model/{key}")).map(str::to_owned);
+    let model = |key: &str| text(manifest.as_ref(), &format!("/model/{key}"));
     if manifest.as_ref().is_some_and(|manifest| manifest.get("model").is_none_or(|model| !model.is_object())) {
         return Err(refuse("Missing Model entry in manifest file.".to_owned()));
     }
@@ -77,9 +77,14 @@ fn manifest(directory: &Path) -> Result<Option<Value>, String> {
     if value.is_object() { Ok(Some(value)) } else { Err(unusable("expected a JSON object".to_owned())) }
 }
 
-/// Returns the non-empty string at a JSON pointer.
-fn text<'a>(manifest: Option<&'a Value>, pointer: &str) -> Option<&'a str> {
-    manifest?.pointer(pointer)?.as_str().filter(|text| !text.is_empty())
+/// Returns the non-empty string at a JSON pointer. Numbers and booleans count as their text, as in Gson, with which TorchServe
+/// reads manifests: versions are often written without quotes.
+fn text(manifest: Option<&Value>, pointer: &str) -> Option<String> {
+    match manifest?.pointer(pointer)? {
+        Value::String(text) => Some(text.clone()).filter(|text| !text.is_empty()),
+        value @ (Value::Number(_) | Value::Bool(_)) => Some(value.to_string()),
+        _ => None,
+    }
 }
 
 /// Returns the name of an archive without a manifest: the file name without its extension.

@@ -154,8 +154,9 @@ def _extract(file, target):
     if hasattr(tarfile, "data_filter"):
         file.extractall(target, filter="data")
         return
+    root = os.path.realpath(target)
     for member in file.getmembers():
-        inside = os.path.realpath(os.path.join(target, member.name))
-        if not (member.isfile() or member.isdir()) or not inside.startswith(os.path.realpath(target) + os.sep):
+        inside = os.path.realpath(os.path.join(root, member.name))
+        if not (member.isfile() or member.isdir()) or not f"{inside}/".startswith(f"{root}/"):
             raise tarfile.TarError(f"'{member.name}' is not a file inside the archive")
         file.extract(member, target)
