@@ -56,7 +56,7 @@ example-backends: $(TARGET)/release/pharos-worker-scale
 	cc -std=c11 -O2 -Wall -shared -fPIC -I worker/include -o $(BACKENDS)/normalize/libpharos_normalize.so examples/backend_c/normalize.c -lm
 	ln -sf ../../pharos-worker-scale $(BACKENDS)/scale/pharos-worker-scale
 
-# KServe's SDK for tests/python/test_kserve.py, in an environment of its own: it has many dependencies (some 450 MB).
+# KServe's SDK for tests/python/protocol/test_kserve.py, in an environment of its own: it has many dependencies (some 450 MB).
 kserve-sdk:
 	$(PYTHON) -m venv $(TARGET)/kserve
 	$(TARGET)/kserve/bin/python -m pip install --quiet --disable-pip-version-check kserve==0.21.0
@@ -85,7 +85,7 @@ $(VENV)/ready: tests/requirements.txt
 
 test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready
 	@command -v curl >/dev/null || { echo "curl is missing: install it (Debian: apt-get install curl)"; exit 1; }
-	$(VENV)/bin/python tests/python/prometheus.py
+	PYTHONPATH=tests/python $(VENV)/bin/python -m harness.prometheus
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs tests/python
 
 # The long runs of what the tests do for seconds: 400,000 samples a second from workers that are killed, a random load, and
@@ -93,9 +93,9 @@ test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/
 SOAK_SECONDS ?= 60
 soak: build $(VENV)/ready
 	PHAROS_SOAK_S=$(SOAK_SECONDS) PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -s \
-	  tests/python/test_metrics_load.py tests/python/test_metrics_agreement.py
+	  tests/python/metrics/test_metrics_load.py tests/python/metrics/test_metrics_agreement.py
 	PHAROS_RELOADS=100 PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -s -k under \
-	  tests/python/test_repository_control.py
+	  tests/python/repository/test_repository_control.py
 
 # What a machine with a GPU needs to check and measure there, in one folder: tests/gpu/README.md. GPU_PACK_FLAGS="--fetch 3.12".
 gpu-pack: build python-worker

@@ -204,7 +204,7 @@ pub(crate) struct Programs {
     peers_home: PathBuf,
     /// The interpreter for models in Python: `PHAROS_PYTHON`, else `python3`.
     python: PathBuf,
-    /// Where `tests/python/torchserve_peer.py` installs TorchServe.
+    /// Where `tests/python/torchserve/peer.py` installs TorchServe.
     torchserve: PathBuf,
 }
 

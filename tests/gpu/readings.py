@@ -14,7 +14,7 @@ import numpy as np
 
 import rows
 from correctness import ends
-from server import total
+from harness.server import total
 from speed import LARGE, PlainLoop
 from world import HERE, MIB, Client, World, eventually, parameters
 
@@ -76,7 +76,7 @@ def no_client(world: World) -> str:
 def checked(world: World) -> tuple:
     """Runs `gpu_shared_memory.py`: its exit status, or what is said in place of one, and what it has printed. Its server's log is
     kept."""
-    command = [sys.executable, str(HERE.parent / "python/gpu_shared_memory.py"), f"--device={world.device}", "--on-device"]
+    command = [sys.executable, str(HERE.parent / "python/gpu/gpu_shared_memory.py"), f"--device={world.device}", "--on-device"]
     command += [f"--work={world.folder}", *([f"--clients={world.clients}"] if world.clients.exists() else [])]
     log = world.folder / "gpu_shared_memory.log"
     shutil.rmtree(world.folder / "regions", ignore_errors=True)

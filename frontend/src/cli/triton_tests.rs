@@ -1,4 +1,4 @@
-//! Every flag of Triton's `--help` (`tests/python/golden_triton_flags.json`, recorded from a real one) is taken in each form, and
+//! Every flag of Triton's `--help` (`tests/python/lifecycle/golden_triton_flags.json`, recorded from a real one) is taken in each form, and
 //! either changes the options or is named as one without effect.
 
 use super::Options;
@@ -87,7 +87,7 @@ fn shown(options: &Options) -> String {
 
 #[test]
 fn every_flag_of_triton_is_taken_in_each_form() {
-    let golden = include_str!("../../../tests/python/golden_triton_flags.json");
+    let golden = include_str!("../../../tests/python/lifecycle/golden_triton_flags.json");
     let golden: Vec<(String, String)> = serde_json::from_str(golden).unwrap();
     let all = golden.iter().map(|(flag, form)| (flag.as_str(), form.as_str())).chain(LATER);
     let mut ineffective = Vec::new();

@@ -1,5 +1,5 @@
 //! The structures and function types of `include/pharos_backend.h`, field by field: what is said there is not repeated
-//! here. A change there is a change here, and the other way round; `tests/python/native/everything.c` compares the sizes.
+//! here. A change there is a change here, and the other way round; `tests/python/backends/native/testing.c` compares the sizes.
 //!
 //! Contract of the functions: the caller keeps to the header; each pointer is null or valid for what it is said to be.
 
