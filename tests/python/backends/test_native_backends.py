@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -19,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 from backends import native_backends
 from backends.native_backends import EXAMPLE, HEADERS, MISSING, TESTING, compile, config_of, parameter, place, write
 from harness.server import ROOT, binary, total
+from harness.statistics import dispatched, until_dispatched
 from harness.waiting import eventually
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -343,10 +343,11 @@ def test_a_client_that_goes_away_is_noticed(served):
     with tritonclient.grpc.InferenceServerClient(served.grpc) as client:
         done = queue.Queue()
         inputs = request(tritonclient.grpc, [[1]])
+        before = dispatched(served, "plain")
         call = client.async_infer(
             "plain", inputs, lambda result, error: done.put(error), parameters={"do": "cancelled"}
         )
-        time.sleep(0.2)
+        until_dispatched(served, "plain", before + 1)
         call.cancel()
         assert "CANCELLED" in str(done.get(timeout=10))
     eventually("the library sees it", 10, lambda: "seen: cancelled" in log(served))

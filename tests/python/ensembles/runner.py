@@ -9,12 +9,12 @@ import re
 import shutil
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 from ensembles.ensemble_tables import INTEGERS, LOADS, MEMBERS, RUNS, SERVING, Run
+from harness import waiting
 from harness.peers import Triton
 from harness.server import TRITON_MODELS
 
@@ -133,15 +133,7 @@ def grown(before: dict, after: dict) -> dict:
 
 def settled(address: str, before: dict) -> dict:
     """What has been counted once nothing is counted any more for half a second."""
-    end, last, since = time.monotonic() + SETTLE_S, None, time.monotonic()
-    while time.monotonic() < end:
-        now = grown(before, counts(address))
-        if now != last:
-            last, since = now, time.monotonic()
-        elif time.monotonic() - since > 0.5:
-            break
-        time.sleep(0.05)
-    return last
+    return waiting.settled("the statistics", SETTLE_S, lambda: grown(before, counts(address)), 0.5)
 
 
 def run(address: str, row: Run) -> dict:

@@ -3,7 +3,6 @@ what they are told. Only what no server has without a GPU is another: `platform`
 
 import concurrent.futures
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from tritonclient.utils import InferenceServerException
 from harness.models import write
 from harness.onnx_file import constant, model, node
 from harness.server import Server
+from harness.waiting import holds_for
 
 
 def control(name: str, kind: str, what="fp32_false_true: [ 0, 1 ]") -> str:
@@ -237,8 +237,7 @@ def waits_for_a_slot(client, name: str, started: list, ended: list):
     seen = []
     fifth = threading.Thread(target=lambda: seen.append(step(client, name, 5, "(")))
     fifth.start()
-    time.sleep(0.3)
-    assert seen == []
+    holds_for("the fifth sequence waits", 0.3, lambda: seen == [])
     step(client, name, 2, ")")
     fifth.join(10)
     assert seen == [started]

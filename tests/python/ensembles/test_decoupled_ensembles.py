@@ -21,7 +21,7 @@ from harness.sequence_models import config as sequence_config, controls
 from harness.server import Server, total
 from harness.stream_models import build
 from harness.streams import Collected, repeat_inputs
-from harness.waiting import eventually
+from harness.waiting import eventually, holds_for, pause_as_client, settled
 
 FAILURES, STEP = "nv_inference_request_failure", "pharos_ensemble_step_duration_us"
 IN_FLIGHT = "pharos_ensemble_inflight_requests"
@@ -245,11 +245,10 @@ def test_a_reader_that_does_not_read_stops_the_members(server, way):
         call = stub(channel).ModelStreamInfer(iter([asked("big", [1] * 1024)]))
         leave = lambda: (call.cancel(), channel.close())  # noqa: E731
     eventually("responses are held", 10, lambda: sent(server, "wide") - first >= 32)
-    time.sleep(0.5)
-    held = sent(server, "wide")
+    held = settled("the held responses", 20, lambda: sent(server, "wide"), 0.5)
     # Longer than the time that an execution may take.
-    time.sleep(6)
-    assert sent(server, "wide") == held and held - first < 200
+    holds_for("no more responses are sent", 6, lambda: sent(server, "wide") == held)
+    assert held - first < 200
     assert memory(server) - before < 400 << 20
     assert server.workers() == workers
     leave()
@@ -263,7 +262,7 @@ def test_a_slow_reader_gets_everything(server):
         got = []
         for message in stub(channel).ModelStreamInfer(iter([asked("big", range(128))]), timeout=60):
             got.append(read(message)[1])
-            time.sleep(0.1 if len(got) % 32 == 0 else 0)
+            pause_as_client(0.1 if len(got) % 32 == 0 else 0)
     assert got == list(range(128))
 
 

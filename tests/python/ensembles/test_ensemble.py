@@ -19,6 +19,7 @@ from ensembles.ensemble_tables import SERVING, Ensemble, chain, step
 from harness.generate import one_to_one, parameters
 from harness.models import write
 from harness.server import EXAMPLES, ROOT, Server, total
+from harness.statistics import until_dispatched, until_received
 from harness.waiting import eventually
 
 sys.path.insert(0, str(ROOT / "examples"))
@@ -277,7 +278,7 @@ def test_exit_finishes_what_an_ensemble_has_begun(tmp_path):
             answer = pool.submit(ask, server, "two_slow", [[7]])
             pending = ("nv_inference_count", {"model": "two_slow"})
             assert total(server.scrape(), pending[0], **pending[1]) == 0
-            time.sleep(DELAY_S / 3)
+            until_dispatched(server, "slow", 1)
             assert server.stop() == 0
             assert answer.result().as_numpy("Y").tolist() == [[7]]
 
@@ -310,10 +311,11 @@ def test_parameters_reach_the_members(tmp_path):
             def send(priority: int, timeout_us=None):
                 answer = pool.submit(ask, server, "ranked", [[priority]], priority=priority, timeout=timeout_us)
                 done = answer.add_done_callback(lambda _: order.append(priority))
-                time.sleep(0.04)
+                sent.append(priority)
+                until_received(server, "levels", len(sent))
                 return done or answer
 
-            order = []
+            order, sent = [], []
             late = [send(2), send(2), send(1), send(2, 1000)]
             with pytest.raises(InferenceServerException, match="in ensemble 'ranked', .*[Tt]imeout"):
                 late[3].result()

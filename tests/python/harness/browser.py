@@ -8,13 +8,12 @@ import base64
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import aiohttp
 
 from harness.peers import wait_or_kill
-from harness.waiting import eventually
+from harness.waiting import eventually, every
 
 NAMES = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
 ARGUMENTS = [
@@ -132,7 +131,5 @@ class Browser:
 
     def wait(self, seconds: float):
         """Lets the page run, and hears its complaints."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        for _ in every(0.1, seconds):
             self.ask("1")
-            time.sleep(0.1)

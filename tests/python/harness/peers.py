@@ -8,12 +8,12 @@ tests therefore use them only where they are installed already, or where `PHAROS
 import os
 import signal
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
 
 from harness.ports import free_ports
 from harness.server import ROOT
+from harness.waiting import every
 
 START_S = 180
 
@@ -72,11 +72,12 @@ class Triton:
         if self.process and self.process.poll() is None:
             return
         self.launch()
-        end = time.monotonic() + START_S
-        while not self.is_ready():
-            if self.process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"the Triton peer did not become ready within {START_S} s, see {self.log}")
-            time.sleep(0.2)
+        for _ in every(0.2, START_S):
+            if self.is_ready():
+                return
+            if self.process.poll() is not None:
+                break
+        raise RuntimeError(f"the Triton peer did not become ready within {START_S} s, see {self.log}")
 
     def wait_for_end(self):
         """Waits until a process that no longer answers is gone; a dying one may take seconds. Ends it if need be."""

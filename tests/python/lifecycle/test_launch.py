@@ -11,13 +11,12 @@ import stat
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
 
 from harness.server import STANDIN, Server, binary
-from harness.waiting import eventually
+from harness.waiting import eventually, holds_for
 
 IO = {
     "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [4]}],
@@ -276,8 +275,8 @@ def test_interpreters_that_cannot_be_used(place):
                 assert state == "UNAVAILABLE" and expected[model][1] in reason, f"{model} {options}: {reason}"
                 assert f"'{model}'" in reason, reason
             starts = {model: len(place.runs(model)) for model in names}
-            time.sleep(1)
-            assert {model: len(place.runs(model)) for model in names} == starts, "what cannot be loaded is not restarted"
+            runs = lambda names=names: {model: len(place.runs(model)) for model in names}  # noqa: E731
+            holds_for("what cannot be loaded is not restarted", 1, lambda starts=starts, runs=runs: runs() == starts)
             eventually("no process is left", 5, lambda: not server.workers())
     assert len(place.runs("other")) == 2, "one start for each server"
 

@@ -3,6 +3,7 @@ unregistered, cut off, removed and registered again, and what it costs."""
 
 import base64
 import concurrent.futures
+import itertools
 import os
 import queue
 import re
@@ -22,8 +23,9 @@ from harness import onnx_file
 from harness.peers import missing, script
 from harness.sequence_models import config as sequence_model
 from harness.server import Server, binary
+from harness.statistics import dispatched, until_dispatched
 from harness.stream_models import REPEAT, build, model, pair, tensor
-from harness.waiting import eventually
+from harness.waiting import eventually, every
 
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 TEN = np.arange(10, dtype=np.int32).reshape(1, 10)
@@ -368,6 +370,7 @@ def test_cut_off_while_it_is_executed(server, client, memory):
     workers = server.workers()
     for inside, outside in [("cut", None), (None, "cut")]:
         os.truncate(f"/dev/shm/{key_of(handle)}", 1 << 20)
+        before = dispatched(server, "slow")
         wait = asynchronous(
             client,
             "slow",
@@ -375,7 +378,7 @@ def test_cut_off_while_it_is_executed(server, client, memory):
             [want(client, "O0", outside, large.nbytes, 1 << 19)],
         )
         eventually("the request is executed", 5, lambda: sample(server, "pharos_shared_memory_in_use") > 0)
-        time.sleep(0.3)
+        until_dispatched(server, "slow", before + 1)
         os.truncate(f"/dev/shm/{key_of(handle)}", 4096)
         with pytest.raises(
             InferenceServerException, match="shared memory region 'cut' was registered with 1048576 bytes"
@@ -521,11 +524,9 @@ def test_cut_off_and_grown_under_load(server, client, memory):
     threads = [threading.Thread(target=load, args=(n,)) for n in range(3)]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + 3
-    while time.monotonic() < end:
-        for size in (0, 1 << 20, 4096, 1 << 20):
-            os.truncate(path, size)
-            time.sleep(0.001)
+    sizes = itertools.cycle((0, 1 << 20, 4096, 1 << 20))
+    for _ in every(0.001, 3):
+        os.truncate(path, next(sizes))
     os.truncate(path, 1 << 20)
     stop.set()
     for thread in threads:

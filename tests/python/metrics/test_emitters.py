@@ -11,7 +11,7 @@ import pytest
 
 from harness.inference import one
 from harness.server import binary, total
-from harness.waiting import eventually
+from harness.waiting import eventually, run_for
 
 HOST = socket.gethostname()
 OWN = """
@@ -184,7 +184,7 @@ def test_statsd_refusals(emitters):
     eventually("all are counted", 10, lambda: refused(emitters, "statsd") == len(bad) + 1)
     said = emitters.logged("a metric line from StatsD was refused: .*")
     assert len(said) == 1 and "metric `Orders` is a counter, not a gauge; it is `Orders:1|g`" in said[0]
-    time.sleep(1.1)
+    run_for("refusals are logged once a second", 1.1)
     emitters.send("Unknown:1|c|#shop:a")
     eventually("said again", 10, lambda: len(emitters.logged("from StatsD was refused")) == 2)
     said = emitters.logged("a metric line from StatsD was refused: .*")[1]

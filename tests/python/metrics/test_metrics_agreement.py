@@ -21,7 +21,7 @@ from harness.inference import one
 from harness.models import copy_models
 from harness.processes import worker_model
 from harness.server import ROOT, alive, total
-from harness.waiting import eventually
+from harness.waiting import eventually, every, pause_as_client
 from harness.wire import grpc_tensor
 from metrics.emitter import emitter
 from metrics.log_lines import lines, sums
@@ -103,7 +103,7 @@ class Client:
         """A request over HTTP whose client goes away."""
         connection = http.client.HTTPConnection(self.server.http, timeout=30)
         connection.request("POST", "/v2/models/delay_200/infer", json.dumps(one("FP32", [1, 1], [1])))
-        time.sleep(self.random.random() * 0.1)
+        pause_as_client(self.random.random() * 0.1)
         connection.close()
         self.sent["http"] += 1
         self.gone["delay_200"] += 1
@@ -112,8 +112,7 @@ class Client:
 def disturb(server, definition, end: float, dice):
     """Kills workers and makes the server read its metrics again, until `end`."""
     text = definition.read_text()
-    while time.monotonic() < end - 1:
-        time.sleep(0.2)
+    for _ in every(0.2, end - 1 - time.monotonic()):
         living = [pid for pid in server.workers() if alive(pid)]
         victims = [pid for pid in living if worker_model(pid) in KILLED]
         if victims:

@@ -18,7 +18,7 @@ import pytest
 from harness.inference import one
 from harness.processes import worker_model
 from harness.server import alive, children, total
-from harness.waiting import eventually
+from harness.waiting import eventually, every, run_for
 from metrics.emitter import emitter
 
 SECONDS = int(os.environ.get("PHAROS_SOAK_S", "0"))
@@ -112,8 +112,7 @@ def test_nothing_is_lost_when_workers_are_killed(emitting):
     began, before, highest, killed = time.monotonic(), cpu_seconds(server.process.pid), dict.fromkeys(models, 0), []
     recorded_before = sum(ledger.read()[1] for ledger in known.values())
     living_s, looked = 0.0, began
-    while time.monotonic() - began < seconds:
-        time.sleep(0.25)
+    for _ in every(0.25, seconds):
         living_s += (time.monotonic() - looked) * sum(alive(ledger.pid) for ledger in ledgers(server, known).values())
         looked, metrics = time.monotonic(), server.scrape()
         for model in models:
@@ -144,17 +143,16 @@ def test_nothing_is_lost_when_workers_are_killed(emitting):
 
 def finish(server, known: dict, models: list):
     """Kills the last workers one by one, and compares what each had recorded with what the frontend has."""
-    deadline = time.monotonic() + 30
-    while True:
+    for _ in every(0.05, 30):
         # Those that came back meanwhile are noted before they are killed; a restart waits for longer each time.
         for ledger in ledgers(server, known).values():
             if alive(ledger.pid):
                 os.kill(ledger.pid, signal.SIGSTOP)
         stopped = [ledger for ledger in known.values() if alive(ledger.pid)]
-        if len({ledger.model for ledger in stopped}) == len(models) or time.monotonic() > deadline:
+        if len({ledger.model for ledger in stopped}) == len(models):
             break
-        time.sleep(0.05)
-    time.sleep(0.3)  # all threads have come to rest
+    # A signal stops a process at once, its threads a moment later; what they have sent is then on its way.
+    run_for("all threads have stopped, and the server has read what they sent", 0.3)
     metrics = server.scrape()
     for model in models:
         read = [ledger.read() for ledger in known.values() if ledger.model == model]
@@ -218,7 +216,7 @@ def test_an_undeclared_metric_fails_the_load_or_is_detected(emitting):
 def test_nobody_wakes_up_for_workers_that_send_nothing(emitting):
     """An idle server with workers uses next to no processor time: a tick each half second and nothing else."""
     server = emitting({f"emit{n}": {"metrics": "counter Emitted Count ModelName"} for n in range(WORKERS)})
-    time.sleep(0.5)
+    run_for("the start is over", 0.5)
     before = cpu_seconds(server.process.pid)
-    time.sleep(2)
+    run_for("the processor time of two seconds", 2)
     assert cpu_seconds(server.process.pid) - before <= 0.05

@@ -21,7 +21,7 @@ from harness.models import copy_models, write
 from harness.ports import free_ports
 from harness.prometheus import RULE_TESTS, RULES, Prometheus, promtool
 from harness.server import EXAMPLES, ROOT, Server
-from harness.waiting import eventually
+from harness.waiting import eventually, every
 from sequences import iterative_models
 from sequences.state_models import TWO, builtin, sequences, tensors
 
@@ -325,13 +325,12 @@ def excuse(running, expression: str) -> str:
 
 def answered(running, pairs: list) -> tuple:
     """Waits until each (where, expression) has data or an excuse; gives the excused ones and those without either."""
-    end, waiting = time.monotonic() + LOAD_S, dict.fromkeys(pairs)
-    while waiting and time.monotonic() < end:
+    waiting = dict.fromkeys(pairs)
+    for _ in every(1, LOAD_S):
         waiting = {pair: None for pair in waiting if not has_data(running, pair[1])}
         excused = {pair: excuse(running, pair[1]) for pair in waiting}
         if all(excused.values()):
             return excused, []
-        time.sleep(1)
     excused = {pair: excuse(running, pair[1]) for pair in waiting}
     return excused, [pair for pair, reason in excused.items() if not reason]
 

@@ -17,7 +17,7 @@ from harness.fake_gpus import AT_WORK, Gpus
 from harness.inference import one
 from harness.models import copy_models
 from harness.server import EXAMPLES, children, total
-from harness.waiting import eventually
+from harness.waiting import eventually, run_for
 
 MODEL, REQUEST = "identity_fp32", one("FP32", [1, 1], [1])
 FAST = "--metrics-interval-ms=50"
@@ -270,7 +270,7 @@ def test_a_gpu_that_is_lost_and_comes_back(start, gpus):
     eventually("its series go", 10, lambda: uuids() == {"GPU-1"})
     lost = {("gpu_uuid", "GPU-0"), ("DeviceId", "0")}
     assert not [(name, labels) for name, labels in server.scrape() if lost & set(labels)]
-    time.sleep(0.5)
+    run_for("several readings", 0.5)
     assert server.log_tail().count("GPU 0 cannot be read") == 1, server.log_tail()
     gpus.tell(TWO)
     eventually("it is back", 10, lambda: uuids() == {"GPU-0", "GPU-1"})
@@ -351,7 +351,7 @@ def test_memory_usage_of_a_load(start, gpus):
 def test_without_nvml(start, tmp_path):
     """It is said once, and everything else goes on."""
     server = measured(start([MODEL], FAST, f"--nvml-library={tmp_path / 'libnvidia-ml.so.1'}"))
-    time.sleep(0.3)
+    run_for("several readings", 0.3)
     lines = [line for line in server.log_tail().splitlines() if "GPU" in line]
     assert len(lines) == 1 and str(tmp_path) in lines[0], lines
     assert not [name for name in names(server) if "gpu" in name.lower()]
@@ -383,6 +383,6 @@ def test_what_is_switched_off_is_not_there(start, gpus, options, absent, present
     """Either half alone; with both off, nothing wakes up for them."""
     server = start([MODEL], FAST, gpus.option(), *options)
     eventually("the rest is there", 10, lambda: set(present) <= names(server))
-    time.sleep(0.2)
+    run_for("several readings", 0.2)
     assert not set(absent) & names(server)
     assert ("system-metrics" in threads(server)) == bool(present)

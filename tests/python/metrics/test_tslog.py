@@ -18,7 +18,8 @@ import pytest
 
 from harness.inference import ROW, one, simple
 from harness.server import EXAMPLES, total
-from harness.waiting import eventually
+from harness.statistics import until_dispatched
+from harness.waiting import eventually, holds_for, run_for
 from harness.wire import tensor
 from metrics.log_lines import LINE, by_name, folder, lines, raw, sums
 
@@ -122,7 +123,7 @@ def test_request_ids_of_a_batch_are_joined_and_cannot_forge(start):
     ids = [forged, "second", "drittes ü %2C", "fourth"]
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
         first = pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [1]) | {"id": "alone"})
-        time.sleep(0.05)
+        until_dispatched(server, "delay_200", 1)
         rest = [pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [1]) | {"id": text}) for text in ids]
         answers = [future.result() for future in [first, *rest]]
     assert {status for status, _ in answers} == {200}, answers
@@ -243,8 +244,7 @@ def test_modes(start, mode):
     assert status == 200
     if mode == "prometheus":
         assert legacy < families
-        time.sleep(0.3)
-        assert not folder(server).exists()
+        holds_for("no files are written", 0.3, lambda: not folder(server).exists())
         return
     assert (families == set()) == (mode == "log") and (families == legacy) == (mode == "legacy")
     assert mode != "log" or text == LOGS_ONLY
@@ -281,10 +281,9 @@ def test_a_new_definition_opens_and_closes_the_files(start, tmp_path):
     define("prometheus")
     server.process.send_signal(signal.SIGHUP)
     eventually("it was read again", 5, lambda: server.log.read_text().count("read again") == 2)
-    time.sleep(0.2)
+    run_for("what was recorded before is written", 0.2)
     server.infer("simple", simple())
-    time.sleep(0.2)
-    assert queue_times() == 1
+    holds_for("no line is added", 0.2, lambda: queue_times() == 1)
 
 
 def test_variables_of_torchserve(start, tmp_path, monkeypatch):
@@ -292,8 +291,7 @@ def test_variables_of_torchserve(start, tmp_path, monkeypatch):
     monkeypatch.setenv("TS_METRICS_MODE", "prometheus")
     server = start([], repository=EXAMPLES)
     server.infer("simple", simple())
-    time.sleep(0.3)
-    assert not folder(server).exists()
+    holds_for("no files are written", 0.3, lambda: not folder(server).exists())
     server.stop()
     monkeypatch.setenv("TS_METRICS_MODE", "LOG")
     server = start([], repository=EXAMPLES)
@@ -450,9 +448,9 @@ def test_nobody_wakes_when_nothing_happens(start):
     """The writer sleeps until something is recorded."""
     server = start([], repository=EXAMPLES)
     server.infer("simple", simple())
-    time.sleep(1)
+    run_for("the last lines are written", 1)
     before = switches(server)
-    time.sleep(1)
+    run_for("a second in which nothing is recorded", 1)
     assert switches(server) - before <= 1
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(30) == 0

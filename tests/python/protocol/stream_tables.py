@@ -12,7 +12,6 @@ import json
 import re
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
 
 from harness.peers import Triton
 from harness.stream_models import ENSEMBLES, build_for_triton
+from harness.waiting import run_for
 from harness.wire import set_parameter
 
 GOLDEN = Path(__file__).resolve().parent / "golden_streams.json"
@@ -216,7 +216,7 @@ def ask_triton(folder: Path) -> dict:
             triton.ensure()
             found[case.name] = ask(case, triton.http, triton.grpc)
             # The stream's answers may all be there before it ends.
-            time.sleep(0.5 if isinstance(case, Stream) else 0)
+            run_for("Triton tells the end of a stream a little later", 0.5 if isinstance(case, Stream) else 0)
             if not triton.is_ready():
                 triton.wait_for_end()
                 found[case.name] = CRASHED

@@ -12,7 +12,8 @@ from harness.connections import connect, post
 from harness.inference import one
 from harness.models import IO, write
 from harness.server import total
-from harness.waiting import eventually
+from harness.statistics import until_dispatched
+from harness.waiting import eventually, pause_as_client
 
 REQUEST = one("FP32", [1, 2], [1, 2])
 
@@ -50,8 +51,7 @@ def long(start, tmp_path):
 def test_an_executing_request_is_given_up(long):
     """The backend hears that its only client is gone, and is free for the next at once; the failure is counted."""
     with leave(long, "long"):
-        eventually("it executes", 10, lambda: long.statistics("long") and gone(long, "long") == (0, 0))
-        time.sleep(0.3)
+        until_dispatched(long, "long", 1)
     eventually("it is counted", 5, lambda: gone(long, "long") == (1, 0))
     statistics = long.statistics("long")["inference_stats"]
     assert statistics["fail"]["count"] == 1
@@ -74,7 +74,7 @@ def test_a_batch_goes_on_for_those_who_stay(long, start, tmp_path):
     folder = write(tmp_path / "two", "two", slow(1, 2, "dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 5000000 }"))
     server = start([], repository=folder)
     leaving, staying = leave(server, "two"), leave(server, "two")
-    time.sleep(0.3)
+    until_dispatched(server, "two", 1)
     leaving.close()
     with staying:
         staying.settimeout(20)
@@ -118,7 +118,7 @@ def test_nothing_is_leaked(long):
     for number in range(200):
         connection = leave(long, "batching" if number % 2 else "long")
         if number % 3 == 0:
-            time.sleep(0.01)
+            pause_as_client(0.01)
         connection.close()
     for model in ["long", "batching"]:
         eventually("nothing is pending", 20, lambda model=model: gone(long, model)[1] == 0)

@@ -22,9 +22,10 @@ from harness.connections import connect, post
 from harness.peers import missing
 from harness.processes import memory
 from harness.server import Server, total
+from harness.statistics import dispatched, until_dispatched
 from harness.stream_models import COMPARED, OWN, build
 from harness.streams import Collected, repeat_inputs
-from harness.waiting import eventually
+from harness.waiting import eventually, every, holds_for, pause_as_client, settled
 from protocol import stream_tables
 from protocol.stream_tables import EMPTY, request
 
@@ -315,11 +316,10 @@ def test_a_reader_that_does_not_read_costs_bounded_memory(streams, way):
         duration(entry, "success") for entry in streams.statistics(model)["response_stats"].values()
     )
     eventually("responses are held", 10, lambda: sent() >= 32)
-    time.sleep(0.5)
-    held, most = sent(), memory(streams)
+    held, most = settled("the held responses", 20, sent, 0.5), memory(streams)
     # Longer than the time that an execution may take.
-    time.sleep(3)
-    assert sent() == held and held < 200
+    holds_for("no more responses are sent", 3, lambda: sent() == held)
+    assert held < 200
     assert memory(streams) - before < 300 << 20 and memory(streams) - most < 8 << 20
     assert streams.workers() == workers
     leave()
@@ -342,10 +342,8 @@ def test_a_reader_who_does_not_read_and_asks_on_costs_bounded_memory(streams):
         stop.wait(60)
 
     call, most = stub.ModelStreamInfer(requests()), 0
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
+    for _ in every(0.1, 5):
         most = max(most, memory(streams) - before)
-        time.sleep(0.1)
     stop.set()
     call.cancel()
     channel.close()
@@ -366,7 +364,7 @@ def test_a_slow_reader_gets_everything(streams):
             array = np.frombuffer(raw, np.int32)
             assert (array == array[0]).all() and len(array) == 1 << 18
             got.append(int(array[0]))
-            time.sleep(0.1 if len(got) % 32 == 0 else 0)
+            pause_as_client(0.1 if len(got) % 32 == 0 else 0)
     assert got == values
 
 
@@ -401,8 +399,9 @@ def test_an_instance_lost_before_its_first_response_is_tried_again(streams):
     if pid is None:
         pytest.skip("the worker's name is not in its command line")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        before = dispatched(streams, name)
         asked = pool.submit(streams.ask, "POST", f"/v2/models/{name}/generate", '{"IN":[5],"DELAY":[600]}')
-        time.sleep(0.2)
+        until_dispatched(streams, name, before + 1)
         os.kill(pid, signal.SIGKILL)
         assert asked.result() == (200, f'{{"IDX":0,"OUT":5,"model_name":"{name}","model_version":"1"}}')
 

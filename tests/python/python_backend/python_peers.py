@@ -10,7 +10,6 @@ import re
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,9 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
 
 from ensembles.runner import ask, grown
+from harness import waiting
 from harness.peers import Triton
+from harness.waiting import pause_as_client, run_for
 from harness.wire import set_parameter
 from python_backend.python_repository import OPTIONS, build
 from python_backend.python_tables import ROWS, Ask, Http, Row
@@ -160,11 +161,11 @@ def send_stream(server, request: Ask) -> dict:
 def send(server, request) -> dict:
     """What comes of one request of a row."""
     if isinstance(request, Ask):
-        time.sleep(request.delay_s)
+        pause_as_client(request.delay_s)
         answer = {"http": send_http, "grpc": send_grpc, "stream": send_stream}[request.via](server, request)
         return NO_ANSWER if answer["status"] == "DEADLINE_EXCEEDED" and not request.give_up_s else answer
     if request.path == "wait":
-        time.sleep(request.body)
+        run_for("the table's pause between two requests", request.body)
         return {}
     try:
         status, answer = post(server, request)
@@ -203,15 +204,7 @@ def counts(server) -> dict:
 
 def settled(server, before: dict, quiet_s: float) -> dict:
     """What has been counted once nothing more is counted for a while."""
-    end, last, since = time.monotonic() + 5, None, time.monotonic()
-    while time.monotonic() < end:
-        now = grown(before, counts(server))
-        if now != last:
-            last, since = now, time.monotonic()
-        elif time.monotonic() - since > quiet_s:
-            break
-        time.sleep(0.03)
-    return last
+    return waiting.settled("the statistics", 60, lambda: grown(before, counts(server)), quiet_s)
 
 
 def custom(server, families: tuple) -> list:

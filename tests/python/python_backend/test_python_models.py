@@ -16,6 +16,7 @@ import tritonclient.grpc as grpc
 import tritonclient.http as http
 
 from harness.server import Server, total
+from harness.statistics import dispatched, until_dispatched
 from harness.waiting import eventually
 from python_backend.worker import PYTHON, has_worker, model
 
@@ -329,8 +330,9 @@ def test_a_model_says_while_it_executes_whether_it_is_ready(served):
     """Its answer does not wait for a batch, and it may ask for itself."""
     says_ready(served, "ready", "yes")
     with ThreadPoolExecutor(1) as pool:
+        before = dispatched(served, "ready")
         executing = pool.submit(ask, served, "ready", np.full(1, 2, np.float32))
-        time.sleep(0.5)
+        until_dispatched(served, "ready", before + 1)
         begin = time.monotonic()
         assert says_ready(served, "ready")
         assert time.monotonic() - begin < 1 and not executing.done()

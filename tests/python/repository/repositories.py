@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -21,6 +20,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from harness.peers import Triton
 from harness.server import TRITON_MODELS
+from harness.waiting import eventually, run_for, settled
 from repository.repository_tables import EXPLICIT, NONE, POLL, STARTED, TWO, TWO_AT_START, ensemble, model
 
 GOLDEN = Path(__file__).resolve().parent / "golden_repository.json"
@@ -74,7 +74,7 @@ class World:
         return f'name: "{name}"\n{backend}{config}'
 
     def config(self, name, config):
-        time.sleep(0.01)
+        run_for("files that are written one after the other have different times", 0.01)
         new = self.repository / f"../{name}.new"
         new.write_text(self.configuration(name, config))
         new.replace(self.repository / name / "config.pbtxt")
@@ -92,7 +92,7 @@ class World:
         (self.repository / path).write_text(text)
 
     def sleep(self, seconds):
-        time.sleep(seconds)
+        run_for("the table's pause: intervals of polling", seconds)
 
     def ask(self, path, body=None, method=None) -> tuple:
         """One request: the status and the text of the answer."""
@@ -183,10 +183,7 @@ class World:
 
     def until(self, what, check):
         """Waits until `check()` is true."""
-        end = time.monotonic() + SETTLE_S
-        while not check():
-            assert time.monotonic() < end, what
-            time.sleep(0.05)
+        eventually(what, SETTLE_S, check)
 
     def index(self, names, ready) -> list:
         busy = lambda: any(e.get("state") in ("LOADING", "UNLOADING") for e in self.entries(names))  # noqa: E731
@@ -243,8 +240,8 @@ class World:
         status, text = self.ask(f"v2/models/{name}/stats")
         if status != 200:
             return [status, json.loads(text)["error"]]
-        time.sleep(0.3)
-        stats = json.loads(self.ask(f"v2/models/{name}/stats")[1])["model_stats"]
+        read = lambda: json.loads(self.ask(f"v2/models/{name}/stats")[1])["model_stats"]  # noqa: E731
+        stats = settled(f"the statistics of {name}", SETTLE_S, read, 0.3)
         return [status, {s["version"]: s["inference_stats"]["success"]["count"] for s in stats}]
 
     def versions(self, name) -> list:

@@ -17,7 +17,7 @@ from harness.certificates import Authority
 from harness.inference import one
 from harness.models import copy_models
 from harness.server import Server, total
-from harness.waiting import eventually
+from harness.waiting import eventually, run_for
 from repository.object_stores import CREDENTIALS, Azurite, Between, Store, azurite, empty, files_below
 from repository.repository_tables import ensemble
 
@@ -192,7 +192,7 @@ def test_poll(store, between, serve):
 def looks_only(between):
     """A poll that sees no change is one request, and reads nothing."""
     between.fetched()
-    time.sleep(3.5)
+    run_for("three intervals of polling", 3.5)
     seen = list(between.seen)
     assert 2 <= len(seen) <= 5 and all("list-type=2" in path for path in seen), seen
 

@@ -25,7 +25,7 @@ from harness.inference import one
 from harness.peers import missing, script
 from harness.sequence_models import config as sequences, controls
 from harness.server import Server, alive, total
-from harness.waiting import eventually
+from harness.waiting import eventually, eventually_async, holds_for, pause_as_client, run_for
 from repository.repositories import World
 from repository.repository_tables import CPU, CPUS, ensemble, model
 
@@ -144,6 +144,12 @@ def test_tritonclient_aio(serve, protocol):
                     return {entry.name: entry.state for entry in found.models}
                 return {entry["name"]: entry.get("state", "") for entry in found}
 
+            async def both_is_unloaded() -> bool:
+                return (await index())["both"] == "UNAVAILABLE"
+
+            async def all_are_unloaded() -> bool:
+                return set((await index()).values()) == {"UNAVAILABLE"}
+
             await asyncio.gather(c.load_model("both"), c.load_model("other"), c.load_model("m"))
             assert set((await index()).values()) == {"READY"}
             if protocol == "grpc":
@@ -155,13 +161,11 @@ def test_tritonclient_aio(serve, protocol):
             with pytest.raises(InferenceServerException, match="path traversal"):
                 await c.load_model("a\\b")
             await c.unload_model("m")
-            while (await index())["both"] != "UNAVAILABLE":
-                await asyncio.sleep(0.01)
+            await eventually_async("both is unloaded", 30, both_is_unloaded)
             await c.load_model("both")
             await c.unload_model("both", unload_dependents=True)
             await asyncio.gather(c.unload_model("other"), c.unload_model("new"), c.unload_model("nowhere"))
-            while set((await index()).values()) != {"UNAVAILABLE"}:
-                await asyncio.sleep(0.01)
+            await eventually_async("all are unloaded", 30, all_are_unloaded)
             assert not await c.is_model_ready("m") and await c.is_server_ready()
 
     asyncio.run(asyncio.wait_for(calls(), 60))
@@ -293,7 +297,7 @@ def test_reload_under_perf_analyzer(serve, protocol):
         began = time.monotonic()
         assert world.load("m", {}) == [200, ""]
         took.append(time.monotonic() - began)
-        time.sleep(0.2)
+        pause_as_client(0.2)
     output = process.communicate(timeout=300)[0]
     print(f"\n{len(took)} reloads, {statistics.median(took):.3f} s each, at most {max(took):.3f} s\n{output}")
     assert process.returncode == 0 and "error" not in output.lower(), output
@@ -475,8 +479,8 @@ def test_loads_at_the_same_time(serve, threads):
         eventually("it is loading", 10, lambda: world.states(["hangs"]) == ["LOADING"])
         other = pool.submit(world.load, "m", {})
         if threads == 1:
-            time.sleep(0.5)
-            assert not other.done() and infer(world, "m")[0] == 404
+            holds_for("the second load waits", 0.5, lambda: not other.done())
+            assert infer(world, "m")[0] == 404
             assert world.unload("hangs", {}) == [200, ""]
         assert other.result(20) == [200, ""] and infer(world, "m")[0] == 200
         assert world.unload("hangs", {}) == [200, ""]
@@ -581,7 +585,7 @@ def test_polling_leaves_half_written_models_alone(serve):
     for piece in range(6):
         with open(folder / "1/weights", "ab") as file:
             file.write(b"x" * 1000)
-        time.sleep(0.4)
+        run_for("a copy that takes longer than an interval of polling", 0.4)
     (folder / "config.pbtxt").write_text(world.configuration("written", model()))
     world.await_(["written"], ["READY"])
     assert "written" not in [line for line in world.server.log.read_text().splitlines() if "ERROR" in line]
@@ -599,8 +603,7 @@ def test_polling_leaves_half_written_models_alone(serve):
     world.config("m", "# a remark\n" + model())
     (world.repository / "m/1/__pycache__").unlink()
     (world.repository / "m/1/__pycache__").mkdir()
-    time.sleep(3)
-    assert world.server.workers() == pids
+    holds_for("no worker is replaced", 3, lambda: world.server.workers() == pids)
     with Load(world, "m") as load:
         world.config("m", model(batch=3))
         world.field_becomes("m", "max_batch_size", 3)

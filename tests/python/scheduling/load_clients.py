@@ -14,6 +14,7 @@ import time
 
 import grpc
 
+from harness.waiting import pause_as_async_client
 from harness.wire import grpc_infer, grpc_tensor
 
 PAUSE_S = 1.0
@@ -79,13 +80,13 @@ class GrpcClient:
 
 async def one_round(client, end: float, counts):
     """What one client does in a round."""
-    await asyncio.sleep(random.uniform(0, PAUSE_S / 4))
+    await pause_as_async_client(random.uniform(0, PAUSE_S / 4))
     while time.monotonic() < end:
         counts["sent"] += 1
         answer = await asyncio.wait_for(client.ask(), DEADLINE_S)
         counts[answer] += 1
         if answer != "ok":
-            await asyncio.sleep(random.uniform(0.8, 1.2) * PAUSE_S)
+            await pause_as_async_client(random.uniform(0.8, 1.2) * PAUSE_S)
 
 
 async def main(protocol: str, address: str, model: str, count: str):

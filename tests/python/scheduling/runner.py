@@ -13,6 +13,7 @@ import contextlib
 import fnmatch
 import http.client
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -29,11 +30,13 @@ from harness.generate import one_to_one, parameters, tensor
 from harness.onnx_file import node
 from harness.peers import Triton
 from harness.server import TRITON_MODELS, Server, samples
+from harness.waiting import eventually, run_for, settled
 from scheduling.scheduling_tables import LONG, ROWS, Answered, Row, Send, Wait
 
 GOLDEN = Path(__file__).resolve().parent / "golden_scheduling.json"
 VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"
 PENDING = "nv_inference_pending_request_count"
+RECEIVED = "ts_inference_requests_total"
 FAILURES = "nv_inference_request_failure"
 DEADLINE_S = 90
 """No answer within this time is a failure: a queue delay of `FAR` was waited for."""
@@ -79,10 +82,12 @@ def slow_by_shape() -> bytes:
 
 
 class Watch:
-    """Looks at a model's pending gauge all the time: [`now`] is what it reads, `seen` what it has read and when."""
+    """Reads a model's pending gauge all the time: [`now`] is its value, `seen` all values and when. `received` is how many requests
+    the scheduler has taken, executed ones included, where the server counts that."""
 
     def __init__(self, address: str, model: str):
         self.address, self.series, self.now, self.seen = address, f'{PENDING}{{model="{model}"', 0, []
+        self.arrivals, self.received = re.compile(rf'^{RECEIVED}{{[^}}]*model_name="{model}"[^}}]*}} (\d+)', re.M), None
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
 
@@ -96,6 +101,8 @@ class Watch:
                 at = text.find(self.series)
                 line = text[at:].partition("\n")[0] if at >= 0 else "0"
                 self.now = int(float(line.rpartition(" ")[2]))
+                received = self.arrivals.search(text)
+                self.received = int(received[1]) if received else None
                 self.seen.append((time.monotonic(), self.now))
 
     def __enter__(self):
@@ -105,6 +112,18 @@ class Watch:
     def __exit__(self, *_):
         self.ended.set()
         self.thread.join()
+
+    def until_received(self, count: int, answered, quiet_s: float):
+        """Waits until the scheduler has taken `count` requests, or the last one is answered. A real Triton counts no arrivals: there
+        it waits until the gauge changes, for `quiet_s` seconds at most."""
+        before, begun = self.now, time.monotonic()
+
+        def arrived():
+            if self.received is None:
+                return self.now != before or time.monotonic() - begun > quiet_s
+            return self.received >= count
+
+        eventually(f"{count} requests are received", DEADLINE_S, lambda: answered() or arrived())
 
     def at_rest(self, since: float) -> list:
         """The values that it had for a while, in order, from the time `since` on."""
@@ -139,7 +158,7 @@ class Run:
                     self.send(step, watch)
                     continue
                 if isinstance(step, Wait):
-                    time.sleep(step.ms / 1000)
+                    run_for("the table's pause between two arrivals", step.ms / 1000)
                     self.begun = time.monotonic()
                 else:
                     self.begun = self.begun or time.monotonic()
@@ -153,23 +172,19 @@ class Run:
         return facts | {"pending": watch.at_rest(self.begun), **statistics}
 
     def send(self, request: Send, watch: Watch):
-        """Sends a request, and waits until the gauge or an answer tells of it, or neither will."""
-        before, number = watch.now, len(self.answers)
+        """Sends a request, and waits until the server has it."""
+        number = len(self.answers)
         ask = self.ask_grpc if number % 2 else self.ask_http
         answer = self.pool.submit(lambda: (ask(request, number), time.monotonic())[::-1])
         self.answers.append(answer)
-        end = time.monotonic() + APART_S
-        while time.monotonic() < end and watch.now == before and not answer.done():
-            time.sleep(0.002)
+        watch.until_received(number + 1, answer.done, APART_S)
         if answer.done() and answer.result()[1]:
             self.refused.append(number)
 
     def wait_for_answers(self, step: Answered):
         """Waits until so many of the requests have been answered."""
-        end = time.monotonic() + DEADLINE_S
-        while sum(answer.done() for answer in self.answers) < step.count:
-            assert time.monotonic() < end, f"{self.row.name}: not {step.count} answers within {DEADLINE_S} s"
-            time.sleep(0.002)
+        enough = lambda: sum(answer.done() for answer in self.answers) >= step.count  # noqa: E731
+        eventually(f"{self.row.name}: {step.count} answers", DEADLINE_S, enough)
 
     def ask_http(self, request: Send, number: int):
         """One request over HTTP, with an id: nothing, or status and text of the error."""
@@ -201,14 +216,8 @@ class Run:
 
     def statistics(self, watch: Watch) -> dict:
         """The statistics once they have come to rest, which a Triton does a little after its answers."""
-        last, since = None, 0.0
-        while True:
-            current = self.statistics_now()
-            if current != last or watch.now:
-                last, since = current, time.monotonic()
-            if time.monotonic() - since > 2 * APART_S:
-                return current
-            time.sleep(0.02)
+        read = lambda: (self.statistics_now(), watch.now)  # noqa: E731
+        return settled("the statistics", DEADLINE_S, read, 2 * APART_S)[0]
 
     def statistics_now(self) -> dict:
         """The statistics that the tables are about."""

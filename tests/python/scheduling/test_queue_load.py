@@ -20,7 +20,7 @@ import pytest
 from harness.generate import model, one_to_one
 from harness.inference import one
 from harness.server import ROOT, total
-from harness.waiting import eventually
+from harness.waiting import eventually, pause_as_client, run_for
 from harness.wire import grpc_infer, grpc_tensor
 from scheduling.load_clients import REFUSED
 
@@ -145,7 +145,7 @@ def probe_until(end: float, probe) -> tuple:
             refusals.append(time.perf_counter() - between)
         else:
             accepted += 1
-        time.sleep(0.001)
+        pause_as_client(0.001)
     return refusals, nothing, accepted
 
 
@@ -184,7 +184,7 @@ def test_a_thousand_clients_and_a_queue_limit(start, tmp_path, protocol):
             process.stdin.write(f"{ROUND_S}\n")
             process.stdin.flush()
             # The first refusals come when the first requests fill the queue; the last when the round ends.
-            time.sleep(0.3)
+            run_for("the clients of a round begin within 0.3 s", 0.3)
             some, none, more = probe_until(time.monotonic() + ROUND_S - 0.4, probe)
             refusals, nothing, accepted = refusals + some, nothing + none, accepted + more
             assert probe.late() == 0, "a refusal takes no time"

@@ -12,7 +12,8 @@ import tritonclient.grpc
 
 from harness.sequence_models import config as sequence_config
 from harness.server import Server, total
-from harness.waiting import eventually
+from harness.statistics import until_received
+from harness.waiting import eventually, run_for
 from scheduling.resources import REQUEST, Load, config, delay, group
 
 ON = "--rate-limit=execution_count"
@@ -99,15 +100,15 @@ def test_executions_are_shared_by_priority(serve):
 
 def test_waiting_batches_grow(serve):
     """A batch is formed when its instance gets the resource, from what waits by then."""
-    models = {"holder": delay(400, group("R 1 global")), "batched": delay(1, group("R 1 global"), "dynamic_batching { }")}
+    models = {"holder": delay(1000, group("R 1 global")), "batched": delay(1, group("R 1 global"), "dynamic_batching { }")}
     server = serve(models, ON)
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
         first = pool.submit(server.infer, "holder", REQUEST)
         eventually("the resource is held", 5, lambda: resource(server, "R", "global", "used") == 1)
         others = []
-        for _ in range(4):
+        for count in range(1, 5):
             others.append(pool.submit(server.infer, "batched", REQUEST))
-            time.sleep(0.02)
+            until_received(server, "batched", count)
         waiting = ("pharos_rate_limiter_waiting_instances", (("model", "batched"), ("version", "1")))
         assert server.scrape()[waiting] == 1
         assert [request.result()[0] for request in [first, *others]] == [200] * 5
@@ -175,7 +176,7 @@ def test_a_killed_worker_gives_its_resource_back(serve):
             eventually("the resource is held", 5, lambda: resource(server, "R", "global", "used") == 1)
             for pid in list(server.workers())[:1]:
                 os.kill(pid, signal.SIGKILL)
-            time.sleep(0.3)
+            run_for("both models go on between two losses", 0.3)
         before = {model: len(answers) for model, answers in load.answers.items()}
         eventually("both go on", 20, lambda: all(len(load.answers[m]) > before[m] + 10 for m in models))
     statuses = [status for answers in load.answers.values() for status in answers]
@@ -239,7 +240,7 @@ def test_work_goes_to_the_least_loaded_and_a_lost_instances_queue_moves_on(serve
         assert {status for status, _ in pool.map(lambda _: server.infer("m", REQUEST), range(2))} == {200}
         assert time.monotonic() - begun < 0.29, "side by side"
         requests = [pool.submit(server.infer, "m", REQUEST) for _ in range(8)]
-        time.sleep(0.05)
+        until_received(server, "m", 10)
         os.kill(min(workers), signal.SIGKILL)
         assert {request.result()[0] for request in requests} == {200}
     assert total(server.scrape(), "nv_inference_request_success", model="m") == 10

@@ -19,7 +19,8 @@ from harness.inference import one, simple
 from harness.ports import free_ports
 from harness.redis_server import NoRedis, Redis
 from harness.server import EXAMPLES, MODELS, Server, binary, total
-from harness.waiting import eventually
+from harness.statistics import until_received
+from harness.waiting import eventually, pause_as_client, run_for
 
 needs_redis = pytest.mark.skipif(bool(redis_server.missing()), reason=redis_server.missing())
 LOCAL = "--cache-config=local,size=1048576"
@@ -244,14 +245,14 @@ def test_the_next_one_leads(cached):
         blocking = [
             pool.submit(server.infer, "delay_200", one("FP32", [1, 1 + n], [0] * (1 + n))) for n in range(4)
         ]
-        time.sleep(0.1)
+        until_received(server, "delay_200", len(blocking))
         host, port = server.http.split(":")
         leader = http.client.HTTPConnection(host, int(port))
         wanted = json.dumps(one("FP32", [1, 2], [7, 7]))
         leader.request("POST", "/v2/models/delay_200/infer", wanted)
-        time.sleep(0.1)
+        until_received(server, "delay_200", len(blocking) + 1)
         follower = pool.submit(server.infer, "delay_200", one("FP32", [1, 2], [7, 7]))
-        time.sleep(0.05)
+        until_received(server, "delay_200", len(blocking) + 2)
         leader.close()
         assert follower.result(10)[1]["outputs"][0]["data"] == [7, 7]
         assert all(done.result(10)[0] == 200 for done in blocking)
@@ -267,7 +268,7 @@ def test_order_is_kept_with_hits(cached):
         requests = [one("FP32", [1, 1], [1 if n % 2 else 5 + n % 4]) for n in range(6)]
 
         def ask(n):
-            time.sleep(0.02 * n)
+            pause_as_client(0.02 * n)
             return answer(server, "delay_200", requests[n]) and time.monotonic()
 
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
@@ -363,7 +364,7 @@ def test_redis_takes_password_database_and_age(cached, tmp_path):
         server = connected(cached(["simple"], f"{base},password=secret,db=3,ttl=100,timeout_ms=1000"))
         for _ in range(2):
             answer(server, "simple", simple())
-            time.sleep(0.1)
+            run_for("an answer is written to Redis behind the response", 0.1)
         assert hits(server, "simple") == (1, 1) and "secret" not in server.log.read_text()
         refused = cached(["simple"], f"{base},password=wrong")
         eventually("it is refused", 10, lambda: "it refuses us: WRONGPASS" in refused.log.read_text())
@@ -492,7 +493,7 @@ def test_what_is_no_redis_costs_misses_only(cached, reply):
             started = time.monotonic()
             assert answer(server, "simple", simple())["outputs"][0]["data"] == [n + 1 for n in range(16)]
             assert time.monotonic() - started < 1
-            time.sleep(0.02)
+            pause_as_client(0.02)
         assert hits(server, "simple") == (0, 20)
         assert total(server.scrape(), "pharos_cache_errors_total") >= 1
         server.stop()

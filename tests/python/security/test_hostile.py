@@ -25,7 +25,7 @@ from harness.inference import one
 from harness.models import copy_models
 from harness.processes import resident_kb
 from harness.server import Server, total
-from harness.waiting import eventually
+from harness.waiting import eventually, every
 from security.others import INFER, MODEL, MOST, OPTIONS, P99_S, Others
 
 GROWTH_KB = 400_000
@@ -118,11 +118,9 @@ def slow_bodies(server):
     wires = [connect(server.http_port) for _ in range(200)]
     for wire in wires:
         wire.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{{".encode())
-    trickles, end = wires[100:], time.monotonic() + 4
-    while time.monotonic() < end:
-        for wire in trickles:
+    for _ in every(0.5, 4):
+        for wire in wires[100:]:
             push(wire, b" ")
-        time.sleep(0.5)
     texts = [drain(wire) for wire in wires]
     assert all(text.startswith(b"HTTP/1.1 400") for text in texts)
     assert all(b"the request's body stalled for 2 seconds" in text for text in texts[:100])
@@ -168,11 +166,9 @@ def slow_heads(server):
     wires = [connect(server.http_port) for _ in range(500)]
     for wire in wires:
         wire.sendall(b"GET /v2 HT")
-    end = time.monotonic() + 2
-    while time.monotonic() < end:
+    for _ in every(0.25, 2):
         for wire in wires[:50]:
             push(wire, b"T")
-        time.sleep(0.25)
     assert all(drain(wire) == b"" for wire in wires)
     for wire in wires:
         wire.close()

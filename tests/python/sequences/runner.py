@@ -22,6 +22,7 @@ from tritonclient.grpc import service_pb2 as pb
 from harness import sequence_models
 from harness.peers import Triton
 from harness.server import TRITON_MODELS, Server
+from harness.waiting import eventually, run_for
 from scheduling import runner as scheduling
 from scheduling.runner import APART_S, DEADLINE_S, Watch, together
 from sequences.sequence_tables import LOADS, ROWS, Row
@@ -48,6 +49,7 @@ class Run(scheduling.Run):
     def facts(self) -> dict:
         """Runs the row, and says what came of it."""
         with self.channel, self.pool, Watch(self.metrics, self.row.model) as watch:
+            self.watch = watch
             grpc.channel_ready_future(self.channel).result(DEADLINE_S)
             self.calls, self.moments = [], {}
             for token in re.findall(r"(?:\('|')[^']*'\S*|\S+", self.row.script):
@@ -59,21 +61,18 @@ class Run(scheduling.Run):
     def perform(self, token: str):
         """One word of the script."""
         if token[0] == "~":
-            return time.sleep(int(token[1:]) / 1000)
+            return run_for("the script's pause between two arrivals", int(token[1:]) / 1000)
         if token[0] == "x":
             self.calls[int(token[1:])].cancel()
-            return time.sleep(APART_S)
+            return run_for("a cancellation leaves nothing that tells when it has arrived", APART_S)
         if token[0] == "!":
-            end = time.monotonic() + DEADLINE_S
-            while sum(call.done() for call in self.calls) < int(token[1:]):
-                assert time.monotonic() < end, f"{self.row.name}: not {token[1:]} answers"
-                time.sleep(0.005)
-            return None
+            enough = lambda: sum(call.done() for call in self.calls) >= int(token[1:])  # noqa: E731
+            return eventually(f"{self.row.name}: {token[1:]} answers", DEADLINE_S, enough)
         number = len(self.calls)
         call = self.stub.ModelInfer.future(self.message(token), timeout=DEADLINE_S)
         self.calls.append(call)
         call.add_done_callback(lambda _: self.moments.setdefault(number, time.monotonic()))
-        return time.sleep(APART_S / 2)
+        return self.watch.until_received(number + 1, call.done, APART_S / 2)
 
     def message(self, token: str):
         """A request."""

@@ -18,8 +18,10 @@ import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
 from harness.models import write
+from harness.processes import held
 from harness.sequence_models import IDS, MODELS
 from harness.server import Server
+from harness.statistics import received, until_received
 from harness.waiting import eventually
 
 
@@ -220,14 +222,15 @@ def test_a_timeout_ends_a_sequence_that_waits_for_a_slot(http):
 def test_the_queues_have_limits(grpc, sequences):
     """One sequence may wait for the slot, and one request in a sequence."""
     full = ("StatusCode.UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size")
-    first = in_background(lambda: step(grpc, "limited", 1, 1, "("))
-    eventually("it executes", 5, lambda: gauge(sequences, "pharos_sequences", "limited", state="active") == 1)
-    second = in_background(lambda: step(grpc, "limited", 1, 2))
-    eventually("one waits", 5, lambda: gauge(sequences, "pharos_pending_requests", "limited", priority="0") == 1)
-    assert refused(lambda: step(grpc, "limited", 1, 3)) == full
-    third = in_background(lambda: step(grpc, "limited", 2, 5, "()"))
-    eventually("so does a sequence", 5, lambda: gauge(sequences, "pharos_sequences", "limited", state="backlogged") == 1)
-    assert refused(lambda: step(grpc, "limited", 3, 3, "()")) == full
+    with held(sequences, "limited"):
+        first = in_background(lambda: step(grpc, "limited", 1, 1, "("))
+        eventually("it executes", 60, lambda: gauge(sequences, "pharos_sequences", "limited", state="active") == 1)
+        second = in_background(lambda: step(grpc, "limited", 1, 2))
+        eventually("one waits", 60, lambda: gauge(sequences, "pharos_pending_requests", "limited", priority="0") == 1)
+        assert refused(lambda: step(grpc, "limited", 1, 3)) == full
+        third = in_background(lambda: step(grpc, "limited", 2, 5, "()"))
+        eventually("so does a sequence", 60, lambda: gauge(sequences, "pharos_sequences", "limited", state="backlogged") == 1)
+        assert refused(lambda: step(grpc, "limited", 3, 3, "()")) == full
     assert (first()[0][0], second()[0][0]) == (1, 3)
     assert step(grpc, "limited", 1, 4, ")")[0] == 7
     assert third()[0][0] == 5
@@ -412,12 +415,13 @@ def test_a_cancelled_request_ends_its_sequence(sequences, grpc):
     done = queue.Queue()
     answer = lambda result, error: done.put((result, error))  # noqa: E731
     ask = lambda **more: grpc.async_infer("one", tensors, answer, sequence_id=50, **more)  # noqa: E731
+    before = received(sequences, "one")
     ask(sequence_start=True)
-    time.sleep(0.05)
+    until_received(sequences, "one", before + 1)
     waiting = ask()
-    time.sleep(0.03)
+    until_received(sequences, "one", before + 2)
     last = ask()
-    time.sleep(0.03)
+    until_received(sequences, "one", before + 3)
     waiting.cancel()
     outcomes = [done.get(timeout=20) for _ in range(3)]
     errors = [error.status() for _, error in outcomes if error is not None]

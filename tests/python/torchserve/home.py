@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 
 from harness.ports import free_ports
-from harness.server import binary
+from harness.server import binary, samples
 from harness.waiting import eventually
 from torchserve import models
 
@@ -102,6 +102,12 @@ class Home:
         status, answer = self.manage("POST", f"/models?url={url}{query}")
         assert status == 200, answer
         return answer["status"]
+
+    def scrape(self):
+        """The metrics, as `harness.server.samples` parses them."""
+        status, _, text = self.ask("GET", "/metrics", port=self.metrics)
+        assert status == 200, text
+        return samples(text.decode())
 
     def access(self):
         """The access log."""

@@ -11,12 +11,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.peers import ROOT, wait_or_kill
 from harness.ports import free_ports
+from harness.waiting import eventually
 
 HOME = Path(os.environ.get("PHAROS_TORCHSERVE_HOME") or ROOT / "target/torchserve")
 PEER_PYTHON = HOME / "venv/bin/python"
@@ -139,12 +139,12 @@ class Launched:
 
     def wait_until_started(self):
         """Waits for the line that every harness of TorchServe waits for."""
-        end = time.monotonic() + START_S
-        while STARTED not in self.console():
-            if self.process.poll() is not None or time.monotonic() > end:
-                self.stop()
-                raise AssertionError(f"{self.command[0]} did not start:\n{self.console()[-4000:]}")
-            time.sleep(0.05)
+        try:
+            eventually("the server has started or ended", START_S, lambda: STARTED in self.console() or self.process.poll() is not None)
+            assert STARTED in self.console(), f"it ended with {self.process.poll()}"
+        except AssertionError as error:
+            self.stop()
+            raise AssertionError(f"{self.command[0]} did not start: {error}\n{self.console()[-4000:]}") from None
 
     def console(self) -> str:
         """All that it has written so far."""

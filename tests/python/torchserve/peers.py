@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.waiting import every, pause_as_client, run_for, settled
 from torchserve import wire as torchserve_wire
 from torchserve.peer import install, missing, torch_folder, torchserve
 from torchserve.repository import build
@@ -106,7 +107,7 @@ class Peer:
     def send(self, request) -> dict:
         """What comes of one request."""
         if isinstance(request, Wait):
-            time.sleep(request.seconds)
+            run_for("the table's pause between two requests", request.seconds)
             return {}
         if isinstance(request, Grpc):
             metadata = tuple((name, self.named_token(value)) for name, value in request.metadata)
@@ -117,13 +118,12 @@ class Peer:
                 json.dumps(found),
                 object_hook=lambda o: {k: masked(v) if isinstance(v, str) else v for k, v in o.items()},
             )
-        time.sleep(request.delay_s)
-        end = time.monotonic() + 30
-        while True:
+        pause_as_client(request.delay_s)
+        for _ in every(0.2, 30):
             answer = self.rest(request)
-            if not request.until or answer["status"] == request.until or time.monotonic() > end:
-                return answer
-            time.sleep(0.2)
+            if not request.until or answer["status"] == request.until:
+                break
+        return answer
 
     def rest(self, request: Rest) -> dict:
         """One HTTP request on a connection of its own."""
@@ -170,14 +170,8 @@ class Peer:
 
     def settled(self):
         """Waits until nothing has been logged for a while."""
-        size, since, end = -1, time.monotonic(), time.monotonic() + 10
-        while time.monotonic() < end:
-            now = sum(len(self.log(name)) for name in ("model_metrics", "ts_metrics", "access_log"))
-            if now != size:
-                size, since = now, time.monotonic()
-            elif time.monotonic() - since > 0.5:
-                return
-            time.sleep(0.05)
+        logged = lambda: sum(len(self.log(name)) for name in ("model_metrics", "ts_metrics", "access_log"))  # noqa: E731
+        settled("the logs", 60, logged, 0.5)
 
     def lines(self, name: str, before: str) -> list:
         """What has come to a log since, sorted, without times and names of this run."""
@@ -246,7 +240,7 @@ def at_start(setup, peer: Peer) -> list:
         if not slow:
             return names
         assert time.monotonic() < end, f"not ready: {slow}\n{peer.server.console()[-4000:]}"
-        time.sleep(0.2)
+        run_for("a listing of all models costs the server time", 0.2)
 
 
 @contextlib.contextmanager

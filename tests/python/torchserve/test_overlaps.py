@@ -12,7 +12,8 @@ import time
 import grpc
 import pytest
 
-from harness.waiting import eventually
+from harness.statistics import dispatched, received, until_dispatched, until_received
+from harness.waiting import eventually, settled
 from torchserve import models, peer as torchserve_peer
 from torchserve.home import HOST, INFERENCE, Home, body, fields, has_worker, message
 
@@ -207,10 +208,12 @@ def test_limits_hold_while_a_request_is_streamed(ours):
     assert Talk(ours, "b", "ask").parts == ["ask beside 1"], "on the worker of its sequence"
     third = Talk(ours, "a", f"stream {LONG}").begun()
     assert {part.split()[2] for part in third.parts + second.parts[-3:]} <= {"s", "ss"}, "never three"
+    requests = received(ours.home, "talks")
     slow = Talk(ours, "a", "sleep 1", wait=False)
-    time.sleep(0.4)
+    # The worker of "a" has one thread: while it sleeps, its streams stand still.
+    settled("the streams of its worker", 20, lambda: sum(len(s.parts) for s in (streams[0], second, third)), 0.3)
     waits = Talk(ours, "a", "-1", wait=False)
-    time.sleep(0.1)
+    until_received(ours.home, "talks", requests + 2)
     assert Talk(ours, "a", "ask").status == 503, "one waits already"
     assert slow.join().status == 200 and waits.join().parts == ["cancels 3"]
     assert all(stream.join().parts[-1] == "cancelled" for stream in (streams[0], second, third))
@@ -220,8 +223,9 @@ def test_limits_hold_while_a_request_is_streamed(ours):
 
 
 def test_a_client_that_leaves_costs_the_others_of_its_sequence_nothing(ours):
+    batches = dispatched(ours.home, "talks")
     first = Talk(ours, "a", "sleep 1", wait=False)
-    time.sleep(0.3)
+    until_dispatched(ours.home, "talks", batches + 1)
     second = Talk(ours, "a", "ask", wait=False)
     first.leave()
     assert second.join().parts == ["ask beside 0"]

@@ -6,12 +6,11 @@ import re
 import shutil
 import stat
 import subprocess
-import time
 
 import pytest
 
 from harness.server import alive, binary
-from harness.waiting import eventually
+from harness.waiting import eventually, run_for
 from torchserve.launcher import answers
 
 
@@ -98,7 +97,7 @@ def test_snapshots(launcher):
     launcher.run("--stop", "--foreground")
     eventually("a snapshot of the end", 20, lambda: any(re.fullmatch(r"\d{17}-shutdown\.cfg", n) for n in written()))
     assert config == launcher.config.read_text()
-    time.sleep(1)
+    run_for("the names of snapshots have the time of their second", 1)
     launcher.started(*words)
     eventually("the model answers again", 60, lambda: answers(launcher, "/predictions/kept") == 200)
 

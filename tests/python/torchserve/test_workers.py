@@ -12,7 +12,8 @@ import time
 import grpc
 import pytest
 
-from harness.waiting import eventually
+from harness.statistics import dispatched, until_received
+from harness.waiting import eventually, holds_for, run_for
 from torchserve.home import HOST, INFERENCE, MANAGEMENT, Home, body, call, fields, has_worker, message
 
 pytestmark = pytest.mark.skipif(not has_worker, reason="there is no Python with the package pharos-worker: make python-worker")
@@ -44,14 +45,11 @@ def test_a_worker_counts_from_the_first_of_a_row_of_losses_on(tmp_path):
         answers = lambda: server.predict("mortal", b"x")[0] == 200
         eventually("mortal answers", 30, answers)
         server.predict("mortal", b"die")
-        time.sleep(0.3)
+        run_for("the worker is up for a short time between two losses", 0.3)
         eventually("mortal is back", 30, answers)
         ill.touch()
         server.predict("mortal", b"die")
-        lost = time.monotonic()
-        while time.monotonic() - lost < 3.5:
-            assert server.ask("GET", "/ping")[0] == 200, f"{time.monotonic() - lost:.2f} s after the last loss"
-            time.sleep(0.1)
+        holds_for("the server is healthy after the last loss", 3.5, lambda: server.ask("GET", "/ping")[0] == 200)
         eventually("it is given up", 20, lambda: server.ask("GET", "/ping")[0] == 500)
         eventually("it is not started again", 20, lambda: "is not restarted any more" in (tmp_path / "out").read_text())
         status, answer = server.manage("PUT", "/models/mortal?min_worker=1&synchronous=true")
@@ -147,8 +145,16 @@ def test_sequences_of_one_stream_are_executed_together(home):
     assert errors[b"c"] == {1: [13], 2: [b"Model not found: nothing"]}
 
 
-def test_a_client_that_leaves_costs_its_sequence_nothing(home):
+@pytest.fixture
+def counted(tmp_path):
+    """A server whose metrics can be scraped."""
+    with Home(tmp_path, ["metrics_mode=prometheus"]) as running:
+        yield running
+
+
+def test_a_client_that_leaves_costs_its_sequence_nothing(counted):
     """Its own request is not executed if it still waits; those behind it are."""
+    home = counted
     yaml = "sequenceBatching: true\nmaxSequenceJobQueueSize: 9\nsequenceMaxIdleMSec: 60000\n"
     home.archive("goes-on", "mortal", yaml + f"ill: {home.folder / 'none'}\n")
     home.register("goes-on-1.0.mar")
@@ -156,18 +162,18 @@ def test_a_client_that_leaves_costs_its_sequence_nothing(home):
     ask = lambda: answers.append(home.predict("goes-on", b"sleep 0.5", {name: "a"}))
     clients = [threading.Thread(target=ask)]
     clients[0].start()
-    time.sleep(0.1)
+    until_received(home, "goes-on", 1)
     leaves = socket.create_connection((HOST, home.inference))
     leaves.sendall(f"POST /predictions/goes-on HTTP/1.1\r\nHost: a\r\n{name}: a\r\nContent-Length: 9\r\n\r\nsleep 0.5".encode())
-    time.sleep(0.1)
-    for _ in range(2):
+    until_received(home, "goes-on", 2)
+    for count in (3, 4):
         clients.append(threading.Thread(target=ask))
         clients[-1].start()
-        time.sleep(0.1)
+        until_received(home, "goes-on", count)
     leaves.close()
-    began = time.monotonic()
     [client.join() for client in clients]
-    assert answers == [(200, b"1")] * 3 and time.monotonic() - began < 1.45, answers
+    assert answers == [(200, b"1")] * 3, answers
+    assert dispatched(home, "goes-on") == 3, "each of those that stayed"
 
 
 def test_everything_is_in_the_servers_log(home):

@@ -6,12 +6,13 @@ import concurrent.futures
 import http.server
 import json
 import threading
-import time
 from dataclasses import dataclass, field
 
 import grpc
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from harness.waiting import answer_late
 
 
 @dataclass
@@ -116,7 +117,7 @@ class HttpCollector(Collected):
 
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["content-length"]))
-                time.sleep(collected.delay_s)
+                answer_late(collected.delay_s)
                 status = collected.refuse.pop(0) if collected.refuse else 200
                 if status == 200:
                     collected.add(message_of(body, self.headers["content-type"]), self.path, dict(self.headers))

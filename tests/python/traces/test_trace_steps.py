@@ -2,7 +2,6 @@
 workers, clients that go away), once as a file and once as spans. `test_traces.py` and `test_otlp.py` have the rest."""
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from harness.connections import connect, post
 from harness.sequence_models import config as sequence_config, controls
 from harness.server import Server, total
 from harness.stream_models import build, ensemble, passed, step
-from harness.waiting import eventually
+from harness.waiting import eventually, settled
 from protocol.request_table import tensor
 from traces.otlp_collector import HttpCollector
 from traces.trace_files import summary
@@ -132,7 +131,7 @@ def test_steps_as_spans(repository, tmp_path):
             count = ask_all(server)
             roots = lambda: [span for span in collector.spans if span.name == "InferRequest"]  # noqa: E731
             eventually("all are there", 20, lambda: len(roots()) == count)
-            time.sleep(0.3)
+            settled("the spans", 20, lambda: len(collector.spans), 0.3)
         by_id = {span.id: span for span in collector.spans}
         assert len(by_id) == len(collector.spans) and len({root.trace for root in roots()}) == count
         traces = {}

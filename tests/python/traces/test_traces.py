@@ -6,7 +6,6 @@ import json
 import random
 import subprocess
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from harness.models import write
 from harness.peers import missing, script
 from harness.server import Server, binary, total
 from harness.stream_models import COMPARED, build as build_streams
-from harness.waiting import eventually
+from harness.waiting import eventually, every
 from sequences.iterative_models import MODELS, count_of
 from traces.trace_files import pharos_trace, summary
 from traces.trace_requests import GOLDEN, OPTIONS, ask_all, build, collect, records_of_triton, structure
@@ -234,11 +233,10 @@ def test_files_are_whole_json_at_any_time_and_survive_a_kill(traced):
         thread.start()
     eventually("a hundred are written", 20, lambda: written(server) > 100)
     sizes = set()
-    for _ in range(20):
+    for _ in every(0.02, 0.4):
         text = file.read_text()
         sizes.add(len(text))
         assert summary(file)["plain"]["traces"] > 50
-        time.sleep(0.02)
     server.kill()
     for thread in asking:
         thread.join()
