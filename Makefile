@@ -3,7 +3,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server say so and are skipped without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients soak lint bench fuzz tools python-worker kserve-sdk gpu-pack
+.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients smoke soak lint bench fuzz tools python-worker kserve-sdk gpu-pack
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -17,7 +17,7 @@ export PYO3_PYTHON ?= $(shell command -v $(PYTHON))
 export PYO3_ENVIRONMENT_SIGNATURE ?= $(shell $(PYTHON) -c 'import sys; print("%s-%d.%d-64bit" % (sys.implementation.name, *sys.version_info[:2]))' 2>/dev/null)
 
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'also: make python-worker | lint | bench | fuzz | soak | gpu-pack   (SERVE_FLAGS="..." are passed to the server)'
+	@sed -n 's/^#   //p' Makefile; echo 'also: make python-worker | smoke | lint | bench | fuzz | soak | gpu-pack   (SERVE_FLAGS="..." are passed to the server)'
 
 tools:
 	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.95 or later, see https://rustup.rs"; exit 1; }
@@ -86,16 +86,18 @@ $(VENV)/ready: tests/requirements.txt
 test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready
 	@command -v curl >/dev/null || { echo "curl is missing: install it (Debian: apt-get install curl)"; exit 1; }
 	PYTHONPATH=tests/python $(VENV)/bin/python -m harness.prometheus
-	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs tests/python
+	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs --durations=50 tests/python
+
+# A choice of the client tests that touches every area, in under a minute, after the build.
+smoke: build python-worker $(VENV)/ready
+	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs -m smoke tests/python
 
 # The long runs of what the tests do for seconds: 400,000 samples a second from workers that are killed, a random load, and
 # a hundred reloads under load.
 SOAK_SECONDS ?= 60
 soak: build $(VENV)/ready
-	PHAROS_SOAK_S=$(SOAK_SECONDS) PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -s \
-	  tests/python/metrics/test_metrics_load.py tests/python/metrics/test_metrics_agreement.py
-	PHAROS_RELOADS=100 PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -s -k under \
-	  tests/python/repository/test_repository_control.py
+	PHAROS_SOAK_S=$(SOAK_SECONDS) PHAROS_RELOADS=100 PHAROS_BIN=$(abspath $(TARGET))/release/pharos \
+	  $(VENV)/bin/python -m pytest -q -s -m soak tests/python
 
 # What a machine with a GPU needs to check and measure there, in one folder: tests/gpu/README.md. GPU_PACK_FLAGS="--fetch 3.12".
 gpu-pack: build python-worker

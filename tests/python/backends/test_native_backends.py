@@ -136,6 +136,7 @@ def test_the_example_in_c_normalizes(served, protocol):
     assert "row 2 has a standard deviation of 0; at least 0.001 is needed" in error.value.message()
 
 
+@pytest.mark.smoke
 def test_requests_of_a_batch_fail_alone(served):
     """Many requests at once, every third of which cannot be normalized; the counter counts the rows of the others."""
     before = total(served.scrape(), "RowsNormalized", ModelName="normalize") or total(served.scrape(), "RowsNormalized")

@@ -123,6 +123,7 @@ def test_every_datatype(onnx_server, datatype):
         same(ask(onnx_server, f"identity_{datatype.lower()}_onnxruntime", x, datatype=datatype), {"Y": x})
 
 
+@pytest.mark.smoke
 def test_an_input_that_is_an_output(onnx_server):
     """The runtime answers with the input's own memory, whatever it was given."""
     for _ in range(2):

@@ -72,6 +72,7 @@ def test_classify_command(server, command):
     assert found and all(name == digit for name, digit in found), result.stdout
 
 
+@pytest.mark.smoke
 def test_python_client_of_the_first_model(server):
     """The client of the page works as it is shown, except for the port."""
     text = (ROOT / "docs/src/start/first-model.md").read_text()

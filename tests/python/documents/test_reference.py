@@ -66,6 +66,7 @@ def test_metrics_exist(page, metrics):
     assert unknown == []
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("page", reference.PAGES)
 def test_generated_pages_are_current(page):
     """The page is what the generator writes for this server."""
@@ -73,6 +74,7 @@ def test_generated_pages_are_current(page):
     assert current, f"docs/src/reference/{page} is stale: write it with `PYTHONPATH=tests/python python -m documents.reference`"
 
 
+@pytest.mark.smoke
 def test_every_flag_is_listed():
     """The generator omits no flag of `pharos --help`."""
     listed = {row[0].strip("`").split()[0] for row in rows("reference/flags.md") if row[0].startswith("`")}

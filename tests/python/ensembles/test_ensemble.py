@@ -88,6 +88,7 @@ def success(server, model: str) -> int:
     return server.statistics(model)["inference_stats"]["success"]["count"]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
 def test_steps_side_by_side(server, module):
     """Two steps of 300 ms that need nothing of each other take 300 ms; the members' sums say 600."""
@@ -154,6 +155,7 @@ def test_a_client_that_goes_away_ends_the_steps(server):
         assert time.monotonic() - begun < HELD_S / 2
 
 
+@pytest.mark.smoke
 def test_statistics_and_metrics(server):
     """An ensemble counts as Triton's does; its pending gauge stays 0; each step has its time by the wall clock."""
     before = server.scrape()
@@ -186,6 +188,7 @@ def test_series_of_steps_are_there_from_the_start(server):
     assert [v for (n, pairs), v in metrics.items() if n == f"{STEP}_count" and set(labels.items()) <= set(pairs)] == [0]
 
 
+@pytest.mark.smoke
 def test_the_cache_stands_before_the_steps(server):
     """The second equal request touches no member, and only the ensemble counts a hit."""
     first = ask(server, "cached", [[5, 6]], request_id="one")

@@ -226,6 +226,7 @@ def test_metadata_and_configuration(runs):
         assert left == right
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_live_triton_answers_as_recorded(tmp_path):
     """The recorded answers are still those of a real Triton."""

@@ -41,7 +41,7 @@ MIG = """
 2 uuid GPU-c
 2 mig 7
 """
-pytestmark = pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")]
 
 
 ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -78,6 +78,7 @@ def test_without_gpus_all_runs_on_processors(world):
     assert world.pinned() == (0, 0)
 
 
+@pytest.mark.smoke
 def test_automatic_placement(world):
     """A Python model has an instance on each GPU, each with its own first; other backends stay on processors."""
     world.model("auto")

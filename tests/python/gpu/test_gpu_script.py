@@ -20,7 +20,7 @@ GPU = ROOT / "tests/gpu"
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
 has_worker = subprocess.run([PYTHON, "-c", "import pharos_worker, numpy"], capture_output=True).returncode == 0
 has_client = subprocess.run([PYTHON, "-c", "import tritonclient.http"], capture_output=True).returncode == 0
-pytestmark = pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")]
 
 sys.path.append(str(GPU))
 import rows  # noqa: E402

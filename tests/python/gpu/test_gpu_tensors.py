@@ -30,7 +30,7 @@ GPU, CPU = "instance_group { kind: KIND_GPU gpus: [ 1 ] }", "instance_group { ki
 TYPES = {"float32": "FP32", "int64": "INT64", "bool": "BOOL", "bfloat16": "BF16", "float16": "FP16"}
 
 has_torch = subprocess.run([PYTHON, "-c", "import torch"], capture_output=True).returncode == 0
-pytestmark = pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")]
 
 
 class Made(World):

@@ -91,6 +91,7 @@ def test_workers_killed_under_load(start):
     server.stop()
 
 
+@pytest.mark.smoke
 def test_the_only_worker_killed(start):
     """With one instance requests wait for the new one or fail with 503; then all is well again."""
     server = start(["identity_fp32_nobatch"])
@@ -205,6 +206,7 @@ def test_a_panicking_backend_costs_its_instance_alone(start):
     assert lines and "panic_0" in lines[0], server.log_tail()
 
 
+@pytest.mark.smoke
 def test_sigterm_drains(start):
     """SIGTERM: what was accepted is answered well, new connections are refused or told 503, the exit code is 0, and no
     worker is left."""
@@ -322,6 +324,7 @@ def test_exit_on_error_is_the_default(start):
     assert "no_such_backend" in server.log_tail()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("option, words", [
     ("--http-port=x", ["http-port", "x"]),
     ("--no-such-option", ["no-such-option"]),

@@ -180,6 +180,7 @@ def fails(client, fragment: str, *request, **more):
         client.infer(*request, **more)
 
 
+@pytest.mark.smoke
 def test_both_inputs_and_both_outputs_in_one_region(client, memory):
     """At offsets of their own; nothing comes back but names and shapes."""
     handle = memory("one", 1000)

@@ -55,6 +55,7 @@ def test_every_row_is_recorded_and_every_difference_is_one(recorded):
             assert there[0] != status or fragment not in there[1], name
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_the_live_triton_does_as_recorded(recorded, tmp_path):
     """A real Triton of this moment."""

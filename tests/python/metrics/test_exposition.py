@@ -5,6 +5,7 @@ import re
 import urllib.request
 
 import numpy as np
+import pytest
 import tritonclient.http as triton
 
 from harness.waiting import settled
@@ -64,6 +65,7 @@ def test_an_exemplar_names_the_trace(server):
     assert "trace_id" not in scrape(server)[0]
 
 
+@pytest.mark.smoke
 def test_a_scrape_can_be_compressed_and_filtered(server):
     whole, headers = scrape(server, accept_encoding="gzip")
     assert headers["content-encoding"] == "gzip" and "nv_inference_count{" in whole

@@ -15,6 +15,7 @@ import threading
 import time
 
 import grpc
+import pytest
 from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
 
 from harness.inference import one
@@ -124,6 +125,7 @@ def disturb(server, definition, end: float, dice):
     server.process.send_signal(signal.SIGHUP)
 
 
+@pytest.mark.soak
 def test_statistics_metrics_and_clients_agree(start, tmp_path):
     """A random load from many clients; then everything that was counted is compared."""
     print(f"\nPHAROS_SEED={SEED}")

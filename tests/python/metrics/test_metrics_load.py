@@ -21,6 +21,8 @@ from harness.server import alive, children, total
 from harness.waiting import eventually, every, run_for
 from metrics.emitter import emitter
 
+pytestmark = pytest.mark.alone
+
 SECONDS = int(os.environ.get("PHAROS_SOAK_S", "0"))
 WORKERS = 4
 RATE = int(os.environ.get("PHAROS_SOAK_RATE", "100000" if SECONDS else "20000"))
@@ -100,6 +102,7 @@ def emitted(server, model: str) -> float:
     return total(server.scrape(), "Emitted", ModelName=model)
 
 
+@pytest.mark.soak
 def test_nothing_is_lost_when_workers_are_killed(emitting):
     """Every second one of the workers is killed: counters only rise, and at last are what was recorded."""
     seconds = SECONDS or 5

@@ -54,6 +54,7 @@ def test_every_request_is_counted_before_it_is_answered(server, rows):
         assert started - 1000 <= after["last_inference"] <= time.time() * 1000 + 1000
 
 
+@pytest.mark.smoke
 def test_form(server):
     """Every key is there, every count and duration a plain whole number, batch sizes are sorted."""
     server.infer("simple", batch(2))
@@ -167,6 +168,7 @@ def refusals(metrics: dict, protocol: str) -> float:
     return sum(found)
 
 
+@pytest.mark.smoke
 def test_metrics_and_statistics_agree(server):
     """After a load of good and bad requests of many clients, every number of one view is in the other."""
 
@@ -206,6 +208,7 @@ def compare(entry: dict, metrics: dict):
     assert entry["execution_count"] == sum(size["compute_infer"]["count"] for size in entry["batch_stats"])
 
 
+@pytest.mark.smoke
 def test_series_exist_from_the_start(start):
     """Before the first request every family has its series, at 0; labels are in alphabetical order."""
     server = start(["identity_fp32"])
@@ -242,6 +245,7 @@ def test_torchserve_counters_rise(server):
     assert 0 <= rise("ts_queue_latency_microseconds") < 5e6
 
 
+@pytest.mark.smoke
 def test_text_format(server):
     """What Prometheus reads: HELP and TYPE before the samples, counters without `.0`, the right content type."""
     server.infer("simple", simple())

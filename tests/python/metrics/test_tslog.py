@@ -53,6 +53,7 @@ def zone(request, monkeypatch):
     time.tzset()
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("zone")
 def test_lines_are_those_of_torchserve(start):
     """Names, units and dimensions of a real TorchServe's lines; times of now, local and in seconds; files from the start."""

@@ -73,6 +73,7 @@ def test_server_metadata(client):
     assert {"statistics", "binary_tensor_data", "model_configuration", "parameters"} <= set(metadata["extensions"])
 
 
+@pytest.mark.smoke
 def test_model_metadata(client):
     """Names, datatypes and shapes with the batch dimension in front."""
     metadata = as_dict(client.get_model_metadata("simple"))
@@ -93,6 +94,7 @@ def test_model_config(client, protocol):
     assert [int(d) for d in config["input"][0]["dims"]] == [16]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False])
 def test_infer_in_every_encoding(client, protocol, binary_in, binary_out):
@@ -167,6 +169,7 @@ def test_grpc_compression(server, algorithm):
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), ROW + ONES)
 
 
+@pytest.mark.smoke
 def test_errors_reach_the_client(client, protocol):
     """The text and the status of an error, as the client's exception shows them."""
     short = np.zeros((1, 8), dtype=np.int32)
@@ -218,6 +221,7 @@ def test_async_infer(client, protocol):
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), ROW + n + ONES)
 
 
+@pytest.mark.smoke
 def test_aio_clients(server, protocol):
     """The asyncio clients: health, metadata, statistics, and many requests at once over one connection."""
 
@@ -237,6 +241,7 @@ def test_aio_clients(server, protocol):
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), ROW + n + ONES)
 
 
+@pytest.mark.smoke
 def test_grpc_stream(server):
     """The bidirectional stream answers a model with one response per request in order, an error within the stream."""
     answers = []

@@ -9,6 +9,7 @@ from protocol import compare_triton
 WHY_NOT = missing("triton", "triton")
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_server_and_live_triton_answer_alike(server, tmp_path):
     """Both are asked every request; ours is compared with Triton's answer of this moment, not with the recorded one."""

@@ -29,6 +29,7 @@ def ask(server, protocol: str, model: str, datatype: str, *values) -> list:
         return [result.as_numpy(f"OUTPUT{n}") for n in range(len(values))]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("datatype", DATATYPES)
 def test_identity(server, protocol, datatype):
@@ -89,6 +90,7 @@ def test_add_sub_bf16(server):
     np.testing.assert_array_equal(subtracted, (wide - other).astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.smoke
 def test_add_sub_wraps(server):
     """The largest number plus one is the smallest."""
     limit = np.full((1, 4), 2**31 - 1, dtype=np.int32)

@@ -139,6 +139,7 @@ def test_restrictions_hold(start, tmp_path):
     assert server.get("/v1/models/identity_fp32")[0] == 200
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(not SDK.exists(), reason=f"{SDK} is not there: make kserve-sdk installs KServe's SDK")
 def test_the_sdk_understands_the_server(server):
     """Everything that the SDK's clients can ask, over HTTP with both protocols and over gRPC."""

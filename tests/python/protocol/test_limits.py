@@ -12,6 +12,7 @@ from harness.inference import one
 from protocol.request_table import tensor
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("extra", [
     {"id": "x" * (2 << 20)},
     {"parameters": {"p": "x" * (2 << 20)}},
@@ -26,6 +27,7 @@ def test_long_ids_and_parameters_are_refused_and_hurt_no_worker(server, extra):
     assert server.workers() == before
 
 
+@pytest.mark.smoke
 def test_a_long_element_in_an_error_is_cut(server):
     """The error quotes the client's element; a huge one must not break the worker's connection."""
     before = server.workers()
@@ -37,6 +39,7 @@ def test_a_long_element_in_an_error_is_cut(server):
     assert server.workers() == before
 
 
+@pytest.mark.smoke
 def test_inputs_of_two_shapes_get_no_bytes_of_others(server):
     """add_sub of 16 and 1 elements is an error, not 1 sum and 15 left-overs."""
     inputs = [tensor("INPUT0", "INT32", [16], [1] * 16), tensor("INPUT1", "INT32", [1], [1])]
@@ -45,6 +48,7 @@ def test_inputs_of_two_shapes_get_no_bytes_of_others(server):
     assert "one shape" in answer["error"]
 
 
+@pytest.mark.smoke
 def test_decoupled_models_need_a_stream(server):
     """Triton's texts, over HTTP and over gRPC."""
     status, answer = server.infer("decoupled", one("FP32", [1], [1]))

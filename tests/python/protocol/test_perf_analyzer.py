@@ -13,6 +13,7 @@ from harness.stream_models import COMPARED, build
 WHY_NOT = missing("perf_analyzer", "perf")
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 @pytest.mark.parametrize("mode", ["--sync", "--async"])
 @pytest.mark.parametrize("model", ["simple", "digits_pipeline"])
@@ -37,6 +38,7 @@ def test_profile(server, protocol, mode, model):
     )
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_profile_of_a_decoupled_model(tmp_path):
     """Over a gRPC stream it waits for each request's last response, told alone or not, and counts responses."""

@@ -53,6 +53,7 @@ def test_answers_are_those_of_a_real_triton(streams, case):
     assert stream_tables.difference(case.name, ours, golden[case.name]) == ""
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(TRITON_MISSING), reason=TRITON_MISSING)
 def test_server_and_live_triton_answer_alike(streams, tmp_path):
     """The same against the Triton of this moment."""
@@ -97,6 +98,7 @@ def test_responses_leave_as_they_are_produced(streams):
     assert 0.25 <= first - began < 0.45 and second - first > 0.15 and third - second > 0.15
 
 
+@pytest.mark.smoke
 def test_tritonclient_aio(streams):
     """The asyncio client's stream: order, the final flag, an error in the middle of the stream."""
 

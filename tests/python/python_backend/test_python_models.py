@@ -114,6 +114,7 @@ def test_an_input_that_is_kept_stays_as_it_was(served):
     assert first[-1] == [1000.0 * value for value in range(1, 40)]
 
 
+@pytest.mark.smoke
 def test_requests_of_a_batch_have_their_own_rows(served):
     """Four requests are executed at once and each gets its part back."""
     before = served.statistics("memory_batched").get("execution_count", 0)
@@ -264,6 +265,7 @@ def test_a_fork_cannot_speak_to_the_server(served):
     eventually("what the child is told", 5, lambda: "forked cannot record metrics" in served.log.read_text())
 
 
+@pytest.mark.smoke
 def test_defined_metrics_are_recorded(served):
     """`pharos_worker.metrics`: add, get, add_or_update, flush; one that is not defined is refused with a hint."""
     one = np.ones(1, np.float32)

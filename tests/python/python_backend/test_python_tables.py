@@ -91,6 +91,7 @@ def test_comparison_sees_differences(recorded):
         assert difference(name, theirs | {"answers": changed}, theirs) != ""
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_live_triton_answers_as_recorded(tmp_path, recorded):
     """The recorded answers are still those of a real Triton."""

@@ -135,6 +135,7 @@ def test_members_are_found_again(tmp_path, mode):
         eventually("the own one answers", 15, answered_beside)
 
 
+@pytest.mark.smoke
 def test_loads_and_unloads_by_name(tmp_path):
     """A name means all models of it; what is given with a load is for one."""
     worlds = Worlds(tmp_path, *MODES["explicit"], "--load-model=same")

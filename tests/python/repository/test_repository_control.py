@@ -241,6 +241,8 @@ def reload(world, name: str, times: int, load=None):
             eventually("the load goes on", 20, lambda: len(load.took) >= goal)
 
 
+@pytest.mark.alone
+@pytest.mark.soak
 def test_reload_under_load(serve):
     """No request fails while the model is loaded anew; nothing is left behind; statistics begin anew with each load."""
     world = serve({"m": (model(function="delay", delay_ms=2, extra=CPUS), [1])})
@@ -278,6 +280,9 @@ def changed(number: int) -> str:
     return model(batch=8 if number // 2 % 2 else 16, extra=instances)
 
 
+@pytest.mark.alone
+@pytest.mark.soak
+@pytest.mark.peers
 @pytest.mark.skipif(bool(NO_PERF), reason=NO_PERF)
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_reload_under_perf_analyzer(serve, protocol):

@@ -219,6 +219,7 @@ def serves(server) -> bool:
         return False
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 @pytest.mark.parametrize("mode, name", [("explicit", "life"), ("explicit", "ensembles"), ("none", "mode none")])
 def test_the_recorded_answers_are_those_of_a_live_triton(tmp_path, mode, name):

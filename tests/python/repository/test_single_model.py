@@ -65,6 +65,7 @@ def test_a_file_of_another_name_is_a_model_too(tmp_path, place):
     check_served(tmp_path, place / "resnet.onnx", "resnet")
 
 
+@pytest.mark.smoke
 def test_a_configuration_beside_the_file_counts(tmp_path, place):
     (place / "config.pbtxt").write_text('name: "named"' + CONFIG + 'backend: "python"\n')
     (place / "model.py").write_text(PYTHON)

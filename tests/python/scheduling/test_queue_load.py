@@ -24,6 +24,8 @@ from harness.waiting import eventually, pause_as_client, run_for
 from harness.wire import grpc_infer, grpc_tensor
 from scheduling.load_clients import REFUSED
 
+pytestmark = pytest.mark.alone
+
 CLIENTS = 1000
 ROUNDS = 5
 ROUND_S = 1.5

@@ -127,6 +127,7 @@ def answers(server, name: str) -> list:
         return list(pool.map(ask, INPUTS))
 
 
+@pytest.mark.smoke
 def test_made_inputs_tell_the_requests_apart(ragged):
     """One batch of three requests: lengths, running lengths and shapes reach the model, each request gets its own."""
     got = answers(ragged, "made_here")

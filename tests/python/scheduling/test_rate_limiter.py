@@ -52,6 +52,7 @@ def nothing_held(server, name="R", device="global"):
     eventually(f"nothing of {name} is held", 5, lambda: resource(server, name, device, "used") == 0)
 
 
+@pytest.mark.alone
 def test_models_with_one_resource_never_execute_at_the_same_time(serve):
     """Two models share one of a global resource: their executions of 100 ms follow each other. A third is not held up."""
     models = {name: delay(100, group("R 1 global")) for name in ("a", "b")} | {"free": delay(100, group(""))}
@@ -73,6 +74,7 @@ def test_models_with_one_resource_never_execute_at_the_same_time(serve):
     nothing_held(server)
 
 
+@pytest.mark.alone
 def test_without_the_rate_limiter_resources_mean_nothing(serve):
     """Both run at once, and there are no series of the rate limiter."""
     server = serve({name: delay(200, group("R 1 global")) for name in ("a", "b")}, "--rate-limit-resource=R:0")
@@ -84,6 +86,7 @@ def test_without_the_rate_limiter_resources_mean_nothing(serve):
     assert "has no effect without --rate-limit=execution_count" in server.log_tail()
 
 
+@pytest.mark.alone
 def test_executions_are_shared_by_priority(serve):
     """Three busy models of priorities 1, 2 and 4 on one resource execute as 4 : 2 : 1."""
     models = {f"p{p}": delay(5, group("R 1 global", limiter=f"priority: {p}")) for p in (1, 2, 4)}
@@ -98,6 +101,7 @@ def test_executions_are_shared_by_priority(serve):
     nothing_held(server)
 
 
+@pytest.mark.alone
 def test_waiting_batches_grow(serve):
     """A batch is formed when its instance gets the resource, from what waits by then."""
     models = {"holder": delay(1000, group("R 1 global")), "batched": delay(1, group("R 1 global"), "dynamic_batching { }")}
@@ -115,6 +119,7 @@ def test_waiting_batches_grow(serve):
     assert [(entry["batch_size"], entry["compute_infer"]["count"]) for entry in server.statistics("batched")["batch_stats"]] == [(4, 1)]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "models, options, reason",
     [
@@ -147,6 +152,7 @@ def test_what_could_never_execute_is_not_loaded(serve, models, options, reason):
     assert server.infer("good", REQUEST)[0] == 200
 
 
+@pytest.mark.alone
 def test_explicit_limits(serve):
     """Twice what one instance needs lets two execute at once; CPU instances take the resources of device 0."""
     models = {name: delay(200, group("R 2")) for name in "abc"}
@@ -159,6 +165,7 @@ def test_explicit_limits(serve):
     nothing_held(server, device="0")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("value", ["R", "R:1:2:3", "R:x"])
 def test_bad_flags_end_the_start(serve, value):
     server = serve({}, f"--rate-limit-resource={value}", launch_only=True)
@@ -167,6 +174,7 @@ def test_bad_flags_end_the_start(serve, value):
     assert text in server.log_tail()
 
 
+@pytest.mark.alone
 def test_a_killed_worker_gives_its_resource_back(serve):
     """The worker that holds the only resource dies again and again: nobody waits for ever, and each is answered."""
     models = {name: delay(20, group("R 1 global")) for name in ("a", "b")}
@@ -186,6 +194,7 @@ def test_a_killed_worker_gives_its_resource_back(serve):
     assert [server.infer(model, REQUEST)[0] for model in models] == [200, 200]
 
 
+@pytest.mark.alone
 def test_a_cancelled_request_leaves_the_line(serve):
     """A client that goes away while its request waits for a resource leaves nothing staged or held."""
     import http.client
@@ -212,6 +221,7 @@ def instance_states(server) -> dict:
     return {labels["instance"]: labels["state"] for labels in found}
 
 
+@pytest.mark.alone
 def test_instances_by_group(serve):
     """Named and unnamed groups, counts and kinds make the instances that their names say; passive ones are loaded and
     get no requests."""
@@ -230,6 +240,7 @@ def test_instances_by_group(serve):
 
 
 
+@pytest.mark.alone
 def test_work_goes_to_the_least_loaded_and_a_lost_instances_queue_moves_on(serve):
     """With one of two instances busy the next request goes to the other; when a worker dies, all that it had is answered by
     the other one."""
@@ -246,6 +257,7 @@ def test_work_goes_to_the_least_loaded_and_a_lost_instances_queue_moves_on(serve
     assert total(server.scrape(), "nv_inference_request_success", model="m") == 10
 
 
+@pytest.mark.alone
 def test_sequences_take_turns_for_a_resource(serve):
     """Two instances with sequences and one resource: never two batches at once, every sequence gets its own sum, and the
     resource is free in the end."""

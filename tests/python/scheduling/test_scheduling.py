@@ -18,6 +18,7 @@ def at_once(server, model: str, requests: list) -> list:
         return list(pool.map(lambda request: server.infer(model, request), requests))
 
 
+@pytest.mark.smoke
 def test_waiting_requests_are_executed_together(start):
     """While the model is busy others queue up; each then gets its own rows of the common result."""
     server = start(["delay_200"])
@@ -59,6 +60,7 @@ def test_preferred_size_goes_at_once(start):
     assert sizes(server, "preferred") == {4: 1}
 
 
+@pytest.mark.smoke
 def test_full_queue_refuses(start):
     """Beyond `max_queue_size` a request is refused at once with 503, and is in no statistic."""
     server = start(["queue_limit"])

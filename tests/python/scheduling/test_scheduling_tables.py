@@ -9,6 +9,8 @@ from protocol.triton_differences import SCHEDULING_DIFFERENCES, SCHEDULING_RACES
 from scheduling import runner as scheduling
 from scheduling.scheduling_tables import ROWS
 
+pytestmark = pytest.mark.alone
+
 WHY_NOT = missing("triton", "triton")
 NAMES = [row.name for row in ROWS]
 AGAIN = 2
@@ -53,6 +55,7 @@ def test_every_row_is_recorded_and_every_difference_is_one(recorded):
     assert {name for name, outcomes in recorded.items() if len(outcomes) != 1} <= set(SCHEDULING_RACES) <= set(NAMES)
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_the_live_triton_does_as_recorded(recorded, tmp_path):
     """A real Triton of this moment; what it decides by chance may come out otherwise than it ever did."""

@@ -66,6 +66,7 @@ def ask(server, method, path, body, headers) -> tuple:
     return response.status, response.getheader("WWW-Authenticate"), text
 
 
+@pytest.mark.smoke
 def test_http(guarded):
     """401 with a challenge without a token or with a wrong one, 403 with one that is not for this; health is open; all
     refusals are counted, and no token is ever logged."""
@@ -119,6 +120,7 @@ def test_clients_over_http(guarded):
     assert asyncio.run(run()) == 1
 
 
+@pytest.mark.smoke
 def test_grpc(guarded):
     """UNAUTHENTICATED and PERMISSION_DENIED; a stream too; health is open; reflection is told with what the server is."""
     header = lambda token: {"authorization": f"Bearer {token}"}  # noqa: E731

@@ -28,6 +28,8 @@ from harness.server import Server, total
 from harness.waiting import eventually, every
 from security.others import INFER, MODEL, MOST, OPTIONS, P99_S, Others
 
+pytestmark = pytest.mark.alone
+
 GROWTH_KB = 400_000
 """What an attack may add to the frontend's memory while it lasts; one connection of HTTP/2 may send 16 MiB ahead, and a
 slow reader's answers are 64 MiB here."""

@@ -25,6 +25,8 @@ from harness.waiting import eventually
 from security.others import INFER, MODEL, OPTIONS, P99_S, Others
 from torchserve.home import Home, has_worker
 
+pytestmark = pytest.mark.alone
+
 GZIP = [("grpc-encoding", "gzip"), ("grpc-accept-encoding", "gzip")]
 SERVICE = "/inference.GRPCInferenceService/"
 

@@ -88,6 +88,7 @@ def grpc_options(server) -> dict:
     return options
 
 
+@pytest.mark.smoke
 def test_http_client(secured):
     """tritonclient over HTTPS."""
     with tritonclient.http.InferenceServerClient(
@@ -121,6 +122,7 @@ def test_http_client_aio(secured):
     assert asyncio.run(run()) == [[1, 2]]
 
 
+@pytest.mark.smoke
 def test_grpc_client(secured):
     """tritonclient over gRPC, a call and a stream."""
     with tritonclient.grpc.InferenceServerClient(secured.grpc, **grpc_options(secured)) as client:

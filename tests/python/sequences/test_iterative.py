@@ -39,6 +39,7 @@ def statistics(server, model: str) -> dict:
     return json.loads(server.get(f"/v2/models/{model}/stats")[1])["model_stats"][0]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("model", ["direct", "oldest"])
 def test_a_request_is_executed_as_often_as_its_backend_wants(server, model):
     """One answer, one success; each execution is one, and its time is in the sums."""

@@ -9,6 +9,8 @@ from harness.peers import missing
 from sequences import runner as sequences
 from sequences.sequence_tables import DIFFERENCES, LOAD_DIFFERENCES, LOADS, ROWS, Row
 
+pytestmark = pytest.mark.alone
+
 WHY_NOT = missing("triton", "triton")
 NAMES = [row.name for row in ROWS]
 
@@ -81,12 +83,14 @@ def test_a_control_without_a_kind_is_told_in_the_log(loads):
     assert "the control input 'EXTRA' has no 'control': the model is not given this input" in loads[1]
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_the_live_triton_loads_as_recorded(tmp_path):
     """A real Triton of this moment."""
     assert sequences.load_on_triton(tmp_path) == LOADED_BY_TRITON
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_the_live_triton_does_as_recorded(recorded, tmp_path):
     """A real Triton of this moment. Its answers hang on when its threads run: what differs is asked once more, by itself."""

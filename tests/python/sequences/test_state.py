@@ -106,6 +106,7 @@ def state_bytes(server, name: str) -> float:
     return float(found[0])
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", MODELS)
 def test_sequences_that_take_turns_do_not_mix(stateful, name):
     """Each answer is what its sequence alone would have given, in every backend and with both strategies."""

@@ -47,6 +47,7 @@ def error(answer):
     return found["code"], found["type"], found["message"]
 
 
+@pytest.mark.smoke
 def test_answers_have_torchserves_headers(home):
     status, headers, body = home.ask("GET", "/ping")
     assert (status, json.loads(body), body[-1:]) == (200, {"status": "Healthy"}, b"\n")
@@ -164,6 +165,7 @@ def test_parts_of_an_answer_are_chunks(home):
     assert (status, body) == (200, b"\x00\xff")
 
 
+@pytest.mark.smoke
 def test_models_are_described(home):
     status, found = home.manage("GET", "/models/m")
     assert status == 200
@@ -360,6 +362,7 @@ def test_the_access_log_tells_each_request(home):
     eventually("a line about it", 5, lambda: re.search(line, home.access(), re.M))
 
 
+@pytest.mark.smoke
 def test_predictions_by_grpc(home):
     assert json.loads(call(home.grpc, INFERENCE + "Ping")[1][0]) == {"status": "Healthy"}
     found = call(home.grpc, INFERENCE + "Predictions", (1, "m"), body("bytes"))

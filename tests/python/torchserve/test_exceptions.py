@@ -44,6 +44,7 @@ def test_exceptions_have_torchserves_words(theirs):
     assert wrong == {}
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_recorded_exceptions_are_torchserves(theirs):
     """The golden file is what the real TorchServe raises."""

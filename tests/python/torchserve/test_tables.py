@@ -94,6 +94,7 @@ def test_comparison_sees_differences(recorded):
         assert difference(name, theirs | changed, theirs) != "", changed
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT or NO_ARCHIVER), reason=WHY_NOT or NO_ARCHIVER)
 @pytest.mark.parametrize("name", ["prometheus", "strict"])
 def test_live_torchserve_answers_as_recorded(tmp_path, recorded, stores, name):

@@ -36,6 +36,7 @@ def post(server, body) -> tuple:
     return status, json.loads(text)
 
 
+@pytest.mark.smoke
 def test_settings_over_http(quiet):
     """What is not named stays; the answer is what holds now; nothing changes by a request that is refused."""
     assert post(quiet, {}) == (200, DEFAULTS)

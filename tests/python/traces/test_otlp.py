@@ -100,6 +100,7 @@ def named(collector) -> dict:
     return found
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_the_live_tritons_spans_are_as_recorded(tmp_path):
     """A real Triton of this moment."""

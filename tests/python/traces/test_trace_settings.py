@@ -117,6 +117,7 @@ def test_every_step_is_answered_as_by_triton(answers, number):
         assert ours != theirs, f"no difference any more: {promised[1]}"
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_the_live_triton_answers_as_recorded(tmp_path):
     """A real Triton of this moment."""

@@ -74,6 +74,7 @@ def keep_asking(server):
         pass
 
 
+@pytest.mark.smoke
 def test_a_file_says_what_tritons_says(traced):
     """The same requests, the same structure; stamps are in the order of a request's life; both are summarised alike."""
     server, file = traced(*OPTIONS)
@@ -97,6 +98,7 @@ def test_a_file_says_what_tritons_says(traced):
     assert "plain version 1: 4 traces, 2 steps of ensembles" in table and "compute infer" in table
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NO_TRITON), reason=WHY_NO_TRITON)
 def test_the_live_tritons_file_is_as_recorded(tmp_path):
     """A real Triton of this moment; and `pharos trace` reads the file that it has written."""
@@ -295,6 +297,7 @@ def test_the_commands_say_what_is_wrong(tmp_path):
     assert subprocess.run([str(binary()), "trace", "summary"], capture_output=True).returncode == 2
 
 
+@pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_perf_analyzer_sets_what_is_traced(traced):
     """Its --trace-* options reach the server's settings."""
