@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 METRICS = """
 ts_metrics:
   counter:
+    - {name: pharos_batches_total, unit: Count, dimensions: [model, version, reason]}
     - {name: pharos_instance_restarts_total, unit: Count, dimensions: [model, version]}
 model_metrics:
   counter:

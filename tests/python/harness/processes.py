@@ -9,9 +9,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def held(server, *models: str):
-    """Stops the workers of these models: what is sent to them stays where it is, dispatched or queued, until the block ends."""
+    """Stops the workers of these models, or of all: what is sent to them stays where it is, dispatched or queued, until the block ends."""
     names = {pid: instance(pid) for pid in server.workers()}
-    workers = [pid for pid, name in names.items() if any(re.fullmatch(rf"{re.escape(m)}_\d+(_\d+)?", name) for m in models)]
+    chosen = lambda name: not models or any(re.fullmatch(rf"{re.escape(m)}_\d+(_\d+)?", name) for m in models)  # noqa: E731
+    workers = [pid for pid, name in names.items() if chosen(name)]
     assert len(workers) >= len(models), f"not all of {models} have a worker in {sorted(names.values())}"
     for pid in workers:
         os.kill(pid, signal.SIGSTOP)

@@ -1,6 +1,7 @@
 """House rules of the client tests."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,18 @@ REASON = 12
 """The least length of a sentence that says why time passes."""
 
 
+@functools.cache
+def nodes(path: Path) -> list:
+    """The syntax tree of a module."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def called(node) -> str:
     """`time.sleep` for a call of it; empty for other nodes."""
-    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    function = getattr(node, "func", None)
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        return f"{function.value.id}.{function.attr}"
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def imported(node) -> list:
@@ -32,8 +42,7 @@ def breaches(rule) -> list:
     """What `rule` finds in each module, with the place: `rule` takes the path and the nodes of the syntax tree."""
     found = []
     for path in FILES:
-        nodes = list(ast.walk(ast.parse(path.read_text())))
-        found += [f"{path.relative_to(TESTS)}:{node.lineno}: {ast.unparse(node)}" for node in nodes if rule(path, node)]
+        found += [f"{path.relative_to(TESTS)}:{node.lineno}: {ast.unparse(node)}" for node in nodes(path) if rule(path, node)]
     return found
 
 

@@ -34,6 +34,7 @@ ensemble_scheduling {
 METRICS = """
 ts_metrics:
   counter:
+    - {name: pharos_batches_total, unit: Count, dimensions: [model, version, reason]}
     - {name: pharos_output_mismatches_total, unit: Count, dimensions: [model, version]}
 model_metrics:
   counter:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
+from harness.processes import held
 from harness.sequence_models import config as sequence_config
 from harness.server import Server, total
-from harness.statistics import until_received
-from harness.waiting import eventually, run_for
+from harness.statistics import dispatched, until_dispatched, until_received
+from harness.waiting import eventually, holds_for, run_for
 from scheduling.resources import REQUEST, Load, config, delay, group
 
 ON = "--rate-limit=execution_count"
@@ -74,19 +75,19 @@ def test_models_with_one_resource_never_execute_at_the_same_time(serve):
     nothing_held(server)
 
 
-@pytest.mark.alone
 def test_without_the_rate_limiter_resources_mean_nothing(serve):
     """Both run at once, and there are no series of the rate limiter."""
     server = serve({name: delay(200, group("R 1 global")) for name in ("a", "b")}, "--rate-limit-resource=R:0")
-    begun = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        assert [status for status, _ in pool.map(lambda model: server.infer(model, REQUEST), ("a", "b"))] == [200] * 2
-    assert time.monotonic() - begun < 0.39
+        with held(server, "a", "b"):
+            requests = [pool.submit(server.infer, model, REQUEST) for model in ("a", "b")]
+            for model in ("a", "b"):
+                until_dispatched(server, model, 1)
+        assert [request.result()[0] for request in requests] == [200] * 2
     assert not [name for name, _ in server.scrape() if name.startswith("pharos_rate_limiter")]
     assert "has no effect without --rate-limit=execution_count" in server.log_tail()
 
 
-@pytest.mark.alone
 def test_executions_are_shared_by_priority(serve):
     """Three busy models of priorities 1, 2 and 4 on one resource execute as 4 : 2 : 1."""
     models = {f"p{p}": delay(5, group("R 1 global", limiter=f"priority: {p}")) for p in (1, 2, 4)}
@@ -101,7 +102,6 @@ def test_executions_are_shared_by_priority(serve):
     nothing_held(server)
 
 
-@pytest.mark.alone
 def test_waiting_batches_grow(serve):
     """A batch is formed when its instance gets the resource, from what waits by then."""
     models = {"holder": delay(1000, group("R 1 global")), "batched": delay(1, group("R 1 global"), "dynamic_batching { }")}
@@ -152,20 +152,23 @@ def test_what_could_never_execute_is_not_loaded(serve, models, options, reason):
     assert server.infer("good", REQUEST)[0] == 200
 
 
-@pytest.mark.alone
 def test_explicit_limits(serve):
     """Twice what one instance needs lets two execute at once; CPU instances take the resources of device 0."""
     models = {name: delay(200, group("R 2")) for name in "abc"}
     server = serve(models, ON, "--rate-limit-resource=R:4:0")
     assert resource(server, "R", "0", "limit") == 4
-    begun = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        assert {status for status, _ in pool.map(lambda model: server.infer(model, REQUEST), models)} == {200}
-    assert 0.4 <= time.monotonic() - begun < 0.59
+        with held(server, *models):
+            requests = [pool.submit(server.infer, model, REQUEST) for model in models]
+            for model in models:
+                until_received(server, model, 1)
+            eventually("two execute", 60, lambda: resource(server, "R", "0", "used") == 4)
+            execute = lambda: sum(dispatched(server, model) for model in models)  # noqa: E731
+            holds_for("the third waits", 0.2, lambda: execute() == 2)
+        assert {request.result()[0] for request in requests} == {200}
     nothing_held(server, device="0")
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("value", ["R", "R:1:2:3", "R:x"])
 def test_bad_flags_end_the_start(serve, value):
     server = serve({}, f"--rate-limit-resource={value}", launch_only=True)
@@ -174,7 +177,6 @@ def test_bad_flags_end_the_start(serve, value):
     assert text in server.log_tail()
 
 
-@pytest.mark.alone
 def test_a_killed_worker_gives_its_resource_back(serve):
     """The worker that holds the only resource dies again and again: nobody waits for ever, and each is answered."""
     models = {name: delay(20, group("R 1 global")) for name in ("a", "b")}
@@ -194,7 +196,6 @@ def test_a_killed_worker_gives_its_resource_back(serve):
     assert [server.infer(model, REQUEST)[0] for model in models] == [200, 200]
 
 
-@pytest.mark.alone
 def test_a_cancelled_request_leaves_the_line(serve):
     """A client that goes away while its request waits for a resource leaves nothing staged or held."""
     import http.client
@@ -221,7 +222,6 @@ def instance_states(server) -> dict:
     return {labels["instance"]: labels["state"] for labels in found}
 
 
-@pytest.mark.alone
 def test_instances_by_group(serve):
     """Named and unnamed groups, counts and kinds make the instances that their names say; passive ones are loaded and
     get no requests."""
@@ -233,10 +233,20 @@ def test_instances_by_group(serve):
     )
     kinds = re.findall(r'"kind":"(\w+)"', server.get("/v2/models/m/config")[1])
     assert kinds == ["KIND_CPU", "KIND_CPU", "KIND_MODEL", "KIND_CPU"]
-    begun = time.monotonic()
+
+    def at_work() -> set:
+        """Instances that hold inputs."""
+        arenas = [(dict(labels), value) for (name, labels), value in server.scrape().items() if name == "pharos_arena_used_bytes"]
+        return {labels["instance"] for labels, value in arenas if labels["direction"] == "input" and value}
+
+    active = {"m_0_0", "m_0_1", "auto_0", "other_0"}
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
-        assert {status for status, _ in pool.map(lambda _: server.infer("m", REQUEST), range(5))} == {200}
-    assert 0.1 <= time.monotonic() - begun < 0.149, "four at once, the fifth after one of them; the passive ones do nothing"
+        with held(server):
+            requests = [pool.submit(server.infer, "m", REQUEST) for _ in range(5)]
+            until_received(server, "m", 5)
+            eventually("four have work", 60, lambda: at_work() >= active)
+            assert at_work() == active, "the passive ones do nothing"
+        assert {request.result()[0] for request in requests} == {200}
 
 
 
@@ -257,7 +267,6 @@ def test_work_goes_to_the_least_loaded_and_a_lost_instances_queue_moves_on(serve
     assert total(server.scrape(), "nv_inference_request_success", model="m") == 10
 
 
-@pytest.mark.alone
 def test_sequences_take_turns_for_a_resource(serve):
     """Two instances with sequences and one resource: never two batches at once, every sequence gets its own sum, and the
     resource is free in the end."""
