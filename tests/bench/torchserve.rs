@@ -18,7 +18,10 @@ const PROGRAM: &str = r#"def handle(data, context):
 pub(crate) fn missing(home: &Path) -> Option<String> {
     let marker = home.join("ready");
     (!marker.is_file()).then(|| {
-        format!("{} does not exist: `PYTHONPATH=tests/python python3 -m torchserve.peer install` makes it", marker.display())
+        format!(
+            "{} does not exist: `PYTHONPATH=tests/python python3 -m torchserve.peer install` makes it",
+            marker.display()
+        )
     })
 }
 

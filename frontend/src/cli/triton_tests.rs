@@ -1,5 +1,5 @@
-//! Every flag of Triton's `--help` (`tests/python/lifecycle/golden_triton_flags.json`, recorded from a real one) is taken in each form, and
-//! either changes the options or is named as one without effect.
+//! Every flag of Triton's `--help` (`tests/python/lifecycle/golden_triton_flags.json`, recorded from a real one) is taken
+//! in each form, and either changes the options or is named as one without effect.
 
 use super::Options;
 
