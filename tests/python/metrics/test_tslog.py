@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from harness.inference import ROW, one, simple
+from harness.processes import held
 from harness.server import EXAMPLES, total
-from harness.statistics import until_dispatched
+from harness.statistics import until_dispatched, until_received
 from harness.waiting import eventually, holds_for, run_for
 from harness.wire import tensor
 from metrics.log_lines import LINE, by_name, folder, lines, raw, sums
@@ -123,9 +124,11 @@ def test_request_ids_of_a_batch_are_joined_and_cannot_forge(start):
     forged = "a,b|#hostname:evil,timestamp:1\n2026-11-20T15:50:37,608 - Fake.ms:1.0|#|#hostname:h,timestamp:1"
     ids = [forged, "second", "drittes ü %2C", "fourth"]
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
-        first = pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [1]) | {"id": "alone"})
-        until_dispatched(server, "delay_200", 1)
-        rest = [pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [1]) | {"id": text}) for text in ids]
+        with held(server, "delay_200"):
+            first = pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [1]) | {"id": "alone"})
+            until_dispatched(server, "delay_200", 1)
+            rest = [pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [1]) | {"id": text}) for text in ids]
+            until_received(server, "delay_200", 5)
         answers = [future.result() for future in [first, *rest]]
     assert {status for status, _ in answers} == {200}, answers
 

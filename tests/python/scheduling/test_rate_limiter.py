@@ -104,22 +104,20 @@ def test_executions_are_shared_by_priority(serve):
 
 def test_waiting_batches_grow(serve):
     """A batch is formed when its instance gets the resource, from what waits by then."""
-    models = {"holder": delay(1000, group("R 1 global")), "batched": delay(1, group("R 1 global"), "dynamic_batching { }")}
+    models = {"holder": delay(1, group("R 1 global")), "batched": delay(1, group("R 1 global"), "dynamic_batching { }")}
     server = serve(models, ON)
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
-        first = pool.submit(server.infer, "holder", REQUEST)
-        eventually("the resource is held", 5, lambda: resource(server, "R", "global", "used") == 1)
-        others = []
-        for count in range(1, 5):
-            others.append(pool.submit(server.infer, "batched", REQUEST))
-            until_received(server, "batched", count)
         waiting = ("pharos_rate_limiter_waiting_instances", (("model", "batched"), ("version", "1")))
-        assert server.scrape()[waiting] == 1
+        with held(server, "holder"):
+            first = pool.submit(server.infer, "holder", REQUEST)
+            eventually("the resource is held", 60, lambda: resource(server, "R", "global", "used") == 1)
+            others = [pool.submit(server.infer, "batched", REQUEST) for _ in range(4)]
+            until_received(server, "batched", 4)
+            eventually("an instance waits", 60, lambda: server.scrape()[waiting] == 1)
         assert [request.result()[0] for request in [first, *others]] == [200] * 5
     assert [(entry["batch_size"], entry["compute_infer"]["count"]) for entry in server.statistics("batched")["batch_stats"]] == [(4, 1)]
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     "models, options, reason",
     [

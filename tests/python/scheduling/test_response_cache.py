@@ -17,9 +17,10 @@ from harness import redis_server
 from harness.certificates import Files
 from harness.inference import one, simple
 from harness.ports import free_ports
+from harness.processes import held
 from harness.redis_server import NoRedis, Redis
 from harness.server import EXAMPLES, MODELS, Server, binary, total
-from harness.statistics import until_received
+from harness.statistics import received, until_received
 from harness.waiting import eventually, pause_as_client, run_for
 
 needs_redis = pytest.mark.skipif(bool(redis_server.missing()), reason=redis_server.missing())
@@ -240,20 +241,21 @@ def test_the_next_one_leads(cached):
     server = cached(["fail", "delay_200"], LOCAL + ",single_flight=true")
     assert {status for status, _ in at_once(server, "fail", [one("FP32", [4], [1, 2, 3, 4])] * 6)} == {500}
     assert counts(server, "fail")["fail"] == 6
-    # Three that block the instance, then a leader that goes away in the queue, and one that waits for it.
+    # Four that block the instance, then a leader that goes away in the queue, and one that waits for it.
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        blocking = [
-            pool.submit(server.infer, "delay_200", one("FP32", [1, 1 + n], [0] * (1 + n))) for n in range(4)
-        ]
-        until_received(server, "delay_200", len(blocking))
-        host, port = server.http.split(":")
-        leader = http.client.HTTPConnection(host, int(port))
-        wanted = json.dumps(one("FP32", [1, 2], [7, 7]))
-        leader.request("POST", "/v2/models/delay_200/infer", wanted)
-        until_received(server, "delay_200", len(blocking) + 1)
-        follower = pool.submit(server.infer, "delay_200", one("FP32", [1, 2], [7, 7]))
-        until_received(server, "delay_200", len(blocking) + 2)
-        leader.close()
+        with held(server, "delay_200"):
+            blocking = [
+                pool.submit(server.infer, "delay_200", one("FP32", [1, 1 + n], [0] * (1 + n))) for n in range(4)
+            ]
+            until_received(server, "delay_200", len(blocking))
+            host, port = server.http.split(":")
+            leader = http.client.HTTPConnection(host, int(port))
+            wanted = json.dumps(one("FP32", [1, 2], [7, 7]))
+            leader.request("POST", "/v2/models/delay_200/infer", wanted)
+            until_received(server, "delay_200", len(blocking) + 1)
+            follower = pool.submit(server.infer, "delay_200", one("FP32", [1, 2], [7, 7]))
+            until_received(server, "delay_200", len(blocking) + 2)
+            leader.close()
         assert follower.result(10)[1]["outputs"][0]["data"] == [7, 7]
         assert all(done.result(10)[0] == 200 for done in blocking)
 
@@ -264,11 +266,12 @@ def test_order_is_kept_with_hits(cached):
     for option in (LOCAL, LOCAL + ",single_flight=true"):
         server = cached(["delay_200"], option, batching=batching)
         answer(server, "delay_200", one("FP32", [1, 1], [1]))
+        before = received(server, "delay_200")
         # Odd ones are hits; 0 and 4 are equal, so that the later one may wait for the other's answer.
         requests = [one("FP32", [1, 1], [1 if n % 2 else 5 + n % 4]) for n in range(6)]
 
         def ask(n):
-            pause_as_client(0.02 * n)
+            until_received(server, "delay_200", before + n)
             return answer(server, "delay_200", requests[n]) and time.monotonic()
 
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
