@@ -356,6 +356,7 @@ def test_a_client_that_goes_away_is_noticed(served):
     eventually("the model answers", 10, lambda: answers(served))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["crash", "segfault", "exit", "hang"])
 def test_a_library_that_ends_or_hangs_costs_its_instance(served, how):
     """The request fails, a new process takes the place; another model of the same library notices nothing."""

@@ -148,6 +148,7 @@ def test_a_sequence_begins_while_its_model_is_replaced(serve):
     assert step(server, "seq", 4, 5, ")") == 20
 
 
+@pytest.mark.slow
 def test_gauges_count_old_and_new_together(serve):
     """While a replaced version finishes its sequences: sequences, slots, instances and what waits."""
     slow = config(f"{IDLE_LONG} direct {{ }} {controls()}", batch=2, delay_ms=int(DELAY_S * 1000))

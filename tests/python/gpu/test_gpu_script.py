@@ -35,6 +35,7 @@ def check(folder, *arguments, script=GPU / "check.py", environment=None) -> tupl
     return done.returncode, json.loads(results.read_text()) if results.exists() else [], done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_quick_steps(tmp_path):
     """All rows are right or say why they cannot be had, and each step has rows that were right."""
     steps = ["packages", "builtin", "instances", "onnxruntime", "missing_device", "metrics", "idle"]
@@ -156,6 +157,7 @@ def test_a_model_that_cannot_be_served(tmp_path):
     assert time.monotonic() - begun < 20
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_client, reason=f"{PYTHON} does not have tritonclient with HTTP")
 def test_the_checks_of_cuda_shared_memory(tmp_path):
     """tritonclient's own code, over the made-up driver: all is right, with PyTorch too where it is installed."""

@@ -165,6 +165,7 @@ def test_every_choice_of_an_interpreter(place):
             assert place.runs(model)[0]["prefix"] == seen[model]["prefix"]
 
 
+@pytest.mark.slow
 def test_files_of_others_in_the_cache_stay(place):
     """Lock files of other programs, however old, cost nothing in the folder of environments or below it."""
     archive = place.folder / "env.tar.gz"
@@ -198,6 +199,7 @@ def test_files_of_others_in_the_cache_stay(place):
         assert all((path / "precious").is_dir() and path.with_suffix(".lock").exists() for path in kept)
 
 
+@pytest.mark.slow
 def test_a_changed_archive_is_unpacked_anew(place):
     """A model whose archive has changed gets another environment with its next load, and only then."""
     archive = place.folder / "env.tar.gz"

@@ -81,6 +81,7 @@ def test_the_recorded_flags_are_those_of_triton():
     assert [list(flag) for flag in flags] == json.loads(GOLDEN.read_text())
 
 
+@pytest.mark.slow
 def test_every_flag_is_accepted_in_each_form(tmp_path):
     """The start goes on until it looks for the worker, whichever flag is given in whichever form."""
     flags = [flag for flag in json.loads(GOLDEN.read_text()) if flag[0] != "help"]

@@ -169,6 +169,7 @@ def test_statsd_types(emitters):
     assert refused(emitters, "statsd") == 0
 
 
+@pytest.mark.slow
 def test_statsd_sets(emitters):
     """A set is a gauge of the distinct values of each ten seconds."""
     emitters.send("Users:ann|s|#page:p\nUsers:bob|s|#page:p\nUsers:ann|s|#page:p")

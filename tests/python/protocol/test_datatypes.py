@@ -99,6 +99,7 @@ def test_add_sub_wraps(server):
     np.testing.assert_array_equal(subtracted, np.full((1, 4), -(2**31)))
 
 
+@pytest.mark.slow
 def test_huge_strings(server):
     """A million strings: in binary form over HTTP, raw and typed over gRPC, in JSON."""
     count = 1_000_000

@@ -173,6 +173,7 @@ def test_missing_package_says_the_command(framework, tmp_path):
     assert f"-m pip install {MODULES.get(framework, PACKAGES[framework]).replace('xgboost-cpu', 'xgboost')}" in reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", PACKAGES)
 def test_example(framework, tmp_path):
     """The example trains, serves and is right about most held-out pictures, as its one command does."""

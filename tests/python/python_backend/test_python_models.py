@@ -139,6 +139,7 @@ def test_ragged_requests_keep_their_shapes(served):
     assert served.statistics("memory_ragged")["execution_count"] == 1
 
 
+@pytest.mark.slow
 def test_an_output_unlike_its_configuration_is_counted_and_warned_of_once(served):
     """Clients receive what the model gave; the log has one warning for the output, with both types and the fix."""
     mismatches = lambda: total(served.scrape(), "pharos_output_mismatches_total", model="unlike")  # noqa: E731

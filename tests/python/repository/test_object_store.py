@@ -158,6 +158,7 @@ def test_fetches_only_what_has_changed(store, between, serve, tmp_path):
     assert files_below(tmp_path / "tmp") != []
 
 
+@pytest.mark.slow
 def test_poll(store, between, serve):
     """Changes in the bucket are seen: new models, new versions, new configurations, models that go; nobody's request fails."""
     store.model("m", batch=8)

@@ -582,6 +582,7 @@ def test_files_that_never_end(serve):
 POLL = ["--model-control-mode=poll", "--repository-poll-secs=1"]
 
 
+@pytest.mark.slow
 def test_polling_leaves_half_written_models_alone(serve):
     """A directory that is being written is looked at when nothing of it changes any more; changes of any file count."""
     world = serve({"m": (model(), [1])}, *POLL)

@@ -173,6 +173,7 @@ def ours(folder, mode: str, name: str) -> list:
         return world.scenario(scenarios[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode, name", [(mode, name) for mode, (scenarios, _) in MODES.items() for name in scenarios])
 def test_operations(tmp_path, mode, name):
     """Status, text, index and statistics after each step."""

@@ -102,6 +102,7 @@ def test_each_execution_answers_on_a_stream(server):
     assert stats["response_stats"]["39"]["success"]["count"] == 1
 
 
+@pytest.mark.slow
 def test_a_reader_who_does_not_read_stops_its_own_request_only(server):
     """Thousands of responses wait in the worker's back-pressure, not in memory; all come when they are read."""
     body = json.dumps({"COUNT": COUNT}).encode()

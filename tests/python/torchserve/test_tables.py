@@ -42,6 +42,7 @@ def recorded():
     return golden()
 
 
+@pytest.mark.slow
 def test_setup(setup, recorded):
     """All rows of a setup, in their order: answers, log lines and series as TorchServe's, or as the list of differences
     says. All differences are told at once."""
