@@ -3,7 +3,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server are skipped with a note without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients soak lint bench fuzz tools python-worker kserve-sdk gpu-pack
+.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients smoke soak lint bench fuzz tools python-worker kserve-sdk gpu-pack
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -17,7 +17,7 @@ export PYO3_PYTHON ?= $(shell command -v $(PYTHON))
 export PYO3_ENVIRONMENT_SIGNATURE ?= $(shell $(PYTHON) -c 'import sys; print("%s-%d.%d-64bit" % (sys.implementation.name, *sys.version_info[:2]))' 2>/dev/null)
 
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'also: make python-worker | lint | bench | fuzz | soak | gpu-pack   (SERVE_FLAGS="..." are passed to the server)'
+	@sed -n 's/^#   //p' Makefile; echo 'also: make python-worker | smoke | lint | bench | fuzz | soak | gpu-pack   (SERVE_FLAGS="..." are passed to the server)'
 
 tools:
 	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.95 or later, see https://rustup.rs"; exit 1; }
@@ -56,7 +56,7 @@ example-backends: $(TARGET)/release/pharos-worker-scale
 	cc -std=c11 -O2 -Wall -shared -fPIC -I worker/include -o $(BACKENDS)/normalize/libpharos_normalize.so examples/backend_c/normalize.c -lm
 	ln -sf ../../pharos-worker-scale $(BACKENDS)/scale/pharos-worker-scale
 
-# KServe's SDK for tests/python/test_kserve.py, in a separate environment because of its many dependencies (about 450 MB).
+# KServe's SDK for tests/python/protocol/test_kserve.py, in a separate environment because of its many dependencies (about 450 MB).
 kserve-sdk:
 	$(PYTHON) -m venv $(TARGET)/kserve
 	$(TARGET)/kserve/bin/python -m pip install --quiet --disable-pip-version-check kserve==0.21.0
@@ -85,17 +85,19 @@ $(VENV)/ready: tests/requirements.txt
 
 test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready
 	@command -v curl >/dev/null || { echo "curl is missing: install it (Debian: apt-get install curl)"; exit 1; }
-	$(VENV)/bin/python tests/python/prometheus.py
-	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs tests/python
+	PYTHONPATH=tests/python $(VENV)/bin/python -m harness.prometheus
+	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs --durations=50 tests/python
+
+# A choice of the client tests that touches every area, in under a minute, after the build.
+smoke: build python-worker $(VENV)/ready
+	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs -m smoke tests/python
 
 # Long runs of tests that normally take seconds: 400,000 samples per second from workers that are killed, a random load, and
 # a hundred reloads under load.
 SOAK_SECONDS ?= 60
 soak: build $(VENV)/ready
-	PHAROS_SOAK_S=$(SOAK_SECONDS) PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -s \
-	  tests/python/test_metrics_load.py tests/python/test_metrics_agreement.py
-	PHAROS_RELOADS=100 PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python -m pytest -q -s -k under \
-	  tests/python/test_repository_control.py
+	PHAROS_SOAK_S=$(SOAK_SECONDS) PHAROS_RELOADS=100 PHAROS_BIN=$(abspath $(TARGET))/release/pharos \
+	  $(VENV)/bin/python -m pytest -q -s -m soak tests/python
 
 # Packs the tests and benchmarks for a machine with a GPU into one folder: see tests/gpu/README.md. GPU_PACK_FLAGS="--fetch 3.12".
 gpu-pack: build python-worker

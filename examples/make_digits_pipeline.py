@@ -12,7 +12,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests/python"))
-from onnx_file import constant, model, node  # noqa: E402
+from harness.onnx_file import constant, model, node  # noqa: E402
 
 SURE = 0.9
 """The minimum confidence of a result that is reported as sure."""

@@ -204,7 +204,7 @@ pub(crate) struct Programs {
     peers_home: PathBuf,
     /// The interpreter for Python models: `PHAROS_PYTHON`, by default `python3`.
     python: PathBuf,
-    /// The folder into which `tests/python/torchserve_peer.py` installs TorchServe.
+    /// The folder into which `tests/python/torchserve/peer.py` installs TorchServe.
     torchserve: PathBuf,
 }
 

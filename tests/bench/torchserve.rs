@@ -18,7 +18,7 @@ const PROGRAM: &str = r#"def handle(data, context):
 pub(crate) fn missing(home: &Path) -> Option<String> {
     let marker = home.join("ready");
     (!marker.is_file())
-        .then(|| format!("{} does not exist: run `python3 tests/python/torchserve_peer.py install`", marker.display()))
+        .then(|| format!("{} does not exist: run `python3 tests/python/torchserve/peer.py install`", marker.display()))
 }
 
 /// Returns the command that starts this server like TorchServe.

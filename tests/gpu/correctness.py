@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-import onnx_file
-import torchserve_models
 from world import CODE, DTYPES, Client, World, bf16, eventually, farthest, loaded, of_bf16
 from world import parameters, reason_of, tensor, together
+from harness import onnx_file
+from torchserve import models as torchserve_models
 
 EPSILON = {"FP16": 2.0**-10, "BF16": 2.0**-7, "FP32": 2.0**-23, "FP64": 2.0**-52}
 """The distance from one to the next representable number."""

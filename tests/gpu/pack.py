@@ -20,12 +20,14 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE.parent / "python"))
 
-from server import binary  # noqa: E402
+from harness.server import binary  # noqa: E402
 
 FILES = (
     "tests/models/generate.py",
-    *(f"tests/python/{name}.py" for name in ("server", "peers", "stream_models", "onnx_file", "torchserve_models")),
-    "tests/python/gpu_shared_memory.py",
+    *(f"tests/python/harness/{name}.py" for name in ("__init__", "server", "ports", "waiting")),
+    *(f"tests/python/harness/{name}.py" for name in ("generate", "stream_models", "onnx_file")),
+    *(f"tests/python/torchserve/{name}.py" for name in ("__init__", "models")),
+    "tests/python/gpu/gpu_shared_memory.py",
 )
 EXECUTABLES = ("pharos", "pharos-worker")
 CLIENTS = (

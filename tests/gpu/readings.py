@@ -14,7 +14,7 @@ import numpy as np
 
 import rows
 from correctness import ends
-from server import total
+from harness.server import total
 from speed import LARGE, PlainLoop
 from world import HERE, MIB, Client, World, eventually, parameters
 

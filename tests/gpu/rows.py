@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "python"))
 
-from server import children  # noqa: E402
+from harness.server import children  # noqa: E402
 
 OK, FAIL, SKIPPED = "ok", "FAIL", "skipped"
 WIDTH = 60

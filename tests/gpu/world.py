@@ -20,7 +20,8 @@ for folder in ("python", "models"):
 
 from generate import parameters, tensor  # noqa: E402, F401
 from rows import Rows  # noqa: E402
-from server import START_S, Server, eventually  # noqa: E402
+from harness.server import START_S, Server  # noqa: E402
+from harness.waiting import eventually  # noqa: E402, F401
 
 CODE = HERE / "gpu_models"
 MIB = 1 << 20

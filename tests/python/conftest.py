@@ -1,23 +1,15 @@
 """The server that most tests share, and servers of their own for those that end it."""
 
-import shutil
 
 import pytest
 
-from server import EXAMPLES, MODELS, Server, binary
+from harness.models import copy_models
+from harness.server import EXAMPLES, Server, binary
 
 
 def pytest_report_header(config):
     """Which executable is tested."""
     return f"server: {binary()}"
-
-
-def copy_models(target, names=None, source=MODELS):
-    """Copies the models `names` (default: all) into the folder `target` and gives it back."""
-    for config in sorted(source.glob("*/config.pbtxt")):
-        if names is None or config.parent.name in names:
-            shutil.copytree(config.parent, target / config.parent.name)
-    return target
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,14 +1,19 @@
-"""Runs pytest, and runs at most three failed tests a second time, alone.
+"""Runs the tests on several processes, then alone those that measure, and at most three failed tests a second time.
 
-On a loaded machine a test can exceed its time limit. A test that fails once and then passes is printed as FLAKY: it hides a
-fault of the test or of the server, which is still to be found. A second failure, or more failures, fail the run.
+The tests with the marker `alone` run one after the other when the others are over. On a loaded machine a test can exceed its time
+limit. A test that fails once and then passes is printed as FLAKY: it hides a fault of the test or of the server, which is still to
+be found. A second failure, or more failures, fail the run. `PHAROS_TEST_PROCESSES` sets the number of processes (default: one for
+each core, 8 at most).
 """
 
+import os
 import sys
 
 import pytest
 
 RETRIED = 3
+MOST_PROCESSES = 8
+PASSED = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 class Failures:
@@ -29,18 +34,48 @@ class Failures:
             self.nodes.append(node)
 
 
-def main(arguments):
+def processes() -> int:
+    """How many processes run tests."""
+    return int(os.environ.get("PHAROS_TEST_PROCESSES") or min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
+
+
+def parts(arguments: list) -> list:
+    """The runs in order: the title and the arguments of each. A marker expression of the caller holds in both."""
+    wanted, rest = "", list(arguments)
+    if "-m" in rest:
+        at = rest.index("-m")
+        wanted, rest = f"({rest[at + 1]}) and ", rest[:at] + rest[at + 2 :]
+    # Tests of one file stay in one process, so that a server that they share is started once.
+    several = ["-n", str(processes()), "--dist", "loadfile"] if processes() > 1 else []
+    return [
+        (f"{processes()} processes", [*rest, *several, "-m", f"{wanted}not alone"]),
+        ("one process, tests that measure", [*rest, "-m", f"{wanted}alone"]),
+    ]
+
+
+def main(arguments) -> int:
     """Returns the exit status of pytest."""
-    failures = Failures()
-    status = pytest.main(arguments, plugins=[failures])
-    if status != pytest.ExitCode.TESTS_FAILED or not 0 < len(failures.nodes) <= RETRIED:
+    failures, status = Failures(), pytest.ExitCode.OK
+    for title, part in parts(arguments):
+        print(f"== {title}", flush=True)
+        ended = pytest.main(part, plugins=[failures])
+        if ended not in (*PASSED, pytest.ExitCode.TESTS_FAILED):
+            return ended
+        status = status if ended in PASSED else ended
+    if status == pytest.ExitCode.OK or len(failures.nodes) > RETRIED:
         return status
     print(f"== a second run of what failed: {' '.join(failures.nodes)}", flush=True)
-    status = pytest.main([*(argument for argument in arguments if argument.startswith("-")), *failures.nodes])
+    status = pytest.main([*options(arguments), *failures.nodes], plugins=[])
     if status == pytest.ExitCode.OK:
         for node in failures.nodes:
             print(f"FLAKY: {node} failed once and passed then", flush=True)
     return status
+
+
+def options(arguments: list) -> list:
+    """The arguments without paths and marker expressions."""
+    markers = {arguments.index("-m"), arguments.index("-m") + 1} if "-m" in arguments else set()
+    return [a for n, a in enumerate(arguments) if a.startswith("-") and n not in markers]
 
 
 if __name__ == "__main__":

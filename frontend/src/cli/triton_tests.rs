@@ -1,4 +1,4 @@
-//! Each flag of Triton's `--help` (`tests/python/golden_triton_flags.json`, recorded from a Triton server) is accepted in all its
+//! Each flag of Triton's `--help` (`tests/python/lifecycle/golden_triton_flags.json`, recorded from a Triton server) is accepted in all its
 //! forms, and either changes the options or is reported as a flag without effect.
 
 use super::Options;
@@ -87,7 +87,7 @@ fn shown(options: &Options) -> String {
 
 #[test]
 fn accepts_every_flag_of_triton_in_all_forms() {
-    let golden = include_str!("../../../tests/python/golden_triton_flags.json");
+    let golden = include_str!("../../../tests/python/lifecycle/golden_triton_flags.json");
     let golden: Vec<(String, String)> = serde_json::from_str(golden).unwrap();
     let all = golden.iter().map(|(flag, form)| (flag.as_str(), form.as_str())).chain(LATER);
     let mut ineffective = Vec::new();

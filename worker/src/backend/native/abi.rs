@@ -1,5 +1,5 @@
 //! The structures and function types of `include/pharos_backend.h`, field by field; the header documents them. Keep both files in
-//! step; `tests/python/native/testing.c` compares the sizes.
+//! step; `tests/python/backends/native/testing.c` compares the sizes.
 //!
 //! Contract of the functions: the caller follows the rules of the header; each pointer is null or valid for its documented
 //! target.

@@ -1,0 +1,185 @@
+"""The book names flags, metrics, endpoints and codes as the server has them, and its reference omits none of these."""
+
+import json
+import re
+import subprocess
+
+import pytest
+
+from documents import reference
+from harness.server import ROOT, binary
+from security import access_table
+
+BOOK = ROOT / "docs/src"
+PAGES = [ROOT / "README.md", *sorted(BOOK.rglob("*.md"))]
+COMMANDS = [
+    (), ("torchserve",), ("metrics", "check"), ("metrics", "list"), ("trace", "summary"), ("trace", "chrome"),
+]  # fmt: skip
+
+OTHER_FLAGS = {"--config", "--homepath", "--grpc", "--pipeline", "--flag", "--http", "--metrics"}
+"""Flags of Prometheus, Grafana and examples/classify.py, `--flag` in general, and `--http-...` for all with this beginning."""
+
+
+def rows(page: str) -> list:
+    """The cells of each row of the tables of a page, without the heads."""
+    lines = [line for line in (BOOK / page).read_text().splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" |")] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def help_texts() -> str:
+    """The help of all commands."""
+    outputs = [subprocess.run([binary(), *words, "--help"], capture_output=True, text=True) for words in COMMANDS]
+    assert all(output.returncode == 0 for output in outputs)
+    return "\n".join(output.stdout for output in outputs)
+
+
+@pytest.fixture(scope="module")
+def metrics() -> set:
+    """The names of all metrics of the built-in definition."""
+    output = subprocess.run([binary(), "metrics", "list", "--format", "json"], capture_output=True, text=True)
+    return {metric["name"] for metric in json.loads(output.stdout)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_flags_and_variables_exist(page, help_texts):
+    """Each flag and each variable of the server that a page names is in the help."""
+    flags = set(re.findall(r"--[a-z0-9-]*[a-z0-9]", help_texts)) | OTHER_FLAGS
+    text = page.read_text()
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", text)) - flags == set()
+    # The script `torchserve`, Grafana's provisioning and unit tests read these; the others are constants of the C interface.
+    others = {"PHAROS_BIN", "PHAROS_DASHBOARDS", "PHAROS_FP32", "PHAROS_OK", "PHAROS_TEST_PTXAS"}
+    assert set(re.findall(r"\bPHAROS_\w+", text)) - set(re.findall(r"env:\s+(\w+)", help_texts)) - others == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_metrics_exist(page, metrics):
+    """Each metric that a page names, or the beginning of names before `*`, is in the definition."""
+    text = re.sub(r"```(?:c|rust|python)\n.*?```", "", page.read_text(), flags=re.S)
+    others = {"pharos_backend", "pharos_host", "pharos_worker", "ts_log", "ts_metrics", "ts_request_sequence_end"}
+    unknown = []
+    for name in set(re.findall(r"(?<![\w:./])(?:pharos|nv|ts)_[a-z0-9_]*\*?", text)) - others:
+        begins = any(metric.startswith(name.rstrip("*")) for metric in metrics)
+        known = begins if name.endswith(("*", "_")) else name in metrics
+        if not known and re.sub(r"_(bucket|sum|count)$", "", name) not in metrics:
+            unknown.append(name)
+    assert unknown == []
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("page", reference.PAGES)
+def test_generated_pages_are_current(page):
+    """The page is what the generator writes for this server."""
+    current = (reference.FOLDER / page).read_text() == reference.PAGES[page]()
+    assert current, f"docs/src/reference/{page} is stale: write it with `PYTHONPATH=tests/python python -m documents.reference`"
+
+
+@pytest.mark.smoke
+def test_every_flag_is_listed():
+    """The generator omits no flag of `pharos --help`."""
+    listed = {row[0].strip("`").split()[0] for row in rows("reference/flags.md") if row[0].startswith("`")}
+    help_text = subprocess.run([binary(), "--help"], capture_output=True, text=True).stdout
+    assert {f"--{name}" for name in re.findall(r"^ {6}--([\w-]+)", help_text, re.M)} == listed
+    assert len(listed) > 100
+
+
+def spelled_out(path: str) -> list:
+    """A path of the reference as the paths that it stands for."""
+    found = re.fullmatch(r"(.*)\[(.*)\](.*)", path)
+    return [found[1] + middle + found[3] for middle in ("", found[2])] if found else [path]
+
+
+def test_every_http_endpoint_is_listed():
+    """The reference has the rows of the table that the access tests send, with their parts, and no others."""
+    listed = set()
+    for paths, methods, part, *_ in rows("reference/http.md"):
+        for method in re.findall(r"`(GET|POST)`", methods):
+            listed |= {(method, path, part) for path in spelled_out(paths.strip("`"))}
+    served = set()
+    for method, path, route, part, answer in map(str.split, access_table.HTTP.strip().splitlines()):
+        if route == "Unknown" or "%" in path or ".." in path or path.startswith("/v1") and answer != "200":
+            continue
+        if (method, route) == ("GET", "Infer"):
+            continue
+        for sent, name in [(r"/(m|other)(?=[/:]|$)", "/NAME"), (r"/versions/1\b", "/versions/V"), ("/r/", "/REGION/")]:
+            path = re.sub(sent, name, path)
+        served.add((method, path, part))
+    assert listed == served
+
+
+def test_every_grpc_call_is_listed():
+    """The reference has the calls of the definition, with the parts of the access tests."""
+    listed = {(row[0].strip("`"), row[1]) for row in rows("reference/grpc.md") if row[0].startswith("`")}
+    parts = [tuple(line.split()[:2]) for line in access_table.KSERVE_RPCS.strip().splitlines()]
+    assert listed == {row for row in parts if row[0] != "None"}
+    defined = re.findall(r"^  rpc (\w+)", (ROOT / "proto/grpc_service.proto").read_text(), re.M)
+    assert {name for name, _ in listed} == set(defined)
+
+
+NUMBERS = {
+    1: "CANCELLED", 2: "UNKNOWN", 3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEEDED", 5: "NOT_FOUND", 6: "ALREADY_EXISTS",
+    12: "UNIMPLEMENTED", 13: "INTERNAL", 14: "UNAVAILABLE",
+}  # fmt: skip
+
+
+def test_every_error_code_and_reason_is_listed():
+    """The reference has the table of the server's error codes, and each reason of failed requests."""
+    source = (ROOT / "src/error.rs").read_text()
+    codes = {(http, NUMBERS[int(grpc)]) for http, grpc in re.findall(r"Self::\w+ => \((\d+), (\d+)\)", source)}
+    table = rows("reference/errors.md")
+    assert codes and codes <= {(row[1], row[0]) for row in table}
+    reasons = set(re.findall(r'Self::\w+ => "([A-Z_]+)"', source))
+    assert reasons and reasons == {row[0].strip("`") for row in table if re.fullmatch(r"`[A-Z_]+`", row[0])}
+
+
+def test_exit_codes(tmp_path):
+    """Those of a wrong flag, a wrong repository and a wrong definition."""
+    wrong = tmp_path / "metrics.yaml"
+    wrong.write_text("x: [")
+    repository = ["--model-repository", tmp_path / "none"]
+    for words, code in [(["--nonsense"], 2), (repository, 1), (["metrics", "check", wrong], 1)]:
+        assert subprocess.run([binary(), *words], capture_output=True, timeout=30).returncode == code, words
+
+
+def test_the_definition_of_metrics_is_valid(tmp_path):
+    """The example of metrics.yaml passes `pharos metrics check`."""
+    text = (BOOK / "metrics/definition.md").read_text()
+    file = tmp_path / "metrics.yaml"
+    file.write_text(re.search(r"```yaml\n(.*?)```", text, re.S)[1])
+    output = subprocess.run([binary(), "metrics", "check", file], capture_output=True, text=True)
+    assert output.returncode == 0, output.stdout + output.stderr
+
+
+def fields(messages: dict, message: str, path: str = "") -> set:
+    """The paths of the fields of a message of the schema that hold values."""
+    found = set()
+    for kind, name in messages[message]:
+        inner = kind if kind in messages else f"{message}.{kind}"
+        below = fields(messages, inner, f"{path}{name}.") if inner in messages else set()
+        found |= below or {path + name}
+    return found
+
+
+def test_every_field_of_the_configuration_is_listed():
+    """The reference has each field of the schema once; a row of a message without effect stands for its fields."""
+    messages, open_ones = {}, []
+    source = re.sub(r"//.*", "", (ROOT / "proto/model_config.proto").read_text())
+    for opened, name, kind, field, _ in re.findall(
+        r"(?:(message|enum|oneof) (\w+) \{)|(?:(?:repeated |optional )?([\w.]+|map<\w+, [\w.]+>) (\w+) = \d+;)|(\})", source
+    ):
+        if opened:
+            open_ones.append((opened, name))
+        elif not field:
+            open_ones.pop()
+        path = ".".join(name for opened, name in open_ones if opened == "message")
+        if opened == "message":
+            messages[path] = []
+        elif field:
+            messages[path].append((re.sub(r"map<\w+, ([\w.]+)>", r"\1", kind), field))
+    schema = fields(messages, "ModelConfig")
+    assert {"name", "input.dims", "optimization.cuda.graphs", "version_policy.all", "parameters.string_value"} <= schema
+    listed = [field for row in rows("reference/config.md") for field in re.findall(r"`([\w.]+)`", row[0])]
+    assert len(listed) == len(set(listed))
+    covered = {field for field in schema for name in listed if field == name or field.startswith(f"{name}.")}
+    assert schema - covered == set()
+    assert [name for name in listed if not any(f"{field}.".startswith(f"{name}.") for field in schema)] == []

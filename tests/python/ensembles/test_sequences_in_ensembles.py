@@ -1,0 +1,254 @@
+"""Sequences whose model is a member of ensembles: they go on where they began when the member is loaded anew, what is counted
+of them counts old and new together, and the response cache stays away from them."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from harness.models import write
+from harness.sequence_models import config, controls
+from harness.server import Server, total
+from harness.waiting import eventually
+
+IDLE_LONG = "max_sequence_idle_microseconds: 600000000"
+DELAY_S = 1.0
+SEQUENCE = config(f"{IDLE_LONG} direct {{ }} {controls()}")
+OPTIONS = ["--model-control-mode=explicit", "--exit-timeout-secs=1", "--cache-config=local,size=1048576"]
+
+
+def plain(name: str, function: str, more: str = "") -> str:
+    """A model from VALUE to SUM without sequences."""
+    return f"""name: "{name}" backend: "builtin" max_batch_size: 4
+input [ {{ name: "VALUE" data_type: TYPE_INT32 dims: [ 1 ] }} ]
+output [ {{ name: "SUM" data_type: TYPE_INT32 dims: [ 1 ] }} ]
+parameters {{ key: "function" value {{ string_value: "{function}" }} }}
+{more}
+"""
+
+
+def ensemble(*members: str, more: str = "", kind: str = "INT32", ends=("VALUE", "SUM")) -> str:
+    """Members one behind the other."""
+    first, last = ends
+    names = [first, *(f"t{number}" for number in range(1, len(members))), last]
+    steps = "".join(
+        f'step {{ model_name: "{member}" model_version: -1 input_map {{ key: "{first}" value: "{names[n]}" }} '
+        f'output_map {{ key: "{last}" value: "{names[n + 1]}" }} }}\n'
+        for n, member in enumerate(members)
+    )
+    return f"""platform: "ensemble" max_batch_size: 4 {more}
+input [ {{ name: "{first}" data_type: TYPE_{kind} dims: [ 1 ] }} ]
+output [ {{ name: "{last}" data_type: TYPE_{kind} dims: [ 1 ] }} ]
+ensemble_scheduling {{ {steps} }}
+"""
+
+
+SLOW = f'parameters {{ key: "delay_ms" value {{ string_value: "{int(DELAY_S * 1000)}" }} }}'
+MODELS = {
+    "seq": SEQUENCE,
+    "before": plain("before", "delay", SLOW),
+    "alone": ensemble("seq"),
+    "late": ensemble("before", "seq"),
+    "nested": ensemble("alone"),
+}
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Starts a server that loads these models; gives it."""
+    started = []
+
+    def begin(models: dict, *loaded: str):
+        for name, text in models.items():
+            write(tmp_path / "models", name, text)
+        options = [*OPTIONS, "--exit-on-error=false", "--strict-readiness=false"]
+        server = Server(tmp_path, [tmp_path / "models"], [*options, *(f"--load-model={name}" for name in loaded)])
+        server.models = tmp_path / "models"
+        started.append(server.__enter__())
+        return server
+
+    yield begin
+    for server in started:
+        # Sequences that are left open are no concern of these tests.
+        server.stop(check=False)
+
+
+def step(server, model: str, sequence, value: int, flags: str = ""):
+    """One request: the sum, or the status and the error."""
+    parameters = {"sequence_start": "(" in flags, "sequence_end": ")" in flags} | ({"sequence_id": sequence} if sequence else {})
+    tensor = {"name": "VALUE", "shape": [1, 1], "datatype": "INT32", "data": [value]}
+    status, answer = server.infer(model, {"parameters": parameters, "inputs": [tensor], "outputs": [{"name": "SUM"}]})
+    return answer["outputs"][0]["data"][0] if status == 200 else (status, answer["error"])
+
+
+def load(server, name: str) -> tuple:
+    """Loads a model by name."""
+    return server.ask("POST", f"/v2/repository/models/{name}/load", "{}")
+
+
+def reload(server, name: str):
+    """Changes a file of it and loads it anew."""
+    changed = server.models / name / "1" / "changed"
+    changed.write_text(changed.read_text() + "x" if changed.exists() else "x")
+    assert load(server, name) == (200, "")
+
+
+def workers_of(server, model: str) -> set:
+    """The processes of a model's instances."""
+    return {pid for pid in server.workers() if f"\0{model}_0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+@pytest.mark.parametrize("model", ["seq", "alone", "late", "nested"])
+def test_a_sequence_goes_on_where_it_began(serve, model):
+    """Whatever started it, and whatever its requests pass before; what begins after the reload begins with the new one."""
+    server = serve(MODELS, "late", "nested")
+    assert step(server, model, 1, 10, "(") == 10
+    old = workers_of(server, "seq")
+    assert len(old) == 1
+    reload(server, "seq")
+    assert step(server, model, 1, 5) == 15
+    assert step(server, model, 2, 7, "(") == 7
+    assert len(workers_of(server, "seq")) == 2
+    assert step(server, "seq", 1, 1) == 16, "it is one sequence, whichever way its requests take"
+    assert step(server, model, 1, 1, ")") == 17
+    eventually("the old worker is gone", 10, lambda: not old & server.workers())
+    assert step(server, model, 2, 7) == 14
+    status, error = step(server, model, 1, 1)
+    assert status == 400 and "must specify the START flag" in error
+
+
+@pytest.mark.parametrize("model", ["seq", "alone"])
+def test_an_id_that_begins_again_goes_on_with_the_new_model(serve, model):
+    """Although the old one still has a sequence with this id."""
+    server = serve(MODELS, "alone")
+    assert step(server, model, 3, 1, "(") == 1
+    reload(server, "seq")
+    assert step(server, model, 3, 100, "(") == 100
+    assert step(server, model, 3, 1) == 101
+    assert step(server, model, 3, 1, ")") == 102
+
+
+def in_background(check):
+    """Runs it in a thread; gives a function that waits for what it gives."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(check()), daemon=True)
+    thread.start()
+    return lambda: (thread.join(30), results[0])[1]
+
+
+def test_a_sequence_begins_while_its_model_is_replaced(serve):
+    """Its first request had begun before, and comes to the old model when that is already being replaced."""
+    server = serve(MODELS, "late")
+    first = in_background(lambda: step(server, "late", 4, 10, "("))
+    eventually("it is in its first step", 10, lambda: total(server.scrape(), "pharos_batches_total", model="before") == 1)
+    reload(server, "seq")
+    assert first() == 10
+    assert step(server, "late", 4, 5) == 15
+    assert step(server, "seq", 4, 5, ")") == 20
+
+
+@pytest.mark.slow
+def test_gauges_count_old_and_new_together(serve):
+    """While a replaced version finishes its sequences: sequences, slots, instances and what waits."""
+    slow = config(f"{IDLE_LONG} direct {{ }} {controls()}", batch=2, delay_ms=int(DELAY_S * 1000))
+    server = serve({"seq": slow}, "seq")
+
+    def gauges() -> dict:
+        now = server.scrape()
+        of = lambda name, **labels: total(now, name, model="seq", version="1", **labels)  # noqa: E731
+        return {
+            "active": of("pharos_sequences", state="active"),
+            "used": of("pharos_sequence_slots_used"),
+            "slots": of("pharos_sequence_slots"),
+            "waiting": of("pharos_pending_requests", priority="0"),
+            "pending": of("nv_inference_pending_request_count"),
+            "oldest": of("pharos_oldest_pending_seconds") > 0,
+            "instances": total(now, "pharos_instances", model="seq"),
+            "states": of("pharos_instance_state"),
+        }
+
+    assert [step(server, "seq", number, 1, "(") for number in (1, 2)] == [1, 1]
+    more = [in_background(lambda: step(server, "seq", 1, 1)) for _ in range(6)]
+    eventually("five wait", 10, lambda: gauges()["waiting"] == 5)
+    reload(server, "seq")
+    now = gauges()
+    assert (now["active"], now["used"], now["slots"]) == (2, 2, 4)
+    assert now["waiting"] >= 1 and now["pending"] >= 1 and now["oldest"], now
+    assert now["instances"] == 2 and now["states"] == 1, "a name is that of one instance, the one that serves"
+    assert step(server, "seq", 3, 1, "(") == 1
+    assert gauges()["active"] == gauges()["used"] == 3
+    assert sorted(answer() for answer in more) == [2, 3, 4, 5, 6, 7]
+    assert [step(server, "seq", number, 1, ")") for number in (1, 2)] == [8, 2]
+    idle = {"active": 1, "used": 1, "slots": 2, "waiting": 0, "pending": 0, "oldest": False, "instances": 1, "states": 1}
+    eventually("the old one is gone", 10, lambda: gauges() == idle)
+
+
+STATE = """backend: "builtin" max_batch_size: 4
+input [ { name: "X" data_type: TYPE_INT64 dims: [ 1 ] } ] output [ { name: "Y" data_type: TYPE_INT64 dims: [ 1 ] } ]
+parameters { key: "function" value { string_value: "accumulate" } }
+sequence_batching { direct { } state [ { input_name: "S" output_name: "T" data_type: TYPE_INT64 dims: [ 1 ] } ] }"""
+CACHE = "response_cache { enable: true }"
+
+
+def refusal(model: str, member: str) -> str:
+    """What the load of an ensemble is refused with."""
+    return (
+        f"Response Cache does not currently support model {model} with sequence batching scheduler in its member {member}. "
+        "Please disable the response cache."
+    )
+
+
+def test_the_cache_is_refused_where_a_member_has_sequences(serve):
+    """Also one of a member, and one with states. Those ensembles serve without it."""
+    models = {
+        "seq": SEQUENCE,
+        "iterative": config(f"iterative_sequence: true {IDLE_LONG} direct {{ }} {controls()}"),
+        "state": STATE,
+        "alone": ensemble("seq"),
+        "cached": ensemble("seq", more=CACHE),
+        "cached_nested": ensemble("alone", more=CACHE),
+        "cached_iterative": ensemble("iterative", more=CACHE),
+        "cached_state": ensemble("state", more=CACHE, kind="INT64", ends=("X", "Y")),
+    }
+    server = serve(models, "*")
+    members = {"cached": "seq", "cached_nested": "seq", "cached_iterative": "iterative", "cached_state": "state"}
+    for model, member in members.items():
+        [entry] = server.index()[model]
+        assert entry["state"] == "UNAVAILABLE" and refusal(model, member) in entry["reason"], entry
+        status, text = load(server, model)
+        assert status == 400 and refusal(model, member) in json.loads(text)["error"]
+    assert [step(server, "alone", 1, value, flags) for value, flags in ((5, "("), (5, ""), (5, ")"))] == [5, 10, 15]
+
+
+@pytest.mark.parametrize("by_name", ["member", "ensemble"])
+def test_a_member_that_gets_sequences_ends_a_cached_ensemble(serve, by_name):
+    """Whichever of the two is loaded."""
+    server = serve({"member": plain("member", "identity"), "cached": ensemble("member", more=CACHE)}, "cached")
+    assert [step(server, "cached", None, 5) for _ in range(2)] == [5, 5]
+    assert total(server.scrape(), "nv_cache_num_hits_per_model", model="cached") == 1
+    (server.models / "member/config.pbtxt").write_text(SEQUENCE)
+    status, text = load(server, by_name if by_name == "member" else "cached")
+    if by_name == "ensemble":
+        assert status == 400 and refusal("cached", "member") in json.loads(text)["error"]
+    [entry] = server.index()["cached"]
+    assert entry["state"] == "UNAVAILABLE" and refusal("cached", "member") in entry["reason"]
+    assert step(server, "cached", 1, 5, "(")[0] == 404
+    assert [step(server, "member", 1, 5, flags) for flags in ("(", "", ")")] == [5, 10, 15]
+    (server.models / "member/config.pbtxt").write_text(plain("member", "identity"))
+    assert load(server, "cached") == (200, "")
+    assert step(server, "cached", None, 5) == 5
+
+
+def test_requests_of_sequences_are_not_cached(serve):
+    """Neither looked up nor kept, by models and ensembles without sequences, which ignore the id."""
+    models = {"member": plain("member", "identity", CACHE), "cached": ensemble("member", more=CACHE)}
+    server = serve(models, "cached")
+    counted = lambda model: tuple(  # noqa: E731
+        total(server.scrape(), f"nv_cache_num_{what}_per_model", model=model) for what in ("hits", "misses")
+    )
+    for model in ("member", "cached"):
+        assert [step(server, model, 7, 5, flags) for flags in ("(", "", "", ")")] == [5] * 4
+        assert counted(model) == (0, 0)
+    assert [step(server, "cached", None, 5) for _ in range(3)] == [5] * 3
+    assert counted("cached") == (2, 1)

@@ -1,0 +1,35 @@
+"""Plain sockets that speak HTTP/1.1, and the headers of a gRPC call."""
+
+import socket
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+GRPC_HEADERS = {
+    ":method": "POST", ":scheme": "http", ":authority": "localhost", ":path": INFER,
+    "content-type": "application/grpc", "te": "trailers",
+}  # fmt: skip
+
+
+def connect(port: int) -> socket.socket:
+    """A plain connection."""
+    return socket.create_connection(("127.0.0.1", port), timeout=30)
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    """The bytes of a POST request."""
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def read_response(connection: socket.socket) -> tuple:
+    """One HTTP/1.1 response with a Content-Length: the status and the body; status 0 if the connection was closed."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        part = connection.recv(65536)
+        if not part:
+            return 0, data
+        data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+    while len(body) < int(fields.get(b"content-length", 0)):
+        body += connection.recv(65536)
+    return int(head.split()[1]), body

@@ -1,0 +1,27 @@
+"""The protocol's datatypes in numpy, and random values of each."""
+
+import ml_dtypes
+import numpy as np
+
+NUMPY = {
+    "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64, "INT8": np.int8,
+    "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
+    "BYTES": np.object_, "BF16": ml_dtypes.bfloat16,
+}  # fmt: skip
+"""The numpy type that the clients use."""
+
+
+def random_values(datatype: str, shape) -> np.ndarray:
+    """Values over the whole range of a datatype, always the same ones."""
+    generator = np.random.default_rng(7)
+    count = int(np.prod(shape))
+    if datatype == "BYTES":
+        values = [generator.bytes(int(n)) for n in generator.integers(0, 40, count)]
+        return np.array(values, dtype=np.object_).reshape(shape)
+    dtype = np.dtype(NUMPY[datatype])
+    if dtype.kind == "f" or datatype == "BF16":
+        return generator.standard_normal(count).astype(dtype).reshape(shape)
+    if dtype.kind == "b":
+        return (generator.integers(0, 2, count) == 1).reshape(shape)
+    limits = np.iinfo(dtype)
+    return generator.integers(limits.min, limits.max, count, dtype=dtype, endpoint=True).reshape(shape)

@@ -1,0 +1,135 @@
+"""A real Prometheus and its promtool: where they are, how they are fetched, how one is run.
+
+They are taken from the PATH, or from Debian's package `prometheus` unpacked in `~/.cache/pharos-prometheus` (no root is
+needed, nothing is installed). `python -m harness.prometheus` fetches it if it is missing; `make test` does that first.
+`PHAROS_PROMETHEUS` names another folder with the two programs, or is `none` to leave these tests out.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+from harness.peers import wait_or_kill
+from harness.ports import free_ports
+from harness.server import ROOT
+
+RULES = sorted((ROOT / "grafana/rules").glob("*.yaml"))
+RULE_TESTS = sorted((ROOT / "grafana/rules/tests").glob("*.yaml"))
+FETCH_S = 300
+
+
+def cache() -> Path:
+    """The folder that the package is unpacked in."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pharos-prometheus"
+
+
+def program(name: str) -> str | None:
+    """The path of `prometheus` or `promtool`, or nothing."""
+    named = os.environ.get("PHAROS_PROMETHEUS")
+    if named:
+        return shutil.which(name, path=named)
+    return shutil.which(name) or shutil.which(name, path=str(cache() / "usr/bin"))
+
+
+def missing() -> str:
+    """Why there is no Prometheus here; empty if there is."""
+    if program("prometheus") and program("promtool"):
+        return ""
+    if os.environ.get("PHAROS_PROMETHEUS"):
+        return f"no prometheus and promtool in PHAROS_PROMETHEUS={os.environ['PHAROS_PROMETHEUS']}"
+    return "prometheus and promtool are not installed: apt-get install prometheus, or PYTHONPATH=tests/python python -m harness.prometheus"
+
+
+def fetch() -> str:
+    """Unpacks Debian's package in the cache. Says what was done, or why not; never fails."""
+    if not missing() or os.environ.get("PHAROS_PROMETHEUS"):
+        return missing() or f"prometheus: {program('prometheus')}"
+    if not (shutil.which("apt-get") and shutil.which("dpkg")):
+        return "prometheus is not installed and this is no Debian: the tests that need it will be skipped"
+    with tempfile.TemporaryDirectory() as folder:
+        # apt's own user may not write into this folder; it says so and downloads as the caller.
+        try:
+            done = subprocess.run(
+                ["apt-get", "download", "-q", "prometheus"], cwd=folder, capture_output=True, text=True, timeout=FETCH_S
+            )
+        except subprocess.TimeoutExpired:
+            return f"apt-get download prometheus took over {FETCH_S} s: the tests that need it will be skipped"
+        package = next(Path(folder).glob("*.deb"), None)
+        if package is None:
+            return f"prometheus cannot be downloaded, the tests that need it will be skipped: {done.stderr.strip()}"
+        cache().mkdir(parents=True, exist_ok=True)
+        subprocess.run(["dpkg", "-x", str(package), str(cache())], check=True)
+    return missing() or f"prometheus: {program('prometheus')}"
+
+
+def promtool(*arguments) -> subprocess.CompletedProcess:
+    """Runs promtool; its output is text."""
+    return subprocess.run([program("promtool"), *map(str, arguments)], capture_output=True, text=True, timeout=60)
+
+
+class Prometheus:
+    """A Prometheus on loopback that scrapes `target` (host:port) each second and evaluates our rules. Use it with `with`."""
+
+    def __init__(self, folder: Path, target: str):
+        self.folder = folder
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
+        rules = "".join(f"  - {path}\n" for path in RULES)
+        self.config = folder / "prometheus.yaml"
+        self.config.write_text(
+            "global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}\n"
+            f"rule_files:\n{rules}"
+            f"scrape_configs:\n  - job_name: pharos\n    static_configs: [{{targets: ['{target}']}}]\n"
+        )
+        self.process = None
+
+    def __enter__(self):
+        command = [
+            program("prometheus"),
+            f"--config.file={self.config}",
+            f"--storage.tsdb.path={self.folder / 'data'}",
+            "--storage.tsdb.retention.time=1h",
+            f"--web.listen-address={self.address}",
+            "--log.level=warn",
+        ]
+        self.log = open(self.folder / "prometheus.log", "wb")
+        self.process = subprocess.Popen(command, cwd=self.folder, stdout=self.log, stderr=self.log)
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        wait_or_kill(self.process, 10)
+        self.log.close()
+
+    def ask(self, path: str, **parameters) -> dict:
+        """The `data` of an answer of the HTTP API; an error of Prometheus becomes an exception with its text."""
+        url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{parameters}: {error.read().decode(errors='replace')}") from None
+
+    def query(self, expression: str) -> list:
+        """The samples of an instant vector."""
+        return self.ask("query", query=expression)["result"]
+
+    def ready(self) -> bool:
+        """Whether it has scraped the target."""
+        try:
+            urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=30).close()
+            return any(float(sample["value"][1]) == 1 for sample in self.query("up"))
+        except OSError:
+            return False
+
+
+if __name__ == "__main__":
+    print(fetch())
+    sys.exit(0)

@@ -1,0 +1,95 @@
+"""A real Redis for tests, from the PATH (Debian: `apt-get install redis-server`), and something that is none."""
+
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+from harness.ports import free_ports
+from harness.waiting import eventually
+
+
+def missing() -> str:
+    """Why there is no Redis; empty if there is one."""
+    return "" if shutil.which("redis-server") else "redis-server is not installed: apt-get install redis-server"
+
+
+class Redis:
+    """A Redis on a port of its own that keeps nothing on disk. Use it with `with`."""
+
+    def __init__(self, folder: Path, port: int = 0, options=()):
+        self.port = port or free_ports(1)[0]
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        self.command = [*command, "--dir", str(folder), *options]
+        self.process = None
+
+    def __enter__(self):
+        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        eventually("Redis answers", 10, self.answers)
+        return self
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+
+    def answers(self) -> bool:
+        try:
+            return self.ask("PING")[:1] in (b"+", b"-")
+        except OSError:
+            return False
+
+    def ask(self, *words) -> bytes:
+        """One command; what came in answer to it, which must be short."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+            words = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+            parts = [b"*%d\r\n" % len(words), *(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)]
+            connection.sendall(b"".join(parts))
+            return connection.recv(1 << 20)
+
+    def keys(self) -> list:
+        """The names of all keys."""
+        return self.ask("KEYS", "*").split(b"\r\n")[2::2]
+
+    def pause(self):
+        """It stays connected and answers nothing more."""
+        self.process.send_signal(signal.SIGSTOP)
+
+
+class NoRedis:
+    """Listens and answers each piece that it reads with `answer` (None: with nothing at all). Use it with `with`."""
+
+    def __init__(self, answer):
+        self.answer, self.connections, self.open = answer, 0, []
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+
+    def __enter__(self):
+        threading.Thread(target=self.accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+        for connection in self.open:
+            connection.close()
+
+    def accept(self):
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self.open.append(connection)
+            threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
+
+    def serve(self, connection):
+        try:
+            while piece := connection.recv(1 << 16):
+                answer = self.answer(piece) if callable(self.answer) else self.answer
+                if answer is not None:
+                    connection.sendall(answer)
+        except OSError:
+            pass

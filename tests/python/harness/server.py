@@ -1,0 +1,213 @@
+"""Starts, asks and stops the real server, one process and its workers, on ports of its own."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from harness.ports import free_ports
+from harness.waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples/models"
+MODELS = ROOT / "tests/models"
+BROKEN = ROOT / "tests/models_broken"
+STANDIN = ROOT / "tests/python/harness/standin"
+"""A package `pharos_worker` that only reports how it was started."""
+TRITON_MODELS = ROOT / "tests/python/harness/triton_models"
+"""Code of models for the Python backend of a real Triton."""
+START_S = 60
+STOP_S = 45
+"""A little more than `--exit-timeout-secs`, 30 s by default."""
+
+
+def binary() -> Path:
+    """The server's executable: `PHAROS_BIN`, or where `cargo build --release` puts it."""
+    return Path(os.environ.get("PHAROS_BIN") or ROOT / "target/release/pharos")
+
+
+def log_is_written(pid: int) -> bool:
+    """Whether the threads that write the log wait for lines, or have ended."""
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            if (task / "comm").read_text() == "log\n" and (task / "stat").read_text().rsplit(") ")[1][0] != "S":
+                return False
+        except FileNotFoundError:
+            pass
+    return True
+
+
+class Server:
+    """A server that serves `repositories`; `options` are further command line options. Use it with `with`."""
+
+    def __init__(self, folder: Path, repositories, options=()):
+        self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
+        self.http, self.grpc = f"127.0.0.1:{self.http_port}", f"127.0.0.1:{self.grpc_port}"
+        self.metrics = f"127.0.0.1:{self.metrics_port}"
+        self.log_path = folder / f"pharos-{self.http_port}.log"
+        self.logs = folder / f"logs-{self.http_port}"
+        self.command = [str(binary())]
+        for name in ("http", "grpc", "metrics"):
+            self.command += [f"--{name}-address=127.0.0.1", f"--{name}-port={getattr(self, f'{name}_port')}"]
+        self.command += [f"--model-repository={path}" for path in repositories]
+        self.command += options
+        self.environment = {}
+        self.process = None
+
+    @property
+    def log(self) -> Path:
+        """What the server prints, with all lines that it has logged up to now."""
+        if self.process is not None and self.process.poll() is None:
+            eventually("the log is written", 10, lambda: log_is_written(self.process.pid))
+        return self.log_path
+
+    def __enter__(self):
+        self.launch()
+        self.wait_until_ready()
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if self.process.poll() is None:
+            self.stop(check=kind is None)
+
+    def launch(self, stdout=None, stderr=None, cwd=None):
+        """Starts the process and does not wait. Its Python on the PATH is ours, so that it finds our ONNX Runtime; its
+        metric logs go to `logs`, and what it prints to `log` or to the descriptors `stdout` and `stderr`."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PHAROS_")}
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        environment |= {"PHAROS_METRICS_LOCATION": str(self.logs)} | self.environment
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                self.command, stdout=stdout or log, stderr=stderr or log, env=environment, cwd=cwd
+            )
+
+    def wait_until_ready(self, path="/v2/health/ready"):
+        """Waits until `path` answers 200; fails with the end of the log if the server ends or is too late."""
+
+        def check():
+            assert self.process.poll() is None, f"the server ended with {self.process.poll()}:\n{self.log_tail()}"
+            try:
+                return self.get(path)[0] == 200
+            except OSError:
+                return False
+
+        try:
+            eventually(f"{path} answers 200", START_S, check)
+        except AssertionError as error:
+            self.kill()
+            raise AssertionError(f"{error}\n{self.log_tail()}") from None
+
+    def log_tail(self) -> str:
+        """The end of what the server wrote."""
+        return self.log.read_text(errors="replace")[-4000:]
+
+    def get(self, path: str, address: str = "", headers=None) -> tuple:
+        """GET: the status and the body as text."""
+        return self.ask("GET", path, address=address, headers=headers)
+
+    def ask(self, method: str, path: str, body=None, address: str = "", headers=None) -> tuple:
+        """One HTTP request on a connection of its own: the status and the body as text."""
+        connection = http.client.HTTPConnection(address or self.http, timeout=30)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            return response.status, response.read().decode(errors="replace")
+        finally:
+            connection.close()
+
+    def infer(self, model: str, request: dict) -> tuple:
+        """An inference request in JSON: the status and the parsed answer."""
+        status, text = self.ask("POST", f"/v2/models/{model}/infer", json.dumps(request))
+        return status, json.loads(text)
+
+    def statistics(self, model: str, version: str = "1") -> dict:
+        """The statistics of one version of a model."""
+        status, text = self.get(f"/v2/models/{model}/versions/{version}/stats")
+        assert status == 200, text
+        return json.loads(text)["model_stats"][0]
+
+    def index(self) -> dict:
+        """The repository index: model -> its entries."""
+        status, text = self.ask("POST", "/v2/repository/index", b"")
+        assert status == 200, text
+        entries = {}
+        for entry in json.loads(text):
+            entries.setdefault(entry["name"], []).append(entry)
+        return entries
+
+    def scrape(self) -> dict:
+        """The metrics: name and labels `(name, ((label, value), ...))` -> value."""
+        status, text = self.get("/metrics", self.metrics)
+        assert status == 200, text
+        return samples(text)
+
+    def workers(self) -> set:
+        """The process ids of its children that are alive."""
+        return {pid for pid in children(self.process.pid) if alive(pid)}
+
+    def stop(self, check=True) -> int:
+        """SIGTERM, and waits; with `check` it must end with 0 and leave no process behind. Gives the exit code."""
+        workers = self.workers()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"did not end within {STOP_S} s of SIGTERM:\n{self.log_tail()}") from None
+        if check:
+            assert code == 0, f"ended with {code} after SIGTERM:\n{self.log_tail()}"
+            eventually("the workers are gone", 5, lambda: not any(alive(pid) for pid in workers))
+        return code
+
+    def kill(self):
+        """SIGKILL, and waits."""
+        self.process.kill()
+        self.process.wait()
+
+
+def children(pid: int) -> list:
+    """The direct children of a process, zombies included: those that name it as their parent. Not every kernel lists them."""
+    return [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if parent_of(stat) == pid]
+
+
+def parent_of(stat: Path) -> int:
+    """The parent's process id in a `/proc/PID/stat`; 0 if the process is gone."""
+    try:
+        return int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def samples(text: str) -> dict:
+    """Parses the Prometheus text format: name and sorted labels -> value. A series that comes twice is an error."""
+    result = {}
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        series, _, value = line.rpartition(" ")
+        name, _, rest = series.partition("{")
+        labels = []
+        for pair in rest.rstrip("}").split('",') if rest else []:
+            key, _, label = pair.partition('="')
+            labels.append((key, label.rstrip('"')))
+        key = (name, tuple(labels))
+        assert key not in result, f"the series {series} comes twice"
+        result[key] = float(value)
+    return result
+
+
+def total(metrics: dict, name: str, **labels) -> float:
+    """The sum of the series of `name` that have these labels."""
+    wanted = set(labels.items())
+    return sum(value for (n, pairs), value in metrics.items() if n == name and wanted <= set(pairs))

@@ -1,0 +1,77 @@
+"""House rules of the client tests."""
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent.parent
+MODELS = {"triton_models", "standin", "python_models", "archives", "handlers"}
+"""Folders of code that servers run: a model may sleep, since that is how long it takes."""
+FILES = sorted(path for path in TESTS.rglob("*.py") if not MODELS & set(path.relative_to(TESTS).parts))
+SLEEPS = ("sleep", "time.sleep", "asyncio.sleep")
+REASON = 12
+"""The least length of a sentence that says why time passes."""
+
+
+@functools.cache
+def nodes(path: Path) -> list:
+    """The syntax tree of a module."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+def called(node) -> str:
+    """`time.sleep` for a call of it; empty for other nodes."""
+    function = getattr(node, "func", None)
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        return f"{function.value.id}.{function.attr}"
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def imported(node) -> list:
+    """The modules that a statement imports, `from package import module` included."""
+    if isinstance(node, ast.Import):
+        return [name.name for name in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or "", *(name.name for name in node.names)]
+    return []
+
+
+def breaches(rule) -> list:
+    """What `rule` finds in each module, with the place: `rule` takes the path and the nodes of the syntax tree."""
+    found = []
+    for path in FILES:
+        found += [f"{path.relative_to(TESTS)}:{node.lineno}: {ast.unparse(node)}" for node in nodes(path) if rule(path, node)]
+    return found
+
+
+def test_no_module_imports_a_test_module():
+    """What several tests need is in a module of its room, or in the harness."""
+    assert breaches(lambda _, node: any(name.rpartition(".")[2].startswith("test_") for name in imported(node))) == []
+
+
+def test_only_the_harness_sleeps():
+    """`harness.waiting` has a condition with a deadline for what comes, and names for time that is the subject."""
+
+    def sleeps(path, node) -> bool:
+        by_name = isinstance(node, ast.ImportFrom) and "sleep" in imported(node)
+        return path != TESTS / "harness/waiting.py" and (by_name or called(node) in SLEEPS)
+
+    assert breaches(sleeps) == [], "wait with `eventually`, or see harness/waiting.py"
+
+
+def test_time_that_passes_has_a_reason():
+    """The first argument of `run_for` names the interval."""
+
+    def without(_, node) -> bool:
+        reason = node.args[0] if called(node) == "run_for" else None
+        return reason is not None and not (isinstance(reason, ast.Constant) and len(reason.value) >= REASON)
+
+    assert breaches(without) == []
+
+
+@pytest.mark.smoke
+def test_every_room_is_a_package():
+    """Modules are imported by the name of their room."""
+    assert [room.name for room in TESTS.iterdir() if list(room.glob("*.py")) and not (room / "__init__.py").exists()] == []

@@ -1,0 +1,230 @@
+"""The live page at `/dashboard`: it loads in a real browser, shows the server's numbers, and logs no errors."""
+
+import http.client
+import json
+import re
+import signal
+import threading
+
+import pytest
+
+from harness import browser
+from harness.browser import Browser
+from harness.inference import simple
+from harness.models import copy_models
+from harness.server import EXAMPLES, MODELS, ROOT, Server
+from harness.waiting import eventually
+
+PAGE = ROOT / "frontend/http/src/dashboard"
+needs_browser = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """A server with the examples that receives valid and invalid requests for `simple` until the module ends."""
+    over = threading.Event()
+
+    def load(server):
+        while not over.is_set():
+            server.infer("simple", simple())
+            server.ask("POST", "/v2/models/simple/infer", "{")
+
+    with Server(tmp_path_factory.mktemp("dashboard"), [EXAMPLES]) as server:
+        thread = threading.Thread(target=load, args=(server,))
+        thread.start()
+        yield server
+        over.set()
+        thread.join()
+
+
+@pytest.fixture
+def page(tmp_path):
+    """A browser for one test."""
+    with Browser(tmp_path / "profile") as opened:
+        yield opened
+
+
+def url(server, more="") -> str:
+    return f"http://{server.metrics}/dashboard{more}"
+
+
+def shows(page, identifier: str, pattern: str):
+    """Waits until the text of an element matches the pattern, and returns the match."""
+    text = f"document.getElementById({json.dumps(identifier)})?.innerText ?? ''"
+    return eventually(f"#{identifier} fits {pattern}", 30, lambda: (found := page.ask(text)) and re.search(pattern, found) and found)
+
+
+# ---- without a browser ------------------------------------------------------------------------------------------------
+
+
+def test_documents(server):
+    """Each document has its content type; the policy lets the page load only its own files."""
+    types = {"": "text/html", "/style.css": "text/css"} | {f"/{p.name}": "text/javascript" for p in PAGE.glob("*.js")}
+    for path, kind in types.items():
+        status, headers, text = fetch(server, f"/dashboard{path}")
+        assert status == 200 and headers["content-type"] == f"{kind}; charset=utf-8", path
+        assert headers["x-content-type-options"] == "nosniff"
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+        assert text.strip()
+    assert fetch(server, "/dashboard/other.js")[0] == 404
+
+
+def fetch(server, path: str) -> tuple:
+    connection = http.client.HTTPConnection(server.metrics, timeout=30)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, {key.lower(): value for key, value in response.getheaders()}, response.read().decode()
+    finally:
+        connection.close()
+
+
+def test_nothing_is_loaded_from_other_hosts():
+    """The page refers to no other host, and its markup has no inline script or style, which the policy would block."""
+    for path in PAGE.iterdir():
+        addresses = re.findall(r"(?:https?:)?//[\w.]+\.\w+", re.sub(r"http://www\.w3\.org/2000/svg", "", path.read_text()))
+        assert addresses == [], path.name
+    markup = (PAGE / "index.html").read_text()
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", markup)
+    assert "<title>" in markup and '<html lang="en">' in markup
+
+
+# ---- in a browser -------------------------------------------------------------------------------------------------------
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_numbers_appear(loaded, page, scheme):
+    """The page shows rates, latencies, failures and the model's row; the console has no error."""
+    page.open(url(loaded), scheme)
+    shows(page, "status", "^all instances ready$")
+    shows(page, "tile-rate", r"^[1-9][\d.]*( k)?/s$")
+    shows(page, "tile-latency", r"^[\d.]+ (µs|ms|s)$")
+    shows(page, "tile-failures", r"^[1-9][\d.]*( k)?/s$")
+    shows(page, "tile-instances", r"^6 of 6$")
+    shows(page, "models", r"simple\s+1\s+1 of 1 ready\s+[\d.]+( k)?/s\s")
+    shows(page, "failures", r"MALFORMED\s+http\s+infer\s+[1-9]")
+    lines = "[...document.querySelectorAll('#throughput path.line, #latency path.line')].filter(p => p.getAttribute('d').includes('L')).length"
+    eventually("lines are drawn", 30, lambda: page.ask(lines) >= 2)
+    page.wait(3)
+    assert page.complaints == []
+    assert page.ask("document.title").startswith("Pharos")
+    assert page.ask("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the window"
+
+
+@needs_browser
+def test_the_rate_is_the_servers(loaded, page):
+    """The page's rates and percentiles of two scrapes are equal to those computed here independently."""
+    page.open(url(loaded))
+    shows(page, "tile-rate", r"^[1-9]")
+    before, after = (
+        'nv_inference_request_success{model="a\\"} b",version="1"} %d\n'
+        'h_bucket{le="100.0"} %d\nh_bucket{le="1000.0"} %d\nh_bucket{le="+Inf"} %d\n' % numbers
+        for numbers in [(100, 1, 2, 3), (140, 1 + 10, 2 + 90, 3 + 100)]
+    )
+    script = f"""(() => {{
+      const known = new Map(), step = new Interval(new Scrape({json.dumps(before)}, 0, known), new Scrape({json.dumps(after)}, 2000, known));
+      const heat = step.histogram("h");
+      return [step.rate("nv_inference_request_success"), step.now.list("nv_inference_request_success")[0].labels.model,
+        heat.counts, quantile(0.5, heat), quantile(0.05, heat), quantile(0.99, heat), step.rate("missing")];
+    }})()"""
+    median = 100 + 900 * (50 - 10) / 80
+    assert page.ask(script) == [20, 'a"} b', [10, 80, 10], median, 50, 1000, None]
+    # A counter that fell was reset: its value was counted since then.
+    reset = script.replace(json.dumps(after), json.dumps(after.replace("140", "30")))
+    assert page.ask(reset)[0] == 15
+    assert page.complaints == []
+
+
+@needs_browser
+def test_a_model_is_chosen_by_keyboard(loaded, page):
+    """Tab focuses the model's button and Enter selects the model; the URL stores the selection; the filter and the theme work."""
+    page.open(url(loaded))
+    shows(page, "models", "digits")
+    for _ in range(60):
+        page.press("Tab")
+        if page.ask("document.activeElement.innerText") == "simple":
+            break
+    page.press("Enter")
+    shows(page, "scope-title", "^simple, version 1$")
+    assert page.ask("location.hash") == "#model=simple&version=1"
+    page.wait(3)
+    assert page.ask("document.activeElement.innerText") == "simple", "the focus stays while rows change"
+    page.open(url(loaded, "#model=digits&version=1"))
+    page.ask("window.before = true; location.reload()")
+
+    def reloaded():
+        try:
+            return page.ask("window.before === undefined && !!document.getElementById('filter')")
+        except AssertionError:
+            # May run while one page unloads and the next one loads.
+            return False
+
+    eventually("the page is loaded again", 20, reloaded)
+    shows(page, "scope-title", "^digits, version 1$")
+    page.ask("(() => { const f = document.getElementById('filter'); f.value = 'DIG'; f.dispatchEvent(new Event('input')); })()")
+    shows(page, "models-count", "^4 of 7$")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.ask(ground)
+    page.ask("document.getElementById('theme').click(), document.getElementById('theme').click()")
+    assert page.ask(ground) != light
+    assert page.complaints == []
+
+
+@needs_browser
+def test_an_unreachable_server_is_reported(tmp_path, page):
+    """The page reports that it cannot read the metrics, and continues when the server is back."""
+    models = copy_models(tmp_path / "models", ["identity_fp32"], MODELS)
+    with Server(tmp_path, [models]) as server:
+        page.open(url(server))
+        shows(page, "status", "^all instances ready$")
+        server.kill()
+        shows(page, "notice", "Cannot read the server")
+        shows(page, "status", "^unreachable$")
+        server.launch()
+        server.wait_until_ready()
+        shows(page, "status", "^all instances ready$")
+    assert all("ERR_CONNECTION_REFUSED" in line or "ERR_" in line for line in page.complaints), page.complaints
+
+
+@needs_browser
+def test_a_server_without_scraped_metrics(tmp_path, page):
+    """In mode tslog the page reports the mode instead of a missing model; in a mode with scraped metrics it draws."""
+    models = copy_models(tmp_path / "models", ["identity_fp32"], MODELS)
+    definition = tmp_path / "metrics.yaml"
+    shipped = (ROOT / "metrics.yaml").read_text()
+    definition.write_text(re.sub("^mode: .*$", "mode: tslog", shipped, flags=re.MULTILINE))
+    with Server(tmp_path, [models], [f"--metrics-config={definition}"]) as server:
+        page.open(url(server))
+        shows(page, "notice", "No metrics to show.*metrics mode is tslog.*mode both or prometheus")
+        shows(page, "status", "^no metrics$")
+        assert "No model is loaded" not in page.ask("document.body.innerText")
+        assert page.ask("document.querySelector('main').offsetHeight") == 0
+        definition.write_text(shipped)
+        server.process.send_signal(signal.SIGHUP)
+        shows(page, "models", r"identity_fp32\s+1\s+1 of 1 ready")
+        assert page.ask("document.getElementById('notice').hidden")
+        assert page.complaints == []
+
+
+@needs_browser
+def test_fifty_models(tmp_path, page):
+    """The table has all of many models, and updating the page stays fast."""
+    server_folder = tmp_path / "server"
+    server_folder.mkdir()
+    source = MODELS / "identity_fp32"
+    for i in range(50):
+        target = server_folder / f"models/identity_{i}"
+        (target / "1").mkdir(parents=True)
+        config = (source / "config.pbtxt").read_text().replace('"identity_fp32"', f'"identity_{i}"')
+        (target / "config.pbtxt").write_text(config)
+    with Server(server_folder, [server_folder / "models"]) as server:
+        page.open(url(server))
+        shows(page, "models-count", "^50$")
+        shows(page, "tile-instances", r"^50 of 50$")
+        assert page.ask("document.querySelectorAll('#models tbody tr').length") == 50
+        page.wait(5)
+        taken = page.ask("(() => { const t = performance.now(); show(); return performance.now() - t; })()")
+        assert taken < 500, f"drawing took {taken:.0f} ms"
+        assert page.complaints == []

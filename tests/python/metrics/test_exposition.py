@@ -1,0 +1,98 @@
+"""The scrape of a real server under load: formats, compression, filters, distributions and gauges."""
+
+import gzip
+import re
+import urllib.request
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+
+from harness.waiting import settled
+
+
+def scrape(server, query="", **headers):
+    url = f"http://127.0.0.1:{server.metrics_port}/metrics{query}"
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=names), timeout=10) as response:
+        body = response.read()
+        if response.headers["content-encoding"] == "gzip":
+            body = gzip.decompress(body)
+        return body.decode(), response.headers
+
+
+def value(text, sample):
+    found = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith(sample + " ")]
+    assert len(found) == 1, f"{sample}: {found}"
+    return float(found[0])
+
+
+def infer(server, model="simple", headers=None):
+    client = triton.InferenceServerClient(f"127.0.0.1:{server.http_port}")
+    inputs = [triton.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
+    for tensor in inputs:
+        tensor.set_data_from_numpy(np.ones((1, 16), np.int32))
+    client.infer(model, inputs, headers=headers)
+    client.close()
+
+
+def test_histograms_count_what_the_counters_count(server):
+    for _ in range(5):
+        infer(server)
+    text, _ = scrape(server)
+    labels = '{model="simple",version="1"}'
+    successes = value(text, f"nv_inference_request_success{labels}")
+    assert successes >= 5
+    for stage in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
+        name = f"nv_inference_{stage}_duration_histogram_us"
+        assert value(text, f"{name}_count{labels}") == successes
+        assert value(text, f'{name}_bucket{{le="+Inf",model="simple",version="1"}}') == successes
+        assert int(value(text, f"{name}_sum{labels}")) == value(text, f"nv_inference_{stage}_duration_us{labels}")
+    assert value(text, f"pharos_batch_size_count{labels}") == value(text, f"nv_inference_exec_count{labels}")
+    assert value(text, f"pharos_batch_size_sum{labels}") == value(text, f"nv_inference_count{labels}")
+    sent = re.findall(r'^pharos_batches_total\{model="simple",reason="(\w+)",version="1"\} (\d+)$', text, re.M)
+    assert [reason for reason, _ in sent] == ["preferred", "full", "delay", "shape", "idle", "drain"]
+    assert sum(int(count) for _, count in sent) == value(text, f"nv_inference_exec_count{labels}")
+
+
+def test_an_exemplar_names_the_trace(server):
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    infer(server, headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
+    text, headers = scrape(server, accept="application/openmetrics-text")
+    assert headers["content-type"].startswith("application/openmetrics-text")
+    pattern = rf'^nv_inference_request_duration_histogram_us_bucket\{{.*\}} \d+ # \{{trace_id="{trace}"\}} [\d.]+ [\d.]+$'
+    assert re.search(pattern, text, re.M)
+    assert "trace_id" not in scrape(server)[0]
+
+
+@pytest.mark.smoke
+def test_a_scrape_can_be_compressed_and_filtered(server):
+    whole, headers = scrape(server, accept_encoding="gzip")
+    assert headers["content-encoding"] == "gzip" and "nv_inference_count{" in whole
+    assert "accept-encoding" in headers["vary"]
+    family, _ = scrape(server, "?name[]=nv_inference_count&name%5B%5D=nv_cpu_none")
+    assert {line.split("{")[0] for line in family.splitlines() if line[0] != "#"} == {"nv_inference_count"}
+    sample, _ = scrape(server, "?name[]=nv_inference_request_duration_histogram_us_sum")
+    assert {line.split("{")[0] for line in sample.splitlines() if line[0] != "#"} == {
+        "nv_inference_request_duration_histogram_us_sum"
+    }
+    assert scrape(server, "?name[]=none")[0] == ""
+
+
+def test_gauges_of_instances_and_queues(server):
+    text, _ = scrape(server)
+    states = re.findall(r'^pharos_instance_state\{instance="([^"]+)",model="simple",state="(\w+)",version="1"\} (\d)$', text, re.M)
+    assert {state for _, state, on in states if on == "1"} == {"ready"}
+    assert len(states) == 5 * len({name for name, _, _ in states})
+    assert value(text, 'pharos_pending_requests{model="simple",priority="0",version="1"}') == 0
+    assert value(text, 'pharos_oldest_pending_seconds{model="simple",version="1"}') == 0
+    assert value(text, 'pharos_open_streams{protocol="grpc"}') == 0
+    assert re.search(r'^pharos_build_info\{version="[\d.]+"\} 1$', text, re.M)
+    assert value(text, 'nv_pinned_memory_pool_total_bytes') == 0
+    assert re.search(r'^pharos_arena_used_bytes\{direction="input",instance="[^"]+",model="simple",version="1"\} 0$', text, re.M)
+
+
+def test_two_scrapes_without_traffic_are_equal(server):
+    time.sleep(0.2)
+    steady = lambda: [line for line in scrape(server)[0].splitlines() if line.startswith(("nv_inf", "# ", "ts_"))]
+    settled("the series of requests", 20, steady, 0.2)

@@ -1,0 +1,385 @@
+"""`prometheus.yaml`, the rules and the Grafana dashboards: they are well formed, speak only of metrics that exist, and a real
+Prometheus that scrapes a loaded server answers each of their expressions with data."""
+
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from itertools import combinations
+
+import pytest
+import tritonclient.grpc
+
+from ensembles.ensemble_tables import Ensemble, chain
+from harness import prometheus
+from harness.inference import one, simple
+from harness.models import copy_models, write
+from harness.ports import free_ports
+from harness.prometheus import RULE_TESTS, RULES, Prometheus, promtool
+from harness.server import EXAMPLES, ROOT, Server
+from harness.waiting import eventually, every
+from sequences import iterative_models
+from sequences.state_models import TWO, builtin, sequences, tensors
+
+DASHBOARDS = sorted((ROOT / "grafana/dashboards").glob("*.json"))
+COLUMNS = 24
+LOAD_S = 25
+"""How long at most an expression may take to have data."""
+
+needs_prometheus = pytest.mark.skipif(bool(prometheus.missing()), reason=prometheus.missing())
+
+NOT_SHOWN = {}
+"""Metrics of metrics.yaml that no dashboard shows -> why."""
+
+NO_DATA = {
+    r"nv_gpu_\w+|nv_energy_consumption|GPU\w+|pharos_gpu_\w+|pharos_worker_gpu_\w+": "there is no GPU on this machine",
+    r"pharos_credential_reloads_total": "no certificates and tokens are given",
+    r"pharos_metric_series_overflowed_total": "no metric has more series than allowed",
+    r"pharos_ensemble_inflight_requests": "no ensemble has max_inflight_requests",
+    r"pharos_rate_limiter_\w+": "the rate limiter is off",
+    r"pharos_repository_\w+": "no repository is in an object store",
+    r"pharos_tslog_\w+": "no line was written, skipped or refused",
+}
+"""Families that may have no series in this test -> why. A family that has series must have them in every expression."""
+
+QUIET = {
+    r"pharos_request_failures_total|nv_inference_request_failure": "no such failure happened",
+    r"pharos_instance_restarts_total": "no worker was lost in the time of this point",
+}
+"""Filters (`> 0`) on these may leave nothing."""
+
+
+def load(path) -> dict:
+    return json.loads(path.read_text())
+
+
+def panels(dashboard: dict) -> list:
+    """All panels, those in collapsed rows included."""
+    found = []
+    for panel in dashboard["panels"]:
+        found += [panel, *panel.get("panels", [])]
+    return found
+
+
+def expressions(dashboard: dict) -> list:
+    """(where, PromQL) of each panel and annotation, with the variables filled in as Grafana does for "All"."""
+    found = []
+    for panel in panels(dashboard):
+        found += [(f"{dashboard['title']}: {panel['title']}", t["expr"]) for t in panel.get("targets", [])]
+    for annotation in dashboard["annotations"]["list"]:
+        found.append((f"{dashboard['title']}: annotation {annotation['name']}", annotation["expr"]))
+    return [(where, filled(expression)) for where, expression in found]
+
+
+def filled(expression: str) -> str:
+    """With Grafana's variables replaced: `$__rate_interval` by a time that fits a scrape each second, others by "all"."""
+    expression = expression.replace("$__rate_interval", "5s")
+    expression = re.sub(r"\$\w+", ".*", expression)
+    assert "$" not in expression, expression
+    return expression
+
+
+def all_expressions() -> list:
+    return [pair for path in DASHBOARDS for pair in expressions(load(path))]
+
+
+def metric_names(expression: str) -> set:
+    """The metrics that a PromQL expression reads."""
+    text = re.sub(r'"(?:[^"\\]|\\.)*"', "", expression)
+    text = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", text)
+    text = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", " ", text)
+    text = re.sub(r"\boffset\s+\w+", "", text)
+    words = re.findall(r"(?<![\w.])([A-Za-z_:][\w:]*)(?!\w)(?!\s*\()", text)
+    return {word for word in words if word not in {"and", "or", "unless", "bool", "e"}}
+
+
+def rule_lines(kind: str) -> list:
+    """(name, expression) of the rules of a kind, `record` or `alert`, read without a YAML library."""
+    found = []
+    for path in RULES:
+        for block in re.split(r"(?m)^ +- (?=record:|alert:)", path.read_text())[1:]:
+            name = re.match(rf"{kind}: (\S+)", block)
+            text = re.search(r"expr: (?:>-\n)?(.*?)(?=\n +(?:for|labels|annotations):|\n +#|\n\n|\Z)", block, re.S)
+            if name:
+                found.append((name[1], " ".join(text[1].split())))
+    return found
+
+
+def declared() -> list:
+    """The names of the metrics in metrics.yaml, in its order."""
+    names = re.findall(r"(?m)^ +- name: (\w+)", (ROOT / "metrics.yaml").read_text())
+    assert len(names) > 50
+    return names
+
+
+def family(name: str, known) -> str:
+    """The metric that a sample name belongs to: histograms and summaries have `_bucket`, `_sum` and `_count`."""
+    short = re.sub(r"_(bucket|sum|count)$", "", name)
+    return short if name not in known and short in known else name
+
+
+# ---- the files by themselves ------------------------------------------------------------------------------------------
+
+
+def test_names_are_read_from_expressions():
+    """The reader of names that other tests rely on."""
+    for text, names in [
+        ("sum by (job, le) (rate(a_bucket{x=~\"b|c\", y!=\"sum\"}[5m])) / (b:c:d > 0) or vector(0)", {"a_bucket", "b:c:d"}),
+        ("histogram_quantile(0.5, sum without (z) (d)) / 1e6 unless e1 offset 1h", {"d", "e1"}),
+        ('count(up{job="a}b"} == 1) and on (f) g', {"up", "g"}),
+    ]:
+        assert metric_names(text) == names, text
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_dashboard_is_well_formed(path):
+    """Unique ids, panels that do not overlap, titles, units, a data source that can be chosen, and filters that are used."""
+    dashboard = load(path)
+    every = panels(dashboard)
+    assert [n for n, count in Counter(panel["id"] for panel in every).items() if count > 1] == []
+    assert dashboard["uid"] == f"pharos-{path.stem}" and dashboard["title"].startswith("Pharos / ")
+    for panel in every:
+        place = panel["gridPos"]
+        assert panel["title"] and place["x"] + place["w"] <= COLUMNS, panel["title"]
+        if panel["type"] == "row":
+            continue
+        assert panel["targets"] and panel["datasource"]["uid"] == "${datasource}", panel["title"]
+        assert panel["type"] == "heatmap" or panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(references) == len(set(references)), panel["title"]
+    for one_, other in combinations((panel for panel in every), 2):
+        a, b = one_["gridPos"], other["gridPos"]
+        apart = (
+            a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"] or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+        )
+        assert apart, f"{one_['title']} overlaps {other['title']}"
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard))) - {"__rate_interval", "__all"}
+    assert used == variables
+
+
+def test_dashboards_are_told_apart():
+    """There are dashboards, no two with the same uid or title."""
+    assert len(DASHBOARDS) >= 6
+    for key in ("uid", "title"):
+        assert len({load(path)[key] for path in DASHBOARDS}) == len(DASHBOARDS)
+
+
+def test_only_metrics_that_exist_are_used():
+    """Every name in dashboards and rules is in metrics.yaml, is recorded by a rule, or is Prometheus' own."""
+    known = set(declared()) | {name for name, _ in rule_lines("record")}
+    known |= {"up", "scrape_duration_seconds", "scrape_samples_scraped"}
+    uses = all_expressions() + rule_lines("record") + rule_lines("alert")
+    unknown = {
+        f"{where}: {name}" for where, expression in uses for name in metric_names(expression) if family(name, known) not in known
+    }
+    assert unknown == set()
+
+
+def test_every_metric_is_shown():
+    """A metric that no dashboard shows is a metric that nobody sees; those on purpose are in NOT_SHOWN."""
+    names = declared()
+    shown = {family(name, names) for _, expression in all_expressions() for name in metric_names(expression)}
+    assert set(names) - shown == set(NOT_SHOWN), "shown nowhere, or listed though it is shown"
+
+
+@needs_prometheus
+def test_promtool_accepts_the_configuration_and_the_rules():
+    """`promtool check config` of prometheus.yaml, which also checks the rules that it names."""
+    result = promtool("check", "config", ROOT / "prometheus.yaml")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{len(RULES)} rule files found" in result.stdout
+
+
+@needs_prometheus
+def test_promtool_tests_of_the_rules_pass():
+    """`promtool test rules`: percentiles, ratios, and each alert with and without its cause."""
+    result = promtool("test", "rules", *RULE_TESTS)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_alert_has_a_test():
+    """Each alert is expected to fire in a test."""
+    text = "".join(path.read_text() for path in RULE_TESTS)
+    alerts = [name for name, _ in rule_lines("alert")]
+    assert len(alerts) >= 15
+    assert [name for name in alerts if f'alertname="{name}"' not in text] == []
+
+
+# ---- a real Prometheus at a loaded server -----------------------------------------------------------------------------
+
+
+class Load:
+    """Good, bad and refused requests over HTTP and gRPC and StatsD datagrams, until it is stopped."""
+
+    def __init__(self, server, statsd: str):
+        self.server, self.statsd, self.over, self.begun = server, statsd, threading.Event(), 0
+        steps = (self.good, self.bad, self.grpc, self.datagrams, self.sequences, self.stream)
+        self.threads = [threading.Thread(target=self.repeat, args=(step,)) for step in steps]
+        self.threads += [threading.Thread(target=self.repeat, args=(self.full,)) for _ in range(6)]
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+
+    def repeat(self, step):
+        while not self.over.is_set():
+            try:
+                step()
+            except (OSError, ValueError, tritonclient.grpc.InferenceServerException):
+                pass
+            self.over.wait(0.05)
+
+    def good(self):
+        self.server.infer("simple", simple())
+        # A miss, a hit, one in the place of the first, and one that does not fit.
+        for numbers in ([1] * 4, [1] * 4, [2] * 4, [3] * 64):
+            self.server.infer("identity_fp32", one("FP32", [1, len(numbers)], numbers))
+        picture = {"name": "picture", "datatype": "UINT8", "shape": [1, 64, 64], "data": [255] * 4096}
+        self.server.infer("digits_pipeline", {"inputs": [picture]})
+
+    def bad(self):
+        self.server.ask("POST", "/v2/models/simple/infer", "{")
+        self.server.infer("fail", one("FP32", [4], [1, 2, 3, 4]))
+
+    def sequences(self):
+        # Each begins, and none ends but by its idle time; the last request belongs to none.
+        self.begun += 1
+        tensor = {"name": "X", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}
+        for parameters in ({"sequence_id": self.begun, "sequence_start": True}, {"sequence_id": 10**9}):
+            self.server.infer("sums", {"inputs": [tensor], "parameters": parameters})
+
+    def stream(self):
+        self.server.ask("POST", "/v2/models/stream/generate_stream", '{"COUNT":3}')
+
+    def full(self):
+        self.server.infer("queue_limit", one("FP32", [1, 1], [1]))
+
+    def datagrams(self):
+        host, port = self.statsd.split(":")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"nothing that StatsD knows", (host, int(port)))
+
+    def grpc(self):
+        with tritonclient.grpc.InferenceServerClient(self.server.grpc) as client:
+            client.is_server_live()
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory):
+    """A loaded server and the Prometheus that scrapes it; ends the load after the module."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    models = copy_models(folder / "models", ["identity_fp32", "fail", "queue_limit"])
+    write(models, "sums", builtin("accumulate") + sequences(TWO, "max_sequence_idle_microseconds: 300000") + tensors("2"))
+    write(models, "stream", iterative_models.MODELS["stream"])
+    limited = Ensemble("limited", ("  max_inflight_requests: 4\n", *chain("identity_fp32")))
+    write(models, limited.name, limited.configuration())
+    cached = models / "identity_fp32" / "config.pbtxt"
+    cached.write_text(cached.read_text() + "response_cache { enable: true }\n")
+    statsd = f"127.0.0.1:{free_ports(1)[0]}"
+    # Room for one response: each new one evicts the last, and a large one does not fit.
+    cache = "--cache-config=local,size=700"
+    options = ["--metrics-config=summary_latencies=true", f"--statsd-address={statsd}", cache]
+    with (
+        Server(folder, [EXAMPLES, models], options) as server,
+        Load(server, statsd),
+        Prometheus(folder, server.metrics) as running,
+    ):
+        eventually("Prometheus has scraped the server", 30, running.ready)
+        running.started = time.time()
+        os.kill(next(iter(server.workers())), signal.SIGKILL)
+        server.process.send_signal(signal.SIGHUP)
+        eventually("the restart is scraped", 30, lambda: running.query("pharos_instance_restarts_total > 0"))
+        yield running
+
+
+def has_data(running, expression: str) -> bool:
+    """Whether the expression has a sample that is a number, at any second since the start."""
+    end = time.time()
+    answer = running.ask("query_range", query=expression, start=running.started, end=end, step=1)
+    return any(value != "NaN" for series in answer["result"] for _, value in series["values"])
+
+
+def excuse(running, expression: str) -> str:
+    """Why an expression may have no data here, by what it reads; empty if it must have some."""
+    names = declared()
+    for name in metric_names(expression):
+        for pattern, reason in NO_DATA.items():
+            if re.fullmatch(pattern, family(name, names)) and not running.query(name):
+                return reason
+        for pattern, reason in QUIET.items():
+            if re.fullmatch(pattern, name) and re.search(r"> 0\s*$", expression):
+                return reason
+    return ""
+
+
+def answered(running, pairs: list) -> tuple:
+    """Waits until each (where, expression) has data or an excuse; gives the excused ones and those without either."""
+    waiting = dict.fromkeys(pairs)
+    for _ in every(1, LOAD_S):
+        waiting = {pair: None for pair in waiting if not has_data(running, pair[1])}
+        excused = {pair: excuse(running, pair[1]) for pair in waiting}
+        if all(excused.values()):
+            return excused, []
+    excused = {pair: excuse(running, pair[1]) for pair in waiting}
+    return excused, [pair for pair, reason in excused.items() if not reason]
+
+
+def report(capsys, title: str, count: int, excused: dict):
+    """Prints what had no data and why: it must be seen, not only allowed."""
+    with capsys.disabled():
+        print(f"\n{title}: {count - len(excused)} of {count} expressions have data; the others, and why:")
+        for (where, _), reason in sorted(excused.items()):
+            print(f"  {where}: {reason}")
+
+
+@needs_prometheus
+def test_every_panel_has_data(scraped, capsys):
+    """Each expression of each dashboard, asked of Prometheus as Grafana would."""
+    pairs = all_expressions()
+    excused, empty = answered(scraped, pairs)
+    report(capsys, "dashboards", len(pairs), excused)
+    assert empty == []
+
+
+@needs_prometheus
+def test_every_variable_has_values(scraped):
+    """What the dashboards let one choose from."""
+    for path in DASHBOARDS:
+        for variable in load(path)["templating"]["list"]:
+            if variable["type"] != "query":
+                continue
+            selector, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"]).groups()
+            values = scraped.ask(f"label/{label}/values", **{"match[]": filled(selector)})
+            assert values or label == "gpu_uuid", f"{path.stem}: {variable['name']}"
+
+
+@needs_prometheus
+def test_every_rule_works(scraped, capsys):
+    """Recording rules have recorded; alerts are evaluated without an error, and what they read is there."""
+    groups = eventually(
+        "all rules are evaluated",
+        30,
+        lambda: (groups := scraped.ask("rules")["groups"])
+        and all(rule["health"] != "unknown" for group in groups for rule in group["rules"])
+        and groups,
+    )
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert [rule for rule in rules if rule["health"] != "ok"] == []
+    assert {rule["name"] for rule in rules} == {name for kind in ("record", "alert") for name, _ in rule_lines(kind)}
+    pairs = [(rule["name"], rule["name"]) for rule in rules if rule["type"] == "recording"]
+    alerts = [rule for rule in rules if rule["type"] == "alerting"]
+    pairs += [(rule["name"], name) for rule in alerts for name in metric_names(rule["query"])]
+    excused, empty = answered(scraped, pairs)
+    report(capsys, "rules", len(pairs), excused)
+    assert empty == []

@@ -1,0 +1,427 @@
+"""Decoupled models, gRPC streams and the generate extension: as a real Triton answers, and what it does not promise: slow
+readers, lost instances, cancellation, exact statistics."""
+
+import asyncio
+import concurrent.futures
+import json
+import os
+import queue
+import signal
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.grpc.aio
+from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from harness.connections import connect, post
+from harness.peers import missing
+from harness.processes import memory
+from harness.server import Server, total
+from harness.statistics import dispatched, until_dispatched
+from harness.stream_models import COMPARED, OWN, build
+from harness.streams import Collected, repeat_inputs
+from harness.waiting import eventually, every, holds_for, pause_as_client, settled
+from protocol import stream_tables
+from protocol.stream_tables import EMPTY, request
+
+TRITON_MISSING = missing("triton", "triton")
+FAILURES = "nv_inference_request_failure"
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory):
+    """A server of all models."""
+    folder = tmp_path_factory.mktemp("streams")
+    options = ["--worker-execution-timeout-secs=2"]
+    with Server(folder, [build(folder / "models", COMPARED | OWN)], options) as running:
+        yield running
+
+
+CASES = [*stream_tables.GENERATES, *stream_tables.STREAMS]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_answers_are_those_of_a_real_triton(streams, case):
+    """Each request of the tables, against what Triton answered when the golden file was written."""
+    golden = json.loads(stream_tables.GOLDEN.read_text())
+    ours = stream_tables.ask(case, streams.http, streams.grpc)
+    assert stream_tables.difference(case.name, ours, golden[case.name]) == ""
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(bool(TRITON_MISSING), reason=TRITON_MISSING)
+def test_server_and_live_triton_answer_alike(streams, tmp_path):
+    """The same against the Triton of this moment."""
+    theirs = stream_tables.ask_triton(tmp_path)
+    ours = {case.name: stream_tables.ask(case, streams.http, streams.grpc) for case in CASES}
+    found = {name: stream_tables.difference(name, ours[name], theirs[name]) for name in theirs}
+    assert {name: text for name, text in found.items() if text} == {}
+
+
+def test_tritonclient_streams_many_requests_at_once(streams):
+    """Two hundred requests in flight on one stream: every response comes once and in its request's order, each request
+    ends once."""
+    got = Collected()
+    with tritonclient.grpc.InferenceServerClient(streams.grpc) as client:
+        client.start_stream(got)
+        for n in range(200):
+            client.async_stream_infer(
+                "repeat", repeat_inputs(range(n % 40)), request_id=str(n), enable_empty_final_response=True
+            )
+        eventually("200 ends", 30, lambda: len(got.finals) == 200)
+        client.stop_stream()
+    assert not got.errors
+    assert sorted(got.finals, key=int) == [str(n) for n in range(200)]
+    assert got.values == {str(n): list(range(n % 40)) for n in range(200) if n % 40}
+
+
+def test_responses_leave_as_they_are_produced(streams):
+    """The first response is there long before the last is computed; an ordinary model on the same stream is not kept."""
+    got = Collected()
+    with tritonclient.grpc.InferenceServerClient(streams.grpc) as client:
+        client.start_stream(got)
+        began = time.monotonic()
+        client.async_stream_infer("repeat", repeat_inputs([1, 2, 3], delay_ms=250), request_id="a")
+        tensor = tritonclient.grpc.InferInput("I0", [1], "INT32")
+        tensor.set_data_from_numpy(np.array([9], np.int32))
+        client.async_stream_infer("any", [tensor], request_id="ordinary")
+        eventually("the ordinary answer", 5, lambda: "ordinary" in got.finals)
+        assert time.monotonic() - began < 0.25, "it waited for the decoupled one"
+        eventually("three responses", 5, lambda: len(got.values.get("a", [])) == 3)
+        client.stop_stream()
+    first, second, third = got.when["a"]
+    assert 0.25 <= first - began < 0.45 and second - first > 0.15 and third - second > 0.15
+
+
+@pytest.mark.smoke
+def test_tritonclient_aio(streams):
+    """The asyncio client's stream: order, the final flag, an error in the middle of the stream."""
+
+    async def ask():
+        async with tritonclient.grpc.aio.InferenceServerClient(streams.grpc) as client:
+
+            async def requests():
+                yield {"model_name": "repeat_with", "inputs": repeat_inputs([5, 6]), "request_id": "a"}
+                yield {"model_name": "no_such_model", "inputs": repeat_inputs([5]), "request_id": "b"}
+                yield {"model_name": "repeat", "inputs": repeat_inputs([7]), "request_id": "c"}
+
+            found, errors = {}, []
+            async for result, error in client.stream_infer(requests()):
+                if error:
+                    errors.append(error.message())
+                    continue
+                response = result.get_response()
+                value = result.as_numpy("OUT")
+                last = response.parameters["triton_final_response"].bool_param
+                found.setdefault(response.id, []).append((None if value is None else int(value[0]), last))
+            return found, errors
+
+    found, errors = asyncio.run(ask())
+    assert found == {"a": [(5, False), (6, True)], "c": [(7, False)]}
+    assert len(errors) == 1 and "no_such_model" in errors[0]
+
+
+def test_a_batch_of_streams(streams):
+    """Two requests in one batch are answered in turn, each with its own rows, and count as one execution."""
+    before = streams.statistics("together")
+
+    def ask(rows: int):
+        with grpc.insecure_channel(streams.grpc) as channel:
+            message = request("together", str(rows))
+            values = np.arange(3 * rows, dtype=np.int32) + 100 * rows
+            message.inputs.add(name="IN", datatype="INT32", shape=[rows, 3])
+            message.raw_input_contents.append(values.tobytes())
+            call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([message]), timeout=20)
+            return [np.frombuffer(m.infer_response.raw_output_contents[0], np.int32).tolist() for m in call]
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(ask, [1, 2])
+    assert one == [[100], [101], [102]]
+    assert two == [[200, 203], [201, 204], [202, 205]]
+    after = streams.statistics("together")
+    assert after["execution_count"] - before["execution_count"] == 1
+    assert after["inference_count"] - before["inference_count"] == 3
+    assert [entry["batch_size"] for entry in after["batch_stats"]] == [3]
+
+
+def test_a_decoupled_model_may_answer_once_for_the_whole_batch(streams):
+    """A backend that knows nothing of streams serves a decoupled model: one last response."""
+    message = request("once", "a")
+    message.inputs.add(name="I0", datatype="INT32", shape=[2])
+    message.raw_input_contents.append(np.array([3, 4], np.int32).tobytes())
+    with grpc.insecure_channel(streams.grpc) as channel:
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([message]), timeout=20)
+        [answer] = [m.infer_response for m in call]
+    assert answer.parameters["triton_final_response"].bool_param is True
+    assert np.frombuffer(answer.raw_output_contents[0], np.int32).tolist() == [3, 4]
+    assert streams.ask("POST", "/v2/models/once/generate", '{"I0":[3,4]}') == (
+        200,
+        '{"O0":[3,4],"model_name":"once","model_version":"1"}',
+    )
+
+
+def test_response_parameters(streams):
+    """Parameters of responses reach every kind of client, of ordinary models too."""
+    status, text = streams.ask("POST", "/v2/models/numbered/generate_stream", '{"IN":[7,8]}')
+    events = [json.loads(event.removeprefix("data: ")) for event in text.strip().split("\n\n")]
+    assert status == 200 and [(event["OUT"], event["index"]) for event in events] == [(7, 0), (8, 1)]
+    body = {"parameters": {"a": 5, "b": "x"}, "inputs": [{"name": "I0", "datatype": "INT32", "shape": [1], "data": [1]}]}
+    assert streams.infer("echo", body)[1]["parameters"] == {"a": 5, "b": "x"}
+    text = streams.ask("POST", "/v2/models/echo/generate", '{"I0":1,"a":5,"b":"x"}')[1]
+    assert text == '{"O0":1,"a":5,"b":"x","model_name":"echo","model_version":"1"}'
+    # A parameter that has an output's name takes nothing away.
+    text = streams.ask("POST", "/v2/models/echo/generate", '{"I0":1,"O0":7}')[1]
+    assert text == '{"O0":1,"model_name":"echo","model_version":"1"}'
+    with grpc.insecure_channel(streams.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        call = stub.ModelStreamInfer(iter([request("numbered", "a", [1, 2])]), timeout=20)
+        assert [m.infer_response.parameters["index"].int64_param for m in call] == [0, 1]
+
+
+def duration(entry: dict, key: str) -> int:
+    """How often."""
+    return entry[key]["count"]
+
+
+def test_statistics_by_response(streams):
+    """`response_stats` has an entry for each number of a response, requests count once, the first-response histogram and
+    the request counters agree; the gRPC message says the same."""
+    before = streams.scrape()
+    for model, body in [("repeat_fails", "[1,2,3,4]"), ("repeat_fails", "[1]"), ("repeat_errs", "[1,2,3]")]:
+        streams.ask("POST", f"/v2/models/{model}/generate_stream", f'{{"IN":{body}}}')
+    metrics = streams.scrape()
+    fails = streams.statistics("repeat_fails")
+    failed = total(metrics, FAILURES, model="repeat_fails")
+    assert fails["inference_stats"]["fail"]["count"] == failed
+    of = fails["response_stats"]
+    counts = {number: {key: duration(entry, key) for key in entry if duration(entry, key)} for number, entry in of.items()}
+    assert set(counts) == {"0", "1", "2"}
+    assert counts["2"] == {"fail": failed, "compute_infer": failed, "compute_output": failed}
+    assert counts["0"]["success"] == failed + fails["inference_stats"]["success"]["count"]
+    assert counts["1"]["success"] == failed, "the second response of those that fail later"
+    assert counts["1"]["empty_response"] == fails["inference_stats"]["success"]["count"], "the end of a short one"
+    for entry in of.values():
+        ends = sum(entry[key]["ns"] for key in ("success", "fail", "empty_response"))
+        assert entry["compute_infer"]["ns"] <= ends
+    histogram = "nv_inference_first_response_histogram_ms_count"
+    for model in ("repeat_fails", "repeat_errs"):
+        stats = streams.statistics(model)["inference_stats"]
+        requests = stats["success"]["count"] + stats["fail"]["count"]
+        assert total(metrics, histogram, model=model) == requests
+    assert not any(name.startswith("nv_inference_first_response") and ("model", "any") in labels for name, labels in metrics)
+    grew = lambda **labels: total(metrics, "pharos_requests_total", **labels) - total(  # noqa: E731
+        before, "pharos_requests_total", **labels
+    )
+    assert grew(protocol="http", route="generate_stream", code="200") == 3
+    with tritonclient.grpc.InferenceServerClient(streams.grpc) as client:
+        [message] = client.get_inference_statistics("repeat_fails").model_stats
+    assert {key: entry.fail.count for key, entry in message.response_stats.items()}["2"] == failed
+
+
+def test_perfectly_counted(streams):
+    """A stream of successes: success, inference and execution counts, equal compute counts, nothing pending."""
+    before = streams.statistics("repeat_with")
+    with grpc.insecure_channel(streams.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        call = stub.ModelStreamInfer(iter([request("repeat_with", str(n), [1, 2, 3]) for n in range(20)]), timeout=20)
+        assert len(list(call)) == 60
+    after = streams.statistics("repeat_with")
+    for key in ("success", "queue", "compute_input", "compute_infer", "compute_output"):
+        assert after["inference_stats"][key]["count"] - before["inference_stats"][key]["count"] == 20, key
+    assert after["inference_count"] - before["inference_count"] == 20
+    executions = lambda: streams.statistics("repeat_with")["execution_count"] - before["execution_count"]  # noqa: E731
+    eventually("20 executions", 5, lambda: executions() == 20)
+    assert total(streams.scrape(), "nv_inference_pending_request_count", model="repeat_with") == 0
+
+
+def open_streams(server) -> dict:
+    """How many are open, by protocol."""
+    metrics = server.scrape()
+    return {protocol: total(metrics, "pharos_open_streams", protocol=protocol) for protocol in ("http", "grpc")}
+
+
+LONG = list(range(1000))
+
+
+def canceled(server, model: str) -> float:
+    """Requests of a model that failed because they were given up."""
+    return total(server.scrape(), FAILURES, model=model, reason="CANCELED")
+
+
+@pytest.mark.parametrize("way", ["grpc cancel", "grpc deadline", "grpc disconnect", "http disconnect"])
+def test_a_client_that_leaves_in_mid_stream(streams, way):
+    """The instance hears of it at once: it is free for the next request, and the request counts as CANCELED."""
+    before = canceled(streams, "repeat")
+    message = request("repeat", "a", LONG)
+    message.inputs.add(name="DELAY", datatype="UINT32", shape=[len(LONG)])
+    message.raw_input_contents.append(np.full(len(LONG), 20, np.uint32).tobytes())
+    if way == "http disconnect":
+        with connect(streams.http_port) as connection:
+            body = json.dumps({"IN": LONG, "DELAY": [20] * len(LONG)}).encode()
+            connection.sendall(post("/v2/models/repeat/generate_stream", body))
+            assert b"data: " in connection.recv(4096) + connection.recv(4096)
+            assert open_streams(streams)["http"] == 1
+    else:
+        channel = grpc.insecure_channel(streams.grpc)
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        call = stub.ModelStreamInfer(iter([message]), timeout=0.5 if way == "grpc deadline" else None)
+        assert next(call).infer_response.parameters["triton_final_response"].bool_param is False
+        if way == "grpc deadline":
+            with pytest.raises(grpc.RpcError) as error:
+                list(call)
+            assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        elif way == "grpc cancel":
+            call.cancel()
+        channel.close()
+    eventually("the request is counted as given up", 5, lambda: canceled(streams, "repeat") == before + 1)
+    began = time.monotonic()
+    assert streams.ask("POST", "/v2/models/repeat/generate", '{"IN":1}')[0] == 200
+    assert time.monotonic() - began < 2, "the instance was busy"
+    eventually("no stream is open", 5, lambda: set(open_streams(streams).values()) == {0})
+
+
+def test_half_close_and_many_requests_of_both_kinds(streams):
+    """A client that has ended its side still gets every answer, those of ordinary models in their order."""
+    messages = []
+    for n in range(60):
+        messages.append(request("any", f"o{n}", [n]) if n % 3 else request("repeat_with", f"d{n}", range(n % 7 + 1)))
+    with grpc.insecure_channel(streams.grpc) as channel:
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter(messages), timeout=20)
+        ids = [m.infer_response.id for m in call]
+    assert [name for name in ids if name[0] == "o"] == [f"o{n}" for n in range(60) if n % 3]
+    for n in range(0, 60, 3):
+        assert ids.count(f"d{n}") == n % 7 + 1
+
+
+@pytest.mark.parametrize("way", ["http", "grpc"])
+def test_a_reader_that_does_not_read_costs_bounded_memory(streams, way):
+    """2 GiB of responses and nobody reads: some dozen of them are held, the worker waits, is not killed for it, and
+    whoever comes next is served when the reader has gone."""
+    workers, before = streams.workers(), memory(streams)
+    model, count = ("wide" if way == "http" else "wide_too"), 2048
+    if way == "http":
+        connection = connect(streams.http_port)
+        connection.sendall(post(f"/v2/models/{model}/generate_stream", json.dumps({"IN": [1] * count}).encode()))
+        leave = connection.close
+    else:
+        channel = grpc.insecure_channel(streams.grpc, options=[("grpc.max_receive_message_length", -1)])
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
+            iter([request(model, "a", [1] * count)])
+        )
+        leave = lambda: (call.cancel(), channel.close())  # noqa: E731
+    sent = lambda: sum(  # noqa: E731
+        duration(entry, "success") for entry in streams.statistics(model)["response_stats"].values()
+    )
+    eventually("responses are held", 10, lambda: sent() >= 32)
+    held, most = settled("the held responses", 20, sent, 0.5), memory(streams)
+    # Longer than the time that an execution may take.
+    holds_for("no more responses are sent", 3, lambda: sent() == held)
+    assert held < 200
+    assert memory(streams) - before < 300 << 20 and memory(streams) - most < 8 << 20
+    assert streams.workers() == workers
+    leave()
+    eventually("the request is given up", 10, lambda: canceled(streams, model) == 1)
+    assert streams.ask("POST", f"/v2/models/{model}/generate", '{"IN":1}')[0] == 200
+    eventually("the memory is given back", 15, lambda: memory(streams) - before < 100 << 20)
+
+
+def test_a_reader_who_does_not_read_and_asks_on_costs_bounded_memory(streams):
+    """3 GiB of answers to 3000 small requests over one stream, and nobody reads: what is not read from the stream is not
+    answered. A reader who reads gets all."""
+    before, count = memory(streams), 3000
+    channel = grpc.insecure_channel(streams.grpc, options=[("grpc.max_receive_message_length", -1)])
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    stop = threading.Event()
+
+    def requests():
+        for number in range(count):
+            yield request("wide", str(number), [1])
+        stop.wait(60)
+
+    call, most = stub.ModelStreamInfer(requests()), 0
+    for _ in every(0.1, 5):
+        most = max(most, memory(streams) - before)
+    stop.set()
+    call.cancel()
+    channel.close()
+    assert most < 600 << 20, f"{most >> 20} MiB"
+    eventually("the memory is given back", 15, lambda: memory(streams) - before < 100 << 20)
+
+
+def test_a_slow_reader_gets_everything(streams):
+    """A reader that pauses costs time, not responses: all of 128 MiB arrive, in order."""
+    values = list(range(128))
+    with grpc.insecure_channel(streams.grpc, options=[("grpc.max_receive_message_length", -1)]) as channel:
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
+            iter([request("wide", "a", values, ["OUT"])]), timeout=60
+        )
+        got = []
+        for message in call:
+            [raw] = message.infer_response.raw_output_contents
+            array = np.frombuffer(raw, np.int32)
+            assert (array == array[0]).all() and len(array) == 1 << 18
+            got.append(int(array[0]))
+            pause_as_client(0.1 if len(got) % 32 == 0 else 0)
+    assert got == values
+
+
+def test_a_lost_instance_in_mid_stream(streams):
+    """After responses have left there is no retry: the stream tells the loss, and goes on with a new instance."""
+    with grpc.insecure_channel(streams.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        sending = queue.Queue()
+        call = stub.ModelStreamInfer(iter(sending.get, None), timeout=30)
+        sending.put(request("crashing", "a", [1, 2, 3, 4]))
+        answers = [next(call) for _ in range(3)]
+        assert [len(answer.infer_response.outputs) for answer in answers] == [2, 2, 0]
+        text = "the worker of model 'crashing' version 1 died in the middle of the responses to this request"
+        assert answers[2].error_message == text and answers[2].infer_response.id == "a"
+        assert answers[2].infer_response.parameters["triton_final_response"].bool_param is True
+        sending.put(request("crashing", "b", [1, 2], **EMPTY))
+        last = [next(call) for _ in range(3)]
+        assert [answer.error_message for answer in last] == ["", "", ""]
+        sending.put(None)
+        assert list(call) == []
+    statistics = streams.statistics("crashing")
+    assert statistics["inference_stats"]["fail"]["count"] == 1
+    assert statistics["inference_stats"]["success"]["count"] == 1
+    status, text = streams.ask("POST", "/v2/models/crashing/generate_stream", '{"IN":[1,2,3]}')
+    assert status == 200 and text.count("data: ") == 3 and "died in the middle" in text
+
+
+def test_an_instance_lost_before_its_first_response_is_tried_again(streams):
+    """A killed worker that has sent nothing yet: the client sees the responses of the next one."""
+    name = "one_waits"
+    [pid] = [pid for pid in streams.workers() if f"{name}_0" in open(f"/proc/{pid}/cmdline").read()] or [None]
+    if pid is None:
+        pytest.skip("the worker's name is not in its command line")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        before = dispatched(streams, name)
+        asked = pool.submit(streams.ask, "POST", f"/v2/models/{name}/generate", '{"IN":[5],"DELAY":[600]}')
+        until_dispatched(streams, name, before + 1)
+        os.kill(pid, signal.SIGKILL)
+        assert asked.result() == (200, f'{{"IDX":0,"OUT":5,"model_name":"{name}","model_version":"1"}}')
+
+
+def test_queue_policies_hold_for_streams(streams):
+    """A full queue refuses a stream as it refuses an ordinary request."""
+    body = '{"IN":[1],"DELAY":[700]}'
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: streams.ask("POST", "/v2/models/one_waits/generate_stream", body), range(6)))
+    statuses = sorted(status for status, _ in answers)
+    assert statuses == [200, 200, 503, 503, 503, 503]
+    assert any("Exceeds maximum queue size" in text for _, text in answers)
+
+
+def test_ways_with_room_for_one_response_stay_closed(streams):
+    """HTTP infer and ModelInfer refuse decoupled models."""
+    with tritonclient.grpc.InferenceServerClient(streams.grpc) as client:
+        with pytest.raises(InferenceServerException, match="ModelInfer RPC doesn't support models with decoupled"):
+            client.infer("repeat", repeat_inputs([1]))
+    answer = streams.infer("repeat", {"inputs": []})
+    assert answer == (501, {"error": "HTTP end point doesn't support models with decoupled transaction policy"})

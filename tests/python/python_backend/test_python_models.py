@@ -1,0 +1,414 @@
+"""Python models beyond what Triton's own answers can be compared with (`test_python_tables.py` does that): where tensors are in
+memory, threads that answer late, a process that ends, forks or prints, and metrics.
+
+They need a Python with the package `pharos-worker`: `PHAROS_PYTHON`, else that of the tests."""
+
+import json
+import queue
+import re
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+import tritonclient.http as http
+
+from harness.server import Server, total
+from harness.statistics import dispatched, until_dispatched
+from harness.waiting import eventually
+from python_backend.worker import PYTHON, has_worker, model
+
+DECOUPLED = "model_transaction_policy { decoupled: true }\n"
+BATCHED = "max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 2000000 }\n"
+STRICT = 'parameters { key: "strict_output_types" value: { string_value: "true" } }\n'
+ITERATIVE = "max_batch_size: 4\nsequence_batching { iterative_sequence: true }\n"
+THROUGH = """platform: "ensemble"
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] } ]
+ensemble_scheduling {
+  step { model_name: "ready" model_version: -1 input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } }
+}
+"""
+METRICS = """
+ts_metrics:
+  counter:
+    - {name: pharos_batches_total, unit: Count, dimensions: [model, version, reason]}
+    - {name: pharos_output_mismatches_total, unit: Count, dimensions: [model, version]}
+model_metrics:
+  counter:
+    - {name: Orders, unit: Count, dimensions: [shop]}
+  gauge:
+    - {name: Level, unit: m}
+"""
+
+has_torch = subprocess.run([PYTHON, "-c", "import torch"], capture_output=True).returncode == 0
+pytestmark = pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A server of all models here."""
+    folder = tmp_path_factory.mktemp("own")
+    models = folder / "models"
+    model(models, "memory", "own_memory")
+    model(models, "memory_batched", "own_memory", BATCHED)
+    model(models, "memory_ragged", "own_memory", BATCHED)
+    model(models, "process", "own_process")
+    model(models, "unlike", "own_unlike", BATCHED)
+    model(models, "unlike_strict", "own_unlike", BATCHED + STRICT)
+    for name in ("ready", "never_ready"):
+        model(models, name, "own_ready")
+        (models / name / "ready").write_text("no")
+    (models / "through/1").mkdir(parents=True)
+    (models / "through/config.pbtxt").write_text(THROUGH)
+    for name in ("labels", "more_labels"):
+        model(models, name, "own_labels")
+    model(models, "endless", "own_endless", DECOUPLED)
+    model(models, "canceller", "own_canceller")
+    model(models, "returns", "own_unlike", DECOUPLED)
+    model(models, "late", "own_late")
+    model(models, "late_stream", "own_late", DECOUPLED)
+    model(models, "again", "own_iterative", ITERATIVE, dims="[ 1 ]")
+    model(models, "again_stream", "own_iterative", ITERATIVE + DECOUPLED, dims="[ 1 ]")
+    (folder / "metrics.yaml").write_text(METRICS)
+    with Server(folder, [models], [f"--python={PYTHON}", f"--metrics-config={folder / 'metrics.yaml'}"]) as server:
+        server.models = models
+        yield server
+
+
+def ask(server, name, values, **parameters):
+    """One request over HTTP: the output and the response's parameters."""
+    with http.InferenceServerClient(server.http, network_timeout=60, connection_timeout=60) as client:
+        given = http.InferInput("IN", list(values.shape), "FP32")
+        given.set_data_from_numpy(values)
+        result = client.infer(name, [given], parameters=parameters)
+        return result.as_numpy("OUT"), result.get_response().get("parameters", {})
+
+
+FLOATS = np.arange(300_000, dtype=np.float32)
+
+
+@pytest.mark.parametrize("how, expected", [
+    ("view", FLOATS), ("copy", FLOATS), ("part", FLOATS[1:]), ("strided", FLOATS[::2]), ("changed", FLOATS + 1), ("dlpack", FLOATS),
+])
+def test_inputs_are_views_of_the_servers_memory(served, how, expected):
+    """Inputs are not the array's own memory and may be written to; each form of output arrives as it was."""
+    output, given = ask(served, "memory", FLOATS, how=how)
+    np.testing.assert_array_equal(output, expected)
+    assert (given["owns"], given["writeable"]) == (False, True)
+
+
+@pytest.mark.skipif(not has_torch, reason=f"{PYTHON} does not have torch")
+def test_torch_takes_and_gives_tensors(served):
+    """By DLPack, both ways."""
+    output, _ = ask(served, "memory", FLOATS, how="torch")
+    np.testing.assert_array_equal(output, FLOATS * 2)
+
+
+def test_an_input_that_is_kept_stays_as_it_was(served):
+    """A view that outlives its request is not written over by those that come after it."""
+    first = [ask(served, "memory", np.full(1000, 1, np.float32), how="kept")[0].tolist()]
+    for value in range(2, 40):
+        first.append(ask(served, "memory", np.full(1000, value, np.float32), how="kept")[0].tolist())
+    assert first[-1] == [1000.0 * value for value in range(1, 40)]
+
+
+@pytest.mark.smoke
+def test_requests_of_a_batch_have_their_own_rows(served):
+    """Four requests are executed at once and each gets its part back."""
+    before = served.statistics("memory_batched").get("execution_count", 0)
+    rows = [np.full((n + 1, 3), n, np.float32) for n in range(2)] + [np.full((1, 3), 9, np.float32)]
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda values: ask(served, "memory_batched", values), rows))
+    for values, (output, given) in zip(rows, answers):
+        np.testing.assert_array_equal(output, values)
+        assert given["rows"] == len(values)
+    assert served.statistics("memory_batched")["execution_count"] == before + 1
+
+
+def test_ragged_requests_keep_their_shapes(served):
+    """Inputs of different lengths in one batch."""
+    shapes = [(1, 2), (1, 5), (2, 3)]
+    values = [np.random.default_rng(0).random(shape, np.float32) for shape in shapes]
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda given: ask(served, "memory_ragged", given), values))
+    for given, (output, _) in zip(values, answers):
+        np.testing.assert_array_equal(output, given)
+    assert served.statistics("memory_ragged")["execution_count"] == 1
+
+
+@pytest.mark.slow
+def test_an_output_unlike_its_configuration_is_counted_and_warned_of_once(served):
+    """Clients receive what the model gave; the log has one warning for the output, with both types and the fix."""
+    mismatches = lambda: total(served.scrape(), "pharos_output_mismatches_total", model="unlike")  # noqa: E731
+    values = np.arange(4, dtype=np.float32).reshape(2, 2)
+    assert ask(served, "unlike", values)[0].dtype == np.float32 and mismatches() == 0
+    for _ in range(3):
+        output, _ = ask(served, "unlike", values, dtype="float64")
+        assert output.dtype == np.float64
+        np.testing.assert_array_equal(output, values)
+    output, _ = ask(served, "unlike", values, short=1)
+    np.testing.assert_array_equal(output, values[1:])
+    assert mismatches() == 4
+    lines = [line for line in served.log.read_text().splitlines() if "strict_output_types" in line and "WARN" in line]
+    assert len(lines) == 1 and "the output is FP64, the configuration says FP32" in lines[0], lines
+    assert "data_type: TYPE_FP64" in lines[0] and "unlike" in lines[0] and "OUT" in lines[0]
+
+
+def test_strict_output_types_refuses_them(served):
+    """The parameter: another datatype and other rows fail the request, and nothing is counted."""
+    values = np.ones((2, 2), np.float32)
+    np.testing.assert_array_equal(ask(served, "unlike_strict", values)[0], values)
+    with pytest.raises(http.InferenceServerException, match="output 'OUT' is FP64, the configuration says FP32"):
+        ask(served, "unlike_strict", values, dtype="float64")
+    with pytest.raises(http.InferenceServerException, match=r"output 'OUT' has shape \[1, 2\] for a batch of 2"):
+        ask(served, "unlike_strict", values, short=1)
+    assert total(served.scrape(), "pharos_output_mismatches_total", model="unlike_strict") == 0
+
+
+def test_a_thread_answers_after_execute(served):
+    """Each request is answered once, by a sender that was asked for when its batch was long over."""
+    values = [np.full(5, n, np.float32) for n in range(20)]
+    with ThreadPoolExecutor(8) as pool:
+        outputs = list(pool.map(lambda given: ask(served, "late", given)[0], values))
+    for given, output in zip(values, outputs):
+        np.testing.assert_array_equal(output, given * 2)
+
+
+def stream(server, name, values, count, request_id=""):
+    """Asks a decoupled model over a stream and waits for so many responses: their first elements."""
+    got = []
+    with grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: got.append((result, error)))
+        given = grpc.InferInput("IN", list(values.shape), "FP32")
+        given.set_data_from_numpy(values)
+        client.async_stream_infer(name, [given], request_id=request_id)
+        eventually(f"{count} responses", 20, lambda: len(got) >= count)
+        client.stop_stream()
+    assert [error for _, error in got if error] == []
+    return [float(result.as_numpy("OUT").flat[0]) for result, _ in got]
+
+
+def test_requests_are_executed_once_more(served):
+    """As often as the model says, with one response at the end or one for each time."""
+    with http.InferenceServerClient(served.http, concurrency=3) as client:
+        def count(times):
+            given = http.InferInput("IN", [1, 1], "FP32")
+            given.set_data_from_numpy(np.full((1, 1), times, np.float32))
+            return client.infer("again", [given], request_id=f"n{times}").as_numpy("OUT").item()
+
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(count, [1, 5, 50])) == [1, 5, 50]
+    assert stream(served, "again_stream", np.full((1, 1), 40, np.float32), 40, "s") == list(range(1, 41))
+
+
+def test_a_thread_streams_after_execute(served):
+    """More responses than a client may leave unread."""
+    assert stream(served, "late_stream", np.arange(100, dtype=np.float32), 100) == [float(n) for n in range(100)]
+
+
+def test_exceptions_reach_the_log_whole(served):
+    """The client gets type, text and places; the log the whole traceback, as errors."""
+    one = np.ones(1, np.float32)
+    with pytest.raises(http.InferenceServerException) as raised:
+        ask(served, "process", one, do="deep")
+    assert raised.value.message().startswith(
+        "Failed to process the request(s) for model 'process_0', message: ValueError: deep down\n\nAt:\n"
+    )
+    assert re.findall(r"\(\d+\): (\w+)", raised.value.message()) == ["deeper", "deep", "execute"]
+    log = served.log.read_text()
+    assert re.search(r"ERROR Traceback \(most recent call last\):.*process_0", log)
+    assert re.search(r"ERROR     raise ValueError\(.deep down.\)", log)
+
+
+def test_what_a_model_prints_is_in_the_log_at_once(served):
+    """Standard output as information, standard error as warnings, without waiting for a buffer."""
+    ask(served, "process", np.ones(1, np.float32), do="print")
+    eventually("both lines", 5, lambda: re.search(r"INFO printed by the model", served.log.read_text()) and re.search(
+        r"WARN and to standard error", served.log.read_text()))
+
+
+def test_an_exit_in_execute_is_an_error_of_the_request(served):
+    """SystemExit is an exception like others; an interrupt is for the server."""
+    one = np.ones(1, np.float32)
+    with pytest.raises(http.InferenceServerException, match="SystemExit: 3"):
+        ask(served, "process", one, do="exit", status=3)
+    assert ask(served, "process", one, do="interrupt")[0] == one
+
+
+@pytest.mark.parametrize("how", ["os_exit", "kill"])
+def test_a_process_that_ends_costs_its_instance(served, how):
+    """The request fails, the instance comes back, and other models have noticed nothing."""
+    one = np.ones(1, np.float32)
+    with pytest.raises(http.InferenceServerException, match="died|instance"):
+        ask(served, "process", one, do=how)
+    assert ask(served, "memory", one)[0] == one
+
+    def back():
+        try:
+            return ask(served, "process", one)[0] == one
+        except http.InferenceServerException:
+            return False
+
+    eventually("the instance is back", 30, back)
+
+
+def test_a_fork_cannot_speak_to_the_server(served):
+    """A child that comes back from execute ends; what it records is nobody's."""
+    one = np.ones(1, np.float32)
+    for _ in range(5):
+        assert ask(served, "process", one, do="fork")[0] == one
+    assert ask(served, "process", one)[0] == one
+    shown = served.ask("GET", "/metrics", address=served.metrics)[1]
+    assert "own_forked" not in shown
+    assert re.search(r"^own_parents 0(\.0)?$", shown, re.M)
+    eventually("what the child is told", 5, lambda: "forked by the model cannot record metrics" in served.log.read_text())
+
+
+@pytest.mark.smoke
+def test_defined_metrics_are_recorded(served):
+    """`pharos_worker.metrics`: add, get, add_or_update, flush; one that is not defined is refused with a hint."""
+    one = np.ones(1, np.float32)
+    ask(served, "process", one, do="record")
+    shown = served.ask("GET", "/metrics", address=served.metrics)[1]
+    for line in ('Orders{shop="north"} 2', 'Orders{shop="south"} 3', "Level 7"):
+        assert re.search(re.escape(line) + r"(\.0)?$", shown, re.M), line
+    with pytest.raises(http.InferenceServerException, match="metrics.yaml"):
+        ask(served, "process", one, do="nobody")
+
+
+def test_series_of_a_family_have_labels_of_their_own(served):
+    """Those of one model and of several, whoever comes first, as with a real Triton; none is lost and none goes twice."""
+    one = np.ones(1, np.float32)
+    for name in ("labels", "more_labels", "labels"):
+        ask(served, name, one)
+    ask(served, "labels", one, labels='{"zone": "n", "who": "x"}')
+    ask(served, "more_labels", one, labels="{}")
+    ask(served, "labels", one)
+    shown = served.ask("GET", "/metrics", address=served.metrics)[1]
+    lines = sorted(re.sub(r"\.0$", "", line) for line in shown.splitlines() if line.startswith("own_shared_total"))
+    assert lines == [
+        "own_shared_total 10",
+        'own_shared_total{version="1",who="more_labels"} 2',
+        'own_shared_total{who="labels"} 4',
+        'own_shared_total{who="x",zone="n"} 10',
+    ]
+    assert shown.count("# TYPE own_shared_total counter") == 1
+    assert "metric samples were refused: metric `own_shared_total`" not in served.log.read_text()
+
+
+def test_an_increment_is_cheap(served):
+    """Less than 500 ns for a counter, best of five rounds."""
+    ask(served, "process", np.ones(1, np.float32), do="time")
+    found = eventually("the time", 5, lambda: re.findall(r"an increment took (\d+) ns", served.log.read_text()))
+    assert int(found[-1]) < 500
+
+
+def says_ready(server, name, told=None):
+    """Whether a model is ready, over HTTP and gRPC, when its `is_ready` has been told what to say."""
+    if told is not None:
+        (server.models / name / "ready").write_text(told)
+    status = server.get(f"/v2/models/{name}/ready")[0]
+    with grpc.InferenceServerClient(server.grpc) as client:
+        assert client.is_model_ready(name) == (status == 200)
+    return status == 200
+
+
+def test_a_model_is_asked_whether_it_is_ready(served):
+    """When a client asks and not before: a model that says no is loaded, serves, and may say yes later. Whatever is no yes is a
+    no, and the log says why."""
+    assert not says_ready(served, "never_ready")
+    assert ask(served, "never_ready", np.zeros(1, np.float32))[0] == [0]
+    for told, ready in (("yes", True), ("no", False), ("coroutine", True), ("one", False), ("unknown", False), ("yes", True)):
+        assert says_ready(served, "ready", told) == ready, told
+        assert says_ready(served, "through") == ready, f"an ensemble of it: {told}"
+    log = served.log.read_text()
+    assert "TypeError: is_ready() must return True or False, not 1" in log and "KeyError: 'unknown'" in log
+    assert served.get("/v2/health/ready")[0] == 200, "the server itself does not depend on what models say"
+    assert served.index()["never_ready"][0]["state"] == "READY"
+
+
+def test_a_model_says_while_it_executes_whether_it_is_ready(served):
+    """Its answer does not wait for a batch, and it may ask for itself."""
+    says_ready(served, "ready", "yes")
+    with ThreadPoolExecutor(1) as pool:
+        before = dispatched(served, "ready")
+        executing = pool.submit(ask, served, "ready", np.full(1, 2, np.float32))
+        until_dispatched(served, "ready", before + 1)
+        begin = time.monotonic()
+        assert says_ready(served, "ready")
+        assert time.monotonic() - begin < 1 and not executing.done()
+        assert executing.result()[1] == {"itself": True, "another": True}
+    says_ready(served, "ready", "no")
+    assert ask(served, "ready", np.zeros(1, np.float32))[1] == {"itself": False, "another": True}
+
+
+def test_a_model_that_does_not_say_in_time_is_not_ready(served):
+    """Five seconds, and what it says later counts for who asks later."""
+    assert says_ready(served, "ready", "yes")
+    (served.models / "ready/ready").write_text("slow")
+    begin = time.monotonic()
+    with ThreadPoolExecutor(3) as pool:
+        assert [status for status, _ in pool.map(lambda _: served.get("/v2/models/ready/ready"), range(3))] == [400] * 3
+    assert 4.5 < time.monotonic() - begin < 5.9
+    assert says_ready(served, "ready", "yes"), "shares the question that is under way, or asks again"
+
+
+
+def test_a_cancelled_call_gives_what_has_come_and_then_an_error(served):
+    """The called model learns of it; another iteration gives the same responses again."""
+    _, told = ask(served, "canceller", np.ones(1, np.float32))
+    assert told["good"] >= 3 and told["errors"] == 1 and told["cancelled"], told
+    assert told["again"] == told["good"] + told["errors"], told
+    eventually("the called model has ended", 10, lambda: served.statistics("endless").get("execution_count") == 1)
+
+
+def test_a_decoupled_model_that_returns_something_names_its_instance(served):
+    """The error tells which instance it was."""
+    with grpc.InferenceServerClient(served.grpc) as client:
+        got = queue.Queue()
+        client.start_stream(lambda result, error: got.put(error or result))
+        given = grpc.InferInput("IN", [1], "FP32")
+        given.set_data_from_numpy(np.ones(1, np.float32))
+        client.async_stream_infer("returns", [given])
+        error = str(got.get(timeout=20))
+        client.stop_stream()
+    assert "Python model 'returns_0' is using the decoupled mode and the execute function must return None." in error
+
+
+def test_a_model_may_load_and_unload_another_while_it_is_loaded_at_the_start(tmp_path):
+    """The server starts, serves it, and has unloaded the other."""
+    models = tmp_path / "models"
+    model(models, "loader", "own_loader")
+    model(models, "other", "own_trace")
+    options = ["--model-control-mode=explicit", "--load-model=loader", f"--python={PYTHON}"]
+    with Server(tmp_path, [models], options) as server:
+        assert ask(server, "loader", np.zeros(1, np.float32))[0] == [1]
+        eventually("the other is unloaded", 10, lambda: server.index()["other"][0]["state"] == "UNAVAILABLE")
+        assert server.get("/v2/health/ready")[0] == 200
+
+
+def test_a_model_has_the_context_of_its_requests_trace(tmp_path):
+    """A W3C traceparent as JSON in the mode `opentelemetry`, of the trace that the client named; None without a trace."""
+    model(tmp_path / "models", "traced", "own_trace")
+    options = ["--trace-config=mode=opentelemetry", "--trace-config=opentelemetry,url=http://127.0.0.1:9/v1/traces"]
+    options += ["--trace-config=rate=1", "--trace-config=level=TIMESTAMPS", f"--python={PYTHON}"]
+    body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
+    trace = "0af7651916cd43dd8448eb211c80319c"
+
+    def context(server, **headers):
+        status, text = server.ask("POST", "/v2/models/traced/infer", json.dumps(body), headers=headers)
+        assert status == 200, text
+        return json.loads(json.loads(text)["parameters"]["context"] or "null")
+
+    with Server(tmp_path, [tmp_path / "models"], options) as server:
+        own = context(server)
+        assert list(own) == ["traceparent"] and re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", own["traceparent"])
+        named = context(server, traceparent=f"00-{trace}-b7ad6b7169203331-01", tracestate="a=b")
+        assert named["tracestate"] == "a=b" and named["traceparent"].split("-")[1] == trace
+        assert named["traceparent"].split("-")[2] != "b7ad6b7169203331"
+        status, _ = server.ask("POST", "/v2/trace/setting", json.dumps({"trace_level": ["OFF"]}))
+        assert status == 200
+        assert context(server) is None

@@ -1,0 +1,190 @@
+"""Models of the same name in two repositories (`--model-namespacing`), as a real Triton 2.51 has them: told apart by their
+repositories, members of ensembles looked for beside the ensemble first."""
+
+import json
+import shutil
+
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from harness.server import Server, total
+from harness.waiting import eventually
+from repository.repositories import World
+from repository.repository_tables import CPU, ensemble, model
+
+AMBIGUOUS = "There are 2 identifiers of model '{}' in global map, model namespace must be provided to resolve ambiguity."
+MODES = {
+    "explicit": ["--model-control-mode=explicit"],
+    "poll": ["--model-control-mode=poll", "--repository-poll-secs=1"],
+}
+
+
+class Worlds:
+    """One server of two repositories; the models of each have a largest batch of their own, which tells them apart."""
+
+    BATCHES = {"a": 3, "b": 5}
+
+    def __init__(self, folder, *options):
+        self.folders = {name: folder / name for name in "ab"}
+        self.worlds = {}
+        for name, path in self.folders.items():
+            path.mkdir()
+            self.worlds[name] = World(None, path, False)
+        self.server = Server(folder, self.folders.values(), ["--model-namespacing", *options])
+        for world in self.worlds.values():
+            world.server = self.server
+        self.any = self.worlds["a"]
+
+    def put(self, where: str, name: str, *members: str, namespace=""):
+        """Writes a model, or an ensemble of members."""
+        for repository in where:
+            batch = self.BATCHES[repository]
+            text = ensemble(name, *members).replace("max_batch_size: 8", f"max_batch_size: {batch}") if members else ""
+            if namespace:
+                text = text.replace("model_version: -1", f'model_version: -1 model_namespace: "{self.folders[namespace]}"')
+            self.worlds[repository].put(name, text or model(batch=batch, extra=CPU), [1])
+
+    def largest(self, name: str):
+        """The largest batch of the model that answers to this name, or the error."""
+        status, text = self.any.ask(f"v2/models/{name}/config")
+        answer = json.loads(text)
+        return answer["max_batch_size"] if status == 200 else answer["error"]
+
+    def served(self, repository: str, name="same") -> float:
+        """Requests that this repository's model has answered."""
+        labels = {"model": name, "namespace": str(self.folders[repository])}
+        return total(self.server.scrape(), "nv_inference_request_success", **labels)
+
+    def index(self) -> list:
+        entries = json.loads(self.any.ask("v2/repository/index", "")[1])
+        return [(entry["name"], entry.get("state")) for entry in entries]
+
+
+@pytest.fixture(params=MODES)
+def mode(request):
+    """How models are loaded."""
+    return request.param
+
+
+def test_each_ensemble_has_the_member_beside_it(tmp_path, mode):
+    """Names that are in both repositories mean nothing alone; what depends on them finds its own."""
+    worlds = Worlds(tmp_path, *MODES[mode])
+    worlds.put("ab", "same")
+    worlds.put("a", "of_a", "same")
+    worlds.put("b", "of_b", "same")
+    worlds.put("a", "of_b_in_a", "same", namespace="b")
+    worlds.put("b", "only")
+    worlds.put("ab", "both", "same")
+    with worlds.server:
+        any_ = worlds.any
+        if mode == "explicit":
+            for name in ("of_a", "of_b", "of_b_in_a", "only", "both"):
+                assert any_.load(name, {}) == [200, ""]
+        assert worlds.index() == [(name, "READY") for name in
+                                  ("both", "of_a", "of_b_in_a", "same", "both", "of_b", "only", "same")]  # fmt: skip
+        assert [any_.infer(name, "")[0] for name in ("of_a", "of_b", "of_b_in_a", "only")] == [200] * 4
+        assert (worlds.served("a"), worlds.served("b"), worlds.served("b", "only")) == (1, 2, 1)
+        for name in ("same", "both"):
+            status, text = any_.infer(name, "")
+            assert status == 400 and AMBIGUOUS.format(name) in text and str(worlds.folders["b"] / name) in text
+            assert any_.ready(name, "") != 200 and AMBIGUOUS.format(name) in worlds.largest(name)
+        assert any_.infer("none", "") == [400, "Request for unknown model: 'none' is not found"]
+        assert worlds.server.get("/v2/health/ready")[0] == 200
+        # By its repository and name it can be had, where the protocol has room for that.
+        with tritonclient.grpc.InferenceServerClient(worlds.server.grpc) as client:
+            for name, path in worlds.folders.items():
+                config = client.get_model_config(f"{path}/same").config
+                assert (config.name, config.max_batch_size) == ("same", Worlds.BATCHES[name])
+                assert client.get_inference_statistics(f"{path}/same").model_stats[0].name == "same"
+            with pytest.raises(InferenceServerException):
+                client.get_model_config(f"{path}/../a/same")
+        stats = json.loads(any_.ask("v2/models/stats")[1])["model_stats"]
+        assert sorted(entry["name"] for entry in stats) == sorted(name for name, _ in worlds.index())
+        series = [dict(pairs) for name, pairs in worlds.server.scrape() if name == "ts_inference_requests_total"]
+        assert {(labels["model_name"], labels["namespace"]) for labels in series} >= {
+            ("same", str(path)) for path in worlds.folders.values()
+        }
+
+
+def test_members_are_found_again(tmp_path, mode):
+    """While a repository has no such model, that of the other one is taken."""
+    worlds = Worlds(tmp_path, *MODES[mode])
+    worlds.put("ab", "same")
+    worlds.put("a", "of_a", "same")
+    worlds.put("b", "of_b", "same")
+    load = lambda *names: [worlds.any.load(name, {}) for name in names if mode == "explicit"]  # noqa: E731
+    with worlds.server:
+        load("of_a", "of_b")
+        shutil.move(worlds.folders["a"] / "same", tmp_path / "aside")
+        load("of_a", "of_b")
+        eventually("there is one", 15, lambda: worlds.largest("same") == Worlds.BATCHES["b"])
+        before = worlds.served("b")
+        eventually("it answers for both", 15, lambda: worlds.any.infer("of_a", "")[0] == 200)
+        assert worlds.any.infer("of_b", "")[0] == 200
+        assert worlds.served("b") == before + 2
+        shutil.move(tmp_path / "aside", worlds.folders["a"] / "same")
+        load("of_a")
+        eventually("there are two", 15, lambda: AMBIGUOUS.format("same") in str(worlds.largest("same")))
+
+        def answered_beside():
+            own, other = worlds.served("a"), worlds.served("b")
+            answered = worlds.any.infer("of_a", "")[0] == 200
+            return answered and (worlds.served("a"), worlds.served("b")) == (own + 1, other)
+
+        eventually("the own one answers", 15, answered_beside)
+
+
+@pytest.mark.smoke
+def test_loads_and_unloads_by_name(tmp_path):
+    """A name means all models of it; what is given with a load is for one."""
+    worlds = Worlds(tmp_path, *MODES["explicit"], "--load-model=same")
+    worlds.put("ab", "same")
+    worlds.put("b", "only")
+    one = {"backend": "builtin", "max_batch_size": 7}
+    for key, name in [("input", "INPUT0"), ("output", "OUTPUT0")]:
+        one[key] = [{"name": name, "data_type": "TYPE_FP32", "dims": [-1]}]
+    one["parameters"] = {"function": {"string_value": "identity"}}
+    config = ("string_param", json.dumps(one))
+    with worlds.server:
+        any_ = worlds.any
+        assert worlds.index() == [("same", "READY"), ("only", None), ("same", "READY")]
+        status, text = any_.load("same", {"config": one})
+        assert status == 400 and AMBIGUOUS.format("same") in text
+        of_a = f"{worlds.folders['a']}/same"
+        assert any_.grpc_load(of_a, {"config": config}) == ["OK", ""]
+        assert any_.load("only", {"config": one}) == [200, ""] and worlds.largest("only") == 7
+        for name in (f"{worlds.folders['a']}/../b/only", f"{worlds.folders['a']}/..", f"{tmp_path}/c/same", "/etc/passwd"):
+            code, text = any_.grpc_load(name, {})
+            assert code == "INVALID_ARGUMENT" and "path traversal" in text
+        # Given whole, and in no repository.
+        assert any_.load("new", {"config": one, "file:1/weights": "eA=="}) == [200, ""]
+        assert any_.infer("new", "")[0] == 200 and any_.load("new", {}) == [200, ""]
+        # What is left of the name is found by it.
+        assert any_.grpc_unload(of_a, {}) == ["OK", ""]
+        eventually("one is left", 10, lambda: worlds.largest("same") == Worlds.BATCHES["b"])
+        assert any_.load("same", {}) == [200, ""]
+        assert AMBIGUOUS.format("same") in worlds.largest("same")
+        for name in ("same", "only", "new"):
+            assert any_.unload(name, {}) == [200, ""]
+        unloaded = [("same", "UNAVAILABLE"), ("only", "UNAVAILABLE"), ("same", "UNAVAILABLE")]
+        eventually("all are unloaded", 10, lambda: worlds.index() == unloaded)
+        eventually("all workers are gone", 10, lambda: not worlds.server.workers())
+        # A model that cannot be loaded does not keep its namesake from being.
+        worlds.worlds["a"].config("same", "max_batch_size: what")
+        assert any_.load("same", {})[0] == 500
+        assert worlds.index().count(("same", "READY")) == 1
+
+
+def test_without_namespaces_one_name_is_one_model(tmp_path):
+    """Two of a name are an error that names it; nothing else suffers."""
+    worlds = Worlds(tmp_path, *MODES["explicit"], "--model-namespacing=false")
+    worlds.server.command.remove("--model-namespacing")
+    worlds.put("ab", "same")
+    worlds.put("b", "only")
+    with worlds.server:
+        status, text = worlds.any.load("same", {})
+        assert status == 500 and "model appears in two or more repositories" in text
+        assert worlds.any.load("only", {}) == [200, ""] and worlds.any.infer("only", "")[0] == 200
+        labels = [dict(pairs) for name, pairs in worlds.server.scrape() if name.startswith("nv_inference")]
+        assert labels and not any("namespace" in pairs for pairs in labels)

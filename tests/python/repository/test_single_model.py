@@ -1,0 +1,107 @@
+"""A repository that is a model itself, as storage initializers leave one: a model file, a directory that holds a model's
+files, or a model's own directory."""
+
+import shutil
+
+import pytest
+
+from harness.onnx_file import model, node
+from harness.server import MODELS, Server
+from harness.waiting import eventually
+
+REQUEST = {"inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+PYTHON = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        tensors = (pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", tensor)]) for tensor in tensors]
+"""
+CONFIG = """
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_FP32 dims: 4 }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 4 }
+"""
+
+
+IDENTITY = model([node("Identity", ["INPUT0"], ["OUTPUT0"])], [("INPUT0", "FP32", ["n", 4])], [("OUTPUT0", "FP32", ["n", 4])])
+
+
+def tree(folder) -> dict:
+    """All files below a folder, with their contents."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def place(tmp_path):
+    """What storage initializers fill."""
+    folder = tmp_path / "mnt" / "models"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def check_served(folder, repository, name, *options):
+    """The repository serves one model of this name, and nothing is written into it."""
+    before = tree(repository) if repository.is_dir() else repository.read_bytes()
+    with Server(folder, [repository], options) as server:
+        assert {found: entries[0]["state"] for found, entries in server.index().items()} == {name: "READY"}
+        status, answer = server.infer(name, REQUEST)
+        assert status == 200, answer
+        assert answer["outputs"][0]["data"] == [1, 2, 3, 4] and answer["model_version"] == "1"
+    assert (tree(repository) if repository.is_dir() else repository.read_bytes()) == before
+
+
+def test_a_model_file_is_served_under_the_name_of_its_directory(tmp_path, place):
+    (place / "model.onnx").write_bytes(IDENTITY)
+    check_served(tmp_path, place, "models")
+    check_served(tmp_path, place, "mine", "--model-name=mine")
+    check_served(tmp_path, place / "model.onnx", "models")
+
+
+def test_a_file_of_another_name_is_a_model_too(tmp_path, place):
+    (place / "resnet.onnx").write_bytes(IDENTITY)
+    check_served(tmp_path, place, "models")
+    check_served(tmp_path, place / "resnet.onnx", "resnet")
+
+
+@pytest.mark.smoke
+def test_a_configuration_beside_the_file_counts(tmp_path, place):
+    (place / "config.pbtxt").write_text('name: "named"' + CONFIG + 'backend: "python"\n')
+    (place / "model.py").write_text(PYTHON)
+    check_served(tmp_path, place, "named")
+
+
+def test_the_own_directory_of_a_model(tmp_path, place):
+    shutil.copytree(MODELS / "identity_fp32", place, dirs_exist_ok=True)
+    check_served(tmp_path, place, "identity_fp32")
+
+
+def test_version_directories_without_a_configuration(tmp_path, place):
+    (place / "1").mkdir()
+    (place / "1" / "model.onnx").write_bytes(IDENTITY)
+    check_served(tmp_path, place, "models")
+
+
+def test_a_file_that_comes_while_polling_is_served(tmp_path, place):
+    """An empty repository is said in the log, with what one looks like."""
+    options = ["--model-control-mode=poll", "--repository-poll-secs=1"]
+    with Server(tmp_path, [place], options) as server:
+        assert server.index() == {}
+        log = server.log.read_text()
+        assert "WARN" in log and f"no models found in '{place}'" in log and "NAME/1/model.onnx" in log
+        (tmp_path / "new").write_bytes(IDENTITY)
+        (tmp_path / "new").rename(place / "model.onnx")
+        ready = lambda: server.get("/v2/models/models/ready")[0] == 200  # noqa: E731
+        eventually("the new file is served", 30, ready)
+        assert server.infer("models", REQUEST)[0] == 200
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path, place):
+    (place / "notes.txt").write_text("x")
+    server = Server(tmp_path, [place / "notes.txt"])
+    server.launch()
+    assert server.process.wait(30) == 1
+    assert "not a model file of a known kind" in server.log_tail()
+
+

@@ -1,0 +1,502 @@
+"""The response cache: what is the same request and what is not, what is counted, what is kept, and that no cache, however
+broken, ever changes or delays an answer."""
+
+import concurrent.futures
+import http.client
+import json
+import re
+import subprocess
+import time
+
+import numpy
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+
+from harness import redis_server
+from harness.certificates import Files
+from harness.inference import one, simple
+from harness.ports import free_ports
+from harness.processes import held
+from harness.redis_server import NoRedis, Redis
+from harness.server import EXAMPLES, MODELS, Server, binary, total
+from harness.statistics import received, until_received
+from harness.waiting import eventually, pause_as_client, run_for
+
+needs_redis = pytest.mark.skipif(bool(redis_server.missing()), reason=redis_server.missing())
+LOCAL = "--cache-config=local,size=1048576"
+STAGES = ("compute_input", "compute_infer", "compute_output")
+
+
+def repository(folder, *models, batching="dynamic_batching { }"):
+    """A repository of `models` (those of the tests and examples) with the cache switched on; returns its folder."""
+    folder.mkdir(exist_ok=True)
+    for model in models:
+        source = EXAMPLES / model if (EXAMPLES / model).exists() else MODELS / model
+        (folder / model / "1").mkdir(parents=True)
+        text = (source / "config.pbtxt").read_text()
+        text = text.replace("dynamic_batching { }", batching)
+        (folder / model / "config.pbtxt").write_text(f"{text}\nresponse_cache {{ enable: true }}\n")
+    return folder
+
+
+@pytest.fixture
+def cached(start, tmp_path):
+    """Starts a server of models that use the cache: `cached(["model", ...], *options)`."""
+
+    def begin(names, *options, **changes):
+        folder = repository(tmp_path / f"cached-{len(list(tmp_path.iterdir()))}", *names, **changes)
+        return start(names, *(options or (LOCAL,)), repository=folder)
+
+    return begin
+
+
+def counts(server, model: str) -> dict:
+    """What the statistics count: successes, hits, misses, inferences, executions, failures."""
+    entry = server.statistics(model)
+    of = {key: entry["inference_stats"][key]["count"] for key in ("success", "cache_hit", "cache_miss", "fail")}
+    return {**of, "inferences": entry["inference_count"], "executions": entry["execution_count"]}
+
+
+def hits(server, model: str) -> tuple:
+    """(hits, misses)."""
+    counted = counts(server, model)
+    return counted["cache_hit"], counted["cache_miss"]
+
+
+def answer(server, model: str, request: dict):
+    """The answer, which must be good."""
+    status, got = server.infer(model, request)
+    assert status == 200, got
+    return got
+
+
+def at_once(server, model: str, requests: list) -> list:
+    """Sends all requests at the same time: the answers in the order of the requests."""
+    with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
+        return list(pool.map(lambda request: server.infer(model, request), requests))
+
+
+def test_hits_and_misses_are_counted(cached):
+    """The table of the specification (4.5): a hit is a success and no inference, a miss is one with its cost on top."""
+    server = cached(["simple"], LOCAL, "--metrics-config=summary_latencies=true")
+    for n in range(5):
+        got = answer(server, "simple", simple(id=f"r{n}"))
+        assert got["id"] == f"r{n}", "the id is the requester's own"
+        assert got["outputs"][0]["data"] == [n + 1 for n in range(16)]
+    expected = {"success": 5, "cache_hit": 4, "cache_miss": 1, "fail": 0, "inferences": 1, "executions": 1}
+    assert counts(server, "simple") == expected
+    stats = server.statistics("simple")["inference_stats"]
+    assert stats["queue"]["count"] == 5
+    assert all(stats[stage]["count"] == 1 for stage in STAGES)
+    assert stats["success"]["ns"] > stats["cache_hit"]["ns"] + stats["cache_miss"]["ns"] > stats["cache_miss"]["ns"] > 0
+    metrics = server.scrape()
+    for name, value in {
+        "nv_inference_request_success": 5,
+        "nv_inference_count": 1,
+        "nv_inference_exec_count": 1,
+        "nv_cache_num_hits_per_model": 4,
+        "nv_cache_num_misses_per_model": 1,
+        "nv_cache_hit_duration_per_model": stats["cache_hit"]["ns"] // 1000,
+        "nv_cache_miss_duration_per_model": stats["cache_miss"]["ns"] // 1000,
+        "nv_cache_hit_summary_per_model_count": 4,
+        "nv_cache_miss_summary_per_model_count": 1,
+        "nv_inference_queue_summary_us_count": 5,
+        "nv_inference_compute_infer_summary_us_count": 1,
+        "nv_inference_request_duration_histogram_us_count": 5,
+        "nv_inference_compute_infer_duration_histogram_us_count": 1,
+    }.items():
+        assert total(metrics, name, model="simple") == value, name
+    assert not any(name.startswith("nv_inference_request_summary_us") for name, _ in metrics)
+    assert metrics["pharos_cache_entries", ()] == 1 and metrics["pharos_cache_bytes", ()] > 128
+
+
+def test_grpc_shares_with_http(cached):
+    """One request over both protocols, JSON and binary, is one execution; gRPC's statistics count it too."""
+    server = cached(["simple"])
+    answer(server, "simple", simple())
+    for client in (tritonclient.http, tritonclient.grpc):
+        inputs = [client.InferInput(f"INPUT{n}", [1, 16], "INT32") for n in range(2)]
+        for tensor, value in zip(inputs, (numpy.arange(16), numpy.ones(16))):
+            tensor.set_data_from_numpy(value.astype(numpy.int32).reshape(1, 16))
+        address = server.http if client is tritonclient.http else server.grpc
+        with client.InferenceServerClient(address) as connection:
+            result = connection.infer("simple", inputs, request_id="mine")
+            assert result.as_numpy("OUTPUT0").tolist() == [list(range(1, 17))]
+            if client is tritonclient.grpc:
+                assert result.get_response().id == "mine"
+                stats = connection.get_inference_statistics("simple").model_stats[0].inference_stats
+                assert (stats.cache_hit.count, stats.cache_miss.count) == (2, 1)
+    assert hits(server, "simple") == (2, 1)
+
+
+def test_what_differs_does_not_collide(cached):
+    """Each of these has another answer, or could have: Triton takes most of them for one."""
+    server = cached(["simple", "identity_fp32"])
+    both = answer(server, "simple", simple())
+    one_output = answer(server, "simple", simple(outputs=[{"name": "OUTPUT1"}]))
+    assert [output["name"] for output in both["outputs"]] == ["OUTPUT0", "OUTPUT1"]
+    assert [output["name"] for output in one_output["outputs"]] == ["OUTPUT1"]
+    answer(server, "simple", simple(parameters={"key": 1}))
+    answer(server, "simple", simple(parameters={"key": 2}))
+    answer(server, "simple", simple(parameters={"key": "2"}))
+    assert hits(server, "simple") == (0, 5)
+    shapes = [[1, 4], [2, 2], [4, 1]]
+    for shape in shapes * 2:
+        assert answer(server, "identity_fp32", one("FP32", shape, [1, 2, 3, 4]))["outputs"][0]["shape"] == shape
+    assert hits(server, "identity_fp32") == (3, 3)
+
+
+def test_what_does_not_matter_hits(cached):
+    """The order of inputs, outputs and parameters, the id, how outputs are encoded, priority and timeout."""
+    server = cached(["simple"])
+    names = [{"name": "OUTPUT0"}, {"name": "OUTPUT1"}]
+    base = simple(outputs=names, parameters={"a": 1, "b": 2})
+    turned = {"inputs": base["inputs"][::-1], "outputs": names[::-1], "parameters": {"b": 2, "a": 1}}
+    for request in (base, turned, {**base, "id": "x"}, {**base, "parameters": {"a": 1, "b": 2, "timeout": 9_000_000}}):
+        got = answer(server, "simple", request)
+        assert [output["name"] for output in got["outputs"]] == ["OUTPUT0", "OUTPUT1"]
+    binary_output = [{"name": name, "parameters": {"binary_data": True}} for name in ("OUTPUT0", "OUTPUT1")]
+    assert server.ask("POST", "/v2/models/simple/infer", json.dumps({**base, "outputs": binary_output}))[0] == 200
+    assert hits(server, "simple") == (4, 1)
+
+
+def test_without_a_cache_the_model_works(cached, start, tmp_path):
+    """A model may ask for a cache that the server does not have; a server may have one that no model asks for."""
+    server = cached(["simple"], "--log-info=true")
+    for running in (server, start(["identity_fp32"], LOCAL)):
+        model = "simple" if running is server else "identity_fp32"
+        for _ in range(3):
+            answer(running, model, simple() if model == "simple" else one("FP32", [1, 1], [1]))
+        assert counts(running, model)["executions"] == 3 and hits(running, model) == (0, 0)
+        assert not any(name.startswith("nv_cache") for name, _ in running.scrape())
+    assert "but --cache-config is not set" in server.log_tail()
+
+
+def test_the_least_recently_used_go(cached):
+    """With room for few entries, those that were used last stay; an entry that does not fit at all is not stored."""
+    server = cached(["identity_fp32"], "--cache-config=local,size=2000")
+
+    def ask(number, count=4):
+        return answer(server, "identity_fp32", one("FP32", [1, count], [number] * count))
+
+    for number in (1, 2, 3):
+        ask(number)
+    metrics = server.scrape()
+    assert metrics["pharos_cache_entries", ()] == 3 and metrics["pharos_cache_evictions_total", ()] == 0
+    assert metrics["pharos_cache_bytes", ()] <= 2000
+    ask(1)
+    ask(4)
+    assert hits(server, "identity_fp32") == (1, 4)
+    ask(1)
+    assert hits(server, "identity_fp32") == (2, 4), "1 was used after 2 and 3"
+    ask(2)
+    assert hits(server, "identity_fp32") == (2, 5), "2 had to go"
+    for _ in range(2):
+        ask(5, 1000)
+    assert hits(server, "identity_fp32") == (2, 7), "4,000 bytes do not fit"
+    metrics = server.scrape()
+    assert metrics["pharos_cache_entries", ()] == 3 and metrics["pharos_cache_evictions_total", ()] == 2
+    assert total(metrics, "pharos_cache_errors_total", reason="too_large") == 2
+    assert "larger than the cache" in server.log_tail()
+
+
+def test_failures_are_not_kept(cached):
+    """Only good answers are: a request that fails is executed again."""
+    server = cached(["fail"])
+    for _ in range(3):
+        assert server.infer("fail", one("FP32", [4], [1, 2, 3, 4]))[0] != 200
+    counted = counts(server, "fail")
+    assert (counted["fail"], counted["executions"], counted["cache_hit"], counted["cache_miss"]) == (3, 3, 0, 0)
+
+
+def test_entries_do_not_hold_the_workers_memory(cached):
+    """What is kept is a copy: the arena, where the answer was, is given back."""
+    server = cached(["identity_fp32"], "--cache-config=local,size=100000000")
+    for number in range(10):
+        answer(server, "identity_fp32", one("FP32", [1, 10_000], [number] * 10_000))
+
+    def held():
+        metrics = server.scrape()
+        assert metrics["pharos_cache_bytes", ()] > 400_000
+        return total(metrics, "pharos_arena_used_bytes", direction="output") == 0
+
+    eventually("no output is held", 5, held)
+
+
+@pytest.mark.parametrize("flight", [False, True])
+def test_single_flight(cached, flight):
+    """Concurrent equal requests are executed once if wanted, each with its own id; without, each is executed."""
+    server = cached(["delay_200"], LOCAL + f",single_flight={str(flight).lower()}")
+    requests = [{**one("FP32", [1, 2], [1, 2]), "id": f"r{n}"} for n in range(8)]
+    for n, (status, got) in enumerate(at_once(server, "delay_200", requests)):
+        assert (status, got["id"], got["outputs"][0]["data"]) == (200, f"r{n}", [1, 2])
+    counted = counts(server, "delay_200")
+    assert counted["success"] == 8 == counted["cache_hit"] + counted["cache_miss"]
+    assert counted["inferences"] == (1 if flight else 8)
+
+
+def test_the_next_one_leads(cached):
+    """A leader that fails or goes away leaves nobody hanging: the next one is executed."""
+    server = cached(["fail", "delay_200"], LOCAL + ",single_flight=true")
+    assert {status for status, _ in at_once(server, "fail", [one("FP32", [4], [1, 2, 3, 4])] * 6)} == {500}
+    assert counts(server, "fail")["fail"] == 6
+    # Four that block the instance, then a leader that goes away in the queue, and one that waits for it.
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        with held(server, "delay_200"):
+            blocking = [
+                pool.submit(server.infer, "delay_200", one("FP32", [1, 1 + n], [0] * (1 + n))) for n in range(4)
+            ]
+            until_received(server, "delay_200", len(blocking))
+            host, port = server.http.split(":")
+            leader = http.client.HTTPConnection(host, int(port))
+            wanted = json.dumps(one("FP32", [1, 2], [7, 7]))
+            leader.request("POST", "/v2/models/delay_200/infer", wanted)
+            until_received(server, "delay_200", len(blocking) + 1)
+            follower = pool.submit(server.infer, "delay_200", one("FP32", [1, 2], [7, 7]))
+            until_received(server, "delay_200", len(blocking) + 2)
+            leader.close()
+        assert follower.result(10)[1]["outputs"][0]["data"] == [7, 7]
+        assert all(done.result(10)[0] == 200 for done in blocking)
+
+
+def test_order_is_kept_with_hits(cached):
+    """`preserve_ordering`: a hit leaves after the slower misses that came before it, also where it leads or follows."""
+    batching = "dynamic_batching { preserve_ordering: true }"
+    for option in (LOCAL, LOCAL + ",single_flight=true"):
+        server = cached(["delay_200"], option, batching=batching)
+        answer(server, "delay_200", one("FP32", [1, 1], [1]))
+        before = received(server, "delay_200")
+        # Odd ones are hits; 0 and 4 are equal, so that the later one may wait for the other's answer.
+        requests = [one("FP32", [1, 1], [1 if n % 2 else 5 + n % 4]) for n in range(6)]
+
+        def ask(n):
+            until_received(server, "delay_200", before + n)
+            return answer(server, "delay_200", requests[n]) and time.monotonic()
+
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            times = list(pool.map(ask, range(6)))
+        # Some tolerance for the clients' own threads; a hit out of turn would be 200 ms early.
+        assert all(later - sooner > -0.05 for sooner, later in zip(times, times[1:])), times
+        assert hits(server, "delay_200")[0] == (4 if "flight" in option else 3)
+
+
+def test_a_random_load_counts_every_request_once(cached):
+    """Many threads, few different requests, an instance that is killed: answers are right and hits and misses add up."""
+    server = cached(["simple"], LOCAL + ",single_flight=true")
+
+    def ask(n):
+        row = [n % 7] * 16
+        request = simple(id=str(n))
+        request["inputs"][0]["data"] = row
+        got = answer(server, "simple", request)
+        assert (got["id"], got["outputs"][0]["data"]) == (str(n), [n % 7 + 1] * 16)
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        list(pool.map(ask, range(600)))
+    counted = counts(server, "simple")
+    assert counted["success"] == 600 == counted["cache_hit"] + counted["cache_miss"]
+    assert counted["inferences"] == counted["cache_miss"] == 7
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        (["--cache-config=disk,size=1"], r"there is no cache 'disk'; allowed are local,size=BYTES"),
+        (["--cache-config=local,size=much"], r"size is 'much'; allowed are whole numbers"),
+        (["--cache-config=local,size=1", "--cache-config=redis,host=h"], r"found multiple cache configurations, but only"),
+        (["--cache-config=local,size=1", "--response-cache-byte-size=1"], r"Incompatible flags --response-cache-byte-size"),
+    ],
+)
+def test_wrong_options_are_refused(options, expected):
+    """The server says what is allowed and does not start."""
+    command = [str(binary()), f"--model-repository={EXAMPLES}", *options]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert result.returncode != 0 and re.search(expected, result.stderr), result.stderr
+
+
+def test_the_deprecated_flag(cached):
+    """It is a local cache, and says that it is deprecated."""
+    server = cached(["simple"], "--response-cache-byte-size=100000")
+    for _ in range(2):
+        answer(server, "simple", simple())
+    assert hits(server, "simple") == (1, 1) and "--response-cache-byte-size is deprecated" in server.log_tail()
+
+
+# ---- Redis ------------------------------------------------------------------------------------------------------------
+
+
+def connected(server):
+    """Waits until the server is connected to Redis."""
+    eventually("connected to Redis", 10, lambda: "connected to Redis" in server.log.read_text())
+    return server
+
+
+def stored(redis, count: int):
+    eventually(f"{count} entries in Redis", 5, lambda: len(redis.keys()) == count)
+
+
+@needs_redis
+def test_redis_is_shared(cached, tmp_path):
+    """What one server has executed another one answers, also after all have been restarted; other files are another model."""
+    with Redis(tmp_path) as redis:
+        options = ["--cache-config=redis,host=127.0.0.1", f"--cache-config=redis,port={redis.port},single_flight=true"]
+        first, second = (connected(cached(["simple"], *options)) for _ in range(2))
+        expected = answer(first, "simple", simple())
+        stored(redis, 1)
+        assert answer(second, "simple", simple(id="mine")) == {**expected, "id": "mine"}
+        assert (hits(first, "simple"), hits(second, "simple")) == ((0, 1), (1, 0))
+        assert counts(second, "simple")["executions"] == 0
+        for server in (first, second):
+            server.stop()
+        third = connected(cached(["simple"], *options))
+        assert answer(third, "simple", simple()) == expected and hits(third, "simple") == (1, 0)
+        other = repository(tmp_path / "other", "simple")
+        (other / "simple" / "1" / "weights").write_text("changed")
+        with Server(tmp_path, [other], options) as fourth:
+            connected(fourth)
+            answer(fourth, "simple", simple())
+            assert hits(fourth, "simple") == (0, 1)
+
+
+@needs_redis
+def test_redis_takes_password_database_and_age(cached, tmp_path):
+    """`password`, `db` and `ttl`; with a wrong password there are misses and a reason."""
+    with Redis(tmp_path, options=["--requirepass", "secret"]) as redis:
+        base = f"--cache-config=redis,host=127.0.0.1,port={redis.port}"
+        server = connected(cached(["simple"], f"{base},password=secret,db=3,ttl=100,timeout_ms=1000"))
+        for _ in range(2):
+            answer(server, "simple", simple())
+            run_for("an answer is written to Redis behind the response", 0.1)
+        assert hits(server, "simple") == (1, 1) and "secret" not in server.log.read_text()
+        refused = cached(["simple"], f"{base},password=wrong")
+        eventually("it is refused", 10, lambda: "the server rejected the login: WRONGPASS" in refused.log.read_text())
+        answer(refused, "simple", simple())
+        assert hits(refused, "simple") == (0, 1)
+
+
+@needs_redis
+def test_redis_over_tls(cached, tmp_path):
+    """`tls_enabled` with an authority and a client's certificate; a server of another authority is refused."""
+    files, other = Files(tmp_path / "tls"), Files(tmp_path / "other")
+    port = free_ports(1)[0]
+    options = ["--tls-port", str(port), "--tls-cert-file", str(files.cert), "--tls-key-file", str(files.key)]
+    options += ["--tls-ca-cert-file", str(files.root), "--tls-auth-clients", "yes", "--requirepass", "secret"]
+    with Redis(tmp_path, options=options):
+        base = f"--cache-config=redis,host=127.0.0.1,port={port},password=secret,timeout_ms=1000,tls_enabled=true"
+        server = connected(cached(["simple"], f"{base},cacert={files.root},cert={files.client_cert},key={files.client_key}"))
+        answer(server, "simple", simple())
+        eventually("it is stored", 5, lambda: answer(server, "simple", simple()) and hits(server, "simple")[0] > 0)
+        for settings, words in [
+            (f"cacert={other.root},cert={files.client_cert},key={files.client_key}", "certificate"),
+            (f"cacert={files.root}", "response cache: Redis at 127.0.0.1"),
+            (f"cacert={tmp_path / 'none.pem'}", "cannot read"),
+        ]:
+            refused = cached(["simple"], f"{base},{settings}")
+            eventually(words, 10, lambda: words in refused.log.read_text())
+            answer(refused, "simple", simple())
+            assert hits(refused, "simple") == (0, 1)
+
+
+@needs_redis
+def test_redis_cluster(cached, tmp_path):
+    """`cluster` with a node that has all slots: its replies name the node for each key."""
+    with Redis(tmp_path, options=["--cluster-enabled", "yes", "--cluster-config-file", str(tmp_path / "nodes")]) as redis:
+        redis.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        eventually("the cluster is ready", 10, lambda: b"cluster_state:ok" in redis.ask("CLUSTER", "INFO"))
+        option = f"--cache-config=redis,host=127.0.0.1,port={redis.port},cluster=true,timeout_ms=1000"
+        first, second = (connected(cached(["simple"], option)) for _ in range(2))
+        expected = answer(first, "simple", simple())
+        stored(redis, 1)
+        assert answer(second, "simple", simple()) == expected and hits(second, "simple") == (1, 0)
+
+
+@needs_redis
+def test_redis_that_dies_hangs_and_comes_back(cached, tmp_path):
+    """Every request is answered, none waits longer than the time-out, and hits come back with Redis."""
+    options = ["--cache-config=redis,host=127.0.0.1,timeout_ms=200,port="]
+    with Redis(tmp_path) as redis:
+        server = connected(cached(["simple"], options[0] + str(redis.port)))
+        answer(server, "simple", simple())
+        stored(redis, 1)
+        answer(server, "simple", simple())
+        assert hits(server, "simple") == (1, 1)
+        redis.pause()
+        started = time.monotonic()
+        for _ in range(10):
+            answer(server, "simple", simple())
+        assert time.monotonic() - started < 2, "one waits 200 ms, the others find no connection"
+        assert hits(server, "simple") == (1, 11)
+        port = redis.port
+    assert total(server.scrape(), "pharos_cache_errors_total", reason="timeout") >= 1
+    for _ in range(3):
+        answer(server, "simple", simple())
+    assert total(server.scrape(), "pharos_cache_errors_total", reason="connection") >= 3
+    with Redis(tmp_path, port) as redis:
+
+        def hit():
+            before = hits(server, "simple")[0]
+            answer(server, "simple", simple())
+            return hits(server, "simple")[0] > before
+
+        eventually("hits come back", 15, hit)
+    told = server.log.read_text().count("response cache:")
+    assert told < 20, "troubles are said once a second"
+
+
+@needs_redis
+def test_what_is_in_redis_is_not_trusted(cached, tmp_path):
+    """Values that are cut, changed, or somebody else's are misses, and are replaced."""
+    with Redis(tmp_path) as redis:
+        server = connected(cached(["simple"], f"--cache-config=redis,host=127.0.0.1,port={redis.port},timeout_ms=2000"))
+        expected = answer(server, "simple", simple())
+        stored(redis, 1)
+        key = redis.keys()[0]
+        value = redis.ask("GET", key).split(b"\r\n", 1)[1][:-2]
+        bad = [b"", b"x", value[:-1], value + b"x", value.replace(b"OUTPUT1", b"OUTPUT9"), value[:40] + b"\xff" * 40]
+        bad.append(value.replace(b"PHRC\x01", b"PHRC\x02"))
+        for n, wrong in enumerate(bad):
+            redis.ask("SET", key, wrong)
+            assert answer(server, "simple", simple()) == expected
+            assert hits(server, "simple") == (0, n + 2)
+            eventually("it is replaced", 5, lambda: redis.ask("GET", key).split(b"\r\n", 1)[1][:-2] == value)
+        redis.ask("DEL", key)
+        redis.ask("LPUSH", key, "a list")
+        assert answer(server, "simple", simple()) == expected
+        metrics = server.scrape()
+        assert total(metrics, "pharos_cache_errors_total", reason="entry") == len(bad)
+        assert total(metrics, "pharos_cache_errors_total", reason="reply") >= 1
+
+
+def later(answer):
+    """Greets as Redis does, then gives `answer`."""
+    return lambda piece: b"+OK\r\n" if b"SELECT" in piece else answer
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\x00\xff" * 3000,
+        None,
+        later(b"$99999999999999\r\n"),
+        later(b"$5\r\nabc"),
+        later(b"*3\r\n:1\r\n"),
+        later(b"+OK\r\n+OK\r\n+OK\r\n"),
+        later(None),
+    ],
+    ids=["http", "rubbish", "silence", "huge", "cut", "array", "more", "then-silence"],
+)
+def test_what_is_no_redis_costs_misses_only(cached, reply):
+    """Whatever the other end says or does not say: answers are right and soon there."""
+    with NoRedis(reply) as other:
+        server = cached(["simple"], f"--cache-config=redis,host=127.0.0.1,port={other.port},timeout_ms=100")
+        eventually("it was tried", 10, lambda: other.connections > 0)
+        for n in range(20):
+            started = time.monotonic()
+            assert answer(server, "simple", simple())["outputs"][0]["data"] == [n + 1 for n in range(16)]
+            assert time.monotonic() - started < 1
+            pause_as_client(0.02)
+        assert hits(server, "simple") == (0, 20)
+        assert total(server.scrape(), "pharos_cache_errors_total") >= 1
+        server.stop()

@@ -1,0 +1,98 @@
+"""The dynamic batcher as clients see it: what is executed together, what is refused, what waits too long."""
+
+import concurrent.futures
+import time
+
+import pytest
+
+from harness.inference import one
+from harness.server import total
+from harness.statistics import sizes
+
+REQUEST = one("FP32", [1, 2], [1, 2])
+
+
+def at_once(server, model: str, requests: list) -> list:
+    """Sends all requests at the same time: the answers in the order of the requests."""
+    with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
+        return list(pool.map(lambda request: server.infer(model, request), requests))
+
+
+@pytest.mark.smoke
+def test_waiting_requests_are_executed_together(start):
+    """While the model is busy others queue up; each then gets its own rows of the common result."""
+    server = start(["delay_200"])
+    requests = [one("FP32", [1, 2], [n, -n]) for n in range(16)]
+    answers = at_once(server, "delay_200", requests)
+    for n, (status, answer) in enumerate(answers):
+        assert status == 200, answer
+        assert answer["outputs"][0]["shape"] == [1, 2]
+        assert answer["outputs"][0]["data"] == [n, -n]
+    ran = sizes(server, "delay_200")
+    assert sum(size * count for size, count in ran.items()) == 16
+    assert max(ran) == 4, "batches grow to max_batch_size and not beyond"
+    assert sum(ran.values()) < 16
+
+
+def test_different_shapes_are_not_mixed(start):
+    """Requests of different shapes are never in the same batch."""
+    server = start(["batched"])
+    requests = [one("FP32", [1, 1 + n % 2], [n] * (1 + n % 2)) for n in range(12)]
+    for n, (status, answer) in enumerate(at_once(server, "batched", requests)):
+        assert (status, answer["outputs"][0]["data"]) == (200, [n] * (1 + n % 2))
+
+
+def test_delay_waits_for_more(start):
+    """A single request waits for company as long as the configuration says, 100 ms, and not longer."""
+    server = start(["batched"])
+    started = time.monotonic()
+    assert server.infer("batched", REQUEST)[0] == 200
+    assert 0.1 <= time.monotonic() - started < 5
+    assert 100e6 <= server.statistics("batched")["inference_stats"]["queue"]["ns"] < 5e9
+
+
+def test_preferred_size_goes_at_once(start):
+    """A full preferred batch does not wait for the queue delay of 10 s."""
+    server = start(["preferred"])
+    started = time.monotonic()
+    assert {status for status, _ in at_once(server, "preferred", [REQUEST] * 4)} == {200}
+    assert time.monotonic() - started < 8
+    assert sizes(server, "preferred") == {4: 1}
+
+
+@pytest.mark.smoke
+def test_full_queue_refuses(start):
+    """Beyond `max_queue_size` a request is refused at once with 503, and is in no statistic."""
+    server = start(["queue_limit"])
+    answers = at_once(server, "queue_limit", [REQUEST] * 8)
+    refused = [answer for status, answer in answers if status == 503]
+    assert len(refused) >= 1
+    assert all("Exceeds maximum queue size" in answer["error"] for answer in refused)
+    done = sum(status == 200 for status, _ in answers)
+    assert done >= 3 and done + len(refused) == 8
+    statistics = server.statistics("queue_limit")
+    assert statistics["inference_stats"]["success"]["count"] == done
+    assert statistics["inference_stats"]["fail"]["count"] == 0
+
+
+def test_waiting_too_long_is_refused(start):
+    """A request that waits longer than its policy allows fails with 503, and counts as REJECTED."""
+    server = start(["queue_timeout"])
+    answers = at_once(server, "queue_timeout", [REQUEST] * 4)
+    refused = [answer for status, answer in answers if status == 503]
+    assert refused, "with 300 ms for each request, some of 4 wait longer than 100 ms"
+    assert all("Request timeout expired" in answer["error"] for answer in refused)
+    labels = {"model": "queue_timeout", "reason": "REJECTED"}
+    assert total(server.scrape(), "nv_inference_request_failure", **labels) == len(refused)
+    assert server.statistics("queue_timeout")["inference_stats"]["fail"]["count"] == len(refused)
+
+
+@pytest.mark.parametrize("model", ["identity_fp32_nobatch", "identity_fp32"])
+def test_without_batching_each_request_is_one_execution(start, model):
+    """No `dynamic_batching` in the configuration: nothing is ever put together."""
+    server = start([model])
+    shape = [2] if model.endswith("nobatch") else [1, 2]
+    answers = at_once(server, model, [one("FP32", shape, [1, 2])] * 12)
+    assert {status for status, _ in answers} == {200}
+    statistics = server.statistics(model)
+    assert statistics["execution_count"] == statistics["inference_count"] == 12

@@ -1,0 +1,69 @@
+"""Clients that measure how long others wait during an attack."""
+
+import json
+import threading
+import time
+
+import numpy as np
+
+from harness.connections import connect, post, read_response
+from harness.inference import one
+from harness.processes import resident_kb
+from harness.waiting import eventually
+
+MODEL = "identity_fp32_nobatch"
+INFER = f"/v2/models/{MODEL}/infer"
+MOST = 2000
+OPTIONS = [
+    "--client-head-timeout-secs=2",
+    "--client-body-timeout-secs=2",
+    "--client-write-timeout-secs=2",
+    "--client-handshake-timeout-secs=2",
+    f"--http-max-connections={MOST}",
+    f"--grpc-max-connections={MOST}",
+]
+P99_S = 1.0
+"""What others wait at most, 99 of 100; some milliseconds are usual, but the machine may be busy."""
+
+
+class Others:
+    """Clients who ask without pause on connections of their own, how long they wait, and the frontend's memory."""
+
+    def __init__(self, server):
+        self.server, self.over, self.times, self.wrong = server, threading.Event(), [], []
+        self.most_kb = self.first_kb = resident_kb(server)
+        self.threads = [threading.Thread(target=self.ask) for _ in range(2)] + [threading.Thread(target=self.weigh)]
+
+    def ask(self):
+        """One client: a request every 2 ms."""
+        request = post(INFER, json.dumps(one("FP32", [4], [1, 2, 3, 4])).encode())
+        wire = connect(self.server.http_port)
+        while not self.over.wait(0.002):
+            begun = time.monotonic()
+            wire.sendall(request)
+            status, _ = read_response(wire)
+            self.times.append(time.monotonic() - begun)
+            if status != 200:
+                self.wrong.append(status)
+                return
+        wire.close()
+
+    def weigh(self):
+        """The most memory that was seen."""
+        while not self.over.wait(0.02):
+            self.most_kb = max(self.most_kb, resident_kb(self.server))
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        eventually("the others ask", 10, lambda: len(self.times) > 50)
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        for thread in self.threads:
+            thread.join(60)
+
+    def p99(self) -> float:
+        """In seconds."""
+        return float(np.percentile(self.times, 99))

@@ -1,0 +1,296 @@
+"""What clients send costs what has come of it, never what they promise; all that is being received is bounded; and what is
+compressed is bounded while it is decompressed. Others are served meanwhile."""
+
+import contextlib
+import gzip
+import json
+import struct
+import threading
+import zlib
+
+import grpc
+import h2.config
+import h2.connection
+import h2.events
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from harness.connections import GRPC_HEADERS, connect, read_response
+from harness.inference import one
+from harness.models import copy_models
+from harness.processes import resident_kb
+from harness.server import Server, total
+from harness.waiting import eventually
+from security.others import INFER, MODEL, OPTIONS, P99_S, Others
+from torchserve.home import Home, has_worker
+
+pytestmark = pytest.mark.alone
+
+GZIP = [("grpc-encoding", "gzip"), ("grpc-accept-encoding", "gzip")]
+SERVICE = "/inference.GRPCInferenceService/"
+
+
+class Calls:
+    """Calls on one connection, frame by frame."""
+
+    def __init__(self, port):
+        configuration = h2.config.H2Configuration(client_side=True, header_encoding="utf-8")
+        self.wire, self.connection = connect(port), h2.connection.H2Connection(configuration)
+        self.connection.initiate_connection()
+        self.ended, self.streams = {}, 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.wire.close()
+
+    def begin(self, data=b"", extra=(), path=SERVICE + "ModelInfer", end=False, flush=True) -> int:
+        """A call, and the beginning of what it sends; without `flush` it is sent with what follows."""
+        stream = self.connection.get_next_available_stream_id()
+        self.connection.send_headers(stream, [*({**GRPC_HEADERS, ":path": path}).items(), *extra])
+        self.streams += 1
+        while data:
+            size = min(self.connection.local_flow_control_window(stream), self.connection.max_outbound_frame_size, len(data))
+            if size:
+                self.connection.send_data(stream, data[:size])
+                data = data[size:]
+            else:
+                self.wire.sendall(self.connection.data_to_send())
+                self.receive()
+                if stream in self.ended:
+                    return stream
+        if end:
+            self.connection.end_stream(stream)
+        if flush:
+            self.wire.sendall(self.connection.data_to_send())
+        return stream
+
+    def receive(self):
+        """Takes what has come."""
+        for event in self.connection.receive_data(self.wire.recv(65536)):
+            if isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
+                headers = dict(event.headers)
+                if "grpc-status" in headers:
+                    self.ended[event.stream_id] = headers
+        self.wire.sendall(self.connection.data_to_send())
+
+    def end(self, *streams, seconds=30):
+        """The ends of calls."""
+        self.wire.settimeout(seconds)
+        while not all(stream in self.ended for stream in streams):
+            self.receive()
+        return [(int(self.ended[stream]["grpc-status"]), self.ended[stream].get("grpc-message", "")) for stream in streams]
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory):
+    """A server with short patience."""
+    folder = tmp_path_factory.mktemp("attacked")
+    with Server(folder, [copy_models(folder / "models", [MODEL])], OPTIONS) as server:
+        yield server
+
+
+def bomb(size: int) -> bytes:
+    """A compressed message that becomes this long."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    packed = b"".join([packer.compress(bytes(2**20)) for _ in range(size // 2**20)]) + packer.flush()
+    return b"\1" + struct.pack(">I", len(packed)) + packed
+
+
+def reserved_kb(server) -> int:
+    """The most address space that the frontend has had."""
+    text = open(f"/proc/{server.process.pid}/status").read()
+    return int(text.split("VmPeak:")[1].split()[0])
+
+
+def promises(server):
+    """4,000 calls that promise 2 GiB each and send five bytes."""
+    before = reserved_kb(server)
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(Calls(server.grpc_port)) for _ in range(4)]
+        prefix = b"\0\x7f\xff\xff\xff"
+        paths = [SERVICE + method for method in ("ModelInfer", "ServerLive", "ModelMetadata", "RepositoryIndex")]
+        streams = []
+        for calls, path in zip(connections, paths, strict=True):
+            streams.append([calls.begin(prefix, path=path, flush=number == 999) for number in range(1000)])
+        for calls, opened in zip(connections, streams, strict=True):
+            assert {status for status, _ in calls.end(*opened)} == {3}
+    assert reserved_kb(server) - before < 2**20, "no address space is reserved for promises"
+
+
+def bombs(server):
+    """Three calls, each with 1 MB that becomes 1 GB."""
+    data = bomb(2**30)
+    assert len(data) < 2**20 + 2**16
+
+    def send(results):
+        with Calls(server.grpc_port) as calls:
+            results += calls.end(calls.begin(data, GZIP, end=True), seconds=60)
+
+    results = []
+    threads = [threading.Thread(target=send, args=(results,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [status for status, _ in results] == [8] * 3, results
+    assert "maximum%20allowed%20value%20of%2067108864%20bytes" in results[0][1]
+
+
+def bombs_in_streams(server):
+    """The same in one stream of requests, one after the other, ends the stream with the first."""
+    data = bomb(2**28)
+    with Calls(server.grpc_port) as calls:
+        [(status, _)] = calls.end(calls.begin(data * 3, GZIP, SERVICE + "ModelStreamInfer", end=True), seconds=60)
+    assert status == 8
+
+
+def bombs_over_http(server):
+    """Three requests over HTTP, each with 1 MB that becomes 1 GB."""
+    data = bomb(2**30)[5:]
+    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(connect(server.http_port)) for _ in range(3)]
+        for wire in wires:
+            wire.sendall(head + data)
+        for wire in wires:
+            wire.settimeout(60)
+            status, body = read_response(wire)
+            text = b"exceeds the maximum allowed value of 67108864 bytes. Use --http-max-input-size to increase the limit."
+            assert status == 400 and text in body, body
+
+
+ATTACKS = {promises: 150, bombs: 400, bombs_in_streams: 250, bombs_over_http: 400}
+"""With the MiB that each may cost."""
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_attack(attacked, attack, capsys):
+    with Others(attacked) as others:
+        attack(attacked)
+    grown = (others.most_kb - others.first_kb) / 1024
+    with capsys.disabled():
+        print(
+            f"\n{attack.__name__}: others p50 {1000 * np.median(others.times):.1f} ms, p99 {1000 * others.p99():.1f} ms, "
+            f"longest {1000 * max(others.times):.0f} ms; the frontend grew by {grown:.0f} MiB ",
+            end="",
+        )
+    assert others.wrong == [] and others.p99() < P99_S
+    assert grown < ATTACKS[attack]
+    assert attacked.process.poll() is None
+    assert "panicked" not in attacked.log.read_text()
+
+
+def message(values: int) -> pb.ModelInferRequest:
+    """A request with so many numbers."""
+    request = pb.ModelInferRequest(model_name=MODEL)
+    request.inputs.add(name="INPUT0", datatype="FP32", shape=[values])
+    request.raw_input_contents.append(np.arange(values, dtype=np.float32).tobytes())
+    return request
+
+
+def infer(server, request, compression=grpc.Compression.NoCompression):
+    """The answer's numbers."""
+    with grpc.insecure_channel(server.grpc, [("grpc.max_receive_message_length", -1)]) as channel:
+        call = channel.unary_unary(
+            SERVICE + "ModelInfer", pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
+        )
+        answer = call(request, timeout=60, compression=compression)
+    return np.frombuffer(answer.raw_output_contents[0], dtype=np.float32)
+
+
+def test_messages_have_a_largest_size(start):
+    """`--grpc-max-input-size` counts the message as it comes and as it is decompressed."""
+    small, large = message(2000), message(40_000)
+    server = start([MODEL], f"--grpc-max-input-size={small.ByteSize()}")
+    for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip, grpc.Compression.Deflate):
+        assert np.array_equal(infer(server, small, compression), np.arange(2000, dtype=np.float32))
+        with pytest.raises(grpc.RpcError) as refused:
+            infer(server, large, compression)
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "Use --grpc-max-input-size to increase the limit" in refused.value.details()
+    zeros = pb.ModelInferRequest(model_name=MODEL, id="0" * (small.ByteSize() + 1))
+    with pytest.raises(grpc.RpcError) as refused:
+        infer(server, zeros, grpc.Compression.Gzip)
+    assert "when it is decompressed" in refused.value.details()
+    assert total(server.scrape(), "pharos_request_failures_total", protocol="grpc", reason="TOO_LARGE") == 4
+
+
+def test_large_messages_are_compressed_both_ways(server):
+    """Beyond what is decompressed and compressed in one go, in single calls and in streams."""
+    request = message(3_000_000)
+    for compression in (grpc.Compression.Gzip, grpc.Compression.Deflate):
+        assert np.array_equal(infer(server, request, compression), np.arange(3_000_000, dtype=np.float32))
+    with grpc.insecure_channel(server.grpc, [("grpc.max_receive_message_length", -1)]) as channel:
+        call = channel.stream_stream(
+            SERVICE + "ModelStreamInfer", pb.ModelInferRequest.SerializeToString, pb.ModelStreamInferResponse.FromString
+        )
+        answers = list(call(iter([request, message(3), request]), timeout=60, compression=grpc.Compression.Gzip))
+    sizes = [len(answer.infer_response.raw_output_contents[0]) // 4 for answer in answers]
+    assert sizes == [3_000_000, 3, 3_000_000]
+
+
+def test_all_that_is_being_received_is_bounded(start):
+    """`--receive-memory-byte-size`: bodies of HTTP and messages of gRPC count together; what is beyond is refused, and what
+    is given back can be used again."""
+    mib = 2**20
+    server = start([MODEL], f"--receive-memory-byte-size={16 * mib}")
+    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {8 * mib}\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            wire = stack.enter_context(connect(server.http_port))
+            wire.sendall(head + bytes(4 * mib))
+        calls = stack.enter_context(Calls(server.grpc_port))
+        calls.begin(b"\0" + struct.pack(">I", 8 * mib) + bytes(3 * mib))
+
+        def full():
+            with pytest.raises(grpc.RpcError) as refused:
+                infer(server, message(mib))
+            return refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and "--receive-memory-byte-size" in refused.value.details()
+
+        eventually("a call of 4 MiB is refused", 30, full)
+        with connect(server.http_port) as wire:
+            wire.sendall(head + bytes(8 * mib))
+            wire.settimeout(30)
+            status, body = read_response(wire)
+            assert status == 503 and b"--receive-memory-byte-size" in body, body
+        # What comes in one piece does not wait, so it is served.
+        assert server.infer(MODEL, one("FP32", [1], [1]))[0] == 200
+
+    def served():
+        try:
+            return len(infer(server, message(mib))) == mib
+        except grpc.RpcError:
+            return False
+
+    eventually("it is served when the others are gone", 30, served)
+    with pytest.raises(grpc.RpcError) as refused:
+        infer(server, pb.ModelInferRequest(model_name=MODEL, id="0" * (20 * mib)), grpc.Compression.Gzip)
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    packed = gzip.compress(json.dumps(one("FP32", [1], [1])).encode() + b" " * (20 * mib))
+    status, text = server.ask("POST", INFER, packed, headers={"Content-Encoding": "gzip"})
+    assert (status, "--receive-memory-byte-size" in text) == (503, True), text
+
+
+@pytest.mark.skipif(not has_worker, reason="needs the package pharos-worker")
+def test_torchserves_ports_promise_nothing_either(tmp_path):
+    """Calls that promise as much as is allowed there, 6 MB, and send five bytes; more than that is refused at once."""
+    ports = {
+        "grpc": [SERVICE + "ModelInfer", "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"],
+        "grpc_management": ["/org.pytorch.serve.grpc.management.ManagementAPIsService/RegisterModel"],
+    }
+    with Home(tmp_path) as home:
+        before = resident_kb(home)
+        for name, paths in ports.items():
+            for path in paths:
+                with Calls(getattr(home, name)) as calls:
+                    refused = calls.begin(b"\0\x7f\xff\xff\xff", path=path)
+                    [(status, text)] = calls.end(refused)
+                    assert (status, "max_request_size" in text) == (8, True), (path, status, text)
+                    for _ in range(500):
+                        calls.begin(b"\0" + struct.pack(">I", 6_000_000), path=path)
+                    # Frames are read in order: when this is refused, all before it have come.
+                    calls.end(calls.begin(b"\0\x7f\xff\xff\xff", path=path))
+                    assert resident_kb(home) - before < 100_000, path

@@ -1,0 +1,451 @@
+"""TLS and mutual TLS on every listener, through unmodified clients; files that change and files that are wrong."""
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import time
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.grpc.aio
+import tritonclient.http
+import tritonclient.http.aio
+from tritonclient.utils import InferenceServerException
+
+from harness.certificates import Authority, Files, key_pem, new_key
+from harness.inference import one
+from harness.models import copy_models
+from harness.prometheus import Prometheus, missing
+from harness.server import Server, total
+from harness.waiting import eventually
+
+MODEL = "identity_fp32"
+LISTENERS = ("http", "grpc", "metrics")
+
+
+class TlsServer(Server):
+    """A server that speaks TLS on its listeners: asked over TLS too."""
+
+    def __init__(self, folder, files: Files, *options, mutual=False, listeners=LISTENERS):
+        models = copy_models(folder / "models", [MODEL])
+        super().__init__(folder, [models], [*files.options(*listeners, mutual=mutual), *options])
+        self.files, self.mutual = files, mutual
+
+    def context(self) -> ssl.SSLContext:
+        """What a client of this server needs."""
+        context = ssl.create_default_context(cafile=self.files.root)
+        if self.mutual:
+            context.load_cert_chain(self.files.client_cert, self.files.client_key)
+        return context
+
+    def connect(self, address: str = "") -> http.client.HTTPSConnection:
+        """A connection that stays open."""
+        return http.client.HTTPSConnection(address or self.http, timeout=30, context=self.context())
+
+    def ask(self, method, path, body=None, address="", headers=None):
+        connection = self.connect(address)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            return response.status, response.read().decode(errors="replace")
+        finally:
+            connection.close()
+
+    def certificate_of(self, address: str = "") -> str:
+        """The common name in the certificate that a new connection sees."""
+        host, port = (address or self.http).split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as plain:
+            with self.context().wrap_socket(plain, server_hostname=host) as wire:
+                return dict(pair[0] for pair in wire.getpeercert()["subject"])["commonName"]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["tls", "mutual"])
+def secured(request, tmp_path_factory):
+    """A server that speaks only TLS, or only with clients that have a certificate."""
+    folder = tmp_path_factory.mktemp("tls")
+    with TlsServer(folder, Files(folder / "pem"), mutual=request.param) as server:
+        yield server
+
+
+def tensor(module):
+    """The input of the model."""
+    value = module.InferInput("INPUT0", [1, 2], "FP32")
+    value.set_data_from_numpy(np.array([[1, 2]], np.float32))
+    return value
+
+
+def grpc_options(server) -> dict:
+    """What tritonclient's gRPC clients take."""
+    files = server.files
+    options = {"ssl": True, "root_certificates": str(files.root)}
+    if server.mutual:
+        options |= {"private_key": str(files.client_key), "certificate_chain": str(files.client_cert)}
+    return options
+
+
+@pytest.mark.smoke
+def test_http_client(secured):
+    """tritonclient over HTTPS."""
+    with tritonclient.http.InferenceServerClient(
+        secured.http, ssl=True, ssl_context_factory=secured.context
+    ) as client:
+        assert client.is_server_ready()
+        result = client.infer(MODEL, [tensor(tritonclient.http)])
+        assert result.as_numpy("OUTPUT0").tolist() == [[1, 2]]
+
+
+def test_http_client_with_files(secured):
+    """Its other way to be told of certificates."""
+    files = secured.files
+    options = {"ca_certs": str(files.root)}
+    if secured.mutual:
+        options |= {"certfile": str(files.client_cert), "keyfile": str(files.client_key)}
+    with tritonclient.http.InferenceServerClient(secured.http, ssl=True, ssl_options=options) as client:
+        assert client.infer(MODEL, [tensor(tritonclient.http)]).as_numpy("OUTPUT0").tolist() == [[1, 2]]
+
+
+def test_http_client_aio(secured):
+    """Its client for asyncio."""
+
+    async def run():
+        async with tritonclient.http.aio.InferenceServerClient(
+            secured.http, ssl=True, ssl_context=secured.context()
+        ) as client:
+            result = await client.infer(MODEL, [tensor(tritonclient.http)])
+            return result.as_numpy("OUTPUT0").tolist()
+
+    assert asyncio.run(run()) == [[1, 2]]
+
+
+@pytest.mark.smoke
+def test_grpc_client(secured):
+    """tritonclient over gRPC, a call and a stream."""
+    with tritonclient.grpc.InferenceServerClient(secured.grpc, **grpc_options(secured)) as client:
+        assert client.infer(MODEL, [tensor(tritonclient.grpc)]).as_numpy("OUTPUT0").tolist() == [[1, 2]]
+        answers = []
+        client.start_stream(lambda result, error: answers.append(error or result.as_numpy("OUTPUT0").tolist()))
+        client.async_stream_infer(MODEL, [tensor(tritonclient.grpc)])
+        client.stop_stream()
+        assert answers == [[[1, 2]]]
+
+
+def test_grpc_client_aio(secured):
+    """Its client for asyncio."""
+
+    async def run():
+        async with tritonclient.grpc.aio.InferenceServerClient(secured.grpc, **grpc_options(secured)) as client:
+            return (await client.infer(MODEL, [tensor(tritonclient.grpc)])).as_numpy("OUTPUT0").tolist()
+
+    assert asyncio.run(run()) == [[1, 2]]
+
+
+@pytest.mark.parametrize(("offered", "agreed"), [
+    (["h2", "http/1.1"], "h2"), (["http/1.1"], "http/1.1"), ([], None),
+])  # fmt: skip
+def test_protocols_are_agreed_on(secured, offered, agreed):
+    """ALPN: HTTP/2 if the client can, HTTP/1.1 if it asks for that or says nothing."""
+    context = secured.context()
+    if offered:
+        context.set_alpn_protocols(offered)
+    with socket.create_connection(("127.0.0.1", secured.http_port), timeout=30) as plain:
+        with context.wrap_socket(plain, server_hostname="localhost") as wire:
+            assert wire.selected_alpn_protocol() == agreed
+            if agreed == "h2":
+                wire.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+                assert wire.recv(9)[3] == 4, "a SETTINGS frame"
+            else:
+                wire.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert wire.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=lambda v: v.name)
+def test_versions(secured, version):
+    """TLS 1.2 and 1.3 are spoken."""
+    context = secured.context()
+    context.minimum_version = context.maximum_version = version
+    connection = http.client.HTTPSConnection(secured.http, timeout=30, context=context)
+    connection.request("GET", "/v2/health/live")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def test_large_tensors(secured):
+    """16 MiB there and back."""
+    values = np.arange(4 * 2**20, dtype=np.float32).reshape(1, -1)
+    value = tritonclient.grpc.InferInput("INPUT0", list(values.shape), "FP32")
+    value.set_data_from_numpy(values)
+    with tritonclient.grpc.InferenceServerClient(secured.grpc, **grpc_options(secured)) as client:
+        np.testing.assert_array_equal(client.infer(MODEL, [value]).as_numpy("OUTPUT0"), values)
+
+
+def refusals(server, listener: str, reason: str) -> float:
+    """How often connections were refused for this."""
+    return total(server.scrape(), "pharos_connections_refused_total", listener=listener, reason=reason)
+
+
+def test_clear_text_at_a_port_with_tls(secured):
+    """HTTP is told in HTTP, gRPC by the status UNAVAILABLE, other bytes by the end of the connection; all are counted."""
+    before = {name: refusals(secured, name, "NOT_TLS") for name in LISTENERS}
+    connection = http.client.HTTPConnection(secured.http, timeout=30)
+    connection.request("GET", "/v2/health/live")
+    response = connection.getresponse()
+    assert (response.status, json.load(response)) == (400, {"error": "this port requires TLS: use https"})
+    connection.close()
+    with tritonclient.grpc.InferenceServerClient(secured.grpc) as client:
+        with pytest.raises(InferenceServerException) as error:
+            client.is_server_live(client_timeout=20)
+    assert error.value.status() == "StatusCode.UNAVAILABLE"
+    with socket.create_connection(("127.0.0.1", secured.metrics_port), timeout=30) as wire:
+        wire.sendall(bytes(100))
+        try:
+            assert wire.recv(100) == b""
+        except ConnectionResetError:
+            pass
+    after = {name: refusals(secured, name, "NOT_TLS") for name in LISTENERS}
+    assert all(after[name] > before[name] for name in LISTENERS), after
+    assert "the client does not use TLS, which this port requires" in secured.log_tail()
+
+
+def test_a_client_without_a_certificate(secured):
+    """Is let in where none is asked for, and nowhere else."""
+    context = ssl.create_default_context(cafile=secured.files.root)
+    connection = http.client.HTTPSConnection(secured.http, timeout=30, context=context)
+    if not secured.mutual:
+        connection.request("GET", "/v2/health/live")
+        assert connection.getresponse().status == 200
+        return
+    before = refusals(secured, "http", "HANDSHAKE")
+    with pytest.raises((ssl.SSLError, OSError)):
+        connection.request("GET", "/v2/health/live")
+        connection.getresponse()
+    assert refusals(secured, "http", "HANDSHAKE") == before + 1
+    options = {"ssl": True, "root_certificates": str(secured.files.root)}
+    with tritonclient.grpc.InferenceServerClient(secured.grpc, **options) as client:
+        with pytest.raises(InferenceServerException):
+            client.is_server_live(client_timeout=20)
+
+
+def test_a_client_of_another_authority(secured, tmp_path):
+    """With mutual TLS only certificates of the authorities that were given are taken."""
+    if not secured.mutual:
+        pytest.skip("no certificates are asked for")
+    stranger = Files(tmp_path / "other")
+    context = ssl.create_default_context(cafile=secured.files.root)
+    context.load_cert_chain(stranger.client_cert, stranger.client_key)
+    connection = http.client.HTTPSConnection(secured.http, timeout=30, context=context)
+    with pytest.raises((ssl.SSLError, OSError)):
+        connection.request("GET", "/v2/health/live")
+        connection.getresponse()
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "there")
+def test_prometheus_scrapes_over_tls(secured, tmp_path):
+    """A real Prometheus with `tls_config`."""
+    files = secured.files
+    lines = ["    scheme: https", "    tls_config:", f"      ca_file: {files.root}"]
+    if secured.mutual:
+        lines += [f"      cert_file: {files.client_cert}", f"      key_file: {files.client_key}"]
+    prometheus = Prometheus(tmp_path, secured.metrics)
+    prometheus.config.write_text(prometheus.config.read_text() + "\n".join(lines) + "\n")
+    with prometheus as running:
+        eventually("Prometheus has scraped the server", 30, running.ready)
+        assert running.query("nv_inference_request_success")
+
+
+# ---- servers of their own ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Starts a server with TLS; ended with the test."""
+    started = []
+
+    def begin(files, *options, wait=True, **more):
+        folder = tmp_path / f"server{len(started)}"
+        folder.mkdir()
+        running = TlsServer(folder, files, *options, **more)
+        started.append(running)
+        running.launch()
+        if wait:
+            running.wait_until_ready()
+        return running
+
+    yield begin
+    for running in started:
+        if running.process.poll() is None:
+            running.kill()
+
+
+@pytest.mark.parametrize("kind", ["pkcs8", "pkcs1", "sec1"])
+def test_kinds_of_keys_and_chains(serve, tmp_path, kind):
+    """Keys in PKCS#8, PKCS#1 and SEC1; a certificate of an authority between, which the server sends along."""
+    files = Files(tmp_path / "pem")
+    key = new_key(kind)
+    chain, _ = Authority("between", files.authority).issue("server", key)
+    files.cert.write_bytes(chain)
+    files.key.write_bytes(key_pem(key, kind))
+    assert serve(files).get("/v2/health/live")[0] == 200
+
+
+def test_certificates_are_read_again(serve, tmp_path):
+    """A new certificate holds for new connections, and those that are open go on; a bad one changes nothing and is told;
+    SIGHUP reads at once."""
+    files = Files(tmp_path / "pem")
+    server = serve(files)
+    kept = server.connect()
+    kept.request("GET", "/v2/health/live")
+    kept.getresponse().read()
+    with tritonclient.grpc.InferenceServerClient(server.grpc, **grpc_options(server)) as client:
+        assert client.is_server_live()
+        files.renew("renewed")
+        eventually("the new certificate is shown", 10, lambda: server.certificate_of() == "renewed")
+        eventually("by gRPC too", 10, lambda: server.certificate_of(server.grpc) == "renewed")
+        eventually("and with the metrics", 10, lambda: server.certificate_of(server.metrics) == "renewed")
+        good = files.cert.read_bytes()
+        files.cert.write_text("-----BEGIN CERTIFICATE-----\nnot base64!\n-----END CERTIFICATE-----\n")
+        reloads = lambda result: total(server.scrape(), "pharos_credential_reloads_total", file="http_tls", result=result)  # noqa: E731
+        eventually("the bad file is told", 10, lambda: reloads("failure") == 1)
+        assert f"http_tls reload failed, keeping the previous ones: '{files.cert}' is not valid PEM" in server.log_tail()
+        assert server.certificate_of() == "renewed"
+        files.cert.write_bytes(good)
+        eventually("the good file is read", 10, lambda: reloads("success") == 2)
+        server.process.send_signal(signal.SIGHUP)
+        eventually("SIGHUP reads too", 10, lambda: reloads("success") == 3)
+        kept.request("GET", "/v2/health/live")
+        assert kept.getresponse().status == 200, "on the connection from before"
+        assert client.is_server_live()
+    kept.close()
+    server.stop()
+
+
+def test_files_behind_a_link_that_is_exchanged(serve, tmp_path):
+    """As Kubernetes renews a secret: the files are links into a folder, and that is exchanged as a whole."""
+    folder = tmp_path / "pem"
+    files = Files(folder)
+    for name, certificate in (("one", "server"), ("two", "exchanged")):
+        (folder / name).mkdir()
+        for path, text in zip(("cert.pem", "key.pem"), files.authority.issue(certificate)):
+            (folder / name / path).write_bytes(text)
+    (folder / "now").symlink_to("one")
+    files.cert, files.key = folder / "now/cert.pem", folder / "now/key.pem"
+    server = serve(files)
+    assert server.certificate_of() == "server"
+    (folder / "next").symlink_to("two")
+    os.replace(folder / "next", folder / "now")
+    eventually("the new certificate is shown", 10, lambda: server.certificate_of() == "exchanged")
+
+
+def test_an_authority_that_is_taken_back(serve, tmp_path):
+    """When the list of authorities changes, who was let in by the old one is not let in again, by no resumed session
+    either."""
+    files = Files(tmp_path / "pem")
+    server = serve(files, mutual=True, listeners=("http",))
+    context = server.context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    def connect(session=None):
+        plain = socket.create_connection(("127.0.0.1", server.http_port), timeout=30)
+        return context.wrap_socket(plain, server_hostname="localhost", session=session)
+
+    with connect() as first:
+        session = first.session
+    with connect(session) as second:
+        assert second.session_reused
+    files.root.write_bytes(Authority("another").pem)
+    eventually("the list is read", 10, lambda: "http_tls reloaded" in server.log_tail())
+    with pytest.raises((ssl.SSLError, OSError)):
+        with connect(session) as third:
+            third.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert third.recv(100) == b""
+            raise ConnectionResetError
+
+
+def faults(files: Files) -> dict:
+    """Ways to be wrong: what is done to the files, and what the error must tell."""
+    other, own = key_pem(new_key()), new_key("pkcs8")
+    return {
+        "no file": (lambda: files.cert.unlink(), ["cert.pem' cannot be read", "No such file"]),
+        "not PEM": (lambda: files.cert.write_text("hello"), ["cert.pem' has no certificate in PEM"]),
+        "cut": (
+            lambda: files.cert.write_bytes(files.cert.read_bytes()[:300]),
+            ["cert.pem' is not valid PEM", "section end"],
+        ),
+        "no key": (lambda: files.key.write_bytes(files.cert.read_bytes()), ["key.pem' has no private key"]),
+        "another key": (
+            lambda: files.key.write_bytes(other),
+            ["the key in", "key.pem' does not belong to the certificate in", "cert.pem'"],
+        ),
+        "a password": (
+            lambda: files.key.write_bytes(key_pem(own, "pkcs8", b"secret")),
+            ["key.pem' is protected by a password", "openssl pkey"],
+        ),
+        "an old password": (
+            lambda: files.key.write_bytes(key_pem(own, "pkcs1", b"secret")),
+            ["key.pem' is protected by a password"],
+        ),
+        "no certificate but noise": (
+            lambda: files.cert.write_text("-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n"),
+            ["the certificate in", "cert.pem'", "cannot be used"],
+        ),
+    }
+
+
+@pytest.mark.parametrize("fault", [
+    "no file", "not PEM", "cut", "no key", "another key", "a password", "an old password", "no certificate but noise",
+])  # fmt: skip
+def test_files_that_cannot_be_used(serve, tmp_path, fault):
+    """The server does not start, and says which file is wrong and why."""
+    files = Files(tmp_path / "pem")
+    spoil, words = faults(files)[fault]
+    spoil()
+    server = serve(files, wait=False, listeners=("grpc",))
+    assert server.process.wait(30) == 1
+    log = server.log_tail()
+    assert [word for word in ["TLS of grpc", *words] if word not in log] == [], log
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    (["--grpc-use-ssl=true"], "--grpc-use-ssl needs --grpc-server-cert FILE"),
+    (["--http-use-ssl-mutual=true", "--http-server-cert=c", "--http-server-key=k"],
+     "--http-use-ssl-mutual needs --http-root-cert FILE"),
+])  # fmt: skip
+def test_options_that_lack_a_file(start, options, text):
+    """The option that is missing is named."""
+    server = start([MODEL], *options, wait=False)
+    assert server.process.wait(30) == 1
+    assert text in server.log_tail()
+
+
+def test_tls_at_a_port_with_clear_text(start):
+    """The client is told in TLS, and the log briefly."""
+    server = start([MODEL])
+    context = ssl.create_default_context()
+    for name, port in (("http", server.http_port), ("grpc", server.grpc_port), ("metrics", server.metrics_port)):
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as plain:
+                with pytest.raises(ssl.SSLError, match="protocol version|PROTOCOL_VERSION"):
+                    context.wrap_socket(plain, server_hostname="localhost")
+        assert refusals(server, name, "UNEXPECTED_TLS") == 3
+        assert server.log.read_text().count(f"{name}: refused a connection") == 1, "one line for all of them"
+    assert server.infer(MODEL, one("FP32", [1, 1], [1]))[0] == 200
+
+
+def test_a_handshake_that_does_not_end(serve, tmp_path):
+    """`--client-handshake-timeout-secs`: the connection is closed; others are served meanwhile."""
+    server = serve(Files(tmp_path / "pem"), "--client-handshake-timeout-secs=1")
+    begun = time.monotonic()
+    slow = [socket.create_connection(("127.0.0.1", server.http_port), timeout=30) for _ in range(50)]
+    for wire in slow:
+        wire.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
+    assert server.get("/v2/health/live")[0] == 200
+    for wire in slow:
+        assert wire.recv(10) == b""
+        wire.close()
+    assert 0.9 < time.monotonic() - begun < 10
+    assert refusals(server, "http", "HANDSHAKE_TIMEOUT") == 50
+    assert server.log.read_text().count("the TLS handshake took more than 1 s") == 1

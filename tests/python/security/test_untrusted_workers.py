@@ -1,0 +1,80 @@
+"""What a model writes into memory that it shares with the frontend, or sends without thinking, does not spoil the metrics or
+leave clients without a word."""
+
+import json
+
+import pytest
+
+from harness.server import Server, total
+from harness.waiting import eventually
+from python_backend.worker import PYTHON, has_worker
+
+pytestmark = pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
+
+CONFIG = """backend: "python"
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+MODEL = '''
+import ctypes, re
+import triton_python_backend_utils as pb_utils
+
+# The ring of metric samples begins with these bytes; the count of dropped samples is its word 24.
+MAGIC, DROPPED = int.from_bytes(b"PHRSRING", "little"), 24 * 8
+
+def scribble(value):
+    found = 0
+    for line in open("/proc/self/maps"):
+        place = re.match(r"([0-9a-f]+)-[0-9a-f]+ rw-s", line)
+        if place and "memfd:" in line:
+            at = int(place[1], 16)
+            if ctypes.c_uint64.from_address(at).value == MAGIC:
+                ctypes.c_uint64.from_address(at + DROPPED).value = value
+                found += 1
+    return found
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            value = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
+            if value < 0:
+                answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("")))
+                continue
+            import numpy as np
+            out = pb_utils.Tensor("OUT", np.array([scribble(10**value)], dtype=np.int32))
+            answers.append(pb_utils.InferenceResponse([out]))
+        return answers
+'''
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A server of the model."""
+    folder = tmp_path_factory.mktemp("untrusted")
+    (folder / "models/m/1").mkdir(parents=True)
+    (folder / "models/m/1/model.py").write_text(MODEL)
+    (folder / "models/m/config.pbtxt").write_text(CONFIG)
+    with Server(folder, [folder / "models"], [f"--python={PYTHON}"]) as server:
+        yield server
+
+
+def ask(server, value):
+    """Status and answer."""
+    return server.infer("m", {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [value]}]})
+
+
+def test_a_count_in_shared_memory_is_checked(served):
+    name = "pharos_metric_samples_dropped_total"
+    for value in (18, 19, 3, 18):
+        status, answer = ask(served, value)
+        assert (status, answer["outputs"][0]["data"]) == (200, [1]), "the ring was found"
+    dropped = lambda: total(served.scrape(), name, model="m")
+    eventually("the count is seen", 10, lambda: dropped() > 0)
+    assert dropped() <= 2 * 2**24
+
+
+def test_an_error_without_a_message_has_one(served):
+    status, answer = ask(served, -1)
+    assert status == 500, answer
+    assert answer == {"error": "the model reported an error without a message"}, json.dumps(answer)

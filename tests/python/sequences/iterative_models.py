@@ -1,0 +1,35 @@
+"""Models whose sequences the server continues by itself (`iterative_sequence`)."""
+
+import numpy as np
+
+DELAY_MS = 10
+CONFIG = """backend: "builtin" max_batch_size: 4
+input [ {{ name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] }} ]
+output [ {{ name: "DONE" data_type: TYPE_INT32 dims: [ 1 ] }}, {{ name: "TOGETHER" data_type: TYPE_INT32 dims: [ 1 ] }} ]
+parameters {{ key: "function" value {{ string_value: "countdown" }} }}
+parameters {{ key: "delay_ms" value {{ string_value: "{delay}" }} }}
+{more}
+sequence_batching {{ {batching} }}"""
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
+def config(batching: str, more="", delay=DELAY_MS) -> str:
+    """A whole configuration."""
+    return CONFIG.format(batching=batching, more=more, delay=delay)
+
+
+OLDEST = "iterative_sequence: true oldest { max_candidate_sequences: 8 }"
+MODELS = {
+    "direct": config("iterative_sequence: true direct { }"),
+    "oldest": config(OLDEST),
+    "stream": config(OLDEST, DECOUPLED),
+    "fast": config(OLDEST, DECOUPLED, 0),
+    "plain": config("direct { }"),
+}
+
+
+def count_of(kind, count: int) -> list:
+    """The input."""
+    tensor = kind.InferInput("COUNT", [1, 1], "INT32")
+    tensor.set_data_from_numpy(np.full((1, 1), count, np.int32))
+    return [tensor]

@@ -1,0 +1,303 @@
+"""How answers to `table.py` are compared with a real TorchServe's, and where they differ on purpose, and
+why."""
+
+import fnmatch
+import http.client
+import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One deliberate difference: rows (patterns of names), why, and what holds here instead: `texts`, which are in the
+    answers in this order, and `logged`, lines of the metric logs that are there."""
+
+    rows: tuple
+    why: str
+    texts: tuple = ()
+    logged: tuple = ()
+
+    def check(self, ours: dict) -> str:
+        """How a row's outcome differs from what this entry promises, empty if it does not."""
+        found = [json.dumps(answer, ensure_ascii=False) for answer in ours["answers"]]
+        if len(found) < len(self.texts):
+            return f"{len(found)} answers, promised {len(self.texts)}"
+        for text, wanted in zip(found, self.texts):
+            if wanted not in text:
+                return f"{text[:600]!r}, promised {wanted!r}"
+        lines = [line for log in ours.get("logged", {}).values() for line in log]
+        missing = [line for line in self.logged if line not in lines]
+        return f"no line {missing}: {lines}" if missing else ""
+
+
+ID = '"x-request-id": "UUID"'
+"""Part of every answer."""
+
+DIFFERENCES = [
+    Difference(
+        ("predict: multipart that is broken",),
+        "TorchServe hands the handler an empty request.",
+        ("The body is no multipart form: incomplete multipart stream",),
+    ),
+    Difference(
+        ("paths: of OPTIONS", "api description"),
+        "The OpenAPI documents have words of their own, and paths as they are.",
+        ('"status": 200',),
+    ),
+    Difference(
+        ("headers",),
+        "The HTTP library keeps names of headers in small letters; handlers get them in title case, and ask in any.",
+        ('\\"X-Lower\\": \\"1\\"',),
+    ),
+    Difference(("headers: request id",), "The same.", ('\\"X-Request-Id\\": \\"mine\\"',)),
+    Difference(
+        ("models: describe, customized",),
+        "What a handler says of itself stands in alphabetical order and has its nulls; gRPC metadata are its headers.",
+        ('\\"describe\\": \\"True\\"', "Prediction failed"),
+    ),
+    Difference(
+        ("grpc: models",),
+        "The same.",
+        ('\\"nextPageToken\\": \\"3\\"', '\\"6\\"', "acting.mar", "describe", "Model not found: absent"),
+    ),
+    Difference(
+        ("metrics: percent",),
+        "Values for other dimensions than the first time: TorchServe drops the sample.",
+        ('"status": 200',),
+        ("P1.Percent:12.5|#ModelName:metered,Level:Model|UUID", "P1.Percent:50.0|#ModelName:a,Level:metered|UUID"),
+    ),
+    Difference(
+        ("metrics: numbers that were lost",),
+        "Records in shared memory, not printed text that an expression reads.",
+        ('"status": 200',),
+        tuple(
+            f"Lost{number}.Count:{value}|#ModelName:metered,Level:Model|UUID"
+            for number, value in ((1, "NaN"), (2, "Infinity"), (3, "1.0E16"))
+        ),
+    ),
+    Difference(
+        ("metrics: dimensions that were lost",),
+        "The same; what would end a dimension in the line is escaped.",
+        ('"status": 200',),
+        ("Lost4.Count:1.0|#Host:http%3A//a%3A80,ModelName:metered,Level:Model|UUID",),
+    ),
+    Difference(
+        ("metrics: a comma in a dimension",),
+        "The same.",
+        ('"status": 200',),
+        ("Lost6.Count:1.0|#Host:a%2Cb,ModelName:metered,Level:Model|UUID",),
+    ),
+    Difference(
+        ("metrics: unit that was lost",),
+        "The same.",
+        ('"status": 200',),
+        ("Lost5.tokens/s:1.0|#ModelName:metered,Level:Model|UUID",),
+    ),
+    Difference(
+        ("metrics: wrong types",),
+        "A metric that cannot be counted does not end a prediction; it is told in the log.",
+        ("`metric_type` must be a MetricTypes enum",),
+    ),
+    Difference(
+        ("metrics: store of old",),
+        "Metrics of the older interface are detected too; TorchServe loses them, since their lines have no type.",
+        ('\\"NoneType\\"',),
+        tuple(
+            f"{name}|#ModelName:metered,Level:Model|UUID"
+            for name in ("O1.Count:1.0", "O2.Milliseconds:2.0", "O3.Megabytes:3.0", "O4.Percent:4.0", "O6.Count:6.0")
+        ),
+    ),
+    Difference(
+        ("metrics: ts names",),
+        "A model's metric does not have the name of one of the server's.",
+        ('"status": 200',),
+        ("PredictionTime.ms:*|#ModelName:metered,Level:Model|UUID",),
+    ),
+    Difference(
+        ("metrics: dimensions None",),
+        "As TorchServe's documents have it; its code raises TypeError.",
+        ('\\"NoneType\\",\\n  \\"NoneType\\"',),
+    ),
+    Difference(
+        ("grpc: predict",),
+        "gRPC's latencies are counted too.",
+        ('"status": "OK"',),
+        (
+            "ts_inference_latency_microseconds.Microseconds:*|#model_name:echo,model_version:default",
+            "ts_queue_latency_microseconds.Microseconds:*|#model_name:echo,model_version:default",
+            "ts_inference_requests_total.Count:1.0|#model_name:echo,model_version:default",
+        ),
+    ),
+    Difference(
+        ("grpc: stream of one",),
+        "TorchServe sends the answer and then, of a handler that does not stream, the error that its worker died.",
+        ('"status": "OK", "answers": [{"prediction"',),
+    ),
+    Difference(
+        ("grpc: life of a model",),
+        "The default version cannot be unregistered while there are others: PERMISSION_DENIED and a sentence; TorchServe "
+        "gives UNKNOWN and none.",
+        ('"OK"', '"OK"', '"OK"', "handle of 2.0", '"OK"', "Cannot remove default version for model later"),
+    ),
+    Difference(
+        ("register wrongly: startup_timeout",),
+        "After TorchServe's sentence stands why; the model is always gone.",
+        ("Failed to start workers for model later version: 1.0: startup_timeout is 0 s", "Model not found: later"),
+    ),
+    Difference(
+        ("register wrongly: scaled below 0",),
+        "The number is told, not a place in a list of Java's; the model stays as it was.",
+        ("registered with 0 initial workers", "max_worker cannot be less than min_worker.", "Model not found: absent")
+        + ('"status": 500', "Workers scaled to 1 for model: later", "unregistered"),
+    ),
+    Difference(
+        ("register: unknown host",),
+        "After TorchServe's sentence stands why.",
+        ("Failed to download archive from: http://127.0.0.1:1/a.mar: ",),
+    ),
+    Difference(
+        ("sequence: three at most two",),
+        "The same.",
+        ("or exceeds maxSequenceJobQueueSize. Its queue is full: ",),
+    ),
+    Difference(
+        ("register: a handler that cannot be loaded",),
+        "The same.",
+        (
+            "Failed to start workers for model broken version: 1.0: ",
+            "Model not found: broken",
+            "Model not found: broken",
+        ),
+    ),
+    Difference(
+        ("register: two classes",),
+        "The same.",
+        ("Failed to start workers for model two_classes version: 1.0: ", "Model not found: two_classes"),
+    ),
+    Difference(
+        ("register: wrong",),
+        "JSON that cannot be read is 400, and says where; TorchServe's is 500 with an exception of Java's.",
+        (
+            "Parameter url is required.",
+            "Model not found at: absent.mar",
+            "Relative path is not allowed in url: ../echo.mar",
+            "Model version 1.0 is already registered for model echo",
+            "Invalid RuntimeType value: perl",
+            "The body cannot be used: EOF while parsing an object at line 1 column 1",
+        ),
+    ),
+    Difference(
+        ("refuse: exception", "refuse: client's"),
+        "Phrases of a status are the standard ones, and none where there is no standard.",
+        ('"type\\": \\"InternalServerException\\"',),
+    ),
+    Difference(
+        ("queue: full",),
+        "After TorchServe's sentence stands why.",
+        ('"slept"', '"slept"', '"slept"')
+        + ("maxSequenceJobQueueSize. Its queue is full: Exceeds maximum queue size",) * 2,
+    ),
+    Difference(
+        ("scrape: of the start", "scrape: models' own"),
+        "Counters of the server are there from 0 on, before there is anything to count.",
+        ('"status": 200',),
+    ),
+    Difference(
+        ("scrape: mode log",),
+        "A scrape that has no metrics says in a comment why.",
+        ("# metrics mode is tslog",),
+    ),
+    Difference(("tokens: none given",), "The same.", ('"status": 400',) * 3 + ("# metrics mode is tslog",)),
+    Difference(
+        ("tokens: asked for",),
+        "A wrong `type` is told with what is allowed; the refusal of a key is the same sentence everywhere.",
+        (ID, "allowed are management and inference", "''; allowed", "InvalidKeyException", "InvalidKeyException"),
+    ),
+    Difference(
+        ("limits: request",),
+        "The answer says what is too long, by how much is allowed; TorchServe's has no body.",
+        ("max_request_size allows 1000", '"status": 200'),
+    ),
+    Difference(
+        ("limits: response",),
+        "The answer says what is too long, and no worker is killed for it.",
+        ("the answer has 2000 bytes; max_response_size allows 1000", '"status": 200'),
+    ),
+    Difference(
+        ("limits: models of the properties",),
+        "`responseTimeout` of `models` is used; TorchServe reads it and forgets it.",
+        ('\\"responseTimeout\\": 60', '\\"responseTimeout\\": 30'),
+    ),
+    Difference(
+        ("oip", "oip: versions"),
+        "The v2 protocol is the standard one: no body of health, the server's own name, and versions.",
+        ('"status"',),
+    ),
+    Difference(
+        ("snapshot",),
+        "Models of a snapshot are loaded at the start, and a description says so.",
+        ('"echo.mar', '\\"loadedAtStartup\\": true', "later2.mar", "handle of 2.0", "handle of 1.0"),
+    ),
+]
+
+
+def reason_for(name: str):
+    """The deliberate difference that names this row, if there is one."""
+    matches = (entry for entry in DIFFERENCES if any(fnmatch.fnmatchcase(name, row) for row in entry.rows))
+    return next(matches, None)
+
+
+def plain(outcome: dict) -> dict:
+    """An outcome without what is chance in TorchServe: the order of families in a scrape, and of the entries of a map
+    in a message."""
+    found = json.loads(json.dumps(outcome))
+    for answer in found["answers"]:
+        if answer.get("headers", {}).get("content-type", "").startswith("text/plain"):
+            answer["body"] = sorted(answer["body"].splitlines())
+        answer["answers"] = [in_order(message) for message in answer.get("answers", [])]
+    return found
+
+
+def in_order(message: dict) -> dict:
+    """A message; what it says of several inputs is in alphabetical order."""
+    text = message.get("prediction", "")
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return message
+    return message | {"prediction": json.dumps(said, sort_keys=True, indent=2)} if isinstance(said, dict) else message
+
+
+def difference(name: str, ours: dict, theirs: dict) -> str:
+    """How a row's outcome differs from TorchServe's, empty if it does not or if it does so on purpose."""
+    allowed = reason_for(name)
+    if allowed is not None:
+        return allowed.check(ours)
+    left, right = plain(ours), plain(theirs)
+    without_empty_phrases(left, right)
+    for number, (mine, other) in enumerate(zip(left["answers"], right["answers"])):
+        parts = [key for key in sorted(set(mine) | set(other)) if mine.get(key) != other.get(key)]
+        if parts:
+            return f"answer {number}: " + "; ".join(
+                f"{key} {mine.get(key)!r}, TorchServe {other.get(key)!r}" for key in parts
+            )
+    for key in ("logged", "scraped"):
+        if left.get(key) != right.get(key):
+            return f"{key}: {only(left[key], right[key])}"
+    return ""
+
+
+def without_empty_phrases(left: dict, right: dict):
+    """TorchServe leaves the phrase of a status empty where the handler has not set one; here it is the standard one."""
+    for mine, other in zip(left["answers"], right["answers"]):
+        if other.get("reason") == "" and mine.get("reason") == http.client.responses.get(mine["status"]):
+            mine["reason"] = ""
+
+
+def only(mine, other) -> str:
+    """What only one of two has, of lists or of lists by name."""
+    if isinstance(mine, dict):
+        return "; ".join(f"{name}: {only(mine[name], other[name])}" for name in mine if mine[name] != other[name])
+    rest = list(other)
+    more = [line for line in mine if line not in rest or rest.remove(line)]
+    return f"only here {more}, only TorchServe {rest}"

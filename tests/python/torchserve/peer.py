@@ -1,0 +1,181 @@
+"""A real TorchServe 0.12.0, where it can be had: installed from PyPI into `target/torchserve`, with a Java 17 that is
+there already. Handlers without torch run with a module `torch` of a few lines, since TorchServe imports it everywhere;
+torch itself is used where `PHAROS_TORCH` names a folder of packages that has it, or the interpreter of the tests does.
+
+python -m torchserve.peer install     installs it, which takes the network and 120 MB
+"""
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.peers import ROOT, wait_or_kill
+from harness.ports import free_ports
+from harness.waiting import eventually
+
+HOME = Path(os.environ.get("PHAROS_TORCHSERVE_HOME") or ROOT / "target/torchserve")
+PEER_PYTHON = HOME / "venv/bin/python"
+PACKAGES = (
+    "torchserve==0.12.0",
+    "torch-model-archiver==0.12.0",
+    "psutil",
+    "PyYAML",
+    "packaging",
+    "Pillow",
+    "numpy",
+    "setuptools",
+)
+START_S = 120
+STARTED = "Model server started."
+
+STUB = '''"""As much of torch as TorchServe's own modules need to be imported. No handler that computes with it runs."""
+
+__version__ = "1.0.0"
+
+
+class Tensor:
+    """Nothing is one."""
+
+
+class cuda:
+    """There is none."""
+
+    @staticmethod
+    def is_available():
+        """Never."""
+        return False
+'''
+
+
+def missing() -> str:
+    """Why the real TorchServe cannot be used here; empty if it can. It is not installed by a test unless
+    `PHAROS_TORCHSERVE=install` says so."""
+    if os.environ.get("PHAROS_PEERS") == "none":
+        return "PHAROS_PEERS=none"
+    if not shutil.which("java"):
+        return "TorchServe needs a Java 17, and `java` is not there"
+    if (HOME / "ready").exists():
+        return ""
+    if os.environ.get("PHAROS_TORCHSERVE") == "install":
+        return install()
+    return f"TorchServe is not installed in {HOME}: `PYTHONPATH=tests/python python -m torchserve.peer install`"
+
+
+def install() -> str:
+    """Installs it; why that has failed, if it has."""
+    pip = [str(PEER_PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for command in ([sys.executable, "-m", "venv", str(HOME / "venv")], [*pip, *PACKAGES]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            return f"{' '.join(command)}: {done.stderr[-500:]}"
+    (HOME / "stub/torch").mkdir(parents=True, exist_ok=True)
+    (HOME / "stub/torch/__init__.py").write_text(STUB)
+    (HOME / "ready").touch()
+    return ""
+
+
+def torch_folder() -> str:
+    """The folder of packages that has torch: `PHAROS_TORCH`, or that of this interpreter; empty if there is none."""
+    named = os.environ.get("PHAROS_TORCH", "")
+    if named:
+        return named if (Path(named) / "torch").is_dir() else ""
+    found = importlib.util.find_spec("torch")
+    return str(Path(found.origin).parent.parent) if found else ""
+
+
+PROPERTIES = """inference_address=http://127.0.0.1:{inference}
+management_address=http://127.0.0.1:{management}
+metrics_address=http://127.0.0.1:{metrics}
+grpc_inference_port={grpc_inference}
+grpc_management_port={grpc_management}
+initial_worker_port={worker}
+number_of_gpu=0
+default_workers_per_model=1
+metric_time_interval=600
+"""
+"""What every config.properties here begins with."""
+
+LISTENERS = ("inference", "management", "metrics", "grpc_inference", "grpc_management", "worker")
+
+
+@dataclass
+class Launched:
+    """A server that has been started as TorchServe is: with a config.properties, a model store and options, in a folder
+    of its own. `command` is what stands for `torchserve`."""
+
+    folder: Path
+    store: Path
+    properties: str
+    options: tuple
+    command: list
+    environment: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.ports = dict(zip(LISTENERS, free_ports(len(LISTENERS))))
+        self.log = self.folder / "console.log"
+        self.process = None
+
+    def __enter__(self):
+        (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
+        config = self.folder / "config.properties"
+        config.write_text(PROPERTIES.format(**self.ports) + self.properties)
+        temporary = str(self.folder / "tmp")
+        environment = os.environ | {"TMPDIR": temporary, "TEMP": temporary} | self.environment
+        words = ["--start", "--foreground", "--ts-config", str(config), "--model-store", str(self.store), *self.options]
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [*self.command, *words], stdout=log, stderr=log, env=environment, cwd=self.folder
+            )
+        self.wait_until_started()
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.stop()
+
+    def wait_until_started(self):
+        """Waits for the line that every harness of TorchServe waits for."""
+        try:
+            eventually("the server has started or ended", START_S, lambda: STARTED in self.console() or self.process.poll() is not None)
+            assert STARTED in self.console(), f"it ended with {self.process.poll()}"
+        except AssertionError as error:
+            self.stop()
+            raise AssertionError(f"{self.command[0]} did not start: {error}\n{self.console()[-4000:]}") from None
+
+    def console(self) -> str:
+        """All that it has written so far."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def address(self, listener: str) -> str:
+        """Host and port of a listener."""
+        return f"127.0.0.1:{self.ports[listener]}"
+
+    def server_pid(self) -> int:
+        """The process that is the server: TorchServe's launcher waits for a Java."""
+        file = self.folder / "tmp/.model_server.pid"
+        return int(file.read_text()) if file.exists() else self.process.pid
+
+    def stop(self) -> int:
+        """SIGTERM to the server, and waits for all of it."""
+        if self.process.poll() is None:
+            os.kill(self.server_pid(), signal.SIGTERM)
+            wait_or_kill(self.process, 40)
+        return self.process.returncode
+
+
+def torchserve(folder: Path, store: Path, properties: str, options: tuple, torch: bool = False, **environment):
+    """The real TorchServe, to be used with `with`."""
+    packages = torch_folder() if torch else str(HOME / "stub")
+    own = {"PYTHONPATH": packages, "PATH": f"{PEER_PYTHON.parent}:{os.environ['PATH']}"} | environment
+    properties += "vmargs=-Xmx512m\n"
+    return Launched(folder, store, properties, options, [str(PEER_PYTHON.parent / "torchserve")], own)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["install"]:
+        sys.exit(__doc__)
+    sys.exit(install())

@@ -1,0 +1,376 @@
+"""Who may call what on TorchServe's ports: every route of the v2 protocol, over HTTP and gRPC, with every kind of credential,
+and in odd spellings. A model is code, so a load that is not allowed must not run any."""
+
+import base64
+import json
+
+import grpc
+import pytest
+
+from harness.waiting import eventually
+from torchserve.home import HOST, INFERENCE, MANAGEMENT, Home, has_worker, message
+
+pytestmark = pytest.mark.skipif(not has_worker, reason="needs the package pharos-worker")
+
+KSERVE = "/inference.GRPCInferenceService/"
+ALIAS = "/org.pytorch.serve.grpc.openinference.GRPCInferenceService/"
+
+HEALTH, USE, MANAGE, LOAD = "health", "use", "manage", "load"
+
+HTTP_ROUTES = [
+    (HEALTH, "GET", "/v2/health/live"),
+    (HEALTH, "GET", "/v2/health/ready"),
+    (HEALTH, "GET", "/v2/models/m/ready"),
+    (HEALTH, "GET", "/v2/models/m/versions/1.0/ready"),
+    (USE, "GET", "/v2"),
+    (USE, "GET", "/v2/models/m"),
+    (USE, "GET", "/v2/models/m/versions/1.0"),
+    (USE, "GET", "/v2/models/m/config"),
+    (USE, "GET", "/v2/models/m/stats"),
+    (USE, "GET", "/v2/models/stats"),
+    (USE, "POST", "/v2/models/m/infer"),
+    (USE, "POST", "/v2/models/m/versions/1.0/infer"),
+    (USE, "POST", "/v2/models/m/generate"),
+    (USE, "POST", "/v2/models/m/generate_stream"),
+    (USE, "GET", "/v2/systemsharedmemory/status"),
+    (USE, "GET", "/v2/systemsharedmemory/region/r/status"),
+    (USE, "POST", "/v2/systemsharedmemory/region/r/register"),
+    (USE, "POST", "/v2/systemsharedmemory/region/r/unregister"),
+    (USE, "POST", "/v2/systemsharedmemory/unregister"),
+    (USE, "GET", "/v2/cudasharedmemory/status"),
+    (USE, "POST", "/v2/cudasharedmemory/region/r/register"),
+    (USE, "POST", "/v2/cudasharedmemory/unregister"),
+    (MANAGE, "POST", "/v2/repository/index"),
+    (MANAGE, "GET", "/v2/trace/setting"),
+    (MANAGE, "POST", "/v2/trace/setting"),
+    (MANAGE, "GET", "/v2/models/m/trace/setting"),
+    (MANAGE, "GET", "/v2/logging"),
+    (MANAGE, "POST", "/v2/logging"),
+    (LOAD, "POST", "/v2/repository/models/evil/load"),
+    (LOAD, "POST", "/v2/repository/models/evil/unload"),
+]
+
+GRPC_ROUTES = [
+    (HEALTH, "ServerLive"),
+    (HEALTH, "ServerReady"),
+    (HEALTH, "ModelReady"),
+    (USE, "ServerMetadata"),
+    (USE, "ModelMetadata"),
+    (USE, "ModelConfig"),
+    (USE, "ModelStatistics"),
+    (USE, "ModelInfer"),
+    (USE, "ModelStreamInfer"),
+    (USE, "SystemSharedMemoryStatus"),
+    (USE, "SystemSharedMemoryRegister"),
+    (USE, "SystemSharedMemoryUnregister"),
+    (USE, "CudaSharedMemoryStatus"),
+    (USE, "CudaSharedMemoryRegister"),
+    (USE, "CudaSharedMemoryUnregister"),
+    (MANAGE, "RepositoryIndex"),
+    (MANAGE, "TraceSetting"),
+    (MANAGE, "LogSettings"),
+    (LOAD, "RepositoryModelLoad"),
+    (LOAD, "RepositoryModelUnload"),
+]
+
+CONFIG = json.dumps({
+    "name": "evil", "backend": "python", "max_batch_size": 0,
+    "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}],
+    "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [1]}],
+})  # fmt: skip
+
+CREDENTIALS = ("none", "wrong", "inference key", "management key", "inference token", "management token")
+
+
+class Guarded(Home):
+    """A server with these options of `torchserve` and of `pharos`, and a model that leaves a mark where it runs."""
+
+    def __init__(self, folder, arguments=(), options=()):
+        super().__init__(folder, ["load_models=all"], arguments)
+        self.command += options
+        self.mark = folder / "evil-was-here"
+        self.archive("m")
+        self.keys = {}
+
+    def __enter__(self):
+        super().__enter__()
+        path = self.folder / "key_file.json"
+        if path.exists():
+            self.keys = {name: found["key"] for name, found in json.loads(path.read_text()).items()}
+        return self
+
+    def bearer(self, credential) -> str | None:
+        """The value of `Authorization`; `None` for no header."""
+        if credential == "none":
+            return None
+        keys = {"inference key": "inference", "management key": "management"}
+        token = {"inference token": "infer-1", "management token": "admin-1"}.get(credential, "wrong")
+        return f"Bearer {self.keys.get(keys.get(credential), token)}"
+
+    def code(self):
+        """The model."""
+        return f"open({str(self.mark)!r}, 'w').close()\nclass TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+
+    def over_http(self, method, path, credential, port=None, headers=None):
+        """What becomes of a request."""
+        code = base64.b64encode(self.code().encode()).decode()
+        parameters = {"config": CONFIG, "file:1/model.py": code} if "load" in path.replace("%6c", "l") else {}
+        body = json.dumps({"parameters": parameters}) if method == "POST" else None
+        bearer = self.bearer(credential)
+        headers = {**(headers or {}), **({"Authorization": bearer} if bearer else {})}
+        status, _, text = self.ask(method, path, body, headers, port)
+        for said, name in [
+            (b"InvalidKeyException", "key"),
+            (b"Model API disabled", "model api"),
+            (b"needs a token for management; the request", "scope"),
+            (b"This API is restricted", "restricted"),
+            # A model or a region that is not there has other words.
+            (b'"Not Found"', "nowhere"),
+            (b"ResourceNotFoundException", "nowhere"),
+        ]:
+            if said in text:
+                assert status in (400, 403, 404), (status, text)
+                return name
+        return {401: "token", 405: "method"}.get(status, "allowed")
+
+    def over_grpc(self, path, credential, port=None, metadata=()):
+        """What becomes of a call."""
+        body = b""
+        if path.endswith("RepositoryModelLoad"):
+            text = lambda value: (3, value)
+            parameters = [("config", message(text(CONFIG))), ("file:1/model.py", message((4, self.code())))]
+            body = message((2, "evil"), *[(3, message((1, name), (2, value))) for name, value in parameters])
+        bearer = self.bearer(credential)
+        metadata = [*metadata, *([("authorization", bearer)] if bearer else [])]
+        with grpc.insecure_channel(f"{HOST}:{port or self.grpc}") as channel:
+            call = channel.stream_stream(path, lambda data: data, lambda data: data)
+            try:
+                list(call(iter([body]), metadata=metadata, timeout=60))
+            except grpc.RpcError as error:
+                code, details = error.code(), error.details()
+                return {
+                    "UNAUTHENTICATED": "token",
+                    "UNIMPLEMENTED": "allowed" if details else "nowhere",
+                    "PERMISSION_DENIED": "key" if "Token Authorization failed" in details
+                    else "model api" if "Model API disabled" in details else "scope",
+                    "UNAVAILABLE": "restricted" if "restricted" in details else "allowed",
+                }.get(code.name, "allowed")  # fmt: skip
+        return "allowed"
+
+
+def table(keys, tokens, model_api):
+    """What becomes of a request to the inference port, by class and credential."""
+
+    def expected(kind, credential):
+        need = "management" if kind in (MANAGE, LOAD) else "inference"
+        if keys:
+            opens = credential == f"{need} key"
+            if tokens:
+                # A token for management opens inference too, as on the server's own ports.
+                opens |= credential == "management token" or credential == f"{need} token"
+            if not opens:
+                return "key"
+        elif tokens and kind != HEALTH:
+            if credential == "inference token" and need == "management":
+                return "scope"
+            if credential not in ("management token", f"{need} token"):
+                return "token"
+        return "model api" if kind == LOAD and not model_api else "allowed"
+
+    return expected
+
+
+def check(found: dict, expected: dict):
+    """Shows only what differs."""
+    wrong = {row: (found[row], expected[row]) for row in expected if found[row] != expected[row]}
+    assert not wrong, "\n".join(f"{row}: {got}, expected {wanted}" for row, (got, wanted) in wrong.items())
+
+
+@pytest.fixture(scope="module")
+def token_files(tmp_path_factory):
+    """Options that name files of tokens."""
+    folder = tmp_path_factory.mktemp("tokens")
+    (folder / "inference").write_text("infer-1\n")
+    (folder / "management").write_text("admin-1\n")
+    return [f"--inference-token-file={folder / 'inference'}", f"--management-token-file={folder / 'management'}"]
+
+
+CASES = {
+    "keys": (True, False, False),
+    "keys and model api": (True, False, True),
+    "keys and tokens": (True, True, False),
+    "tokens and model api": (False, True, True),
+    "nothing": (False, False, False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_v2_route_of_every_port_asks_for_what_it_needs(tmp_path, token_files, case):
+    keys, tokens, model_api = CASES[case]
+    arguments = [*([] if keys else ["--disable-token-auth"]), *(["--enable-model-api"] if model_api else [])]
+    expected, found, wanted = table(keys, tokens, model_api), {}, {}
+    server = Guarded(tmp_path, arguments, token_files if tokens else [])
+    loads = [row for row in HTTP_ROUTES + [(kind, name) for kind, name in GRPC_ROUTES] if row[0] == LOAD]
+    assert len(loads) == 4
+    with server:
+        for credential in CREDENTIALS:
+            allowed_to_load = expected(LOAD, credential) == "allowed"
+            for kind, method, path in HTTP_ROUTES:
+                row = (credential, method, path)
+                found[row], wanted[row] = server.over_http(method, path, credential), expected(kind, credential)
+                # The other ports have none of it, and say so to those who may use them.
+                for port in (server.management, server.metrics):
+                    own = expected(MANAGE, credential) if port == server.management and keys else "allowed"
+                    row = (*row[:3], "management" if port == server.management else "metrics")
+                    found[row] = server.over_http(method, path, credential, port)
+                    wanted[row] = "nowhere" if own == "allowed" else own
+            for service in (KSERVE, ALIAS):
+                for kind, name in GRPC_ROUTES:
+                    row = (credential, service, name)
+                    found[row] = server.over_grpc(service + name, credential)
+                    wanted[row] = expected(kind, credential)
+                    row = (*row, "management")
+                    own = expected(MANAGE, credential) if keys else "allowed"
+                    found[row] = server.over_grpc(service + name, credential, server.grpc_management)
+                    wanted[row] = own if keys and own != "allowed" else wanted_on_management(kind, credential, expected)
+            # The mark shows that the test could fail.
+            assert server.mark.exists() == allowed_to_load, credential
+            server.mark.unlink(missing_ok=True)
+        check(found, wanted)
+        assert server.process.poll() is None
+
+
+def wanted_on_management(kind, credential, expected):
+    """A call of the v2 protocol on the gRPC port for management, which does not serve it."""
+    own = expected(kind, credential)
+    return "nowhere" if own in ("allowed", "key") else own
+
+
+ODD = [
+    "//v2/repository/models/evil/load",
+    "/v2//repository/models/evil/load",
+    "/v2/./repository/models/evil/load",
+    "/v2/x/../repository/models/evil/load",
+    "/v2/%2e%2e/v2/repository/models/evil/load",
+    "/%76%32/repository/models/evil/load",
+    "/v2%2Frepository%2Fmodels%2Fevil%2Fload",
+    "/v2/%72epository/models/evil/load",
+    "/v2/repository/models/evil/load/",
+    "/v2/repository/models/evil//load",
+    "/v2/repository/models/evil%2Fload",
+    "/v2/repository/models/evil/%6coad",
+    "/v2/repository/models/evil/load?x=/v2/health/live",
+    "/v2/repository/models/evil/load;/v2/models/m/infer",
+    "/v2/models/m/infer/../../../repository/models/evil/load",
+    "/V2/repository/models/evil/load",
+    "/v2/repository/index/",
+    "/v2/logging/",
+    "/ping/../v2/repository/models/evil/load",
+    "/predictions/../v2/repository/models/evil/load",
+]
+
+
+def test_no_spelling_of_a_path_goes_around(tmp_path):
+    """With the key for inference, and even with that for management, nothing is loaded while `enable_model_api` is off."""
+    with Guarded(tmp_path) as server:
+        for port in (server.inference, server.management, server.metrics):
+            for credential in ("none", "inference key", "management key"):
+                for path in ODD:
+                    for method in ("POST", "GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
+                        if method == "HEAD" and credential != "none":
+                            continue
+                        outcome = server.over_http(method, path, credential, port)
+                        refused = ("key", "nowhere", "method", "model api")
+                        # These lead to the endpoints of predictions and health by TorchServe's own rules.
+                        own = path.startswith(("/ping/", "/predictions/")) or method == "HEAD"
+                        assert own or outcome in refused, (port, credential, method, path, outcome)
+        for path in (
+            "/" + KSERVE + "RepositoryModelLoad",
+            KSERVE + "RepositoryModelLoad/",
+            KSERVE + "%52epositoryModelLoad",
+            KSERVE.replace("/i", "/I") + "RepositoryModelLoad",
+            INFERENCE + "RepositoryModelLoad",
+            MANAGEMENT + "RepositoryModelLoad",
+        ):
+            for port in (server.grpc, server.grpc_management):
+                for credential in ("none", "inference key", "management key"):
+                    assert server.over_grpc(path, credential, port) in ("key", "nowhere"), (path, port, credential)
+        assert not server.mark.exists()
+
+
+def test_restricted_parts_are_restricted_there_too(tmp_path):
+    rules = ["--http-restricted-api=model-repository,logging:admin=x", "--grpc-restricted-protocol=model-repository,trace:admin=x"]
+    arguments = ["--disable-token-auth", "--enable-model-api"]
+    with Guarded(tmp_path, arguments, rules) as server:
+        for method, path in (("POST", "/v2/repository/index"), ("GET", "/v2/logging"), ("POST", "/v2/repository/models/evil/load")):
+            assert server.over_http(method, path, "none") == "restricted", path
+        assert server.over_http("GET", "/models", "none", server.management) == "restricted"
+        assert server.over_http("GET", "/v2/trace/setting", "none") == "allowed"
+        for name in ("RepositoryIndex", "RepositoryModelLoad", "TraceSetting"):
+            assert server.over_grpc(KSERVE + name, "none") == "restricted", name
+        assert server.over_grpc(MANAGEMENT + "ListModels", "none", server.grpc_management) == "restricted"
+        assert server.over_grpc(KSERVE + "LogSettings", "none") == "allowed"
+        assert not server.mark.exists()
+        assert server.over_http("GET", "/v2/logging", "none", headers={"admin": "x"}) == "allowed"
+        metadata = [("triton-grpc-protocol-admin", "x")]
+        assert server.over_grpc(KSERVE + "RepositoryIndex", "none", metadata=metadata) == "allowed"
+
+
+def test_tokens_of_files_guard_torchserves_own_api(tmp_path, token_files):
+    """Without TorchServe's keys; and what is refused is counted."""
+    with Guarded(tmp_path, ["--disable-token-auth"], token_files) as server:
+        for credential, inference, management in [
+            ("none", "token", "token"), ("wrong", "token", "token"),
+            ("inference token", "allowed", "scope"), ("management token", "allowed", "allowed"),
+        ]:  # fmt: skip
+            # A prediction of a model that is not there is a refusal of its own.
+            assert server.over_http("POST", "/predictions/m", credential) == inference
+            assert server.over_http("GET", "/models", credential, server.management) == management
+            assert server.over_http("GET", "/workflows", credential, server.management) == management
+            assert server.over_grpc(INFERENCE + "Predictions", credential) == inference
+            assert server.over_grpc(MANAGEMENT + "ListModels", credential, server.grpc_management) == management
+            assert server.over_http("GET", "/ping", credential) == "allowed"
+            assert server.over_http("GET", "/metrics", credential, server.metrics) == "allowed"
+
+
+def test_ping_knows_what_the_v2_protocol_has_unloaded(tmp_path):
+    with Guarded(tmp_path, ["--disable-token-auth", "--enable-model-api"]) as server:
+        ping = lambda: server.ask("GET", "/ping")[0]
+        eventually("the model answers", 60, lambda: server.predict("m")[0] == 200)
+        assert ping() == 200
+        assert server.ask("POST", "/v2/repository/models/m/unload", "")[0] == 200
+        eventually("predictions are refused", 30, lambda: server.predict("m")[0] == 503)
+        status, _, text = server.ask("GET", "/ping")
+        assert (status, json.loads(text)) == (500, {"status": "Unhealthy"})
+        assert server.ask("POST", "/v2/repository/models/m/load", "")[0] == 200
+        eventually("the model answers again", 60, lambda: server.predict("m")[0] == 200)
+        assert ping() == 200
+        status, answer = server.manage("PUT", "/models/m?min_worker=0&synchronous=true")
+        assert (status, ping()) == (200, 200), answer
+
+
+def test_a_load_without_token_from_elsewhere_is_warned_of(start, tmp_path, token_files):
+    """In one block that names the addresses; not on loopback addresses, with tokens, or when nothing can be loaded."""
+    words = "models can be loaded by request without a token"
+
+    def log(server):
+        return server.log.read_text(errors="replace")
+
+    explicit = "--model-control-mode=explicit"
+    everywhere = ["--http-address=0.0.0.0", "--grpc-address=0.0.0.0"]
+    server = start(["identity_fp32_nobatch"], explicit, *everywhere)
+    assert log(server).count(words) == 1 and "HTTP on 0.0.0.0:" in log(server) and "gRPC on 0.0.0.0:" in log(server)
+    for options in (
+        [explicit, "--http-address=127.0.0.1", "--grpc-address=127.0.0.1"],
+        [explicit, *everywhere, *token_files],
+        everywhere,
+        [explicit, *everywhere, "--http-restricted-api=model-repository:k=v", "--grpc-restricted-protocol=model-repository:k=v"],
+    ):
+        assert words not in log(start(["identity_fp32_nobatch"], *options)), options
+    home = Guarded(tmp_path, ["--disable-token-auth", "--enable-model-api"])
+    text = (tmp_path / "config.properties").read_text().replace(f"http://{HOST}:{home.management}", f"http://0.0.0.0:{home.management}")
+    (tmp_path / "config.properties").write_text(text)
+    with home:
+        shown = lambda: (tmp_path / "out").read_text()
+        eventually("it is warned of", 10, lambda: f"TorchServe's management API on 0.0.0.0:{home.management}" in shown())
+        assert "TorchServe's inference" not in shown()

@@ -1,0 +1,111 @@
+"""The command line of TorchServe's launcher: what it prints, how it ends, what it leaves behind. Each check is also
+made of a real TorchServe, where it is installed."""
+
+import json
+import re
+import shutil
+import stat
+import subprocess
+
+import pytest
+
+from harness.server import alive, binary
+from harness.waiting import eventually, run_for
+from torchserve.launcher import answers
+
+
+def test_start_and_stop(launcher):
+    """It goes to the background, answers, is there once, is stopped, and is not there twice."""
+    words = ["--ts-config", str(launcher.config), "--model-store", str(launcher.store), "--ncs", "--disable-token-auth"]
+    assert launcher.started(*words, "--models", "renamed=echo.mar").returncode == 0
+    pid = launcher.pid()
+    assert alive(pid)
+    eventually("the model answers", 60, lambda: answers(launcher, "/predictions/renamed") == 200)
+    again = launcher.run("--start", *words)
+    assert (again.returncode, alive(pid)) == (1, True)
+    assert "TorchServe is already running, please use torchserve --stop to stop TorchServe." in again.stdout
+    assert "TorchServe has stopped." in launcher.run("--stop").stdout
+    eventually("the process is gone", 40, lambda: not alive(pid))
+    assert not (launcher.folder / "tmp/.model_server.pid").exists()
+    assert "TorchServe is not currently running." in launcher.run("--stop").stdout
+
+
+def test_version(launcher):
+    """A line that scripts compare."""
+    for word in ("--version", "-v"):
+        done = launcher.run(word)
+        assert (done.returncode, bool(re.search(r"TorchServe Version is 0\.12\.0", done.stdout))) == (0, True), (
+            done.stdout
+        )
+
+
+def test_wrong_places(launcher):
+    """What is not there is named, and the launcher fails."""
+    for words, text in (
+        (
+            ["--ts-config", "absent.properties", "--model-store", str(launcher.store)],
+            "--ts-config file not found: absent.properties",
+        ),
+        (["--model-store", "absent"], "--model-store directory not found: absent"),
+        (["--ts-config", str(launcher.config)], "Missing mandatory parameter --model-store"),
+    ):
+        done = launcher.run("--start", "--ncs", *words)
+        assert done.returncode == 1 and text in done.stdout, done.stdout
+
+
+def test_tokens_are_in_a_file_of_the_owner(launcher):
+    """Three keys, which nobody else can read; they are asked for, and gone after `--stop`."""
+    launcher.started(
+        "--ts-config", str(launcher.config), "--model-store", str(launcher.store), "--ncs", "--models", "echo.mar"
+    )
+    file = launcher.folder / "key_file.json"
+    keys = json.loads(file.read_text())
+    assert {name: sorted(said) for name, said in keys.items()} == {
+        "management": ["expiration time", "key"],
+        "inference": ["expiration time", "key"],
+        "API": ["key"],
+    }
+    assert all(re.fullmatch(r"\S{8}", said["key"]) for said in keys.values())
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert answers(launcher, "/ping") == 400
+    assert answers(launcher, "/ping", keys["inference"]["key"]) == 200
+    launcher.run("--stop")
+    eventually("the keys are gone", 40, lambda: not file.exists())
+
+
+def test_the_configuration_comes_from_the_environment(launcher):
+    """`TS_CONFIG_FILE` goes before the word; `LOG_LOCATION` and `METRICS_LOCATION` say where the logs are."""
+    logs, metrics = launcher.folder / "elsewhere", launcher.folder / "numbers"
+    launcher.started(
+        "--ts-config", "absent.properties", "--model-store", str(launcher.store), "--ncs", "--disable-token-auth",
+        TS_CONFIG_FILE=str(launcher.config), LOG_LOCATION=str(logs), METRICS_LOCATION=str(metrics),
+    )  # fmt: skip
+    assert answers(launcher, "/ping") == 200
+    eventually("the access is logged", 10, lambda: "GET /ping" in (logs / "access_log.log").read_text())
+    assert {path.name for path in logs.glob("*.log")} >= {"access_log.log", "model_log.log", "ts_log.log"}
+    assert {path.name for path in metrics.glob("*.log")} == {"ts_metrics.log", "model_metrics.log"}
+
+
+def test_snapshots(launcher):
+    """Without `--ncs` what was registered is there again after a restart without a configuration."""
+    words = ["--model-store", str(launcher.store), "--disable-token-auth"]
+    config = launcher.config.read_text()
+    launcher.started("--ts-config", str(launcher.config), *words, "--models", "kept=echo.mar")
+    eventually("the model answers", 60, lambda: answers(launcher, "/predictions/kept") == 200)
+    written = lambda: [path.name for path in (launcher.folder / "logs/config").glob("*.cfg")]  # noqa: E731
+    eventually("a snapshot of the start", 20, lambda: any(re.fullmatch(r"\d{17}-startup\.cfg", n) for n in written()))
+    launcher.run("--stop", "--foreground")
+    eventually("a snapshot of the end", 20, lambda: any(re.fullmatch(r"\d{17}-shutdown\.cfg", n) for n in written()))
+    assert config == launcher.config.read_text()
+    run_for("the names of snapshots have the time of their second", 1)
+    launcher.started(*words)
+    eventually("the model answers again", 60, lambda: answers(launcher, "/predictions/kept") == 200)
+
+
+def test_the_script_is_there():
+    """`torchserve`, where the server is installed: a script that calls it with the same words."""
+    script = shutil.which("torchserve", path=f"{binary().parent}")
+    if script is None:
+        pytest.skip("the script is not beside the server")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=30)
+    assert "TorchServe Version is 0.12.0" in done.stdout

@@ -1,0 +1,109 @@
+"""`pharos torchserve` answers as a real TorchServe: `table.py` beside what `golden_torchserve.json` has of
+it."""
+
+import collections
+import fnmatch
+
+import pytest
+
+from harness.server import alive, children
+from harness.waiting import eventually
+from torchserve import peers as torchserve_peers
+from torchserve.differences import DIFFERENCES, difference, plain, reason_for
+from torchserve.launched import NO_ARCHIVER, WHY_NOT, pharos
+from torchserve.peer import torch_folder
+from torchserve.peers import golden, served
+from torchserve.row_types import SETUPS
+from torchserve.table import ROWS
+
+NAMES = {row.name: row for row in ROWS}
+
+
+@pytest.fixture(scope="module")
+def stores():
+    """The model stores that have been made."""
+    return {}
+
+
+@pytest.fixture(scope="module", params=SETUPS)
+def setup(request, stores, tmp_path_factory):
+    """A server of each setup, and the setup's name."""
+    if NO_ARCHIVER:
+        pytest.skip(NO_ARCHIVER)
+    if SETUPS[request.param].torch and not torch_folder():
+        pytest.skip("no torch: PHAROS_TORCH names a folder of packages that has it")
+    with served(pharos, tmp_path_factory.mktemp("ts"), request.param, stores) as peer:
+        yield request.param, peer
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """What TorchServe answered."""
+    return golden()
+
+
+@pytest.mark.slow
+def test_setup(setup, recorded):
+    """All rows of a setup, in their order: answers, log lines and series as TorchServe's, or as the list of differences
+    says. All differences are told at once."""
+    name, peer = setup
+    wrong, workers = {}, living(peer)
+    for row in (row for row in ROWS if row.setup == name):
+        found = difference(row.name, peer.run(row), recorded[row.name])
+        if found:
+            wrong[row.name] = found
+    assert not wrong, "\n".join(f"{name}: {found}" for name, found in wrong.items())
+    assert peer.server.process.poll() is None
+    eventually("as many workers as before", 20, lambda: living(peer) == workers)
+
+
+def living(peer) -> int:
+    """How many processes a server has started that are alive."""
+    return sum(alive(pid) for pid in children(peer.server.server_pid()))
+
+
+def test_every_row_has_its_own_name():
+    """Names are the keys of the golden file."""
+    names = collections.Counter(row.name for row in ROWS)
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_golden_file_is_complete(recorded):
+    """The golden file has exactly the rows of the table; `python -m torchserve.peers record` writes it anew."""
+    assert set(recorded) == set(NAMES)
+
+
+def test_every_difference_is_about_a_row():
+    """A pattern that matches nothing is a difference that is no more."""
+    assert [p for entry in DIFFERENCES for p in entry.rows if not fnmatch.filter(NAMES, p)] == []
+
+
+def test_comparison_sees_differences(recorded):
+    """The comparison itself can fail: another status, header, body, line or family."""
+    name = "predict: bytes"
+    assert reason_for(name) is None
+    theirs = recorded[name]
+    assert difference(name, theirs, theirs) == ""
+    answer = theirs["answers"][0]
+    for changed in (
+        {"answers": [answer | {"status": 500}]},
+        {"answers": [answer | {"headers": answer["headers"] | {"x-request-id": "mine"}}]},
+        {"answers": [answer | {"body": answer["body"].replace("0001ff", "0001fe")}]},
+        {"logged": theirs["logged"] | {"model_metrics": []}},
+        {"logged": theirs["logged"] | {"access_log": ["POST /predictions/echo HTTP/1.1 404"]}},
+    ):
+        assert difference(name, theirs | changed, theirs) != "", changed
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(bool(WHY_NOT or NO_ARCHIVER), reason=WHY_NOT or NO_ARCHIVER)
+@pytest.mark.parametrize("name", ["prometheus", "strict"])
+def test_live_torchserve_answers_as_recorded(tmp_path, recorded, stores, name):
+    """The recorded answers of some setups are still those of a real TorchServe."""
+    changed = {}
+    with served(torchserve_peers.torchserve, tmp_path, name, stores) as peer:
+        for row in (row for row in ROWS if row.setup == name):
+            found = peer.run(row)
+            if plain(found) != plain(recorded[row.name]):
+                changed[row.name] = (found, recorded[row.name])
+    assert changed == {}

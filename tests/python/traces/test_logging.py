@@ -1,0 +1,138 @@
+"""The logging extension, the formats of log lines, the log file, and request log lines."""
+
+import json
+import re
+import signal
+
+import grpc
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from harness.inference import one
+from harness.waiting import eventually
+
+DEFAULTS = {
+    "log_file": "",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+
+
+@pytest.fixture
+def quiet(start):
+    """A server with one model whose settings a test may change."""
+    return start(["identity_fp32"])
+
+
+def post(server, body) -> tuple:
+    """Returns status and answer of a change over HTTP."""
+    status, text = server.ask("POST", "/v2/logging", json.dumps(body))
+    return status, json.loads(text)
+
+
+@pytest.mark.smoke
+def test_settings_over_http(quiet):
+    """Settings that a request omits are kept; the answer has the current settings; a refused request changes nothing."""
+    assert post(quiet, {}) == (200, DEFAULTS)
+    changed = DEFAULTS | {"log_verbose_level": 1, "log_info": False, "log_format": "ISO8601"}
+    assert post(quiet, {"log_verbose_level": 1, "log_info": False, "log_format": "ISO8601"}) == (200, changed)
+    for body, status, text in [
+        ({"log_file": "x"}, 501, "log file location can not be updated through network protocol"),
+        ({"log_info": 1}, 500, "Unable to parse 'log_info': attempt to access JSON non-boolean as boolean"),
+        ({"log_error": False, "log_verbose_level": -1}, 500, "Unable to parse 'log_verbose_level'"),
+        ({"log_format": "xml"}, 503, "invalid argument for --log_format, got: xml"),
+        ({"log_color": True}, 400, "unknown log setting 'log_color'; allowed: log_info"),
+        ([], 500, "failed to parse the request JSON buffer"),
+    ]:
+        got = post(quiet, body)
+        assert got[0] == status, got
+        assert text in got[1]["error"]
+    status, text = quiet.get("/v2/logging")
+    assert (status, json.loads(text)) == (200, changed)
+
+
+def test_tritons_clients(quiet):
+    """Both clients read and write the settings in their forms."""
+    with tritonclient.http.InferenceServerClient(quiet.http) as client:
+        assert client.get_log_settings() == DEFAULTS
+        assert client.update_log_settings({"log_warning": False})["log_warning"] is False
+    with tritonclient.grpc.InferenceServerClient(quiet.grpc) as client:
+        assert client.get_log_settings(as_json=True)["settings"]["log_format"] == {"string_param": "default"}
+        settings = {"log_warning": True, "log_verbose_level": 2, "log_format": "ISO8601"}
+        settings = client.update_log_settings(settings, as_json=True)["settings"]
+        assert settings["log_verbose_level"] == {"uint32_param": 2}
+        for wrong, text in [
+            ({"log_file": "x"}, "log file location can not be updated through network protocol"),
+            ({"log_color": True}, "unknown log setting 'log_color'"),
+            ({"log_format": "xml"}, "invalid argument for --log_format, got: xml"),
+        ]:
+            with pytest.raises(InferenceServerException, match=re.escape(text)):
+                client.update_log_settings(wrong)
+    with grpc.insecure_channel(quiet.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for name, kind in [("log_info", "boolean"), ("log_verbose_level", "unsigned integer"), ("log_format", "string")]:
+            request = service_pb2.LogSettingsRequest()
+            if kind == "string":
+                request.settings[name].bool_param = True
+            else:
+                request.settings[name].string_param = "x"
+            with pytest.raises(grpc.RpcError) as error:
+                stub.LogSettings(request)
+            assert (error.value.code().name, error.value.details()) == ("INVALID_ARGUMENT", f"expect {kind} for '{name}'")
+
+
+def lines(path) -> list:
+    """Returns the lines of a log."""
+    return path.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ("default", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z  INFO answered protocol=http .*"),
+        ("ISO8601", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ access\] answered protocol=http .*"),
+        ("json", None),
+    ],
+)
+def test_a_line_for_each_request(start, form, pattern):
+    """In each format, which other lines have too; without the option requests are not logged."""
+    server = start(["identity_fp32"], f"--log-format={form}", "--log-access")
+    assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
+    assert server.get("/v2/none")[0] == 404
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        assert client.is_server_live()
+    eventually("three lines", 5, lambda: sum("answered" in line for line in lines(server.log)) >= 3)
+    told = [line for line in lines(server.log) if "answered" in line and "health/ready" not in line]
+    if form == "json":
+        assert all(isinstance(json.loads(line), dict) for line in lines(server.log))
+        told = [json.loads(line) for line in told]
+        assert [(line["protocol"], line["request"], line["status"]) for line in told] == [
+            ("http", "POST /v2/models/identity_fp32/infer", 200),
+            ("http", "GET /v2/none", 404),
+            ("grpc", "/inference.GRPCInferenceService/ServerLive", 0),
+        ]
+        assert all(line["level"] == "INFO" and 0 < float(line["ms"]) < 1e4 for line in told)
+    else:
+        assert re.fullmatch(pattern, told[0]), told
+        assert "request=GET /v2/none status=404 ms=" in told[1]
+
+
+def test_a_log_file_is_reopened(start, tmp_path):
+    """SIGHUP makes the server write to a new file after the old one was renamed."""
+    path = tmp_path / "pharos.log"
+    server = start(["identity_fp32"], f"--log-file={path}")
+    eventually("it logs that it is ready", 5, lambda: any("ready" in line for line in lines(path)))
+    assert lines(server.log) == []
+    path.rename(tmp_path / "old.log")
+    server.process.send_signal(signal.SIGHUP)
+    eventually("there is a new file", 5, lambda: path.exists() and lines(path))
+    assert json.loads(server.get("/v2/logging")[1])["log_file"] == str(path)
+    started = start(["identity_fp32"], "--log-file=/none/pharos.log", wait=False)
+    assert started.process.wait(10) != 0
+    assert "--log-file '/none/pharos.log'" in started.log.read_text()

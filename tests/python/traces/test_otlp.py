@@ -1,0 +1,334 @@
+"""Spans for OpenTelemetry collectors: what they say (as a real Triton's do), how callers' traces go on in them, and what a
+collector that is away, slow or refuses costs."""
+
+import http.client
+import json
+import socket
+import time
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from harness.connections import connect, post
+from harness.inference import one, simple
+from harness.peers import missing
+from harness.ports import free_ports
+from harness.processes import memory
+from harness.server import Server, total
+from harness.waiting import eventually
+from harness.wire import grpc_infer, grpc_tensor
+from traces.otlp_collector import GrpcCollector, HttpCollector
+from traces.trace_requests import ask_all, build, inputs, run_triton
+
+WHY_NOT = missing("triton", "triton")
+HTTP = ["HTTP_RECV_START", "HTTP_RECV_END", "INFER_RESPONSE_COMPLETE", "HTTP_SEND_START", "HTTP_SEND_END"]
+GRPC = ["GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "INFER_RESPONSE_COMPLETE", "GRPC_SEND_START", "GRPC_SEND_END"]
+MODEL = ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+COMPUTE = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
+TRITON = {
+    "one": [(["InferRequest"], HTTP), (["InferRequest", "plain"], MODEL), (["InferRequest", "plain", "compute"], COMPUTE)],
+    "two": [(["InferRequest"], GRPC), (["InferRequest", "plain"], MODEL), (["InferRequest", "plain", "compute"], COMPUTE)],
+    "three": [
+        (["InferRequest"], HTTP),
+        (["InferRequest", "pipe"], MODEL),
+        *[(["InferRequest", "pipe", "plain"], MODEL)] * 2,
+        *[(["InferRequest", "pipe", "plain", "compute"], COMPUTE)] * 2,
+    ],
+    "four": [(["InferRequest"], HTTP), (["InferRequest", "cached"], MODEL), (["InferRequest", "cached", "compute"], COMPUTE)],
+    None: [(["InferRequest"], HTTP), (["InferRequest", "cached"], MODEL)],
+}
+"""The spans and events of the requests of `trace_requests.ask_all`, by request id, as a Triton 2.51 has sent them."""
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+CALLER = f"00-{TRACE}-{PARENT}-00"
+
+
+@pytest.fixture
+def exporting(tmp_path):
+    """Starts a server that sends spans: `exporting(collector, "rate=1", ...)` takes values of `--trace-config`."""
+    started = []
+
+    def begin(collector, *configs, environment=None, url="", ready=True):
+        url = url or f"http://127.0.0.1:{collector.port}/v1/traces"
+        chosen = ["mode=opentelemetry", "level=TIMESTAMPS", "opentelemetry,bsp_schedule_delay=100", *configs]
+        if environment is None:
+            chosen.append(f"opentelemetry,url={url}")
+        options = [f"--trace-config={config}" for config in chosen]
+        folder = tmp_path / str(len(started))
+        server = Server(tmp_path, [build(folder / "models")], [*options, "--cache-config=local,size=1048576"])
+        server.environment = environment or {}
+        started.append(server)
+        server.launch()
+        server.wait_until_ready()
+        return server
+
+    yield begin
+    for server in started:
+        if server.process.poll() is None:
+            server.kill()
+
+
+def ask(server, count=1):
+    """Requests one after the other."""
+    with tritonclient.http.InferenceServerClient(server.http) as client:
+        for _ in range(count):
+            client.infer("plain", inputs(tritonclient.http))
+
+
+def roots(collector) -> list:
+    """The spans of requests as a whole."""
+    return [span for span in collector.spans if span.name == "InferRequest"]
+
+
+def spans(server, result: str) -> float:
+    """What the server counts."""
+    return total(server.scrape(), "pharos_trace_spans_total", result=result)
+
+
+def named(collector) -> dict:
+    """The spans and events of each request by its id."""
+    found = {}
+    for root in roots(collector):
+        mine = [span for span in collector.spans if span.trace == root.trace]
+        model = next(span for span in mine if span.parent == root.id)
+        found[model.attributes.get("triton.request_id")] = collector.tree(root.trace)
+    return found
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_the_live_tritons_spans_are_as_recorded(tmp_path):
+    """A real Triton of this moment."""
+    with HttpCollector() as collector:
+        url = f"opentelemetry,url=http://127.0.0.1:{collector.port}/v1/traces"
+        run_triton(tmp_path, "mode=opentelemetry", "level=TIMESTAMPS", "rate=1", url)
+        assert named(collector) == {name: sorted(tree) for name, tree in TRITON.items()}
+
+
+@pytest.mark.parametrize("make", [HttpCollector, GrpcCollector])
+def test_spans_are_tritons(exporting, make):
+    """The same spans in each other, the same events and attributes, over both protocols of the collector."""
+    with make() as collector:
+        url = {} if make is HttpCollector else {"url": f"http://127.0.0.1:{collector.port}"}
+        protocol = [] if make is HttpCollector else ["opentelemetry,protocol=grpc"]
+        begun = time.time_ns()
+        server = exporting(collector, "rate=1", "opentelemetry,resource=a.b=c", *protocol, **url)
+        ask_all(server.http, server.grpc)
+        eventually("all spans are there", 10, lambda: len(collector.spans) == 3 + 3 + 6 + 3 + 2)
+        assert (spans(server, "exported"), spans(server, "dropped")) == (17, 0)
+        assert named(collector) == {name: sorted(tree) for name, tree in TRITON.items()}
+        for span in collector.spans:
+            assert span.scope == "triton-server" and span.kind == 2 and span.error == "" and len(span.id) == 16
+            assert span.resource["service.name"] == "triton-inference-server" and span.resource["a.b"] == "c"
+            assert {"telemetry.sdk.name", "telemetry.sdk.language", "telemetry.sdk.version"} <= set(span.resource)
+            assert begun < span.start <= span.end < time.time_ns()
+            assert all(span.start <= at <= span.end for at in span.events.values()), span
+        models = {span.attributes["triton.trace_id"]: span for span in collector.spans if span.attributes}
+        assert sorted(models) == [1, 2, 3, 4, 5, 6, 7]
+        for number, span in models.items():
+            parent = 3 if number in (4, 5) else 0
+            own = {"triton.model_name": span.name, "triton.model_version": 1, "triton.trace_id": number}
+            request = {"triton.request_id": span.attributes["triton.request_id"]} if number != 7 else {}
+            assert span.attributes == own | {"triton.trace_parent_id": parent} | request
+        settings = json.loads(server.get("/v2/trace/setting")[1])
+        assert settings["trace_mode"] == "opentelemetry" and settings["bsp_schedule_delay"] == "100"
+        assert settings["resource"] == "a.b=c" and "trace_file" not in settings and "log_frequency" not in settings
+        server.stop()
+
+
+def test_a_callers_trace_goes_on(exporting):
+    """`traceparent` is the parent and is followed whatever the rate, `tracestate` is passed on; the answer names the request's
+    own span. With rate 0 nothing else is traced."""
+    with HttpCollector() as collector:
+        server = exporting(collector, "rate=0")
+        ask(server, count=3)
+        headers = {"traceparent": CALLER, "tracestate": "vendor=x"}
+        connection = server.ask("POST", "/v2/models/plain/infer", json.dumps(simple()), headers=headers)
+        assert connection[0] == 200
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+            client.infer("pipe", inputs(tritonclient.grpc, ("A", "B")), headers=headers)
+        eventually("nine spans are there", 10, lambda: len(collector.spans) == 9)
+        assert {(root.trace, root.parent, root.state) for root in roots(collector)} == {(TRACE, PARENT, "vendor=x")}
+        assert {span.trace for span in collector.spans} == {TRACE}
+        answered = []
+        for path, body in [("infer", simple()), ("generate", {"INPUT0": list(range(16)), "INPUT1": list(range(16))})]:
+            client = http.client.HTTPConnection(server.http, timeout=30)
+            client.request("POST", f"/v2/models/plain/{path}", json.dumps(body), {"traceparent": CALLER})
+            response = client.getresponse()
+            assert response.status == 200, response.read()
+            answered.append(response.headers["traceparent"])
+            client.close()
+        channel = grpc.insecure_channel(server.grpc)
+        tensors = [grpc_tensor(name, "INT32", [1, 16], int_contents=range(16)) for name in ("INPUT0", "INPUT1")]
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.with_call
+        _, call = call(grpc_infer("", "plain", tensors).message, metadata=[("traceparent", CALLER)])
+        answered.append(dict(call.initial_metadata())["traceparent"])
+        channel.close()
+        eventually("all spans are there", 10, lambda: len(collector.spans) == 9 + 9)
+        own = {f"00-{TRACE}-{root.id}-01" for root in roots(collector)}
+        assert set(answered) <= own and len(set(answered)) == 3
+        # What is no `traceparent` is none.
+        for wrong in ["", "00-0", CALLER.replace("0e", "0E"), CALLER.replace(TRACE, "0" * 32)]:
+            server.ask("POST", "/v2/models/plain/infer", json.dumps(simple()), headers={"traceparent": wrong})
+        server.stop()
+        assert len(roots(collector)) == 5
+
+
+def test_a_cancelled_and_a_failed_request(exporting):
+    """Who goes away leaves the events of receiving alone; a failure is the span's status."""
+    with HttpCollector() as collector:
+        server = exporting(collector, "rate=1")
+        assert server.infer("fail", one("FP32", [1], [1]))[0] == 500
+        body = post("/v2/models/slow/infer", json.dumps(one("FP32", [1, 1], [1])).encode())
+        with connect(server.http_port) as gone:
+            gone.sendall(body)
+            eventually("it executes", 5, lambda: total(server.scrape(), "pharos_batches_total", model="slow") == 1)
+        eventually("both are there", 10, lambda: len(roots(collector)) == 2)
+        failed, cancelled = (next(s for s in collector.spans if s.name == name) for name in ("fail", "slow"))
+        assert failed.error and list(failed.events) == MODEL
+        root = next(root for root in roots(collector) if root.trace == cancelled.trace)
+        assert list(root.events) == ["HTTP_RECV_START", "HTTP_RECV_END"]
+        assert root.end >= cancelled.end > cancelled.start
+        server.stop()
+
+
+def test_what_is_refused_is_told(exporting):
+    """A span of the request alone, with the reason: it is the one that the answer names, and a caller's trace has no hole."""
+    with HttpCollector() as collector:
+        server = exporting(collector, "rate=0")
+        bodies = [("plain", "infer", "{"), ("plain", "infer", '{"inputs": []}'), ("nobody", "infer", json.dumps(simple()))]
+        named = set()
+        for model, path, body in [*bodies, ("plain", "generate", "{}"), ("plain", "generate_stream", "{")]:
+            client = http.client.HTTPConnection(server.http, timeout=30)
+            client.request("POST", f"/v2/models/{model}/{path}", body, {"traceparent": CALLER})
+            response = client.getresponse()
+            assert response.status >= 400 and response.read()
+            named |= {response.headers["traceparent"]} - {None}
+            client.close()
+        tensor = inputs(tritonclient.grpc)[0]
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+            with pytest.raises(InferenceServerException, match="expected 2 inputs"):
+                client.infer("plain", [tensor], headers={"traceparent": CALLER})
+            answers = []
+            client.start_stream(lambda result, error: answers.append(error), headers={"traceparent": CALLER})
+            client.async_stream_infer("plain", [tensor])
+            eventually("the stream is answered", 10, lambda: answers)
+        eventually("all spans are there", 10, lambda: len(collector.spans) == 7)
+        assert {span.name for span in collector.spans} == {"InferRequest"}
+        assert all(span.error and span.parent == PARENT and span.end >= span.start for span in collector.spans)
+        starts = sorted(list(span.events)[0] for span in collector.spans)
+        assert starts == ["GRPC_WAITREAD_START"] * 2 + ["HTTP_RECV_START"] * 5
+        assert len(named) == 3 and named <= {f"00-{TRACE}-{span.id}-01" for span in collector.spans}
+        server.stop()
+
+
+def test_variables_of_opentelemetry(exporting):
+    """Where there is no option, its variables say where and how spans go; options win."""
+    with HttpCollector() as collector:
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://localhost:{collector.port}/base",
+            "OTEL_EXPORTER_OTLP_HEADERS": "x-team=blue%20green,authorization=Bearer%20t",
+            "OTEL_RESOURCE_ATTRIBUTES": "zone=z,service.name=no",
+            "OTEL_SERVICE_NAME": "mine",
+            "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "6",
+        }
+        server = exporting(collector, "rate=1", "opentelemetry,resource=zone=y", environment=environment)
+        ask(server, count=4)
+        eventually("twelve spans are there", 10, lambda: len(collector.spans) == 12)
+        assert all(path == "/base/v1/traces" for path, _ in collector.requests) and len(collector.requests) >= 2
+        headers = collector.requests[0][1]
+        assert (headers["x-team"], headers["authorization"]) == ("blue green", "Bearer t")
+        assert headers["content-type"] == "application/x-protobuf"
+        resource = collector.spans[0].resource
+        assert (resource["service.name"], resource["zone"]) == ("mine", "y")
+        server.stop()
+
+
+def test_what_is_not_sent_yet_is_sent_at_the_end(exporting):
+    """However long the pause between two exports is."""
+    with HttpCollector() as collector:
+        server = exporting(collector, "rate=1", "opentelemetry,bsp_schedule_delay=60000")
+        ask(server, count=10)
+        assert collector.spans == []
+        server.stop()
+        assert len(collector.spans) == 30
+
+
+def test_a_collector_that_comes_late_misses_nothing(exporting):
+    """What fits into the queue waits for it; more is dropped and counted; the log has one line when it is lost and one when it
+    is back."""
+    (port,) = free_ports(1)
+    server = exporting(None, "rate=1", "opentelemetry,bsp_max_queue_size=30", url=f"http://127.0.0.1:{port}/v1/traces")
+    ask(server, count=3)
+    eventually("the first are tried", 5, lambda: "does not accept spans" in server.log_tail())
+    ask(server, count=60)
+    # Ten fit into the queue beside the three that are being tried.
+    assert spans(server, "dropped") == 3 * 50
+    with HttpCollector(port) as collector:
+        eventually("what waited is there", 20, lambda: len(collector.spans) == 39)
+        eventually("they are counted", 5, lambda: spans(server, "exported") == 39)
+        ask(server)
+        eventually("the next is there", 5, lambda: len(collector.spans) == 42)
+    log = server.log_tail()
+    assert (log.count("does not accept spans"), log.count("answers again; 150 spans were lost")) == (1, 1)
+    assert total(server.scrape(), "pharos_traces_total", result="dropped") == 50
+    server.stop()
+
+
+@pytest.mark.parametrize("level", ["TIMESTAMPS", "TENSORS"])
+def test_a_collector_that_is_slow(exporting, level):
+    """Costs spans, which are counted and said, and no memory: contents of tensors are not even copied."""
+    with HttpCollector() as collector:
+        collector.delay_s = 1
+        server = exporting(collector, "rate=1", f"level={level}", "opentelemetry,bsp_max_queue_size=60")
+        ask(server, count=2)
+        before = memory(server)
+        large = tritonclient.http.InferInput("INPUT0", [1 << 20], "FP32")
+        large.set_data_from_numpy(np.ones(1 << 20, np.float32))
+        with tritonclient.http.InferenceServerClient(server.http) as client:
+            for _ in range(20):
+                client.infer("large", [large])
+        # Inputs and outputs of all would be 160 MiB.
+        assert memory(server) - before < 80 << 20
+        ask(server, count=60)
+        eventually("all are counted", 20, lambda: spans(server, "dropped") + spans(server, "exported") == 82 * 3)
+        assert spans(server, "dropped") > 0 and len(collector.spans) == spans(server, "exported")
+        eventually("it is said", 5, lambda: "spans were dropped: the trace collector" in server.log_tail())
+        server.stop()
+
+
+@pytest.mark.parametrize("make, busy, never", [(HttpCollector, 503, 400), (GrpcCollector, 14, 3)])
+def test_refusals(exporting, make, busy, never):
+    """Busy: sent again. Never: dropped and counted. Spans that a collector says it has not taken are counted as such."""
+    codes = {14: grpc.StatusCode.UNAVAILABLE, 3: grpc.StatusCode.INVALID_ARGUMENT}
+    with make() as collector:
+        protocol = ["opentelemetry,protocol=grpc"] if make is GrpcCollector else []
+        server = exporting(collector, "rate=1", *protocol)
+        collector.refuse = [codes.get(busy, busy)]
+        ask(server)
+        eventually("sent again", 10, lambda: len(collector.spans) == 3 and spans(server, "exported") == 3)
+        collector.refuse = [codes.get(never, never)]
+        ask(server)
+        eventually("dropped", 10, lambda: spans(server, "dropped") == 3)
+        collector.reject = 2
+        ask(server)
+        eventually("told", 10, lambda: (spans(server, "exported"), spans(server, "dropped")) == (4, 5))
+        assert "refused 2 of 3 spans: too many" in server.log_tail()
+        server.stop()
+
+
+def test_the_end_does_not_wait_for_a_collector_that_hangs(exporting):
+    """The server ends within seconds, and says that spans were lost."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}/v1/traces"
+        server = exporting(None, "rate=1", url=url)
+        ask(server, count=2)
+        begun = time.monotonic()
+        server.stop()
+        assert time.monotonic() - begun < 12
+        assert "could not be sent" in server.log_tail()
