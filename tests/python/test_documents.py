@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 CLIENT = re.compile(r"(curl |python3 examples/classify\.py |pip install 'tritonclient\[http,grpc\]'$)")
 """A command of a client; `test_readme.py` sends those of curl and of classify.py, and the tests' packages are installed."""
 
-needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed")
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 needs_worker = pytest.mark.skipif(
     subprocess.run([sys.executable, "-c", "import pharos_worker"], capture_output=True).returncode != 0,
     reason="the package pharos-worker is not installed: make python-worker",
@@ -69,7 +69,10 @@ def test_targets_of_make_exist():
 # Configurations.
 
 IDENTITY = re.sub(r'name: "identity_fp32"\n', "", (MODELS / "identity_fp32/config.pbtxt").read_text())
-ENDS = 'input [ { name: "IN" data_type: TYPE_STRING dims: [ 16 ] } ]\noutput [ { name: "OUT" data_type: TYPE_STRING dims: [ 16 ] } ]\n'
+ENDS = """
+input [ { name: "IN" data_type: TYPE_STRING dims: [ 16 ] } ]
+output [ { name: "OUT" data_type: TYPE_STRING dims: [ 16 ] } ]
+"""
 STATEFUL = """
 import triton_python_backend_utils as pb_utils
 
@@ -201,6 +204,18 @@ def test_starts_of_the_response_cache(tmp_path):
             assert '"enable":true' in server.shell("curl localhost:8000/v2/models/m/config")
 
 
+def test_starts_of_many_models(tmp_path):
+    """Each command starts a server that serves what it names."""
+    for name in ("simple", "digits"):
+        shutil.copytree(EXAMPLES / name, tmp_path / f"models/{name}")
+    blocks_here = of_test("test_starts_of_many_models")
+    assert len(blocks_here) > 2
+    for block in blocks_here:
+        with Shown(tmp_path, commands(block)[0]) as server:
+            for name in ("simple", "digits"):
+                eventually(f"{name} is ready", 30, lambda: server.get(f"/v2/models/{name}/ready")[0] == 200)
+
+
 def test_clients_load_and_unload(tmp_path):
     """The commands in their order, and the client in Python with a model file of this directory."""
     shutil.copytree(EXAMPLES / "simple", tmp_path / "models/simple")
@@ -284,7 +299,8 @@ def test_every_endpoint_has_an_example():
     """Each row of the tables of endpoints; without its optional part, or with it."""
     rows = re.findall(r"^\| `(/\S*)` \| (`\S.*?) \|", (ROOT / "docs/src/reference/http.md").read_text(), re.M)
     sent = [line for block in of_test("test_http_examples", language="sh") for line in commands(block)]
-    sent = {(path, "POST" if " -X POST " in line or " -d " in line else "GET") for line in sent for path in re.findall(r":80(?:00|82)(/\S*)", line)}
+    methods = [("POST" if re.search(" -X POST | -d ", line) else "GET", line) for line in sent]
+    sent = {(path, method) for method, line in methods for path in re.findall(r":80(?:00|82)(/\S*)", line)}
     missing = []
     for path, methods in rows:
         pattern = re.sub(r"\[(.*?)\]", r"(\1)?", path)
@@ -355,7 +371,10 @@ def test_a_packed_environment(tmp_path):
         assert f"runs on {tmp_path}/cache/pharos-environments/" in server.log.read_text()
 
 
-HANDLER = "def handle(data, context):\n    return [bytes(row.get('data') or row.get('body')).decode().upper() for row in data or []]\n"
+HANDLER = """
+def handle(data, context):
+    return [bytes(row.get("data") or row.get("body")).decode().upper() for row in data or []]
+"""
 
 
 def archive(folder: Path, name: str):
@@ -411,7 +430,8 @@ def test_torchserve_starts(tmp_path, document):
     for store in ("store", "model_store"):
         archive(tmp_path / store, "mnist")
     (tmp_path / "tmp").mkdir()
-    environment = os.environ | {"PHAROS_BIN": str(binary()), "TMPDIR": str(tmp_path / "tmp"), "TS_CONFIG_FILE": "config.properties"}
+    environment = os.environ | {"PHAROS_BIN": str(binary()), "TMPDIR": str(tmp_path / "tmp")}
+    environment |= {"TS_CONFIG_FILE": "config.properties"}
     environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
     def run(line):
@@ -435,7 +455,8 @@ def test_torchserve_starts(tmp_path, document):
         running = run("exec " + lines[2])
         try:
             eventually("the server has started", 60, lambda: "Model server started." in printed())
-            done = subprocess.run(["curl", "-s", f"127.0.0.1:{kserve}/v2/health/live", "-i"], capture_output=True, text=True)
+            live = ["curl", "-s", "-i", f"127.0.0.1:{kserve}/v2/health/live"]
+            done = subprocess.run(live, capture_output=True, text=True)
             assert "200 OK" in done.stdout, printed()
         finally:
             running.terminate()
