@@ -106,6 +106,7 @@ lint: tools
 	$(CARGO) clippy $(PROFILE) --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(PROFILE) --locked --no-deps --workspace
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check; else echo "cargo-deny is not installed: licences and sources are not checked"; fi
+	@if command -v pip-audit >/dev/null; then pip-audit --requirement tests/requirements.txt; else echo "pip-audit is not installed: the Python packages of the tests are not checked for known vulnerabilities"; fi
 
 # Side by side in one run: this server, a bare echo with the same payload, and Triton when its peer is installed.
 # BENCH_FLAGS="--rounds 5 --only simple/http" and the like; --help lists them.
