@@ -508,7 +508,7 @@ def test_prometheus_configurations(tmp_path):
 def test_recipes_quote_the_source():
     """The lines of a recipe are lines of the files that it describes."""
     files = [ROOT / "metrics.yaml", *(ROOT / "src").rglob("*.rs"), *(ROOT / "examples").rglob("*.rs")]
-    files += [*(ROOT / "frontend").rglob("*.rs"), *(ROOT / "worker").rglob("*.rs")]
+    files += [*(ROOT / "frontend").rglob("*.rs"), *(ROOT / "worker").rglob("*.rs"), *(ROOT / "worker").rglob("*.py")]
     source = {line.strip() for file in files for line in file.read_text().splitlines()}
     for block in of_test("test_recipes_quote_the_source"):
         missing = [line for line in block.text.splitlines() if line.strip() and line.strip() not in source]
