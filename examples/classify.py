@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Asks a running server which digits are on pictures.
+"""Classifies pictures of digits with a running server.
 
 pip install 'tritonclient[http,grpc]'
 python3 examples/classify.py examples/images/*.pgm

@@ -6,7 +6,7 @@
 
 The data are scikit-learn's bundled digits (1797 pictures, of the UCI data set "Optical Recognition of Handwritten
 Digits"). A fifth of them is held out: ten of these become the pictures in `images/`, all of them `digits_held_out.npz`.
-What it writes is committed, so that nobody has to train before serving; the seed is fixed.
+The files that it writes are committed, so serving needs no training. The seed is fixed.
 """
 
 from pathlib import Path
