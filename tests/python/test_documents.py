@@ -263,6 +263,7 @@ def test_traces_of_the_guide(tmp_path):
     assert json.loads((tmp_path / "timeline.json").read_text())
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_a_locked_down_start(tmp_path):
     """Tokens are made as shown; a client with a token and the root is answered, one without a token is not."""
     start, client = of_test("test_a_locked_down_start")
@@ -398,9 +399,9 @@ def test_an_archive_in_a_model_repository(tmp_path):
 def test_the_module_ts_without_a_server():
     """The lines make `import ts` work."""
     (block,) = of_test("test_the_module_ts_without_a_server")
-    code = block.text + "from ts.torch_handler.base_handler import BaseHandler\nimport ts\nprint(ts.__name__)\n"
+    code = block.text + "import ts\nfrom ts.context import Context\nprint(ts.__name__)\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "ts" or "torch" in done.stderr, done.stderr
+    assert done.stdout.strip() == "ts", done.stderr
 
 
 def test_the_function_of_a_backend_compiles(tmp_path):
