@@ -108,6 +108,7 @@ lint: tools
 	$(CARGO) clippy $(PROFILE) --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(PROFILE) --locked --no-deps --workspace
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check; else echo "cargo-deny is not installed: licences and sources are not checked"; fi
+	@if command -v pip-audit >/dev/null; then pip-audit --requirement tests/requirements.txt; else echo "pip-audit is not installed: the Python packages of the tests are not checked for known vulnerabilities"; fi
 
 # Compares this server, a bare echo server with the same payload, and Triton if its peer is installed, in one run.
 # Example: BENCH_FLAGS="--rounds 5 --only simple/http"; see --help.

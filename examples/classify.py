@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Classifies images of digits with a running server.
+"""Classifies pictures of digits with a running server.
 
 pip install 'tritonclient[http,grpc]'
 python3 examples/classify.py examples/images/*.pgm

@@ -4,9 +4,9 @@
     pip install scikit-learn onnx
     python3 examples/train_digits.py
 
-The data are scikit-learn's digits (1797 images of the UCI data set "Optical Recognition of Handwritten Digits"). A fifth is
-held out: `digits_held_out.npz` contains all of these images, and `images/` one for each digit. The results are committed, so
-that no training is needed before serving; the seed is fixed.
+The data are scikit-learn's bundled digits (1797 pictures, of the UCI data set "Optical Recognition of Handwritten
+Digits"). A fifth of them is held out: ten of these become the pictures in `images/`, all of them `digits_held_out.npz`.
+The files that it writes are committed, so serving needs no training. The seed is fixed.
 """
 
 from pathlib import Path

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Classifies all held-out images with a server and measures the accuracy. Requires only numpy.
+"""Classifies all held-out pictures with a server, and counts the correct answers. Needs numpy only.
 
     python3 examples/frameworks/ask.py digits_sklearn [digits_xgboost ...]
     python3 examples/frameworks/ask.py --server target/release/pharos --models FOLDER MODEL ...   # starts a server
 
-The first output of the model contains the digit, or a score for each digit; see the configurations.
+The first output of a model is the digit, or a number for each digit; see the configurations.
 """
 
 import argparse
@@ -24,8 +24,8 @@ BATCH = 60
 
 
 def fetch(url: str, body=None) -> dict:
-    """Sends a request and returns the JSON response."""
-    data = None if body is None else json.dumps(body).encode()
+    """The answer of a server, parsed."""
+    data = json.dumps(body).encode() if body else None
     with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as response:
         return json.loads(response.read() or b"{}")
 
@@ -47,7 +47,7 @@ def digits_of(url: str, model: str, pictures: np.ndarray) -> np.ndarray:
 
 
 def start(server: str, models: Path, python: str):
-    """Starts a server of these models on free ports: returns the process and its HTTP address."""
+    """Starts a server of these models on free ports: the process and its HTTP address."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:
@@ -58,10 +58,15 @@ def start(server: str, models: Path, python: str):
     return subprocess.Popen(command), f"http://127.0.0.1:{ports[0]}"
 
 
+def has_ended(process) -> bool:
+    """Whether the process has ended."""
+    return process.poll() is not None
+
+
 def wait_until_ready(url: str, process, deadline_s: float = 120):
     """Waits until the server is ready; raises `RuntimeError` if it exits or times out."""
     end = time.monotonic() + deadline_s
-    while time.monotonic() < end and process.poll() is None:
+    while time.monotonic() < end and not has_ended(process):
         try:
             urllib.request.urlopen(f"{url}/v2/health/ready", timeout=2)
             return
@@ -71,9 +76,9 @@ def wait_until_ready(url: str, process, deadline_s: float = 120):
 
 
 def main() -> int:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(description="Classifies the held-out images with a server.")
-    parser.add_argument("names", nargs="+", metavar="MODEL", help="the models to test")
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Classifies the held-out pictures.")
+    parser.add_argument("names", nargs="+", metavar="MODEL", help="the models that classify")
     parser.add_argument("--url", default="http://localhost:8000", help="the server (default: %(default)s)")
     parser.add_argument("--server", help="an executable to start instead of using a running server")
     parser.add_argument("--models", type=Path, help="the model repository of that server")

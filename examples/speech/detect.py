@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Detects speech in several audio streams at once with a running server, and draws the results.
+"""Detects speech in several audio streams at once with a running server, and draws the probabilities.
 
 pip install 'tritonclient[grpc]' onnxruntime
 python3 examples/speech/detect.py examples/speech/fetched/speech.wav
-python3 examples/speech/detect.py --server target/release/pharos   # starts and stops a server
+python3 examples/speech/detect.py --server target/release/pharos   # starts and ends a server
 
-Each stream is a sequence with an id, a start, an end, and chunks of 32 ms in between. The server stores the state of each
-stream. The streams are interleaved chunk by chunk, like calls on a telephone line.
+Each stream is a sequence with an id, a start, an end, and pieces of 32 ms in between. The state of a stream stays in the
+server. The streams are sent in turn, piece by piece.
 """
 
 import argparse
@@ -108,8 +108,8 @@ def draw(streams: list, probabilities: list) -> str:
 
 
 def start(program: str, models: Path) -> tuple:
-    """Starts a server of these models on free ports: returns the process and its gRPC address. This Python is first on its
-    PATH, so that it finds this Python's ONNX Runtime."""
+    """Starts a server of these models on free ports: the process and its gRPC address. It finds the ONNX Runtime of this
+    Python, which is the first on its PATH."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:
@@ -120,10 +120,15 @@ def start(program: str, models: Path) -> tuple:
     return subprocess.Popen(command, env=os.environ | {"PATH": path}), f"127.0.0.1:{ports[1]}"
 
 
+def has_ended(process) -> bool:
+    """Whether the process has ended."""
+    return process.poll() is not None
+
+
 def wait_until_ready(client, process, deadline_s: float = 60):
     """Waits until the model is ready; raises `RuntimeError` if the server exits or times out."""
     end = time.monotonic() + deadline_s
-    while time.monotonic() < end and (process is None or process.poll() is None):
+    while time.monotonic() < end and not (process and has_ended(process)):
         try:
             if client.is_model_ready(MODEL):
                 return
@@ -134,8 +139,8 @@ def wait_until_ready(client, process, deadline_s: float = 60):
 
 
 def main() -> int:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(description="Detects speech in audio streams and draws the result.")
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Detects speech with a server, and draws it.")
     sound = HERE / "fetched/speech.wav"
     parser.add_argument("sound", nargs="?", type=Path, default=sound, help="WAV, 16 kHz, one channel, 16 bits")
     parser.add_argument("--url", default="localhost:8001", help="host:port of the server's gRPC (default: %(default)s)")

@@ -410,6 +410,7 @@ pub(crate) const TOP_LEVEL: &[&str] = &[
     ".dockerignore",
     ".cargo",
     ".ci",
+    ".github",
     "deploy",
     "docs",
     "examples",

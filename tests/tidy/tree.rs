@@ -7,18 +7,21 @@ use std::process::Command;
 /// Folders of built or downloaded files.
 const SKIPPED: &[&str] = &[".git", "target", "__pycache__", ".pytest_cache", "node_modules"];
 
-/// A text file.
+/// A file; the text of one that is not UTF-8, such as a picture, is empty.
 pub(crate) struct File {
     /// The path relative to the root, with `/`.
     pub(crate) path: String,
     pub(crate) text: String,
 }
 
-/// Reads every text file.
+/// Reads every file.
 pub(crate) fn read(root: &Path) -> Vec<File> {
     let mut paths = tracked(root).unwrap_or_else(|| walk(root, ""));
     paths.sort();
-    let file = |path: String| fs::read_to_string(root.join(&path)).ok().map(|text| File { path, text });
+    let file = |path: String| {
+        let text = String::from_utf8(fs::read(root.join(&path)).ok()?).unwrap_or_default();
+        Some(File { path, text })
+    };
     paths.into_iter().filter_map(file).collect()
 }
 

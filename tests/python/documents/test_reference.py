@@ -16,8 +16,11 @@ COMMANDS = [
     (), ("torchserve",), ("metrics", "check"), ("metrics", "list"), ("trace", "summary"), ("trace", "chrome"),
 ]  # fmt: skip
 
-OTHER_FLAGS = {"--config", "--homepath", "--grpc", "--pipeline", "--flag", "--http", "--metrics"}
-"""Flags of Prometheus, Grafana and examples/classify.py, `--flag` in general, and `--http-...` for all with this beginning."""
+OTHER_FLAGS = {
+    "--concurrency-range", "--ulimit", "--config", "--homepath", "--grpc", "--pipeline", "--flag", "--http", "--metrics",
+}  # fmt: skip
+"""Flags of perf_analyzer, docker, Prometheus, Grafana and examples/classify.py, `--flag` in general, and `--http-...` for
+all with this beginning."""
 
 
 def rows(page: str) -> list:
@@ -57,6 +60,7 @@ def test_metrics_exist(page, metrics):
     """Each metric that a page names, or the beginning of names before `*`, is in the definition."""
     text = re.sub(r"```(?:c|rust|python)\n.*?```", "", page.read_text(), flags=re.S)
     others = {"pharos_backend", "pharos_host", "pharos_worker", "ts_log", "ts_metrics", "ts_request_sequence_end"}
+    others |= {"ts_open_inference_protocol"} | {f"ts_header_key_sequence_{end}" for end in ("id", "start", "end")}
     unknown = []
     for name in set(re.findall(r"(?<![\w:./])(?:pharos|nv|ts)_[a-z0-9_]*\*?", text)) - others:
         begins = any(metric.startswith(name.rstrip("*")) for metric in metrics)
@@ -183,3 +187,41 @@ def test_every_field_of_the_configuration_is_listed():
     covered = {field for field in schema for name in listed if field == name or field.startswith(f"{name}.")}
     assert schema - covered == set()
     assert [name for name in listed if not any(f"{field}.".startswith(f"{name}.") for field in schema)] == []
+
+
+def test_every_flag_of_triton_has_a_row():
+    """Those of the recorded help of a real Triton, in its order; a flag has `no effect` where the help says so."""
+    recorded = (ROOT / "tests/python").rglob("golden_triton_flags.json")
+    flags = [f"`--{flag}`" for flag, _ in json.loads(next(recorded).read_text())]
+    table = [row for row in rows("triton/flags.md") if len(row) == 3]
+    assert [row[0] for row in table if row[0] in flags] == flags
+    help_text = subprocess.run([binary(), "--help"], capture_output=True, text=True).stdout
+    _, _, ending = help_text.partition("\nAccepted for Triton's command lines, no effect:")
+    section = ending[: ending.index("\n\n")] if "\n\n" in ending else ending
+    without = set(re.findall(r"^ {6}--([\w-]+)", section, re.M))
+    without |= set(re.findall(r"^ {6}--([\w-]+)[^\n]*\n\s+Accepted(?: and without effect|, no effect)", help_text, re.M))
+    assert len(without) > 10
+    assert {row[0].strip("`-") for row in table if row[1] == "no effect"} == without
+
+
+def test_every_property_of_torchserve_has_a_row():
+    """The page has the keys of the source in their order, each with the effect that it has there."""
+    source = (ROOT / "frontend/torchserve/src/settings/keys.rs").read_text()
+    keys = re.findall(r'^    (same|file_only|none)\(\s*"(\w+)"', source, re.M)
+    table = [row for row in rows("torchserve/properties.md") if re.fullmatch(r"`\w+`", row[0])]
+    assert [row[0].strip("`") for row in table] == [name for _, name in keys]
+    # Refused with advice, or read by the launcher of Java only.
+    others = {"keystore", "keystore_pass", "keystore_type", "vmargs", "tsConfigFile"}
+    wrong = [name for (kind, name), row in zip(keys, table) if name not in others and (kind == "none") != (row[1] == "no effect")]
+    assert len(keys) > 60 and wrong == []
+
+
+def test_every_argument_of_torchserve_has_a_row():
+    """Those of the help of `pharos torchserve`, with the same effect."""
+    help_text = subprocess.run([binary(), "torchserve", "--help"], capture_output=True, text=True).stdout
+    arguments = re.findall(r"^ {2,6}(?:-\w, )?--([\w-]+)", help_text, re.M)
+    names = {name: bool(re.search(rf"--{name} <[^\n]*Without effect", help_text)) for name in arguments}
+    names.pop("help")
+    table = {word: row[1] for row in rows("torchserve/properties.md") for word in re.findall(r"--([a-z-]+)", row[0])}
+    assert names and {name: without for name, without in names.items() if (table.get(name) == "no effect") != without} == {}
+    assert set(names) <= set(table)
