@@ -30,7 +30,7 @@ pub struct Workers {
     /// Maximum seconds for a worker to execute one batch; 0 for no limit
     #[arg(long, value_name = "SECONDS", default_value = "0", env = "PHAROS_WORKER_EXECUTION_TIMEOUT_SECS", value_parser = seconds, help_heading = WORKERS)]
     pub worker_execution_timeout_secs: Duration,
-    /// Compute threads of one instance [default: the number of cores divided by the number of instances]
+    /// Compute threads of one instance [default: the number of cores divided by the number of active instances of the model version]
     #[arg(long, value_name = "N", env = "PHAROS_WORKER_THREADS", value_parser = whole(1..=1024u32), help_heading = WORKERS)]
     pub worker_threads: Option<u32>,
     /// Python interpreter for models without their own; requires the package pharos-worker [default: python3 on the PATH]

@@ -137,8 +137,8 @@ function tableRows() {
     return {
       key, name: model, version: version ?? "", rate: figures.success ?? null, latency: figures.p99 ?? figures.mean ?? null, queue: shared,
       pending: figures.pending ?? now.sum(FAMILY.pending, (labels) => modelKey(labels) === key), batch: figures.batch ?? null,
-      failed: figures.failed ?? null, ready: count("ready"), all: instances.length ? count() : null,
-      state: instances.length ? count("ready") / Math.max(count(), 1) : null,
+      failed: figures.failed ?? null, ready: count("ready"), all: count() || null, // Ensembles have no instances.
+      state: count() ? count("ready") / count() : null,
       memory: resident.get(key)?.reduce((sum, { value }) => sum + value, 0) ?? null,
     };
   });
