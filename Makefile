@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with a Rust toolchain, a C compiler and Python 3:
 #   make serve    builds, then serves the example repository: HTTP 8000, gRPC 8001, metrics 8082
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
-#                 (tests that need Debian's prometheus, chromium or redis-server say so and are skipped without it)
+#                 (tests that need Debian's prometheus, chromium or redis-server are skipped with a note without it)
 .DEFAULT_GOAL := help
 .PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients smoke soak lint bench fuzz tools python-worker kserve-sdk gpu-pack
 
@@ -9,10 +9,10 @@ CARGO ?= cargo
 PYTHON ?= python3
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 VENV := $(TARGET)/venv
-# The one profile: see Cargo.toml.
+# The only profile that is used: see Cargo.toml.
 PROFILE := --release
 
-# pyo3 is compiled anew when it is told of another interpreter. These are what maturin tells it, so cargo alone says the same.
+# These variables have the values that maturin sets. If they changed between cargo and maturin, pyo3 would be compiled again.
 export PYO3_PYTHON ?= $(shell command -v $(PYTHON))
 export PYO3_ENVIRONMENT_SIGNATURE ?= $(shell $(PYTHON) -c 'import sys; print("%s-%d.%d-64bit" % (sys.implementation.name, *sys.version_info[:2]))' 2>/dev/null)
 
@@ -29,13 +29,13 @@ build: tools
 serve: build
 	$(TARGET)/release/pharos --model-repository examples/models $(SERVE_FLAGS)
 
-# The example of streams of speech: fetches its model, runs it in a server of its own, draws target/speech.svg.
+# The speech example: downloads its model, runs it in a separate server, and draws target/speech.svg.
 speech: build $(VENV)/ready
 	$(VENV)/bin/python examples/speech/fetch.py
 	$(VENV)/bin/python examples/speech/detect.py --server $(TARGET)/release/pharos --plot $(TARGET)/speech.svg
 
-# The examples of frameworks: each trains a model of the digits in an environment of its own, serves it, and asks for the digits
-# on the held-out pictures. PyTorch as the package index has it is some gigabytes with its CUDA libraries.
+# The examples of frameworks: each trains a model of the digits in a separate environment, serves it, and classifies the held-out
+# images. The PyTorch package of PyPI has several gigabytes because of its CUDA libraries.
 sklearn xgboost pytorch: build python-worker
 	$(PYTHON) -m venv $(TARGET)/venv-$@
 	$(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check -r examples/frameworks/$@/requirements.txt
@@ -44,24 +44,24 @@ sklearn xgboost pytorch: build python-worker
 	$(TARGET)/venv-$@/bin/python examples/frameworks/ask.py --server $(TARGET)/release/pharos \
 	  --models examples/frameworks/$@/models $(notdir $(wildcard examples/frameworks/$@/models/*))
 
-# Built together with the others: alone its dependencies would have other features, and be built anew.
+# Built together with the other packages: alone, its dependencies would have other features and be compiled again.
 .PHONY: $(TARGET)/release/pharos-worker-scale
 $(TARGET)/release/pharos-worker-scale: tools
 	$(CARGO) build $(PROFILE) --locked -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-scale
 
-# The examples of backends, where a server of this build looks for them: beside its executable.
+# Builds the example backends into the folder where the server searches for them, beside its executable.
 BACKENDS := $(TARGET)/release/backends
 example-backends: $(TARGET)/release/pharos-worker-scale
 	mkdir -p $(BACKENDS)/normalize $(BACKENDS)/scale
 	cc -std=c11 -O2 -Wall -shared -fPIC -I worker/include -o $(BACKENDS)/normalize/libpharos_normalize.so examples/backend_c/normalize.c -lm
 	ln -sf ../../pharos-worker-scale $(BACKENDS)/scale/pharos-worker-scale
 
-# KServe's SDK for tests/python/protocol/test_kserve.py, in an environment of its own: it has many dependencies (some 450 MB).
+# KServe's SDK for tests/python/protocol/test_kserve.py, in a separate environment because of its many dependencies (about 450 MB).
 kserve-sdk:
 	$(PYTHON) -m venv $(TARGET)/kserve
 	$(TARGET)/kserve/bin/python -m pip install --quiet --disable-pip-version-check kserve==0.21.0
 
-# What runs models in Python: a wheel for every Python from 3.9 on, installed where the tests look for it.
+# The Python worker: builds a wheel for Python 3.9 and later, and installs it into the environment of the tests.
 WHEELS := $(TARGET)/wheels
 python-worker: tools $(VENV)/ready
 	rm -rf $(WHEELS)
@@ -74,7 +74,7 @@ test: test-rust test-clients
 test-rust: tools
 	$(CARGO) test $(PROFILE) --locked --workspace
 
-# The clients, in a virtual environment that is made once for each version of the list.
+# The clients, in a virtual environment that is created again when the list changes.
 $(VENV)/ready: tests/requirements.txt
 	@command -v $(PYTHON) >/dev/null || { echo "python3 is missing: install Python 3.9 or later (Debian: apt-get install python3 python3-venv)"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python's venv module is missing (Debian: apt-get install python3-venv)"; exit 1; }
@@ -92,14 +92,14 @@ test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/
 smoke: build python-worker $(VENV)/ready
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs -m smoke tests/python
 
-# The long runs of what the tests do for seconds: 400,000 samples a second from workers that are killed, a random load, and
+# Long runs of tests that normally take seconds: 400,000 samples per second from workers that are killed, a random load, and
 # a hundred reloads under load.
 SOAK_SECONDS ?= 60
 soak: build $(VENV)/ready
 	PHAROS_SOAK_S=$(SOAK_SECONDS) PHAROS_RELOADS=100 PHAROS_BIN=$(abspath $(TARGET))/release/pharos \
 	  $(VENV)/bin/python -m pytest -q -s -m soak tests/python
 
-# What a machine with a GPU needs to check and measure there, in one folder: tests/gpu/README.md. GPU_PACK_FLAGS="--fetch 3.12".
+# Packs the tests and benchmarks for a machine with a GPU into one folder: see tests/gpu/README.md. GPU_PACK_FLAGS="--fetch 3.12".
 gpu-pack: build python-worker
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/gpu/pack.py --to $(TARGET)/gpu $(GPU_PACK_FLAGS)
 
@@ -109,14 +109,14 @@ lint: tools
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(PROFILE) --locked --no-deps --workspace
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check; else echo "cargo-deny is not installed: licences and sources are not checked"; fi
 
-# Side by side in one run: this server, a bare echo with the same payload, and Triton when its peer is installed.
-# BENCH_FLAGS="--rounds 5 --only simple/http" and the like; --help lists them.
+# Compares this server, a bare echo server with the same payload, and Triton if its peer is installed, in one run.
+# Example: BENCH_FLAGS="--rounds 5 --only simple/http"; see --help.
 bench: build
 	$(CARGO) bench --profile release --locked -p e2e --bench paths -- --noplot
 	$(CARGO) build $(PROFILE) --locked -p e2e --bin bench
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(TARGET)/release/bench $(BENCH_FLAGS)
 
-# One minute for each target; needs cargo-fuzz (cargo install cargo-fuzz).
+# Runs each target for one minute; requires cargo-fuzz (cargo install cargo-fuzz).
 SECONDS_EACH ?= 60
 fuzz: tools
 	@command -v cargo-fuzz >/dev/null || { echo "cargo-fuzz is missing: cargo install cargo-fuzz"; exit 1; }

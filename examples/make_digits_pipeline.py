@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the two small ONNX files around `digits` that make the ensemble `digits_pipeline`.
+"""Writes the two small ONNX models that the ensemble `digits_pipeline` combines with `digits`.
 
-`digits_preprocess` makes what `digits` takes of a scanned picture: dark ink on white paper, 64 x 64 pixels of 0 to 255.
-`digits_postprocess` says how sure the answer is. Neither needs the `onnx` package: a graph is a few protobuf fields.
+`digits_preprocess` converts a scanned image (dark ink on white paper, 64 x 64 pixels of 0 to 255) to the input of `digits`.
+`digits_postprocess` computes the confidence of the result. The `onnx` package is not needed: a graph is a few protobuf fields.
 """
 
 import sys
@@ -15,7 +15,7 @@ sys.path.insert(0, str(HERE.parent / "tests/python"))
 from harness.onnx_file import constant, model, node  # noqa: E402
 
 SURE = 0.9
-"""The confidence from which on an answer is called sure."""
+"""The minimum confidence of a result that is reported as sure."""
 
 
 def preprocess() -> bytes:
@@ -49,7 +49,7 @@ def postprocess() -> bytes:
 
 
 def main():
-    """Writes both."""
+    """Writes both models."""
     for name, file in [("digits_preprocess", preprocess()), ("digits_postprocess", postprocess())]:
         target = HERE / "models" / name / "1/model.onnx"
         target.parent.mkdir(parents=True, exist_ok=True)

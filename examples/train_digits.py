@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Trains the model `digits`: a picture of a handwritten digit, 8 x 8 pixels, to the digit.
+"""Trains the model `digits`, which recognizes a handwritten digit in an image of 8 x 8 pixels.
 
     pip install scikit-learn onnx
     python3 examples/train_digits.py
 
-The data are scikit-learn's bundled digits (1797 pictures, of the UCI data set "Optical Recognition of Handwritten
-Digits"). A fifth of them is held out: ten of these become the pictures in `images/`, all of them `digits_held_out.npz`.
-What it writes is committed, so that nobody has to train before serving; the seed is fixed.
+The data are scikit-learn's digits (1797 images of the UCI data set "Optical Recognition of Handwritten Digits"). A fifth is
+held out: `digits_held_out.npz` contains all of these images, and `images/` one for each digit. The results are committed, so
+that no training is needed before serving; the seed is fixed.
 """
 
 from pathlib import Path
@@ -20,11 +20,11 @@ from sklearn.neural_network import MLPClassifier
 
 HERE = Path(__file__).resolve().parent
 BRIGHTEST = 16.0
-"""Pixels are whole numbers from 0 (empty) to 16; the model scales them itself."""
+"""Pixels are whole numbers from 0 (empty) to 16; the model scales them."""
 
 
 def train():
-    """The trained network and the held-out pictures `[n, 8, 8]` and digits `[n]`."""
+    """Returns the trained network, the held-out images `[n, 8, 8]` and their digits `[n]`."""
     digits = load_digits()
     train_x, test_x, train_y, test_y = train_test_split(
         digits.images, digits.target, test_size=0.2, random_state=0, stratify=digits.target
@@ -32,13 +32,12 @@ def train():
     network = MLPClassifier(hidden_layer_sizes=(64,), alpha=0.01, max_iter=400, random_state=0)
     network.fit(train_x.reshape(-1, 64) / BRIGHTEST, train_y)
     accuracy = network.score(test_x.reshape(-1, 64) / BRIGHTEST, test_y)
-    print(f"{accuracy:.1%} of {len(test_y)} held-out pictures right after {network.n_iter_} rounds")
+    print(f"accuracy {accuracy:.1%} on {len(test_y)} held-out images after {network.n_iter_} epochs")
     return network, test_x, test_y
 
 
 def to_onnx(network) -> onnx.ModelProto:
-    """The network as an ONNX graph: `image` FP32 [batch, 8, 8] -> `probabilities` FP32 [batch, 10], `label` INT64
-    [batch, 1]."""
+    """Converts the network to ONNX: `image` FP32 [batch, 8, 8] -> `probabilities` FP32 [batch, 10], `label` INT64 [batch, 1]."""
     weights = [
         np.array([BRIGHTEST]),
         network.coefs_[0],
@@ -67,20 +66,20 @@ def to_onnx(network) -> onnx.ModelProto:
         ],
         constants,
     )
-    # Old enough for every runtime in use.
+    # Old versions that all current runtimes support.
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7, producer_name="digits")
     onnx.checker.check_model(model, full_check=True)
     return model
 
 
 def write_picture(path: Path, pixels: np.ndarray):
-    """A picture as plain PGM (P2), which is text: https://netpbm.sourceforge.net/doc/pgm.html"""
+    """Writes an image as plain PGM (P2), a text format: https://netpbm.sourceforge.net/doc/pgm.html"""
     rows = "\n".join(" ".join(f"{int(pixel):2}" for pixel in row) for row in pixels)
     path.write_text(f"P2\n8 8\n16\n{rows}\n")
 
 
 def main():
-    """Trains, and writes the model, the held-out data and one picture for each digit."""
+    """Trains the model, and writes it, the held-out data and one image for each digit."""
     network, pictures, labels = train()
     onnx.save(to_onnx(network), HERE / "models/digits/1/model.onnx")
     np.savez_compressed(HERE / "digits_held_out.npz", images=pictures.astype(np.uint8), labels=labels.astype(np.uint8))

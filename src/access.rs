@@ -1,5 +1,5 @@
-//! Who may use which part of the protocol (`--http-restricted-api`, `--grpc-restricted-protocol`; spec 1.11): a part is
-//! restricted to those who send a key with its value. Bearer tokens: [`tokens`].
+//! Access control for parts of the protocol (`--http-restricted-api`, `--grpc-restricted-protocol`; spec 1.11): a restricted
+//! part serves only requests that carry a configured key with its value. Bearer tokens: [`tokens`].
 
 pub mod tokens;
 
@@ -10,13 +10,13 @@ use std::fmt;
 pub enum Api {
     /// Liveness and readiness of the server and of models.
     Health,
-    /// What the server and its models are.
+    /// Metadata of the server and of models.
     Metadata,
     /// Inference in all its forms.
     Inference,
     /// Regions of shared memory.
     SharedMemory,
-    /// Models' configurations.
+    /// Configurations of models.
     ModelConfig,
     /// The list of models, loading and unloading.
     ModelRepository,
@@ -42,7 +42,7 @@ impl Api {
         Self::Logging,
     ];
 
-    /// Its name in the options (Triton's).
+    /// Returns the name in the options (Triton's).
     pub fn name(self) -> &'static str {
         match self {
             Self::Health => "health",
@@ -62,7 +62,7 @@ impl Api {
     }
 }
 
-/// The keys and values that restricted parts ask for.
+/// The keys and values that requests to restricted parts must carry.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Restrictions {
     rules: Vec<Rule>,
@@ -75,7 +75,7 @@ struct Rule {
     value: String,
 }
 
-/// Values are secrets: they are not shown.
+/// Leaves out the values, which are secrets.
 impl fmt::Debug for Restrictions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.rules.iter().map(|rule| (rule.api.name(), &rule.key))).finish()
@@ -83,10 +83,10 @@ impl fmt::Debug for Restrictions {
 }
 
 impl Restrictions {
-    /// Adds a group: `api[,api...]:key=value`. `option` is the name of the option, `what` what it calls a part.
+    /// Adds a group: `api[,api...]:key=value`. `option` is the name of the option, `what` its term for a part.
     ///
     /// # Errors
-    /// The form is another, a part does not exist, or it is restricted already; Triton's texts where it has one.
+    /// The group has another form, a part does not exist, or a part is already restricted; with Triton's texts where it has one.
     pub fn add(&mut self, group: &str, (option, what): (&str, &str)) -> Result<(), String> {
         let parts = group.split_once(':').and_then(|(apis, rule)| Some((apis, rule.split_once('=')?)));
         let Some((apis, (key, value))) = parts.filter(|(_, (key, _))| !key.is_empty()) else {
@@ -108,20 +108,20 @@ impl Restrictions {
         Ok(())
     }
 
-    /// Whether nothing is restricted.
+    /// Returns whether nothing is restricted.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// Whether a part is restricted.
+    /// Returns whether a part is restricted.
     pub fn restricts(&self, api: Api) -> bool {
         self.rules.iter().any(|rule| rule.api == api)
     }
 
-    /// Whether a part may be used by who sends what `given` says for a key.
+    /// Checks whether a request may use a part. `given` returns the value that the request carries for a key.
     ///
     /// # Errors
-    /// The key whose value is missing or wrong.
+    /// Returns the key whose value is missing or wrong.
     pub fn check<'a>(&self, api: Api, given: impl FnOnce(&str) -> Option<&'a [u8]>) -> Result<(), &str> {
         let Some(rule) = self.rules.iter().find(|rule| rule.api == api) else { return Ok(()) };
         match given(&rule.key) {
@@ -131,7 +131,7 @@ impl Restrictions {
     }
 }
 
-/// Equality in a time that tells nothing of where the first difference is.
+/// Compares in a time that does not depend on where the first difference is.
 fn equal(one: &[u8], other: &[u8]) -> bool {
     one.len() == other.len() && one.iter().zip(other).fold(0, |all, (one, other)| all | (one ^ other)) == 0
 }
@@ -143,7 +143,7 @@ mod tests {
     const OPTION: (&str, &str) = ("--http-restricted-api", "api");
 
     #[test]
-    fn a_group_restricts_its_parts_to_who_has_the_value() {
+    fn restricts_the_parts_of_a_group_to_requests_with_its_value() {
         let mut restrictions = Restrictions::default();
         assert!(restrictions.is_empty());
         assert_eq!(restrictions.add("health,model-repository:admin-key=a=b", OPTION), Ok(()));
@@ -156,11 +156,11 @@ mod tests {
         assert_eq!(check(Api::ModelRepository, None), Err("admin-key"));
         assert_eq!(check(Api::Inference, Some("a=b")), Err("user"));
         assert_eq!(check(Api::Statistics, None), Ok(()));
-        assert!(!format!("{restrictions:?}").contains("a=b"), "a secret is not shown");
+        assert!(!format!("{restrictions:?}").contains("a=b"), "secrets are not printed");
     }
 
     #[test]
-    fn a_bad_group_is_told() {
+    fn refuses_an_invalid_group() {
         for (group, expected) in [
             ("health", "--http-restricted-api expects <api>[,<api>...]:<key>=<value>, got 'health'"),
             ("health:key", "--http-restricted-api expects <api>[,<api>...]:<key>=<value>, got 'health:key'"),

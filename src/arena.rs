@@ -1,8 +1,8 @@
-//! Where blocks lie in a shared-memory tensor arena: offsets only, never memory.
+//! Allocates blocks in a shared-memory tensor arena. Works with offsets only and never touches the memory.
 //!
-//! Each side of a worker's connection allocates in its own arena alone, from its own private book-keeping: nothing that
-//! the other process can write decides where anything lies. First fit from the lowest address keeps the touched part of
-//! a large sparse arena small; [`Arena::idle_tail`] says which part can be handed back to the system.
+//! Each side of a worker's connection allocates only in the arena that it writes, from private bookkeeping: data that the other
+//! process writes never decides where a block lies. First fit from the lowest address keeps the touched part of a large sparse
+//! arena small; [`Arena::idle_tail`] returns the part that can be given back to the system.
 
 use std::collections::BTreeMap;
 
@@ -14,23 +14,23 @@ pub const ALIGNMENT: u64 = 64;
 pub struct Block {
     /// First byte, a multiple of [`ALIGNMENT`].
     pub offset: u64,
-    /// Length in bytes as asked for; may be 0.
+    /// Requested length in bytes; may be 0.
     pub len: u64,
 }
 
-/// The book-keeping of one arena.
+/// The bookkeeping of one arena.
 #[derive(Debug)]
 pub struct Arena {
     capacity: u64,
     used: u64,
-    /// Beyond this offset no block has been handed out since the last trim.
+    /// No block has been allocated beyond this offset since the last trim.
     touched: u64,
     /// Free spans by offset; neighbours are always merged.
     free: BTreeMap<u64, u64>,
 }
 
 impl Arena {
-    /// An empty arena of `capacity` bytes.
+    /// Creates an empty arena of `capacity` bytes.
     pub fn new(capacity: u64) -> Self {
         let capacity = capacity / ALIGNMENT * ALIGNMENT;
         let mut free = BTreeMap::new();
@@ -40,18 +40,18 @@ impl Arena {
         Self { capacity, used: 0, touched: 0, free }
     }
 
-    /// The size of the arena in bytes.
+    /// Returns the size of the arena in bytes.
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// Bytes handed out now, alignment included.
+    /// Returns the allocated bytes, alignment included.
     pub fn used(&self) -> u64 {
         self.used
     }
 
-    /// Takes `len` bytes; `None` when no free span is large enough. An empty block still has a place of its own, so that
-    /// every block can be released by its offset.
+    /// Allocates `len` bytes; `None` if no free span is large enough. An empty block occupies space too, so that every block can
+    /// be released by its offset.
     pub fn allocate(&mut self, len: u64) -> Option<Block> {
         let size = span(len)?;
         let (&offset, &available) = self.free.iter().find(|(_, available)| **available >= size)?;
@@ -64,15 +64,15 @@ impl Arena {
         Some(Block { offset, len })
     }
 
-    /// Gives a block back. The block must come from [`Arena::allocate`] of this arena and be released once.
+    /// Releases a block. The block must come from [`Arena::allocate`] of this arena and be released once.
     pub fn release(&mut self, block: Block) {
         let Some(size) = span(block.len) else { return };
         self.used = self.used.saturating_sub(size);
         self.give_back(block.offset, size);
     }
 
-    /// Has no block lie across `at`, a multiple of [`ALIGNMENT`], from now on: a span there is nobody's until
-    /// [`Arena::unfence`]. Whether it could be done: not while a block lies there. Where the arena ends nothing needs to be.
+    /// Reserves a span at `at`, a multiple of [`ALIGNMENT`], so that no block crosses it until [`Arena::unfence`]. Returns false
+    /// if a block lies there. Does nothing at or beyond the end of the arena.
     pub fn fence(&mut self, at: u64) -> bool {
         if at >= self.capacity {
             return true;
@@ -88,7 +88,7 @@ impl Arena {
         true
     }
 
-    /// Takes away what [`Arena::fence`] has put there.
+    /// Removes the reservation of [`Arena::fence`].
     pub fn unfence(&mut self, at: u64) {
         if at < self.capacity {
             self.give_back(at, ALIGNMENT);
@@ -109,8 +109,8 @@ impl Arena {
         self.free.insert(offset, size);
     }
 
-    /// The span from `keep` (or the end of the last block, if that is later) to the highest byte ever touched, when it is
-    /// worth handing back; the arena counts it as untouched from now on.
+    /// Returns the span from `keep` (or the end of the last block, if that is later) to the highest byte ever touched, if it is
+    /// not empty; the arena counts it as untouched from now on.
     pub fn idle_tail(&mut self, keep: u64) -> Option<(u64, u64)> {
         let (&last, &length) = self.free.iter().next_back()?;
         if last + length != self.capacity {
@@ -126,7 +126,7 @@ impl Arena {
     }
 }
 
-/// The aligned size of a block of `len` bytes; `None` if it passes `u64`.
+/// Returns the aligned size of a block of `len` bytes; `None` if it overflows `u64`.
 fn span(len: u64) -> Option<u64> {
     len.max(1).checked_next_multiple_of(ALIGNMENT)
 }
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_idle_tail_is_given_back_once() {
+    fn returns_the_idle_tail_once() {
         let mut arena = Arena::new(1024);
         let (low, high) = (arena.allocate(64), arena.allocate(512));
         assert_eq!(arena.idle_tail(0), None);
@@ -161,16 +161,16 @@ mod tests {
     }
 
     #[test]
-    fn no_block_lies_across_a_fence() {
+    fn no_block_crosses_a_fence() {
         let mut arena = Arena::new(1024);
         assert!(arena.fence(256) && arena.fence(1024) && arena.fence(1 << 40));
-        assert!(!arena.fence(256), "there is one");
+        assert!(!arena.fence(256), "the fence exists already");
         let taken: Vec<_> = [192, 192, 64, 512].iter().filter_map(|len| arena.allocate(*len)).collect();
         assert_eq!(taken.iter().map(|block| block.offset).collect::<Vec<_>>(), [0, 320, 192, 512]);
         assert_eq!((arena.allocate(1), arena.used()), (None, 960));
-        assert!(!arena.fence(512), "a block lies there");
+        assert!(!arena.fence(512), "a block is in the way");
         taken.into_iter().for_each(|block| arena.release(block));
-        // What is beyond it is handed back as before.
+        // The tail beyond the fence can still be given back.
         assert_eq!((arena.idle_tail(0), arena.used()), (Some((320, 704)), 0));
         arena.unfence(256);
         arena.unfence(1024);
@@ -184,7 +184,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blocks_never_overlap_and_everything_comes_back(steps in prop::collection::vec((any::<bool>(), 0u64..700), 1..200)) {
+        fn blocks_never_overlap_and_all_can_be_released(steps in prop::collection::vec((any::<bool>(), 0u64..700), 1..200)) {
             let mut arena = Arena::new(8192);
             let mut live: Vec<Block> = Vec::new();
             for (take, number) in steps {

@@ -1,6 +1,6 @@
-//! Where the parts of a batch's requests end in a tensor that holds them one behind the other.
+//! Splits a tensor that holds the consecutive parts of a batch's requests.
 
-/// Where each request's bytes end when all rows are of one size.
+/// Returns the end of each request's bytes if all rows have one size.
 pub fn fixed_ends(len: usize, rows_of: &[u64]) -> Vec<usize> {
     let rows: u64 = rows_of.iter().sum::<u64>().max(1);
     let mut before = 0;
@@ -11,7 +11,7 @@ pub fn fixed_ends(len: usize, rows_of: &[u64]) -> Vec<usize> {
     ends.collect()
 }
 
-/// Where each request's elements end in a serialized BYTES tensor; `None` if it does not hold `elements` whole ones.
+/// Returns the end of each request's elements in a serialized BYTES tensor; `None` if `data` is not exactly `elements` elements.
 pub fn text_ends(data: &[u8], elements: u64, rows_of: &[u64]) -> Option<Vec<usize>> {
     let per_row = elements / rows_of.iter().sum::<u64>().max(1);
     let mut at: usize = 0;
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_cut_where_the_requests_are() {
+    fn splits_rows_by_request() {
         assert_eq!(fixed_ends(60, &[1, 3, 2]), [10, 40, 60]);
         assert_eq!(fixed_ends(0, &[1, 1]), [0, 0]);
         let data = b"\x01\0\0\0a\0\0\0\0\x02\0\0\0bc";

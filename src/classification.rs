@@ -1,22 +1,22 @@
-//! The classification extension: the largest values of an output, as texts `value:index` or `value:index:label` (spec
-//! 2.11; texts are those of C's `%f` and `%d`, as Triton's clients parse them).
+//! The classification extension: the largest values of an output as texts `value:index` or `value:index:label` (spec 2.11),
+//! formatted like C's `%f` and `%d`, which Triton's clients parse.
 
 use std::cmp::Ordering;
 
 use crate::error::InferError;
 use crate::tensor::{DataType, Tensor, element_count, push_bytes_element};
 
-/// The most elements that an output may have.
+/// The maximum number of elements of a classified output.
 const MOST_ELEMENTS: u64 = 1_000_000;
 
-/// The `count` largest elements of each item of the output, the largest first, equal ones in order of their index; fewer if
-/// there are fewer classes. `labels` are the names of the classes, as far as there are any. `batching` says that the first
-/// dimension counts the items.
+/// Returns the `count` largest elements of each item of the output, or all if there are fewer classes. They are in descending
+/// order; equal elements are in the order of their indices. `labels` names the classes; it may be shorter than the number of
+/// classes. If `batching` is set, the first dimension counts the items.
 ///
-/// Gives a BYTES tensor of shape `[count]` or `[items, count]`.
+/// The result is a BYTES tensor of shape `[count]` or `[items, count]`.
 ///
 /// # Errors
-/// INVALID_ARG for a datatype without an order (BOOL, BYTES, FP16, BF16), for too many elements.
+/// INVALID_ARG for a datatype without an order (BOOL, BYTES, FP16, BF16) and for too many elements.
 pub fn classify(tensor: &Tensor, count: u64, labels: &[String], batching: bool) -> Result<Tensor, InferError> {
     let elements = element_count(&tensor.shape).unwrap_or(u64::MAX);
     if elements > MOST_ELEMENTS {
@@ -57,7 +57,7 @@ pub fn classify(tensor: &Tensor, count: u64, labels: &[String], batching: bool) 
     Ok(Tensor { datatype: DataType::Bytes, shape, data: data.into() })
 }
 
-/// An element, so that numbers of one tensor compare.
+/// An element in a type in which the elements of one tensor compare.
 #[derive(Clone, Copy, Debug)]
 enum Value {
     Whole(i128),
@@ -65,7 +65,7 @@ enum Value {
 }
 
 impl Value {
-    /// The larger first; what is not a number last.
+    /// Orders larger values first and NaN last.
     fn before(self, other: Self) -> Ordering {
         match (self, other) {
             (Self::Whole(one), Self::Whole(other)) => other.cmp(&one),
@@ -81,7 +81,7 @@ fn list<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> Value) -> Vec<V
     bytes.as_chunks::<N>().0.iter().map(|chunk| value(*chunk)).collect()
 }
 
-/// The `count` largest with their positions; takes time in proportion to the classes, and sorts only what is asked for.
+/// Returns the `count` largest elements with their positions, in time linear in the number of classes. Sorts only the result.
 fn largest(item: &[Value], count: usize) -> Vec<(usize, Value)> {
     let order = |one: &(usize, Value), other: &(usize, Value)| one.1.before(other.1).then(one.0.cmp(&other.0));
     let mut all: Vec<(usize, Value)> = item.iter().copied().enumerate().collect();
@@ -106,7 +106,7 @@ fn describe(value: Value, index: usize, labels: &[String]) -> String {
     }
 }
 
-/// The names of the classes in a label file: one in each line, in the order of the classes.
+/// Parses a label file: one class name per line, in the order of the classes.
 pub fn labels(text: &str) -> Vec<String> {
     text.lines().map(|line| line.trim_end_matches('\r').to_owned()).collect()
 }
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_come_first_item_by_item() {
+    fn returns_the_largest_elements_of_each_item() {
         let labels = labels("cat\r\ndog\n\nbird");
         let tensor = fp32(&[2, 4], &[0.1, 0.9, 0.2, 0.9, 5.0, -1.5, f32::NAN, f32::INFINITY]);
         let found = classify(&tensor, 3, &labels, true).unwrap();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_keep_all_their_digits() {
+    fn formats_integers_without_loss() {
         let data: Vec<u8> = [1u64, u64::MAX, u64::MAX - 1].iter().flat_map(|value| value.to_le_bytes()).collect();
         let tensor = Tensor { datatype: DataType::Uint64, shape: vec![3], data: data.into() };
         let found = classify(&tensor, 2, &[], false).unwrap();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_order_or_is_too_large_is_refused() {
+    fn refuses_unordered_datatypes_and_too_many_elements() {
         for datatype in [DataType::Bool, DataType::Bytes, DataType::Fp16, DataType::Bf16] {
             let tensor = Tensor { datatype, shape: vec![1], data: vec![0, 0].into() };
             let error = classify(&tensor, 1, &[], false).unwrap_err();

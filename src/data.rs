@@ -1,8 +1,7 @@
-//! A tensor's bytes: in one piece, in the pieces in which they came from a socket, or in memory of the client's.
+//! The bytes of a tensor: in one piece, in the pieces that were received from a socket, or in a client's shared memory.
 //!
-//! Whatever is copied to its place anyway (a worker's arena) is copied from the pieces; joining them first would move
-//! every byte of a large body once more. What is in a client's shared memory is not here at all: it has a length and no
-//! pieces, and only workers look at it.
+//! Data that is copied anyway (to a worker's arena) is copied from the pieces; joining them first would copy every byte of a
+//! large body once more. Data in a client's shared memory has a length and no pieces here: only workers read it.
 
 use std::borrow::Cow;
 
@@ -10,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 
 use crate::region::Slice;
 
-/// Bytes in one or several pieces, or elsewhere. Cloning is cheap: the pieces are shared.
+/// Bytes in one or several pieces, or in a client's shared memory. Cloning is cheap: the pieces are shared.
 #[derive(Clone, Debug)]
 pub struct Data(Repr);
 
@@ -24,12 +23,12 @@ enum Repr {
 }
 
 impl Data {
-    /// No bytes.
+    /// Returns empty data.
     pub const fn new() -> Self {
         Self(Repr::One(Bytes::new()))
     }
 
-    /// How many bytes there are, here or in the client's shared memory.
+    /// Returns the number of bytes, those in the client's shared memory included.
     pub fn len(&self) -> usize {
         match &self.0 {
             Repr::Region(slice) => usize::try_from(slice.len).unwrap_or(usize::MAX),
@@ -37,17 +36,17 @@ impl Data {
         }
     }
 
-    /// How many bytes are here: none of those in the client's shared memory.
+    /// Returns the number of bytes in the pieces; 0 for data in the client's shared memory.
     pub fn bytes_here(&self) -> usize {
         self.pieces().iter().map(Bytes::len).sum()
     }
 
-    /// Whether there are none.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where in the client's shared memory the bytes are; `None` if they are here.
+    /// Returns the range of the client's shared memory that holds the bytes; `None` if they are in pieces.
     pub fn region(&self) -> Option<&Slice> {
         match &self.0 {
             Repr::Region(slice) => Some(slice),
@@ -55,7 +54,7 @@ impl Data {
         }
     }
 
-    /// As [`Data::region`].
+    /// Does the same as [`Data::region`], mutably.
     pub fn region_mut(&mut self) -> Option<&mut Slice> {
         match &mut self.0 {
             Repr::Region(slice) => Some(slice),
@@ -63,7 +62,7 @@ impl Data {
         }
     }
 
-    /// The pieces in order; none of what is in the client's shared memory.
+    /// Returns the pieces in order; none for data in the client's shared memory.
     pub fn pieces(&self) -> &[Bytes] {
         match &self.0 {
             Repr::One(piece) => std::slice::from_ref(piece),
@@ -72,7 +71,7 @@ impl Data {
         }
     }
 
-    /// Takes off the first `at` bytes; all of them if there are fewer. Nothing of what is in the client's shared memory.
+    /// Splits off the first `at` bytes, or all if there are fewer. Returns empty data for data in the client's shared memory.
     #[must_use]
     pub fn split_to(&mut self, at: usize) -> Self {
         match &mut self.0 {
@@ -100,7 +99,7 @@ impl Data {
         }
     }
 
-    /// All bytes that are here in one piece; a copy only if there are several.
+    /// Returns the bytes in one piece; copies only if there are several pieces. Empty for data in the client's shared memory.
     pub fn join(self) -> Bytes {
         match self.0 {
             Repr::One(piece) => piece,
@@ -109,7 +108,7 @@ impl Data {
         }
     }
 
-    /// All bytes that are here in one slice; a copy only if there are several pieces.
+    /// Returns the bytes in one slice; copies only if there are several pieces. Empty for data in the client's shared memory.
     pub fn as_slice(&self) -> Cow<'_, [u8]> {
         match &self.0 {
             Repr::One(piece) => Cow::Borrowed(piece),
@@ -160,24 +159,24 @@ impl PartialEq<[u8]> for Data {
     }
 }
 
-/// Equal are equal bytes, however they are cut; in shared memory, the same place.
+/// Compares the bytes, however they are split; in shared memory, the ranges.
 impl PartialEq for Data {
     fn eq(&self, other: &Self) -> bool {
         self.region() == other.region() && self.len() == other.len() && self.as_slice() == other.as_slice()
     }
 }
 
-/// Collects pieces as they come. Small ones are joined: pieces of a byte each must not cost more than their bytes.
+/// Collects received pieces. Joins small ones, so that one-byte pieces do not cost more memory than their bytes.
 #[derive(Debug, Default)]
 pub struct Collector {
     pieces: Vec<Bytes>,
-    /// Small pieces that came after the last of `pieces`.
+    /// Joined small pieces that follow the last of `pieces`.
     small: BytesMut,
     len: usize,
 }
 
 impl Collector {
-    /// Pieces of fewer bytes are copied.
+    /// Pieces shorter than this are copied.
     pub const SMALL: usize = 4096;
 
     /// Appends a piece.
@@ -193,17 +192,17 @@ impl Collector {
         self.pieces.push(piece);
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes so far.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing came yet.
+    /// Returns whether no bytes have been collected.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// All of it.
+    /// Returns all collected bytes.
     pub fn finish(mut self) -> Data {
         if !self.small.is_empty() {
             self.pieces.push(self.small.freeze());
@@ -227,7 +226,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_are_the_same_bytes_wherever_they_are_cut(
+        fn pieces_keep_their_bytes_wherever_they_are_split(
             lengths in proptest::collection::vec(prop_oneof![0usize..20, 4000usize..9000], 0..8),
             cuts in proptest::collection::vec(0usize..30_000, 0..6),
         ) {

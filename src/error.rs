@@ -1,38 +1,38 @@
-//! What went wrong with a request, as one closed list of codes. How a code looks over HTTP and gRPC is decided in one
-//! table, [`ErrorCode::http_status`] and [`ErrorCode::grpc_code`], so that the protocols cannot drift apart.
+//! Errors of requests: one closed list of codes. One table, [`ErrorCode::http_status`] and [`ErrorCode::grpc_code`], maps a code
+//! to HTTP and gRPC, so that the protocols cannot diverge.
 
 use std::fmt;
 
-/// The closed list of error codes (the same eight as Triton's core).
+/// The closed list of error codes: the eight of Triton's core, and one for deadlines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorCode {
-    /// None of the others.
+    /// An error without a more specific code.
     Unknown,
     /// A fault of the server.
     Internal,
-    /// The thing asked for does not exist.
+    /// The requested entity does not exist.
     NotFound,
-    /// The request is wrong; repeating it will not help.
+    /// The request is invalid; a retry will not help.
     InvalidArg,
-    /// The server cannot do this now; repeating it may help.
+    /// The server cannot serve the request now; a retry may help.
     Unavailable,
-    /// The server never does this.
+    /// The server does not implement the operation.
     Unsupported,
-    /// The thing to be made exists already.
+    /// The entity that the request would create exists already.
     AlreadyExists,
-    /// The client gave up.
+    /// The client cancelled the request.
     Cancelled,
-    /// The time that the client would wait is over.
+    /// The deadline of the request passed.
     DeadlineExceeded,
 }
 
 impl ErrorCode {
-    /// The HTTP status: 400, 404, 500, 501, 503 or 504.
+    /// Returns the HTTP status: 400, 404, 500, 501, 503 or 504.
     pub fn http_status(self) -> u16 {
         self.row().0
     }
 
-    /// The gRPC status code's number (`google.rpc.Code`).
+    /// Returns the number of the gRPC status code (`google.rpc.Code`).
     pub fn grpc_code(self) -> i32 {
         self.row().1
     }
@@ -51,7 +51,7 @@ impl ErrorCode {
         }
     }
 
-    /// A stable small number for the worker wire.
+    /// Returns the number of the code in frames between frontend and worker.
     pub fn to_wire(self) -> u8 {
         match self {
             Self::Unknown => 0,
@@ -66,7 +66,7 @@ impl ErrorCode {
         }
     }
 
-    /// The inverse of [`ErrorCode::to_wire`]; `None` for a number that is no code.
+    /// Inverts [`ErrorCode::to_wire`]; `None` for an unknown number.
     pub fn from_wire(number: u8) -> Option<Self> {
         Some(match number {
             0 => Self::Unknown,
@@ -86,33 +86,33 @@ impl ErrorCode {
 /// Why a request was refused or failed, for the metrics (label `reason`). Closed, so that series exist from the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reason {
-    /// The bytes could not be understood: bad JSON, framing, compression, headers.
+    /// The bytes cannot be parsed: bad JSON, framing, compression, headers.
     Malformed,
-    /// Understood, but not what the model takes: names, shapes, datatypes, sizes, parameters.
+    /// Parsed, but the model does not accept it: names, shapes, datatypes, sizes, parameters.
     Invalid,
     /// The model or version does not exist.
     UnknownModel,
     /// The model, version or server is not ready, or is stopping.
     NotReady,
-    /// A limit on sizes was passed.
+    /// A size limit was exceeded.
     TooLarge,
     /// The model's queue was full.
     QueueFull,
     /// The request waited longer than its timeout.
     Timeout,
-    /// The client cancelled or went away.
+    /// The client cancelled the request or disconnected.
     Cancelled,
     /// The backend failed while executing.
     Backend,
     /// The instance was lost while executing.
     InstanceLost,
-    /// Shared-memory regions: unknown, too small, gone.
+    /// Shared-memory regions: unknown, too small, removed.
     SharedMemory,
-    /// Something this server does not offer: unknown path, wrong method, unsupported feature.
+    /// The server does not offer it: unknown path, wrong method, unsupported feature.
     Unsupported,
-    /// Who asks may not: the part of the protocol is restricted.
+    /// The part of the protocol is restricted, and the request lacks the key.
     Restricted,
-    /// Who asks has not shown a token that is valid for this.
+    /// The request has no valid token.
     Unauthenticated,
     /// A fault of the server itself.
     Internal,
@@ -138,7 +138,7 @@ impl Reason {
         Self::Internal,
     ];
 
-    /// The label's value, for example `QUEUE_FULL`.
+    /// Returns the label's value, for example `QUEUE_FULL`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Malformed => "MALFORMED",
@@ -160,54 +160,54 @@ impl Reason {
     }
 }
 
-/// One error of one request: the code decides the status, the reason the metric, the message is what the client reads.
+/// An error of one request. The code decides the status, the reason labels the metric, and the client receives the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InferError {
-    /// What kind of error this is to the client.
+    /// The kind of error for the client.
     pub code: ErrorCode,
-    /// What kind of error this is to the operator.
+    /// The kind of error for the operator.
     pub reason: Reason,
-    /// The client's text: what was wrong, with which value, and what is allowed.
+    /// The text for the client: what was wrong, with which value, and what is allowed.
     pub message: String,
 }
 
 impl InferError {
-    /// An error with its own code and reason.
+    /// Creates an error with a code and a reason.
     pub fn new(code: ErrorCode, reason: Reason, message: impl Into<String>) -> Self {
         Self { code, reason, message: message.into() }
     }
 
-    /// The request is understood but not valid (`InvalidArg`, `INVALID`).
+    /// Creates an error for a request that can be parsed but is not valid (`InvalidArg`, `INVALID`).
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::InvalidArg, Reason::Invalid, message)
     }
 
-    /// The bytes are not understood (`InvalidArg`, `MALFORMED`).
+    /// Creates an error for bytes that cannot be parsed (`InvalidArg`, `MALFORMED`).
     pub fn malformed(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::InvalidArg, Reason::Malformed, message)
     }
 
-    /// The server or the model is not ready for this (`Unavailable`, `NOT_READY`).
+    /// Creates an error for a server or model that is not ready (`Unavailable`, `NOT_READY`).
     pub fn not_ready(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Unavailable, Reason::NotReady, message)
     }
 
-    /// The server does not offer this (`Unsupported`, `UNSUPPORTED`).
+    /// Creates an error for an operation that the server does not offer (`Unsupported`, `UNSUPPORTED`).
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Unsupported, Reason::Unsupported, message)
     }
 
-    /// A fault of the server (`Internal`, `INTERNAL`).
+    /// Creates an error for a fault of the server (`Internal`, `INTERNAL`).
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Internal, Reason::Internal, message)
     }
 
-    /// The client went away or cancelled; the text is empty, as Triton's is.
+    /// Creates an error for a request that the client cancelled or abandoned; the text is empty, as Triton's is.
     pub fn cancelled() -> Self {
         Self::new(ErrorCode::Cancelled, Reason::Cancelled, "")
     }
 
-    /// The same error with Triton's prefix for errors of a parsed request: `[request id: ID] `.
+    /// Adds Triton's prefix for errors of a parsed request: `[request id: ID] `.
     pub fn with_request_id(mut self, id: &str) -> Self {
         let id = if id.is_empty() { "<id_unknown>" } else { id };
         self.message = format!("[request id: {id}] {}", self.message);

@@ -1,10 +1,10 @@
-//! Checks for the fuzz targets that need more than one public function of a module: each takes any bytes and panics when
-//! an invariant does not hold. Nothing in the server uses this module.
+//! Checks for fuzz targets that need more than one public function of a module. Each accepts any bytes and panics if an
+//! invariant does not hold. The server does not use this module.
 
 use crate::region::{Memory, Slice};
 use crate::shared_memory::{Registry, check_range, object_name};
 
-/// A key and a range of a region, as a client may send them: what is accepted stays inside the shared memory object.
+/// Checks that an accepted key and range of a region stay inside the shared memory object.
 pub fn shared_memory(data: &[u8]) {
     let Some((numbers, key)) = data.split_first_chunk::<24>() else { return };
     let number = |at: usize| {

@@ -1,4 +1,4 @@
-//! Names and numbers that identify things. No behaviour.
+//! Names and numbers that identify things.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId(pub u32);
 
-/// A correlation id (`sequence_id`): zero and the empty string mean "no sequence".
+/// A correlation id (`sequence_id`); zero and the empty string mean "no sequence".
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CorrelationId {
     /// A number.
@@ -33,14 +33,14 @@ impl Default for CorrelationId {
     }
 }
 
-/// The most bytes that a text may have as a correlation id; Triton's limit, which it calls characters.
+/// The maximum length in bytes of a correlation id that is a text; Triton's limit, which its error text counts in characters.
 pub const LONGEST_CORRELATION_ID: usize = 128;
 
 impl CorrelationId {
-    /// A text as a correlation id.
+    /// Creates a correlation id from a text.
     ///
     /// # Errors
-    /// INVALID_ARG if it is longer than [`LONGEST_CORRELATION_ID`]; Triton's text, and how long it is.
+    /// INVALID_ARG if the text is longer than [`LONGEST_CORRELATION_ID`], with Triton's text and the length.
     pub fn from_text(text: impl Into<String>) -> Result<Self, InferError> {
         let text = text.into();
         if text.len() > LONGEST_CORRELATION_ID {
@@ -52,7 +52,7 @@ impl CorrelationId {
         Ok(Self::String(text))
     }
 
-    /// Whether it means "no sequence".
+    /// Returns whether the id means "no sequence".
     pub fn is_none(&self) -> bool {
         match self {
             Self::Uint(number) => *number == 0,
@@ -75,17 +75,17 @@ impl fmt::Display for CorrelationId {
 pub struct TraceId(u128);
 
 impl TraceId {
-    /// A trace's id of random bits; `None` for zero, which is no id.
+    /// Creates a trace id from random bits; `None` for zero, which is not valid.
     pub fn new(bits: u128) -> Option<Self> {
         (bits != 0).then_some(Self(bits))
     }
 
-    /// The trace of a `traceparent` header (W3C Trace Context, 3.2); `None` if it is not valid.
+    /// Parses the trace id of a `traceparent` header (W3C Trace Context, 3.2); `None` if the header is not valid.
     pub fn from_traceparent(header: &str) -> Option<Self> {
         Traceparent::parse(header).map(|parent| parent.trace)
     }
 
-    /// Its 16 bytes.
+    /// Returns the 16 bytes.
     pub fn to_bytes(self) -> [u8; 16] {
         self.0.to_be_bytes()
     }
@@ -96,12 +96,12 @@ impl TraceId {
 pub struct SpanId(u64);
 
 impl SpanId {
-    /// A span's id of random bits; `None` for zero, which is no id.
+    /// Creates a span id from random bits; `None` for zero, which is not valid.
     pub fn new(bits: u64) -> Option<Self> {
         (bits != 0).then_some(Self(bits))
     }
 
-    /// Its 8 bytes.
+    /// Returns the 8 bytes.
     pub fn to_bytes(self) -> [u8; 8] {
         self.0.to_be_bytes()
     }
@@ -113,7 +113,7 @@ impl fmt::Display for SpanId {
     }
 }
 
-/// What a `traceparent` header says (W3C Trace Context, 3.2). Displayed as such a header, with the flag "sampled".
+/// The content of a `traceparent` header (W3C Trace Context, 3.2). Displayed as a header with the flag "sampled".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traceparent {
     /// The trace.
@@ -123,7 +123,7 @@ pub struct Traceparent {
 }
 
 impl Traceparent {
-    /// Reads a header; `None` if it is not valid.
+    /// Parses a header; `None` if it is not valid.
     pub fn parse(header: &str) -> Option<Self> {
         let mut parts = header.trim().split('-');
         let hex =
@@ -154,40 +154,40 @@ impl fmt::Display for TraceId {
     }
 }
 
-/// A model's name, cheap to clone: the name that it has in its repository and, with `--model-namespacing`, the repository
-/// before it as a namespace. Displayed in full, `NAMESPACE/NAME`.
+/// The name of a model, cheap to clone: its name in the repository and, with `--model-namespacing`, the repository as a
+/// namespace before it. Displayed in full, `NAMESPACE/NAME`.
 ///
-/// Two names are equal if they are displayed equally. Views show [`ModelName::full`], but for these, which show
-/// [`ModelName::bare`]: the statistics extension, traces, and the metrics whose labels `metrics::source::LabelSet` says.
+/// Names compare by their displayed form. Views show [`ModelName::full`], except the statistics extension, traces, and the
+/// metrics that `metrics::source::LabelSet` lists, which show [`ModelName::bare`].
 #[derive(Clone, Debug)]
 pub struct ModelName {
     full: Arc<str>,
-    /// Where the bare name begins in the full one.
+    /// The offset of the bare name in `full`.
     bare: usize,
 }
 
 impl ModelName {
-    /// A name without a namespace.
+    /// Creates a name without a namespace.
     pub fn new(name: impl Into<Arc<str>>) -> Self {
         Self { full: name.into(), bare: 0 }
     }
 
-    /// A name in a namespace.
+    /// Creates a name in a namespace.
     pub fn in_namespace(namespace: &str, name: &str) -> Self {
         Self { full: format!("{namespace}/{name}").into(), bare: namespace.len() + 1 }
     }
 
-    /// The namespace; `None` unless models are distinguished by their repositories.
+    /// Returns the namespace; `None` unless models are distinguished by their repositories.
     pub fn namespace(&self) -> Option<&str> {
         self.full.get(..self.bare.checked_sub(1)?)
     }
 
-    /// The name without its namespace.
+    /// Returns the name without its namespace.
     pub fn bare(&self) -> &str {
         self.full.get(self.bare..).unwrap_or_default()
     }
 
-    /// The name with its namespace.
+    /// Returns the name with its namespace.
     pub fn full(&self) -> &str {
         &self.full
     }
@@ -239,7 +239,7 @@ impl fmt::Display for ModelName {
     }
 }
 
-/// A model name with a version number, cheap to clone. Displayed as `name/version`, the name in full.
+/// A model name with a version number, cheap to clone. Displayed as `name/version` with the full name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelVersion {
     /// The model's name.
@@ -249,14 +249,14 @@ pub struct ModelVersion {
 }
 
 impl ModelVersion {
-    /// Puts a name and a version together. A text is a name without a namespace.
+    /// Combines a name and a version. A text is a name without a namespace.
     pub fn new(name: impl Into<ModelName>, version: u64) -> Self {
         Self { name: name.into(), version }
     }
 }
 
-/// The bare name in the text of a full name, for tables whose keys are texts: what follows the last `/`, which a bare name
-/// does not contain. A [`ModelName`] knows it without a search.
+/// Returns the bare name in the text of a full name, for tables with text keys: the part after the last `/`, which a bare name
+/// never contains. A [`ModelName`] stores it.
 pub fn bare_name(name: &str) -> &str {
     name.rsplit_once('/').map_or(name, |(_, bare)| bare)
 }
@@ -267,14 +267,14 @@ impl fmt::Display for ModelVersion {
     }
 }
 
-/// Hashes numbers that the server counts up itself to neighbouring places, so that in a long queue too the newest and the
-/// oldest requests are found in memory that was touched just before.
+/// Hashes sequential numbers to neighbouring buckets, so that even in a long queue the newest and the oldest requests are in
+/// recently touched memory.
 #[derive(Debug, Default)]
 pub struct Sequential(u64);
 
 impl Hasher for Sequential {
     fn write_u64(&mut self, number: u64) {
-        // The low bits choose the place; the map tells what is there apart by the highest seven.
+        // The map selects the bucket by the low bits and tells entries apart by the highest seven.
         self.0 = number | number << 57;
     }
 
@@ -287,7 +287,7 @@ impl Hasher for Sequential {
     }
 }
 
-/// A map from requests.
+/// A map with request ids as keys.
 pub type RequestMap<T> = HashMap<RequestId, T, BuildHasherDefault<Sequential>>;
 
 #[cfg(test)]
@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_repository_may_stand_before_a_name() {
+    fn a_name_may_have_a_namespace() {
         let model = ModelVersion::new(ModelName::in_namespace("/srv/models", "m"), 2);
         assert_eq!((model.name.bare(), model.name.namespace()), ("m", Some("/srv/models")));
         assert_eq!(model.to_string(), "/srv/models/m/2");
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_an_id_up_to_the_limit() {
+    fn refuses_a_text_id_over_the_limit() {
         let longest = "é".repeat(64);
         assert_eq!(CorrelationId::from_text(longest.as_str()), Ok(CorrelationId::String(longest.clone())));
         let error = CorrelationId::from_text(longest + "x").unwrap_err();
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn only_valid_traceparents_name_a_trace() {
+    fn refuses_invalid_traceparents() {
         let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
         let read = |text: &str| TraceId::from_traceparent(text).map(|id| id.to_string());
         assert_eq!(read(&format!("00-{trace}-00f067aa0ba902b7-01")).as_deref(), Some(trace));

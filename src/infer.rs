@@ -1,4 +1,4 @@
-//! The one request and response type that every way into the server uses: HTTP, gRPC and, later, ensembles.
+//! The request and response types that all protocols and ensembles use.
 
 use crate::data::Data;
 pub use crate::id::CorrelationId;
@@ -11,7 +11,7 @@ use crate::timeline::Timeline;
 /// The value of a request's or response's parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Parameter {
-    /// A truth value.
+    /// A Boolean.
     Bool(bool),
     /// A signed integer.
     Int(i64),
@@ -35,36 +35,36 @@ pub struct InferInput {
     pub tensor: Tensor,
 }
 
-/// One output that the client asks for.
+/// One output that the client requests.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct RequestedOutput {
     /// The output's name in the model's configuration.
     pub name: String,
-    /// Whether the client wants it as binary data (HTTP only); `None` leaves it to the request's default.
+    /// Whether to send it as binary data (HTTP only); `None` for the request's default.
     pub binary_data: Option<bool>,
     /// The number of classes to return instead of the tensor; 0 for the tensor.
     pub classification: u64,
-    /// Where in the client's shared memory it is to be written, in place of being sent.
+    /// The range of the client's shared memory into which it is written instead of being sent.
     pub region: Option<Slice>,
 }
 
-/// An inference request, free of protocols.
+/// An inference request, independent of the protocol.
 #[derive(Clone, Debug, Default)]
 pub struct InferRequest {
     /// The model's name.
     pub model_name: String,
-    /// The version as the client wrote it; empty for "the server chooses".
+    /// The version as the client wrote it; empty if the server chooses.
     pub model_version: String,
     /// The client's id; may be empty.
     pub id: String,
     /// Inputs in the client's order.
     pub inputs: Vec<InferInput>,
-    /// The body of a raw binary request (`Inference-Header-Content-Length: 0`): the model's configuration says what its
-    /// one input is. `inputs` is empty then, until the model's check has deduced it.
+    /// The body of a raw binary request (`Inference-Header-Content-Length: 0`), whose only input the model's configuration
+    /// describes. `inputs` is empty until the model's check has derived it.
     pub raw_body: Option<Data>,
-    /// Outputs asked for; empty means all.
+    /// The requested outputs; empty means all.
     pub outputs: Vec<RequestedOutput>,
-    /// Free parameters for the backend (those with a meaning of their own are fields below).
+    /// Free parameters for the backend. Parameters with a defined meaning are the fields below.
     pub parameters: Parameters,
     /// `priority`; 0 means the model's default.
     pub priority: u64,
@@ -78,31 +78,31 @@ pub struct InferRequest {
     pub sequence_end: bool,
     /// The trace that the client's `traceparent` names.
     pub trace: Option<TraceId>,
-    /// Collects what becomes of the request, if it was sampled for tracing.
+    /// Collects the stamps of the request if it is sampled for tracing.
     pub traced: Option<Traced>,
-    /// The client wants to be told, by a response without outputs, when a decoupled model's last response did not say that
-    /// it was the last (`triton_enable_empty_final_response`).
+    /// Whether the client requests a final response without outputs if the last response of a decoupled model was not marked as
+    /// the last (`triton_enable_empty_final_response`).
     pub empty_final_response: bool,
     /// The stamps so far.
     pub timeline: Timeline,
 }
 
 impl InferRequest {
-    /// Whether an input or an output is in the client's shared memory.
+    /// Returns whether an input or an output is in the client's shared memory.
     pub fn uses_regions(&self) -> bool {
         let inputs = self.inputs.iter().any(|input| input.tensor.data.region().is_some());
         inputs || self.outputs.iter().any(|output| output.region.is_some())
     }
 
-    /// Whether the response cache may answer it, and keep its answer. Memory of the client's may change between the look at
-    /// it and the execution, and the answer to a step of a sequence depends on the steps before it.
+    /// Returns whether the response cache may answer the request and store its response. A client's shared memory may change
+    /// between the look-up and the execution, and the response to a step of a sequence depends on the steps before it.
     pub fn is_cacheable(&self) -> bool {
         self.correlation_id.is_none() && !self.uses_regions()
     }
 }
 
-/// One output of a response. Its `tensor.data` may point into a worker's arena, or say where in the client's shared memory
-/// the worker has written it.
+/// One output of a response. Its `tensor.data` may point into a worker's arena, or be the range of the client's shared memory
+/// into which the worker has written it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InferOutput {
     /// The output's name.
@@ -112,24 +112,24 @@ pub struct InferOutput {
 }
 
 impl InferOutput {
-    /// Its name and its tensor.
+    /// Returns the name and the tensor.
     pub fn named(&self) -> (&str, &Tensor) {
         (&self.name, &self.tensor)
     }
 }
 
-/// An inference response, free of protocols.
+/// An inference response, independent of the protocol.
 #[derive(Clone, Debug, Default)]
 pub struct InferResponse {
     /// The model's name.
     pub model_name: String,
     /// The version that answered, as text.
     pub model_version: String,
-    /// The request's id, repeated.
+    /// The id of the request.
     pub id: String,
     /// Parameters of the response.
     pub parameters: Parameters,
-    /// Outputs in the order of the configuration, those that were asked for.
+    /// The requested outputs, in the order of the configuration.
     pub outputs: Vec<InferOutput>,
     /// The stamps of the request.
     pub timeline: Timeline,

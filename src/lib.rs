@@ -1,7 +1,7 @@
-//! The core of Pharos: every decision the server takes and every fact it keeps, without I/O.
+//! The core of Pharos: makes the decisions and keeps the state of the server, without I/O.
 //!
-//! Nothing here opens a socket, starts a thread or reads a clock: callers pass bytes and the time in, and get
-//! decisions out. `frontend/` and `worker/` do what is decided here. See ARCHITECTURE.md for the map.
+//! Nothing here opens a socket, starts a thread or reads a clock: callers pass bytes and the time in and get decisions back.
+//! `frontend/` and `worker/` perform them. ARCHITECTURE.md has the map.
 
 pub mod access;
 pub mod arena;

@@ -1,16 +1,15 @@
-//! Memory that a client shares with the server, and places in it: what a tensor has in place of bytes.
+//! Memory that a client shares with the server, and ranges of it that hold tensors.
 //!
-//! A client names a region and a range; [`Slice`] is that, first as the client wrote it and then with the [`Region`] that
-//! it turned out to be. Whoever holds the slice uses the region: a region that is unregistered meanwhile is removed when
-//! the last slice is dropped. The frontend never looks at what is in a region. Workers map it, and trust nothing of it: the client
-//! may write to it, shrink it or remove it at any moment.
+//! A [`Slice`] holds the name of a region and a range as the client wrote them and, after the look-up, the [`Region`]. A slice
+//! keeps its region alive: a region that is unregistered meanwhile is removed when the last slice is dropped. The frontend never
+//! reads the content of a region. Workers map it and do not trust it: the client may change, shrink or remove it at any time.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Whose memory a region is.
+/// The kind of memory of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// A POSIX shared memory object of this machine.
@@ -20,10 +19,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Both.
+    /// Both kinds.
     pub const ALL: [Kind; 2] = [Kind::System, Kind::Cuda];
 
-    /// As in paths, and in the labels of metrics.
+    /// Returns the name in paths and in the labels of metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::System => "system",
@@ -32,29 +31,29 @@ impl Kind {
     }
 }
 
-/// The most bytes of a region's name: it travels to the workers with the region.
+/// The maximum length in bytes of a region's name, which is sent to the workers.
 pub const MAX_NAME: usize = 1024;
 
 /// Bytes of a CUDA IPC memory handle (`cudaIpcMemHandle_t`).
 pub const CUDA_HANDLE: usize = 64;
 
-/// Where a region's memory is.
+/// The memory of a region.
 #[derive(Debug)]
 pub enum Memory {
     /// A POSIX shared memory object.
     System {
-        /// The name that the client gave.
+        /// The key of the object that the client registered.
         key: String,
-        /// Where the region begins in the object, bytes.
+        /// The offset of the region in the object, bytes.
         offset: u64,
         /// The object, open for reading and writing.
         file: OwnedFd,
     },
-    /// Memory of a CUDA device that another process has.
+    /// Memory of a CUDA device that another process allocated.
     Cuda {
         /// The device's number.
         device: u32,
-        /// The handle by which it is opened.
+        /// The IPC handle that opens it.
         handle: Box<[u8; CUDA_HANDLE]>,
     },
 }
@@ -62,25 +61,25 @@ pub enum Memory {
 /// A registered region.
 #[derive(Debug)]
 pub struct Region {
-    /// Unique for the life of the server: a name used again is another region.
+    /// Unique during the life of the server: a name that is registered again gets another id.
     pub id: u64,
     /// Its name.
     pub name: String,
     /// Bytes.
     pub byte_size: u64,
-    /// Where it is.
+    /// The memory.
     pub memory: Memory,
-    /// Tensors that were lent so far.
+    /// The number of tensors so far.
     uses: AtomicU64,
 }
 
 impl Region {
-    /// A region that nobody has used.
+    /// Creates a region that no tensor has used.
     pub fn new(id: u64, name: String, byte_size: u64, memory: Memory) -> Self {
         Self { id, name, byte_size, memory, uses: AtomicU64::new(0) }
     }
 
-    /// Whose memory it is.
+    /// Returns the kind of its memory.
     pub fn kind(&self) -> Kind {
         match self.memory {
             Memory::System { .. } => Kind::System,
@@ -88,7 +87,7 @@ impl Region {
         }
     }
 
-    /// How many tensors of requests were in it so far.
+    /// Returns the number of tensors of requests that have been in the region so far.
     pub fn uses(&self) -> u64 {
         self.uses.load(Ordering::Relaxed)
     }
@@ -99,39 +98,39 @@ impl Region {
 pub struct Slice {
     /// The region's name.
     pub name: String,
-    /// The first byte, from the region's start.
+    /// The first byte, relative to the start of the region.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// What the name stands for, once it was looked up and found to hold the range.
+    /// The region, after the look-up has checked that it contains the range.
     region: Option<Arc<Region>>,
 }
 
 impl Slice {
-    /// A range as a client asks for it.
+    /// Creates a range as a client requests it.
     pub fn new(name: String, offset: u64, len: u64) -> Self {
         Self { name, offset, len, region: None }
     }
 
-    /// The first `len` bytes of it.
+    /// Returns the first `len` bytes of the range.
     #[must_use]
     pub fn first(&self, len: u64) -> Self {
         Self { len: len.min(self.len), ..self.clone() }
     }
 
-    /// The region, once it was looked up.
+    /// Returns the region, after the look-up.
     pub fn region(&self) -> Option<&Arc<Region>> {
         self.region.as_ref()
     }
 
-    /// Says what the name stands for: uses `region` from now on. The range must lie within it.
+    /// Sets the region and counts a use of it. The range must lie within the region.
     pub fn lend(&mut self, region: Arc<Region>) {
         region.uses.fetch_add(1, Ordering::Relaxed);
         self.region = Some(region);
     }
 }
 
-/// Equal are equal ranges of one region.
+/// Compares names, ranges and regions.
 impl PartialEq for Slice {
     fn eq(&self, other: &Self) -> bool {
         let id = |slice: &Self| slice.region.as_ref().map(|region| region.id);

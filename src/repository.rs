@@ -1,5 +1,5 @@
-//! Which model versions should run, which do, and where a request goes. Pure data: callers list directories and load
-//! models, and tell what came of it.
+//! The states of model versions, and the choice of the version that serves a request. Pure data: callers list directories, load
+//! models and report the outcome.
 
 mod load;
 mod plan;
@@ -12,13 +12,13 @@ use crate::model::VersionPolicy;
 pub use load::{Kind as LoadParameter, Override};
 pub use plan::{Change, Stamp, VersionFingerprint, changes};
 
-/// The reason of a version that was unloaded on purpose.
+/// The reason of a version that was unloaded by a request.
 pub const UNLOADED: &str = "unloaded";
 
-/// The reason of a model that several repositories have.
+/// The reason of a model that is in several repositories.
 pub const DUPLICATE: &str = "model appears in two or more repositories";
 
-/// The versions to run, ascending, given those that are present in the model's directory.
+/// Returns the versions to run, ascending, given the versions in the model's directory.
 pub fn select(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
     let mut versions = present.to_vec();
     versions.sort_unstable();
@@ -34,18 +34,17 @@ pub fn select(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
     versions
 }
 
-/// The version that a directory holds: its name is a number of 1 or greater without leading zeros. `None` for any other
-/// directory, which is none of ours.
+/// Parses the name of a version directory: a number of 1 or greater without leading zeros. Other directories are ignored.
 pub fn parse_version_directory(name: &str) -> Option<u64> {
     let digits = name.bytes().all(|byte| byte.is_ascii_digit()) && !name.starts_with('0');
     // Versions are signed in the protocol.
     if digits { name.parse().ok().filter(|&version: &u64| i64::try_from(version).is_ok()) } else { None }
 }
 
-/// Whether a model may have this name, which becomes part of paths, labels and log lines.
+/// Checks the name of a model, which becomes part of paths, labels and log lines.
 ///
 /// # Errors
-/// A sentence with the name, its fault and what is allowed.
+/// A text with the name, what is wrong with it and what is allowed.
 pub fn check_model_name(name: &str) -> Result<(), String> {
     if name.trim().is_empty() {
         return Err("Model name cannot be empty. Please enter a valid name to deploy.".to_owned());
@@ -68,24 +67,24 @@ pub fn check_model_name(name: &str) -> Result<(), String> {
 /// The state of a model version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Nothing is known.
+    /// The state is not known.
     #[default]
     Unknown,
-    /// It takes requests.
+    /// The version accepts requests.
     Ready,
-    /// It was not loaded, could not be, or was unloaded.
+    /// The version was not loaded, failed to load, or was unloaded.
     Unavailable,
-    /// It will take requests soon.
+    /// The version is being loaded.
     Loading,
-    /// It finishes the requests that it has.
+    /// The version completes its accepted requests and accepts no others.
     Unloading,
 }
 
 impl State {
-    /// Those that a version may be in, in the order of its life.
+    /// Every known state, in the order of a version's life.
     pub const ALL: [Self; 4] = [Self::Loading, Self::Ready, Self::Unloading, Self::Unavailable];
 
-    /// The name in the repository index.
+    /// Returns the name in the repository index.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Unknown => "UNKNOWN",
@@ -97,21 +96,21 @@ impl State {
     }
 }
 
-/// The state of a version, with its reason where there is one.
+/// The state of a version and its reason, if any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VersionStatus {
     /// The state.
     pub state: State,
-    /// Why; empty for none. `unloaded` after an unload.
+    /// The reason, or empty. `unloaded` after an unload.
     pub reason: String,
 }
 
-/// What is known about one model.
+/// The state of one model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelStatus {
     /// Its versions.
     pub versions: BTreeMap<u64, VersionStatus>,
-    /// Why the model as a whole could not be loaded (its configuration is wrong, it has no versions); empty for none.
+    /// Why the model as a whole could not be loaded (its configuration is invalid, it has no versions); empty if it could.
     pub failure: String,
 }
 
@@ -120,11 +119,11 @@ pub struct ModelStatus {
 pub struct IndexEntry {
     /// The model's name.
     pub name: String,
-    /// The version; `None` for a model of which no version is known.
+    /// The version; `None` for a model without known versions.
     pub version: Option<u64>,
     /// The state; `None` for a model that was never loaded.
     pub state: Option<State>,
-    /// The reason; empty for none.
+    /// The reason, or empty.
     pub reason: String,
 }
 
@@ -135,40 +134,40 @@ pub struct States {
 }
 
 impl States {
-    /// No models.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes a model known; it stays as it is if it was.
+    /// Adds a model, if it is not known yet.
     pub fn add(&mut self, model: &str) {
         self.entry(model);
     }
 
-    /// Forgets a model.
+    /// Removes a model.
     pub fn remove(&mut self, model: &str) {
         self.models.remove(model);
     }
 
-    /// A version's state has changed.
+    /// Sets the state of a version.
     pub fn set(&mut self, model: &str, version: u64, state: State, reason: impl Into<String>) {
         let status = self.entry(model);
         status.failure.clear();
         status.versions.insert(version, VersionStatus { state, reason: reason.into() });
     }
 
-    /// The model as a whole cannot be loaded. Versions that run go on.
+    /// Records that the model as a whole cannot be loaded. Running versions continue to serve.
     pub fn fail(&mut self, model: &str, reason: impl Into<String>) {
         self.entry(model).failure = reason.into();
     }
 
-    /// Several repositories have the model, so that it cannot be loaded: the index shows this in place of its versions.
+    /// Records that several repositories have the model, so that it cannot be loaded. The index shows this in place of versions.
     pub fn mark_duplicate(&mut self, model: &str) {
         *self.entry(model) = ModelStatus { failure: DUPLICATE.to_owned(), ..ModelStatus::default() };
     }
 
-    /// The model is not wanted any more: versions that serve finish what they have, those that were loading are given up,
-    /// and it is forgotten if no version of it is known.
+    /// Begins to unload a model: ready versions become unloading, loading versions become unavailable, and a model without known
+    /// versions is removed.
     pub fn withdraw(&mut self, model: &str) {
         let Some(status) = self.models.get_mut(model) else { return };
         if status.versions.is_empty() {
@@ -185,7 +184,7 @@ impl States {
         }
     }
 
-    /// A version has finished what it had. Nothing changes if it is being loaded again, or serves.
+    /// Records that an unloading version has completed its requests. Does nothing if the version is loading or ready again.
     pub fn unloaded(&mut self, model: &str, version: u64) {
         let status = self.models.get_mut(model).and_then(|status| status.versions.get_mut(&version));
         if let Some(status) = status.filter(|status| status.state == State::Unloading) {
@@ -197,23 +196,23 @@ impl States {
         self.models.entry(model.to_owned()).or_default()
     }
 
-    /// What is known about a model.
+    /// Returns the state of a model.
     pub fn model(&self, name: &str) -> Option<&ModelStatus> {
         self.models.get(name)
     }
 
-    /// All models by name.
+    /// Returns all models by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &ModelStatus)> {
         self.models.iter().map(|(name, status)| (name.as_str(), status))
     }
 
-    /// The versions of a model that take requests, ascending; none for an unknown model.
+    /// Returns the ready versions of a model, ascending; none for an unknown model.
     pub fn ready_versions(&self, model: &str) -> impl DoubleEndedIterator<Item = u64> + '_ {
         let versions = self.models.get(model).into_iter().flat_map(|status| &status.versions);
         versions.filter(|(_, status)| status.state == State::Ready).map(|(version, _)| *version)
     }
 
-    /// Whether every version of every model is ready, or was unloaded on purpose: the server's readiness.
+    /// Returns whether every version of every model is ready or was unloaded by a request: the readiness of the server.
     pub fn all_ready(&self) -> bool {
         let good = |status: &VersionStatus| {
             status.state == State::Ready || (status.state == State::Unavailable && status.reason == UNLOADED)
@@ -221,10 +220,10 @@ impl States {
         self.models.values().all(|model| model.failure.is_empty() && model.versions.values().all(good))
     }
 
-    /// The version that serves a request: `version` as the client wrote it, empty for the highest that is ready.
+    /// Returns the version that serves a request. `version` is the client's text; empty means the highest ready version.
     ///
     /// # Errors
-    /// Triton's rows: unknown model and bad version 400, unknown version and nothing ready 404, not ready 503.
+    /// As Triton: unknown model and invalid version 400, unknown version and no ready version 404, version not ready 503.
     pub fn lookup(&self, model: &str, version: &str) -> Result<u64, InferError> {
         let unknown = |code, reason, what: &str| {
             Err(InferError::new(code, reason, format!("Request for unknown model: '{model}' {what}")))
@@ -246,7 +245,7 @@ impl States {
         }
     }
 
-    /// The repository index, by name and version; `ready` leaves out what takes no requests.
+    /// Returns the repository index, ordered by name and version; with `ready`, only versions that accept requests.
     pub fn index(&self, ready: bool) -> Vec<IndexEntry> {
         let mut entries = Vec::new();
         for (name, model) in &self.models {
@@ -263,7 +262,7 @@ impl States {
                     .filter(|(_, status)| !ready || status.state == State::Ready)
                     .map(|(&version, status)| entry(Some(version), Some(status.state), &status.reason)),
             );
-            // Triton shows a model that several repositories have in both forms of the index.
+            // Triton lists a model that several repositories have in both forms of the index.
             if model.versions.is_empty() && (!ready || model.failure == DUPLICATE) {
                 let state = (!model.failure.is_empty()).then_some(State::Unavailable);
                 entries.push(entry(None, state, &model.failure));
@@ -273,20 +272,20 @@ impl States {
     }
 }
 
-/// The refusal of a version that exists and cannot answer now.
+/// Returns the error for a version that exists but is not ready.
 pub fn not_at_ready_state(model: &str, version: u64) -> InferError {
     InferError::not_ready(format!("Request for unknown model: '{model}' version {version} is not at ready state"))
 }
 
-/// A version as a client writes it.
+/// Parses a version as a client writes it.
 ///
 /// # Errors
-/// INVALID_ARG with Triton's text for what is no whole number of 0 or greater.
+/// INVALID_ARG with Triton's text if it is not an integer of 0 or greater.
 pub fn parse_version(text: &str) -> Result<u64, InferError> {
     let details = match text.parse::<i64>() {
         Ok(number) if number >= 0 => return Ok(number.unsigned_abs()),
         Ok(_) => "",
-        // Triton names the C++ function that failed.
+        // Triton's text contains the C++ function that failed.
         Err(_) => " (details: stol)",
     };
     Err(InferError::invalid(format!(
@@ -333,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn model_names_are_sane() {
+    fn checks_model_names() {
         for name in ["simple", "...", "..my_model", "model..1", "mit leerzeichen", "日本"] {
             assert_eq!(check_model_name(name), Ok(()), "{name}");
         }
@@ -417,12 +416,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_withdrawn_finishes() {
+    fn withdrawn_versions_complete_their_requests() {
         let mut states = states();
         states.set("simple", 4, State::Unavailable, "broken");
         states.withdraw("simple");
         states.withdraw("never");
-        states.withdraw("nobody");
+        states.withdraw("unknown");
         let of = |states: &States, version| states.model("simple").unwrap().versions[&version].clone();
         let now = |states: &States| [1, 2, 3, 4].map(|version| of(states, version).state);
         assert_eq!(now(&states), [State::Unloading, State::Unloading, State::Unavailable, State::Unavailable]);
@@ -435,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn readiness_tolerates_only_what_was_unloaded() {
+    fn readiness_ignores_only_unloaded_versions() {
         let mut states = states();
         assert!(!states.all_ready());
         states.remove("broken");
@@ -445,6 +444,6 @@ mod tests {
         states.fail("simple", "lost");
         assert!(!states.all_ready());
         states.set("simple", 3, State::Ready, "");
-        assert!(states.all_ready(), "a version that loads ends the failure");
+        assert!(states.all_ready(), "a version that becomes ready clears the failure");
     }
 }

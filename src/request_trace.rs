@@ -1,7 +1,7 @@
-//! What is collected of a request that was sampled for tracing: a handle that travels with the request, and with each step
-//! that it makes of an ensemble, and what all of them have collected when the last is gone.
+//! The data that is collected of a request sampled for tracing. A handle travels with the request, and another with
+//! each step of an ensemble. When the last handle is dropped, the collected data is complete.
 //!
-//! Which requests are sampled decides `pharos::trace`; who takes what was collected is a [`Sink`].
+//! `pharos::trace` decides which requests are sampled; a [`Sink`] receives the collected data.
 
 mod activity;
 pub mod text;
@@ -17,20 +17,20 @@ use crate::id::{InstanceId, ModelVersion, SpanId, TraceId, Traceparent};
 use crate::tensor::Tensor;
 use crate::timeline::{ComputeStamps, Instant, Timeline};
 
-/// The most tensors and stamps that one request or step collects: a stream of responses may be endless. What happens once, at
-/// the end, is collected all the same.
+/// The number of tensors and of stamps that one request or step collects at most, since a stream of responses may be
+/// endless. Stamps of the end are always collected.
 const MOST: usize = 10_000;
 
-/// The most steps that one request collects: a decoupled member of an ensemble may make any number of them.
+/// The number of steps that one request collects at most: a decoupled member of an ensemble may cause any number.
 const MOST_STEPS: usize = 10_000;
 
-/// The most stamps that one request collects with all its steps.
+/// The number of stamps that one request collects at most, with all its steps.
 const MOST_STAMPS: usize = 100_000;
 
-/// The most bytes of tensors that one request collects with all its steps.
+/// The number of bytes of tensors that one request collects at most, with all its steps.
 const MOST_BYTES: usize = 64 << 20;
 
-/// What is collected; neither of the two means that tracing is off.
+/// The kinds of data to collect. Tracing is off if both are false.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Levels {
     /// Stamps.
@@ -40,42 +40,42 @@ pub struct Levels {
 }
 
 impl Levels {
-    /// Whether nothing is collected.
+    /// Returns whether nothing is collected.
     pub fn is_off(self) -> bool {
         !self.timestamps && !self.tensors
     }
 }
 
-/// Where a trace belongs among those of other services (W3C Trace Context).
+/// The position of a trace within a distributed trace (W3C Trace Context).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// The trace: the caller's, or a new one.
+    /// The id of the distributed trace: the caller's, or a new one.
     pub trace: TraceId,
-    /// The span of the request as a whole.
+    /// The span of the whole request.
     pub span: SpanId,
-    /// The caller's span, if it named one.
+    /// The caller's span, if it sent one.
     pub parent: Option<SpanId>,
     /// The caller's `tracestate`.
     pub state: String,
 }
 
-/// How a request was sampled.
+/// The settings with which a request was sampled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Which settings sampled it: another number after each change.
+    /// The number of the settings, which changes with every change of them.
     pub generation: u64,
-    /// What is collected.
+    /// The data to collect.
     pub levels: Levels,
-    /// Traces in one file; 0 for all in one.
+    /// The number of traces in one file; 0 for all in one file.
     pub log_frequency: u32,
-    /// Only so many traces are sampled in all.
+    /// Whether the total number of traces is limited.
     pub limited: bool,
 }
 
-/// A tensor that was seen.
+/// A collected tensor.
 #[derive(Clone, Debug)]
 pub struct TracedTensor {
-    /// When.
+    /// The point at which it was collected.
     pub activity: TensorActivity,
     /// The input's or output's name.
     pub name: String,
@@ -83,24 +83,24 @@ pub struct TracedTensor {
     pub tensor: Tensor,
 }
 
-/// What was collected of the request as a whole, or of one step of it.
+/// The data collected of the whole request, or of one step of it.
 #[derive(Clone, Debug, Default)]
 pub struct Part {
-    /// Its number, unique for the life of the process.
+    /// The part's number, unique within the process.
     pub id: u64,
-    /// The number of the part that it is a step of; 0 for the request as a whole.
+    /// The number of the part that it is a step of; 0 for the whole request.
     pub parent: u64,
-    /// The model that executes it; `None` before that has begun.
+    /// The model that executes it; `None` before it is known.
     pub model: Option<ModelVersion>,
     /// The request's id, if the client gave one.
     pub request_id: String,
     /// The instance that executed it.
     pub instance: Option<InstanceId>,
-    /// In the order in which they were reported.
+    /// The stamps in the order in which they were reported.
     pub stamps: Vec<(Activity, Instant)>,
     /// Tensors.
     pub tensors: Vec<TracedTensor>,
-    /// Why it failed, if it did.
+    /// The reason of its failure.
     pub failure: Option<String>,
 }
 
@@ -112,41 +112,41 @@ impl Part {
     }
 }
 
-/// All that was collected of one request.
+/// All data collected of one request.
 #[derive(Clone, Debug)]
 pub struct Finished {
-    /// How it was sampled.
+    /// The settings with which it was sampled.
     pub sample: Sample,
-    /// For traces that go to a collector.
+    /// Present if the trace goes to a collector.
     pub context: Option<Context>,
-    /// The request as a whole first, then its steps in the order in which they began.
+    /// The whole request first, then its steps in the order in which they started.
     pub parts: Vec<Part>,
-    /// When the last who could add to it was gone; zero if nobody knows.
+    /// The latest stamp of all parts; zero without stamps.
     pub ended: Instant,
 }
 
 impl Finished {
-    /// Bytes of memory that it takes, about.
+    /// Returns its approximate size in memory, in bytes.
     pub fn bytes(&self) -> usize {
         self.parts.iter().map(Part::bytes).sum()
     }
 }
 
-/// Takes what was collected.
+/// Receives complete traces.
 pub trait Sink: Send + Sync {
-    /// A trace is complete. Called on the threads that answer requests: it must not wait.
+    /// Receives a complete trace. Called on the threads that answer requests, so it must not block.
     fn finished(&self, trace: Finished);
 
-    /// The number of the next part.
+    /// Returns the number of the next part.
     fn next_id(&self) -> u64;
 }
 
-/// Numbers of parts, from 1 on.
+/// Generates numbers of parts, starting at 1.
 #[derive(Debug, Default)]
 pub struct PartIds(AtomicU64);
 
 impl PartIds {
-    /// The next number.
+    /// Returns the next number.
     pub fn next(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -164,7 +164,7 @@ struct Shared {
     sample: Sample,
     context: Option<Context>,
     sink: Arc<dyn Sink>,
-    // Held to add a few values.
+    // Locked to add a few values.
     collected: Mutex<Collected>,
 }
 
@@ -179,8 +179,8 @@ impl Drop for Shared {
         let collected = self.collected.get_mut().unwrap_or_else(PoisonError::into_inner);
         let parts: Vec<Part> = std::mem::take(&mut collected.parts).into_values().collect();
         let (sample, context) = (self.sample.clone(), self.context.take());
-        // A request that was refused before any model had it leaves nothing in files, as in Triton. A collector is told: the
-        // caller's trace would have a hole where it failed.
+        // As in Triton, a request that was refused before it reached a model does not appear in files. It does appear
+        // in a collector, where the caller's trace would otherwise lack the failed part.
         let refused = |root: &Part| context.is_some() && root.failure.is_some();
         if parts.first().is_some_and(|root| root.model.is_some() || refused(root)) {
             self.sink.finished(Finished { sample, context, parts, ended: collected.latest });
@@ -188,7 +188,7 @@ impl Drop for Shared {
     }
 }
 
-/// A request, or a step of one, whose course is collected.
+/// A handle to collect data of a request or a step.
 #[derive(Clone)]
 pub struct Traced {
     shared: Arc<Shared>,
@@ -202,7 +202,7 @@ impl fmt::Debug for Traced {
 }
 
 impl Traced {
-    /// A request that was sampled. What was collected goes to `sink` when the last clone and the last step are gone.
+    /// Starts collecting data of a sampled request. `sink` receives it when all clones and steps are dropped.
     pub fn new(sample: Sample, context: Option<Context>, sink: Arc<dyn Sink>) -> Self {
         let id = sink.next_id();
         let parts = BTreeMap::from([(id, Part { id, ..Part::default() })]);
@@ -210,7 +210,7 @@ impl Traced {
         Self { shared: Arc::new(Shared { sample, context, sink, collected }), id }
     }
 
-    /// A step of it. Beyond a bound, what becomes of it is not collected.
+    /// Creates the handle of a step. Data of steps beyond the limit is discarded.
     #[must_use]
     pub fn step(&self) -> Self {
         let id = self.shared.sink.next_id();
@@ -223,13 +223,13 @@ impl Traced {
         Self { shared: self.shared.clone(), id }
     }
 
-    /// What names the request's span to others (`traceparent`), if the trace goes to a collector.
+    /// Returns the `traceparent` that identifies the request's span, if the trace goes to a collector.
     pub fn traceparent(&self) -> Option<Traceparent> {
         self.shared.context.as_ref().map(|context| Traceparent { trace: context.trace, span: context.span })
     }
 
-    /// The context of the trace for other tracers, as Triton gives it to models: a JSON object with the entries of the W3C
-    /// Trace Context. `None` if the trace does not go to a collector.
+    /// Returns the context of the trace for other tracers, in the form in which Triton passes it to models: a JSON
+    /// object with the entries of the W3C Trace Context. `None` if the trace does not go to a collector.
     pub fn context_json(&self) -> Option<String> {
         let context = self.shared.context.as_ref()?;
         let parent = Traceparent { trace: context.trace, span: context.span };
@@ -240,12 +240,12 @@ impl Traced {
         Some(format!(r#"{{"traceparent":"{parent}"{state}}}"#))
     }
 
-    /// Something happened.
+    /// Adds a stamp.
     pub fn stamp(&self, activity: Activity, at: Instant) {
         self.stamps(&[(activity, at)]);
     }
 
-    /// The model has begun with it: who it is, and the first stamps of its timeline.
+    /// Records the model that executes the request, its id, and the first stamps of its timeline.
     pub fn begin(&self, model: &ModelVersion, request_id: &str, timeline: &Timeline) {
         self.add(|part| {
             part.model = Some(model.clone());
@@ -254,18 +254,18 @@ impl Traced {
         self.stamps(&[(Activity::RequestStart, timeline.request_start), (Activity::QueueStart, timeline.queue_start)]);
     }
 
-    /// An instance has executed it.
+    /// Records the instance that executed the request.
     pub fn executed_by(&self, instance: InstanceId) {
         self.add(|part| part.instance = Some(instance));
     }
 
-    /// It was executed and is over.
+    /// Records the execution and the end of the request.
     pub fn executed(&self, timeline: &Timeline) {
         self.computed(&timeline.compute);
         self.stamp(Activity::RequestEnd, timeline.request_end);
     }
 
-    /// It was executed and has entered the queue again.
+    /// Records an execution after which the request entered the queue again.
     pub fn executed_again(&self, compute: &ComputeStamps, queue_start: Instant) {
         self.computed(compute);
         self.stamp(Activity::QueueStart, queue_start);
@@ -280,18 +280,18 @@ impl Traced {
         ]);
     }
 
-    /// It is over without having been executed itself: answered by the cache or by steps.
+    /// Records the end of a request that was not executed itself but answered by the cache or by steps.
     pub fn ended(&self, at: Instant) {
         self.stamps(&[(Activity::RequestEnd, at)]);
     }
 
-    /// It has failed for this reason.
+    /// Records the reason of a failure.
     pub fn failed(&self, reason: &str) {
         self.add(|part| part.failure = Some(reason.to_owned()));
     }
 
-    /// It was refused for this reason before any model had it; these stamps are of its receiving, if it was not understood. Says
-    /// nothing of a request that a model has had.
+    /// Records the reason of a refusal before the request reached a model. Adds the stamps of `receiving` if there are
+    /// none yet. Does nothing if a model has received the request.
     pub fn refused(&self, reason: &str, receiving: [(Activity, Instant); 2]) {
         let mut received = true;
         self.add(|part| {
@@ -305,7 +305,7 @@ impl Traced {
         }
     }
 
-    /// The last response of the model is there, if it has had the request.
+    /// Records that the last response of the model has arrived. Does nothing if no model received the request.
     pub fn complete(&self, at: Instant) {
         let begun = self.shared.lock().parts.get(&self.id).is_some_and(|part| part.model.is_some());
         if begun {
@@ -313,12 +313,12 @@ impl Traced {
         }
     }
 
-    /// Whether tensors are collected.
+    /// Returns whether tensors are collected.
     pub fn wants_tensors(&self) -> bool {
         self.shared.sample.levels.tensors
     }
 
-    /// Tensors were seen. Beyond a bound they are left out.
+    /// Collects tensors. Omits those beyond the limits.
     pub fn tensors<'a>(&self, activity: TensorActivity, tensors: impl Iterator<Item = (&'a str, &'a Tensor)>) {
         if !self.wants_tensors() {
             return;
@@ -335,7 +335,7 @@ impl Traced {
         }
     }
 
-    /// Outputs that a backend gave. They are copied: they may lie in memory that a worker waits for.
+    /// Collects the outputs of a backend. Copies them, because their memory may have to be returned to the worker.
     pub fn outputs<'a>(&self, outputs: impl IntoIterator<Item = (&'a str, &'a Tensor)>) {
         if self.wants_tensors() {
             let copy = |(name, tensor): (&'a str, &Tensor)| {
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_steps_collect_comes_with_the_request_when_the_last_is_gone() {
+    fn a_trace_is_complete_when_the_last_handle_is_dropped() {
         let kept = Arc::new(Kept::default());
         let root = Traced::new(sample(true, false), None, kept.clone());
         root.stamp(Activity::HttpRecvStart, Instant(1));
@@ -417,14 +417,14 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_no_model_had_leaves_nothing() {
+    fn a_request_without_a_model_leaves_no_trace() {
         let kept = Arc::new(Kept::default());
         Traced::new(sample(true, true), None, kept.clone()).stamp(Activity::HttpRecvStart, Instant(1));
         assert!(kept.traces.lock().unwrap().is_empty());
     }
 
     #[test]
-    fn endless_answers_and_steps_are_bounded_and_have_an_end() {
+    fn endless_responses_and_steps_are_limited_and_have_an_end() {
         let kept = Arc::new(Kept::default());
         let root = Traced::new(sample(true, false), None, kept.clone());
         root.begin(&ModelVersion::new("e", 1), "", &Timeline::default());
@@ -442,13 +442,13 @@ mod tests {
         assert_eq!((parts.len(), parts[0].stamps.len()), (1 + MOST_STEPS, MOST + 1));
         assert_eq!(parts[0].stamps.last(), Some(&(Activity::RequestEnd, *ended)));
         let stamps: usize = parts.iter().map(|part| part.stamps.len()).sum();
-        // Beyond the bound each of the eight times has its end.
+        // Beyond the limit, the end of each of the eight executions is still recorded.
         assert!((MOST_STAMPS..MOST_STAMPS + 8 * MOST_STEPS).contains(&stamps), "{stamps}");
         assert!(traces[0].bytes() < 8 << 20, "{}", traces[0].bytes());
     }
 
     #[test]
-    fn a_collector_is_told_of_what_was_refused() {
+    fn only_a_collector_receives_refused_requests() {
         let context = Context {
             trace: TraceId::new(1).unwrap(),
             span: SpanId::new(2).unwrap(),
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_choose_and_tensors_are_bounded() {
+    fn levels_select_data_and_tensors_are_limited() {
         let kept = Arc::new(Kept::default());
         let tensor =
             |len: usize| Tensor { datatype: DataType::Uint8, shape: vec![len as i64], data: vec![0; len].into() };

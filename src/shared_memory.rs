@@ -1,8 +1,6 @@
-//! The table of registered regions: which names there are, which keys may be opened, which ranges may be used, and what
-//! becomes of a region that is unregistered while requests use it.
+//! The table of registered regions: checks names, keys and ranges, and tracks unregistered regions while requests use them.
 //!
-//! Nothing here opens or maps anything: `frontend/engine/src/shared_memory.rs` does, and asks here first. Texts and codes are
-//! Triton's.
+//! Opens and maps no memory: `frontend/engine/src/shared_memory.rs` does after these checks. Texts and codes are Triton's.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -11,30 +9,30 @@ use std::sync::{Arc, Weak};
 use crate::error::{ErrorCode, InferError, Reason};
 use crate::region::{Kind, MAX_NAME, Memory, Region, Slice};
 
-/// The longest name of a file, bytes.
+/// The maximum length of a file name, bytes.
 const MAX_FILE_NAME: usize = 255;
 
-/// Objects whose names begin so are those of Triton's Python backend.
+/// The prefix of the objects of Triton's Python backend.
 const RESERVED: &str = "triton_python_backend_shm_region_";
 
-/// An error of this extension.
+/// Creates an error of this extension.
 pub fn refusal(code: ErrorCode, text: impl Into<String>) -> InferError {
     InferError::new(code, Reason::SharedMemory, text)
 }
 
-/// The refusal of a server that is started without client shared memory.
+/// Returns the error of a server that is started without client shared memory.
 pub fn disabled() -> InferError {
     let text = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.";
     refusal(ErrorCode::Unsupported, text)
 }
 
-/// The name of the file in the folder of POSIX shared memory objects that a key stands for: one component, so that
-/// nothing outside of the folder can be named.
+/// Returns the name of the file for a key in the folder of POSIX shared memory objects. It has one component, so that it cannot
+/// name a file outside the folder.
 ///
 /// # Errors
-/// The key names no object, or one that clients may not use.
+/// The key does not name an object, or it names one that clients may not use.
 pub fn object_name<'a>(region: &str, key: &'a str) -> Result<&'a str, InferError> {
-    // `shm_open` takes any number of slashes in front as well.
+    // `shm_open` accepts any number of leading slashes too.
     let name = key.trim_start_matches('/');
     if name.starts_with(RESERVED) {
         let text = format!("cannot register shared memory region '{region}' - invalid shm key '{key}'");
@@ -46,17 +44,17 @@ pub fn object_name<'a>(region: &str, key: &'a str) -> Result<&'a str, InferError
     Ok(name)
 }
 
-/// The error for bytes that are no CUDA IPC handle.
+/// Returns the error for bytes that are not a CUDA IPC handle.
 pub fn not_a_handle() -> InferError {
     refusal(ErrorCode::InvalidArg, "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
 }
 
-/// There is no such object, or it cannot be opened.
+/// Returns the error for an object that does not exist or cannot be opened.
 pub fn cannot_open(key: &str) -> InferError {
     refusal(ErrorCode::Internal, format!("Unable to open shared memory region: '{key}'"))
 }
 
-/// A range whose end is beyond 64 bits.
+/// Returns the error for a range whose end exceeds 64 bits.
 fn overflow(Slice { name, offset, len, .. }: &Slice) -> InferError {
     let text = format!(
         "Integer overflow detected: byte_size ({len}) + offset ({offset}) exceeds maximum value ({}) for region '{name}'",
@@ -65,10 +63,10 @@ fn overflow(Slice { name, offset, len, .. }: &Slice) -> InferError {
     refusal(ErrorCode::InvalidArg, text)
 }
 
-/// Checks that an object of `object` bytes holds a region.
+/// Checks that an object of `object` bytes contains a region.
 ///
 /// # Errors
-/// It does not, or the region is empty.
+/// The object does not contain the region, or the region is empty.
 pub fn check_range(region: &str, (offset, byte_size): (u64, u64), object: u64) -> Result<(), InferError> {
     match offset.checked_add(byte_size) {
         Some(end) if byte_size > 0 && end <= object => Ok(()),
@@ -79,32 +77,32 @@ pub fn check_range(region: &str, (offset, byte_size): (u64, u64), object: u64) -
     }
 }
 
-/// What is told about a region.
+/// The status of a region.
 #[derive(Clone, Debug)]
 pub struct Status {
     /// The region.
     pub region: Arc<Region>,
-    /// Tensors of requests that are in it now.
+    /// The number of tensors of requests that use it now.
     pub in_use: u64,
 }
 
-/// All regions, of both kinds: they share their names.
+/// The regions of both kinds, which share one namespace.
 #[derive(Debug)]
 pub struct Registry {
     regions: BTreeMap<String, Arc<Region>>,
-    /// Unregistered, but used by requests, which keep them; in the order in which they were unregistered.
+    /// Unregistered regions that requests keep alive, in the order of unregistration.
     leaving: Vec<Weak<Region>>,
     next: u64,
     most: usize,
 }
 
 impl Registry {
-    /// An empty table for at most `most` regions.
+    /// Creates an empty table for at most `most` regions.
     pub fn new(most: usize) -> Self {
         Self { regions: BTreeMap::new(), leaving: Vec::new(), next: 1, most }
     }
 
-    /// Whether a region of this name could be added.
+    /// Checks whether a region of this name can be added.
     ///
     /// # Errors
     /// The name is taken or too long, or there are too many regions.
@@ -121,8 +119,8 @@ impl Registry {
         let leaving = self.leaving.iter().filter(|region| region.strong_count() > 0).count();
         if self.regions.len() + leaving >= self.most {
             let text = format!(
-                "shared memory region '{name}' cannot be registered: {} regions are registered, which is the most that the limit \
-                 of open files leaves room for",
+                "shared memory region '{name}' cannot be registered: {} regions are registered, the maximum that the limit \
+                 of open files allows",
                 self.most
             );
             return Err(refusal(ErrorCode::Unavailable, text));
@@ -130,10 +128,10 @@ impl Registry {
         Ok(())
     }
 
-    /// Adds a region. One that was unregistered and is still in use under the same name is another region.
+    /// Adds a region. An unregistered region of the same name that is still in use remains separate.
     ///
     /// # Errors
-    /// As [`Registry::check_new`].
+    /// The same as for [`Registry::check_new`].
     pub fn insert(&mut self, name: &str, byte_size: u64, memory: Memory) -> Result<(), InferError> {
         self.leaving.retain(|region| region.strong_count() > 0);
         self.check_new(name)?;
@@ -143,11 +141,11 @@ impl Registry {
         Ok(())
     }
 
-    /// Lends a range to a request: the region stays until the slice is dropped. A region that was unregistered while in
-    /// use is lent as well until its last user is done, as Triton does.
+    /// Looks up the region of a slice, which keeps it alive until the slice is dropped. As in Triton, finds an unregistered
+    /// region too while it is in use.
     ///
     /// # Errors
-    /// The name is not registered, or the region does not hold the range.
+    /// The name is not registered, or the region does not contain the range.
     pub fn lend(&self, slice: &mut Slice) -> Result<Kind, InferError> {
         let Some(region) = self.find(&slice.name) else {
             let text = format!("Unable to find shared memory region: '{}'", slice.name);
@@ -161,7 +159,7 @@ impl Registry {
             return wrong("offset");
         }
         match slice.offset.checked_add(slice.len) {
-            // As for Triton, nothing at the very start is no range, and nothing elsewhere is an empty one.
+            // As in Triton, an empty range is valid except at offset 0.
             Some(end) if end > 0 && end <= region.byte_size => {}
             Some(_) => return wrong("offset + byte size"),
             None => return Err(overflow(slice)),
@@ -171,14 +169,14 @@ impl Registry {
         Ok(kind)
     }
 
-    /// The registered region of this name, else the one that was unregistered last and is still in use.
+    /// Returns the registered region of this name, otherwise the most recently unregistered one that is still in use.
     fn find(&self, name: &str) -> Option<Arc<Region>> {
         let leaving = || self.leaving.iter().rev().filter_map(Weak::upgrade).find(|region| region.name == name);
         self.regions.get(name).cloned().or_else(leaving)
     }
 
-    /// Unregisters the region of this kind and name, or all of the kind. A region in use is removed after its last user;
-    /// a region that does not exist is unregistered already.
+    /// Unregisters the region of this kind and name, or all regions of the kind. A region in use is removed after its last user;
+    /// an unknown region is ignored.
     pub fn unregister(&mut self, kind: Kind, name: Option<&str>) {
         self.leaving.retain(|region| region.strong_count() > 0);
         let leaving = &mut self.leaving;
@@ -203,16 +201,16 @@ impl Registry {
         }
     }
 
-    /// The region of this kind and name, or all of the kind by name. What is unregistered is told of until its last user
-    /// is done, unless its name has been registered anew.
+    /// Returns the region of this kind and name, or all regions of the kind by name. Includes unregistered regions that are
+    /// still in use, unless their names have been registered again.
     ///
     /// # Errors
-    /// There is none of that name, or it is of the other kind.
+    /// No region has this name, or it is of the other kind.
     pub fn status(&self, kind: Kind, name: Option<&str>) -> Result<Vec<Status>, InferError> {
         let mut all: BTreeMap<&str, Status> = BTreeMap::new();
         let leaving: Vec<Arc<Region>> = self.leaving.iter().filter_map(Weak::upgrade).collect();
         for region in leaving.iter().chain(self.regions.values()) {
-            // Not counted: the table's own hold on a region, or the one above.
+            // The table's reference to a region, or the one above, does not count.
             let in_use = Arc::strong_count(region).saturating_sub(1) as u64;
             all.insert(&region.name, Status { region: Arc::clone(region), in_use });
         }
@@ -236,12 +234,12 @@ impl Registry {
         }
     }
 
-    /// How many regions of a kind there are, those included that only wait for their last users: count, bytes, tensors in
-    /// them now.
+    /// Returns the number of regions of a kind (unregistered ones in use included), their bytes, and the tensors that use them
+    /// now.
     pub fn totals(&self, kind: Kind) -> (u64, u64, u64) {
         let leaving = self.leaving.iter().filter_map(Weak::upgrade);
         let all = leaving.chain(self.regions.values().cloned()).filter(|region| region.kind() == kind);
-        // Not counted: the table's own hold on a region, and the one of this iteration.
+        // The references of the table and of this iteration do not count.
         all.fold((0, 0, 0), |(count, bytes, used), region| {
             let kept = usize::from(self.regions.get(&region.name).is_some_and(|kept| kept.id == region.id));
             let users = Arc::strong_count(&region).saturating_sub(1 + kept) as u64;
@@ -277,7 +275,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn nothing_that_a_client_says_is_outside(
+        fn accepts_no_key_or_range_outside_an_object(
             numbers in proptest::array::uniform3(proptest::prelude::prop_oneof![0u64..100, proptest::num::u64::ANY]),
             key in "/{0,2}[./a\0]{0,6}",
         ) {
@@ -287,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_name_one_file_of_one_folder() {
+    fn a_key_names_a_file_in_the_folder() {
         for (key, name) in [("/a", "a"), ("a", "a"), ("//a", "a"), ("/...", "..."), ("/a b", "a b")] {
             assert_eq!(object_name("r", key), Ok(name));
         }
@@ -303,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_within() {
+    fn refuses_ranges_outside_an_object_or_region() {
         for (range, fits) in [
             ((0, 10), true),
             ((9, 1), true),
@@ -340,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_in_use_vanishes_after_its_last_user() {
+    fn an_unregistered_region_is_removed_after_its_last_user() {
         let mut registry = Registry::new(9);
         registry.insert("r", 4096, memory(Kind::System)).unwrap();
         assert_eq!(refused(registry.insert("r", 1, memory(Kind::Cuda))).0, ErrorCode::AlreadyExists);
@@ -354,7 +352,7 @@ mod tests {
         registry.unregister(Kind::System, Some("nothing"));
         registry.lend(&mut Slice::new("r".into(), 0, 8)).unwrap();
         registry.unregister(Kind::System, Some("r"));
-        // It is lent until its last user is done, and the status shows it.
+        // Look-ups find it until its last user is done, and the status shows it.
         let mut late = Slice::new("r".into(), 0, 8);
         assert_eq!(registry.lend(&mut late), Ok(Kind::System));
         assert_eq!(names(&registry, Kind::System), [("r".into(), 3)]);
@@ -363,7 +361,7 @@ mod tests {
         drop(late);
         assert_eq!(names(&registry, Kind::System), [("r".into(), 1)]);
         assert_eq!(registry.totals(Kind::System), (1, 4096, 1));
-        // The name can be registered again: that is the region which is shown and lent.
+        // The name can be registered again; the status and look-ups then find the new region.
         registry.insert("r", 100, memory(Kind::System)).unwrap();
         let mut new = Slice::new("r".into(), 0, 8);
         registry.lend(&mut new).unwrap();
@@ -382,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_shared_by_both_kinds_and_bounded() {
+    fn both_kinds_share_one_bounded_namespace() {
         let mut registry = Registry::new(2);
         registry.insert("c", 64, memory(Kind::Cuda)).unwrap();
         let (code, text) = refused(registry.status(Kind::System, Some("c")));
@@ -392,7 +390,7 @@ mod tests {
         assert_eq!(refused(registry.insert(&long, 1, memory(Kind::Cuda))).0, ErrorCode::InvalidArg);
         registry.insert(&long[1..], 1, memory(Kind::Cuda)).unwrap();
         assert_eq!(refused(registry.insert("d", 1, memory(Kind::Cuda))).0, ErrorCode::Unavailable);
-        // One that only waits for its last user counts: it has a file open.
+        // An unregistered region in use counts: its file is open.
         let mut slice = Slice::new("c".into(), 0, 8);
         registry.lend(&mut slice).unwrap();
         registry.unregister(Kind::Cuda, Some("c"));

@@ -1,14 +1,14 @@
 //! Shared memory between the frontend and its workers: anonymous files (`memfd`), sealed and mapped.
 //!
-//! This is the core's only module with `unsafe`. Two kinds of access exist:
+//! This is the only module of the core with `unsafe`. It has two kinds of access:
 //!
 //! * Safe: [`SharedMemory::words`] (every 8 bytes as an atomic) and [`SharedMemory::copy_in`] /
-//!   [`SharedMemory::copy_out`]. Whatever the other process writes meanwhile, these only ever yield other bytes.
+//!   [`SharedMemory::copy_out`]. Concurrent writes of the other process only change the bytes that these return.
 //! * Unsafe: [`SharedMemory::slice`] and [`SharedMemory::slice_mut`], Rust references to the shared bytes. Their
-//!   callers hold the contract written there.
+//!   callers must fulfil the contract in their documentation.
 //!
-//! Nothing here has a name in a file system: a client can neither open nor guess the server's memory. A mapping is only
-//! made of a file that can no longer shrink, so that no peer can make an access fault (SIGBUS).
+//! The memory has no name in a file system: a client can neither open nor guess it. Only files that cannot shrink any more are
+//! mapped, so that a peer cannot make an access fault (SIGBUS).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,11 +19,11 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 /// Creates an anonymous file of `len` bytes, all zero, sealed against shrinking, growing and further seals.
 ///
-/// It is sparse: pages exist once they are touched. `name` is seen only in `/proc/PID/fd`. The descriptor is
-/// close-on-exec; who passes it on to a child says so explicitly.
+/// The file is sparse: pages are allocated when they are touched. `name` appears only in `/proc/PID/fd`. The descriptor is
+/// close-on-exec; a caller that passes it to a child must clear the flag.
 ///
 /// # Errors
-/// When the kernel refuses: no memfd support, no descriptors left, or a length it cannot represent.
+/// The kernel refuses: no memfd support, no descriptors left, or an unsupported length.
 pub fn create(name: &str, len: u64) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, len)?;
@@ -33,11 +33,11 @@ pub fn create(name: &str, len: u64) -> io::Result<OwnedFd> {
 
 /// A writable mapping of the start of a file that [`create`] made, shared with every process that maps it.
 ///
-/// The mapping outlives the descriptor and the other processes: what a worker wrote before it was killed is still read.
+/// The mapping outlives the descriptor and the other processes: data that a worker wrote before it was killed can still be read.
 #[derive(Debug)]
 pub struct SharedMemory {
     map: MmapRaw,
-    /// What memory is freed in: the file's block size, which is the page's (or the huge page's) for a memfd.
+    /// The unit in which memory is freed: the file's block size, which for a memfd is the page size (or huge page size).
     page: usize,
 }
 
@@ -45,7 +45,7 @@ impl SharedMemory {
     /// Maps the first `len` bytes (`MAP_SHARED`, no swap reserved).
     ///
     /// # Errors
-    /// `InvalidInput` when `len` is 0, passes the file's end, or the file can still be shrunk; else what the kernel says.
+    /// `InvalidInput` if `len` is 0 or exceeds the file, or if the file can be shrunk; otherwise the error of the kernel.
     pub fn map(fd: impl AsFd, len: usize) -> io::Result<Self> {
         let fd = fd.as_fd();
         let stat = rustix::fs::fstat(fd)?;
@@ -62,32 +62,31 @@ impl SharedMemory {
         Ok(Self { map, page })
     }
 
-    /// The mapping's length in bytes; never 0.
+    /// Returns the length of the mapping in bytes; never 0.
     pub fn len(&self) -> usize {
         self.map.len()
     }
 
-    /// Always false: an empty mapping cannot be made.
+    /// Returns false: a mapping is never empty.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Where the mapping starts, aligned to a page; valid for [`SharedMemory::len`] bytes while `self` lives.
+    /// Returns the start of the mapping, aligned to a page and valid for [`SharedMemory::len`] bytes while `self` lives.
     pub fn as_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 
-    /// The whole mapping as 64-bit words, in the machine's byte order; up to 7 bytes at the end are left out.
+    /// Returns the whole mapping as 64-bit words in native byte order, without up to 7 trailing bytes.
     ///
-    /// Words that either side also reads or writes through slices of the same range lose the guarantees of atomics:
-    /// give a range one kind of access.
+    /// Words that either side also accesses through slices lose the guarantees of atomics: use one kind of access per range.
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is page-aligned, readable and writable for its length, and lives as long as `self`. Any bit
-        // pattern is an AtomicU64, and changes by other threads and processes are what an atomic allows.
+        // pattern is an AtomicU64, and atomics allow changes by other threads and processes.
         unsafe { std::slice::from_raw_parts(self.as_ptr().cast::<AtomicU64>(), self.len() / size_of::<AtomicU64>()) }
     }
 
-    /// The atomic word at the byte `offset`; `None` if it passes the end or `offset` is no multiple of 8.
+    /// Returns the atomic word at the byte `offset`; `None` if it exceeds the mapping or `offset` is not a multiple of 8.
     pub fn atomic_u64(&self, offset: usize) -> Option<&AtomicU64> {
         if !offset.is_multiple_of(size_of::<AtomicU64>()) {
             return None;
@@ -95,61 +94,59 @@ impl SharedMemory {
         self.words().get(offset / size_of::<AtomicU64>())
     }
 
-    /// Copies `bytes` to `offset`; false, with nothing written, if they do not fit.
+    /// Copies `bytes` to `offset`. Returns false and writes nothing if they do not fit.
     #[must_use]
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> bool {
         let Some(to) = self.range(offset, bytes.len()) else { return false };
-        // SAFETY: `range` checked that the destination lies in the mapping. The two cannot overlap: no safe function lends
-        // the mapping's bytes as a slice, and the contract of the unsafe ones excludes writing what is lent.
+        // SAFETY: `range` checked that the destination lies in the mapping. Source and destination cannot overlap: no safe
+        // function returns the mapping's bytes as a slice, and the contract of the unsafe ones excludes writes to the slice.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         true
     }
 
-    /// Copies from `offset` into all of `bytes`; false, with nothing read, if the range passes the end.
+    /// Copies from `offset` into all of `bytes`. Returns false and reads nothing if the range exceeds the mapping.
     ///
-    /// While another process writes the range, any mixture of old and new bytes may come out.
+    /// While another process writes the range, the result may mix old and new bytes.
     #[must_use]
     pub fn copy_out(&self, offset: usize, bytes: &mut [u8]) -> bool {
         let Some(from) = self.range(offset, bytes.len()) else { return false };
-        // SAFETY: `range` checked that the source lies in the mapping; `bytes` is exclusively ours, so they do not overlap.
+        // SAFETY: `range` checked that the source lies in the mapping; `bytes` is exclusively borrowed, so they do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
         true
     }
 
-    /// The bytes `offset .. offset + len`; `None` if they pass the end.
+    /// Returns the bytes `offset .. offset + len`; `None` if they exceed the mapping.
     ///
     /// # Safety
-    /// While the slice lives, nobody may write the range: no other thread through `self` or another mapping, and no other
-    /// process that follows the protocol (a range belongs to one side until a message hands it over). A peer that breaks
-    /// the protocol makes the bytes unpredictable, so whoever reads them must accept any bytes, read each length or offset
-    /// from a checked message instead, and decide nothing twice from the same bytes.
+    /// While the slice lives, nothing may write the range: no other thread through `self` or another mapping, and no other
+    /// process that follows the protocol (a range belongs to one side until a message hands it over). A peer that violates the
+    /// protocol makes the bytes unpredictable, so readers must accept any bytes, read lengths and offsets from a checked message
+    /// instead, and never base two decisions on the same bytes.
     pub unsafe fn slice(&self, offset: usize, len: usize) -> Option<&[u8]> {
         let start = self.range(offset, len)?;
         // SAFETY: the range lies in the mapping, which lives as long as `self`; the caller excludes writers.
         Some(unsafe { std::slice::from_raw_parts(start, len) })
     }
 
-    /// The bytes `offset .. offset + len`, writable; `None` if they pass the end.
+    /// Returns the bytes `offset .. offset + len`, writable; `None` if they exceed the mapping.
     ///
     /// # Safety
-    /// While the slice lives, nobody else may read or write the range; otherwise as for [`SharedMemory::slice`]. That
-    /// `self` is borrowed only shared is the point: disjoint ranges may be lent out at once, and keeping them disjoint is
-    /// the caller's (the arena allocator's) duty.
+    /// While the slice lives, nothing else may read or write the range; otherwise as for [`SharedMemory::slice`]. `self` is
+    /// borrowed as shared so that disjoint ranges can be used at once; the caller (the arena allocator) must keep them disjoint.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn slice_mut(&self, offset: usize, len: usize) -> Option<&mut [u8]> {
         let start = self.range(offset, len)?;
-        // SAFETY: the range lies in the mapping, which lives as long as `self`; the caller excludes everyone else.
+        // SAFETY: the range lies in the mapping, which lives as long as `self`; the caller excludes other users.
         Some(unsafe { std::slice::from_raw_parts_mut(start, len) })
     }
 
     /// Gives the memory of the whole pages inside `offset .. offset + len` back to the system; they read as 0 afterwards.
-    /// Parts of a page at either end stay as they are.
+    /// Partial pages at either end do not change.
     ///
-    /// The range must not be lent out by [`SharedMemory::slice`] or [`SharedMemory::slice_mut`] (part of their contracts:
-    /// this is a write).
+    /// The range must not overlap a live [`SharedMemory::slice`] or [`SharedMemory::slice_mut`]: this is a write.
     ///
     /// # Errors
-    /// `InvalidInput` when the range passes the end; else what the kernel says.
+    /// `InvalidInput` if the range exceeds the mapping; otherwise the error of the kernel.
     pub fn punch_hole(&self, offset: usize, len: usize) -> io::Result<()> {
         if self.range(offset, len).is_none() {
             return Err(invalid(format!("cannot free {len} bytes at {offset} of a mapping of {} bytes", self.len())));
@@ -159,8 +156,8 @@ impl SharedMemory {
         if first >= end {
             return Ok(());
         }
-        // SAFETY: MADV_REMOVE keeps the mapping itself valid and only sets the range, checked above, to zero. To Rust that
-        // is a write by another process, which every reader here has to expect.
+        // SAFETY: MADV_REMOVE keeps the mapping valid and only sets the range, checked above, to zero. For Rust, it is a write
+        // by another process, which every reader here must expect.
         unsafe { self.map.unchecked_advise_range(UncheckedAdvice::Remove, first, end - first) }
     }
 
@@ -204,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_reaches_past_the_end() {
+    fn refuses_ranges_beyond_the_mapping() {
         let fd = create("test", 4096).unwrap();
         let memory = SharedMemory::map(&fd, 100).unwrap();
         assert_eq!(memory.words().len(), 12);
@@ -216,7 +213,7 @@ mod tests {
         assert!(memory.atomic_u64(88).is_some());
         assert!(memory.atomic_u64(4).is_none());
         assert!(memory.punch_hole(0, 101).is_err());
-        // SAFETY: no range exists, so none is lent.
+        // SAFETY: neither call returns a slice.
         unsafe {
             assert!(memory.slice(50, 51).is_none());
             assert!(memory.slice_mut(usize::MAX, 2).is_none());
@@ -224,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_can_shrink_or_is_too_short_is_not_mapped() {
+    fn refuses_to_map_a_file_that_can_shrink_or_is_too_short() {
         let loose = rustix::fs::memfd_create("loose", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&loose, 4096).unwrap();
         assert_eq!(kind(SharedMemory::map(&loose, 4096)), io::ErrorKind::InvalidInput);

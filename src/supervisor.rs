@@ -1,4 +1,4 @@
-//! The life of one instance: when its worker process is started, given up, and started again.
+//! The lifecycle of one instance: decides when its worker process is started, killed and restarted.
 //!
 //! ```text
 //! Starting --ready--> Ready --exit, disconnect, execution timeout, lost device--> Lost --process gone--> Backoff --time--> Starting
@@ -8,15 +8,14 @@
 //! any --stop--> Stopping --process gone--> Stopped
 //! ```
 //!
-//! An instance that has been ready once is restarted after each loss, with the pauses and for as long as
-//! [`RestartPolicy`] allows. An instance that has never been ready has a model that does not load; this is reported and not
-//! repeated. A second process is never started while the first lives: both could hold the same device memory.
+//! An instance that has been ready once is restarted after each loss, as [`RestartPolicy`] defines. An instance that has never
+//! been ready has a model that does not load; this is reported and not retried. No process is started while the previous one
+//! lives: both could hold the same device memory.
 //!
-//! This module decides; the frontend's module of the same name owns the process and the clock. It performs what
-//! [`Supervisor::poll_action`] returns until that is `None`, then waits for the next event or for
-//! [`Supervisor::poll_timeout`]. Every [`Action::Spawn`] must be followed by exactly one [`Supervisor::exited`], also
-//! when the process could not be started, and no other event of that process may be told after it. Events that make no
-//! sense in the present state are ignored.
+//! This module decides; the frontend's module of the same name owns the process and the clock. It performs the actions that
+//! [`Supervisor::poll_action`] returns until that returns `None`, then waits for the next event or for
+//! [`Supervisor::poll_timeout`]. It must follow every [`Action::Spawn`] with exactly one [`Supervisor::exited`], even if the
+//! process could not be started, and report no other event of that process afterwards. Unexpected events are ignored.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,22 +26,22 @@ use crate::timeline::Instant;
 /// Time limits of one instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// From the start of the process until it is ready; zero: no limit.
+    /// The time from the start of the process until it is ready; zero: no limit.
     pub start_timeout: Duration,
-    /// For one batch; zero: no limit.
+    /// The time for one batch; zero: no limit.
     pub execution_timeout: Duration,
-    /// When a lost process is started again.
+    /// The restarts of lost processes.
     pub restart: RestartPolicy,
 }
 
-/// When, and for how long, lost processes are started again.
+/// When, and for how long, lost processes are restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RestartPolicy {
     /// The pauses before restarts.
     pub backoff: Backoff,
-    /// After being ready for this long, the next loss counts as the first.
+    /// After an instance has been ready for this long, its next loss counts as the first.
     pub healthy_after: Duration,
-    /// No restart once this much time has passed since the first of consecutive losses; `None`: restarts never end.
+    /// No restart after this much time has passed since the first of consecutive losses; `None`: no limit.
     pub window: Option<Duration>,
 }
 
@@ -51,17 +50,17 @@ pub struct RestartPolicy {
 pub enum Backoff {
     /// Doubles with each loss.
     Exponential {
-        /// After the first loss.
+        /// The pause after the first loss.
         first: Duration,
         /// The longest pause.
         max: Duration,
     },
-    /// Seconds after the first, second and further losses; the last entry repeats.
+    /// Pauses in seconds after the first, second and further losses; the last entry repeats.
     Schedule(&'static [u64]),
 }
 
 impl Backoff {
-    /// The pause after this number of consecutive losses (1 or more).
+    /// Returns the pause after this number of consecutive losses (1 or more).
     fn after(self, losses: u32) -> Duration {
         let index = losses.saturating_sub(1);
         match self {
@@ -77,7 +76,7 @@ impl Backoff {
 }
 
 impl Default for Settings {
-    /// Two minutes to start, no limit on execution, 0.1 s to 30 s of back-off, healthy after 60 s.
+    /// Two minutes to start, no limit on execution, a backoff of 0.1 s to 30 s, healthy after 60 s.
     fn default() -> Self {
         Self {
             start_timeout: Duration::from_secs(120),
@@ -94,19 +93,19 @@ impl Default for Settings {
 /// Why a process was given up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LossReason {
-    /// The worker said that it cannot load the model.
+    /// The worker reported that it cannot load the model.
     LoadFailed(String),
-    /// The process ended, or could not be started; the text says how.
+    /// The process ended or could not be started; the text says how.
     Exited(String),
-    /// The connection closed or carried nonsense; the text says which.
+    /// The connection closed or carried invalid data; the text says which.
     Disconnected(String),
-    /// It was not ready within this time.
+    /// The worker was not ready within this time.
     StartTimeout(Duration),
-    /// It did not finish a batch within this time.
+    /// The worker did not complete a batch within this time.
     ExecutionTimeout(Duration),
-    /// The device that it runs on is gone; the text says which, and how.
+    /// The device of the instance is lost; the text says which and how.
     DeviceLost(String),
-    /// The instance is not wanted any more.
+    /// The instance was stopped.
     Stopped,
 }
 
@@ -120,88 +119,86 @@ impl fmt::Display for LossReason {
                 write!(f, "the worker process was not ready within {} s", limit.as_secs_f64())
             }
             Self::ExecutionTimeout(limit) => {
-                write!(f, "the worker process did not finish a batch within {} s", limit.as_secs_f64())
+                write!(f, "the worker process did not complete a batch within {} s", limit.as_secs_f64())
             }
             Self::Stopped => f.write_str("the instance was stopped"),
         }
     }
 }
 
-/// Where an instance is in its life.
+/// The state of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// The process is to be started or loads its model.
+    /// The process is being started or loads its model.
     Starting {
-        /// When it is given up; `None`: never.
+        /// When to give it up; `None`: never.
         deadline: Option<Instant>,
     },
-    /// It can execute.
+    /// The instance can execute batches.
     Ready {
         /// Since when.
         since: Instant,
     },
-    /// It was given up and its process is not gone yet.
+    /// The process was given up and has not exited yet.
     Lost,
-    /// The process is gone and the next one waits.
+    /// The process has exited and the next one is due later.
     Backoff {
-        /// When it is started.
+        /// When the next process starts.
         until: Instant,
     },
-    /// It could not load its model; nothing more happens.
+    /// The instance could not load its model, or its restarts were exhausted. Final.
     Failed,
-    /// It is not wanted any more and its process is not gone yet.
+    /// The instance was stopped and its process has not exited yet.
     Stopping,
-    /// It is not wanted any more and its process is gone; nothing more happens.
+    /// The instance was stopped and its process has exited. Final.
     Stopped,
 }
 
-/// What the owner of the process must do.
+/// An action that the owner of the process must perform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Start a process, then tell [`Supervisor::spawned`] (or [`Supervisor::exited`] if that failed).
+    /// Start a process, then call [`Supervisor::spawned`], or [`Supervisor::exited`] if the start failed.
     Spawn,
-    /// End the process. For [`LossReason::Stopped`] it may be asked first; for the others it has shown that it does not
-    /// listen.
+    /// End the process. With [`LossReason::Stopped`] it may first be asked to exit; with other reasons it no longer responds.
     Kill {
-        /// Why.
+        /// The reason.
         reason: LossReason,
     },
-    /// The instance can be given work.
+    /// The instance accepts batches.
     ReportReady,
-    /// The instance, which had been reported ready, is gone with what was in flight there; it will be back. Or the
-    /// attempt to bring it back failed, and there will be another.
+    /// An instance that was ready is lost with its batches in flight, or its restart failed. It will be restarted.
     ReportLost {
-        /// Why.
+        /// The reason.
         reason: LossReason,
     },
-    /// The instance could not load its model, or has kept dying, and will not be tried again.
+    /// The instance could not load its model, or its restarts are exhausted. It will not be retried.
     ReportFailed {
-        /// Why.
+        /// The reason.
         reason: LossReason,
     },
 }
 
-/// One instance. See the module.
+/// The state machine of one instance; the module documentation describes it.
 #[derive(Debug)]
 pub struct Supervisor {
     settings: Settings,
     state: State,
     actions: VecDeque<Action>,
-    /// From the moment [`Action::Spawn`] is polled to [`Supervisor::exited`].
+    /// True from the moment [`Action::Spawn`] is polled to [`Supervisor::exited`].
     process_lives: bool,
     was_ready: bool,
-    /// Losses in a row, without a healthy time in between.
+    /// Consecutive losses, without a healthy time in between.
     losses: u32,
-    /// When the first of them was.
+    /// The time of the first of them.
     first_loss: Instant,
     restarts: u64,
-    /// Batches in flight, and since when the oldest of them executes.
+    /// Batches in flight, and the time since which the oldest of them executes.
     executions: u32,
     execution_since: Instant,
 }
 
 impl Supervisor {
-    /// An instance that is to be started now.
+    /// Creates an instance that starts now.
     pub fn new(settings: Settings, now: Instant) -> Self {
         let mut supervisor = Self {
             settings,
@@ -219,34 +216,34 @@ impl Supervisor {
         supervisor
     }
 
-    /// Where it is in its life.
+    /// Returns the current state.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// How often a process was started in place of a lost one.
+    /// Returns the number of restarts after a loss.
     pub fn restarts(&self) -> u64 {
         self.restarts
     }
 
-    /// Losses in a row; one after a healthy time counts as the first. More than 1 is a crash loop.
+    /// Returns the number of consecutive losses; a loss after a healthy time counts as the first. More than 1 is a crash loop.
     pub fn losses(&self) -> u32 {
         self.losses
     }
 
-    /// When the first of the losses in a row was.
+    /// Returns the time of the first consecutive loss.
     pub fn first_loss(&self) -> Instant {
         self.first_loss
     }
 
-    /// The process exists: its time to get ready counts from here.
+    /// Records that the process exists: the start-up time limit counts from here.
     pub fn spawned(&mut self, now: Instant) {
         if matches!(self.state, State::Starting { .. }) {
             self.state = State::Starting { deadline: limit(now, self.settings.start_timeout) };
         }
     }
 
-    /// The worker has loaded its model.
+    /// Records that the worker has loaded its model.
     pub fn ready(&mut self, now: Instant) {
         if self.is_loading() {
             self.state = State::Ready { since: now };
@@ -255,28 +252,28 @@ impl Supervisor {
         }
     }
 
-    /// The worker cannot load its model; `reason` is its text.
+    /// Records that the worker cannot load its model; `reason` is its text.
     pub fn load_failed(&mut self, reason: impl Into<String>, now: Instant) {
         if self.is_loading() {
             self.give_up(LossReason::LoadFailed(reason.into()), now);
         }
     }
 
-    /// The connection closed, or what came over it (or through the shared memory) is not what a worker sends.
+    /// Records that the connection closed, or that the worker sent invalid data over it or through the shared memory.
     pub fn disconnected(&mut self, reason: impl Into<String>, now: Instant) {
         if self.is_loading() || matches!(self.state, State::Ready { .. }) {
             self.give_up(LossReason::Disconnected(reason.into()), now);
         }
     }
 
-    /// The device that it runs on is gone: what runs there will not answer, or not rightly.
+    /// Records that the device is lost: batches there will not complete, or not correctly.
     pub fn device_lost(&mut self, reason: impl Into<String>, now: Instant) {
         if self.is_loading() || matches!(self.state, State::Ready { .. }) {
             self.give_up(LossReason::DeviceLost(reason.into()), now);
         }
     }
 
-    /// The process is gone, or could not be started; `reason` says how, for example `killed by signal 9`.
+    /// Records that the process exited or could not be started; `reason` says how, for example `killed by signal 9`.
     pub fn exited(&mut self, reason: impl Into<String>, now: Instant) {
         if !self.process_lives {
             return;
@@ -290,7 +287,7 @@ impl Supervisor {
         }
     }
 
-    /// A batch was sent to the worker. Batches run one after the other: the time of the first in flight counts.
+    /// Records that a batch was sent to the worker. Batches execute one after the other: the oldest in flight is timed.
     pub fn execution_started(&mut self, now: Instant) {
         if matches!(self.state, State::Ready { .. }) {
             if self.executions == 0 {
@@ -300,19 +297,19 @@ impl Supervisor {
         }
     }
 
-    /// The oldest batch in flight was answered; the next one, if any, executes from now on.
+    /// Records that the oldest batch in flight was answered; the next one, if any, executes from now on.
     pub fn execution_finished(&mut self, now: Instant) {
         self.executions = self.executions.saturating_sub(1);
         self.execution_since = now;
     }
 
-    /// The instance is not wanted any more: its process is ended and nothing is reported. The caller drains first.
+    /// Stops the instance: its process is ended and nothing is reported. The caller drains first.
     pub fn stop(&mut self, _now: Instant) {
         self.actions.retain(|action| *action != Action::Spawn);
         let (next, reason) = match self.state {
             State::Failed | State::Stopping | State::Stopped => return,
             _ if !self.process_lives => (State::Stopped, None),
-            // Killed already.
+            // The kill was already requested.
             State::Lost => (State::Stopping, None),
             _ => (State::Stopping, Some(LossReason::Stopped)),
         };
@@ -320,7 +317,7 @@ impl Supervisor {
         self.actions.extend(reason.map(|reason| Action::Kill { reason }));
     }
 
-    /// The time of [`Supervisor::poll_timeout`] has come.
+    /// Handles the timeout that [`Supervisor::poll_timeout`] announced.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.poll_timeout().is_none_or(|due| now < due) {
             return;
@@ -336,7 +333,7 @@ impl Supervisor {
         }
     }
 
-    /// When to call [`Supervisor::handle_timeout`].
+    /// Returns when to call [`Supervisor::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Instant> {
         match self.state {
             State::Starting { deadline } => deadline,
@@ -346,7 +343,7 @@ impl Supervisor {
         }
     }
 
-    /// The next thing to do; `None` when there is nothing until something happens.
+    /// Returns the next action; `None` until the next event if no action is pending.
     pub fn poll_action(&mut self) -> Option<Action> {
         let action = self.actions.pop_front()?;
         if action == Action::Spawn {
@@ -355,7 +352,7 @@ impl Supervisor {
         Some(action)
     }
 
-    /// Whether there is a process that is not ready yet.
+    /// Returns whether a process runs that is not ready yet.
     fn is_loading(&self) -> bool {
         matches!(self.state, State::Starting { .. }) && self.process_lives
     }
@@ -375,7 +372,7 @@ impl Supervisor {
             self.first_loss = now;
         }
         self.executions = 0;
-        // A process that was never started is none to wait for.
+        // A process that was never started has no exit to wait for.
         self.actions.retain(|action| *action != Action::Spawn);
         if self.process_lives {
             self.actions.push_back(Action::Kill { reason: reason.clone() });
@@ -404,7 +401,7 @@ impl Supervisor {
     }
 }
 
-/// The end of a time limit; zero means none.
+/// Returns the end of a time limit; `None` if the limit is zero.
 fn limit(from: Instant, limit: Duration) -> Option<Instant> {
     (!limit.is_zero()).then(|| from + limit)
 }
@@ -436,19 +433,19 @@ mod tests {
         LossReason::Exited("signal 9".into())
     }
 
-    /// One that was started at 0 and became ready at 1 s.
+    /// Returns an instance that was started at 0 and became ready at 1 s.
     fn running() -> Supervisor {
         let mut supervisor = Supervisor::new(settings(), at(0.0));
         assert_eq!(actions(&mut supervisor), [Action::Spawn]);
         supervisor.spawned(at(0.5));
-        assert_eq!(supervisor.poll_timeout(), Some(at(10.5)), "the time to get ready counts from the spawn");
+        assert_eq!(supervisor.poll_timeout(), Some(at(10.5)), "the start-up limit counts from the spawn");
         supervisor.ready(at(1.0));
         assert_eq!(actions(&mut supervisor), [Action::ReportReady]);
         supervisor
     }
 
     #[test]
-    fn a_ready_instance_waits_for_nothing() {
+    fn a_ready_instance_has_no_timeout() {
         let supervisor = running();
         assert_eq!(supervisor.state(), State::Ready { since: at(1.0) });
         assert_eq!(supervisor.poll_timeout(), None);
@@ -479,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exit_leads_through_back_off_to_a_new_process() {
+    fn restarts_after_an_exit_and_a_backoff() {
         let mut supervisor = running();
         supervisor.exited("signal 9", at(2.0));
         assert_eq!(actions(&mut supervisor), [Action::ReportLost { reason: exited() }]);
@@ -494,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn no_second_process_beside_one_that_still_lives() {
+    fn starts_no_process_while_the_previous_one_lives() {
         let mut supervisor = running();
         supervisor.disconnected("bad frame", at(2.0));
         let reason = LossReason::Disconnected("bad frame".into());
@@ -508,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_device_costs_the_process_and_it_is_tried_again() {
+    fn a_lost_device_kills_the_process_and_restarts_it() {
         let mut supervisor = running();
         supervisor.device_lost("GPU 0 is lost", at(2.0));
         let reason = LossReason::DeviceLost("GPU 0 is lost".into());
@@ -519,7 +516,7 @@ mod tests {
         supervisor.exited("killed", at(2.5));
         supervisor.handle_timeout(at(2.6));
         assert_eq!(actions(&mut supervisor), [Action::Spawn]);
-        // It is not there yet: nothing was started.
+        // The device is not back yet, so no process was started.
         supervisor.load_failed("GPU 0 cannot be used", at(2.7));
         supervisor.exited("it was not started", at(2.7));
         let reason = LossReason::LoadFailed("GPU 0 cannot be used".into());
@@ -529,13 +526,13 @@ mod tests {
     }
 
     #[test]
-    fn each_batch_has_its_own_execution_time() {
+    fn the_execution_timeout_applies_to_each_batch() {
         let mut supervisor = running();
         supervisor.execution_started(at(10.0));
         supervisor.execution_started(at(11.0));
         assert_eq!(supervisor.poll_timeout(), Some(at(15.0)));
         supervisor.execution_finished(at(14.0));
-        assert_eq!(supervisor.poll_timeout(), Some(at(19.0)), "the second starts when the first ends");
+        assert_eq!(supervisor.poll_timeout(), Some(at(19.0)), "the second batch starts when the first ends");
         supervisor.handle_timeout(at(15.0));
         assert_eq!(actions(&mut supervisor), []);
         supervisor.handle_timeout(at(19.0));
@@ -554,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_was_never_started_has_no_events() {
+    fn ignores_events_before_the_process_is_started() {
         let mut supervisor = Supervisor::new(settings(), at(0.0));
         supervisor.ready(at(1.0));
         supervisor.exited("signal 9", at(1.0));
@@ -564,7 +561,7 @@ mod tests {
         let mut unpolled = Supervisor::new(settings(), at(0.0));
         unpolled.handle_timeout(at(10.0));
         let reason = LossReason::StartTimeout(Duration::from_secs(10));
-        assert_eq!(actions(&mut unpolled), [Action::ReportFailed { reason }], "nothing to start or to kill any more");
+        assert_eq!(actions(&mut unpolled), [Action::ReportFailed { reason }], "no process to start or to kill");
     }
 
     #[test]
@@ -580,7 +577,7 @@ mod tests {
         assert_eq!(supervisor.poll_timeout(), None);
     }
 
-    /// Loses the instance `lived` after it became ready and gives the pause before the next start.
+    /// Loses the instance `lived` seconds after it became ready and returns the pause before the next start.
     fn lose(supervisor: &mut Supervisor, now: &mut Instant, lived: f64) -> f64 {
         actions(supervisor);
         supervisor.ready(*now);
@@ -594,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pause_doubles_up_to_its_limit_and_starts_again_after_a_healthy_time() {
+    fn the_backoff_doubles_up_to_its_limit_and_resets_after_a_healthy_time() {
         let mut supervisor = running();
         let mut now = at(1.0);
         let pauses: Vec<f64> = (0..11).map(|_| lose(&mut supervisor, &mut now, 1.0)).collect();
@@ -608,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_that_does_not_load_is_tried_again() {
+    fn retries_a_restart_that_failed_to_load() {
         let mut supervisor = running();
         supervisor.exited("signal 9", at(2.0));
         supervisor.handle_timeout(at(2.1));
@@ -622,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn stopping_ends_the_process_once_and_for_good() {
+    fn stop_ends_the_process_once_without_a_restart() {
         let stopped = Action::Kill { reason: LossReason::Stopped };
         let mut ready = running();
         ready.stop(at(2.0));
@@ -631,9 +628,9 @@ mod tests {
         ready.exited("exit status 0", at(3.0));
         assert_eq!((actions(&mut ready), ready.state()), (vec![], State::Stopped));
 
-        let mut unborn = Supervisor::new(settings(), at(0.0));
-        unborn.stop(at(0.0));
-        assert_eq!((actions(&mut unborn), unborn.state()), (vec![], State::Stopped));
+        let mut unpolled = Supervisor::new(settings(), at(0.0));
+        unpolled.stop(at(0.0));
+        assert_eq!((actions(&mut unpolled), unpolled.state()), (vec![], State::Stopped));
 
         let mut starting = Supervisor::new(settings(), at(0.0));
         actions(&mut starting);
@@ -655,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_read_as_sentences() {
+    fn loss_reasons_have_texts() {
         for (reason, text) in [
             (LossReason::LoadFailed("no such file".into()), "no such file"),
             (exited(), "the worker process ended: signal 9"),
@@ -668,10 +665,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whatever happens in whatever order: one process at a time, reports alternate, a killed process is one that
-        /// lives, timeouts make progress, and after a stop all comes to rest.
+        /// For any order of events: at most one process lives, reports alternate, only live processes are killed, timeouts make
+        /// progress, and after a stop nothing is pending.
         #[test]
-        fn any_order_of_events_keeps_the_rules(events in prop::collection::vec((0..9u8, 0..40_000u64), 0..80)) {
+        fn invariants_hold_for_any_order_of_events(events in prop::collection::vec((0..9u8, 0..40_000u64), 0..80)) {
             let supervisor = Supervisor::new(settings(), at(0.0));
             let mut world = World { supervisor, lives: false, ready: false, failed: false };
             let mut now = at(0.0);
@@ -726,14 +723,14 @@ mod tests {
 
         fn perform(&mut self) {
             while let Some(action) = self.supervisor.poll_action() {
-                assert!(!self.failed, "nothing after the failure: {action:?}");
+                assert!(!self.failed, "action after the failure: {action:?}");
                 match action {
                     Action::Spawn => assert!(!std::mem::replace(&mut self.lives, true), "two processes"),
                     Action::Kill { .. } => assert!(self.lives, "nothing to kill"),
                     Action::ReportReady => assert!(!std::mem::replace(&mut self.ready, true), "ready twice"),
                     Action::ReportLost { .. } => self.ready = false,
                     Action::ReportFailed { .. } => {
-                        assert!(!self.ready, "a ready instance is lost, not failed");
+                        assert!(!self.ready, "failed without being reported lost");
                         self.failed = true;
                     }
                 }
@@ -743,7 +740,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_gives_the_pauses_and_the_window_ends_the_restarts() {
+    fn restarts_follow_the_schedule_until_the_window_ends() {
         let window = Duration::from_secs(20);
         let backoff = Backoff::Schedule(&[1, 1, 2, 3, 5, 8]);
         let restart = RestartPolicy { backoff, healthy_after: Duration::ZERO, window: Some(window) };
@@ -756,15 +753,15 @@ mod tests {
         let mut pauses = Vec::new();
         while supervisor.state() != State::Failed {
             supervisor.exited("signal 9", now);
-            let told = actions(&mut supervisor);
-            assert!(told.contains(&Action::ReportLost { reason: exited() }), "{told:?}");
+            let performed = actions(&mut supervisor);
+            assert!(performed.contains(&Action::ReportLost { reason: exited() }), "{performed:?}");
             let Some(due) = supervisor.poll_timeout() else { break };
             pauses.push((due - now).as_secs());
             now = due;
             supervisor.handle_timeout(now);
             assert_eq!(actions(&mut supervisor), [Action::Spawn]);
         }
-        // 1 + 1 + 2 + 3 + 5 = 12 s after the first loss one more is allowed, 20 s after it none.
+        // 1 + 1 + 2 + 3 + 5 = 12 s after the first loss, one more restart is allowed; 20 s after it, no more.
         assert_eq!((pauses, supervisor.poll_timeout()), (vec![1, 1, 2, 3, 5, 8], None));
         assert_eq!(now - at(10.0), window);
         let mut again = Supervisor::new(settings, at(0.0));
@@ -773,7 +770,11 @@ mod tests {
             again.ready(at(second));
             actions(&mut again);
             again.exited("signal 9", at(second + 0.1));
-            assert_eq!(again.poll_timeout(), Some(at(second + 1.1)), "it was ready: the pauses begin again");
+            assert_eq!(
+                again.poll_timeout(),
+                Some(at(second + 1.1)),
+                "the instance was ready, so the backoff starts over"
+            );
             again.handle_timeout(at(second + 1.1));
         }
     }

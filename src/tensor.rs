@@ -32,9 +32,9 @@ pub enum DataType {
     Fp32 = 11,
     /// IEEE 754 double precision.
     Fp64 = 12,
-    /// Strings of bytes; serialized as a 4-byte little-endian length and the bytes, for each element.
+    /// Byte strings; each element is serialized as a 4-byte little-endian length and the bytes.
     Bytes = 13,
-    /// bfloat16: the upper half of a single.
+    /// bfloat16: the upper half of a single-precision number.
     Bf16 = 14,
 }
 
@@ -57,7 +57,7 @@ impl DataType {
         Self::Bf16,
     ];
 
-    /// Bytes per element; `None` for [`DataType::Bytes`], whose elements vary.
+    /// Returns the bytes per element; `None` for [`DataType::Bytes`], whose elements vary.
     pub fn size(self) -> Option<usize> {
         match self {
             Self::Bool | Self::Uint8 | Self::Int8 => Some(1),
@@ -68,7 +68,7 @@ impl DataType {
         }
     }
 
-    /// The protocol's name, for example `INT32`.
+    /// Returns the name in the protocol, for example `INT32`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bool => "BOOL",
@@ -88,17 +88,17 @@ impl DataType {
         }
     }
 
-    /// The datatype with this protocol name.
+    /// Returns the datatype with this name in the protocol.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|datatype| datatype.name() == name)
     }
 
-    /// The number in `inference.DataType` of the model configuration, also used on the worker wire.
+    /// Returns the number in `inference.DataType` of the model configuration, also used in frames.
     pub fn number(self) -> u8 {
         self as u8
     }
 
-    /// The datatype with this number.
+    /// Returns the datatype with this number.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|datatype| datatype.number() == number)
     }
@@ -110,7 +110,7 @@ impl fmt::Display for DataType {
     }
 }
 
-/// The number of elements of a shape; `None` if a dimension is negative or the product passes `i64::MAX`.
+/// Returns the number of elements of a shape; `None` if a dimension is negative or the product exceeds `i64::MAX`.
 pub fn element_count(shape: &[i64]) -> Option<u64> {
     shape.iter().try_fold(1u64, |product, &dim| {
         let next = product.checked_mul(u64::try_from(dim).ok()?)?;
@@ -118,25 +118,25 @@ pub fn element_count(shape: &[i64]) -> Option<u64> {
     })
 }
 
-/// The number of bytes of a fixed-size tensor; `None` for BYTES and when [`element_count`] or the product overflows.
+/// Returns the number of bytes of a fixed-size tensor; `None` for BYTES and if [`element_count`] or the product overflows.
 pub fn byte_size(datatype: DataType, shape: &[i64]) -> Option<u64> {
     element_count(shape)?.checked_mul(datatype.size()? as u64)
 }
 
-/// A shape as Triton prints it in messages: `[1,16]`.
+/// Formats a shape as Triton does in messages: `[1,16]`.
 pub fn format_shape(shape: &[i64]) -> String {
     let dims: Vec<String> = shape.iter().map(i64::to_string).collect();
     format!("[{}]", dims.join(","))
 }
 
-/// A tensor: what it is made of and its bytes (little-endian, row-major; BYTES elements length-prefixed).
+/// A tensor: datatype, shape and bytes (little-endian, row-major; BYTES elements length-prefixed).
 ///
 /// Cloning is cheap: `data` is shared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// What the elements are.
+    /// The datatype of the elements.
     pub datatype: DataType,
-    /// Dimensions, the batch first if the model batches. Not negative in a checked tensor.
+    /// Dimensions; the batch is first if the model batches. Not negative in a checked tensor.
     pub shape: Vec<i64>,
     /// The bytes.
     pub data: Data,
@@ -144,8 +144,8 @@ pub struct Tensor {
 
 /// Splits the serialized elements of a BYTES tensor.
 ///
-/// Yields each element's bytes; the first framing error (a length that passes the end) ends the iteration with `Err`
-/// holding the byte position.
+/// Yields the bytes of each element. The first framing error (a length that exceeds the data) ends the iteration with `Err`,
+/// which holds the byte position.
 pub fn bytes_elements(data: &[u8]) -> impl Iterator<Item = Result<&[u8], usize>> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -172,8 +172,7 @@ pub fn bytes_elements(data: &[u8]) -> impl Iterator<Item = Result<&[u8], usize>>
 
 /// Appends one element of a BYTES tensor in its serialized form.
 ///
-/// Elements are limited to `u32::MAX` bytes by the format; a longer one is cut off by the caller's own size limits long
-/// before, and is refused here with `false`.
+/// Returns false for an element longer than `u32::MAX` bytes, the limit of the format. Callers have lower size limits.
 pub fn push_bytes_element(out: &mut Vec<u8>, element: &[u8]) -> bool {
     let Ok(length) = u32::try_from(element.len()) else { return false };
     out.extend_from_slice(&length.to_le_bytes());
@@ -181,19 +180,19 @@ pub fn push_bytes_element(out: &mut Vec<u8>, element: &[u8]) -> bool {
     true
 }
 
-/// What is wrong with the framing of a BYTES tensor, in Triton's words.
+/// An error in the framing of a BYTES tensor, with Triton's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrongStrings {
     /// The text.
     pub message: String,
-    /// Whether the request's id stands in front of it.
+    /// Whether the request's id precedes the text.
     pub prefixed: bool,
 }
 
-/// Checks that `data` is `expected` elements of an input of a model, walking over them once.
+/// Checks that `data` consists of `expected` elements of an input of a model, in one pass.
 ///
 /// # Errors
-/// It is not.
+/// The framing is invalid, or the number of elements differs.
 pub fn check_strings((input, model): (&str, &str), data: &[u8], expected: u64) -> Result<(), WrongStrings> {
     let wrong = |prefixed: bool, message: String| Err(WrongStrings { message, prefixed });
     let mut rest = data;

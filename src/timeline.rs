@@ -1,7 +1,7 @@
-//! Points in time and the stamps that one request collects.
+//! Points in time, and the stamps that are collected for one request.
 //!
-//! All times are nanoseconds of CLOCK_MONOTONIC, which is one clock for all processes of a machine: a stamp from a
-//! worker compares with one from the frontend. The core never reads the clock; callers do.
+//! All times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share: stamps of a worker and of the frontend
+//! can be compared. The core never reads the clock; callers do.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 pub struct Instant(pub u64);
 
 impl Instant {
-    /// Nanoseconds from `earlier` to `self`; 0 if `earlier` is later.
+    /// Returns the nanoseconds from `earlier` to `self`; 0 if `earlier` is later.
     pub fn ns_since(self, earlier: Instant) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -31,20 +31,20 @@ impl Sub for Instant {
     }
 }
 
-/// What decided that it was time to send a batch (label `reason` of `pharos_batches_total`).
+/// Why a batch was sent (label `reason` of `pharos_batches_total`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SendReason {
-    /// It had reached a preferred size.
+    /// The batch had a preferred size.
     Preferred,
     /// The next request did not fit, or the maximum was reached.
     Full,
-    /// The queue delay was over.
+    /// The queue delay had passed.
     Delay,
     /// The next request has another shape.
     Shape,
     /// An instance was idle and no delay is configured.
     Idle,
-    /// The model takes no new requests, so that there was nothing to wait for.
+    /// The model accepts no new requests, so there was nothing to wait for.
     Drain,
 }
 
@@ -52,7 +52,7 @@ impl SendReason {
     /// Every value, in order.
     pub const ALL: [SendReason; 6] = [Self::Preferred, Self::Full, Self::Delay, Self::Shape, Self::Idle, Self::Drain];
 
-    /// The label's value.
+    /// Returns the label's value.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Preferred => "preferred",
@@ -64,7 +64,7 @@ impl SendReason {
         }
     }
 
-    /// Its place in `ALL`.
+    /// Returns the position in `ALL`.
     pub(crate) fn index(self) -> usize {
         self as usize
     }
@@ -73,18 +73,18 @@ impl SendReason {
 /// The stamps of one batch execution, taken by the worker (Triton's names; spec 4.5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ComputeStamps {
-    /// The worker starts on the batch.
+    /// The worker starts the batch.
     pub start: Instant,
-    /// The inputs are where the model wants them.
+    /// The inputs are ready for the model.
     pub input_end: Instant,
-    /// The model has computed.
+    /// The model has completed.
     pub output_start: Instant,
     /// The outputs are in place.
     pub end: Instant,
 }
 
 impl ComputeStamps {
-    /// The same stamps between `from` and `to`: a worker can send any numbers, and their differences go into counters.
+    /// Clamps the stamps to `from` and `to`: a worker can send any numbers, and their differences are added to counters.
     #[must_use]
     pub fn within(self, from: Instant, to: Instant) -> Self {
         let inside = |at: Instant| at.max(from).min(to);
@@ -96,7 +96,7 @@ impl ComputeStamps {
         }
     }
 
-    /// Nanoseconds spent on inputs, on the model, on outputs. Never negative, whatever a worker stamped.
+    /// Returns the nanoseconds spent on inputs, the model and outputs. Never negative.
     pub fn durations_ns(&self) -> (u64, u64, u64) {
         (
             self.input_end.ns_since(self.start),
@@ -106,36 +106,36 @@ impl ComputeStamps {
     }
 }
 
-/// The stamps that one request collects on its way.
+/// The stamps of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeline {
-    /// First byte of the request seen by the frontend (the headers, for HTTP).
+    /// The frontend received the first byte of the request (the headers, for HTTP).
     pub received: Instant,
-    /// The request is parsed, checked and handed to the engine: the start of Triton's request duration.
+    /// The request was parsed, checked and handed to the engine: the start of Triton's request duration.
     pub request_start: Instant,
     /// The request entered its scheduler's queue.
     pub queue_start: Instant,
     /// The worker's stamps.
     pub compute: ComputeStamps,
-    /// The outputs are known to the frontend: the end of Triton's request duration.
+    /// The frontend received the outputs: the end of Triton's request duration.
     pub request_end: Instant,
-    /// Nanoseconds of the look-up and the insertion if the response cache did not have the response, otherwise 0. Triton
-    /// adds them to the request duration.
+    /// Nanoseconds of the look-up and the insertion if the response cache did not have the response, otherwise 0. Triton adds
+    /// them to the request duration.
     pub cache_miss_ns: u64,
 }
 
 impl Timeline {
-    /// Nanoseconds from `request_start` to `request_end`.
+    /// Returns the nanoseconds from `request_start` to `request_end`.
     pub fn request_ns(&self) -> u64 {
         self.request_end.ns_since(self.request_start)
     }
 
-    /// The request's share of the sums of durations: `request_ns` and `cache_miss_ns`.
+    /// Returns the sum of `request_ns` and `cache_miss_ns`, which is added to the metrics of durations.
     pub fn charged_ns(&self) -> u64 {
         self.request_ns().saturating_add(self.cache_miss_ns)
     }
 
-    /// Nanoseconds in the queue: from `queue_start` to the worker's start on the batch.
+    /// Returns the nanoseconds in the queue: from `queue_start` to the worker's start of the batch.
     pub fn queue_ns(&self) -> u64 {
         self.compute.start.ns_since(self.queue_start)
     }
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stamps_that_cannot_be_are_brought_inside() {
+    fn clamps_impossible_stamps() {
         let stamps = ComputeStamps {
             start: Instant(0),
             input_end: Instant(30),

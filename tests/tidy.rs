@@ -1,7 +1,7 @@
-//! The house rules as tests: what the compiler and clippy do not know about this tree.
+//! The house rules as tests: rules for this tree that the compiler and clippy do not check.
 //!
-//! The rules are tables in `tidy/rules.rs`; every violation is printed at once, as file:line, the rule, and what to do.
-//! The checks are textual and simple on purpose: they read source as a reader does, not as a compiler does.
+//! The rules are tables in `tidy/rules.rs`. All violations are reported at once, each with file:line, the rule, and what to do.
+//! The checks are deliberately simple: they treat source as text and do not parse it.
 
 #[path = "tidy/checks.rs"]
 mod checks;
@@ -11,6 +11,8 @@ mod cycles;
 mod documents;
 #[path = "tidy/known.rs"]
 mod known;
+#[path = "tidy/language.rs"]
+mod language;
 #[path = "tidy/metrics.rs"]
 mod metrics;
 #[path = "tidy/rules.rs"]
@@ -28,7 +30,7 @@ mod made_up;
 
 use std::path::Path;
 
-/// The tree that holds this package; `PHAROS_TIDY_ROOT` names another one.
+/// Checks the tree that contains this package, or the one in `PHAROS_TIDY_ROOT`.
 #[test]
 fn the_tree_keeps_the_house_rules() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

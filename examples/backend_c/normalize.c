@@ -1,10 +1,10 @@
 /*
- * The backend `normalize`: brings each row of an FP32 tensor to mean 0 and standard deviation 1. It shows what most
- * backends need: a parameter of the configuration, a metric, and requests that fail alone. To build it:
+ * The backend `normalize`: scales each row of an FP32 tensor to mean 0 and standard deviation 1. It shows what most
+ * backends need: a configuration parameter, a metric, and errors of single requests. Build it with:
  *
  *     make example-backends
  *
- * Parameter: `least_deviation`, 1e-6 without it. A request with a row that varies less than that fails.
+ * Parameter: `least_deviation`, by default 1e-6. A request with a row of a smaller deviation fails.
  * Metric: the counter `RowsNormalized`, if metrics.yaml defines it.
  */
 #include <math.h>
@@ -15,7 +15,7 @@
 
 typedef struct {
     const pharos_host *host;
-    pharos_series *normalized; /* NULL: nobody wants to know */
+    pharos_series *normalized; /* NULL if the metric is not defined */
     double least_deviation;
 } instance;
 
@@ -46,11 +46,11 @@ pharos_code pharos_backend_create(const pharos_context *context, void **created)
     double least_deviation = text ? strtod(text, &end) : 1e-6;
     if (text && (end == text || *end != '\0' || !(least_deviation > 0))) {
         char message[200];
-        snprintf(message, sizeof message, "parameter 'least_deviation' is '%.40s'; it must be a number over 0", text);
+        snprintf(message, sizeof message, "parameter 'least_deviation' is '%.40s'; expected a number greater than 0", text);
         return host->fail_load(context, message);
     }
     if (!fits(context))
-        return host->fail_load(context, "normalize takes one input of TYPE_FP32 and gives one output of TYPE_FP32");
+        return host->fail_load(context, "normalize needs one input and one output, both of TYPE_FP32");
 
     instance *self = calloc(1, sizeof *self);
     if (!self)
@@ -66,7 +66,7 @@ pharos_code pharos_backend_create(const pharos_context *context, void **created)
     return PHAROS_OK;
 }
 
-/* Normalizes a row; gives its deviation, under which nothing is written. */
+/* Normalizes a row and returns its deviation. Writes nothing if that is less than least_deviation. */
 static double normalize(const float *row, size_t length, double least_deviation, float *result)
 {
     double sum = 0, squares = 0;
@@ -90,7 +90,7 @@ pharos_code pharos_backend_execute(void *created, const pharos_batch *batch, pha
     void *data;
     pharos_code code = host->allocate(outputs, &wanted, &data);
     if (code != PHAROS_OK)
-        return code; /* the batch fails with the reason that last_error gives */
+        return code; /* the batch fails with the message of last_error */
 
     size_t rows = 0, requests = host->request_count(batch);
     for (size_t at = 0; at < requests; at++)
@@ -104,9 +104,9 @@ pharos_code pharos_backend_execute(void *created, const pharos_batch *batch, pha
             double deviation = normalize(row, length, self->least_deviation, result);
             if (deviation >= self->least_deviation) {
                 good++;
-            } else if (good == number) { /* the first one that is not */
+            } else if (good == number) { /* report the first failed row only */
                 char message[200];
-                snprintf(message, sizeof message, "row %zu has a standard deviation of %g; at least %g is needed",
+                snprintf(message, sizeof message, "row %zu has a standard deviation of %g; the minimum is %g",
                          number, deviation, self->least_deviation);
                 host->fail(outputs, at, PHAROS_INVALID_ARG, message);
             }

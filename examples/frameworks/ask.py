@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Asks a server for the digits on all held-out pictures, and counts how many are right. Needs numpy alone.
+"""Classifies all held-out images with a server and measures the accuracy. Requires only numpy.
 
     python3 examples/frameworks/ask.py digits_sklearn [digits_xgboost ...]
-    python3 examples/frameworks/ask.py --server target/release/pharos --models FOLDER MODEL ...   # a server of its own
+    python3 examples/frameworks/ask.py --server target/release/pharos --models FOLDER MODEL ...   # starts a server
 
-The output that says the digit, or a number for each digit, is the model's first; see the configurations.
+The first output of the model contains the digit, or a score for each digit; see the configurations.
 """
 
 import argparse
@@ -24,14 +24,14 @@ BATCH = 60
 
 
 def fetch(url: str, body=None) -> dict:
-    """What a server answers, as JSON."""
+    """Sends a request and returns the JSON response."""
     data = None if body is None else json.dumps(body).encode()
     with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as response:
         return json.loads(response.read() or b"{}")
 
 
 def digits_of(url: str, model: str, pictures: np.ndarray) -> np.ndarray:
-    """The digits on pictures FP32 [n, 64]."""
+    """Returns the digits in images FP32 [n, 64]."""
     of = fetch(f"{url}/v2/models/{model}")
     entry, wanted = of["inputs"][0], of["outputs"][0]
     batch = min(BATCH, fetch(f"{url}/v2/models/{model}/config")["max_batch_size"] or BATCH)
@@ -47,7 +47,7 @@ def digits_of(url: str, model: str, pictures: np.ndarray) -> np.ndarray:
 
 
 def start(server: str, models: Path, python: str):
-    """A server of these models on ports of its own: the process and its HTTP address."""
+    """Starts a server of these models on free ports: returns the process and its HTTP address."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:
@@ -59,7 +59,7 @@ def start(server: str, models: Path, python: str):
 
 
 def wait_until_ready(url: str, process, deadline_s: float = 120):
-    """Waits for the server; `RuntimeError` if it ends or does not become ready."""
+    """Waits until the server is ready; raises `RuntimeError` if it exits or times out."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end and process.poll() is None:
         try:
@@ -67,17 +67,17 @@ def wait_until_ready(url: str, process, deadline_s: float = 120):
             return
         except OSError:
             time.sleep(0.1)
-    raise RuntimeError("the server did not become ready; have the models been made?")
+    raise RuntimeError("the server did not become ready; run make_models.py first if the models are missing")
 
 
 def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Asks for the digits on the held-out pictures.")
-    parser.add_argument("names", nargs="+", metavar="MODEL", help="the models that are asked")
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description="Classifies the held-out images with a server.")
+    parser.add_argument("names", nargs="+", metavar="MODEL", help="the models to test")
     parser.add_argument("--url", default="http://localhost:8000", help="the server (default: %(default)s)")
-    parser.add_argument("--server", help="an executable to start, in place of a running server")
-    parser.add_argument("--models", type=Path, help="what that server serves")
-    parser.add_argument("--python", default=sys.executable, help="its interpreter for models (default: this one)")
+    parser.add_argument("--server", help="an executable to start instead of using a running server")
+    parser.add_argument("--models", type=Path, help="the model repository of that server")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter for its models (default: this one)")
     options = parser.parse_args()
     process, url = start(options.server, options.models, options.python) if options.server else (None, options.url)
     held_out = np.load(PICTURES)
@@ -87,7 +87,7 @@ def main() -> int:
             wait_until_ready(url, process)
         for name in options.names:
             right = np.mean(digits_of(url, name, pictures) == held_out["labels"])
-            print(f"{name}: {right:.1%} of {len(pictures)} held-out pictures right")
+            print(f"{name}: {right:.1%} accuracy on {len(pictures)} held-out images")
     finally:
         if process:
             process.terminate()

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Trains models of the digits with scikit-learn, XGBoost or PyTorch, and puts their files where they are served from.
+"""Trains models of the digits with scikit-learn, XGBoost or PyTorch, and writes them to a model repository.
 
     python3 examples/frameworks/make_models.py sklearn|xgboost|pytorch [--into FOLDER]
 
-Needs scikit-learn (for the data as well), xgboost or torch. Pictures are rows of 64 pixels from 0 to 16; what is held
-out is what `train_digits.py` holds out. Seeds are fixed.
+Requires scikit-learn, which also provides the data, and xgboost or torch. Images are rows of 64 pixels from 0 to 16; the
+held-out images are those of `train_digits.py`. Seeds are fixed.
 """
 
 import argparse
@@ -20,14 +20,14 @@ ROUNDS = 30
 
 
 def data():
-    """Pictures to learn from FP32 [n, 64] and their digits, and held-out ones."""
+    """Returns training images FP32 [n, 64], held-out images, and the digits of both."""
     digits = load_digits()
     pictures = digits.images.reshape(-1, 64).astype(np.float32)
     return train_test_split(pictures, digits.target, test_size=0.2, random_state=0, stratify=digits.target)
 
 
 def sklearn(folder: Path):
-    """A pipeline of scaling and logistic regression over an approximated kernel."""
+    """Trains a pipeline of scaling and logistic regression with an approximated kernel."""
     import joblib
     from sklearn.kernel_approximation import Nystroem
     from sklearn.linear_model import LogisticRegression
@@ -43,7 +43,7 @@ def sklearn(folder: Path):
 
 
 def xgboost(folder: Path):
-    """Boosted trees, ten for each round."""
+    """Trains boosted trees, ten in each round."""
     import xgboost as xgb
 
     train_x, test_x, train_y, test_y = data()
@@ -54,7 +54,7 @@ def xgboost(folder: Path):
 
 
 def pytorch(folder: Path):
-    """A network of one hidden layer, as TorchScript and, from PyTorch 2.1 on, as a program of `torch.export`."""
+    """Trains a network with one hidden layer; writes TorchScript and, from PyTorch 2.1, a `torch.export` program."""
     import torch
 
     torch.manual_seed(0)
@@ -75,7 +75,7 @@ def pytorch(folder: Path):
 
 
 def Scaled(torch, network):
-    """A network that scales its input itself."""
+    """Returns a module that scales its input before calling the network."""
 
     class Module(torch.nn.Module):
         def __init__(self):
@@ -89,7 +89,7 @@ def Scaled(torch, network):
 
 
 def place(folder: Path, model: str, file: str) -> Path:
-    """Where a model's file goes; makes the folder."""
+    """Creates the folder of a model; returns the path of its file."""
     target = folder / model / "1"
     target.mkdir(parents=True, exist_ok=True)
     return target / file
@@ -99,14 +99,14 @@ MAKERS = {"sklearn": sklearn, "xgboost": xgboost, "pytorch": pytorch}
 
 
 def main():
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Trains models of the digits.")
     parser.add_argument("framework", choices=MAKERS)
-    parser.add_argument("--into", type=Path, help="a model repository (default: models/ of the framework's example)")
+    parser.add_argument("--into", type=Path, help="the model repository (default: models/ of the framework's example)")
     options = parser.parse_args()
     folder = options.into or HERE / options.framework / "models"
     accuracy = MAKERS[options.framework](folder)
-    print(f"{options.framework}: {accuracy:.1%} of the held-out pictures right; written to {folder}")
+    print(f"{options.framework}: {accuracy:.1%} accuracy on the held-out images; written to {folder}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Asks a running server when somebody speaks, for several streams of sound at once, and draws the answers.
+"""Detects speech in several audio streams at once with a running server, and draws the results.
 
 pip install 'tritonclient[grpc]' onnxruntime
 python3 examples/speech/detect.py examples/speech/fetched/speech.wav
-python3 examples/speech/detect.py --server target/release/pharos   # starts and ends a server of its own
+python3 examples/speech/detect.py --server target/release/pharos   # starts and stops a server
 
-Each stream is a sequence: a number of its own, a start, an end, and pieces of 32 ms in between. The model's memory of a
-stream stays in the server. Streams take turns, piece by piece, as calls on a telephone line would.
+Each stream is a sequence with an id, a start, an end, and chunks of 32 ms in between. The server stores the state of each
+stream. The streams are interleaved chunk by chunk, like calls on a telephone line.
 """
 
 import argparse
@@ -27,34 +27,34 @@ MODEL = "silero_vad"
 RATE = 16000
 PIECE = 512
 SPEECH = 0.5
-"""From this probability on it is speech."""
+"""The minimum probability of speech."""
 
 
 def read_wav(path: Path) -> np.ndarray:
-    """Sound from -1 to 1, FP32 [samples], from a WAV file of 16 kHz, one channel, 16 bits."""
+    """Reads samples from -1 to 1, FP32 [samples], from a WAV file with 16 kHz, one channel and 16 bits."""
     with wave.open(str(path)) as sound:
         found = (sound.getframerate(), sound.getnchannels(), sound.getsampwidth())
         if found != (RATE, 1, 2):
-            raise ValueError(f"{path}: its rate, channels and bytes a sample are {found}; must be {(RATE, 1, 2)}")
+            raise ValueError(f"{path}: rate, channels and bytes per sample are {found}; expected {(RATE, 1, 2)}")
         return np.frombuffer(sound.readframes(-1), "<i2").astype(np.float32) / 32768
 
 
 def cut(sound: np.ndarray, streams: int, seconds: float) -> list:
-    """`streams` streams from evenly spread places of `sound`, each FP32 [pieces, 512] of `seconds` at most."""
+    """Cuts `streams` streams from evenly spaced positions of `sound`, each FP32 [chunks, 512] of at most `seconds`."""
     length = min(int(seconds * RATE), len(sound)) // PIECE * PIECE
     starts = [(len(sound) - length) * stream // max(streams - 1, 1) for stream in range(streams)]
     return [sound[start : start + length].reshape(-1, PIECE) for start in starts]
 
 
 def piece(values: np.ndarray) -> tritonclient.grpc.InferInput:
-    """One piece as the model's input."""
+    """Returns a chunk as the model's input."""
     tensor = tritonclient.grpc.InferInput("AUDIO", [1, PIECE], "FP32")
     tensor.set_data_from_numpy(values.reshape(1, PIECE))
     return tensor
 
 
 def detect(client, streams: list, first_id: int = 1) -> list:
-    """The probabilities of speech, FP32 [pieces] for each of the streams, which are sent in turn over one stream."""
+    """Returns the probabilities of speech, FP32 [chunks] for each stream. Sends the streams interleaved over one gRPC stream."""
     answers = queue.SimpleQueue()
     client.start_stream(callback=lambda result, error: answers.put((result, error)))
     sent = 0
@@ -82,7 +82,7 @@ def detect(client, streams: list, first_id: int = 1) -> list:
 
 
 def draw(streams: list, probabilities: list) -> str:
-    """An SVG picture: for each stream the sound, and over it the probability of speech."""
+    """Returns an SVG image: for each stream the sound, overlaid with the probability of speech."""
     width, height, gap = 1000, 90, 30
     parts = []
     for number, (stream, chances) in enumerate(zip(streams, probabilities)):
@@ -108,8 +108,8 @@ def draw(streams: list, probabilities: list) -> str:
 
 
 def start(program: str, models: Path) -> tuple:
-    """A server of these models on ports of its own: the process and its gRPC address. It finds the ONNX Runtime of this
-    Python, which comes first on its PATH."""
+    """Starts a server of these models on free ports: returns the process and its gRPC address. This Python is first on its
+    PATH, so that it finds this Python's ONNX Runtime."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:
@@ -121,7 +121,7 @@ def start(program: str, models: Path) -> tuple:
 
 
 def wait_until_ready(client, process, deadline_s: float = 60):
-    """Waits for the model; `RuntimeError` if it does not come."""
+    """Waits until the model is ready; raises `RuntimeError` if the server exits or times out."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end and (process is None or process.poll() is None):
         try:
@@ -130,20 +130,20 @@ def wait_until_ready(client, process, deadline_s: float = 60):
         except tritonclient.grpc.InferenceServerException:
             pass
         time.sleep(0.1)
-    raise RuntimeError(f"the model {MODEL} is not ready; has fetch.py been run?")
+    raise RuntimeError(f"the model {MODEL} did not become ready; run fetch.py first if it is missing")
 
 
 def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Asks a server when somebody speaks, and draws it.")
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description="Detects speech in audio streams and draws the result.")
     sound = HERE / "fetched/speech.wav"
     parser.add_argument("sound", nargs="?", type=Path, default=sound, help="WAV, 16 kHz, one channel, 16 bits")
     parser.add_argument("--url", default="localhost:8001", help="host:port of the server's gRPC (default: %(default)s)")
-    parser.add_argument("--server", help="an executable to start, in place of a running server")
-    parser.add_argument("--models", type=Path, default=HERE / "models", help="what that server serves")
-    parser.add_argument("--streams", type=int, default=4, help="streams at once (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=20, help="the length of each (default: %(default)s)")
-    parser.add_argument("--plot", type=Path, default=Path("speech.svg"), help="the picture (default: %(default)s)")
+    parser.add_argument("--server", help="an executable to start instead of using a running server")
+    parser.add_argument("--models", type=Path, default=HERE / "models", help="the model repository of that server")
+    parser.add_argument("--streams", type=int, default=4, help="the number of concurrent streams (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=20, help="the length of each stream (default: %(default)s)")
+    parser.add_argument("--plot", type=Path, default=Path("speech.svg"), help="the output file (default: %(default)s)")
     options = parser.parse_args()
     try:
         streams = cut(read_wav(options.sound), options.streams, options.seconds)
@@ -162,10 +162,10 @@ def main() -> int:
             process.wait()
     options.plot.write_text(draw(streams, probabilities))
     for number, chances in enumerate(probabilities):
-        print(f"stream {number + 1}: {len(chances)} pieces of 32 ms, speech in {np.mean(chances >= SPEECH):.0%}")
+        print(f"stream {number + 1}: {len(chances)} chunks of 32 ms, speech in {np.mean(chances >= SPEECH):.0%}")
     pieces = sum(map(len, streams))
     speed = pieces * PIECE / RATE / took
-    print(f"{pieces} pieces in {took:.2f} s, {speed:.0f} times as fast as spoken; see {options.plot}")
+    print(f"{pieces} chunks in {took:.2f} s, {speed:.0f} times real time; see {options.plot}")
     return 0
 
 

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""Fetches the speech model and a recording, and makes the model ready to serve.
+"""Downloads the speech model and a recording, and converts the model for serving.
 
 python3 examples/speech/fetch.py                 # into examples/speech
 python3 examples/speech/fetch.py --into FOLDER
 
-Both come from the source package of `silero-vad` on PyPI (29 MB, MIT licence, (c) Silero Team), which pip downloads
-and checks against the hash below: the voice activity detector Silero VAD, 2.3 MB of ONNX, and a minute of speech from
-its tests. Nothing of it is executed but its packaging metadata, which pip asks for.
+Both are in the source package of `silero-vad` on PyPI (29 MB, MIT licence, (c) Silero Team), which pip downloads and checks
+against the hash below: the voice activity detector Silero VAD, 2.3 MB of ONNX, and a minute of speech from its tests. No code
+of the package is executed except its packaging metadata, which pip reads.
 
-The model takes `input` [n, 64 + 512] (the last 64 samples of the piece before, then a piece), `state` [2, n, 128] and
-the sampling rate, and gives `output` [n, 1] and `stateN` [2, n, 128]. States that a server keeps have the batch first,
-so that each row is a stream. A few operations around the model bring them into that form, without changing a number:
+The model has the inputs `input` [n, 64 + 512] (the last 64 samples of the previous chunk, then a chunk), `state` [2, n, 128]
+and the sampling rate, and the outputs `output` [n, 1] and `stateN` [2, n, 128]. In states stored by the server, the batch is
+the first dimension, so that each row is a stream. A few added operations convert the tensors without changing any value:
 
     AUDIO [n, 512], CONTEXT [n, 64]  --Concat-->     input          input   --Slice-->      NEXT_CONTEXT [n, 64]
     STATE [n, 2, 128]                --Transpose-->  state          stateN  --Transpose-->  NEXT_STATE [n, 2, 128]
     16000                            --constant-->   sr             output  --Identity-->   PROBABILITY [n, 1]
 
-So pieces of many streams are computed together, and clients send nothing but sound.
+With these, chunks of many streams are computed in one batch, and clients send only audio.
 """
 
 import argparse
@@ -33,20 +33,20 @@ MEMBERS = {
     "speech.wav": "tests/data/test.wav",
     "LICENSE": "LICENSE",
 }
-"""What is kept, and where it is in the package."""
+"""The extracted files and their paths in the package."""
 
 RATE = 16000
 PIECE = 512
 CONTEXT = 64
 STATE = [2, 128]
 
-# Numbers of fields and types in ONNX's `onnx.proto3`.
+# Field and type numbers of ONNX's `onnx.proto3`.
 GRAPH, NODE, INITIALIZER, INPUT, OUTPUT = 7, 1, 5, 11, 12
 FLOAT, INT64 = 1, 7
 
 
 def varint(value: int) -> bytes:
-    """A number in protobuf's variable length; negative ones as 64-bit two's complement."""
+    """Encodes a protobuf varint; negative numbers as 64-bit two's complement."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 127:
@@ -56,7 +56,7 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, value) -> bytes:
-    """One field: a number, or bytes or text with their length."""
+    """Encodes a field: a number, or length-prefixed bytes or text."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     value = value.encode() if isinstance(value, str) else value
@@ -64,7 +64,7 @@ def field(number: int, value) -> bytes:
 
 
 def fields(data: bytes):
-    """The fields of a message: their numbers and values."""
+    """Decodes the fields of a message: yields numbers and values."""
     at = 0
 
     def number() -> int:
@@ -91,7 +91,7 @@ def fields(data: bytes):
 
 
 def node(operator: str, inputs: list, output: str, **lists) -> bytes:
-    """An operation with one output; attributes are numbers or lists of numbers."""
+    """Encodes an operation with one output; attributes are numbers or lists of numbers."""
     data = b"".join(field(1, name) for name in inputs) + field(2, output) + field(3, f"around_{output}")
     data += field(4, operator)
     for name, value in lists.items():
@@ -103,19 +103,19 @@ def node(operator: str, inputs: list, output: str, **lists) -> bytes:
 
 
 def constant(name: str, values, dims) -> bytes:
-    """INT64 numbers."""
+    """Encodes a constant of INT64 numbers."""
     data = b"".join(value.to_bytes(8, "little", signed=True) for value in values)
     return b"".join(field(1, dim) for dim in dims) + field(2, INT64) + field(8, name) + field(9, data)
 
 
 def tensor(name: str, dims: list) -> bytes:
-    """An input or output of FP32; its first dimension is the batch."""
+    """Encodes an FP32 input or output; its first dimension is the batch."""
     shape = field(1, field(2, "batch")) + b"".join(field(1, field(1, dim)) for dim in dims)
     return field(1, name) + field(2, field(1, field(1, FLOAT) + field(2, shape)))
 
 
 def wrapped(model: bytes) -> bytes:
-    """The model with the operations around it that this file's head shows."""
+    """Adds the operations shown at the top of this file to the model."""
     parts = list(fields(model))
     graph = list(fields(next(value for number, value in parts if number == GRAPH)))
     before = [
@@ -143,7 +143,7 @@ def wrapped(model: bytes) -> bytes:
 
 
 def download(folder: Path) -> Path:
-    """The source package, by pip; `subprocess.CalledProcessError` if it cannot be had."""
+    """Downloads the source package with pip; raises `subprocess.CalledProcessError` on failure."""
     wanted = folder / "requirements.txt"
     wanted.write_text(f"{PACKAGE} --hash={HASH}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -153,8 +153,8 @@ def download(folder: Path) -> Path:
 
 
 def fetch(into: Path):
-    """Puts the model into `into/models/silero_vad/1`, and the original, the recording and the licence into
-    `into/fetched`. Does nothing if they are there."""
+    """Writes the model to `into/models/silero_vad/1`, and the original, the recording and the licence to `into/fetched`. Does
+    nothing if the files exist."""
     served, fetched = into / "models/silero_vad/1/model.onnx", into / "fetched"
     if served.exists() and all((fetched / name).exists() for name in MEMBERS):
         return
@@ -169,16 +169,16 @@ def fetch(into: Path):
 
 
 def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Fetches the speech model and a recording.")
-    parser.add_argument("--into", type=Path, default=Path(__file__).resolve().parent, help="the folder for both")
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description="Downloads the speech model and a recording.")
+    parser.add_argument("--into", type=Path, default=Path(__file__).resolve().parent, help="the output folder")
     options = parser.parse_args()
     try:
         fetch(options.into)
     except subprocess.CalledProcessError as error:
-        print(f"{PACKAGE} cannot be downloaded: pip ended with {error.returncode}", file=sys.stderr)
+        print(f"cannot download {PACKAGE}: pip exited with {error.returncode}", file=sys.stderr)
         return 1
-    print(f"the model is in {options.into / 'models/silero_vad'}, the recording in {options.into / 'fetched'}")
+    print(f"wrote the model to {options.into / 'models/silero_vad'} and the recording to {options.into / 'fetched'}")
     return 0
 
 

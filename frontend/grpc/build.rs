@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use prost::Message;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Relative to the package, where cargo runs this: a build folder that several clones share holds the path of none of them.
+    // Relative to the package, where cargo runs this script: clones that share a build directory have no common absolute path.
     let proto = Path::new("../../proto");
     let own = ["grpc_service.proto"];
     for file in own.into_iter().chain(["model_config.proto"]) {

@@ -1,9 +1,9 @@
-//! The command line: Triton's flag names, and after each an environment variable `PHAROS_<FLAG>` with the same meaning
-//! (the command line wins). Parsing gives plain [`Options`]; whatever can be checked without the machine is checked here.
+//! The command line: Triton's flag names, each with an environment variable `PHAROS_<FLAG>` of the same meaning (the
+//! command line takes precedence). Parsing yields plain [`Options`] and checks all values that do not depend on the machine.
 //!
-//! Differences from Triton, on purpose: `--metrics-port` is 8082, the port of the `ts_*` families' former home, so that
-//! scrapers of either find their families in one place; `--metrics-config` takes the YAML file that defines the metrics
-//! beside Triton's `key=value` settings.
+//! Intended differences from Triton: `--metrics-port` defaults to 8082, TorchServe's metrics port, so that scrapers of the
+//! `ts_*` families need no change; `--metrics-config` also accepts the YAML file that defines the metrics, besides Triton's
+//! `key=value` settings.
 
 mod accepted;
 mod backend_setting;
@@ -64,10 +64,10 @@ const HTTP: &str = "HTTP";
 const GRPC: &str = "gRPC";
 const METRICS: &str = "Metrics";
 const TSLOG: &str = "Metric logs";
-const LOG: &str = "Log";
-const TRACE: &str = "Traces";
+const LOG: &str = "Logging";
+const TRACE: &str = "Tracing";
 
-/// Everything that the server is told at start.
+/// The options of the server.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "pharos",
@@ -78,74 +78,74 @@ const TRACE: &str = "Traces";
     args_override_self = true,
     subcommand_negates_reqs = true,
     disable_help_subcommand = true,
-    after_help = "BOOL is true, false, on, off, yes, no, 1 or 0. Every flag can be given by the environment variable shown with it.\n\
-                  `pharos tritonserver [OPTIONS]`, or a link to pharos named tritonserver, has Triton's defaults: metrics on port 8002."
+    after_help = "BOOL is true, false, on, off, yes, no, 1 or 0. Each flag can also be set by its environment variable.\n\
+                  `pharos tritonserver [OPTIONS]`, or a link to it named tritonserver, has Triton's defaults (metrics port 8002)."
 )]
 pub struct Options {
-    /// Of the server as a whole.
+    /// General options of the server.
     #[command(flatten)]
     pub general: General,
-    /// Memory that clients share.
+    /// Shared memory of clients.
     #[command(flatten)]
     pub shared_memory: SharedMemory,
-    /// Which models.
+    /// The model repository.
     #[command(flatten)]
     pub models: Models,
     /// The processes that run models.
     #[command(flatten)]
     pub workers: Workers,
-    /// How GPUs are used.
+    /// Limits on the use of GPUs.
     #[command(flatten)]
     pub gpus: Gpus,
-    /// How instances share resources.
+    /// The rate limiter.
     #[command(flatten)]
     pub rate_limiter: RateLimiter,
-    /// Which processors instances run on.
+    /// The CPU affinity of instances.
     #[command(flatten)]
     pub host_policies: HostPolicies,
     /// Flags of Triton without effect.
     #[command(flatten)]
     accepted: accepted::Accepted,
-    /// What is answered without being executed.
+    /// The response cache.
     #[command(flatten)]
     pub response_cache: ResponseCache,
     /// The HTTP listener.
     #[command(flatten)]
     pub http: Http,
-    /// TLS of HTTP.
+    /// TLS of the HTTP listener.
     #[command(flatten)]
     pub http_tls: HttpTls,
-    /// The clients of HTTP.
+    /// Limits and settings of HTTP connections.
     #[command(flatten)]
     pub http_clients: HttpClients,
     /// The gRPC listener.
     #[command(flatten)]
     pub grpc: Grpc,
-    /// TLS of gRPC.
+    /// TLS of the gRPC listener.
     #[command(flatten)]
     pub grpc_tls: GrpcTls,
-    /// The clients of gRPC.
+    /// Limits and settings of gRPC connections.
     #[command(flatten)]
     pub grpc_clients: GrpcClients,
-    /// Who may ask.
+    /// Access control.
     #[command(flatten)]
     pub tokens: Tokens,
-    /// How long clients may take.
+    /// Client timeouts.
     #[command(flatten)]
     pub patience: Patience,
-    /// The metrics listener and what it shows.
+    /// The metrics and their listener.
     #[command(flatten)]
     pub metrics: Metrics,
     /// TLS of the metrics listener.
     #[command(flatten)]
     pub metrics_tls: MetricsTls,
-    /// Metrics as log lines.
+    /// Metric logs.
     #[command(flatten)]
     pub tslog: Tslog,
-    /// What is logged.
+    /// Logging.
     #[command(flatten)]
     pub log: Log,
-    /// What is traced.
+    /// Tracing.
     #[command(flatten)]
     pub trace: TraceOptions,
     /// The endpoints of Amazon SageMaker.
@@ -154,47 +154,47 @@ pub struct Options {
     /// The endpoints of Google Vertex AI.
     #[command(flatten)]
     pub vertex_ai: cloud::VertexAi,
-    /// Variables of the environment that are ignored, a sentence each.
+    /// A message for each environment variable that is ignored.
     #[arg(skip)]
     ignored: Vec<String>,
-    /// The flags that variables gave.
+    /// The flags that were set by environment variables.
     #[arg(skip)]
     origins: refusal::Origins,
-    /// What to do in place of serving.
+    /// The command to run instead of the server.
     #[command(subcommand)]
     pub command: Option<Command>,
 }
 
-/// Of the server as a whole.
+/// General options of the server.
 #[derive(Clone, Debug, Args)]
 pub struct General {
-    /// The server's name in its metadata; clients of Triton expect "triton"
+    /// Name of the server in its metadata; clients of Triton expect "triton"
     #[arg(long, value_name = "NAME", default_value = "triton", env = "PHAROS_ID", help_heading = GENERAL)]
     pub id: String,
-    /// Seconds to wait at exit for requests in flight and for running sequences
+    /// Seconds to wait at exit for requests in flight and running sequences
     #[arg(long, value_name = "SECONDS", default_value = "30", env = "PHAROS_EXIT_TIMEOUT_SECS", value_parser = seconds, help_heading = GENERAL)]
     pub exit_timeout_secs: Duration,
-    /// Seconds at exit for which the server is no longer ready and still serves, so that load balancers notice
+    /// Seconds to continue serving at exit while readiness checks already fail, so that load balancers remove the server
     #[arg(long, value_name = "SECONDS", default_value = "0", env = "PHAROS_EXIT_DELAY_SECS", value_parser = seconds, help_heading = GENERAL)]
     pub exit_delay_secs: Duration,
     /// Exit if a model cannot be loaded at start
     #[arg(long, value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_EXIT_ON_ERROR", value_parser = boolean, help_heading = GENERAL)]
     pub exit_on_error: bool,
-    /// Be ready only when every model is; otherwise as soon as the server answers
+    /// Report the server as ready only when all models are ready; if false, as soon as it accepts requests
     #[arg(long, value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_STRICT_READINESS", value_parser = boolean, help_heading = GENERAL)]
     pub strict_readiness: bool,
 }
 
-/// What is answered without being executed.
+/// The response cache.
 #[derive(Clone, Debug, Args)]
 pub struct ResponseCache {
-    /// Keep responses of models that say response_cache { enable: true }, in this process (local,size=BYTES) or in a Redis
-    /// that several servers share (redis,host=HOST,port=PORT[,user=,password=,db=,ttl=SECONDS,timeout_ms=]); with
-    /// single_flight=true concurrent equal requests are executed once. May be given several times for one cache, or several
-    /// separated by ';'
+    /// Cache for responses of models with response_cache { enable: true }: in this process (local,size=BYTES) or in a Redis
+    /// shared by several servers (redis,host=HOST,port=PORT[,user=,password=,db=,ttl=SECONDS,timeout_ms=]). With
+    /// single_flight=true, concurrent identical requests are executed once. May be repeated to add settings, or given as a
+    /// list separated by ';'
     #[arg(id = "cache-config", long = "cache-config", value_name = "NAME,KEY=VALUE", env = "PHAROS_CACHE_CONFIG", value_parser = cache::config, value_delimiter = ';', help_heading = CACHE)]
     configs: Vec<CacheConfig>,
-    /// Deprecated: as --cache-config local,size=BYTES; 0 for none
+    /// Deprecated: use --cache-config local,size=BYTES. 0 disables the cache
     #[arg(id = "response-cache-byte-size", long = "response-cache-byte-size", value_name = "BYTES", env = "PHAROS_RESPONSE_CACHE_BYTE_SIZE", value_parser = whole(0..=u64::MAX), help_heading = CACHE)]
     byte_size: Option<u64>,
 }
@@ -202,19 +202,19 @@ pub struct ResponseCache {
 /// The HTTP listener.
 #[derive(Clone, Debug, Args)]
 pub struct Http {
-    /// Serve HTTP
+    /// Enable the HTTP listener
     #[arg(id = "allow-http", long = "allow-http", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_HTTP", value_parser = boolean, help_heading = HTTP)]
     pub allow: bool,
-    /// The address to listen on
+    /// Address to listen on
     #[arg(id = "http-address", long = "http-address", value_name = "ADDRESS", default_value = "0.0.0.0", env = "PHAROS_HTTP_ADDRESS", value_parser = address, help_heading = HTTP)]
     pub address: IpAddr,
-    /// The port to listen on; 0 lets the system choose
+    /// Port to listen on; 0 lets the system choose
     #[arg(id = "http-port", long = "http-port", value_name = "PORT", default_value_t = 8000, env = "PHAROS_HTTP_PORT", value_parser = port, help_heading = HTTP)]
     pub port: u16,
-    /// The most bytes of a request's JSON, and of its binary data
+    /// Maximum size in bytes of a request's JSON and of its binary data, each
     #[arg(id = "http-max-input-size", long = "http-max-input-size", value_name = "BYTES", default_value_t = 64 << 20, env = "PHAROS_HTTP_MAX_INPUT_SIZE", value_parser = input_size, help_heading = HTTP)]
     pub max_input_size: u64,
-    /// Restricts parts of the protocol to who sends a header with a value: API[,API...]:KEY=VALUE; may be repeated
+    /// Restrict APIs to requests that have the header KEY with VALUE: API[,API...]:KEY=VALUE; may be repeated
     #[arg(id = "http-restricted-api", long = "http-restricted-api", value_name = "RULE", env = "PHAROS_HTTP_RESTRICTED_API", help_heading = HTTP)]
     pub restricted: Vec<String>,
 }
@@ -222,111 +222,112 @@ pub struct Http {
 /// The gRPC listener.
 #[derive(Clone, Debug, Args)]
 pub struct Grpc {
-    /// Serve gRPC
+    /// Enable the gRPC listener
     #[arg(id = "allow-grpc", long = "allow-grpc", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_GRPC", value_parser = boolean, help_heading = GRPC)]
     pub allow: bool,
-    /// The address to listen on
+    /// Address to listen on
     #[arg(id = "grpc-address", long = "grpc-address", value_name = "ADDRESS", default_value = "0.0.0.0", env = "PHAROS_GRPC_ADDRESS", value_parser = address, help_heading = GRPC)]
     pub address: IpAddr,
-    /// The port to listen on; 0 lets the system choose
+    /// Port to listen on; 0 lets the system choose
     #[arg(id = "grpc-port", long = "grpc-port", value_name = "PORT", default_value_t = 8001, env = "PHAROS_GRPC_PORT", value_parser = port, help_heading = GRPC)]
     pub port: u16,
-    /// The most bytes of a message [default: 2147483647, and 67108864 for a message that is decompressed]
+    /// Maximum size in bytes of a message [default: 2147483647 as received, 67108864 after decompression]
     #[arg(id = "grpc-max-input-size", long = "grpc-max-input-size", value_name = "BYTES", env = "PHAROS_GRPC_MAX_INPUT_SIZE", value_parser = clap::value_parser!(u64).range(1..=0x7fff_ffff), help_heading = GRPC)]
     pub max_input_size: Option<u64>,
-    /// Restricts parts of the protocol to who sends triton-grpc-protocol-KEY with a value: PROTOCOL[,PROTOCOL...]:KEY=VALUE; may be repeated
+    /// Restrict protocols to calls that have the header triton-grpc-protocol-KEY with VALUE:
+    /// PROTOCOL[,PROTOCOL...]:KEY=VALUE; may be repeated
     #[arg(id = "grpc-restricted-protocol", long = "grpc-restricted-protocol", value_name = "RULE", env = "PHAROS_GRPC_RESTRICTED_PROTOCOL", help_heading = GRPC)]
     pub restricted: Vec<String>,
 }
 
-/// The metrics listener and what it shows.
+/// The metrics and their listener.
 #[derive(Clone, Debug, Args)]
 pub struct Metrics {
-    /// Serve metrics
+    /// Enable the metrics listener
     #[arg(id = "allow-metrics", long = "allow-metrics", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_METRICS", value_parser = boolean, help_heading = METRICS)]
     pub allow: bool,
-    /// The address to listen on [default: that of --http-address]
+    /// Address to listen on [default: the address of --http-address]
     #[arg(id = "metrics-address", long = "metrics-address", value_name = "ADDRESS", env = "PHAROS_METRICS_ADDRESS", value_parser = address, help_heading = METRICS)]
     pub address: Option<IpAddr>,
-    /// The port to listen on; 0 lets the system choose
+    /// Port to listen on; 0 lets the system choose
     #[arg(id = "metrics-port", long = "metrics-port", value_name = "PORT", default_value_t = 8082, env = "PHAROS_METRICS_PORT", value_parser = port, help_heading = METRICS)]
     pub port: u16,
-    /// The file that defines the metrics [default: the metrics.yaml built in], or a setting over it: KEY=VALUE; may be
-    /// given several times, or several separated by ';'. Settings: counter_latencies, histogram_latencies,
-    /// summary_latencies (BOOL), summary_quantiles (such as 0.5:0.05,0.9:0.01). SIGHUP reads the file again
+    /// File that defines the metrics [default: the built-in metrics.yaml], or a setting that overrides it: KEY=VALUE. May be
+    /// repeated, or given as a list separated by ';'. Settings: counter_latencies, histogram_latencies, summary_latencies
+    /// (BOOL), summary_quantiles (for example 0.5:0.05,0.9:0.01). SIGHUP reloads the file
     #[arg(id = "metrics-config", long = "metrics-config", value_name = "FILE|SETTING", env = "PHAROS_METRICS_CONFIG", value_parser = OsStringValueParser::new().try_map(MetricsConfig::parse), value_delimiter = ';', help_heading = METRICS)]
     pub config: Vec<MetricsConfig>,
-    /// How metrics leave the server, over what the file says: tslog, prometheus, both, log or legacy [default: both if a
-    /// directory for logs is named or --tslog-stdout is given, else prometheus]
+    /// How metrics are exported: tslog, prometheus, both, log (the same as tslog) or legacy; overrides the definition file
+    /// [default: both if a log directory or --tslog-stdout is given, else prometheus]
     #[arg(id = "metrics-mode", long = "metrics-mode", value_name = "MODE", env = "PHAROS_METRICS_MODE", value_parser = definition::mode, help_heading = METRICS)]
     pub mode: Option<Mode>,
-    /// Register metrics that a model sends and the file does not define
+    /// Register metrics that models report and the definition file lacks
     #[arg(id = "model-metrics-auto-detect", long = "model-metrics-auto-detect", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_MODEL_METRICS_AUTO_DETECT", value_parser = boolean, help_heading = METRICS)]
     pub auto_detect: bool,
-    /// The most label sets of one metric; those beyond it share one series whose labels are all "other"
+    /// Maximum number of label sets of a metric; further ones share one series whose labels are all "other"
     #[arg(id = "metrics-max-series", long = "metrics-max-series", value_name = "N", default_value_t = 10_000, env = "PHAROS_METRICS_MAX_SERIES", value_parser = whole(1..=u32::MAX), help_heading = METRICS)]
     pub max_series: u32,
-    /// Receive StatsD datagrams at HOST:PORT (UDP) or unix:PATH (a Unix datagram socket); nobody is asked who they are
+    /// Receive StatsD datagrams at HOST:PORT (UDP) or unix:PATH (Unix datagram socket); senders are not authenticated
     #[arg(id = "statsd-address", long = "statsd-address", value_name = "ADDRESS", env = "PHAROS_STATSD_ADDRESS", value_parser = statsd_address, help_heading = METRICS)]
     pub statsd: Option<StatsdAddress>,
-    /// Measure the host, the server's processes and the workers; this and --allow-gpu-metrics set to false is what TorchServe
-    /// calls disable_system_metrics
+    /// Measure the host, the server's processes and the workers. TorchServe's disable_system_metrics sets this flag and
+    /// --allow-gpu-metrics to false
     #[arg(id = "allow-cpu-metrics", long = "allow-cpu-metrics", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_CPU_METRICS", value_parser = boolean, help_heading = METRICS)]
     pub allow_cpu: bool,
-    /// Measure NVIDIA's GPUs where there are some
+    /// Measure NVIDIA GPUs, if present
     #[arg(id = "allow-gpu-metrics", long = "allow-gpu-metrics", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_GPU_METRICS", value_parser = boolean, help_heading = METRICS)]
     pub allow_gpu: bool,
-    /// Milliseconds between two measurements of the host, processes and GPUs
+    /// Milliseconds between measurements of the host, processes and GPUs
     #[arg(id = "metrics-interval-ms", long = "metrics-interval-ms", value_name = "MILLISECONDS", default_value = "2000", env = "PHAROS_METRICS_INTERVAL_MS", value_parser = fractional_milliseconds, help_heading = METRICS)]
     pub interval: Duration,
-    /// Seconds between two lines of one of TorchServe's system metrics in its log
+    /// Seconds between log lines of each of TorchServe's system metrics
     #[arg(id = "system-metrics-log-interval-secs", long = "system-metrics-log-interval-secs", value_name = "SECONDS", default_value = "60", env = "PHAROS_SYSTEM_METRICS_LOG_INTERVAL_SECS", value_parser = positive_seconds, help_heading = METRICS)]
     pub system_log_interval: Duration,
-    /// NVIDIA's management library [default: libnvidia-ml.so.1 where the system has it]
+    /// NVIDIA Management Library (NVML) [default: libnvidia-ml.so.1, if installed]
     #[arg(id = "nvml-library", long = "nvml-library", value_name = "FILE", env = "PHAROS_NVML_LIBRARY", help_heading = METRICS)]
     pub nvml_library: Option<PathBuf>,
-    /// Where control groups (version 2) are mounted, for the limits of the container
+    /// Mount point of control groups (version 2), read for the limits of the container
     #[arg(id = "cgroup-root", long = "cgroup-root", value_name = "DIR", default_value = "/sys/fs/cgroup", env = "PHAROS_CGROUP_ROOT", help_heading = METRICS)]
     pub cgroup_root: PathBuf,
 }
 
-/// Metrics as log lines.
+/// Metric logs.
 #[derive(Clone, Debug, Args)]
 pub struct Tslog {
-    /// The directory of ts_metrics.log and model_metrics.log [default: METRICS_LOCATION, else that of --log-location]. If one
-    /// is named and no mode, the mode is both, else prometheus
+    /// Directory of ts_metrics.log and model_metrics.log [default: METRICS_LOCATION, else the directory of --log-location].
+    /// Setting a directory changes the default of --metrics-mode to both
     #[arg(id = "metrics-location", long = "metrics-location", value_name = "DIR", env = "PHAROS_METRICS_LOCATION", help_heading = TSLOG)]
     pub metrics_location: Option<PathBuf>,
-    /// The directory of all logs in files [default: LOG_LOCATION, else logs]
+    /// Directory of all log files [default: LOG_LOCATION, else logs]
     #[arg(id = "log-location", long = "log-location", value_name = "DIR", env = "PHAROS_LOG_LOCATION", help_heading = TSLOG)]
     pub log_location: Option<PathBuf>,
-    /// The size at which a metric log is compressed and a new one begun; 0 for never
+    /// Size in bytes at which a metric log is rotated and compressed; 0 disables rotation
     #[arg(id = "tslog-max-bytes", long = "tslog-max-bytes", value_name = "BYTES", default_value_t = 100_000_000, env = "PHAROS_TSLOG_MAX_BYTES", value_parser = whole(0..=u64::MAX), help_heading = TSLOG)]
     pub max_bytes: u64,
-    /// Compressed metric logs that are kept of each kind
+    /// Number of rotated metric logs to keep of each kind
     #[arg(id = "tslog-keep", long = "tslog-keep", value_name = "N", default_value_t = 5, env = "PHAROS_TSLOG_KEEP", value_parser = whole(0..=u32::MAX), help_heading = TSLOG)]
     pub keep: u32,
-    /// The most lines of metrics in a second; 0 for no bound. Beyond it counters are summed, other samples skipped
+    /// Maximum number of metric lines per second; above it, counters are summed and other samples dropped. 0 for no limit
     #[arg(id = "tslog-lines-per-second", long = "tslog-lines-per-second", value_name = "N", default_value_t = 10_000, env = "PHAROS_TSLOG_LINES_PER_SECOND", value_parser = whole(0..=u32::MAX), help_heading = TSLOG)]
     pub lines_per_second: u32,
-    /// Write the lines to standard output too, with the logger's name
+    /// Also write the lines to standard output, with the logger's name
     #[arg(id = "tslog-stdout", long = "tslog-stdout", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_TSLOG_STDOUT", value_parser = boolean, help_heading = TSLOG)]
     pub stdout: bool,
-    /// The form of the lines: text (TorchServe's) or json
+    /// Format of the lines: text (TorchServe's) or json
     #[arg(id = "tslog-format", long = "tslog-format", value_name = "FORMAT", default_value = "text", env = "PHAROS_TSLOG_FORMAT", value_parser = ["text", "json"], help_heading = TSLOG)]
     pub format: String,
 }
 
 impl Tslog {
-    /// The directory that is named for the metric logs: by a flag, or by one of TorchServe's variables, which `variable` looks
-    /// up.
+    /// Returns the directory of the metric logs that a flag or one of TorchServe's environment variables sets. `variable`
+    /// looks up an environment variable.
     pub fn named_location(&self, variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
         let given = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let metrics = self.metrics_location.clone().or_else(|| given("METRICS_LOCATION"));
         metrics.or_else(|| self.log_location.clone()).or_else(|| given("LOG_LOCATION"))
     }
 
-    /// The directory of the metric logs.
+    /// Returns the directory of the metric logs.
     pub fn location(&self, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
         self.named_location(variable).unwrap_or_else(|| PathBuf::from("logs"))
     }
@@ -336,7 +337,7 @@ impl Options {
     /// Parses a command line (with the program's name first) and the environment.
     ///
     /// # Errors
-    /// What is wrong, with the flag, the value and what is allowed; also `--help` and `--version`. The caller prints it and
+    /// An invalid flag or value, with the allowed values; also `--help` and `--version`. The caller prints the error and
     /// exits with its code (`clap::Error::exit`).
     pub fn from_args(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
         let args = args.into_iter().map(Into::into).collect();
@@ -355,8 +356,7 @@ impl Options {
         }
     }
 
-    /// # Errors
-    /// Options contradict each other.
+    /// Checks options that depend on each other.
     fn check(&self) -> Result<(), String> {
         self.cache()?;
         self.models.check()?;
@@ -364,12 +364,12 @@ impl Options {
         cloud::check(self)
     }
 
-    /// Adds to a message about flags the variables from which they came.
+    /// Adds to a message the environment variables that set the flags it names.
     pub fn with_origins(&self, text: &str) -> String {
         self.origins.explain(text)
     }
 
-    /// What was given and is probably not meant so, a sentence each; for the log.
+    /// Returns warnings about deprecated flags and flags without effect; for the log.
     pub fn warnings(&self) -> Vec<String> {
         let mut all = self.ignored.clone();
         all.extend(self.models.warnings());
@@ -382,35 +382,35 @@ impl Options {
         all
     }
 
-    /// The flags that were given and have no effect, each with the reason; for the log.
+    /// Returns the given flags of Triton that have no effect, each with the reason; for the log.
     pub fn without_effect(&self) -> Vec<String> {
         [self.accepted.without_effect(), self.grpc_clients.without_effect(), cloud::without_effect(self)].concat()
     }
 
-    /// The response cache, if there is to be one.
+    /// Returns the settings of the response cache; `None` without one.
     ///
     /// # Errors
-    /// What is said about it does not hold together; [`Options::from_args`] refuses that.
+    /// The settings are incomplete or contradict each other; [`Options::from_args`] has checked that.
     pub fn cache(&self) -> Result<Option<pharos_engine::cache::Settings>, String> {
         let ResponseCache { configs, byte_size } = &self.response_cache;
         cache::cache(configs, *byte_size, |name| std::env::var(name).ok())
             .map_err(|text| format!("--cache-config: {text}"))
     }
 
-    /// What is traced from the start, and where traces go.
+    /// Returns the initial trace settings and the destination of traces.
     ///
     /// # Errors
-    /// A value is not allowed; [`Options::from_args`] refuses that.
+    /// A value is not allowed; [`Options::from_args`] has checked that.
     pub fn tracing(&self) -> Result<Tracing, String> {
         trace::tracing(&self.trace, |name| std::env::var(name).ok()).map_err(|text| format!("--trace-config: {text}"))
     }
 
-    /// The file that defines the metrics, if there is one, and what is said over it.
+    /// Returns the file that defines the metrics, if one is given, and the settings that override it.
     pub fn metrics_definition(&self) -> (Option<PathBuf>, Overrides) {
         definition::definition(&self.metrics.config, self.metrics.mode)
     }
 
-    /// The address that metrics are served on.
+    /// Returns the address of the metrics listener.
     pub fn metrics_address(&self) -> IpAddr {
         self.metrics.address.unwrap_or(self.http.address)
     }
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_tritons_but_for_the_metrics_port() {
+    fn defaults_equal_tritons_except_the_metrics_port() {
         let options = parse(&[]).unwrap();
         assert_eq!((options.http.port, options.grpc.port, options.metrics.port), (8000, 8001, 8082));
         assert_eq!(options.general.exit_timeout_secs, Duration::from_secs(30));
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn tritons_forms_are_taken() {
+    fn accepts_tritons_forms() {
         let options = parse(&[
             "--model-store=more",
             "--allow-grpc=0",
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn statsd_is_received_over_udp_or_a_unix_socket_and_not_at_all_unless_asked() {
+    fn statsd_address_is_udp_or_a_unix_socket_and_has_no_default() {
         let at = |text: &str| parse(&[&format!("--statsd-address={text}")]).unwrap().metrics.statsd.unwrap();
         let udp = |host: &str| StatsdAddress::Udp(host.to_owned(), 8125);
         assert_eq!(
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_have_limits_and_a_pool() {
+    fn parses_gpu_limits_and_the_pinned_pool() {
         let limit = |device, fraction| GpuLimit { device, fraction };
         let plain = parse(&[]).unwrap().gpus;
         assert_eq!((plain.model_load_gpu_limit, plain.pinned_memory_pool_byte_size), (vec![], 268_435_456));
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn torchserves_variables_stand_behind_the_flags() {
+    fn flags_override_torchserves_log_variables() {
         let none = |_: &str| None;
         let variable = |name: &str| match name {
             "METRICS_LOCATION" => Some(OsString::from("m")),
@@ -539,26 +539,23 @@ mod tests {
         assert_eq!(given.location(variable), PathBuf::from("b"));
     }
 
-    /// Each command line is refused with a message that has all of these parts.
+    /// Checks that each command line is refused with a message that contains all of these parts.
     fn check_refused(cases: &[(&[&str], &[&str])]) {
         for (args, expected) in cases {
             let message = parse(args).unwrap_err();
             for part in *expected {
-                assert!(message.contains(part), "{args:?} should name {part:?}: {message}");
+                assert!(message.contains(part), "{args:?}: no {part:?} in: {message}");
             }
         }
     }
 
     #[test]
-    fn a_bad_value_names_flag_value_and_what_is_allowed() {
+    fn error_of_a_bad_value_names_flag_value_and_allowed_values() {
         check_refused(&[
             (&["--http-port=x"][..], &["invalid --http-port \"x\": expected a number from 0 to 65535"][..]),
             (&["--http-port=70000"], &["invalid --http-port \"70000\": expected a number from 0 to 65535"]),
             (&["--allow-http=maybe"], &["--allow-http", "maybe", "allowed are true"]),
-            (
-                &["--model-control-mode=often"],
-                &["--model-control-mode", "often", "allowed are none, poll and explicit"],
-            ),
+            (&["--model-control-mode=often"], &["--model-control-mode", "often", "expected none, poll or explicit"]),
             (&["--load-model=m"], &["Use of '--load-model' requires setting '--model-control-mode=explicit' as well."]),
             (
                 &["--model-control-mode=explicit", "--load-model=m", "--load-model=*"],
@@ -573,7 +570,7 @@ mod tests {
             (&["--metrics-interval-ms=0"], &["--metrics-interval-ms", "\"0\"", "greater than 0"]),
             (&["--http-address=nowhere"], &["--http-address", "nowhere", "IPv4"]),
             (&["--statsd-address=8125"], &["--statsd-address", "\"8125\"", "HOST:PORT", "unix:PATH"]),
-            (&["--statsd-address=localhost:x"], &["--statsd-address", "'x' is no port", "unix:PATH"]),
+            (&["--statsd-address=localhost:x"], &["--statsd-address", "'x' is not a port", "unix:PATH"]),
             (&["--statsd-address=::1:8125"], &["--statsd-address", "[::1]:8125"]),
             (&["--statsd-address=/run/statsd.sock"], &["--statsd-address", "unix:PATH"]),
             (&["--statsd-address=unix:"], &["--statsd-address", "unix:PATH"]),
@@ -582,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_value_names_its_form() {
+    fn error_of_a_bad_value_names_the_expected_form() {
         check_refused(&[
             (&["--rate-limit=on"], &["--rate-limit", "\"on\"", "invalid argument for --rate-limit", "execution_count"]),
             (&["--rate-limit-resource=R"], &["'<resource_name>:<count>:<device>' or '<resource_name>:<count>'. Got R"]),
@@ -592,14 +589,14 @@ mod tests {
             (&["--rate-limit-resource=:1"], &["option format is", "Got :1"]),
             (&["--tslog-format=xml"], &["--tslog-format \"xml\": allowed are text, json"]),
             (&["--cache-config=disk"], &["--cache-config", "\"disk\"", "local,size=BYTES"]),
-            (&["--cache-config=local"], &["--cache-config", "needs its size"]),
+            (&["--cache-config=local"], &["--cache-config", "requires a size"]),
             (
                 &["--response-cache-byte-size=x"],
                 &["--response-cache-byte-size", "\"x\": expected a whole number from 0 to"],
             ),
             (&["--htp-port=1"], &["unknown flag --htp-port; did you mean --http-port?\n"]),
             (&["--model-repo=m"], &["unknown flag --model-repo; did you mean --model-repository?\n"]),
-            (&["--allow=1"], &["unknown flag --allow; flags that begin so: --", "--allow-http"]),
+            (&["--allow=1"], &["unknown flag --allow; flags with this prefix: --", "--allow-http"]),
             (&["--tf-gpu-memory-fraction=1"], &["unknown flag --tf-gpu-memory-fraction; --help lists all flags\n"]),
             (&["--http-port"], &["--http-port needs a value: --http-port=PORT\n"]),
             (&["--cuda-memory-pool-byte-size=x"], &["--cuda-memory-pool-byte-size \"x\": expected DEVICE:BYTES"]),
@@ -621,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn the_variable_of_a_flag_is_named() {
+    fn error_names_the_variable_that_set_the_flag() {
         let mut origins = refusal::Origins::default();
         assert_eq!(origins.explain("--http-port is bad"), "--http-port is bad");
         let command =
@@ -645,7 +642,7 @@ mod tests {
     }
 
     #[test]
-    fn fractions_of_milliseconds_are_taken() {
+    fn accepts_fractions_of_milliseconds() {
         let interval = |text: &str| parse(&[&format!("--metrics-interval-ms={text}")]).map(|all| all.metrics.interval);
         assert_eq!(interval("1500.5"), Ok(Duration::from_micros(1_500_500)));
         assert_eq!(interval("0.5"), Ok(Duration::from_millis(1)));
@@ -655,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_are_configured_by_a_file_and_by_settings() {
+    fn metrics_config_accepts_a_file_and_settings() {
         let options = parse(&[
             "--metrics-config=a.yaml",
             "--metrics-config",
@@ -671,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn torchserves_variables_stand_in_for_ours() {
+    fn torchserves_variables_apply_unless_ours_are_set() {
         let variables = |set: &[&str]| {
             let set: Vec<OsString> = set.iter().map(OsString::from).collect();
             let is_set = |name: &OsStr| set.iter().any(|set| set == name);

@@ -1,4 +1,4 @@
-//! The frontend's executable: its flags, and the order of its start and its end.
+//! The frontend's executable: its flags, commands, start and exit.
 
 pub mod cli;
 mod commands;

@@ -1,8 +1,8 @@
-//! The `pharos` executable. The start-up order is `pharos_frontend::start`, which reads aloud.
+//! The `pharos` executable. `pharos_frontend::start` defines the order of start and exit.
 
 use std::process::ExitCode;
 
-/// Request bodies of a megabyte come and go on all threads; the system's allocator gives their pages back each time.
+/// All threads allocate and free request bodies of a megabyte; the system's allocator returns their pages each time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

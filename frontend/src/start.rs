@@ -1,4 +1,4 @@
-//! The start and the end of the server, in order.
+//! Start and exit of the server, in order.
 
 mod clouds;
 mod executable;
@@ -43,21 +43,21 @@ use pharos_telemetry::tslog;
 use pharos_torchserve::{Plan, Step};
 use torchserve::Endpoints;
 
-/// How long connections may take to carry away the last answers after everything else has ended.
+/// Maximum time for connections to send the last responses.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
-/// How long traces that wait may take to be written or sent after that.
+/// Maximum time after that to write or send pending traces.
 const LAST_TRACES: Duration = Duration::from_secs(5);
-/// How long an exporter that has exceeded its limit may take to log that.
+/// Additional time for an exporter that exceeds this limit to log that.
 const LOGGED: Duration = Duration::from_secs(1);
 
-/// How long the last lines of the metric logs may take to be written: a file system that hangs does not keep the server.
+/// Maximum time to write the last lines of the metric logs, so that a file system that hangs does not block the exit.
 const LAST_LINES: Duration = Duration::from_secs(5);
 
-/// How long each of these may take after a second signal.
+/// Maximum time of each of these steps after a second signal.
 const HURRIED: Duration = Duration::from_millis(200);
 
-/// Runs the server until a signal ends it.
+/// Runs a command, or the server until a signal ends it.
 pub fn main() -> ExitCode {
     let options = match Options::from_args(std::env::args_os()) {
         Ok(options) => options,
@@ -78,7 +78,7 @@ pub fn main() -> ExitCode {
     run(&options, None)
 }
 
-/// Serves as the options say, and TorchServe's endpoints as well if there is a plan for those.
+/// Runs the server with these options, and TorchServe's endpoints if there is a plan.
 fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     request_log::enable(options.log.access);
     let log = match plan {
@@ -100,7 +100,7 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     }
     let runtime = match runtime.enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return failed(&format!("the runtime cannot be started: {error}")),
+        Err(error) => return failed(&format!("cannot start the async runtime: {error}")),
     };
     let result = runtime.block_on(serve(options, plan, descriptors));
     runtime.shutdown_background();
@@ -111,16 +111,16 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     }
 }
 
-/// The last words, on standard error even when logging is off.
+/// Prints the reason to standard error, even if logging is off.
 fn failed(reason: &str) -> ExitCode {
     log::last_words(&format!("pharos: {reason}"));
     ExitCode::FAILURE
 }
 
-/// Binds first, so that a port in use is known before minutes go into loading; then loads, serves, and ends in order.
+/// Binds the ports, loads the models, serves, and exits in order. Binding first reports a port in use before models load.
 async fn serve(options: &Options, plan: Option<&Plan<Options>>, descriptors: Arc<Descriptors>) -> Result<(), String> {
-    let mut ends = Ends::new().map_err(|error| format!("signals cannot be received: {error}"))?;
-    let hangup = signal(SignalKind::hangup()).map_err(|error| format!("signals cannot be received: {error}"))?;
+    let mut ends = Ends::new().map_err(|error| format!("cannot handle signals: {error}"))?;
+    let hangup = signal(SignalKind::hangup()).map_err(|error| format!("cannot handle signals: {error}"))?;
     let (file, overrides) = options.metrics_definition();
     let source = Source { file, overrides, usual_mode: Some(usual_mode(options)) };
     let metrics = source.read()?;
@@ -161,13 +161,13 @@ async fn serve(options: &Options, plan: Option<&Plan<Options>>, descriptors: Arc
     for listener in listeners {
         ends.wait(LAST_ANSWERS, async { drop(listener.await) }).await;
     }
-    // Longer than the exporter's own limit, so that it can log what it could not send.
+    // Longer than the exporter's own limit, so that it can log unsent traces.
     ends.wait(LAST_TRACES + LOGGED, engine.stop_tracing(LAST_TRACES)).await;
     tslog.stop(if ends.seen < 2 { LAST_LINES } else { HURRIED });
     loaded.and_then(|()| check_finished(unfinished))
 }
 
-/// An error if the exit timeout expired before all was answered.
+/// Returns an error if requests or sequences were unfinished when the exit timeout expired.
 fn check_finished(unfinished: Unfinished) -> Result<(), String> {
     match unfinished {
         Unfinished { requests: 0, sequences: 0 } => Ok(()),
@@ -178,8 +178,7 @@ fn check_finished(unfinished: Unfinished) -> Result<(), String> {
     }
 }
 
-/// Loads the models, and those that the endpoints of a plan register at the start. Gives the tasks of the ports that this
-/// opens.
+/// Loads the models, including those of a plan, and opens the ports of the plan's endpoints. Returns the tasks of these ports.
 async fn load(
     engine: &Engine,
     options: &Options,
@@ -193,7 +192,7 @@ async fn load(
     }
 }
 
-/// Reads the definition of the metrics, certificates and tokens again at every SIGHUP. A bad one changes nothing.
+/// On each SIGHUP, reopens the log and reloads the metrics definition, certificates and tokens. Invalid files change nothing.
 async fn reload(mut hangup: Signal, hung_up: Arc<Notify>, engine: Engine, source: Source) {
     while hangup.recv().await.is_some() {
         log::reopen();
@@ -201,26 +200,26 @@ async fn reload(mut hangup: Signal, hung_up: Arc<Notify>, engine: Engine, source
         let (engine, read) = (engine.clone(), source.clone());
         let result = tokio::task::spawn_blocking(move || engine.reload_metrics(&read)).await;
         match result.unwrap_or_else(|error| Err(error.to_string())) {
-            Ok(difference) => tracing::info!("metrics read again from {source}: {difference}"),
-            Err(reason) => tracing::error!("the metrics stay as they were: {reason}"),
+            Ok(difference) => tracing::info!("metrics reloaded from {source}: {difference}"),
+            Err(reason) => tracing::error!("metrics reload failed; the previous definition stays in use: {reason}"),
         }
     }
 }
 
-/// The memory of requests that are being received: as configured, or a quarter of what this process may use, since the
-/// library that decodes a message has a copy of it for a moment.
+/// Returns the memory limit of requests being received: the configured one, else a quarter of the memory of this process,
+/// because decoding a message temporarily doubles its memory.
 fn receive_budget(options: &Options) -> Budget {
     let usual = || system::memory_limit(&Roots::new(&options.metrics.cgroup_root)) / 4;
     Budget::new(options.http_clients.receive_memory.unwrap_or_else(usual))
 }
 
-/// The mode of metrics if none is named: logs are written only if something says where.
+/// Returns the default mode of metrics: logs are only written if a directory or standard output is set.
 fn usual_mode(options: &Options) -> Mode {
     let named = options.tslog.named_location(|name| std::env::var_os(name)).is_some();
     if named || options.tslog.stdout { Mode::Both } else { Mode::Prometheus }
 }
 
-/// Without a directory and a mode that are named, lines go to standard output alone, if that is wanted.
+/// Returns the settings of metric logs. Without an explicit directory and mode, lines go only to standard output, if enabled.
 fn metric_logs(options: &Options, names_mode: bool) -> tslog::Settings {
     let Tslog { max_bytes, keep, lines_per_second, stdout, format, .. } = &options.tslog;
     let variable = |name: &str| std::env::var_os(name);
@@ -235,9 +234,9 @@ fn metric_logs(options: &Options, names_mode: bool) -> tslog::Settings {
     }
 }
 
-/// Is no longer ready for a while, then refuses new requests and finishes those in flight. A second signal ends the waiting.
+/// Reports the server as not ready for the exit delay, then drains it. A second signal ends the waiting.
 async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch::Sender<Phase>) -> Unfinished {
-    let (delay, patience) = (options.general.exit_delay_secs, options.general.exit_timeout_secs);
+    let (delay, timeout) = (options.general.exit_delay_secs, options.general.exit_timeout_secs);
     if !delay.is_zero() {
         tracing::info!("exiting: no longer ready, serving for {} s more", delay.as_secs());
         engine.leave();
@@ -246,15 +245,15 @@ async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch:
             () = ends.next() => engine.hurry(),
         }
     }
-    tracing::info!("exiting: waiting up to {} s for requests in flight", patience.as_secs());
-    finish(patience, engine, ends, phase).await
+    tracing::info!("exiting: waiting up to {} s for requests in flight", timeout.as_secs());
+    finish(timeout, engine, ends, phase).await
 }
 
-/// Refuses new requests and finishes those in flight, for as long as `patience` lasts. A signal aborts that.
-async fn finish(patience: Duration, engine: &Engine, ends: &mut Ends, phase: &watch::Sender<Phase>) -> Unfinished {
+/// Refuses new requests and finishes those in flight within `timeout`. A signal aborts the wait.
+async fn finish(timeout: Duration, engine: &Engine, ends: &mut Ends, phase: &watch::Sender<Phase>) -> Unfinished {
     engine.refuse();
     phase.send_replace(Phase::Draining);
-    let shutting_down = engine.shut_down(patience);
+    let shutting_down = engine.shut_down(timeout);
     tokio::pin!(shutting_down);
     tokio::select! {
         unfinished = &mut shutting_down => return unfinished,
@@ -263,7 +262,7 @@ async fn finish(patience: Duration, engine: &Engine, ends: &mut Ends, phase: &wa
     shutting_down.await
 }
 
-/// Says which models are not there, and whether the server goes on without them.
+/// Reports models that failed to load, as an error with `--exit-on-error`.
 fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), String> {
     if failures.is_empty() {
         return Ok(());
@@ -272,14 +271,14 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
         let lines: Vec<String> = failures.iter().map(|(model, reason)| format!("\n  {model}: {reason}")).collect();
         let text =
             format!("{} could not be loaded:{}", if lines.len() == 1 { "a model" } else { "models" }, lines.concat());
-        return Err(format!("{text}\n(with --exit-on-error=false the server goes on with the others)"));
+        return Err(format!("{text}\n(with --exit-on-error=false the server starts without them)"));
     }
     let names: Vec<&str> = failures.iter().map(|(model, _)| model.as_str()).collect();
     tracing::warn!("going on without {}", names.join(", "));
     Ok(())
 }
 
-/// The engine, and what of the system is to be measured for it.
+/// Creates the engine and the settings of system metrics.
 async fn engine(
     options: &Options,
     metrics: Definition,
@@ -293,7 +292,7 @@ async fn engine(
         tslog_stdout: options.tslog.stdout,
         ..cache::Settings::new(&hostname())
     };
-    // Seen by scrapes or in the metric logs; what nobody sees is not measured.
+    // The system is only measured if a scrape or a metric log can show it.
     let seen = options.metrics.allow || metrics.catalog.mode() != Mode::Prometheus;
     let gpus = find_gpus(options.metrics.nvml_library.clone(), options.gpus.min_capability).await;
     let system = system_settings(&options.metrics, seen, gpus.clone());
@@ -306,7 +305,7 @@ async fn engine(
     Ok((engine, system))
 }
 
-/// What of the system is measured, if it is `seen` at all.
+/// Returns the settings of system metrics; `seen` is whether any output shows them.
 fn system_settings(options: &cli::Metrics, seen: bool, gpus: Option<Arc<Gpus>>) -> system::Settings {
     system::Settings {
         interval: options.interval,
@@ -325,7 +324,7 @@ fn control_mode(options: &Options) -> loader::Mode {
     }
 }
 
-/// The program that runs models: `--worker-binary`, or the one beside this executable.
+/// Returns the program that runs models: `--worker-binary`, else the one next to this executable.
 fn worker_binary(options: &Options) -> Result<PathBuf, String> {
     let beside = || std::env::current_exe().map(|path| path.with_file_name("pharos-worker"));
     let worker = options.workers.worker_binary.clone().map_or_else(beside, Ok).map_err(|error| error.to_string())?;
@@ -333,9 +332,9 @@ fn worker_binary(options: &Options) -> Result<PathBuf, String> {
         return Ok(worker);
     }
     Err(format!(
-        "the worker '{}', which runs the models, does not exist: it belongs beside pharos and comes with it, so reinstall \
-         the package that pharos came with, or copy pharos-worker from there (from source: `cargo build --release` \
-         makes both); --worker-binary names another",
+        "the worker '{}', which runs the models, does not exist: reinstall pharos, whose packages contain both \
+         programs, or copy pharos-worker next to it (from source, `cargo build --release` builds both), or set \
+         --worker-binary",
         worker.display()
     ))
 }
@@ -352,8 +351,8 @@ fn settings(
         None => tracing::info!("ONNX models run on the embedded tract; `pip install onnxruntime` makes them faster"),
     }
     let execution_timeout = options.workers.worker_execution_timeout_secs;
-    let (policies, doubts) = HostPolicies::new(&options.host_policies.policies, Path::new("/sys/devices/system/node"));
-    doubts.iter().for_each(|doubt| tracing::warn!("{doubt}"));
+    let (policies, issues) = HostPolicies::new(&options.host_policies.policies, Path::new("/sys/devices/system/node"));
+    issues.iter().for_each(|issue| tracing::warn!("{issue}"));
     let shared_memory = shared_memory::Settings { allowed: options.shared_memory.allowed, worker: worker.clone() };
     Ok(engine::Settings {
         name: options.general.id.clone(),
@@ -396,11 +395,11 @@ fn settings(
     })
 }
 
-/// The programs that run models.
+/// Returns the programs that run models, and their settings.
 fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> Result<Program, String> {
     let workers = &options.workers;
     if let Some(directory) = workers.backend_directory.as_ref().filter(|directory| !directory.is_dir()) {
-        return Err(format!("--backend-directory names '{}', which is no directory", directory.display()));
+        return Err(format!("--backend-directory is '{}', which is not a directory", directory.display()));
     }
     let beside =
         || std::env::current_exe().ok().map(|path| path.with_file_name("backends")).filter(|path| path.is_dir());
@@ -415,23 +414,23 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
     })
 }
 
-/// The variables that workers do not get.
+/// Returns the environment variables that workers do not inherit.
 fn hidden_variables(workers: &cli::Workers) -> Vec<OsString> {
     let Some(pattern) = &workers.worker_hidden_variables else { return Vec::new() };
     let names = std::env::vars_os().map(|(name, _)| name);
     names.filter(|name| name.to_str().is_some_and(|name| pattern.is_match(name))).collect()
 }
 
-/// This machine's name, for labels.
+/// Returns the host name, for labels.
 fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// The signals that end the server.
+/// The signals that end the server: SIGTERM and SIGINT.
 struct Ends {
     terminate: Signal,
     interrupt: Signal,
-    /// How many have come.
+    /// The number of received signals.
     seen: u32,
 }
 
@@ -450,12 +449,12 @@ impl Ends {
         self.seen += 1;
     }
 
-    /// Waits for `work`, and after a second signal only for a moment more.
-    async fn wait(&mut self, patience: Duration, work: impl Future<Output = ()>) {
+    /// Waits for `work` within `timeout`; after a second signal, only for [`HURRIED`].
+    async fn wait(&mut self, timeout: Duration, work: impl Future<Output = ()>) {
         tokio::pin!(work);
         if self.seen < 2 {
             tokio::select! {
-                _ = tokio::time::timeout(patience, &mut work) => return,
+                _ = tokio::time::timeout(timeout, &mut work) => return,
                 () = self.next() => {}
             }
         }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Relative to the package, where cargo runs this: a build folder that several clones share holds the path of none of them.
+    // Relative to the package: a build folder shared by several clones must not contain absolute paths.
     let proto = Path::new("../../proto");
     let own = ["torchserve_inference.proto", "torchserve_management.proto"];
     for file in own.into_iter().chain(["google/rpc/status.proto"]) {

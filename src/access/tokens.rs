@@ -1,21 +1,20 @@
-//! Bearer tokens (RFC 6750): what a file of them may look like, and whether one that a client sends is among them.
+//! Bearer tokens (RFC 6750): the format of token files, and the check of the token that a client sends.
 //!
-//! A token itself is kept nowhere, only its BLAKE3 hash: what is not there cannot be logged, and comparing hashes tells
-//! nothing of a token, not even its length.
+//! Keeps only the BLAKE3 hash of each token, so that no token can be logged. Comparing hashes reveals not even its length.
 
 use super::Api;
 
-/// What a token opens.
+/// The part of the protocol to which a token gives access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Inference, and what clients ask for around it.
+    /// Inference, and the requests of inference clients for metadata, configurations, statistics and shared memory.
     Inference,
-    /// What changes the server or shows how it is run.
+    /// Requests that change the server or show how it is operated.
     Management,
 }
 
 impl Scope {
-    /// What a part of the protocol needs; `None` for health, which load balancers ask for without a token.
+    /// Returns the scope that a part of the protocol needs; `None` for health, which load balancers query without a token.
     pub fn of(api: Api) -> Option<Self> {
         match api {
             Api::Health => None,
@@ -26,7 +25,7 @@ impl Scope {
         }
     }
 
-    /// Its name in texts.
+    /// Returns the name in texts.
     pub fn name(self) -> &'static str {
         match self {
             Self::Inference => "inference",
@@ -39,16 +38,16 @@ impl Scope {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tokens(Vec<blake3::Hash>);
 
-/// The longest token. Headers may be longer, but nobody types such a secret.
+/// The maximum length of a token. Headers may be longer, but secrets are not.
 const MAX_LENGTH: usize = 4096;
-/// The most tokens of a file: each request is compared with all of them.
+/// The maximum number of tokens in a file: each request is compared with all of them.
 const MAX_TOKENS: usize = 1024;
 
 impl Tokens {
-    /// The tokens of a file's text: one a line; empty lines and those that begin with `#` are left out.
+    /// Parses the text of a token file: one token per line; empty lines and lines that begin with `#` are ignored.
     ///
     /// # Errors
-    /// The number of the line that is no token, without its text, or that there is none or too many.
+    /// A line is not a token (the error has its number, not its text), or the file has no tokens or too many.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut tokens = Vec::new();
         for (index, line) in text.lines().enumerate() {
@@ -58,71 +57,73 @@ impl Tokens {
             }
             if !is_token(line) {
                 return Err(format!(
-                    "line {} is no token: allowed are 1 to {MAX_LENGTH} letters, digits and -._~+/, and = at the end",
+                    "line {} is not a token: allowed are 1 to {MAX_LENGTH} letters, digits and -._~+/, and = at the end",
                     index + 1
                 ));
             }
             tokens.push(blake3::hash(line.as_bytes()));
         }
         match tokens.len() {
-            0 => Err("it has no token; one a line is expected".to_owned()),
-            count if count > MAX_TOKENS => Err(format!("it has {count} tokens; at most {MAX_TOKENS} are allowed")),
+            0 => Err("the file has no tokens; expected one per line".to_owned()),
+            count if count > MAX_TOKENS => {
+                Err(format!("the file has {count} tokens; at most {MAX_TOKENS} are allowed"))
+            }
             _ => Ok(Self(tokens)),
         }
     }
 
-    /// How many there are.
+    /// Returns the number of tokens.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether `token` is one of them. Takes as long whichever it is, and whether or not it is one.
+    /// Returns whether `token` is one of them, in a time that does not depend on the result.
     fn contain(&self, token: &blake3::Hash) -> bool {
-        // Equality of hashes is constant in time; `|` looks at all of them.
+        // Hashes compare in constant time; `|` does not short-circuit.
         self.0.iter().fold(false, |found, known| found | (known == token))
     }
 }
 
-/// `b64token` of RFC 6750, 2.1.
+/// Returns whether `text` is a `b64token` of RFC 6750, 2.1.
 fn is_token(text: &str) -> bool {
     let body = text.trim_end_matches('=');
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte);
     !body.is_empty() && text.len() <= MAX_LENGTH && body.bytes().all(allowed)
 }
 
-/// Who may use what: the tokens of both scopes, `None` where no file is given.
+/// The tokens of both scopes; `None` where no file is configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keyring {
-    /// Open inference, and management too if that has no tokens of its own.
+    /// Give access to inference, and also to management if `management` is `None`.
     pub inference: Option<Tokens>,
-    /// Open everything.
+    /// Give access to everything.
     pub management: Option<Tokens>,
 }
 
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It has no `Authorization: Bearer` header.
+    /// The request has no `Authorization: Bearer` header.
     Missing(Scope),
-    /// Its token is none of the server's.
+    /// The token is not configured.
     Unknown(Scope),
-    /// Its token is one for inference, and more is asked for.
+    /// The token is one for inference, and the request needs one for management.
     Insufficient,
 }
 
 impl Refusal {
-    /// What the client is told.
+    /// Returns the error text for the client.
     pub fn text(self) -> String {
         match self {
             Self::Missing(scope) => {
                 format!("this API needs a token for {}: send the header 'Authorization: Bearer TOKEN'", scope.name())
             }
             Self::Unknown(scope) => format!("the bearer token is not valid for {}", scope.name()),
-            Self::Insufficient => "this API needs a token for management; that of the request is for inference".into(),
+            Self::Insufficient => "this API needs a token for management; the request has one for inference".into(),
         }
     }
 
-    /// The value of `WWW-Authenticate` (RFC 6750, 3).
+    /// Returns the value of `WWW-Authenticate` (RFC 6750, 3).
     pub fn challenge(self) -> &'static str {
         match self {
             Self::Missing(_) => "Bearer realm=\"pharos\"",
@@ -133,33 +134,33 @@ impl Refusal {
 }
 
 impl Keyring {
-    /// Whether who sends these values of `Authorization` may use a part of the protocol.
+    /// Checks whether a request with these values of `Authorization` may use a part of the protocol.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason of the refusal.
     pub fn check<'a>(&self, api: Api, given: impl Iterator<Item = &'a [u8]>) -> Result<(), Refusal> {
         Scope::of(api).map_or(Ok(()), |scope| self.check_scope(scope, given))
     }
 
-    /// Whether a token is asked for in this scope.
+    /// Returns whether requests of this scope need a token.
     pub fn guards(&self, scope: Scope) -> bool {
         self.opening(scope).iter().any(Option::is_some)
     }
 
-    /// The tokens that open a scope; none if it is open.
+    /// Returns the tokens that give access to a scope; only `None` if the scope needs no token.
     fn opening(&self, scope: Scope) -> [Option<&Tokens>; 2] {
         match scope {
             Scope::Inference if self.inference.is_none() => [None, None],
             Scope::Inference => [self.inference.as_ref(), self.management.as_ref()],
-            // Giving tokens for inference alone must not leave open what is worse.
+            // If only inference has tokens, management must not be left open.
             Scope::Management => [self.management.as_ref().or(self.inference.as_ref()), None],
         }
     }
 
-    /// As [`Keyring::check`], for a scope.
+    /// Does the same as [`Keyring::check`] for a scope.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason of the refusal.
     pub fn check_scope<'a>(&self, scope: Scope, mut given: impl Iterator<Item = &'a [u8]>) -> Result<(), Refusal> {
         let opening = self.opening(scope);
         if opening.iter().all(Option::is_none) {
@@ -176,7 +177,7 @@ impl Keyring {
     }
 }
 
-/// The token of a value of `Authorization`, if its scheme is Bearer.
+/// Returns the token in a value of `Authorization`, if its scheme is Bearer.
 fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
@@ -192,15 +193,15 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_a_token_a_line() {
+    fn parses_one_token_per_line() {
         let tokens = Tokens::parse("# of the load balancer\n  abc-._~+/09==\n\r\nxyz\r\n").unwrap();
         assert_eq!(tokens.count(), 2);
         assert!(tokens.contain(&blake3::hash(b"abc-._~+/09==")) && tokens.contain(&blake3::hash(b"xyz")));
         assert!(!tokens.contain(&blake3::hash(b"xy")));
         for (text, expected) in [
-            ("", "no token"),
-            ("# only this\n", "no token"),
-            ("good\nsecret words", "line 2 is no token"),
+            ("", "no tokens"),
+            ("# only this\n", "no tokens"),
+            ("good\nsecret words", "line 2 is not a token"),
             ("secret\u{e9}", "line 1"),
             ("====", "line 1"),
             (&"x".repeat(4097), "line 1"),
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_open_what_is_theirs() {
+    fn tokens_give_access_to_their_scope() {
         let (both, one) = (keyring(Some("i\nj"), Some("m")), keyring(Some("i"), None));
         let management = keyring(None, Some("m"));
         let missing = Refusal::Missing;
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn every_refusal_says_what_to_do() {
+    fn each_refusal_has_its_text_and_challenge() {
         assert!(Refusal::Missing(Scope::Inference).text().contains("'Authorization: Bearer TOKEN'"));
         assert!(Refusal::Insufficient.challenge().contains("insufficient_scope"));
         assert!(Refusal::Unknown(Scope::Management).challenge().contains("invalid_token"));

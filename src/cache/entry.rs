@@ -1,13 +1,14 @@
-//! What is kept of a response: its outputs and parameters, in memory of their own.
+//! The cached part of a response: its outputs and parameters, in separate memory.
 //!
-//! As bytes, for a cache outside of the process (little-endian; a length is 8 bytes, a text its length and its bytes):
+//! The binary form, for a cache outside of the process (little-endian; lengths and counts are 8 bytes; a text is its
+//! length and its bytes):
 //!
 //! ```text
 //! "PHRC", version 1 | key (32) | count of parameters, each: name, type (1), value | count of outputs, each: name,
 //! datatype (1), count of dimensions, dimensions (8 each), length of the data | the data of all outputs
 //! ```
 //!
-//! Nothing in such bytes is trusted: somebody else may have written them, or part of them.
+//! The decoder does not trust the bytes: other programs may have written all or part of them.
 
 use std::mem::size_of;
 
@@ -21,48 +22,48 @@ use crate::tensor::{DataType, Tensor, byte_size, bytes_elements, element_count};
 
 const MAGIC: &[u8; 5] = b"PHRC\x01";
 
-/// What an entry takes beside its outputs: its place in the lists and tables of a cache, the largest that they may be
-/// for each entry, and what the allocator needs for its pieces.
+/// The memory of an entry besides its outputs: the entry itself, the worst-case share in the lists and tables of a
+/// cache, and the allocator's overhead.
 const ENTRY_BYTES: u64 = 384;
-/// What an output takes beside its data, its name and its dimensions.
+/// The memory of an output besides its data, its name and its dimensions.
 const OUTPUT_BYTES: u64 = size_of::<InferOutput>() as u64 + 32;
 
-/// A response without what belongs to its request. Cheap to clone are its outputs' data only.
+/// A response without the parts that belong to its request. Cloning copies everything except the outputs' data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     parameters: Parameters,
     outputs: Vec<InferOutput>,
 }
 
-/// Why bytes are no entry.
+/// Why bytes are not a valid entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
-    /// They do not begin as entries of this version do.
-    #[error("it is no entry of this version")]
+    /// They do not start with the header of this version.
+    #[error("not an entry of this version")]
     Format,
     /// They belong to another key.
-    #[error("it belongs to another key")]
+    #[error("an entry of another key")]
     Key,
-    /// Something is cut off, left over, or not what it says.
-    #[error("its contents do not hold together")]
+    /// They are truncated, too long, or inconsistent.
+    #[error("inconsistent contents")]
     Contents,
-    /// It is no answer of this model to this request.
-    #[error("it does not fit the model")]
+    /// The entry is not a response of this model to this request.
+    #[error("not a response of this model to this request")]
     Model,
 }
 
 impl Entry {
-    /// How many bytes of memory a copy of a response will take, all included.
+    /// Returns the number of bytes of memory that a copy of a response will take in total.
     pub fn size_of(response: &InferResponse) -> u64 {
         size(&response.parameters, &response.outputs)
     }
 
-    /// How many bytes of memory it takes.
+    /// Returns the number of bytes of memory that the entry takes in total.
     pub fn size(&self) -> u64 {
         size(&self.parameters, &self.outputs)
     }
 
-    /// Copies a response. The copy holds nothing of where the response's bytes are.
+    /// Copies a response. The copy does not refer to the response's memory.
     pub fn copy_of(response: &InferResponse) -> Self {
         let mut data = Vec::with_capacity(response.outputs.iter().map(|output| output.tensor.data.len()).sum());
         for piece in response.outputs.iter().flat_map(|output| output.tensor.data.pieces()) {
@@ -76,12 +77,12 @@ impl Entry {
         Self { outputs: outputs.collect(), parameters: response.parameters.clone() }
     }
 
-    /// Its outputs, in the model's order.
+    /// Returns the outputs, in the model's order.
     pub fn outputs(&self) -> &[InferOutput] {
         &self.outputs
     }
 
-    /// The response to a request: with that request's own id and stamps.
+    /// Creates the response to a request, with the id and the stamps of that request.
     pub fn answer(&self, config: &ModelConfig, version: u64, request: &InferRequest) -> InferResponse {
         InferResponse {
             model_name: config.name.clone(),
@@ -93,7 +94,7 @@ impl Entry {
         }
     }
 
-    /// A response as bytes.
+    /// Encodes a response as bytes.
     pub fn encode(response: &InferResponse, key: &Key) -> Vec<u8> {
         let data: usize = response.outputs.iter().map(|output| output.tensor.data.len()).sum();
         let mut out = Vec::with_capacity(data + 256 + 64 * response.outputs.len());
@@ -118,10 +119,10 @@ impl Entry {
         out
     }
 
-    /// Reads what [`Entry::encode`] made for this key. The outputs are slices of `bytes`.
+    /// Decodes an entry that [`Entry::encode`] wrote for this key. The outputs are slices of `bytes`.
     ///
     /// # Errors
-    /// The bytes are anything else; or their tensors are not what they say.
+    /// The bytes are not such an entry, or the size of a tensor does not match its shape.
     pub fn decode(bytes: &Bytes, key: &Key) -> Result<Self, Invalid> {
         let mut rest = Reader(bytes);
         if rest.take(MAGIC.len()) != Some(MAGIC) {
@@ -133,16 +134,16 @@ impl Entry {
         rest.entry(bytes).ok_or(Invalid::Contents)
     }
 
-    /// Whether a model could answer a request of `batch_size` with this: outputs that were asked for, in the model's
-    /// order, each of its datatype and number of dimensions, and with the request's rows.
+    /// Checks that the entry can be the model's response to a request of `batch_size`: requested outputs in the model's
+    /// order, with the right datatypes and batch dimensions.
     ///
     /// # Errors
-    /// [`Invalid::Model`] if not.
+    /// [`Invalid::Model`] if it cannot.
     pub fn check(&self, config: &ModelConfig, request: &InferRequest, batch_size: u64) -> Result<(), Invalid> {
         let mut specs = config.outputs.iter();
         let wanted = |name: &str| request.outputs.is_empty() || request.outputs.iter().any(|o| o.name == name);
         let fits = self.outputs.iter().all(|InferOutput { name, tensor }| {
-            // Going on from where the last one was found keeps the order.
+            // Searching from the position of the previous output ensures the order.
             specs.any(|spec| spec.name == *name && spec.datatype == tensor.datatype && wanted(name))
                 && (!config.batches() || tensor.shape.first() == i64::try_from(batch_size).ok().as_ref())
         });
@@ -161,7 +162,7 @@ fn size(parameters: &Parameters, outputs: &[InferOutput]) -> u64 {
     ENTRY_BYTES + outputs.iter().map(output).sum::<u64>() + parameters.iter().map(parameter).sum::<u64>()
 }
 
-/// Takes bytes off the front; `None` when they run out.
+/// Reads bytes from the front; returns `None` when they run out.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -199,9 +200,9 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Everything behind the key. `all` is what the reader reads.
+    /// Reads everything after the key. `all` is the whole input, for slices of it.
     fn entry(&mut self, all: &Bytes) -> Option<Entry> {
-        // Counts are not believed: what they promise must be there before anything is allocated for it.
+        // Counts are not trusted: nothing is allocated for elements before their bytes have been read.
         let mut parameters = Vec::new();
         for _ in 0..self.len()? {
             parameters.push((self.text()?, self.parameter()?));
@@ -225,7 +226,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Whether the data are the elements of this shape.
+/// Returns whether the data has the size of this shape.
 fn holds(datatype: DataType, shape: &[i64], data: &[u8]) -> bool {
     match (byte_size(datatype, shape), element_count(shape)) {
         (Some(size), _) => size == data.len() as u64,

@@ -1,9 +1,9 @@
-//! The key of a request: a hash of everything that its answer may depend on.
+//! The key of a request: a hash of everything that its response may depend on.
 //!
-//! BLAKE3, because a client that finds two requests with one key could give others a wrong answer, and because servers that
-//! share a Redis must agree on it. Triton hashes the model's name, its version, and the inputs' names and bytes, to 64 bits;
-//! here also count the inputs' datatypes and shapes, which outputs are asked for, the parameters that reach the backend,
-//! and the model's configuration and files.
+//! BLAKE3, because a client that found two requests with one key could make the cache return wrong responses, and
+//! because servers that share a Redis must compute equal keys. Triton hashes the model's name and version and the
+//! inputs' names and bytes to 64 bits. This hash also includes the inputs' datatypes and shapes, the requested outputs,
+//! the parameters that reach the backend, and the model's configuration and files.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use crate::id::ModelVersion;
 use crate::infer::{InferRequest, Parameter};
 use crate::model::ModelConfig;
 
-/// Says which hash this is, so that no other use of BLAKE3 ever gives the same one; to be changed with what is hashed.
+/// The context of the hash, which separates it from all other uses of BLAKE3. Change it whenever the hashed data changes.
 const CONTEXT: &str = "Pharos response cache, keys of version 1";
 
 /// The key of a request. Displayed as 64 hexadecimal digits.
@@ -21,10 +21,10 @@ const CONTEXT: &str = "Pharos response cache, keys of version 1";
 pub struct Key([u8; Key::LEN]);
 
 impl Key {
-    /// Its length in bytes.
+    /// The length in bytes.
     pub const LEN: usize = 32;
 
-    /// Its bytes.
+    /// Returns the bytes.
     pub fn as_bytes(&self) -> &[u8; Key::LEN] {
         &self.0
     }
@@ -36,15 +36,15 @@ impl fmt::Display for Key {
     }
 }
 
-/// What all requests of one loaded model version have in common. Servers that load the same files agree on it.
+/// A hash of what all requests of one loaded model version have in common. Equal on all servers that load the same files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity([u8; Key::LEN]);
 
-/// Collects an [`Identity`]: to be given the version's files in an order that depends on their names alone.
+/// Computes an [`Identity`]. The version's files must be added in an order that depends only on their names.
 pub struct Identifier(Box<Hasher>);
 
 impl Identifier {
-    /// Begins with the model's name, version and configuration. Where instances run counts for nothing.
+    /// Starts with the model's name, version and configuration. Ignores where instances run.
     pub fn new(model: &ModelVersion, config: &ModelConfig) -> Self {
         let mut head = Vec::new();
         push_bytes(&mut head, model.name.as_bytes());
@@ -55,7 +55,7 @@ impl Identifier {
         Self(hasher)
     }
 
-    /// A file of the model begins, `len` bytes long.
+    /// Starts a file of the model with `len` bytes.
     pub fn file(&mut self, name: &[u8], len: u64) {
         let mut head = Vec::new();
         push_bytes(&mut head, name);
@@ -63,30 +63,29 @@ impl Identifier {
         self.0.update(&head);
     }
 
-    /// The next bytes of the file.
+    /// Adds the next bytes of the file.
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// All of it.
+    /// Returns the identity.
     pub fn finish(self) -> Identity {
         Identity(*self.0.finalize().as_bytes())
     }
 }
 
 impl Identity {
-    /// That of a model whose answers also depend on another: an ensemble and its next member.
+    /// Returns the identity of a model whose responses also depend on another: an ensemble and its next member.
     #[must_use]
     pub fn and(&self, other: &Identity) -> Self {
         Self(*blake3::keyed_hash(&self.0, &other.0).as_bytes())
     }
 
-    /// The key of a request that the model's check has passed: its inputs are in the configuration's order.
+    /// Computes the key of a request that has passed the model's check, so its inputs are in the configuration's order.
     ///
-    /// The request's id, priority and timeout count for nothing, nor how outputs are to be encoded. Reads every byte of
-    /// the inputs.
+    /// Ignores the request's id, priority, timeout and the encoding of outputs. Reads every byte of the inputs.
     pub fn key(&self, request: &InferRequest) -> Key {
-        // All lengths come first, so that no two requests give the same bytes.
+        // All lengths come first, so that different requests never produce the same bytes.
         let mut head = Vec::with_capacity(256);
         push_outputs(&mut head, request);
         push_parameters(&mut head, request);
@@ -107,7 +106,7 @@ impl Identity {
     }
 }
 
-/// The outputs asked for, whatever their order: responses have the model's.
+/// Adds the requested outputs, sorted: responses have the model's order.
 fn push_outputs(head: &mut Vec<u8>, request: &InferRequest) {
     let mut names: Vec<&str> = request.outputs.iter().map(|output| output.name.as_str()).collect();
     names.sort_unstable();
@@ -118,7 +117,7 @@ fn push_outputs(head: &mut Vec<u8>, request: &InferRequest) {
 
 fn push_parameters(head: &mut Vec<u8>, request: &InferRequest) {
     let mut parameters: Vec<&(String, Parameter)> = request.parameters.iter().collect();
-    // Stable: of equal names the order counts, as it does for who looks the first or the last one up.
+    // A stable sort keeps the order of equal names, which is significant to a backend that reads only the first or the last.
     parameters.sort_by(|(a, _), (b, _)| a.cmp(b));
     push_len(head, parameters.len());
     for (name, value) in parameters {
@@ -127,7 +126,7 @@ fn push_parameters(head: &mut Vec<u8>, request: &InferRequest) {
     }
 }
 
-/// A parameter's type and value.
+/// Adds a parameter's type and value.
 pub(super) fn push_parameter(out: &mut Vec<u8>, value: &Parameter) {
     let mut number = |tag: u8, bytes: [u8; 8]| {
         out.push(tag);
@@ -160,9 +159,9 @@ mod tests {
     use crate::infer::InferInput;
     use crate::tensor::{DataType, Tensor};
 
-    /// Servers that share a Redis agree on keys. If this changes on purpose, the context has to change too.
+    /// Servers that share a Redis must agree on keys. If this changes on purpose, the context must change too.
     #[test]
-    fn keys_stay_what_they_are() {
+    fn keys_do_not_change_between_versions() {
         let tensor = Tensor { datatype: DataType::Int16, shape: vec![1, 2], data: vec![1, 0, 2, 0].into() };
         let inputs = vec![InferInput { name: "A".into(), tensor }];
         let parameters = vec![("p".into(), Parameter::Double(0.5))];

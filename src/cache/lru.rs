@@ -1,10 +1,10 @@
-//! A bound in bytes over the crate `lru`, which counts entries only.
+//! Limits the crate `lru`, which counts only entries, by bytes.
 
 use ::lru::LruCache;
 
 use super::Key;
 
-/// Values by key, of at most `capacity` bytes together. The caller states the size of each value.
+/// Values by key, with at most `capacity` bytes in total. The caller gives the size of each value.
 #[derive(Debug)]
 pub struct Lru<V> {
     capacity: u64,
@@ -14,42 +14,41 @@ pub struct Lru<V> {
 }
 
 impl<V> Lru<V> {
-    /// An empty one.
+    /// Creates an empty cache.
     pub fn new(capacity: u64) -> Self {
         Self { capacity, used: 0, entries: LruCache::unbounded() }
     }
 
-    /// The most bytes.
+    /// Returns the maximum number of bytes.
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// Bytes now.
+    /// Returns the current number of bytes.
     pub fn used(&self) -> u64 {
         self.used
     }
 
-    /// Entries now.
+    /// Returns the current number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The value of a key, which is now the most recently used.
+    /// Returns the value of a key and makes it the most recently used.
     pub fn get(&mut self, key: &Key) -> Option<&V> {
         self.entries.get(key).map(|(value, _)| value)
     }
 
-    /// Adds a value of `size` bytes and returns the values that were evicted for it. The caller should drop them where it
-    /// holds no lock.
+    /// Adds a value of `size` bytes and returns the values evicted for it. The caller should drop them without holding a lock.
     ///
     /// # Errors
-    /// The value itself, where it alone is larger than the capacity, or where the key is there already: that one keeps its
-    /// value and is now the most recently used.
+    /// Returns the value if it is larger than the capacity, or if the key already exists. An existing key keeps its
+    /// value and becomes the most recently used.
     pub fn insert(&mut self, key: Key, value: V, size: u64) -> Result<Vec<V>, V> {
         if size > self.capacity || self.get(&key).is_some() {
             return Err(value);

@@ -1,7 +1,7 @@
-//! The response cache: what makes two requests the same, what is kept of a response, and what goes when room is needed.
+//! The response cache: the key of a request, the cached part of a response, and eviction.
 //!
-//! Nothing here stores or waits: `frontend/engine/src/cache` does, locally or in a Redis that several servers share. An answer
-//! from the cache must be the one that the model would have given to that very request; a doubt is a miss.
+//! This module does no I/O: `frontend/engine/src/cache` stores entries, locally or in a Redis that several servers share. A
+//! cached response must equal the one that the model would have given to the same request; in doubt, a look-up is a miss.
 
 mod entry;
 mod key;

@@ -1,4 +1,4 @@
-//! What the cache promises, over random requests and entries.
+//! The properties of the cache, over random requests and entries.
 
 use std::collections::HashSet;
 
@@ -45,12 +45,12 @@ fn request() -> InferRequest {
     InferRequest { model_name: "m".into(), inputs, parameters, ..InferRequest::default() }
 }
 
-fn asked(names: &[&str]) -> Vec<RequestedOutput> {
+fn requested(names: &[&str]) -> Vec<RequestedOutput> {
     names.iter().map(|name| RequestedOutput { name: (*name).into(), ..RequestedOutput::default() }).collect()
 }
 
 #[test]
-fn whatever_an_answer_depends_on_changes_the_key() {
+fn everything_that_affects_the_response_changes_the_key() {
     let change = |change: &dyn Fn(&mut InferRequest)| {
         let mut request = request();
         change(&mut request);
@@ -70,16 +70,16 @@ fn whatever_an_answer_depends_on_changes_the_key() {
         change(&|r| r.inputs.swap(0, 1)),
         change(&|r| r.inputs.truncate(1)),
         change(&|r| r.inputs[1].name = "C".into()),
-        // The same bytes, cut between the inputs elsewhere.
+        // The same bytes, split differently between the inputs.
         change(&|r| {
             r.inputs = vec![
                 input("A", DataType::Int32, &[1, 3], &[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]),
                 input("B", DataType::Int32, &[1, 1], &[4, 0, 0, 0]),
             ];
         }),
-        change(&|r| r.outputs = asked(&["X"])),
-        change(&|r| r.outputs = asked(&["Y"])),
-        change(&|r| r.outputs = asked(&["X", "Y"])),
+        change(&|r| r.outputs = requested(&["X"])),
+        change(&|r| r.outputs = requested(&["Y"])),
+        change(&|r| r.outputs = requested(&["X", "Y"])),
         change(&|r| r.parameters.clear()),
         parameter(Parameter::Int(2)),
         parameter(Parameter::Uint(1)),
@@ -100,7 +100,7 @@ fn whatever_an_answer_depends_on_changes_the_key() {
 }
 
 #[test]
-fn what_an_answer_does_not_depend_on_leaves_the_key() {
+fn other_fields_do_not_change_the_key() {
     let same = |change: &dyn Fn(&mut InferRequest)| {
         let mut changed = request();
         change(&mut changed);
@@ -119,7 +119,7 @@ fn what_an_answer_does_not_depend_on_leaves_the_key() {
     let group = "instance_group { kind: KIND_CPU count: 3 }";
     assert_eq!(identity("m", 1, group, &[]), identity("m", 1, "", &[]));
     let key = |outputs| identity("m", 1, "", &[]).key(&InferRequest { outputs, ..request() });
-    assert_eq!(key(asked(&["X", "Y"])), key(asked(&["Y", "X", "Y"])));
+    assert_eq!(key(requested(&["X", "Y"])), key(requested(&["Y", "X", "Y"])));
 }
 
 fn response() -> InferResponse {
@@ -140,7 +140,7 @@ fn response() -> InferResponse {
 }
 
 #[test]
-fn an_entry_answers_another_request_with_its_own_id() {
+fn a_response_from_the_cache_has_the_id_of_its_request() {
     let entry = Entry::copy_of(&response());
     let timeline = Timeline { received: Instant(3), ..Timeline::default() };
     let answer = entry.answer(&config(""), 7, &InferRequest { id: "second".into(), timeline, ..request() });
@@ -150,11 +150,11 @@ fn an_entry_answers_another_request_with_its_own_id() {
     let original = response();
     assert_eq!((Entry::size_of(&original), entry.size() > 18), (entry.size(), true));
     let elsewhere = Entry::copy_of(&original).outputs()[0].tensor.data.pieces()[0].as_ptr();
-    assert_ne!(elsewhere, original.outputs[0].tensor.data.pieces()[0].as_ptr(), "nothing of the arena is kept");
+    assert_ne!(elsewhere, original.outputs[0].tensor.data.pieces()[0].as_ptr(), "shares memory");
 }
 
 #[test]
-fn an_entry_survives_its_bytes_and_nothing_else_does() {
+fn only_bytes_of_an_entry_are_decoded() {
     let key = identity("m", 1, "", &[]).key(&request());
     let bytes = Bytes::from(Entry::encode(&response(), &key));
     let entry = Entry::decode(&bytes, &key).unwrap();
@@ -170,26 +170,26 @@ fn an_entry_survives_its_bytes_and_nothing_else_does() {
 }
 
 #[test]
-fn an_entry_must_fit_model_and_request() {
+fn an_entry_must_match_the_model_and_the_request() {
     let fits = |change: &dyn Fn(&mut InferResponse), outputs: &[&str], rows| {
         let mut response = response();
         change(&mut response);
-        let request = InferRequest { outputs: asked(outputs), ..request() };
+        let request = InferRequest { outputs: requested(outputs), ..request() };
         Entry::copy_of(&response).check(&config(""), &request, rows).is_ok()
     };
     assert!(fits(&|_| {}, &[], 1) && fits(&|_| {}, &["Y", "X"], 1));
     assert!(fits(&|r| r.outputs.truncate(1), &["X"], 1));
-    assert!(!fits(&|_| {}, &["X"], 1), "one was not asked for");
-    assert!(!fits(&|_| {}, &[], 2), "it has other rows");
+    assert!(!fits(&|_| {}, &["X"], 1), "an output was not requested");
+    assert!(!fits(&|_| {}, &[], 2), "another batch size");
     assert!(!fits(&|r| r.outputs.reverse(), &[], 1), "the order is not the model's");
     assert!(!fits(&|r| r.outputs[0].name = "Z".into(), &[], 1), "the model has no such output");
     assert!(!fits(&|r| r.outputs[0].tensor.datatype = DataType::Fp32, &[], 1), "the model has another datatype");
 }
 
 proptest! {
-    /// Whatever is changed in an entry's bytes, reading them ends, and what it gives holds together.
+    /// Decoding changed bytes always ends, and the result is consistent.
     #[test]
-    fn changed_bytes_are_read_safely(changes in proptest::collection::vec((0usize..400, any::<u8>()), 1..6)) {
+    fn changed_bytes_are_decoded_safely(changes in proptest::collection::vec((0usize..400, any::<u8>()), 1..6)) {
         let key = identity("m", 1, "", &[]).key(&request());
         let mut bytes = Entry::encode(&response(), &key);
         let len = bytes.len();
@@ -203,9 +203,9 @@ proptest! {
         }
     }
 
-    /// Against a list that is kept in order of use.
+    /// Compares with a list in order of use.
     #[test]
-    fn the_least_recently_used_go(
+    fn the_least_recently_used_are_evicted(
         capacity in 0u64..40,
         steps in proptest::collection::vec((any::<bool>(), 0u64..12, 0u64..20), 0..200),
     ) {

@@ -1,5 +1,5 @@
-//! Whether the members of an ensemble fit together: names, datatypes, shapes, batches. The texts are Triton's; they name
-//! both ends of what does not fit.
+//! Checks that the members of an ensemble fit together: names, datatypes, shapes, batch sizes. The texts are Triton's; they
+//! name both ends of a mismatch.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::shape::agree;
 use crate::model::{ModelConfig, Scheduling, TensorSpec};
 use crate::tensor::{DataType, format_shape};
 
-/// What is known about an ensemble's tensor: from the first that has something to say about it.
+/// The properties of an ensemble's tensor, taken from the first model that defines them.
 struct Node<'a> {
     model: &'a str,
     datatype: DataType,
@@ -31,10 +31,10 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Whether a plan works with these configurations of its steps' models, in the order of the steps.
+/// Checks a plan with these configurations of its steps' models, in the order of the steps.
 ///
 /// # Errors
-/// What does not fit, with the models and tensors at both ends.
+/// A mismatch, with the models and tensors at both ends.
 pub fn check(config: &ModelConfig, plan: &Plan, members: &[&ModelConfig]) -> Result<(), String> {
     let mut nodes: BTreeMap<TensorId, Node<'_>> = BTreeMap::new();
     let ends = plan.inputs().iter().zip(&config.inputs).chain(plan.outputs().iter().zip(&config.outputs));
@@ -55,11 +55,11 @@ pub fn check(config: &ModelConfig, plan: &Plan, members: &[&ModelConfig]) -> Res
     Ok(())
 }
 
-/// Whether the response cache may answer for an ensemble with these members, theirs included: what must not be kept of a
-/// model by itself must not be kept of what is made with it.
+/// Checks that the response cache may be used for an ensemble with these members, including indirect ones: responses of a
+/// model that cannot be cached make the ensemble's responses uncacheable too.
 ///
 /// # Errors
-/// A member whose answers depend on more than the request, or are any number.
+/// A member has sequences or is decoupled.
 pub fn check_cache(config: &ModelConfig, members: &[&ModelConfig]) -> Result<(), String> {
     let why = |member: &ModelConfig| match member.scheduling {
         Scheduling::Sequence(_) => Some("sequence batching scheduler"),
@@ -116,8 +116,8 @@ fn check_step<'a>(
     Ok(())
 }
 
-/// Shapes with variable dimensions are checked request by request. A batch may be a dimension of a model that does not
-/// batch.
+/// Checks that two uses of a tensor agree. Variable dimensions are checked for each request. A batch may be a dimension of a
+/// model that does not batch.
 fn consistent(known: &Node<'_>, node: &Node<'_>) -> Result<(), String> {
     let inconsistent = |what: &str, left: &str, right: &str| {
         let (one, other) = (known.model, node.model);
@@ -134,7 +134,7 @@ fn consistent(known: &Node<'_>, node: &Node<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// A datatype as configurations write it.
+/// Returns a datatype's name in configurations.
 fn config_type(datatype: DataType) -> String {
     match datatype {
         DataType::Bytes => "TYPE_STRING".to_owned(),

@@ -1,4 +1,4 @@
-//! Which models an ensemble needs, and who needs a model: the order of loads, and what goes with an unload.
+//! Dependencies between ensembles and their members, for the order of loads and the effects of unloads.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -9,24 +9,24 @@ pub struct Dependencies {
 }
 
 impl Dependencies {
-    /// An ensemble has these members, and no others that it had before.
+    /// Sets the members of an ensemble, replacing previous ones.
     pub fn insert<'a>(&mut self, ensemble: &str, members: impl IntoIterator<Item = &'a str>) {
         let members = members.into_iter().map(str::to_owned).collect();
         self.members.insert(ensemble.to_owned(), members);
     }
 
-    /// The model is no ensemble, or no longer there.
+    /// Removes a model that is not an ensemble or no longer exists.
     pub fn remove(&mut self, model: &str) {
         self.members.remove(model);
     }
 
-    /// Forgets the ensembles that are not `kept`.
+    /// Removes the ensembles that are not `kept`.
     pub fn retain(&mut self, kept: impl Fn(&str) -> bool) {
         self.members.retain(|ensemble, _| kept(ensemble));
     }
 
-    /// The longest way from an ensemble down over its members, in ensembles, itself included: 0 for a model that is none. At
-    /// most the number of ensembles, which only a circle reaches.
+    /// Returns the depth of an ensemble: the number of ensembles on the longest path over its members, including itself; 0 for a
+    /// model that is not an ensemble. At most the number of ensembles, which is reached only with a cycle.
     pub fn depth(&self, model: &str) -> usize {
         let mut level = BTreeSet::from([model]);
         for depth in 0..self.members.len() {
@@ -39,18 +39,18 @@ impl Dependencies {
         self.members.len()
     }
 
-    /// The members of an ensemble, by name; none of a model that is no ensemble.
+    /// Returns the members of an ensemble, by name; none for a model that is not an ensemble.
     pub fn members(&self, ensemble: &str) -> impl Iterator<Item = &str> {
         self.members.get(ensemble).into_iter().flatten().map(String::as_str)
     }
 
-    /// The ensembles that have a member of which this is true, by name.
+    /// Returns the ensembles that have a member for which `is` returns true, by name.
     pub fn with_member(&self, is: impl Fn(&str) -> bool) -> impl Iterator<Item = &str> {
         let has = move |members: &BTreeSet<String>| members.iter().any(|member| is(member));
         self.members.iter().filter(move |(_, members)| has(members)).map(|(ensemble, _)| ensemble.as_str())
     }
 
-    /// The way from an ensemble over its members back to itself, both ends included; the shortest one.
+    /// Returns the shortest cycle from an ensemble over its members back to itself, including both ends.
     pub fn circle(&self, ensemble: &str) -> Option<Vec<&str>> {
         let (start, _) = self.members.get_key_value(ensemble)?;
         let mut came_from: BTreeMap<&str, &str> = BTreeMap::new();
@@ -58,17 +58,17 @@ impl Dependencies {
         while let Some(model) = queue.pop_front() {
             for member in self.members(model) {
                 if member == start {
-                    let mut way = vec![start.as_str()];
+                    let mut path = vec![start.as_str()];
                     let mut at = Some(model);
                     while let Some(model) = at {
-                        way.push(model);
+                        path.push(model);
                         at = came_from.get(model).copied();
                     }
-                    if way.last() != Some(&start.as_str()) {
-                        way.push(start);
+                    if path.last() != Some(&start.as_str()) {
+                        path.push(start);
                     }
-                    way.reverse();
-                    return Some(way);
+                    path.reverse();
+                    return Some(path);
                 }
                 if !came_from.contains_key(member) {
                     came_from.insert(member, model);
@@ -79,8 +79,8 @@ impl Dependencies {
         None
     }
 
-    /// The members of an ensemble, and theirs, that nothing needs once it is gone: no other ensemble that is `loaded`, and
-    /// nobody who asked for them by name (`kept`). By name.
+    /// Returns the direct and indirect members of an ensemble that are no longer needed without it, by name: no other `loaded`
+    /// ensemble needs them, and they were not loaded by name (`kept`).
     pub fn released(
         &self,
         ensemble: &str,
@@ -104,7 +104,7 @@ impl Dependencies {
         }
     }
 
-    /// Every ensemble that needs a model, directly or through others, nearest first: what becomes unavailable with it.
+    /// Returns every ensemble that needs a model, directly or indirectly, nearest first: these become unavailable with it.
     pub fn dependents(&self, model: &str) -> Vec<&str> {
         let mut found: Vec<&str> = Vec::new();
         let mut next = 0;

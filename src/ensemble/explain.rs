@@ -1,5 +1,5 @@
-//! Why a tensor of a plan that is refused cannot be what it is there for: the end of an error that begins in Triton's words,
-//! which name an ensemble and at most a tensor.
+//! Explains why a tensor makes a plan invalid: the end of an error whose beginning is Triton's text, which names an ensemble and
+//! at most a tensor.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ pub(super) struct Draft<'a> {
 }
 
 impl Draft<'_> {
-    /// An input of the ensemble that no step takes, or an output that none makes: which maps do not lead anywhere.
+    /// Explains an input of the ensemble that no step takes, or an output that no step makes: lists maps that lead nowhere.
     pub(super) fn unnamed(&self, role: &str, name: &str, known: &[&str]) -> String {
         let (map, other) = if role == "input" { ("input_map", "made") } else { ("output_map", "taken") };
         let loose = self.tensors.iter().enumerate().filter(|(_, tensor)| match role {
@@ -33,7 +33,7 @@ impl Draft<'_> {
         format!("{no_map}; values that are {other} nowhere: {}", loose.join(", "))
     }
 
-    /// A tensor that nothing can make, or that nothing takes.
+    /// Explains a tensor that no step can make, or that no step takes.
     pub(super) fn useless(&self, tensor: TensorId, is_ready: impl Fn(TensorId) -> bool) -> String {
         if is_ready(tensor) {
             return format!(
@@ -69,13 +69,13 @@ impl Draft<'_> {
         self.tensors.get(id).map_or("", |tensor| tensor.name.as_str())
     }
 
-    /// The step that makes a tensor.
+    /// Describes the step that makes a tensor.
     fn step_of(&self, id: TensorId) -> Option<String> {
         let number = self.tensors.get(id)?.producer?;
         Some(format!("step {number}, model '{}'", self.steps.get(number)?.model))
     }
 
-    /// The input that takes a tensor first.
+    /// Describes the first input that takes a tensor.
     fn taker(&self, id: TensorId) -> String {
         let number = self.tensors.get(id).and_then(|tensor| tensor.consumers.first().copied());
         let found = number.and_then(|number| {
@@ -86,7 +86,7 @@ impl Draft<'_> {
         found.unwrap_or_else(|| "no input".to_owned())
     }
 
-    /// The output that makes a tensor.
+    /// Describes the output that makes a tensor.
     fn maker(&self, id: TensorId) -> String {
         let number = self.tensors.get(id).and_then(|tensor| tensor.producer);
         let found = number.and_then(|number| {

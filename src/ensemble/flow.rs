@@ -1,9 +1,9 @@
-//! One request on its way through a plan: which steps may run, for which response of a decoupled step, what they are given,
-//! and which responses come of it in which order.
+//! The execution of one request by a plan: which steps may run, for which response of a decoupled step, with which inputs; and
+//! the order of the responses.
 //!
-//! A stage of the plan is run once for each response that begins it. Such runs are independent of each other, and as many are
-//! under way as there are responses; but what comes of the responses to one request of a decoupled step goes on in their order,
-//! however the steps behind it are answered. Where several requests of a decoupled step are under way, theirs mix as they come.
+//! A stage runs once for each response that begins it. Such runs are independent and concurrent. The results for the responses
+//! to one request of a decoupled step are passed on in the order of these responses, in whatever order later steps finish. The
+//! results of several concurrent requests of a decoupled step are interleaved in the order of their completion.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -19,40 +19,40 @@ use crate::error::InferError;
 pub const DEADLOCK_TEXT: &str =
     "unexpected deadlock, at least one output is not set while no more ensemble steps can be made";
 
-/// A step that was begun for one response, by a number of its own.
+/// The identifier of one execution of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallId(u64);
 
 /// A step to be run.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Call<T> {
-    /// To tell of it what comes of it.
+    /// The identifier under which results are reported.
     pub id: CallId,
-    /// Its number in the plan.
+    /// The step's number in the plan.
     pub step: usize,
-    /// The stage that it is part of, or ends if it is decoupled.
+    /// The stage that contains it, or that it ends if it is decoupled.
     pub stage: usize,
     /// Whether it may answer any number of times.
     pub decoupled: bool,
-    /// Its inputs by their position in [`Step::inputs`]; those that stay unset are missing.
+    /// Its inputs by position in [`Step::inputs`]; unset ones are missing.
     pub inputs: Vec<(usize, T)>,
-    /// The outputs that somebody wants, by their position in [`Step::outputs`].
+    /// The outputs that have consumers, by position in [`Step::outputs`].
     pub wanted: Vec<usize>,
 }
 
-/// What a response is made of, by position in the ensemble's outputs; or why there is none.
+/// A response's tensors by position in the ensemble's outputs, or its error.
 pub type Output<T> = Result<Vec<(usize, T)>, InferError>;
 
-/// A stage that is run.
+/// A run of a stage.
 #[derive(Debug)]
 struct Iteration<T> {
     stage: usize,
     run: Run<T>,
-    /// The step whose response it began with; `None` for the request itself.
+    /// The decoupled step whose response it began with; `None` for the request itself.
     of: Option<CallId>,
 }
 
-/// What has come of a response.
+/// The state of the run for a response.
 #[derive(Debug)]
 enum Slot {
     Running,
@@ -64,26 +64,26 @@ enum Slot {
 #[derive(Debug, Default)]
 struct Open {
     step: usize,
-    /// What it is run for; of no meaning for a decoupled one, which ends it.
+    /// The iteration that it belongs to; unused for a decoupled step, which ends its iteration.
     iteration: u64,
-    /// Of a decoupled step: its responses that have not gone on, in their order, which is that of their iterations.
+    /// For a decoupled step: its responses that were not passed on yet, in their order, which is that of their iterations.
     slots: VecDeque<(u64, Slot)>,
-    /// How many of them are complete.
+    /// The number of complete `slots`.
     complete: usize,
-    /// It gives no more responses, or none that is wanted.
+    /// Whether further responses are impossible or ignored.
     ended: bool,
 }
 
-/// A request on its way.
+/// A request in execution.
 #[derive(Debug)]
 pub struct Flow<T> {
     plan: Arc<Plan>,
     stages: Arc<Stages>,
     goals: Vec<Arc<Goal>>,
-    /// Positions of the outputs that are asked for, ascending.
+    /// The positions of the requested outputs, ascending.
     requested: Vec<usize>,
     iterations: BTreeMap<u64, Iteration<T>>,
-    /// Steps that may run, with what they are run for.
+    /// Iterations and steps that may run.
     ready: VecDeque<(u64, usize)>,
     calls: BTreeMap<CallId, Open>,
     outputs: VecDeque<Output<T>>,
@@ -91,8 +91,8 @@ pub struct Flow<T> {
 }
 
 impl<T: Clone> Flow<T> {
-    /// Begins with the inputs that were given, by their positions in the configuration; others are optional and stay
-    /// unset. `requested` says which outputs are asked for, by their positions: steps that none of them needs do not run.
+    /// Begins a request with these inputs, by position in the configuration; others are optional and stay unset. `requested` are
+    /// the positions of the requested outputs; steps that none of them needs do not run.
     pub fn new(
         plan: Arc<Plan>,
         stages: Arc<Stages>,
@@ -125,7 +125,7 @@ impl<T: Clone> Flow<T> {
         flow
     }
 
-    /// A step that may run now.
+    /// Returns a step that may run now.
     pub fn next_step(&mut self) -> Option<Call<T>> {
         loop {
             let (number, step) = self.ready.pop_front()?;
@@ -147,8 +147,8 @@ impl<T: Clone> Flow<T> {
         }
     }
 
-    /// A step that answers once has made these outputs, by their position in [`Step::outputs`], or has failed. Others stay
-    /// unset: what takes them runs without. Gives the names of those among them that somebody wants.
+    /// Reports the outputs, by position in [`Step::outputs`], or the error of a step that answers once. Other outputs stay unset;
+    /// their consumers run without them. Returns the names of unset outputs that have consumers.
     pub fn done(&mut self, id: CallId, made: Output<T>) -> Vec<String> {
         let Some(Open { step, iteration, .. }) = self.calls.remove(&id) else { return Vec::new() };
         match made {
@@ -160,7 +160,7 @@ impl<T: Clone> Flow<T> {
         }
     }
 
-    /// As [`Flow::done`], for one of any number of responses of a decoupled step.
+    /// Like [`Flow::done`], for one of any number of responses of a decoupled step.
     pub fn response(&mut self, id: CallId, made: Output<T>) -> Vec<String> {
         let number = self.number();
         let Some(open) = self.calls.get_mut(&id).filter(|open| !open.ended) else { return Vec::new() };
@@ -169,7 +169,7 @@ impl<T: Clone> Flow<T> {
             Err(error) => {
                 open.ended = true;
                 open.slots.push_back((number, Slot::Failed(error)));
-                self.move_on(id);
+                self.pass_on_complete(id);
                 Vec::new()
             }
             Ok(made) => {
@@ -182,35 +182,35 @@ impl<T: Clone> Flow<T> {
         }
     }
 
-    /// A decoupled step gives no more responses.
+    /// Reports that a decoupled step returns no more responses.
     pub fn ended(&mut self, id: CallId) {
         if let Some(open) = self.calls.get_mut(&id) {
             open.ended = true;
-            self.move_on(id);
+            self.pass_on_complete(id);
         }
     }
 
-    /// Whether anything that comes of a step is still wanted.
+    /// Returns whether results of a step are still accepted.
     pub fn is_open(&self, id: CallId) -> bool {
         self.calls.get(&id).is_some_and(|open| !open.ended)
     }
 
-    /// Responses of a decoupled step that everything has been made of, and that wait for one before them.
+    /// Returns the number of a decoupled step's responses whose stage is complete, and that wait for an earlier response.
     pub fn waiting(&self, id: CallId) -> usize {
         self.calls.get(&id).map_or(0, |open| open.complete)
     }
 
-    /// The next response. After an error there are no others.
+    /// Returns the ensemble's next response. After an error there are no others.
     pub fn next_output(&mut self) -> Option<Output<T>> {
         self.outputs.pop_front()
     }
 
-    /// Whether nothing runs, nothing can run, and no response is left.
+    /// Returns whether no step runs, no step can run, and no response is left.
     pub fn is_over(&self) -> bool {
         self.calls.is_empty() && self.ready.is_empty() && self.outputs.is_empty()
     }
 
-    /// How many tensors are kept now.
+    /// Returns the number of tensors that are kept now.
     pub fn kept(&self) -> usize {
         let outputs: usize = self.outputs.iter().flatten().map(Vec::len).sum();
         outputs + self.iterations.values().map(|iteration| iteration.run.kept()).sum::<usize>()
@@ -237,7 +237,7 @@ impl<T: Clone> Flow<T> {
         }
     }
 
-    /// What a step makes is there, for this iteration.
+    /// Adds a step's outputs to an iteration.
     fn made(&mut self, number: u64, step: usize, made: Vec<(usize, T)>) -> Vec<String> {
         let Some(iteration) = self.iterations.get_mut(&number) else { return Vec::new() };
         let (missing, steps) = iteration.run.made(step, made);
@@ -250,21 +250,21 @@ impl<T: Clone> Flow<T> {
         missing.into_iter().filter_map(|position| Some(outputs.get(position)?.0.clone())).collect()
     }
 
-    /// A stage has made everything: it goes on when its turn comes.
+    /// Marks an iteration as complete: it is passed on in its turn.
     fn completed(&mut self, number: u64) {
         let Some(of) = self.iterations.get(&number).map(|iteration| iteration.of) else { return };
-        let Some(call) = of else { return self.go_on(number) };
+        let Some(call) = of else { return self.pass_on(number) };
         let Some(open) = self.calls.get_mut(&call) else { return };
         let position = open.slots.binary_search_by_key(&number, |(number, _)| *number);
         if let Some((_, slot)) = position.ok().and_then(|position| open.slots.get_mut(position)) {
             *slot = Slot::Complete;
             open.complete += 1;
         }
-        self.move_on(call);
+        self.pass_on_complete(call);
     }
 
-    /// Lets go on what has been made of a decoupled step's responses, up to the first of which it has not.
-    fn move_on(&mut self, id: CallId) {
+    /// Passes on complete iterations of a decoupled step, up to the first incomplete one.
+    fn pass_on_complete(&mut self, id: CallId) {
         loop {
             let Some(open) = self.calls.get_mut(&id) else { return };
             match open.slots.pop_front() {
@@ -274,7 +274,7 @@ impl<T: Clone> Flow<T> {
                 }
                 Some((number, Slot::Complete)) => {
                     open.complete -= 1;
-                    self.go_on(number);
+                    self.pass_on(number);
                 }
                 Some((_, Slot::Failed(error))) => return self.end(error),
                 None => {
@@ -287,8 +287,8 @@ impl<T: Clone> Flow<T> {
         }
     }
 
-    /// What a stage has made becomes a response, or goes to the decoupled step behind it.
-    fn go_on(&mut self, number: u64) {
+    /// Passes the results of a stage on: to the response, or to the decoupled step that ends the stage.
+    fn pass_on(&mut self, number: u64) {
         let Some(iteration) = self.iterations.get_mut(&number) else { return };
         if let Some(producer) = self.stages.producer(iteration.stage) {
             self.ready.push_back((number, producer));
@@ -301,23 +301,23 @@ impl<T: Clone> Flow<T> {
         self.iterations.remove(&number);
     }
 
-    /// A step has failed: what has been made of responses before it goes on, then the request ends.
+    /// Handles a failed step: the results for earlier responses are still passed on, then the request ends.
     fn fail(&mut self, number: u64, error: InferError) {
         let Some(of) = self.iterations.get(&number).map(|iteration| iteration.of) else { return };
         let Some(call) = of else { return self.end(error) };
         let Some(open) = self.calls.get_mut(&call) else { return };
         let Ok(position) = open.slots.binary_search_by_key(&number, |(number, _)| *number) else { return };
-        let given_up: BTreeSet<u64> = open.slots.split_off(position).into_iter().map(|(number, _)| number).collect();
+        let abandoned: BTreeSet<u64> = open.slots.split_off(position).into_iter().map(|(number, _)| number).collect();
         open.slots.push_back((number, Slot::Failed(error)));
         open.complete = open.slots.iter().filter(|(_, slot)| matches!(slot, Slot::Complete)).count();
         open.ended = true;
-        self.calls.retain(|_, open| !given_up.contains(&open.iteration));
-        self.ready.retain(|(number, _)| !given_up.contains(number));
-        given_up.iter().for_each(|number| drop(self.iterations.remove(number)));
-        self.move_on(call);
+        self.calls.retain(|_, open| !abandoned.contains(&open.iteration));
+        self.ready.retain(|(number, _)| !abandoned.contains(number));
+        abandoned.iter().for_each(|number| drop(self.iterations.remove(number)));
+        self.pass_on_complete(call);
     }
 
-    /// The request ends with an error, whatever is still running.
+    /// Ends the request with an error, even if steps are still running.
     fn end(&mut self, error: InferError) {
         self.iterations.clear();
         self.ready.clear();

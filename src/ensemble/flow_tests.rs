@@ -1,4 +1,4 @@
-//! Plans with decoupled steps: random ones beside a model that runs them in nested loops, and tables of what is refused.
+//! Plans with decoupled steps: random plans compared with nested loops, and error texts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::tests::{ensemble, names, step};
 use super::*;
 use crate::error::InferError;
 
-/// A random plan: for each stage how many steps it has, and for each of them how many outputs and which tensors it takes.
+/// A random plan: the steps of each stage, with their number of outputs and their inputs.
 type Recipe = Vec<Vec<(usize, Vec<Index>)>>;
 
 fn recipes() -> impl Strategy<Value = Recipe> {
@@ -18,7 +18,7 @@ fn recipes() -> impl Strategy<Value = Recipe> {
     prop::collection::vec(prop::collection::vec(step, 0..4), 1..4)
 }
 
-/// Builds the plan of a recipe: between two stages a decoupled step takes all that is left over in the one before it.
+/// Builds the plan of a recipe: between two stages, a decoupled step takes all unused tensors of the previous stage.
 fn build(recipe: &Recipe, shuffle: &[Index]) -> (Arc<Plan>, Arc<Stages>) {
     let (mut texts, mut decoupled) = (Vec::new(), Vec::new());
     let mut there = names(&["x0", "x1"]);
@@ -43,7 +43,7 @@ fn build(recipe: &Recipe, shuffle: &[Index]) -> (Arc<Plan>, Arc<Stages>) {
             loose.extend(made);
         }
     }
-    // An output must be made by a step for the response to differ from the request; inputs that are left over need one too.
+    // Outputs must be made by a step, so that the response differs from the request; unused inputs need a consumer too.
     if recipe.len() == 1 {
         add(&loose, &names(&["y"]), false);
         loose = names(&["y"]);
@@ -60,13 +60,13 @@ fn build(recipe: &Recipe, shuffle: &[Index]) -> (Arc<Plan>, Arc<Stages>) {
     (Arc::new(plan), Arc::new(stages))
 }
 
-/// A tensor: how it was made.
+/// A tensor, represented by its derivation.
 type Value = String;
 
-/// What a step makes of its inputs, for its response of this number.
+/// Returns the outputs of a step for its inputs, for its response of this number.
 fn make(step: &Step, inputs: &[(usize, Value)], response: usize) -> Vec<(usize, Value)> {
     let inputs: Vec<&str> = inputs.iter().map(|(_, value)| value.as_str()).collect();
-    // Long texts of long plans would be of no more use than their hashes.
+    // Hash the inputs, since texts would become long in long plans.
     let of = format!("{:x}", crc(&inputs.join(",")));
     (0..step.outputs.len()).map(|output| (output, format!("{}({of}).{response}.{output}", step.model))).collect()
 }
@@ -75,12 +75,12 @@ fn crc(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// How often a decoupled step answers what it is given: a matter of its inputs.
+/// Returns the number of responses of a decoupled step, which depends only on its inputs.
 fn responses(inputs: &[(usize, Value)], most: usize) -> usize {
     crc(&inputs.iter().map(|(_, value)| value.as_str()).collect::<String>()) as usize % (most + 1)
 }
 
-/// The reference: nested loops. Gives the responses, those to one request of the last decoupled step together.
+/// The reference implementation with nested loops. Returns the responses, grouped by request of the last decoupled step.
 fn reference(plan: &Plan, stages: &Stages, most: usize) -> Vec<Vec<Vec<Value>>> {
     let mut known: BTreeMap<TensorId, Value> = BTreeMap::new();
     known.extend(plan.inputs().iter().map(|id| (*id, format!("in{id}"))));
@@ -121,13 +121,13 @@ fn run_stage(
     }
 }
 
-/// A step under way, and how many responses it has given.
+/// A running step, and the number of its responses so far.
 struct Running {
     call: Call<Value>,
     given: usize,
 }
 
-/// Runs a plan in an order that `choices` decides; the request fails at the call of this number. Gives the responses.
+/// Runs a plan in an order that `choices` determines; the request fails at the call of this number. Returns the responses.
 fn simulate(
     (plan, stages): &(Arc<Plan>, Arc<Stages>),
     choices: &[Index],
@@ -152,7 +152,7 @@ fn simulate(
             outputs.push(output.map(|values| values.into_iter().map(|(_, value)| value).collect()));
         }
         if flow.is_over() {
-            assert_eq!(flow.kept(), 0, "nothing is kept of a request that is over");
+            assert_eq!(flow.kept(), 0, "no tensor is kept after the request");
             return outputs;
         }
         let position = choices.next().unwrap().index(running.len());
@@ -179,7 +179,7 @@ impl Flow<Value> {
 
 proptest! {
     #[test]
-    fn random_plans_give_what_nested_loops_give(
+    fn random_plans_have_the_results_of_nested_loops(
         recipe in recipes(),
         shuffle in prop::collection::vec(any::<Index>(), 16),
         choices in prop::collection::vec(any::<Index>(), 1..40),
@@ -188,7 +188,7 @@ proptest! {
         let built = build(&recipe, &shuffle);
         let expected = reference(&built.0, &built.1, most);
         let got: Vec<Vec<Value>> = simulate(&built, &choices, (most, None)).into_iter().map(Result::unwrap).collect();
-        // Those that belong together are in their order, whatever comes between them.
+        // The responses of a group are in order, possibly interleaved with others.
         for group in &expected {
             let of_group: Vec<_> = got.iter().filter(|response| group.contains(response)).cloned().collect();
             prop_assert_eq!(&of_group, group);
@@ -200,7 +200,7 @@ proptest! {
     }
 
     #[test]
-    fn a_failure_comes_last_and_behind_what_was_before_it(
+    fn an_error_follows_all_earlier_responses_and_is_last(
         recipe in recipes(),
         shuffle in prop::collection::vec(any::<Index>(), 16),
         choices in prop::collection::vec(any::<Index>(), 1..40),
@@ -210,7 +210,7 @@ proptest! {
         let expected = reference(&built.0, &built.1, 4).concat();
         let mut got = simulate(&built, &choices, (4, Some(fails_at)));
         let last = got.pop();
-        // Not all plans have so many steps.
+        // Not all plans have that many steps.
         if let Some(Err(error)) = last {
             prop_assert_eq!(error.message.as_str(), "it failed");
             let got: Vec<Vec<Value>> = got.into_iter().map(Result::unwrap).collect();
@@ -222,7 +222,7 @@ proptest! {
     }
 }
 
-/// A plan of these steps, each with its inputs and outputs; and which of them are decoupled.
+/// Builds a plan of these steps, each with its inputs and outputs; `decoupled` marks the decoupled ones.
 fn stages(
     steps: &[(&[&str], &[&str])],
     outputs: &[&str],
@@ -236,7 +236,7 @@ fn stages(
 }
 
 #[test]
-fn tensors_of_different_responses_do_not_meet() {
+fn a_step_cannot_take_tensors_of_different_responses() {
     let text = |model, left, right| {
         format!(
             "in ensemble e, step of model '{model}' receives inputs originated from different decoupled models: {left}, {right}"
@@ -274,7 +274,7 @@ fn tensors_of_different_responses_do_not_meet() {
 }
 
 #[test]
-fn responses_go_on_in_their_order_and_those_without_a_tensor_too() {
+fn responses_are_passed_on_in_order_even_with_missing_tensors() {
     let (plan, stages) = stages(&[(&["x"], &["a"]), (&["a"], &["y"])], &["y"], &[true, false]).unwrap();
     let mut flow = Flow::new(plan, stages, &[0], [(0, "x")]);
     let producer = flow.next_step().unwrap();
@@ -294,7 +294,7 @@ fn responses_go_on_in_their_order_and_those_without_a_tensor_too() {
 }
 
 #[test]
-fn no_response_is_no_deadlock() {
+fn a_request_without_responses_is_not_a_deadlock() {
     let (plan, stages) = stages(&[(&["x"], &["a"]), (&["a"], &["y"])], &["y"], &[true, false]).unwrap();
     let mut flow = Flow::new(plan, stages, &[0], [(0, "x")]);
     let producer = flow.next_step().unwrap();

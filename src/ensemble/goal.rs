@@ -1,23 +1,23 @@
-//! The goal of a stage: which steps it runs, and which tensors it keeps for whom.
+//! The goal of a stage: which steps it runs, and which tensors it keeps for which consumers.
 
 use std::sync::Arc;
 
 use super::graph::TensorId;
 use super::plan::Plan;
 
-/// What a stage is to make for a request: the same for each time that the stage is run.
+/// The goal of a stage for a request: the same each time that the stage runs.
 #[derive(Debug)]
 pub(super) struct Goal {
-    /// Whether each step of the plan is to run in this stage.
+    /// Whether each step of the plan runs in this stage.
     pub(super) needed: Vec<bool>,
-    /// How many want each tensor: steps of this stage, and what comes behind it.
+    /// The number of consumers of each tensor: steps of this stage, and the end of the stage.
     pub(super) wanted: Vec<usize>,
-    /// The tensors that the decoupled step at the end takes, or that the response is made of; each once.
+    /// The tensors that the decoupled step at the end of the stage, or the response, consumes; each once.
     pub(super) ends: Vec<TensorId>,
 }
 
 impl Goal {
-    /// The goal of each stage for the requested outputs, given the decoupled steps that end the stages.
+    /// Returns the goal of each stage for the requested outputs, given the decoupled steps that end the stages.
     pub(super) fn of(plan: &Plan, producers: &[usize], requested: &[usize]) -> Vec<Arc<Self>> {
         let goals = (0..=producers.len()).map(|stage| {
             let ends: Vec<TensorId> = match producers.get(stage).and_then(|step| plan.steps().get(*step)) {
@@ -34,7 +34,7 @@ impl Goal {
         let mut tensors = ends.clone();
         while let Some(id) = tensors.pop() {
             let Some(step) = plan.tensors().get(id).and_then(|tensor| tensor.producer) else { continue };
-            // What a decoupled step makes is there when the stage begins.
+            // The outputs of a decoupled step exist when the stage begins.
             if producers.contains(&step) {
                 continue;
             }
@@ -54,14 +54,14 @@ impl Goal {
         Self { needed, wanted, ends }
     }
 
-    /// Those of a step's outputs that somebody wants, by their position.
+    /// Returns the positions of a step's outputs that have consumers.
     pub(super) fn wanted(&self, outputs: &[(String, TensorId)]) -> Vec<usize> {
         let wanted = |(_, id): &(String, TensorId)| self.wanted.get(*id).is_some_and(|count| *count > 0);
         outputs.iter().enumerate().filter(|(_, output)| wanted(output)).map(|(position, _)| position).collect()
     }
 }
 
-/// The same ids in ascending order, each once.
+/// Returns the ids in ascending order, each once.
 pub(super) fn distinct(mut ids: Vec<TensorId>) -> Vec<TensorId> {
     ids.sort_unstable();
     ids.dedup();

@@ -1,16 +1,16 @@
 //! The graph of an ensemble: the steps, and the tensors that they pass to each other.
 
-/// A tensor of a plan, by its place in [`Plan::tensors`](super::Plan::tensors).
+/// A tensor of a plan: its index in [`Plan::tensors`](super::Plan::tensors).
 pub type TensorId = usize;
 
-/// A tensor that steps pass to each other, or that goes in or out.
+/// A tensor that steps pass to each other, or an input or output of the ensemble.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
     /// Its name in the ensemble.
     pub name: String,
-    /// The step that makes it; `None` for an input of the ensemble.
+    /// The step that produces it; `None` for an input of the ensemble.
     pub producer: Option<usize>,
-    /// The steps that take it, ascending, each once.
+    /// The steps that consume it, ascending, each once.
     pub consumers: Vec<usize>,
 }
 
@@ -19,9 +19,9 @@ pub struct Tensor {
 pub struct Step {
     /// The model to run.
     pub model: String,
-    /// The repository in which it is looked for first; empty for the ensemble's own.
+    /// The repository that is searched first; empty for that of the ensemble.
     pub namespace: String,
-    /// Its version; `None` for the latest.
+    /// The model's version; `None` for the latest.
     pub version: Option<u64>,
     /// The model's inputs with their tensors, by name.
     pub inputs: Vec<(String, TensorId)>,

@@ -1,7 +1,6 @@
-//! Ensembles: models that are a plan over other models. What such a plan is and whether it can work ([`Plan`], [`check`]),
-//! what is done again for each response of a decoupled member ([`Stages`]), which step may run when ([`Flow`]), what
-//! depends on what ([`Dependencies`]), and how shapes pass between members that batch and members that do not ([`fit`]).
-//! Decides only: members are run by the caller, which also has the tensors.
+//! Ensembles: models that are graphs of other models. Builds and checks the graph ([`Plan`], [`check`]), splits it at decoupled
+//! members ([`Stages`]), decides which step may run when ([`Flow`]), tracks dependencies ([`Dependencies`]), and converts shapes
+//! between members with and without batching ([`fit`]). Only makes decisions: the caller runs the members and holds the tensors.
 
 mod check;
 mod dependencies;
@@ -28,7 +27,7 @@ pub use plan::Plan;
 pub use shape::fit;
 pub use stages::Stages;
 
-/// The prefix of every error of an ensemble's request, as Triton writes it.
+/// Adds the prefix that Triton gives to every error of an ensemble's request.
 pub fn in_ensemble(name: &str, message: &str) -> String {
     format!("in ensemble '{name}', {message}")
 }

@@ -1,6 +1,6 @@
-//! The plan of an ensemble: its tensors, and which step makes and which steps take each.
+//! The plan of an ensemble: its tensors, with their producers and consumers.
 //!
-//! Checks what the ensemble's own configuration says, before any member is known. The texts are Triton's.
+//! Checks the ensemble's own configuration, before any member is known. The texts are Triton's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::explain;
 use super::graph::{Step, Tensor, TensorId};
 use crate::model::{EnsembleStep, ModelConfig, Scheduling};
 
-/// A plan whose steps can all run, in some order, once its inputs are there.
+/// A plan whose steps can all run, in some order, once its inputs exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     tensors: Vec<Tensor>,
@@ -18,48 +18,48 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan of a configuration; `None` if it is no ensemble's.
+    /// Builds the plan of a configuration; `None` if the model is not an ensemble.
     ///
     /// # Errors
-    /// A tensor is made twice, or an input, an output or a tensor between steps leads nowhere.
+    /// A tensor is made twice, or an input, an output or a tensor between steps is not connected.
     pub fn new(config: &ModelConfig) -> Option<Result<Self, String>> {
         let Scheduling::Ensemble { steps, .. } = &config.scheduling else { return None };
         Some(Draft::default().plan(config, steps))
     }
 
-    /// The tensors.
+    /// Returns the tensors.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
-    /// The steps in the order of the configuration.
+    /// Returns the steps in the order of the configuration.
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// Names the models of the steps anew, each by its namespace and what it was called.
+    /// Renames the models of the steps. `name` receives each model's namespace and present name.
     pub fn rename(&mut self, name: impl Fn(&str, &str) -> String) {
         for step in &mut self.steps {
             step.model = name(&step.namespace, &step.model);
         }
     }
 
-    /// The tensors of the ensemble's inputs, in the order of the configuration.
+    /// Returns the tensors of the ensemble's inputs, in the order of the configuration.
     pub fn inputs(&self) -> &[TensorId] {
         &self.inputs
     }
 
-    /// The tensors of the ensemble's outputs, in the order of the configuration.
+    /// Returns the tensors of the ensemble's outputs, in the order of the configuration.
     pub fn outputs(&self) -> &[TensorId] {
         &self.outputs
     }
 
-    /// The models of the steps, each once, by name.
+    /// Returns the models of the steps, each once, by name.
     pub fn members(&self) -> BTreeSet<&str> {
         self.steps.iter().map(|step| step.model.as_str()).collect()
     }
 
-    /// The step that makes the ensemble's output at `position`, and what its model calls it; `None` for an output that is
+    /// Returns the step that makes the ensemble's output at `position`, and the model's name of it; `None` for an output that is
     /// an input.
     pub fn origin(&self, position: usize) -> Option<(usize, &str)> {
         let tensor = *self.outputs.get(position)?;
@@ -69,7 +69,7 @@ impl Plan {
     }
 }
 
-/// Tensors by name, while they are collected.
+/// A plan under construction: tensors by name.
 #[derive(Default)]
 struct Draft {
     tensors: Vec<Tensor>,
@@ -104,7 +104,7 @@ impl Draft {
         let ready = self.ready(&steps, &inputs);
         let outputs = self.ends("output", config, &steps)?;
         self.check_flow(config, &steps, &ready, &outputs)?;
-        // An input is there from the beginning: what a step makes of the same name would be of no use to anybody.
+        // An input exists from the beginning: a step's tensor of the same name would never be used.
         if let Some(tensor) = inputs.iter().filter_map(|id| self.tensors.get(*id)).find(|t| t.producer.is_some()) {
             let name = &config.name;
             return Err(format!(
@@ -125,7 +125,7 @@ impl Draft {
         id
     }
 
-    /// The tensors of the ensemble's inputs or outputs, which steps must name.
+    /// Returns the tensors of the ensemble's inputs or outputs, which steps must name.
     fn ends(&self, role: &str, config: &ModelConfig, steps: &[Step]) -> Result<Vec<TensorId>, String> {
         let specs = if role == "input" { &config.inputs } else { &config.outputs };
         let find = |name: &str| {
@@ -142,7 +142,7 @@ impl Draft {
         explain::Draft { tensors: &self.tensors, steps }
     }
 
-    /// Which tensors there are once everything has run that can run.
+    /// Returns which tensors exist once all steps that can run have run.
     fn ready(&self, steps: &[Step], inputs: &[TensorId]) -> Vec<bool> {
         let mut ready = vec![false; self.tensors.len()];
         let mut missing: Vec<BTreeSet<TensorId>> =
@@ -161,8 +161,8 @@ impl Draft {
         ready
     }
 
-    /// The tensor at the beginning of what keeps another one from being made: one that no step makes, or the last before a
-    /// circle closes.
+    /// Returns the root cause for a tensor that cannot be made: a tensor that no step makes, or the last one before a cycle
+    /// closes.
     fn cause(&self, steps: &[Step], tensor: TensorId, is_ready: impl Fn(&TensorId) -> bool) -> TensorId {
         let (mut cause, mut seen) = (tensor, BTreeSet::from([tensor]));
         loop {
@@ -175,7 +175,7 @@ impl Draft {
         }
     }
 
-    /// Every output can be written, and nothing is written in vain.
+    /// Checks that every output can be made, and that every tensor is used.
     fn check_flow(
         &self,
         config: &ModelConfig,

@@ -1,7 +1,7 @@
-//! A stage of a plan on its way, once: which of its steps may run, what they are given, and what is left at the end.
+//! One run of a stage: which of its steps may run, their inputs, and the tensors at the end.
 //!
-//! Holds the tensors (`T`, whatever the caller has for one) from when they are made until the last step that takes them
-//! has them; that step is given the tensor itself and not a clone, so that nothing lives longer than it is needed.
+//! Holds each tensor (of the caller's type `T`) from its production until its last consumer has taken it. That consumer
+//! receives the tensor itself, not a clone, so that no tensor lives longer than necessary.
 
 use std::sync::Arc;
 
@@ -9,23 +9,23 @@ use super::goal::{Goal, distinct};
 use super::graph::TensorId;
 use super::plan::Plan;
 
-/// A tensor of the stage: its value while it is kept.
+/// A tensor of the stage.
 #[derive(Clone, Debug)]
 struct Slot<T> {
     value: Option<T>,
-    /// It was made, or left out by the client or by the step that could make it: nobody waits for it any more.
+    /// Whether it was produced, or omitted by the client or by its producer.
     settled: bool,
-    /// How many have yet to be given it.
+    /// The number of consumers that have not taken it yet.
     wanted: usize,
 }
 
-/// A stage on its way.
+/// A run of a stage.
 #[derive(Debug)]
 pub(super) struct Run<T> {
     plan: Arc<Plan>,
     goal: Arc<Goal>,
     slots: Vec<Slot<T>>,
-    /// For each step how many of its tensors are not settled; `None` for one that is not needed.
+    /// The number of each step's inputs that are not settled; `None` for a step that is not needed.
     waits: Vec<Option<usize>>,
 }
 
@@ -41,7 +41,7 @@ impl<T: Clone> Run<T> {
         Self { plan, goal, slots, waits }
     }
 
-    /// A tensor is there, or will never be. Gives the steps that waited for nothing else.
+    /// Settles a tensor: it is produced, or will never be. Returns the steps that become ready.
     pub(super) fn settle(&mut self, id: TensorId, value: Option<T>) -> Vec<usize> {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| !slot.settled) else { return Vec::new() };
         slot.settled = true;
@@ -57,8 +57,8 @@ impl<T: Clone> Run<T> {
         ready
     }
 
-    /// What a step makes, by position in its outputs: what is missing stays unset, as optional inputs do. Gives the
-    /// positions of those that somebody wants and that are missing, and the steps that waited for nothing else.
+    /// Settles a step's outputs, by position; missing ones stay unset, like optional inputs. Returns the positions of missing
+    /// outputs that have consumers, and the steps that become ready.
     pub(super) fn made(&mut self, step: usize, made: impl IntoIterator<Item = (usize, T)>) -> (Vec<usize>, Vec<usize>) {
         let plan = Arc::clone(&self.plan);
         let outputs = plan.steps().get(step).map_or(&[][..], |step| &step.outputs);
@@ -74,13 +74,13 @@ impl<T: Clone> Run<T> {
         (missing, ready)
     }
 
-    /// The tensors of a list, by position in it; those that stayed unset are missing. To be called once for each that the
-    /// goal counts.
+    /// Returns the tensors of a list, by position in it, without unset ones. To be called once for each consumer that the goal
+    /// counts.
     pub(super) fn take(&mut self, ids: &[TensorId]) -> Vec<(usize, T)> {
         let mut given = Vec::with_capacity(ids.len());
         for (position, id) in ids.iter().enumerate() {
             let Some(slot) = self.slots.get_mut(*id) else { continue };
-            // A model may take one tensor by several inputs: the step is done with it at the last of them.
+            // A model may take one tensor as several inputs: count the step as one consumer, at the last of them.
             let last = !ids.iter().skip(position + 1).any(|later| later == id);
             slot.wanted -= usize::from(last);
             let value = if last && slot.wanted == 0 { slot.value.take() } else { slot.value.clone() };
@@ -89,12 +89,12 @@ impl<T: Clone> Run<T> {
         given
     }
 
-    /// Whether everything is there that the stage is to make, or will never be.
+    /// Returns whether all tensors of the stage's goal are settled.
     pub(super) fn is_complete(&self) -> bool {
         self.goal.ends.iter().all(|id| self.slots.get(*id).is_none_or(|slot| slot.settled))
     }
 
-    /// How many tensors are kept now.
+    /// Returns the number of tensors that are kept now.
     pub(super) fn kept(&self) -> usize {
         self.slots.iter().filter(|slot| slot.value.is_some()).count()
     }

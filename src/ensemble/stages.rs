@@ -1,4 +1,4 @@
-//! Decoupled steps in a plan: what is done once for a request, and what is done again for each response of such a step.
+//! Decoupled steps in a plan: which steps run once for a request, and which run once for each response of a decoupled step.
 
 use std::sync::Arc;
 
@@ -6,27 +6,27 @@ use super::goal::Goal;
 use super::graph::{Step, TensorId};
 use super::plan::Plan;
 
-/// The stages of a plan. Stage 0 begins with the request; each of the others with a response of the decoupled step that
-/// ends the stage before it. The ensemble's outputs are made in the last one.
+/// The stages of a plan. Stage 0 begins with the request; each other stage begins with a response of the decoupled step that
+/// ends the stage before it. The last stage produces the ensemble's outputs.
 ///
-/// There are no other plans: what a step takes must come of the same response, as Triton has it, so that stages cannot
-/// meet; and what is made must be used, so that none ends in nothing.
+/// Every plan has this form: as in Triton, the inputs of a step must originate from the same response, so stages cannot
+/// join; and every tensor must be used, so no stage ends without a consumer.
 #[derive(Debug, Default)]
 pub struct Stages {
     /// The decoupled steps: the one at `n` ends stage `n`.
     producers: Vec<usize>,
-    /// What each is to make when all outputs are asked for, as they mostly are.
+    /// The goal of each stage if all outputs are requested, which is the usual case.
     whole: Vec<Arc<Goal>>,
 }
 
 impl Stages {
-    /// The stages of the plan of this ensemble; `decoupled` says of each step whether its model answers any number of times.
+    /// Splits the plan of an ensemble into stages. `decoupled` is whether the model of each step is decoupled.
     ///
     /// # Errors
-    /// A step, or the response, would be made of tensors of different responses.
+    /// A step, or the response, would consume tensors of different responses.
     pub fn new(ensemble: &str, plan: &Plan, decoupled: &[bool]) -> Result<Self, String> {
-        // For each tensor the decoupled step whose response it comes of, or `None` for the request; and the number of those
-        // before it.
+        // For each tensor the decoupled step from whose response it originates, or `None` for the request; and the number of
+        // decoupled steps before it.
         let mut origins: Vec<Option<Origin>> = vec![None; plan.tensors().len()];
         for id in plan.inputs() {
             set(&mut origins, *id, Origin::default());
@@ -36,7 +36,7 @@ impl Stages {
         while !left.is_empty() {
             let is_known = |(_, id): &(String, TensorId)| origins.get(*id).is_some_and(Option::is_some);
             let ready = |number: &usize| plan.steps().get(*number).is_some_and(|step| step.inputs.iter().all(is_known));
-            // Every step of a plan can run once others have.
+            // In a plan, a step can always run once others have run.
             let Some(position) = left.iter().position(ready) else { break };
             let number = left.remove(position);
             let Some(step) = plan.steps().get(number) else { break };
@@ -55,7 +55,7 @@ impl Stages {
         Ok(Self { whole: Goal::of(plan, &producers, &all), producers })
     }
 
-    /// What each is to make when the outputs at these positions are asked for, ascending and each once.
+    /// Returns the goal of each stage for the outputs at these positions, ascending and each once.
     pub(super) fn goals(&self, plan: &Plan, requested: &[usize]) -> Vec<Arc<Goal>> {
         match requested.len() == plan.outputs().len() {
             true => self.whole.clone(),
@@ -63,28 +63,28 @@ impl Stages {
         }
     }
 
-    /// Whether a request may have any number of responses.
+    /// Returns whether a request may have any number of responses.
     pub fn is_decoupled(&self) -> bool {
         !self.producers.is_empty()
     }
 
-    /// How many there are.
+    /// Returns the number of stages.
     pub fn count(&self) -> usize {
         self.producers.len() + 1
     }
 
-    /// The decoupled step that ends a stage; none ends the last.
+    /// Returns the decoupled step that ends a stage; `None` for the last stage.
     pub fn producer(&self, stage: usize) -> Option<usize> {
         self.producers.get(stage).copied()
     }
 
-    /// The stage that a decoupled step ends; `None` for a step that answers once.
+    /// Returns the stage that a decoupled step ends; `None` for a step that answers once.
     pub fn ended_by(&self, step: usize) -> Option<usize> {
         self.producers.iter().position(|producer| *producer == step)
     }
 }
 
-/// Of whose response a tensor is made.
+/// The response or request from which a tensor originates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Origin {
     /// A decoupled step; `None` for the request.
@@ -98,7 +98,7 @@ fn set(origins: &mut [Option<Origin>], tensor: TensorId, origin: Origin) {
     }
 }
 
-/// The one origin of these tensors, which a model takes.
+/// Returns the common origin of these tensors, which are inputs of a model.
 fn common(
     plan: &Plan,
     ensemble: &str,
@@ -109,7 +109,7 @@ fn common(
     let mut known = tensors.filter_map(|id| Some((id, (*origins.get(id)?)?)));
     let Some((first, origin)) = known.next() else { return Ok(Origin::default()) };
     let Some((other, different)) = known.find(|(_, other)| *other != origin) else { return Ok(origin) };
-    let told = |id: TensorId, origin: Origin| {
+    let describe = |id: TensorId, origin: Origin| {
         let name = plan.tensors().get(id).map_or("", |tensor| tensor.name.as_str());
         match origin.step.and_then(|step| plan.steps().get(step)) {
             None => format!("'{name}' comes of the request"),
@@ -119,7 +119,7 @@ fn common(
     // The first half is Triton's.
     Err(format!(
         "in ensemble {ensemble}, step of model '{model}' receives inputs originated from different decoupled models: {}, {}",
-        told(first, origin),
-        told(other, different)
+        describe(first, origin),
+        describe(other, different)
     ))
 }

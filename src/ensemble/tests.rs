@@ -1,5 +1,5 @@
-//! Random plans run to the end: each step once and only with its inputs, side by side where nothing is between them,
-//! tensors kept no longer than they are needed. And tables of what a plan may not be.
+//! Random plans: each step runs once, with all its inputs and as early as possible, and tensors are kept only as long as needed.
+//! Also error texts of invalid plans.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(super) fn tensor(kind: &str, name: &str) -> String {
     format!("{kind} {{ name: '{name}' data_type: TYPE_FP32 dims: [ -1 ] }}\n")
 }
 
-/// A step of model `m<number>` with these ensemble tensors, on inputs `i0`, `i1` ... and outputs `o0` ...
+/// Formats a step of model `m<number>` with these ensemble tensors, on inputs `i0`, `i1` ... and outputs `o0` ...
 pub(super) fn step(number: usize, inputs: &[String], outputs: &[String]) -> String {
     let map = |kind: &str, key: &str, names: &[String]| -> String {
         let entry = |(n, name): (usize, &String)| format!("{kind} {{ key: '{key}{n}' value: '{name}' }} ");
@@ -47,7 +47,7 @@ pub(super) fn ensemble(inputs: &[String], outputs: &[String], steps: &[String]) 
     config(&format!("platform: 'ensemble' {ends}{outputs}ensemble_scheduling {{ {} }}", steps.concat()))
 }
 
-/// What a random plan is made of: for each step how many outputs it has, and which tensors before it it takes.
+/// A random plan: the number of inputs, and for each step its number of outputs and the earlier tensors that it takes.
 type Recipe = (usize, Vec<(usize, Vec<prop::sample::Index>)>);
 
 fn recipes() -> impl Strategy<Value = Recipe> {
@@ -55,8 +55,8 @@ fn recipes() -> impl Strategy<Value = Recipe> {
     (1usize..4, prop::collection::vec(step, 1..12))
 }
 
-/// Builds the plan: what nobody takes is an output of the ensemble, so that nothing is unused. Steps are listed in the
-/// order of `shuffle`, which is not that of their dependencies.
+/// Builds the plan. Tensors without a consumer become outputs of the ensemble, so that none is unused. Steps are listed in the
+/// order of `shuffle`, not in that of their dependencies.
 fn plan((inputs, steps): &Recipe, shuffle: &[prop::sample::Index]) -> (ModelConfig, Vec<String>) {
     let inputs: Vec<String> = (0..*inputs).map(|n| format!("x{n}")).collect();
     let mut there = inputs.clone();
@@ -79,14 +79,14 @@ fn plan((inputs, steps): &Recipe, shuffle: &[prop::sample::Index]) -> (ModelConf
     (ensemble(&used, &outputs, &texts), outputs)
 }
 
-/// A request of a plan without decoupled steps.
+/// Begins a request of a plan without decoupled steps.
 fn begin<T: Clone>(plan: &Arc<Plan>, requested: &[usize], given: impl IntoIterator<Item = (usize, T)>) -> Flow<T> {
     let stages = Stages::new("e", plan, &vec![false; plan.steps().len()]).unwrap();
     Flow::new(plan.clone(), Arc::new(stages), requested, given)
 }
 
-/// Runs a plan step by step, in an order that `choices` decides, with names as tensors. Gives the outputs, the steps in
-/// their order, and the most that ran at the same time.
+/// Runs a plan step by step, in an order that `choices` determines, with names as tensors. Returns the outputs and the steps in
+/// the order of execution.
 fn simulate(plan: &Arc<Plan>, requested: &[usize], choices: &[prop::sample::Index]) -> (Vec<usize>, Vec<usize>) {
     let given: Vec<(usize, Arc<usize>)> = plan.inputs().iter().enumerate().map(|(n, id)| (n, Arc::new(*id))).collect();
     let mut flow = begin(plan, requested, given);
@@ -96,7 +96,7 @@ fn simulate(plan: &Arc<Plan>, requested: &[usize], choices: &[prop::sample::Inde
         while let Some(Call { id, step, inputs, .. }) = flow.next_step() {
             let expected: Vec<usize> = plan.steps()[step].inputs.iter().map(|(_, id)| *id).collect();
             let got: Vec<usize> = inputs.iter().map(|(_, value)| **value).collect();
-            assert_eq!(got, expected, "step {step} has its own inputs, all of them");
+            assert_eq!(got, expected, "step {step} has all its inputs");
             order.push(step);
             running.push((id, step, inputs));
         }
@@ -113,11 +113,11 @@ fn simulate(plan: &Arc<Plan>, requested: &[usize], choices: &[prop::sample::Inde
     }
     let outputs = flow.next_output().unwrap().unwrap();
     assert!(flow.next_output().is_none() && flow.is_over());
-    assert!(outputs.iter().all(|(_, value)| Arc::strong_count(value) == 1), "nobody else holds an output");
+    assert!(outputs.iter().all(|(_, value)| Arc::strong_count(value) == 1), "outputs have no other references");
     (outputs.into_iter().map(|(position, _)| position).collect(), order)
 }
 
-/// The steps that outputs need, by another way than the plan's own.
+/// Returns the steps that outputs need, computed independently of the plan.
 fn needed(plan: &Plan, requested: &[usize]) -> BTreeSet<usize> {
     let mut steps = BTreeSet::new();
     let mut wanted: BTreeSet<usize> = requested.iter().map(|at| plan.outputs()[*at]).collect();
@@ -135,7 +135,7 @@ fn needed(plan: &Plan, requested: &[usize]) -> BTreeSet<usize> {
     }
 }
 
-/// Every needed step whose inputs exist has been started.
+/// Checks that every needed step whose inputs exist has been started.
 fn expect_greedy(plan: &Plan, requested: &[usize], finished: &BTreeSet<usize>, started: &[usize]) {
     let there: BTreeSet<usize> = finished
         .iter()
@@ -149,7 +149,7 @@ fn expect_greedy(plan: &Plan, requested: &[usize], finished: &BTreeSet<usize>, s
     }
 }
 
-/// No tensor is kept but those that a needed step has yet to be given, or that the response is made of.
+/// Checks that only tensors are kept that a needed step has yet to take, or that belong to the response.
 fn expect_lean(plan: &Plan, requested: &[usize], started: &[usize], (finished, kept): (&BTreeSet<usize>, usize)) {
     let waiting: BTreeSet<usize> = needed(plan, requested).into_iter().filter(|n| !started.contains(n)).collect();
     let still = waiting.iter().flat_map(|step| &plan.steps()[*step].inputs).map(|(_, id)| *id);
@@ -176,7 +176,7 @@ proptest! {
             prop_assert_eq!(&outputs, &requested);
             let once: BTreeSet<usize> = order.iter().copied().collect();
             prop_assert_eq!(once.len(), order.len(), "no step runs twice");
-            prop_assert_eq!(once, needed(&plan, &requested), "what nobody asked for does not run");
+            prop_assert_eq!(once, needed(&plan, &requested), "only needed steps run");
         }
     }
 }
@@ -186,23 +186,23 @@ pub(super) fn names(list: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn what_stays_unset_is_passed_on_as_unset() {
+fn unset_tensors_stay_unset_in_later_steps() {
     let steps = [step(0, &names(&["x", "w"]), &names(&["a", "b"])), step(1, &names(&["b"]), &names(&["c"]))];
     let config = ensemble(&names(&["x", "w"]), &names(&["a", "c"]), &steps);
     let plan = Arc::new(Plan::new(&config).unwrap().unwrap());
     let mut flow = begin(&plan, &[0, 1], [(0, "x")]);
     let first = flow.next_step().unwrap();
-    assert_eq!((first.step, first.inputs), (0, vec![(0, "x")]), "the optional input is not there");
+    assert_eq!((first.step, first.inputs), (0, vec![(0, "x")]), "the optional input is missing");
     assert_eq!(first.wanted, [0, 1]);
-    assert_eq!(flow.done(first.id, Ok(vec![(0, "a")])), ["o1"], "it says what the step has not made");
+    assert_eq!(flow.done(first.id, Ok(vec![(0, "a")])), ["o1"], "returns the outputs that the step has not made");
     let second = flow.next_step().unwrap();
-    assert_eq!((second.step, second.inputs), (1, vec![]), "and what takes it runs without");
+    assert_eq!((second.step, second.inputs), (1, vec![]), "the consumer runs without the tensor");
     assert_eq!(flow.done(second.id, Ok(vec![])), ["o0"]);
-    assert_eq!(flow.next_output(), Some(Ok(vec![(0, "a")])), "the output is left out");
+    assert_eq!(flow.next_output(), Some(Ok(vec![(0, "a")])), "the output is omitted");
 }
 
 #[test]
-fn a_step_that_never_ends_gives_no_output() {
+fn there_is_no_output_while_a_step_runs() {
     let config = ensemble(&names(&["x"]), &names(&["y"]), &[step(0, &names(&["x"]), &names(&["y"]))]);
     let plan = Arc::new(Plan::new(&config).unwrap().unwrap());
     let mut flow = begin(&plan, &[0], [(0, ())]);
@@ -211,7 +211,7 @@ fn a_step_that_never_ends_gives_no_output() {
 }
 
 #[test]
-fn a_tensor_can_be_taken_twice_by_one_step_and_be_an_output() {
+fn a_step_can_take_a_tensor_twice_and_it_can_be_an_output() {
     let steps = [step(0, &names(&["x"]), &names(&["a"])), step(1, &names(&["a", "a"]), &names(&["y"]))];
     let config = ensemble(&names(&["x"]), &names(&["y", "a"]), &steps);
     let plan = Arc::new(Plan::new(&config).unwrap().unwrap());
@@ -223,13 +223,13 @@ fn a_tensor_can_be_taken_twice_by_one_step_and_be_an_output() {
         flow.done(first.id, Ok(vec![(0, value.clone())]));
         let second = flow.next_step().unwrap();
         assert_eq!(second.inputs.len(), 2);
-        assert_eq!(Arc::strong_count(&value), holders + 1, "the step holds both, the flow only what is asked for");
+        assert_eq!(Arc::strong_count(&value), holders + 1, "the flow holds only requested outputs");
     }
 }
 
 #[test]
 #[allow(clippy::too_many_lines)] // a table
-fn plans_that_cannot_work_say_why() {
+fn errors_of_invalid_plans_have_reasons() {
     let s = |number, inputs: &[&str], outputs: &[&str]| step(number, &names(inputs), &names(outputs));
     for (inputs, outputs, steps, expected) in [
         (
@@ -312,7 +312,7 @@ fn plans_that_cannot_work_say_why() {
 }
 
 #[test]
-fn shapes_pass_between_models_that_batch_and_models_that_do_not() {
+fn shapes_are_converted_between_models_with_and_without_batching() {
     for (dims, batches, shape, batch, expected) in [
         (&[4][..], true, &[2, 4][..], Some(2), &[2, 4][..]),
         (&[4], true, &[4], None, &[1, 4]),
@@ -328,7 +328,7 @@ fn shapes_pass_between_models_that_batch_and_models_that_do_not() {
 }
 
 #[test]
-fn dependencies_know_circles_and_who_goes_with_whom() {
+fn dependencies_find_cycles_and_dependents() {
     let mut known = Dependencies::default();
     for (ensemble, members) in [
         ("self", "self"),
@@ -349,7 +349,7 @@ fn dependencies_know_circles_and_who_goes_with_whom() {
         ("good", None),
         ("plain", None),
     ] {
-        assert_eq!(known.circle(ensemble).map(|way| way.join(" ")).as_deref(), expected, "{ensemble}");
+        assert_eq!(known.circle(ensemble).map(|path| path.join(" ")).as_deref(), expected, "{ensemble}");
     }
     let with: Vec<_> = known.with_member(|member| member == "plain" || member == "other").collect();
     assert_eq!(with, ["b", "c", "good", "on"]);
@@ -363,7 +363,7 @@ fn dependencies_know_circles_and_who_goes_with_whom() {
 }
 
 #[test]
-fn members_go_with_the_last_ensemble_that_needs_them() {
+fn members_are_released_with_the_last_ensemble_that_needs_them() {
     let mut known = Dependencies::default();
     for (ensemble, members) in [("top", "ab c"), ("ab", "a b"), ("bc", "b c"), ("circle", "ring x"), ("ring", "circle")]
     {
@@ -389,7 +389,7 @@ fn members_go_with_the_last_ensemble_that_needs_them() {
 }
 
 #[test]
-fn members_must_fit_and_both_ends_are_named() {
+fn mismatching_members_are_refused_with_both_ends_named() {
     let member = |name: &str, batch: u32, datatype: &str, dims: &str| {
         let io = |kind, name| format!("{kind} {{ name: '{name}' data_type: {datatype} dims: [ {dims} ] }}");
         config_of(name, &format!("max_batch_size: {batch} {} {}", io("input", "i0"), io("output", "o0")))
@@ -434,7 +434,7 @@ fn members_must_fit_and_both_ends_are_named() {
 }
 
 #[test]
-fn the_response_cache_is_refused_for_what_members_refuse() {
+fn the_response_cache_is_refused_for_uncacheable_members() {
     let ends = |kind: &str| format!("{} {}", tensor("input", kind), tensor("output", "o0"));
     let member = |name: &str, more: &str| config_of(name, &format!("max_batch_size: 4 {} {more}", ends("i0")));
     let plain = member("plain", "");

@@ -1,5 +1,5 @@
-//! Requests counted by alias: by the name and the version that clients use, where those are not the repository's. One model
-//! then has a series for each of them, and no version of a model is counted by its number.
+//! Counts of requests by alias: the name and version that clients use, where these differ from the repository's. A
+//! model then has one series for each alias, and none for its version number.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,14 +8,14 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use super::counts::ModelCounts;
 use super::journal::Line;
 
-/// Names a worker by its number (from 0) of a model's version, given the name and the version that clients use.
+/// Names a worker, given its number (from 0) and the name and version that clients use.
 pub type WorkerName = dyn Fn(u32, &str, &str) -> String + Send + Sync;
 
-/// The names of a server that counts by alias.
+/// The naming policy of a server that counts by alias.
 pub struct Naming {
-    /// The version of a request that names none.
+    /// The version shown for requests without one.
     pub default_version: &'static str,
-    /// The names of workers.
+    /// Names the workers.
     pub worker: Box<WorkerName>,
 }
 
@@ -25,17 +25,17 @@ impl fmt::Debug for Naming {
     }
 }
 
-/// What requests by one name and version have cost.
+/// The counts of the requests by one name and version.
 #[derive(Debug)]
 pub struct AliasCounts {
     pub(super) name: String,
     pub(super) version: String,
     pub(super) counts: ModelCounts,
-    /// Written when the definition of the metrics changes.
+    /// Replaced when the definition of the metrics changes.
     lines: RwLock<Lines>,
 }
 
-/// The log lines of single requests, as far as the definition wants them.
+/// The log lines of single requests; `None` where the definition does not log them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lines {
     pub(super) latency: Option<Arc<Line>>,
@@ -53,7 +53,7 @@ impl AliasCounts {
     }
 }
 
-/// All names and versions that requests had.
+/// The counts of all names and versions that requests have used.
 #[derive(Debug, Default)]
 pub(super) struct ByAlias {
     naming: OnceLock<Naming>,
@@ -61,17 +61,17 @@ pub(super) struct ByAlias {
 }
 
 impl ByAlias {
-    /// Counts by alias from now on. Only the first naming is taken.
+    /// Starts counting by alias. Only the first call has an effect.
     pub(super) fn switch_on(&self, naming: Naming) {
         let _ = self.naming.set(naming);
     }
 
-    /// What things are called, if requests are counted this way.
+    /// Returns the naming policy if requests are counted by alias.
     pub(super) fn naming(&self) -> Option<&Naming> {
         self.naming.get()
     }
 
-    /// The counts of this name and version; `None` unless requests are counted this way.
+    /// Returns the counts of this name and version; `None` unless requests are counted by alias.
     pub(super) fn of(
         &self,
         name: &str,
@@ -94,7 +94,7 @@ impl ByAlias {
         all.values().flat_map(BTreeMap::values).cloned().collect()
     }
 
-    /// The definition has changed.
+    /// Replaces the log lines after the definition has changed.
     pub(super) fn redefine(&self, lines: impl Fn(&str, &str) -> Lines) {
         for alias in self.all() {
             *alias.lines.write().unwrap_or_else(PoisonError::into_inner) = lines(&alias.name, &alias.version);

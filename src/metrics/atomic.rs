@@ -1,4 +1,4 @@
-//! Numbers that any number of threads change without a lock. Relaxed: they order nothing, they only have to lose nothing.
+//! Numbers that many threads change without a lock. Relaxed: no update is lost, but none orders other memory.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -38,9 +38,9 @@ impl Level {
     }
 }
 
-/// Adds to the f64 whose bits these are.
+/// Adds to the f64 with these bits.
 pub(super) fn add(bits: &AtomicU64, amount: f64) {
     let sum = |old: u64| Some((f64::from_bits(old) + amount).to_bits());
-    // The closure never gives `None`, so this cannot fail.
+    // The closure never returns `None`, so this cannot fail.
     let _ = bits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
 }

@@ -1,8 +1,8 @@
-//! The metrics that the server's own code records. Code names a metric by this enum; its name, type and labels are written
-//! in `metrics.yaml` and here, and a test holds the two together.
+//! The metrics that the server's own code records. Code refers to a metric by this enum. Its name, type and labels are
+//! defined both here and in `metrics.yaml`; a test compares the two.
 //!
-//! One row describes one metric completely: views read every series by its row and know no metric by name. Several rows may
-//! show one cell: `nv_*` in microseconds, `ts_*` in microseconds with fractions.
+//! One row describes one metric completely: views read every series through its row, and none refers to a metric by
+//! name. Several rows may show one cell: `nv_*` in whole microseconds, `ts_*` in microseconds with fractions.
 
 use super::counts::ModelCount::{
     CacheHitNs, CacheHits, CacheMissNs, CacheMisses, ComputeInferNs, ComputeInputNs, ComputeOutputNs, ExecutionCount,
@@ -39,7 +39,7 @@ const fn by_alias(value: ModelValue) -> Source {
     Model(Alias, value)
 }
 
-/// The rows: variant, name, type, labels in the order in which code gives their values, and the cells that it shows.
+/// The rows: variant, name, type, labels in the order in which code gives their values, and the source of the values.
 macro_rules! builtins {
     ($($variant:ident = $name:literal $kind:ident [$($label:literal),*] $source:expr;)*) => {
         /// A metric that code of the server records.
@@ -203,37 +203,37 @@ const FIRST_RESPONSE: &[f64] = &[100.0, 500.0, 2000.0, 5000.0];
 const BATCH_SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 
 impl Builtin {
-    /// The metric's name in `metrics.yaml` and in the views.
+    /// Returns the metric's name in `metrics.yaml` and in the views.
     pub fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// Its type.
+    /// Returns the metric's type.
     pub fn kind(self) -> Kind {
         self.row().kind
     }
 
-    /// The labels its series carry, in any order (models' `metric_tags` come on top for Triton's names).
+    /// Returns the names of its labels, in the order in which code gives their values. Series of models also carry `metric_tags`.
     pub fn dimensions(self) -> &'static [&'static str] {
         self.row().dimensions
     }
 
-    /// The cells that it shows.
+    /// Returns where its values come from.
     pub(super) fn source(self) -> Source {
         self.row().source
     }
 
-    /// The metric that shows these cells.
+    /// Returns the metric that shows values of this source.
     pub(super) fn showing(source: Source) -> Option<Self> {
         Self::ALL.iter().copied().find(|builtin| builtin.source() == source)
     }
 
-    /// Whether its series are reached through the cache by label values, rather than written by `metrics::record`.
+    /// Returns whether code writes its series through the cache by label values, rather than through `metrics::record`.
     pub fn is_family(self) -> bool {
         matches!(self.source(), Family | UnloggedFamily)
     }
 
-    /// Upper bounds of a histogram whose definition names none.
+    /// Returns the default upper bounds of a histogram.
     pub fn buckets(self) -> &'static [f64] {
         match self.source() {
             Model(_, FirstResponse) => FIRST_RESPONSE,
@@ -242,7 +242,7 @@ impl Builtin {
         }
     }
 
-    /// Whether Triton's settings for latencies switch it: durations of requests and of their parts, of every type.
+    /// Returns whether Triton's settings for latencies switch it: durations of requests and of their parts, of every type.
     pub fn is_latency(self) -> bool {
         match self.source() {
             Model(_, Count(_, scale) | CacheCount(_, scale)) => scale == Micros,
@@ -251,27 +251,27 @@ impl Builtin {
         }
     }
 
-    /// Whether it counts requests by the names that clients use: what the mode `legacy` shows in a scrape.
+    /// Returns whether it counts requests by alias. Mode `legacy` shows only these metrics in a scrape.
     pub(super) fn is_by_alias(self) -> bool {
         matches!(self.source(), Model(Alias, _))
     }
 
-    /// Whether each request that it counts has a log line, as far as there is room for them.
+    /// Returns whether each request that it counts gets a log line, as long as there is room for them.
     pub(super) fn logs_each_request(self) -> bool {
         matches!(self.source(), Model(Alias, Count(Requests, _)) | Source::HttpClass(_))
     }
 
-    /// Whether the samples of this counter are pushed to the log one by one, since its value has fractions.
+    /// Returns whether each sample of this counter is pushed to the log, because its value has fractions.
     pub(super) fn logs_each_sample(self) -> bool {
         matches!(self.source(), Model(_, Count(_, FractionalMicros)))
     }
 
-    /// Whether its samples are not logged.
+    /// Returns whether its samples are never logged.
     pub(super) fn is_unlogged(self) -> bool {
         self.source() == UnloggedFamily
     }
 
-    /// The built-in metric of this name.
+    /// Returns the built-in metric of this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|builtin| builtin.name() == name)
     }

@@ -1,12 +1,11 @@
-//! Where every series lives.
+//! The store of all series.
 //!
-//! Models' own series are structures of cells ([`ModelSeries`]); all others are families of series by label values
-//! ([`Series`]). Locks guard only which series exist; a value is changed through the handle that the cache gave out,
-//! without them.
+//! The series of a model are a structure of cells ([`ModelSeries`]); all others are families of series by label values
+//! ([`Series`]). Locks only guard which series exist. Values are changed through handles, without locks.
 //!
-//! The definition of the metrics may change while the server runs ([`Cache::reload`]). Series of metrics that stay go on;
-//! [`Cache::generation`] then changes, and handles should be asked for anew: an old one of a metric that is gone counts
-//! where nobody looks.
+//! The definition of the metrics may change while the server runs ([`Cache::reload`]). Series of metrics that both
+//! definitions contain keep their values. A reload changes [`Cache::generation`]: callers should then look up their
+//! handles again, because a handle of a removed metric counts where no view reads.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,32 +29,32 @@ pub use super::cell::Cell;
 pub use super::family::Series;
 pub use super::sample_error::{MAX_LABEL_BYTES, SampleError};
 
-/// How many series one metric may have unless [`Settings`] say otherwise: what a worker sends must not fill the
-/// frontend's memory.
+/// The default limit of series for one metric (see [`Settings`]). Limits the frontend's memory, since workers choose
+/// the label values.
 pub const MAX_SERIES_PER_METRIC: usize = 10_000;
-/// How many for a summary, which needs more memory for each.
+/// The limit for a summary, whose series need more memory.
 const MAX_SERIES_PER_SUMMARY: usize = 1_000;
-/// The label value of the series that takes what is beyond a metric's bound.
+/// The label value of the series that collects the samples beyond a metric's limit of series.
 pub const OTHER: &str = "other";
 
-/// What the cache is told at start.
+/// The cache's settings, fixed at the start.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The value of labels for the host.
+    /// The value of host labels.
     pub hostname: String,
-    /// Whether a metric that is not defined is registered by its first sample.
+    /// Whether the first sample of an undefined metric defines it.
     pub auto_detect: bool,
-    /// How many series a metric may have that is not the server's own; what is beyond goes to one series whose label values
+    /// The limit of series for each metric that is not built in. Samples beyond it go to one series whose label values
     /// are all [`OTHER`].
     pub max_series: usize,
     /// Whether StatsD datagrams are received.
     pub statsd: bool,
-    /// Whether metric logs go to standard output too.
+    /// Whether metric logs are also written to standard output.
     pub tslog_stdout: bool,
 }
 
 impl Settings {
-    /// The usual ones on the host of this name.
+    /// Returns the default settings for a host.
     pub fn new(hostname: &str) -> Self {
         let (auto_detect, statsd, tslog_stdout) = (false, false, false);
         Self { hostname: hostname.to_owned(), auto_detect, max_series: MAX_SERIES_PER_METRIC, statsd, tslog_stdout }
@@ -66,22 +65,22 @@ impl Settings {
 #[derive(Debug)]
 pub struct Cache {
     settings: Settings,
-    /// Replaced when the definition is read again, and when a metric is detected.
+    /// Replaced when the definition is reloaded, and when a metric is detected.
     registry: RwLock<Arc<Registry>>,
     generation: AtomicU64,
-    /// Written by loads and unloads only.
+    /// Changed by loads and unloads only.
     models: RwLock<BTreeMap<ModelVersion, Arc<ModelSeries>>>,
-    /// Counts by the names that clients use.
+    /// Counts by alias.
     by_alias: ByAlias,
     requests: RequestSeries,
     clock: Arc<CoarseClock>,
     journal: Arc<Journal>,
-    /// Models that were unloaded since the writer of the metric logs came: their counters are read once more.
+    /// Models that were unloaded since the last visit of the writer of the metric logs. It reads their counters once more.
     departed: Mutex<Vec<Arc<ModelSeries>>>,
 }
 
 impl Cache {
-    /// An empty cache for the metrics of `catalog`.
+    /// Creates an empty cache for the metrics of `catalog`.
     pub fn new(catalog: Catalog, settings: Settings) -> Self {
         let journal = Arc::new(Journal::new(&settings.hostname));
         journal.want(catalog.mode() != Mode::Prometheus);
@@ -96,19 +95,19 @@ impl Cache {
             clock: Arc::default(),
             departed: Mutex::default(),
         };
-        // Their labels are known, so they are shown from the start.
+        // Their labels are known, so views show them from the start.
         let _ = cache.host_times();
         cache.create_initial_series();
         cache
     }
 
-    /// The definition of now, and its families.
+    /// Returns the current definition with its families.
     pub fn registry(&self) -> Arc<Registry> {
         Arc::clone(&self.registry.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes another definition and says what it changes. Series of metrics that mean the same in both go on with their
-    /// values; so do metrics that were detected and that the new definition leaves room for.
+    /// Replaces the definition and returns what changes. Keeps the values of metrics that are compatible in both
+    /// definitions, and detected metrics that do not collide with the new definition.
     pub fn reload(&self, catalog: Catalog) -> Difference {
         let wanted = catalog.mode() != Mode::Prometheus;
         let difference = self.replace(catalog);
@@ -135,37 +134,37 @@ impl Cache {
         difference
     }
 
-    /// What waits for the metric logs.
+    /// Returns the queue of the metric logs.
     pub fn journal(&self) -> &Arc<Journal> {
         &self.journal
     }
 
-    /// Changes with every [`Cache::reload`].
+    /// Returns a number that changes with every [`Cache::reload`].
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The value of labels for the host.
+    /// Returns the value of host labels.
     pub fn hostname(&self) -> &str {
         &self.settings.hostname
     }
 
-    /// Whether a metric that is not defined is registered by its first sample.
+    /// Returns whether the first sample of an undefined metric defines it.
     pub fn auto_detect(&self) -> bool {
         self.settings.auto_detect
     }
 
-    /// The time of day of summaries, which somebody must tell.
+    /// Returns the clock of the summaries, which callers must set.
     pub fn clock(&self) -> &CoarseClock {
         &self.clock
     }
 
-    /// Creates every series of a model version at 0, in place of those of an earlier load. `tags` are its `metric_tags`.
+    /// Creates all series of a model version at 0. They replace those of an earlier load. `tags` are its `metric_tags`.
     pub fn model_loaded(&self, model: &ModelVersion, tags: &[(String, String)]) -> Arc<ModelSeries> {
         self.model_loaded_with(model, tags, Vec::new())
     }
 
-    /// The same for a model that has buckets of its own for some histograms, by the metric's name.
+    /// Like [`Cache::model_loaded`], for a model with its own `buckets` for some histograms, by metric name.
     pub fn model_loaded_with(
         &self,
         model: &ModelVersion,
@@ -177,8 +176,8 @@ impl Cache {
         series
     }
 
-    /// The series of a model version that does not serve yet: in no view before [`Cache::model_serves`], so that those of an
-    /// earlier load stay until then.
+    /// Creates the series of a model version that does not serve yet. No view shows them before
+    /// [`Cache::model_serves`]; until then the series of an earlier load remain.
     pub fn model_series(
         &self,
         model: &ModelVersion,
@@ -191,7 +190,7 @@ impl Cache {
         series
     }
 
-    /// Shows the series of a model version, in place of those of an earlier load.
+    /// Shows the series of a model version in all views. They replace those of an earlier load.
     pub fn model_serves(&self, series: &Arc<ModelSeries>) {
         let (model, shown) = (series.model().clone(), Arc::clone(series));
         let replaced = self.models.write().unwrap_or_else(PoisonError::into_inner).insert(model, shown);
@@ -199,25 +198,25 @@ impl Cache {
             series.follow(&replaced);
             self.depart(&replaced);
         }
-        // The definition may have been read again since they were made.
+        // The definition may have changed since the series were created.
         series.define(&self.registry(), &self.clock);
         series.set_times(self.times(series));
     }
 
-    /// The model uses the response cache: it has series of it from now on.
+    /// Adds the series of the response cache to a model that uses it.
     pub fn model_cached(&self, series: &ModelSeries) {
         series.set_cached();
         series.define(&self.registry(), &self.clock);
     }
 
-    /// The model may answer each request any number of times: it has series of its responses from now on.
+    /// Adds the series of responses to a decoupled model.
     pub fn model_decoupled(&self, series: &ModelSeries) {
         series.responses.switch_on();
         series.define(&self.registry(), &self.clock);
     }
 
-    /// Removes a model version's series from all views, those that only its workers wrote included. If the version was
-    /// loaded again meanwhile, the new series stay.
+    /// Removes the series of a model version from all views, including those that only its workers wrote. If the
+    /// version has been loaded again, the new series remain.
     pub fn model_unloaded(&self, series: &Arc<ModelSeries>) {
         {
             let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
@@ -234,7 +233,7 @@ impl Cache {
         }
     }
 
-    /// A model's series are not shown any more; what its counters have grown by is written all the same.
+    /// Keeps a removed model's series until the metric logs contain the growth of its counters.
     fn depart(&self, series: &Arc<ModelSeries>) {
         if self.journal.wanted() {
             self.departed.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(series));
@@ -246,7 +245,7 @@ impl Cache {
         std::mem::take(&mut *self.departed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Counts requests by the names and versions that clients use from now on. To be called before models are loaded.
+    /// Starts counting requests by alias. Call it before models are loaded.
     pub fn count_by_alias(&self, naming: Naming) {
         self.by_alias.switch_on(naming);
     }
@@ -255,56 +254,56 @@ impl Cache {
         self.by_alias.naming()
     }
 
-    /// The counts of requests by this name and version (empty: none), made if they are new; `None` unless requests are
-    /// counted this way. The caller has found the model: what clients make up must not become a series.
+    /// Returns the counts of the requests by this name and version (empty: none given), created on first use; `None`
+    /// unless requests are counted by alias. Call it only for models that exist, so that clients cannot create series.
     pub fn alias(&self, name: &str, version: &str) -> Option<Arc<AliasCounts>> {
         self.by_alias.of(name, version, |name, version| self.alias_lines(name, version))
     }
 
-    /// Those that there are; `None` unless requests are counted this way.
+    /// Returns all counts by alias; `None` unless requests are counted by alias.
     pub(super) fn aliases(&self) -> Option<Vec<Arc<AliasCounts>>> {
         self.naming().map(|_| self.by_alias.all())
     }
 
-    /// The series of a loaded model version.
+    /// Returns the series of a loaded model version.
     pub fn model(&self, model: &ModelVersion) -> Option<Arc<ModelSeries>> {
         self.models.read().unwrap_or_else(PoisonError::into_inner).get(model).cloned()
     }
 
-    /// The series of all loaded model versions, by name and version.
+    /// Returns the series of all loaded model versions, by name and version.
     pub fn models(&self) -> Vec<Arc<ModelSeries>> {
         self.models.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// A counter by name and label values, in the order of the metric's dimensions (of a built-in one: in the order of
-    /// [`Builtin::dimensions`]). Made at 0 if it is new.
+    /// Returns a counter by name and label values, created at 0 on first use. The values are in the order of the
+    /// metric's dimensions, or of [`Builtin::dimensions`] for a built-in metric.
     ///
     /// # Errors
-    /// When there is no such metric, it is of another type, or the labels are not allowed.
+    /// No such metric exists, it has another type, or the labels are not allowed.
     pub fn counter(&self, name: &str, labels: &[&str]) -> Result<Arc<Series>, SampleError> {
         self.handle(Kind::Counter, name, labels)
     }
 
-    /// A gauge, as [`Cache::counter`].
+    /// Returns a gauge, like [`Cache::counter`].
     ///
     /// # Errors
-    /// As [`Cache::counter`].
+    /// The errors of [`Cache::counter`].
     pub fn gauge(&self, name: &str, labels: &[&str]) -> Result<Arc<Series>, SampleError> {
         self.handle(Kind::Gauge, name, labels)
     }
 
-    /// A histogram, as [`Cache::counter`].
+    /// Returns a histogram, like [`Cache::counter`].
     ///
     /// # Errors
-    /// As [`Cache::counter`].
+    /// The errors of [`Cache::counter`].
     pub fn histogram(&self, name: &str, labels: &[&str]) -> Result<Arc<Series>, SampleError> {
         self.handle(Kind::Histogram, name, labels)
     }
 
-    /// A summary, as [`Cache::counter`].
+    /// Returns a summary, like [`Cache::counter`].
     ///
     /// # Errors
-    /// As [`Cache::counter`].
+    /// The errors of [`Cache::counter`].
     pub fn summary(&self, name: &str, labels: &[&str]) -> Result<Arc<Series>, SampleError> {
         self.handle(Kind::Summary, name, labels)
     }
@@ -334,11 +333,11 @@ impl Cache {
         self.bounded(family, &values)
     }
 
-    /// The series that a worker or another program means, made at 0 if it is new. A label for the host that it leaves
-    /// out is filled in. An unknown metric is registered if metrics are detected.
+    /// Returns the series for a sample of a worker or another program, created at 0 on first use. Fills in a missing
+    /// host label. Defines an unknown metric if detection is on.
     ///
     /// # Errors
-    /// When the metric, its type, or its labels are not allowed.
+    /// The metric, its type, or its labels are not allowed.
     pub fn resolve(&self, definition: &Definition) -> Result<Arc<Series>, SampleError> {
         let registry = self.registry();
         let Some(family) = registry.family(&definition.name) else {
@@ -357,7 +356,7 @@ impl Cache {
         self.bounded(family, &self.values(spec, definition)?)
     }
 
-    /// The label values in the order of the metric's dimensions.
+    /// Returns the label values in the order of the metric's dimensions.
     fn values(&self, spec: &MetricSpec, definition: &Definition) -> Result<Vec<String>, SampleError> {
         let mut used = 0;
         let mut values = Vec::with_capacity(spec.dimensions.len());
@@ -379,11 +378,11 @@ impl Cache {
         Ok(values)
     }
 
-    /// The series of these label values, or the one for all that is beyond the bound. What the server itself records has
-    /// no bound: its label values are closed lists, models, instances, devices and metrics, none of which a request names.
+    /// Returns the series of these label values, or the series `other` beyond the limit. Built-in metrics have no limit:
+    /// their label values are closed lists, models, instances, devices and metrics, and no request can add to these.
     fn bounded(&self, family: &Family, labels: &[String]) -> Result<Arc<Series>, SampleError> {
-        let missing = || SampleError::BadValue(format!("metric `{}` has no series left", family.spec.name));
-        // Also what ends the way below, which counts in such a family.
+        let missing = || SampleError::BadValue(format!("metric `{}` has no room for a series", family.spec.name));
+        // Also ends the recursion through `counter` below.
         if family.spec.builtin.is_some() {
             return family.series(labels, usize::MAX, &self.clock).ok_or_else(missing);
         }
@@ -401,11 +400,11 @@ impl Cache {
             let _ = overflowed.add_or_update(1.0);
         }
         let other = vec![OTHER.to_owned(); labels.len()];
-        // Without a bound of its own it cannot be refused.
+        // Cannot fail, because there is no limit for this series.
         family.series(&other, usize::MAX, &self.clock).ok_or_else(missing)
     }
 
-    /// Registers the metric of a first sample: with its type, unit and labels.
+    /// Defines a metric by its first sample: type, unit and labels.
     fn detect(&self, definition: &Definition) -> Result<Arc<Registry>, SampleError> {
         let Definition { name, kind, unit, labels } = definition;
         if self.registry().catalog().is_disabled(name) {
@@ -418,27 +417,27 @@ impl Cache {
         self.register(MetricSpec::detected(name, kind.unwrap_or(Kind::Gauge), unit, dimensions))
     }
 
-    /// Sets all series of a built-in gauge at once, by label values in the order of [`Builtin::dimensions`]: others than
-    /// these are removed. A gauge that is not defined stays so.
+    /// Sets all series of a built-in gauge, with label values in the order of [`Builtin::dimensions`], and removes all
+    /// others. Does nothing if the gauge is not defined.
     pub fn set_gauges(&self, builtin: Builtin, rows: &[(Vec<&str>, f64)]) {
         let mut now = HashSet::with_capacity(rows.len());
         for (labels, value) in rows {
             let Ok(series) = self.gauge(builtin.name(), labels) else { return };
-            // A gauge takes every value.
+            // A gauge accepts every value.
             let _ = series.add_or_update(*value);
             now.insert(Arc::as_ptr(&series.cell));
         }
         self.remove_series(builtin.name(), |series| !now.contains(&Arc::as_ptr(&series.cell)));
     }
 
-    /// Removes series of a metric from all views.
+    /// Removes the series of a metric for which `gone` returns true.
     pub fn remove_series(&self, name: &str, gone: impl FnMut(&Series) -> bool) {
         if let Some(family) = self.registry().family(name) {
             family.remove(gone);
         }
     }
 
-    /// The definition of a metric and the ways out that it takes.
+    /// Returns the definition of a metric and the views that show it.
     pub fn find(&self, name: &str) -> Option<(Arc<MetricSpec>, Views)> {
         let registry = self.registry();
         let family = registry.family(name)?;
@@ -450,7 +449,7 @@ impl Cache {
     }
 }
 
-/// Whether a label of this name is filled in with the host's.
+/// Returns whether a label of this name gets the host's name.
 fn is_host_label(name: &str) -> bool {
     name.eq_ignore_ascii_case("hostname")
 }
@@ -511,7 +510,7 @@ model_metrics:
     }
 
     #[test]
-    fn a_handle_takes_a_builtins_labels_in_the_codes_order() {
+    fn labels_of_builtins_are_given_in_the_order_of_the_code() {
         let cache = cache();
         let queue_time = cache.gauge("QueueTime", &["Host", "h"]).unwrap();
         assert_eq!(queue_time.labels(), ["h", "Host"]);
@@ -524,14 +523,14 @@ model_metrics:
     }
 
     #[test]
-    fn a_definition_is_matched_by_names() {
+    fn definitions_are_matched_by_label_names() {
         let cache = cache();
         let level = cache.resolve(&definition("Level", Kind::Gauge, &[])).unwrap();
         assert_eq!(level.labels(), ["host"]);
         let kind = cache.resolve(&definition("Level", Kind::Counter, &[])).unwrap_err();
         assert_eq!(kind.to_string(), "metric `Level` is a gauge, not a counter");
         let labels = cache.resolve(&definition("Orders", Kind::Counter, &[("shop", "a"), ("x", "b")])).unwrap_err();
-        assert_eq!(labels.to_string(), "metric `Orders` has the dimensions [shop], [shop, x] were given");
+        assert_eq!(labels.to_string(), "metric `Orders` has the dimensions [shop], but [shop, x] were given");
         let long = definition("Orders", Kind::Counter, &[("shop", &"x".repeat(MAX_LABEL_BYTES + 1))]);
         assert!(matches!(cache.resolve(&long), Err(SampleError::LabelTooLong { length: 257, .. })));
         let builtin = cache.resolve(&definition("QueueTime", Kind::Gauge, &[("Level", "a")])).unwrap_err();
@@ -542,7 +541,7 @@ model_metrics:
     }
 
     #[test]
-    fn bad_values_are_refused() {
+    fn refuses_bad_values() {
         let cache = cache();
         let orders = cache.counter("Orders", &["a"]).unwrap();
         for bad in [-1.0, f64::NAN, f64::INFINITY] {
@@ -554,7 +553,7 @@ model_metrics:
     }
 
     #[test]
-    fn a_first_sample_registers_its_metric_if_wanted() {
+    fn a_first_sample_defines_its_metric_if_detection_is_on() {
         let cache = cache_with(|settings| settings.auto_detect = true);
         let first = cache.resolve(&definition("New", Kind::Counter, &[("a", "1")])).unwrap();
         first.add_or_update(2.0).unwrap();
@@ -575,7 +574,7 @@ model_metrics:
     }
 
     #[test]
-    fn a_first_sample_does_not_register_what_the_definition_has_no_room_for() {
+    fn a_first_sample_does_not_define_a_colliding_metric() {
         let catalog =
             Catalog::parse(&format!("{CUSTOM}    - {{name: Off, unit: B, enabled: false}}\n"), "m.yaml").unwrap();
         let cache = Cache::new(catalog, Settings { auto_detect: true, ..Settings::new("host") });
@@ -609,7 +608,7 @@ model_metrics:
     }
 
     #[test]
-    fn what_is_beyond_the_bound_goes_to_one_series() {
+    fn samples_beyond_the_limit_go_to_one_series() {
         let cache = cache_with(|settings| settings.max_series = 3);
         for at in 0..6 {
             cache.counter("Orders", &[&at.to_string()]).unwrap().add_or_update(1.0).unwrap();
@@ -620,7 +619,7 @@ model_metrics:
     }
 
     #[test]
-    fn the_servers_own_series_have_no_bound() {
+    fn builtin_metrics_have_no_limit_of_series() {
         let cache = cache_with(|settings| (settings.max_series, settings.auto_detect) = (1, true));
         let names = ["Orders", "First", "Second", "Third"];
         for (name, at) in names.iter().flat_map(|name| (0..4).map(move |at| (*name, at))) {
@@ -638,7 +637,7 @@ model_metrics:
     }
 
     #[test]
-    fn series_with_known_labels_are_there_from_the_start() {
+    fn series_with_known_labels_exist_from_the_start() {
         let (log, counters) =
             ("pharos_tslog_lines_skipped_total", "pharos_metric_samples_total pharos_metrics_reloads_total");
         let builtin = |name: &str, label: &str| format!("    - {{name: {name}, unit: c, dimensions: [{label}]}}\n");
@@ -660,7 +659,7 @@ model_metrics:
         let reloads = ["failure", "success"].map(|result| format!("pharos_metrics_reloads_total {result}"));
         let models = ["Plain ", "OfHost host", "Size "].map(str::to_owned);
         assert_eq!(shown(&cache), [&logs[..], &sources, &reloads, &models].concat());
-        // They stay when a model goes that wrote them, and come with a definition that has them.
+        // They remain when a model that wrote them is unloaded, and appear with a definition that contains them.
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         let plain = cache.counter("Plain", &[]).unwrap();
         model.own(&plain);
@@ -670,7 +669,7 @@ model_metrics:
         cache.reload(Catalog::parse(&text.replace("Plain", "Other"), "m.yaml").unwrap());
         assert!(shown(&cache).contains(&"Other ".to_owned()) && !shown(&cache).contains(&"Plain ".to_owned()));
 
-        // What is not in use is not there.
+        // Features that are not in use have no series.
         let quiet =
             Cache::new(Catalog::parse(&text.replace("both", "prometheus"), "m.yaml").unwrap(), Settings::new("host"));
         let sources = [&sources[0], &sources[2]].map(Clone::clone);
@@ -680,7 +679,7 @@ model_metrics:
     }
 
     #[test]
-    fn a_reload_keeps_what_means_the_same() {
+    fn a_reload_keeps_compatible_series() {
         let cache = cache();
         let orders = cache.counter("Orders", &["a"]).unwrap();
         orders.add_or_update(1.0).unwrap();
@@ -699,7 +698,7 @@ model_metrics:
     }
 
     #[test]
-    fn gauges_count_what_is_left_of_earlier_loads() {
+    fn gauges_include_the_remains_of_earlier_loads() {
         let cache = cache();
         let model = ModelVersion::new("m", 1);
         let loads = [1, 2, 4].map(|pending| {
@@ -713,7 +712,7 @@ model_metrics:
         second.pending.add(-2);
         cache.model_unloaded(&first);
         drop(first);
-        assert_eq!(pending(&third), 4, "what has ended counts no more");
+        assert_eq!(pending(&third), 4, "ended loads do not count");
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! `metrics.yaml` as checked data: which metrics exist, of which type, with which labels.
+//! The metrics that a `metrics.yaml` defines, parsed and checked: names, types, labels.
 //!
-//! A catalog that exists is valid. A metric's place in it is its [`MetricId`].
+//! A `Catalog` is always valid. A metric's position in it is its [`MetricId`].
 
 mod anchors;
 mod difference;
@@ -30,7 +30,7 @@ pub use worker_labels::WorkerLabel;
 /// The shipped `metrics.yaml`.
 pub const SHIPPED: &str = include_str!("../../metrics.yaml");
 
-/// Quantiles of a summary that names none: those of Triton.
+/// The default quantiles of a summary: those of Triton.
 pub const DEFAULT_QUANTILES: [f64; 5] = [0.5, 0.9, 0.95, 0.99, 0.999];
 
 /// The most quantiles of one summary.
@@ -39,10 +39,10 @@ const MAX_QUANTILES: usize = 100;
 /// The gauge that the worker's runtime records for models with states, by name.
 pub const STATE_BYTES: &str = "pharos_sequence_state_bytes";
 
-/// The metrics that the worker's runtime records for every backend, by name: it has no enum of built-ins.
+/// The metrics that the worker's runtime records for every backend. By name, since the worker has no enum of built-in metrics.
 pub const RECORDED_BY_WORKER: [&str; 2] = ["HandlerTime", "PredictionTime"];
 
-/// How metrics leave the server: the key `mode`.
+/// How metrics leave the server: the key `mode` of `metrics.yaml`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Log lines in TorchServe's form.
@@ -51,15 +51,15 @@ pub enum Mode {
     Prometheus,
     /// Both of them.
     Both,
-    /// As TorchServe until version 0.7: the three `ts_*` counters by scrape, everything else as log lines.
+    /// As TorchServe before version 0.7: the three `ts_*` counters by scrape, everything else as log lines.
     Legacy,
 }
 
 impl Mode {
-    /// The names that a file may give, in order of preference.
+    /// The names that a file may use; `log` is an alias of `tslog`.
     pub const NAMES: [&str; 5] = ["tslog", "prometheus", "both", "log", "legacy"];
 
-    /// The mode of this name (of any case); `log` is TorchServe's name for `tslog`.
+    /// Parses a mode's name, in any case; `log` is TorchServe's name for `tslog`.
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name.trim().to_ascii_lowercase().as_str() {
             "tslog" | "log" => Self::Tslog,
@@ -70,7 +70,7 @@ impl Mode {
         })
     }
 
-    /// The mode's name.
+    /// Returns the mode's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Tslog => "tslog",
@@ -81,21 +81,21 @@ impl Mode {
     }
 }
 
-/// The ways out that a metric takes.
+/// The outputs that show a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Views {
-    /// As log lines.
+    /// Metric logs.
     pub tslog: bool,
-    /// By scrape.
+    /// A scrape of `/metrics`.
     pub prometheus: bool,
 }
 
 impl Views {
-    /// Every way.
+    /// All outputs.
     pub const ALL: Views = Views { tslog: true, prometheus: true };
 }
 
-/// Who records a metric.
+/// The section of the file that defines a metric: what records the metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Section {
     /// `ts_metrics`: the frontend.
@@ -104,7 +104,7 @@ pub enum Section {
     Model,
 }
 
-/// A metric's place in the catalog that defines it.
+/// A metric's position in its catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MetricId(pub u32);
 
@@ -113,13 +113,13 @@ pub struct MetricId(pub u32);
 pub struct MetricSpec {
     /// Its name, unique in the file and valid for Prometheus.
     pub name: String,
-    /// Who records it.
+    /// The section that defines it.
     pub section: Section,
     /// Its type.
     pub kind: Kind,
-    /// Its unit as written; not empty.
+    /// Its unit as written in the file; not empty.
     pub unit: String,
-    /// Its labels' names in the order written: distinct and valid for Prometheus.
+    /// The names of its labels in the file's order; distinct and valid for Prometheus.
     pub dimensions: Vec<String>,
     /// What it counts or measures.
     pub help: String,
@@ -127,25 +127,25 @@ pub struct MetricSpec {
     pub buckets: Vec<f64>,
     /// The quantiles of a summary, between 0 and 1, ascending; empty for the other types.
     pub quantiles: Vec<f64>,
-    /// The ways out that the metric's own `modes` allow; see [`Catalog::views`] for what the file's mode makes of it.
+    /// The outputs that the metric's `modes` allow; [`Catalog::views`] combines them with the file's mode.
     pub modes: Views,
-    /// The code that records it, if it is the server's own.
+    /// The built-in metric, if the server itself records it.
     pub builtin: Option<Builtin>,
-    /// No file defines it: a sample did.
+    /// Whether the metric was created by a sample or a model instead of the file.
     pub detected: bool,
-    /// A model has described it: a series may lack some of the labels, whose values are then empty, and one with others adds
-    /// them at the end.
+    /// Whether a model described the metric. Its series may then omit labels (the value is empty), and a series with
+    /// new labels appends them to `dimensions`.
     pub open: bool,
 }
 
 impl MetricSpec {
-    /// Names and values of a series' labels. One that is open shows no empty ones: they are those that it does not have.
+    /// Returns the names and values of a series' labels. Omits the empty labels of an open metric: the series does not have them.
     pub(super) fn labelled<'a>(&'a self, values: &'a [String]) -> impl Iterator<Item = (&'a str, &'a str)> {
         let pairs = self.dimensions.iter().zip(values).map(|(name, value)| (name.as_str(), value.as_str()));
         pairs.filter(|(_, value)| !self.open || !value.is_empty())
     }
 
-    /// The definition that follows from a sample alone.
+    /// Creates the definition of a metric from its first sample.
     pub(super) fn detected(name: &str, kind: Kind, unit: &str, dimensions: Vec<String>) -> Self {
         let unit = if unit.is_empty() { "unit" } else { unit };
         Self {
@@ -165,10 +165,10 @@ impl MetricSpec {
     }
 }
 
-/// A `metrics.yaml` that is not valid. Displayed as `FILE:LINE:COLUMN: message`.
+/// An error in a `metrics.yaml`. Displayed as `FILE:LINE:COLUMN: message`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CatalogError {
-    /// The file's name as given.
+    /// The file's name as passed to [`Catalog::parse`].
     pub file: String,
     /// The line, from 1.
     pub line: usize,
@@ -193,20 +193,20 @@ pub struct Catalog {
     specs: Vec<MetricSpec>,
     disabled: Vec<MetricSpec>,
     by_name: HashMap<String, MetricId>,
-    /// The place in the file of every metric that it defines.
+    /// The position in the file of every metric that it defines.
     places: HashMap<String, usize>,
-    /// Of all metrics, those that are switched off included.
+    /// The names of all metrics, including those that are switched off.
     names: Names,
 }
 
 impl Catalog {
     /// Parses the text of a `metrics.yaml`; `file` is its name in errors.
     ///
-    /// A built-in metric that the file leaves out is switched off. One that it defines must have the type and labels with
+    /// A built-in metric that the file omits is switched off. One that it defines must have the type and labels with
     /// which the code records it.
     ///
     /// # Errors
-    /// The first thing that is wrong, with its position.
+    /// Returns the first error, with its position.
     pub fn parse(text: &str, file: &str) -> Result<Self, CatalogError> {
         let parsed = parse::parse(text, file)?;
         Ok(Self::new(parsed.mode, (parsed.specs, parsed.disabled), parsed.places))
@@ -224,7 +224,7 @@ impl Catalog {
         Self { mode, specs, disabled, by_name, places, names }
     }
 
-    /// The same catalog with the metric `name` switched on or off, whatever the file says; it keeps its place in the file's
+    /// Returns the catalog with the metric `name` switched on or off. The metric keeps its position in the file's
     /// order. Unknown names change nothing.
     #[must_use]
     pub fn with_enabled(mut self, name: &str, enabled: bool) -> Self {
@@ -240,15 +240,15 @@ impl Catalog {
         Self::new(self.mode, (self.specs, self.disabled), self.places)
     }
 
-    /// The same catalog in another mode.
+    /// Returns the catalog with another mode.
     #[must_use]
     pub fn with_mode(mut self, mode: Mode) -> Self {
         self.mode = Some(mode);
         self
     }
 
-    /// The same catalog with other quantiles of the summary `name`: between 0 and 1, ascending. Another metric is left as
-    /// it is.
+    /// Returns the catalog with other quantiles (ascending, between 0 and 1) for the summary `name`. Does nothing for
+    /// metrics of other types.
     #[must_use]
     pub fn with_quantiles(mut self, name: &str, quantiles: &[f64]) -> Self {
         let mut all = self.specs.iter_mut().chain(&mut self.disabled);
@@ -258,14 +258,14 @@ impl Catalog {
         self
     }
 
-    /// The same catalog with one more metric, such as one that a model has sent. It must not be there yet.
+    /// Returns the catalog with one more metric, which must not be in it yet.
     #[must_use]
     pub fn with_metric(mut self, spec: MetricSpec) -> Self {
         self.specs.push(spec);
         Self::new(self.mode, (self.specs, self.disabled), self.places)
     }
 
-    /// The same catalog with one metric defined otherwise: the one of its name.
+    /// Returns the catalog with this definition in place of the one of the same name.
     pub(super) fn with_changed(mut self, spec: MetricSpec) -> Self {
         if let Some(changed) = self.specs.iter_mut().find(|old| old.name == spec.name) {
             *changed = spec;
@@ -273,28 +273,28 @@ impl Catalog {
         Self::new(self.mode, (self.specs, self.disabled), self.places)
     }
 
-    /// The catalog of the shipped file.
+    /// Returns the catalog of the shipped file.
     pub fn shipped() -> Self {
         Self::parse(SHIPPED, "metrics.yaml").expect("the shipped metrics.yaml is valid (a test parses it)")
     }
 
-    /// How metrics leave the server.
+    /// Returns how metrics leave the server; [`Mode::Both`] if neither the file nor an override sets it.
     pub fn mode(&self) -> Mode {
         self.mode.unwrap_or(Mode::Both)
     }
 
-    /// Whether the file or an override names the mode.
+    /// Returns whether the file or an override sets the mode.
     pub fn names_mode(&self) -> bool {
         self.mode.is_some()
     }
 
-    /// Valid but probably unintended definitions: an empty file, or a metric that no code records and whose name differs in
-    /// a few letters from one of the server's.
+    /// Warns about definitions that are valid but probably unintended: a file without active metrics, or a metric that
+    /// no code records and whose name is almost that of a recorded one.
     pub fn warnings(&self) -> Vec<String> {
         warnings::of(self)
     }
 
-    /// The ways out that a metric takes: those of the file's mode that its own `modes` allow.
+    /// Returns the outputs that show a metric: those that both the catalog's mode and the metric's `modes` allow.
     pub fn views(&self, spec: &MetricSpec) -> Views {
         let Views { tslog, prometheus } = spec.modes;
         match self.mode() {
@@ -308,42 +308,42 @@ impl Catalog {
         }
     }
 
-    /// The metrics that the file defines and switches off (`enabled: false`).
+    /// Returns the metrics that the file switches off (`enabled: false`).
     pub fn disabled(&self) -> &[MetricSpec] {
         &self.disabled
     }
 
-    /// Whether the file defines the metric and switches it off.
+    /// Returns whether the file defines this metric and switches it off.
     pub fn is_disabled(&self, name: &str) -> bool {
         self.disabled.iter().any(|spec| spec.name == name)
     }
 
-    /// Whether a metric has room beside those of the catalog; the text says what it collides with.
+    /// Checks that a metric's names in a scrape are free. Returns an error that names the metric it collides with.
     pub(super) fn check_collisions(&self, name: &str, kind: Kind) -> Result<(), String> {
         self.names.check(name, kind)
     }
 
-    /// Every metric with its id, in the file's order.
+    /// Iterates over all metrics with their ids, in the file's order.
     pub fn iter(&self) -> impl Iterator<Item = (MetricId, &MetricSpec)> {
         (0..).map(MetricId).zip(&self.specs)
     }
 
-    /// The number of metrics.
+    /// Returns the number of metrics.
     pub fn len(&self) -> usize {
         self.specs.len()
     }
 
-    /// Whether no metric is defined.
+    /// Returns whether the catalog has no active metric.
     pub fn is_empty(&self) -> bool {
         self.specs.is_empty()
     }
 
-    /// The definition of a metric; `None` for an id of another catalog.
+    /// Returns the definition of a metric; `None` for an id of another catalog.
     pub fn get(&self, id: MetricId) -> Option<&MetricSpec> {
         self.specs.get(usize::try_from(id.0).ok()?)
     }
 
-    /// The metric of this name.
+    /// Returns the metric of this name.
     pub fn find(&self, name: &str) -> Option<(MetricId, &MetricSpec)> {
         let id = *self.by_name.get(name)?;
         Some((id, self.get(id)?))
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shipped_file_and_the_enum_hold_together() {
+    fn the_shipped_file_defines_every_builtin_and_nothing_unrecorded() {
         let catalog = Catalog::shipped();
         let defined: Vec<Builtin> = catalog.iter().filter_map(|(_, spec)| spec.builtin).collect();
         let disabled: Vec<Builtin> = catalog.disabled().iter().filter_map(|spec| spec.builtin).collect();
@@ -379,7 +379,7 @@ mod tests {
         for (id, spec) in catalog.iter() {
             let by_worker = spec.name == STATE_BYTES || RECORDED_BY_WORKER.contains(&&*spec.name);
             let recorded = spec.builtin.is_some() || by_worker;
-            assert!(recorded, "{} is recorded by no code", spec.name);
+            assert!(recorded, "{} is not recorded by any code", spec.name);
             assert!(!spec.help.is_empty());
             assert_eq!(catalog.find(&spec.name).unwrap().0, id);
         }
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_that_is_switched_on_keeps_its_place() {
+    fn switching_a_metric_on_keeps_its_position() {
         let text = "ts_metrics:\n  gauge:\n    - {name: A, unit: m}\n    - {name: B, unit: m, enabled: false}\n    - {name: C, unit: m}\n";
         let names = |catalog: &Catalog| catalog.iter().map(|(_, spec)| spec.name.clone()).collect::<String>();
         let catalog = Catalog::parse(text, "m.yaml").unwrap().with_enabled("B", true);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn the_designed_form_is_read() {
+    fn parses_the_form_of_the_shipped_file() {
         let text = r#"
 mode: tslog
 dimensions:
@@ -426,7 +426,7 @@ model_metrics:
     }
 
     #[test]
-    fn modes_and_switches_decide_what_goes_where() {
+    fn modes_and_switches_decide_which_views_show_a_metric() {
         let text = "mode: both\nts_metrics:\n  counter:\n    - {name: ts_inference_requests_total, unit: Count, \
                     dimensions: [model_name, model_version, hostname]}\nmodel_metrics:\n  gauge:\n    - {name: A, unit: ms, \
                     modes: [prometheus]}\n    - {name: B, unit: ms, enabled: false}\n  summary:\n    - {name: C, unit: ms}\n";
@@ -446,16 +446,16 @@ model_metrics:
     }
 
     #[test]
-    fn torchserves_list_of_dimensions_is_read() {
+    fn parses_torchserves_list_of_dimensions() {
         let text = "dimensions:\n  - &model_name \"ModelName\"\n  - &level \"Level\"\nmodel_metrics:\n  gauge:\n    - \
                     name: T\n      unit: ms\n      dimensions: [*model_name, *level]\n";
         let catalog = Catalog::parse(text, "m.yaml").unwrap();
         assert_eq!(catalog.find("T").unwrap().1.dimensions, ["ModelName", "Level", "Hostname"]);
     }
 
-    /// As TorchServe does for metrics of models, and for them alone.
+    /// TorchServe appends the label to metrics of models, but not to those of the frontend.
     #[test]
-    fn torchserves_list_gives_metrics_of_models_a_label_for_the_host() {
+    fn torchserves_list_adds_a_host_label_to_model_metrics() {
         let file = |dimensions: &str, labels: &str| {
             let metric = |name: &str| format!("  gauge:\n    - {{name: {name}, unit: ms, dimensions: [{labels}]}}\n");
             let text = format!("ts_metrics:\n{}model_metrics:\n{}dimensions: {dimensions}\n", metric("F"), metric("M"));
@@ -472,16 +472,16 @@ model_metrics:
     }
 
     #[test]
-    fn what_is_hardly_meant_is_said() {
+    fn warns_about_probably_unintended_definitions() {
         let warnings = |text: &str| Catalog::parse(text, "m.yaml").unwrap().warnings();
         let one =
             |section: &str, name: &str| warnings(&format!("{section}:\n  counter: [{{name: {name}, unit: s}}]\n"));
         let [empty] = &warnings("mode: both\n")[..] else { panic!("one") };
         assert!(empty.contains("no metric is defined: /metrics"), "{empty}");
         let off = warnings("model_metrics:\n  gauge: [{name: a, unit: s, enabled: false}]\n");
-        assert!(off[0].contains("no metric is defined that is switched on"), "{off:?}");
-        let slip = "nothing in the server records `Request2XX`; the nearest that it records is `Requests2XX`";
-        assert_eq!(one("ts_metrics", "Request2XX"), [slip]);
+        assert!(off[0].contains("every defined metric is switched off"), "{off:?}");
+        let warning = "the server does not record `Request2XX`; did you mean `Requests2XX`?";
+        assert_eq!(one("ts_metrics", "Request2XX"), [warning]);
         assert_eq!(one("model_metrics", "PredictonTime").len(), 1);
         for (section, name) in [("ts_metrics", "Orders"), ("ts_metrics", "Queue"), ("model_metrics", "Request2XX")] {
             assert_eq!(one(section, name), [""; 0], "{name}");
@@ -492,29 +492,29 @@ model_metrics:
     }
 
     #[test]
-    fn what_every_worker_records_has_labels_that_it_knows() {
+    fn metrics_of_the_worker_runtime_allow_only_its_labels() {
         let file = |entry: &str| format!("model_metrics:\n  gauge:\n    - {{{entry}}}\n");
         check(
             &file("name: HandlerTime, unit: ms, dimensions: [ModelName, Foo]"),
-            "m.yaml:3:61: model_metrics.gauge[0].dimensions[1]: no worker can fill in the label `Foo` of `HandlerTime`, \
-             which it records itself; allowed are `ModelName`, `model_name`, `model`, `ModelVersion`, ",
+            "m.yaml:3:61: model_metrics.gauge[0].dimensions[1]: the label `Foo` is not allowed on `HandlerTime`, because \
+             workers have no value for it; allowed are `ModelName`, `model_name`, `model`, `ModelVersion`, ",
         );
         let later = "dimensions: [Foo], name: PredictionTime, unit: ms";
-        check(&file(later), "m.yaml:3:7: model_metrics.gauge[0]: no worker can fill in the label `Foo`");
+        check(&file(later), "m.yaml:3:7: model_metrics.gauge[0]: the label `Foo` is not allowed on `PredictionTime`");
         let designed = "name: HandlerTime, unit: ms, dimensions: [model, version, host]";
         assert!(Catalog::parse(&file(designed), "m.yaml").is_ok());
         assert!(Catalog::parse(&file("name: Mine, unit: ms, dimensions: [Foo]"), "m.yaml").is_ok());
     }
 
     #[test]
-    fn an_alias_to_nothing_is_named_with_the_anchors_there_are() {
+    fn the_error_of_an_unknown_anchor_lists_the_known_ones() {
         let text = "dimensions:\n  - &level \"Level\"\n  - &host Hostname\nmodel_metrics:\n  gauge:\n    - name: a\n      \
                     unit: s\n      dimensions: [*level, *nope]\n";
-        assert_eq!(error(text), "m.yaml:8:28: unknown anchor `nope`; defined before it are `level`, `host`");
+        assert_eq!(error(text), "m.yaml:8:28: unknown anchor `nope`; anchors defined before it: `level`, `host`");
     }
 
     #[test]
-    fn a_metric_without_a_help_text_has_that_of_the_shipped_file() {
+    fn the_default_help_is_that_of_the_shipped_file() {
         let text = "ts_metrics:\n  gauge:\n    - {name: CPUUtilization, unit: Percent, dimensions: [Level, Hostname]}\n    - {name: \
                     MemoryUsed, unit: M, dimensions: [Level, Hostname], help: mine}\nmodel_metrics:\n  gauge:\n    - {name: \
                     HandlerTime, unit: ms}\n    - {name: own, unit: s}\n  histogram:\n    - {name: PredictionTime, unit: s}\n";
@@ -528,7 +528,7 @@ model_metrics:
     }
 
     #[test]
-    fn a_histogram_without_buckets_has_those_of_its_unit() {
+    fn default_buckets_depend_on_the_unit() {
         let buckets = |unit: &str| {
             let text = format!("model_metrics:\n  histogram: [{{name: a, unit: '{unit}'}}]\n");
             Catalog::parse(&text, "m.yaml").unwrap().find("a").unwrap().1.buckets.clone()
@@ -539,13 +539,13 @@ model_metrics:
     }
 
     #[test]
-    fn a_file_without_a_builtin_leaves_it_out() {
+    fn a_builtin_that_the_file_omits_is_not_in_the_catalog() {
         let catalog = Catalog::parse("mode: prometheus\n", "m.yaml").unwrap();
         assert!(catalog.is_empty());
     }
 
     #[test]
-    fn errors_have_a_position_a_name_and_what_is_allowed() {
+    fn errors_give_the_position_the_name_and_the_allowed_values() {
         check(
             "mod: tslog\n",
             "m.yaml:1:1: unknown key `mod`; allowed are `mode`, `dimensions`, `ts_metrics`, `model_metrics`",
@@ -564,14 +564,14 @@ model_metrics:
             "unknown key `colour`; allowed are `name`, `unit`, `dimensions`, `help`, `buckets`, `quantiles`, `modes`, `enabled`",
         );
         check(&one("{name: , unit: ms}"), "a metric's name is empty");
-        check(&one("{name: 2xx, unit: ms}"), "`2xx` is no metric name");
+        check(&one("{name: 2xx, unit: ms}"), "`2xx` is not a valid metric name");
         check(&one("{name: 'a b', unit: ms}"), "m.yaml:3:14: ");
         check(&one("{name: a}"), "metric `a` has no unit");
         check(&one("{unit: ms}"), "a metric has no name");
         check(&one("{name: a, name: b, unit: ms}"), "key `name` is given twice");
         check(&one("{name: a, unit: ''}"), "a metric's unit is empty");
-        check(&one("{name: a, unit: ms, dimensions: [b-c]}"), "`b-c` is no label name");
-        check(&one("{name: a, unit: ms, dimensions: [__b]}"), "`__b` is no label name");
+        check(&one("{name: a, unit: ms, dimensions: [b-c]}"), "`b-c` is not a valid label name");
+        check(&one("{name: a, unit: ms, dimensions: [__b]}"), "`__b` is not a valid label name");
         check(&one("{name: a, unit: ms, dimensions: [b, b]}"), "label `b` is given twice");
         check(&one("{name: a, unit: ms, buckets: [1]}"), "metric `a` is a counter: only a histogram has buckets");
         check(&one("a"), "m.yaml:3:7: ");
@@ -584,7 +584,7 @@ model_metrics:
         check(&one("{name: a, unit: ms, quantiles: [0.5]}"), "metric `a` is a counter: only a summary has quantiles");
         check("model_metrics:\n  summary:\n    - {name: a, unit: s, quantiles: [1.5]}\n", "between 0 and 1");
         check(&one("{name: a, unit: ms, modes: [graphite]}"), "unknown mode `graphite`");
-        check(&one("{name: a, unit: ms, modes: []}"), "`enabled: false` switches it off");
+        check(&one("{name: a, unit: ms, modes: []}"), "switch the metric off with `enabled: false`");
         check(&one("{name: a, unit: ms, enabled: maybe}"), "allowed are `true`, `false`");
         check("dimensions:\n  - 'x y'\n", "m.yaml:2:5: ");
         check("dimensions:\n  a: 'x y'\n", "m.yaml:2:6: ");
@@ -593,7 +593,7 @@ model_metrics:
     }
 
     #[test]
-    fn texts_that_are_too_much_are_refused() {
+    fn refuses_texts_over_the_limits() {
         check("# only a comment\n", "m.yaml:2:1: found nothing where a mapping with mode");
         check("---\nmode: both\n---\nmode: both\n", "m.yaml:1:1: ");
         check(&format!("# {}\n", "x".repeat(MAX_BYTES)), "the file has more than 1048576 bytes");
@@ -607,14 +607,20 @@ model_metrics:
             &metric(&format!("s, dimensions: [{}]", (0..65).map(|n| format!("l{n},")).collect::<String>())),
             "64 labels",
         );
-        check(&metric("'a|b'"), "m.yaml:3:23: model_metrics.gauge[0].unit: `a|b` is no unit; allowed are up to 64");
-        check(&metric(&"s".repeat(65)), "is no unit");
-        check(&metric("s").replace("name: a", &format!("name: {}", "a".repeat(256))), "aaa...` is no metric name");
+        check(
+            &metric("'a|b'"),
+            "m.yaml:3:23: model_metrics.gauge[0].unit: `a|b` is not a valid unit; allowed are up to 64",
+        );
+        check(&metric(&"s".repeat(65)), "is not a valid unit");
+        check(
+            &metric("s").replace("name: a", &format!("name: {}", "a".repeat(256))),
+            "aaa...` is not a valid metric name",
+        );
     }
 
-    /// Every level names the one before ten times: a billion laughs. And a list that is long, named often.
+    /// Each level refers to the one before ten times ("billion laughs"). Also: a long list that many metrics refer to.
     #[test]
-    fn aliases_do_not_multiply() {
+    fn aliases_do_not_multiply_memory_or_time() {
         let levels = (1..10).map(|at| format!("  l{at}: &l{at} [{}]\n", format!("*l{}, ", at - 1).repeat(10)));
         let laughs: String = ["  l0: &l0 [lol]\n".to_owned()].into_iter().chain(levels).collect();
         check(
@@ -636,7 +642,7 @@ model_metrics:
     }
 
     #[test]
-    fn samples_of_one_metric_must_not_look_like_another() {
+    fn refuses_metrics_whose_samples_would_have_equal_names() {
         let two = |first: (&str, &str), second: (&str, &str)| {
             let (kind, name) = first;
             let (other_kind, other) = second;
@@ -647,11 +653,11 @@ model_metrics:
         for suffix in ["sum", "count", "bucket", "created"] {
             let name = format!("x_{suffix}");
             let expected =
-                format!("metric `{name}` collides with the histogram `x`: a scrape would show both as `{name}`");
+                format!("metric `{name}` collides with the histogram `x`: both would appear in a scrape as `{name}`");
             check(&two(("histogram", "x"), ("counter", &name)), &expected);
             check(&two(("gauge", &name), ("histogram", "x")), "metric `x` collides with the gauge");
         }
-        check(&two(("counter", "x_total"), ("gauge", "x")), "would show both as `x`");
+        check(&two(("counter", "x_total"), ("gauge", "x")), "would appear in a scrape as `x`");
         check(
             &two(("gauge", "x"), ("counter", "x_total")),
             "m.yaml:4:20: model_metrics.counter[0].name: metric `x_total`",
@@ -662,22 +668,22 @@ model_metrics:
     }
 
     #[test]
-    fn reserved_and_confusable_names_are_refused() {
+    fn refuses_reserved_and_confusable_names() {
         let gauge = |entry: &str| format!("model_metrics:\n  gauge:\n    - {{name: {entry}}}\n");
         check(&gauge("__a, unit: s"), "begins with `__`, which is reserved");
         check(
             &gauge("pharos_a, unit: s"),
-            "there is no built-in metric `pharos_a`, and names that begin with `pharos_`",
+            "no built-in metric is named `pharos_a`, and names that begin with `pharos_`",
         );
         let counter = |name: &str| format!("ts_metrics:\n  counter:\n    - {{name: {name}, unit: Count}}\n");
         check(
             &counter("nv_inference_request_sucess"),
-            "m.yaml:3:14: ts_metrics.counter[0].name: there is no built-in metric `nv_inference_request_sucess`, and names \
-             in ts_metrics that begin with `nv_` are reserved for those of the server; the nearest is \
+            "m.yaml:3:14: ts_metrics.counter[0].name: no built-in metric is named `nv_inference_request_sucess`, and names \
+             in ts_metrics that begin with `nv_` are reserved for built-in metrics; the closest name is \
              `nv_inference_request_success`",
         );
-        check(&counter("ts_inference_request_total"), "the nearest is `ts_inference_requests_total`");
-        check(&counter("pharos_batch_total"), "the nearest is `pharos_batches_total`");
+        check(&counter("ts_inference_request_total"), "the closest name is `ts_inference_requests_total`");
+        check(&counter("pharos_batch_total"), "the closest name is `pharos_batches_total`");
         assert!(Catalog::parse(&gauge("ts_handler_preprocess, unit: Milliseconds"), "m.yaml").is_ok());
         check(&gauge("cpuutilization, unit: s"), "differs only in case from the built-in metric `CPUUtilization`");
         check(
@@ -690,9 +696,9 @@ model_metrics:
         );
     }
 
-    /// As shipped with TorchServe 0.12: the list form of dimensions, label names in two styles.
+    /// The file of TorchServe 0.12: the list form of dimensions, label names in two styles.
     #[test]
-    fn torchserves_file_is_read_as_it_is() {
+    fn parses_torchserves_own_file() {
         let text = include_str!("testdata/torchserve.yaml");
         let catalog = Catalog::parse(text, "metrics.yaml").unwrap();
         assert_eq!((catalog.len(), catalog.mode()), (21, Mode::Both));

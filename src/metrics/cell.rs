@@ -9,11 +9,11 @@ use super::reading::{self, Number, Reading};
 use super::sample_error::SampleError;
 use super::summary::{CoarseClock, Summary};
 
-/// The value of one series. Changed without a lock, from any number of threads.
+/// The value of one series. Any number of threads may change it without a lock.
 #[derive(Debug)]
 pub struct Cell {
     value: CellValue,
-    /// How many models' workers write it; see `ModelSeries::own`.
+    /// The number of loaded models whose workers write it; see `ModelSeries::own`.
     pub(super) owners: AtomicUsize,
 }
 
@@ -27,7 +27,7 @@ enum CellValue {
     Summary(Summary),
 }
 
-/// A distribution: not cumulated, one bucket more than bounds.
+/// A distribution: counts of single buckets (not cumulative), one more than bounds.
 #[derive(Debug)]
 struct Histogram {
     bounds: Vec<f64>,
@@ -36,7 +36,7 @@ struct Histogram {
 }
 
 impl Histogram {
-    /// Takes an observation, which is not NaN, that was made `times` times.
+    /// Records an observation, which must not be NaN, `times` times.
     fn observe(&self, value: f64, times: u32) {
         let at = self.bounds.partition_point(|&bound| bound < value);
         if let Some(bucket) = self.buckets.get(at) {
@@ -61,7 +61,7 @@ impl Cell {
         Self { value, owners: AtomicUsize::new(0) }
     }
 
-    /// Takes one sample: a counter's increment, a gauge's new value, a histogram's observation.
+    /// Records one sample: a counter's increment, a gauge's new value, an observation.
     ///
     /// # Errors
     /// [`SampleError::BadValue`] for a counter's increment that is negative or not finite, and for an observation of NaN.
@@ -69,13 +69,13 @@ impl Cell {
         match &self.value {
             CellValue::Counter(_) if !(value.is_finite() && value >= 0.0) => {
                 return Err(SampleError::BadValue(format!(
-                    "a counter grows by finite numbers of 0 or more, not by {value}"
+                    "invalid increment {value} of a counter: expected a finite number of at least 0"
                 )));
             }
             CellValue::Counter(bits) => add(bits, value),
             CellValue::Gauge(bits) => bits.store(value.to_bits(), Ordering::Relaxed),
             CellValue::Histogram(_) | CellValue::Summary(_) if value.is_nan() => {
-                return Err(SampleError::BadValue("a distribution cannot observe NaN".to_owned()));
+                return Err(SampleError::BadValue("invalid observation NaN of a histogram or summary".to_owned()));
             }
             CellValue::Summary(summary) => summary.observe(value),
             CellValue::Histogram(histogram) => histogram.observe(value, 1),
@@ -83,16 +83,16 @@ impl Cell {
         Ok(())
     }
 
-    /// Takes an observation that was made `times` times, 1 or more. A gauge has its value, a counter refuses it.
+    /// Records an observation that was made `times` times (at least 1). Sets a gauge to the value; fails for a counter.
     ///
     /// # Errors
-    /// As [`Cell::add_or_update`].
+    /// Returns the errors of [`Cell::add_or_update`].
     pub fn observe(&self, value: f64, times: u32) -> Result<(), SampleError> {
         match &self.value {
             CellValue::Histogram(histogram) if !value.is_nan() => histogram.observe(value, times),
             CellValue::Summary(summary) if !value.is_nan() => (0..times).for_each(|_| summary.observe(value)),
             CellValue::Counter(_) => {
-                return Err(SampleError::BadValue("a counter has no observations".to_owned()));
+                return Err(SampleError::BadValue("a counter does not accept observations".to_owned()));
             }
             _ => return self.add_or_update(value),
         }

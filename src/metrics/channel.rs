@@ -1,4 +1,4 @@
-//! The way of a worker's metric samples to the frontend: a ring in shared memory with one producer and one consumer.
+//! The channel of a worker's metric samples to the frontend: a ring in shared memory with one producer and one consumer.
 //!
 //! # Layout, version 3
 //! The memory is 64-bit words in the machine's byte order, all accessed as atomics:
@@ -13,11 +13,10 @@
 //! | 24 | producer | samples dropped because the ring stayed full |
 //! | 32.. | producer | data; word number n of the stream lies at n modulo capacity |
 //!
-//! Head, tail and the counter have a cache line each. The stream is a sequence of records. A record's first word holds,
-//! from the lowest bit: kind (8 bits), padding (8 bits), length of the record in words (16 bits), series number (32 bits).
-//! A series is told by its whole definition, so that both sides need not have read the same `metrics.yaml` at the same time.
-//! A text in a record fills whole words, the lowest byte of a word first; padding says how many bytes of the last one are
-//! unused (0 to 7).
+//! Head, tail and the counter each have a cache line. The stream is a sequence of records. A record's first word holds, from the
+//! lowest bit: kind (8 bits), padding (8 bits), length of the record in words (16 bits), series number (32 bits). A record of a
+//! series holds its whole definition, so the two sides may have read different versions of `metrics.yaml`. A text in a record
+//! fills whole words, the lowest byte of a word first; padding is the number of unused bytes in the last word (0 to 7).
 //!
 //! | kind | words after the first | meaning |
 //! |---|---|---|
@@ -26,9 +25,9 @@
 //! | 3 | type, number of buckets, their upper bounds (bits of f64s), text | the model itself describes a metric, before its first series; the text is the name, the description and the labels' names, in the form of kind 1; the series number is 0 |
 //!
 //! # Guarantees
-//! A record is committed by one release store of the head, after all of its words. What a killed producer did not commit is
-//! not seen; what it committed stays, because the mapping outlives the process. The consumer believes nothing: it reads
-//! each record once, into memory of its own, and checks it there. A bad one ends the channel ([`Corrupt`]).
+//! A record is committed by one release store of the head, after all of its words. Uncommitted words of a killed producer
+//! are not read; committed records remain, because the mapping outlives the process. The consumer trusts nothing: it copies
+//! each record once into private memory and checks the copy. An invalid record ends the channel ([`Corrupt`]).
 
 mod reader;
 mod writer;
@@ -47,9 +46,9 @@ use crate::shm::{self, SharedMemory};
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"PHRSRING");
 /// The version of the layout above.
 pub const VERSION: u64 = 3;
-/// The longest record, in words (8 KiB); it bounds label values and request ids.
+/// The longest record, in words (8 KiB). Limits label values and request ids.
 pub const MAX_RECORD_WORDS: usize = 1024;
-/// The most series that one ring may name.
+/// The number of series that one ring may define, at most.
 pub const MAX_SERIES: usize = 1 << 16;
 
 const CAPACITY: usize = 2;
@@ -62,12 +61,12 @@ const KIND_SERIES: u8 = 1;
 const KIND_SAMPLE: u8 = 2;
 const KIND_METRIC: u8 = 3;
 
-/// A series as a worker tells it: what it calls the metric, and the labels in the metric's order.
+/// A series as a worker defines it: the metric, and the labels in the metric's order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Definition {
     /// The metric's name.
     pub name: String,
-    /// Its type; `None` if the sender knows none (lines of text), then the declared one holds.
+    /// Its type; `None` if the sender does not know it (lines of text). The type of the defined metric then applies.
     pub kind: Option<Kind>,
     /// Its unit.
     pub unit: String,
@@ -75,7 +74,7 @@ pub struct Definition {
     pub labels: Vec<(String, String)>,
 }
 
-/// A metric as a model itself describes it, whatever `metrics.yaml` says: Triton's custom metrics.
+/// A metric that a model describes, independently of `metrics.yaml`: Triton's custom metrics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Described {
     /// The metric's name.
@@ -90,7 +89,7 @@ pub struct Described {
     pub dimensions: Vec<String>,
 }
 
-/// The types by their number in a record.
+/// The types, indexed by their number in a record.
 const KINDS: [Kind; 4] = [Kind::Counter, Kind::Gauge, Kind::Histogram, Kind::Summary];
 
 /// Creates a ring for at least `bytes` of records (at least 16 KiB, rounded up to a power of two) and its reader.
@@ -98,7 +97,7 @@ const KINDS: [Kind; 4] = [Kind::Counter, Kind::Gauge, Kind::Histogram, Kind::Sum
 /// The descriptor is for the worker, which opens it with [`Writer::open`].
 ///
 /// # Errors
-/// When the kernel gives no memory, or `bytes` is beyond all measure.
+/// The kernel refuses the memory, or `bytes` overflows an address.
 pub fn create(bytes: usize) -> io::Result<(OwnedFd, Reader)> {
     let words = bytes.div_ceil(size_of::<u64>()).max(2 * MAX_RECORD_WORDS).checked_next_power_of_two();
     let len = words.and_then(|words| words.checked_add(DATA)?.checked_mul(size_of::<u64>()));
@@ -119,7 +118,7 @@ pub fn create(bytes: usize) -> io::Result<(OwnedFd, Reader)> {
     Ok((fd, reader))
 }
 
-/// A ring whose header has been checked, and its capacity as it was then.
+/// A ring with a checked header, and the capacity that the header had then.
 #[derive(Debug)]
 struct Ring {
     memory: SharedMemory,
@@ -132,7 +131,7 @@ impl Ring {
         let word = |at: usize| memory.words().get(at).map(|word| word.load(Ordering::Relaxed));
         let bad = |what: String| Err(Corrupt(what));
         if word(0) != Some(MAGIC) || word(1) != Some(VERSION) {
-            return bad("this is no metrics ring of version 3".to_owned());
+            return bad("not a metrics ring of version 3".to_owned());
         }
         let capacity = word(CAPACITY).and_then(|words| usize::try_from(words).ok()).unwrap_or(0);
         let room = memory.words().len().saturating_sub(DATA);
@@ -142,7 +141,7 @@ impl Ring {
         Ok(Self { memory, capacity })
     }
 
-    /// A word of the header; the mapping is long enough, or `open` had refused it.
+    /// Returns a word of the header; `open` has checked that the mapping is long enough.
     fn header(&self, at: usize) -> Option<&AtomicU64> {
         self.memory.words().get(at)
     }
@@ -157,7 +156,7 @@ impl Ring {
         }
     }
 
-    /// The data words, exactly `capacity` of them.
+    /// Returns the data words, exactly `capacity` of them.
     fn data(&self) -> &[AtomicU64] {
         self.memory.words().get(DATA..DATA + self.capacity).unwrap_or(&[])
     }

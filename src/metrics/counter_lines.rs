@@ -1,5 +1,5 @@
-//! The server's own counters as log lines: by how much they have grown since they were last written. Those that count
-//! requests grow by 1 each time, so that each request can have a line.
+//! Log lines of the server's own counters: their growth since the last line. Counters of requests grow by 1 for each,
+//! so each request can have a line.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,47 +13,47 @@ use super::readings::Readings;
 use super::series::ModelSeries;
 use super::tslog::Text;
 
-/// What was last written of one series.
+/// The last written value of one series.
 #[derive(Debug)]
 struct Row {
     written: u64,
-    /// Made when it is first needed under a definition.
+    /// Created on first use under each definition.
     text: Option<Text>,
 }
 
 /// Rows of one owner, by metric and by label values.
 type Rows = HashMap<Builtin, HashMap<String, Row>>;
 
-/// What was last written of every counter.
+/// The last written values of all counters.
 #[derive(Debug, Default)]
 pub struct Counters {
     generation: Option<u64>,
-    /// The counters that the definition wants in the logs.
+    /// The counters that the definition shows in the logs.
     wanted: Vec<(Builtin, Arc<MetricSpec>)>,
     server: Rows,
-    /// By the address of the series, which is kept alive here.
+    /// By the address of the series, which are kept alive here.
     models: HashMap<usize, (Arc<ModelSeries>, Rows)>,
 }
 
 impl Counters {
-    /// Nothing is written yet: counters are written from 0.
+    /// Starts with all counters at 0: nothing is written yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Calls `write` with each counter that has grown, and by how much. If it refuses, the growth is written the next time.
-    /// Counters of requests have a line for each request, as far as `singles` such lines reach.
+    /// Calls `write` with the growth of each counter that has grown. If it returns false, the growth is written at the
+    /// next call. Counters of requests get one line for each request, for up to `singles` lines.
     ///
-    /// Counters whose values have fractions are left out: `metrics::record` pushes each of their samples to the journal.
+    /// Omits counters whose values have fractions: `metrics::record` pushes each of their samples to the journal.
     pub fn collect(&mut self, cache: &Cache, singles: u64, mut write: impl FnMut(&Text, f64) -> bool) {
         let skip_past = self.renew(cache);
         for series in cache.models().into_iter().chain(cache.take_departed()) {
             self.models.entry(Arc::as_ptr(&series).addr()).or_insert_with(|| (series, Rows::new()));
         }
-        // A series that nothing else holds does not grow any more: it is read for the last time.
+        // A series without other owners cannot grow any more, so this is its last reading.
         let alone = self.models.iter().filter(|(_, (series, _))| Arc::strong_count(series) == 1);
         let last: Vec<usize> = alone.map(|(at, _)| *at).collect();
-        // What its former holders have written is visible from here on.
+        // Everything that its former owners wrote is visible from here on.
         fence(Ordering::Acquire);
         let mut lines = Lines { write: &mut write, singles, all: true, hostname: cache.hostname() };
         let readings = Readings::new(cache);
@@ -72,8 +72,8 @@ impl Counters {
         self.models.retain(|at, _| !all_written || !last.contains(at));
     }
 
-    /// Follows a new definition. Returns the counters that it brings into the logs: they are written from now on, not from
-    /// their beginning.
+    /// Follows a new definition. Returns the counters that it adds to the logs: they are written from their present
+    /// values, not from 0.
     fn renew(&mut self, cache: &Cache) -> Vec<Builtin> {
         let generation = cache.generation();
         if self.generation == Some(generation) {
@@ -96,18 +96,18 @@ impl Counters {
     }
 }
 
-/// Where growth is written.
+/// The output of growth.
 struct Lines<'a> {
     write: &'a mut dyn FnMut(&Text, f64) -> bool,
-    /// How many more lines may be of a single request.
+    /// How many more lines may be of single requests.
     singles: u64,
-    /// Whether nothing was refused.
+    /// Whether every line was written.
     all: bool,
     hostname: &'a str,
 }
 
 impl Lines<'_> {
-    /// Writes that a counter has grown, in one line or one by one. Returns how much of it was written.
+    /// Writes the growth of a counter, in one line or in single lines. Returns how much was written.
     fn write(&mut self, text: &Text, grown: u64, one_by_one: bool) -> u64 {
         let written = if one_by_one && grown <= self.singles {
             self.singles -= grown;
@@ -127,11 +127,11 @@ impl Lines<'_> {
 struct Counter<'a> {
     builtin: Builtin,
     spec: &'a MetricSpec,
-    /// Whether a series that is seen for the first time begins at its present value.
+    /// Whether a new series starts at its present value.
     from_now: bool,
 }
 
-/// Writes a series of a counter if it has grown.
+/// Writes the growth of a series, if there is any.
 fn grow(
     rows: &mut HashMap<String, Row>,
     counter: Counter<'_>,

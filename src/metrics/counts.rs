@@ -1,9 +1,9 @@
-//! The counts of one model, or of the requests by one alias: each number is kept once, as an exact count or in nanoseconds.
-//! Code that records uses the fields; rows of the table of built-in metrics name them by [`ModelCount`].
+//! The counts of one model, or of the requests by one alias. Each is stored once, as a count or in nanoseconds.
+//! Recording code uses the fields; the table of built-in metrics refers to them by [`ModelCount`].
 
 use super::atomic::Count;
 
-/// Writes the struct and the enum of its fields.
+/// Defines the struct and the enum of its fields.
 macro_rules! model_counts {
     ($($(#[$doc:meta])+ $variant:ident $field:ident;)*) => {
         /// A count of [`ModelCounts`].
@@ -19,7 +19,7 @@ macro_rules! model_counts {
         }
 
         impl ModelCounts {
-            /// The value of one of them.
+            /// Returns the value of one count.
             pub(super) fn get(&self, count: ModelCount) -> u64 {
                 match count {
                     $(ModelCount::$variant => self.$field.get(),)*
@@ -34,15 +34,15 @@ model_counts! {
     Requests requests;
     /// Successful requests.
     SuccessCount success_count;
-    /// From start to end of successful requests.
+    /// Time from start to end of successful requests.
     SuccessNs success_ns;
-    /// In the queue.
+    /// Time in the queue.
     QueueNs queue_ns;
-    /// Bringing inputs to the model.
+    /// Time for bringing inputs to the model.
     ComputeInputNs compute_input_ns;
-    /// Executing the model.
+    /// Time for executing the model.
     ComputeInferNs compute_infer_ns;
-    /// Taking outputs from the model.
+    /// Time for taking outputs from the model.
     ComputeOutputNs compute_output_ns;
     /// The sum of the batch sizes of successful requests.
     InferenceCount inference_count;
@@ -50,18 +50,18 @@ model_counts! {
     ExecutionCount execution_count;
     /// Requests that the response cache answered.
     CacheHits cache_hits;
-    /// Looking up those.
+    /// Time of the look-ups of these requests.
     CacheHitNs cache_hit_ns;
-    /// Requests that were looked up in the response cache in vain.
+    /// Requests that the response cache had no response for.
     CacheMisses cache_misses;
-    /// Looking up those and inserting their responses.
+    /// Time for looking up these requests and inserting their responses.
     CacheMissNs cache_miss_ns;
-    /// The latest load, from the decision to the first ready instance.
+    /// Duration of the latest load, from the decision to the first ready instance.
     LoadNs load_ns;
-    /// Instances that were lost and are started again.
+    /// Instances that were lost and are being restarted.
     Restarts restarts;
-    /// Outputs whose datatype or batch dimension is not the configuration's.
+    /// Outputs whose datatype or batch dimension differs from the configuration.
     OutputMismatches output_mismatches;
-    /// Metric samples of the workers that were lost or refused.
+    /// Metric samples of the workers that were dropped or refused.
     SamplesDropped samples_dropped;
 }

@@ -1,4 +1,4 @@
-//! Where the time of a model's requests goes, as distributions.
+//! Distributions of the durations of a model's requests, by stage.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,7 +13,7 @@ use super::summary::{CoarseClock, Summary};
 use crate::id::TraceId;
 use crate::timeline::Timeline;
 
-/// The nanoseconds of one request in a part of its time.
+/// Returns the nanoseconds that a request spent in a stage.
 fn part(stage: Stage, timeline: &Timeline) -> u64 {
     let (input, infer, output) = timeline.compute.durations_ns();
     match stage {
@@ -25,21 +25,21 @@ fn part(stage: Stage, timeline: &Timeline) -> u64 {
     }
 }
 
-/// A histogram of durations, without a sum: that is kept with the model's other cells.
+/// A histogram of durations. Its sum is one of the model's counts.
 #[derive(Debug)]
 pub(super) struct Buckets {
-    /// Upper bounds as the definition has them.
+    /// Upper bounds in the metric's unit.
     bounds: Vec<f64>,
-    /// The same in nanoseconds.
+    /// Upper bounds in nanoseconds.
     bounds_ns: Vec<u64>,
-    /// One more than bounds.
+    /// One more than bounds, for the observations above the last bound.
     counts: Vec<Count>,
-    /// The latest of each bucket. Written for requests that are traced only.
+    /// The latest exemplar of each bucket. Only traced requests write it.
     exemplars: Mutex<BTreeMap<usize, Exemplar>>,
 }
 
 impl Buckets {
-    /// Buckets with these upper bounds, in a unit of so many nanoseconds.
+    /// Creates buckets with these upper bounds; `unit_ns` is their unit in nanoseconds.
     fn new(bounds: &[f64], unit_ns: f64) -> Self {
         Self {
             bounds: bounds.to_vec(),
@@ -59,7 +59,7 @@ impl Buckets {
         }
     }
 
-    /// What it shows; the sum is kept elsewhere. Exemplars, which need a lock, only if they are wanted.
+    /// Returns the distribution with this sum. Reads exemplars, which takes a lock, only if requested.
     pub(super) fn read(&self, sum: f64, with_exemplars: bool) -> Histogram {
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let buckets = bounds.zip(self.counts.iter().map(Count::get)).collect();
@@ -76,21 +76,21 @@ impl Buckets {
     }
 }
 
-/// The distributions of one model, those that the definition asks for. What a new definition switches on begins at 0;
-/// buckets and quantiles are those of the definition that switched them on first.
+/// The distributions of one model. Each is created when a definition first enables its metric, with the buckets or
+/// quantiles of that definition; later definitions do not change them.
 #[derive(Debug, Default)]
 pub(super) struct Durations {
     histograms: [OnceLock<Buckets>; Stage::ALL.len()],
     summaries: [OnceLock<Summary>; Stage::ALL.len()],
-    /// Of the response cache, for a model that uses it.
+    /// Of models that use the response cache.
     cache_hits: OnceLock<Summary>,
     cache_misses: OnceLock<Summary>,
-    /// Times to the first response, of a decoupled model.
+    /// Of decoupled models.
     first_response: OnceLock<Buckets>,
 }
 
 impl Durations {
-    /// Makes what is defined and not there yet. `buckets` are the model's own, by the metric's name.
+    /// Creates the distributions that are defined and missing. `buckets` are the model's own, by metric name.
     pub(super) fn define(&self, registry: &Registry, clock: &Arc<CoarseClock>, buckets: &[(String, Vec<f64>)]) {
         for (stage, slot) in Stage::ALL.into_iter().zip(&self.histograms) {
             if let Some(spec) = definition(registry, ModelValue::Durations(stage)) {
@@ -104,7 +104,7 @@ impl Durations {
         }
     }
 
-    /// The same for those of the response cache.
+    /// Creates the distributions of the response cache.
     pub(super) fn define_cache(&self, registry: &Registry, clock: &Arc<CoarseClock>) {
         for (lookup, slot) in [(Lookup::Hit, &self.cache_hits), (Lookup::Miss, &self.cache_misses)] {
             if let Some(spec) = definition(registry, ModelValue::CacheQuantiles(lookup)) {
@@ -113,14 +113,14 @@ impl Durations {
         }
     }
 
-    /// The same for the time to the first response.
+    /// Creates the distribution of the time to the first response.
     pub(super) fn define_first_response(&self, registry: &Registry, buckets: &[(String, Vec<f64>)]) {
         if let Some(spec) = definition(registry, ModelValue::FirstResponse) {
             self.first_response.get_or_init(|| Buckets::new(own_or_defined(buckets, &spec), 1e6));
         }
     }
 
-    /// Takes the time to the first response of a request.
+    /// Records the time to the first response of a request.
     pub(super) fn observe_first_response(&self, ns: u64) {
         if let Some(histogram) = self.first_response.get() {
             histogram.observe(ns);
@@ -131,12 +131,12 @@ impl Durations {
         self.first_response.get()
     }
 
-    /// Takes one successful request.
+    /// Records one successful request.
     pub(super) fn observe(&self, timeline: &Timeline) {
         self.observe_stages(&Stage::ALL, timeline);
     }
 
-    /// Takes a request that the response cache has answered, in `lookup_ns`.
+    /// Records a request that the response cache answered; the look-up took `lookup_ns`.
     pub(super) fn observe_hit(&self, timeline: &Timeline, lookup_ns: u64) {
         self.observe_stages(&Stage::OF_HITS, timeline);
         if let Some(summary) = self.cache_hits.get() {
@@ -144,7 +144,7 @@ impl Durations {
         }
     }
 
-    /// Takes what a miss has cost, in addition to the request.
+    /// Records the cost of a cache miss, in addition to the request.
     pub(super) fn observe_miss(&self, cache_ns: u64) {
         if let Some(summary) = self.cache_misses.get() {
             summary.observe(cache_ns as f64 / 1000.0);
@@ -163,7 +163,7 @@ impl Durations {
         }
     }
 
-    /// Notes where a traced request can be found.
+    /// Adds exemplars that refer to the trace of a request.
     pub(super) fn exemplify(&self, timeline: &Timeline, trace: TraceId, at_ms: u64) {
         let executed = timeline.compute.start < timeline.compute.end;
         for stage in if executed { &Stage::ALL[..] } else { &Stage::OF_HITS } {
@@ -190,13 +190,13 @@ impl Durations {
     }
 }
 
-/// The definition of the metric that shows this of models.
+/// Returns the definition of the metric that shows this value of models.
 fn definition(registry: &Registry, value: ModelValue) -> Option<Arc<MetricSpec>> {
     let builtin = Builtin::showing(Source::Model(LabelSet::Tagged, value))?;
     registry.family(builtin.name()).map(|family| Arc::clone(&family.spec))
 }
 
-/// The buckets of a histogram: the model's own, if it has some, else those of the definition.
+/// Returns the buckets of a histogram: the model's own if it has some, else those of the definition.
 fn own_or_defined<'a>(own: &'a [(String, Vec<f64>)], spec: &'a MetricSpec) -> &'a [f64] {
     own.iter().find(|(name, _)| *name == spec.name).map_or(&spec.buckets, |(_, bounds)| bounds)
 }

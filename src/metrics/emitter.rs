@@ -1,5 +1,5 @@
-//! What the text emitters ([`worker_lines`](super::worker_lines), [`statsd`](super::statsd)) share: why a line is refused, names that
-//! Prometheus accepts, and how often a fault is worth a line in the log.
+//! Shared by the parsers of text lines ([`worker_lines`](super::worker_lines), [`statsd`](super::statsd)): errors,
+//! valid names, default buckets, and a limit on log lines.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,21 +8,20 @@ use super::builtin::MICROSECONDS;
 use super::kind::Kind;
 use crate::timeline::Instant;
 
-/// The most characters of a refused line that are shown.
+/// The number of characters of a refused line that are shown at most.
 const SHOWN: usize = 120;
 
-/// Upper bounds of a histogram of seconds, and of a unit that is not known here: those of Prometheus' Java
-/// client.
+/// Upper bounds of a histogram in seconds or in an unknown unit: those of Prometheus' Java client.
 pub const SECOND_BUCKETS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
 
-/// Of a histogram of milliseconds: a quarter of a millisecond to ten seconds.
+/// Upper bounds of a histogram in milliseconds: 0.25 ms to 10 s.
 pub const MILLISECOND_BUCKETS: [f64; 15] =
     [0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10_000.0];
 
-/// Of a histogram of per cents: finer at both ends.
+/// Upper bounds of a histogram in percent, finer at both ends.
 const PERCENT_BUCKETS: [f64; 14] = [1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 100.0];
 
-/// Of a histogram of bytes: 256 B to 1 GiB, each four times the one before.
+/// Upper bounds of a histogram in bytes: 256 B to 1 GiB, in powers of 4.
 const BYTE_BUCKETS: [f64; 12] = {
     let (mut bounds, mut at) = ([256.0; 12], 1);
     while at < bounds.len() {
@@ -32,7 +31,7 @@ const BYTE_BUCKETS: [f64; 12] = {
     bounds
 };
 
-/// A line that is not in the emitter's grammar, and why: what was expected. The line itself is at hand where it is logged.
+/// The reason why a line does not match the grammar. Does not contain the line itself, which the caller logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
 
@@ -44,7 +43,7 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-/// The buckets of a metric that names none, by its unit; empty unless it is a histogram.
+/// Returns the default buckets of a metric for its unit; empty unless it is a histogram.
 pub fn default_buckets(kind: Kind, unit: &str) -> Vec<f64> {
     if kind != Kind::Histogram {
         return Vec::new();
@@ -59,8 +58,8 @@ pub fn default_buckets(kind: Kind, unit: &str) -> Vec<f64> {
     bounds.to_vec()
 }
 
-/// A name as Prometheus can show it: every character but ASCII letters, digits and `_` becomes `_`, and a digit in front
-/// gets one before it. Metrics' names and labels' names alike; borrowed when nothing has to change.
+/// Makes a name valid for Prometheus: replaces every character except ASCII letters, digits and `_` by `_`, and
+/// prepends `_` to a leading digit. Applies to names of metrics and labels. Borrows the name if nothing changes.
 pub fn prometheus_name(name: &str) -> Cow<'_, str> {
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let leading_digit = name.starts_with(|c: char| c.is_ascii_digit());
@@ -71,7 +70,7 @@ pub fn prometheus_name(name: &str) -> Cow<'_, str> {
     Cow::Owned(front.into_iter().chain(name.chars().map(|c| if fits(c) { c } else { '_' })).collect())
 }
 
-/// A line from outside as it may stand in the log: cut after 120 characters, control characters escaped.
+/// Prepares a line from outside for the log: cuts it after 120 characters and escapes control characters.
 pub fn shortened(line: &[u8]) -> String {
     let cut = line.get(..SHOWN * 4).unwrap_or(line);
     let text = String::from_utf8_lossy(cut);
@@ -88,7 +87,7 @@ fn escaped(c: char) -> impl Iterator<Item = char> {
     escape.into_iter().flatten().chain(plain)
 }
 
-/// Lets one event a second through, and counts those that it held back meanwhile.
+/// Lets one event a second pass, and counts the suppressed ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Throttle {
     last: Option<Instant>,
@@ -98,7 +97,7 @@ pub struct Throttle {
 impl Throttle {
     const SECOND_NS: u64 = 1_000_000_000;
 
-    /// Whether an event at `now` is let through: then with the number of those held back since the last one.
+    /// Returns the number of events suppressed since the last one that passed, if this event passes.
     pub fn pass(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now.ns_since(last) < Self::SECOND_NS) {
             self.held += 1;
@@ -115,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_become_valid_ones() {
+    fn invalid_characters_of_names_are_replaced() {
         for (name, expected) in [
             ("plain_1", "plain_1"),
             ("web.requests", "web_requests"),
@@ -149,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn histograms_get_buckets_of_their_unit() {
+    fn default_buckets_depend_on_the_unit() {
         let buckets = |unit: &str| default_buckets(Kind::Histogram, unit);
         assert_eq!(buckets("Milliseconds"), MILLISECOND_BUCKETS);
         assert_eq!((buckets("Seconds"), buckets("Items")), (SECOND_BUCKETS.to_vec(), SECOND_BUCKETS.to_vec()));

@@ -1,11 +1,11 @@
-//! The view that Prometheus scrapes: text format 0.0.4, and OpenMetrics 1.0 for scrapers that accept it.
+//! The view for Prometheus scrapes: text format 0.0.4, and OpenMetrics 1.0 for scrapers that accept it.
 //!
-//! Families come in the order of `metrics.yaml`, those without series are left out; series come by model, version and
-//! label values; labels are in alphabetical order (a histogram's `le` first).
+//! Families are in the order of `metrics.yaml`, without those that have no series. Series are ordered by model, version
+//! and label values; labels are in alphabetical order (a histogram's `le` comes first).
 //!
-//! `prometheus-client` encodes all but what it cannot encode (see `distributions`). It appends `_total` to every counter,
-//! which Triton's names must not have: counters are declared as such but written like gauges. OpenMetrics forbids a counter
-//! that does not end in `_total`: such a one is declared `unknown` there.
+//! `prometheus-client` encodes everything except the families in `distributions`. It appends `_total` to every counter,
+//! which Triton's names must not have; so counters are declared as counters but written like gauges. OpenMetrics
+//! requires counters to end in `_total`, so the others are declared `unknown` there.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use super::catalog::{Kind, MetricSpec, Mode};
 use super::reading::{Number, Reading};
 use super::readings::{Family, Readings};
 
-/// Which of the two text formats.
+/// The text format of a scrape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Prometheus' text format 0.0.4.
@@ -34,7 +34,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format that an `Accept` header asks for: OpenMetrics if it is named with at least the weight of `text/plain`.
+    /// Chooses the format for an `Accept` header: OpenMetrics if it is listed with at least the weight of `text/plain`.
     pub fn negotiate(accept: Option<&str>) -> Self {
         let weight = |media: &str| {
             let ranges = accept.unwrap_or("").split(',').map(|range| range.split(';').map(str::trim));
@@ -49,7 +49,7 @@ impl Format {
         if open_metrics > 0.0 && open_metrics >= weight("text/plain") { Self::OpenMetrics } else { Self::Text }
     }
 
-    /// The `Content-Type` of a rendering.
+    /// Returns the `Content-Type` of the format.
     pub fn content_type(self) -> &'static str {
         match self {
             Self::Text => "text/plain; version=0.0.4; charset=utf-8",
@@ -58,7 +58,7 @@ impl Format {
     }
 }
 
-/// What a scrape says when the definition's mode has nothing for it: a comment, which the text format allows anywhere.
+/// Appended when the mode shows no metrics in scrapes. A comment, which the text format allows anywhere.
 const LOGS_ONLY: &str = "# metrics mode is tslog: metrics go to the logs; mode both or prometheus shows them here\n";
 
 /// Renders every series of the cache.
@@ -66,7 +66,7 @@ pub fn render(cache: &Arc<Cache>, format: Format) -> String {
     render_named(cache, format, &Names::default())
 }
 
-/// Renders what is asked for.
+/// Renders the families and samples of these names.
 pub fn render_named(cache: &Arc<Cache>, format: Format, names: &Names) -> String {
     let readings = Readings::new(Arc::clone(cache));
     let readings = if format == Format::OpenMetrics { readings.with_exemplars() } else { readings };
@@ -84,12 +84,12 @@ pub fn render_named(cache: &Arc<Cache>, format: Format, names: &Names) -> String
         }
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Run { view: Arc::clone(&view), families }));
-        // Writing into a String cannot fail, and none of the encodings here does.
+        // Writing into a String cannot fail, and neither do these encodings.
         let _ = encode_registry(&mut text, &registry);
     }
     let mut text = names.keep(text);
     match format {
-        // OpenMetrics has no comments but its own.
+        // OpenMetrics does not allow free comments.
         Format::OpenMetrics => drop(encode_eof(&mut text)),
         Format::Text if logs_only => text.push_str(LOGS_ONLY),
         Format::Text => {}
@@ -110,7 +110,7 @@ struct View {
     format: Format,
 }
 
-/// Families that stand together and that prometheus-client can encode.
+/// Consecutive families that prometheus-client can encode.
 #[derive(Debug)]
 struct Run {
     view: Arc<View>,
@@ -124,7 +124,7 @@ impl Collector for Run {
 }
 
 impl View {
-    /// Writes a family, if it has series.
+    /// Writes a family if it has series.
     fn encode_family(&self, encoder: &mut DescriptorEncoder<'_>, family: &Family) -> fmt::Result {
         let spec = family.spec();
         let (mut unused, mut described, mut result) = (Some(encoder), None, Ok(()));
@@ -157,7 +157,7 @@ impl View {
                 let (sum, count) = (histogram.sum, histogram.count());
                 family.encode_family(labels)?.encode_histogram::<NoLabelSet>(sum, count, &histogram.buckets, None)
             }
-            // Not encoded here, see `is_by_hand`.
+            // Written by hand, see `is_by_hand`.
             Reading::Summary(_) => Ok(()),
         }
     }
@@ -174,7 +174,7 @@ impl View {
             (Kind::Counter, None) => (spec.name.as_str(), MetricType::Counter),
             (Kind::Gauge, _) => (spec.name.as_str(), MetricType::Gauge),
             (Kind::Histogram, _) => (spec.name.as_str(), MetricType::Histogram),
-            // Not encoded here, see `is_by_hand`.
+            // Written by hand, see `is_by_hand`.
             (Kind::Summary, _) => (spec.name.as_str(), MetricType::Unknown),
         };
         encoder.encode_descriptor(name, &escape_help(&spec.help, self.format), None, kind)
@@ -195,18 +195,18 @@ impl View {
                 sample.encode_gauge(&number)
             }
         };
-        // The encoder writes `{}` for a label set that is there but empty.
+        // The encoder writes `{}` for a label set that exists but is empty.
         if labels.0.is_empty() { write(family) } else { write(&mut family.encode_family(labels)?) }
     }
 
-    /// The name of an OpenMetrics counter's family, which its sample extends by `_total`.
+    /// Returns the name of an OpenMetrics counter's family: that of its sample without `_total`.
     fn total_stem<'s>(&self, spec: &'s MetricSpec) -> Option<&'s str> {
         let counter = self.format == Format::OpenMetrics && spec.kind == Kind::Counter;
         spec.name.strip_suffix("_total").filter(|stem| counter && !stem.is_empty())
     }
 }
 
-/// A backslash and a line feed would break the line; OpenMetrics also escapes quotes.
+/// Escapes a help text. A backslash or a line feed would break the line; OpenMetrics also escapes quotes.
 fn escape_help(help: &str, format: Format) -> String {
     let escaped = help.replace('\\', "\\\\").replace('\n', "\\n");
     if format == Format::OpenMetrics { escaped.replace('"', "\\\"") } else { escaped }
@@ -233,7 +233,7 @@ impl EncodeLabelSet for Labels<'_> {
 }
 
 impl Number {
-    /// The same number as a whole one, which is written without a decimal point, where a float has no fraction and is exact.
+    /// Converts a float without a fraction to an integer, which is written without a decimal point, if the conversion is exact.
     fn whole(self) -> Self {
         match self {
             Self::Float(value) if value.fract() == 0.0 && value.abs() < 9e15 => Self::Signed(value as i64),
@@ -256,7 +256,7 @@ impl EncodeCounterValue for Number {
     fn encode(&self, encoder: &mut prometheus_client::encoding::CounterValueEncoder<'_>) -> fmt::Result {
         match self.whole() {
             Self::Whole(value) => EncodeCounterValue::encode(&value, encoder),
-            // Counters are never negative: neither whole ones nor sums of a user's increments.
+            // Counters are never negative, neither the server's nor sums of increments.
             Self::Signed(value) => EncodeCounterValue::encode(&value.unsigned_abs(), encoder),
             Self::Float(value) => EncodeCounterValue::encode(&value, encoder),
         }

@@ -1,4 +1,4 @@
-//! Families of series by label values, and all families of one definition of the metrics.
+//! Families of series by label values, and the registry of all families of one definition.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -11,40 +11,40 @@ use super::reading::Reading;
 use super::sample_error::SampleError;
 use super::summary::CoarseClock;
 
-/// One series: a metric with label values, and its value. Keep the handle for many samples.
+/// One series: a metric with label values, and its value. Keep the handle if you record many samples.
 #[derive(Debug)]
 pub struct Series {
     spec: Arc<MetricSpec>,
     labels: Box<[String]>,
     pub(super) cell: Arc<Cell>,
-    /// Where its samples are logged, if they are.
+    /// The journal and the line for its samples, if they are logged.
     log: Option<(Arc<Journal>, Arc<Line>)>,
 }
 
 impl Series {
-    /// The metric.
+    /// Returns the metric.
     pub fn spec(&self) -> &MetricSpec {
         &self.spec
     }
 
-    /// The label values, in the order of the metric's dimensions.
+    /// Returns the label values, in the order of the metric's dimensions.
     pub fn labels(&self) -> &[String] {
         &self.labels
     }
 
-    /// Takes one sample: a counter's increment, a gauge's new value, an observation.
+    /// Records one sample: a counter's increment, a gauge's new value, an observation.
     ///
     /// # Errors
-    /// As [`Cell::add_or_update`].
+    /// Returns the errors of [`Cell::add_or_update`].
     pub fn add_or_update(&self, value: f64) -> Result<(), SampleError> {
         self.add_or_update_for(value, "")
     }
 
-    /// Takes one sample that a request caused, or a batch of them: in the metric logs it carries their ids, joined with
+    /// Records one sample that was caused by a request or a batch. Metric logs show the request ids, joined with
     /// [`push_request_id`](super::tslog::push_request_id).
     ///
     /// # Errors
-    /// As [`Cell::add_or_update`].
+    /// Returns the errors of [`Cell::add_or_update`].
     pub fn add_or_update_for(&self, value: f64, request_ids: &str) -> Result<(), SampleError> {
         self.cell.add_or_update(value)?;
         if let Some((journal, line)) = &self.log {
@@ -53,15 +53,15 @@ impl Series {
         Ok(())
     }
 
-    /// Where its samples are logged, if they are.
+    /// Returns its line in the journal, if its samples are logged.
     pub(super) fn line(&self) -> Option<&Arc<Line>> {
         self.log.as_ref().map(|(_, line)| line)
     }
 
-    /// Takes an observation that was made `times` times, 1 or more.
+    /// Records an observation that was made `times` times (at least 1).
     ///
     /// # Errors
-    /// As [`Cell::observe`].
+    /// Returns the errors of [`Cell::observe`].
     pub fn observe(&self, value: f64, times: u32) -> Result<(), SampleError> {
         self.cell.observe(value, times)?;
         if let Some((journal, line)) = &self.log {
@@ -70,16 +70,16 @@ impl Series {
         Ok(())
     }
 
-    /// Takes one sample as [`Series::add_or_update`] does, without a line in the log: for what is measured more often than
-    /// it is to be logged.
+    /// Records one sample like [`Series::add_or_update`], without a log line. For values that are measured more often
+    /// than they are logged.
     ///
     /// # Errors
-    /// As [`Cell::add_or_update`].
+    /// Returns the errors of [`Cell::add_or_update`].
     pub fn add_or_update_unlogged(&self, value: f64) -> Result<(), SampleError> {
         self.cell.add_or_update(value)
     }
 
-    /// The value now: a counter's or gauge's own, the number of observations of the others.
+    /// Returns the current value of a counter or gauge, or the number of observations of the other types.
     pub fn value(&self) -> f64 {
         match self.cell.read() {
             Reading::Number(value) => value.as_f64(),
@@ -89,26 +89,26 @@ impl Series {
     }
 }
 
-/// Series by label values, in the order in which they are shown.
+/// Series by label values, in the order in which views show them.
 type Members = BTreeMap<Box<[String]>, Arc<Series>>;
 
-/// One metric's series.
+/// All series of one metric.
 #[derive(Debug)]
 pub struct Family {
     pub(super) spec: Arc<MetricSpec>,
     pub(super) views: Views,
     journal: Arc<Journal>,
-    /// Written when a series is first seen or removed.
+    /// Changes when a series is created or removed.
     members: RwLock<Members>,
 }
 
 impl Family {
-    /// The metric.
+    /// Returns the metric.
     pub fn spec(&self) -> &MetricSpec {
         &self.spec
     }
 
-    /// The views that show it.
+    /// Returns the views that show it.
     pub fn views(&self) -> Views {
         self.views
     }
@@ -125,7 +125,7 @@ impl Family {
         Arc::new(Series { spec: Arc::clone(&self.spec), labels: labels.into(), cell, log })
     }
 
-    /// Of the same metric under a new definition: its series go on if they mean the same.
+    /// Creates the family of the same metric under a new definition. Keeps the series if the definitions are compatible.
     fn renewed(&self, catalog: &Catalog, spec: &MetricSpec) -> Self {
         let new = Self::new(catalog, spec, &self.journal);
         let old = &self.spec;
@@ -139,12 +139,12 @@ impl Family {
         new
     }
 
-    /// All series with their label values.
+    /// Returns all series.
     pub(super) fn all(&self) -> Vec<Arc<Series>> {
         self.read().values().cloned().collect()
     }
 
-    /// The series of these label values, made if there is room for it: `None` when the family has `most` already.
+    /// Returns the series of these label values and creates it if it is new; `None` if that would exceed `most` series.
     pub(super) fn series(&self, labels: &[String], most: usize, clock: &Arc<CoarseClock>) -> Option<Arc<Series>> {
         if let Some(series) = self.read().get(labels) {
             return Some(Arc::clone(series));
@@ -158,7 +158,7 @@ impl Family {
         Some(Arc::clone(series))
     }
 
-    /// Removes the series that `gone` names.
+    /// Removes the series for which `gone` returns true.
     pub(super) fn remove(&self, mut gone: impl FnMut(&Series) -> bool) {
         self.write().retain(|_, series| !gone(series));
     }
@@ -172,13 +172,13 @@ impl Family {
         }
     }
 
-    /// Label values from before labels were added.
+    /// Extends label values from before labels were added with empty ones.
     fn filled(&self, labels: &[String]) -> Box<[String]> {
         let missing = self.spec.dimensions.len().saturating_sub(labels.len());
         labels.iter().cloned().chain(std::iter::repeat_n(String::new(), missing)).collect()
     }
 
-    /// The same metric with labels added at the end, which the series of now do not have.
+    /// Creates the family of the same metric with labels added at the end. The existing series have no values for them.
     fn widened(&self, catalog: &Catalog, spec: &MetricSpec) -> Self {
         let new = Self::new(catalog, spec, &self.journal);
         let members = self.read();
@@ -196,11 +196,11 @@ impl Family {
     }
 }
 
-/// All families of one definition.
+/// All families of one definition of the metrics.
 #[derive(Debug)]
 pub struct Registry {
     catalog: Catalog,
-    /// By metric id.
+    /// Indexed by metric id.
     families: Vec<Arc<Family>>,
     journal: Arc<Journal>,
 }
@@ -211,7 +211,7 @@ impl Registry {
         Self { catalog, families, journal }
     }
 
-    /// The families of a new definition; what it has in common with this one goes on.
+    /// Creates the families of a new definition. Keeps the series of metrics that are compatible in both.
     pub(super) fn renewed(&self, catalog: Catalog) -> Self {
         let family = |spec: &MetricSpec| match self.family(&spec.name) {
             Some(old) => old.renewed(&catalog, spec),
@@ -221,7 +221,7 @@ impl Registry {
         Self { catalog, families, journal: Arc::clone(&self.journal) }
     }
 
-    /// The same families and a new one, of a metric that is not there yet.
+    /// Creates a registry with an additional family, of a metric that is not in this one.
     pub(super) fn with_detected(&self, spec: MetricSpec) -> Self {
         let catalog = self.catalog.clone().with_metric(spec.clone());
         let new = Arc::new(Family::new(&catalog, &spec, &self.journal));
@@ -229,7 +229,7 @@ impl Registry {
         Self { catalog, families, journal: Arc::clone(&self.journal) }
     }
 
-    /// The same families, one of them with labels added at the end: that of this definition.
+    /// Creates a registry in which the family of this metric has the labels of `spec`, added at the end.
     pub(super) fn with_labels(&self, spec: MetricSpec) -> Self {
         let catalog = self.catalog.clone().with_changed(spec.clone());
         let family = |old: &Arc<Family>| match old.spec.name == spec.name {
@@ -240,12 +240,12 @@ impl Registry {
         Self { catalog, families, journal: Arc::clone(&self.journal) }
     }
 
-    /// The metrics that are defined.
+    /// Returns the definition of the metrics.
     pub fn catalog(&self) -> &Catalog {
         &self.catalog
     }
 
-    /// Every family, in the catalog's order.
+    /// Returns every family, in the catalog's order.
     pub(super) fn families(&self) -> &[Arc<Family>] {
         &self.families
     }

@@ -1,4 +1,4 @@
-//! From one worker's channel into the cache.
+//! Reads samples from one worker's channel into the cache.
 
 use std::sync::Arc;
 
@@ -7,75 +7,75 @@ use super::channel::{Corrupt, Definition, Event, Reader};
 use super::record;
 use super::series::ModelSeries;
 
-/// One worker's channel and what its series numbers stand for in the cache.
+/// One worker's channel, and the cache's series for its series numbers.
 #[derive(Debug)]
 pub struct Feed {
     reader: Reader,
     /// By series number.
     series: Vec<DefinedSeries>,
-    /// The cache's generation in which the series were found.
+    /// The cache's generation in which the series were looked up.
     generation: u64,
-    /// The producer's count of dropped samples, as far as it is recorded.
+    /// The producer's count of dropped samples that is already recorded.
     dropped: u64,
 }
 
-/// A series that a worker has defined, and where its samples go.
+/// A series that a worker has defined, and the destination of its samples.
 #[derive(Debug)]
 struct DefinedSeries {
     definition: Definition,
     destination: Destination,
 }
 
-/// Where samples go.
+/// The destination of samples.
 #[derive(Debug)]
 enum Destination {
     Series(Arc<Series>),
-    /// The metric is switched off: nowhere, and nobody misses them.
+    /// The metric is switched off: samples are discarded and not counted as dropped.
     Off,
-    /// The cache refused the series, and why: they are counted as dropped.
+    /// The cache refused the series for this reason: samples are counted as dropped.
     Refused(SampleError),
 }
 
-/// The most samples that a worker can drop between two readings: many times as many as its threads can record meanwhile.
+/// The increase of the worker's drop count between two readings, at most. Far more than its threads can record meanwhile.
 const MOST_DROPPED: u64 = 1 << 24;
 
-/// What a reading of the worker's count adds to ours. The model can write anything there: a count that goes back adds
-/// nothing, and one that leaps adds no more than [`MOST_DROPPED`].
+/// Returns the increase of the worker's drop count. Worker memory is not trusted: a decrease counts as 0, and a jump as
+/// at most [`MOST_DROPPED`].
 fn step(known: &mut u64, counted: u64) -> u64 {
     let before = *known;
     *known = counted.max(before);
     counted.saturating_sub(before).min(MOST_DROPPED)
 }
 
-/// What one call of [`Feed::drain`] did.
+/// The result of one call of [`Feed::drain`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
-    /// Samples now in the cache.
+    /// Samples that were added to the cache.
     pub samples: u64,
     /// Samples that the cache refused. Recorded as dropped.
     pub refused: u64,
     /// Samples that the worker could not send since the last call. Recorded as dropped.
     pub dropped: u64,
-    /// Why the first refused one was refused, for the log.
+    /// The error of the first refused sample, for the log.
     pub refusal: Option<SampleError>,
 }
 
 impl Feed {
-    /// A feed from a channel's start.
+    /// Creates a feed from the start of a channel.
     pub fn new(reader: Reader) -> Self {
         Self { reader, series: Vec::new(), generation: 0, dropped: 0 }
     }
 
-    /// Bytes of samples that wait to be taken.
+    /// Returns the number of bytes in the channel that wait to be read.
     pub fn waiting_bytes(&self) -> u64 {
         self.reader.waiting_bytes()
     }
 
-    /// Takes every committed sample into the cache; what is lost is recorded for the model. Costs two loads when nothing
-    /// is waiting, so it can be called before each reply.
+    /// Reads every committed sample into the cache and records losses for the model. Costs two loads if the channel is
+    /// empty, so callers may call it before each reply.
     ///
     /// # Errors
-    /// When the channel is corrupt: the worker is not to be trusted any more. Samples before that are in the cache.
+    /// The channel is corrupt, and the worker must not be trusted any more. Earlier samples are in the cache.
     pub fn drain(&mut self, cache: &Cache, model: &ModelSeries) -> Result<Drained, Corrupt> {
         let mut drained = Drained::default();
         let find = |definition: &Definition| match cache.resolve(definition) {
@@ -89,7 +89,7 @@ impl Feed {
         let generation = cache.generation();
         if self.generation != generation {
             self.generation = generation;
-            self.series.iter_mut().for_each(|told| told.destination = find(&told.definition));
+            self.series.iter_mut().for_each(|known| known.destination = find(&known.definition));
         }
         let Self { reader, series, dropped, .. } = self;
         drained.dropped = step(dropped, reader.dropped());
@@ -98,9 +98,9 @@ impl Feed {
                 let destination = find(&definition);
                 series.push(DefinedSeries { definition, destination });
             }
-            // One that cannot be is met again in its series, which say so for each sample.
+            // An invalid description fails again for its series, which are then reported for each sample.
             Event::Metric(metric) => drop(cache.describe(&metric)),
-            Event::Sample(sample) => match series.get(sample.series as usize).map(|told| &told.destination) {
+            Event::Sample(sample) => match series.get(sample.series as usize).map(|known| &known.destination) {
                 Some(Destination::Off) => {}
                 Some(Destination::Series(series)) => match series.add_or_update_for(sample.value, sample.request_id) {
                     Ok(()) => drained.samples += 1,
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_that_leaps_adds_no_more_than_is_possible() {
+    fn a_jump_of_the_drop_count_is_limited() {
         let mut known = 0;
         let steps =
             [3, 3, 0, 5, 1_000_000_000_000_000_000, 7, u64::MAX, 0, u64::MAX].map(|read| step(&mut known, read));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_definition_applies_to_series_that_are_told_already() {
+    fn a_new_definition_applies_to_known_series() {
         let (fd, reader) = channel::create(0).unwrap();
         let mut writer = Writer::open(&fd).unwrap();
         let cache = cache();
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn series_go_with_the_last_model_that_writes_them() {
+    fn series_are_removed_with_the_last_model_that_writes_them() {
         let cache = cache();
         let models = [1, 2].map(|version| cache.model_loaded(&ModelVersion::new("m", version), &[]));
         for model in &models {

@@ -1,7 +1,7 @@
-//! From lines of text into the cache: what a worker prints ([`worker_lines`]) and what programs send ([`statsd`]).
+//! Reads lines of text into the cache: those that workers print ([`worker_lines`]) and those that programs send ([`statsd`]).
 //!
-//! A line reaches the series that the same sample would reach through a worker's ring. What is refused is counted where it
-//! is refused; the caller decides whether it is worth a line in the log.
+//! A line reaches the same series as the equal sample in a worker's ring. Refused lines are counted here; the caller
+//! decides whether to log them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use super::series::ModelSeries;
 use super::statsd::{self, Sets, Update};
 use super::worker_lines;
 
-/// The longest metric line of a worker, in bytes with marker and end: some 1,700 request ids.
+/// The longest metric line of a worker, in bytes with marker and line feed. Enough for some 1,700 request ids.
 pub const MAX_LINE: usize = 64 << 10;
 
-/// Why a line was not taken.
+/// Why a line was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It could not be read.
+    /// The line could not be parsed.
     Malformed(Malformed),
-    /// It could, but the cache has no place for it.
+    /// The cache refused the sample.
     Sample(SampleError),
 }
 
@@ -52,14 +52,14 @@ impl From<SampleError> for Refusal {
     }
 }
 
-/// Takes the line that a worker of `model` has printed; `body` is what follows the marker ([`worker_lines::strip`]), with the end
-/// of the line: without one it is the last word of a process that died, or longer than [`MAX_LINE`], and says who knows what.
+/// Records the line that a worker of `model` has printed. `body` is the text after the marker ([`worker_lines::strip`]) up to and
+/// including the line feed. Refuses a text without a line feed: the process died while writing it, or it exceeds [`MAX_LINE`].
 ///
-/// A declared metric keeps its type and unit, whatever the line says. One that is detected has the dimensions of its first
-/// line, and `Hostname` behind them if the line tells its host.
+/// A defined metric keeps its type and unit, whatever the line contains. A detected one gets the dimensions of its
+/// first line, followed by `Hostname` if the line gives a host.
 ///
 /// # Errors
-/// The line is malformed, which is counted by source, or refused, which is counted as a dropped sample of the model.
+/// The line is malformed (counted by source) or refused (counted as a dropped sample of the model).
 pub fn stdout_line(cache: &Cache, model: &ModelSeries, body: &[u8]) -> Result<(), Refusal> {
     let whole = body.strip_suffix(b"\n").ok_or(Malformed("the line is cut off, or longer than 65536 bytes"));
     let line = whole
@@ -101,20 +101,20 @@ fn take_printed(cache: &Cache, model: &ModelSeries, line: &worker_lines::Line<'_
     Ok(series.add_or_update_for(line.value, line.request_ids)?)
 }
 
-/// What a sample of a declared metric is called, with these label values in the declared order.
+/// Returns the definition for a sample of a defined metric, with label values in the order of its dimensions.
 fn declared(spec: &MetricSpec, kind: Option<Kind>, values: &[&str]) -> Definition {
     let labels = spec.dimensions.iter().cloned().zip(values.iter().map(|value| (*value).to_owned())).collect();
     Definition { name: spec.name.clone(), kind, unit: spec.unit.clone(), labels }
 }
 
-/// Takes datagrams, and keeps the sets of the current interval.
+/// Reads datagrams, and keeps the sets of the current interval.
 #[derive(Debug, Default)]
 pub struct Statsd {
     sets: Sets,
 }
 
 impl Statsd {
-    /// Takes a datagram. `refused` is told of every line that was not taken; they are counted by source.
+    /// Reads a datagram. Counts refused lines by source and passes each to `refused`.
     pub fn datagram<'a>(&mut self, cache: &Cache, datagram: &'a [u8], mut refused: impl FnMut(&'a [u8], Refusal)) {
         if datagram.len() > statsd::MAX_DATAGRAM {
             count(cache, Builtin::LinesMalformed, Source::Statsd, 1);
@@ -135,23 +135,23 @@ impl Statsd {
         count(cache, Builtin::LinesMalformed, Source::Statsd, lines);
     }
 
-    /// Whether sets wait for the end of the interval.
+    /// Returns whether sets wait for the end of the interval.
     pub fn has_sets(&self) -> bool {
         !self.sets.is_empty()
     }
 
-    /// Ends the interval of sets: each one's gauge is the number of members that it was given. To be called at equal times
-    /// while [`Statsd::has_sets`].
+    /// Ends the interval: sets the gauge of each set to the number of its members. Call it at equal intervals while
+    /// [`Statsd::has_sets`] returns true.
     pub fn flush(&mut self, cache: &Cache) {
         for ((name, labels), count) in self.sets.flush() {
-            // The definition may have changed since the members came: then nobody wants the number any more.
+            // Fails if the definition has changed since the members arrived, and the number is discarded.
             if let Ok(series) = find(cache, &name, &labels, Update::Set(0.0)) {
                 let _ = series.add_or_update(count as f64);
             }
         }
     }
 
-    /// Takes a line; gives the number of its samples.
+    /// Records a line. Returns the number of its samples.
     fn line(&mut self, cache: &Cache, line: statsd::Line) -> Result<u64, Refusal> {
         let Some(first) = line.updates.first() else { return Ok(0) };
         let series = find(cache, &line.name, &line.labels, *first)?;
@@ -170,9 +170,9 @@ impl Statsd {
     }
 }
 
-/// The series that a line means, if its metric is of a type that the update fits.
+/// Returns the series of a line, if the update is allowed for the metric's type.
 fn find(cache: &Cache, name: &str, labels: &[(String, String)], update: Update) -> Result<Arc<Series>, SampleError> {
-    // The types that it fits; the first is that of a metric that is detected.
+    // The types that the update is allowed for; a detected metric gets the first.
     let (kinds, unit): (&[Kind], &str) = match update {
         Update::Increment(_) => (&[Kind::Counter], "Count"),
         Update::Set(_) | Update::Change(_) => (&[Kind::Gauge], ""),
@@ -195,7 +195,7 @@ fn find(cache: &Cache, name: &str, labels: &[(String, String)], update: Update) 
     cache.resolve(&declared(&spec, kind, &values))
 }
 
-/// Counts by source, if the definition has the metric.
+/// Adds to a counter by source, if it is defined.
 fn count(cache: &Cache, builtin: Builtin, source: Source, by: u64) {
     if by > 0
         && let Ok(counter) = cache.counter(builtin.name(), &[source.as_str()])
@@ -307,7 +307,7 @@ model_metrics:
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_and_counted() {
+    fn lines_that_do_not_fit_are_refused_and_counted() {
         let (cache, mut statsd) = (cache(false), Statsd::default());
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         for (line, expected) in [
@@ -315,8 +315,8 @@ model_metrics:
             ("Level:1|c|#tank:a", "`Level` is a gauge, not a counter"),
             ("Orders:1|ms|#shop:a", "`Orders` is a counter, not a histogram"),
             ("Size:a|s", "`Size` is a histogram, not a gauge"),
-            ("Orders:-1|c|#shop:a", "not by -1"),
-            ("Orders:1|c|#shop:a,extra:b", "has the dimensions [shop, Hostname], [extra, shop] were given"),
+            ("Orders:-1|c|#shop:a", "invalid increment -1"),
+            ("Orders:1|c|#shop:a,extra:b", "has the dimensions [shop, Hostname], but [extra, shop] were given"),
             ("Unknown:1|c|#shop:a", "`Unknown` is not defined in metrics.yaml"),
             ("pharos_requests_total:1|c", "recorded by the server itself"),
             ("Orders", "name:value|type"),
@@ -327,7 +327,7 @@ model_metrics:
         assert_eq!(cache.counter(Builtin::LinesMalformed.name(), &["statsd"]).unwrap().value(), 9.0);
 
         for (line, expected) in [
-            ("Orders.Count:1|#a:1,b:2,c:3", "has the dimensions [shop, Hostname], [a, b, c] were given"),
+            ("Orders.Count:1|#a:1,b:2,c:3", "has the dimensions [shop, Hostname], but [a, b, c] were given"),
             ("Orders.Count:-1|#shop:a", "not by -1"),
             ("Unknown.ms:1|#", "`Unknown` is not defined in metrics.yaml"),
             ("pharos_requests_total.Count:1|#", "recorded by the server itself"),
@@ -367,9 +367,9 @@ model_metrics:
         assert_eq!(found("web_time"), (Kind::Histogram, "Milliseconds".into(), vec![]));
         assert_eq!(cache.find("web_time").unwrap().0.buckets, super::super::emitter::MILLISECOND_BUCKETS);
         assert_eq!(found("web_users"), (Kind::Gauge, "Count".into(), vec![]));
-        // The first line has said what the labels are.
+        // The first line has defined the labels.
         let refusals = send(&cache, &mut statsd, "web.hits:1|c|#c:2\nweb.hits:1|c|#a:1");
-        assert!(matches!(refusals.as_slice(), [text] if text.contains("[a, b], [c]")), "{refusals:?}");
+        assert!(matches!(refusals.as_slice(), [text] if text.contains("[a, b], but [c] were given")), "{refusals:?}");
         for bad in ["x:1|h|#le:1", "x:1|c|#__a:1", "Off:1|g"] {
             assert!(!send(&cache, &mut statsd, bad).is_empty(), "{bad}");
         }
@@ -377,7 +377,7 @@ model_metrics:
     }
 
     #[test]
-    fn what_is_cut_off_or_too_long_is_not_half_taken() {
+    fn lines_that_are_cut_off_or_too_long_are_refused_whole() {
         let (cache, mut statsd) = (cache(false), Statsd::default());
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         assert!(stdout_line(&cache, &model, b"Orders.Count:12|#shop:a").is_err());
@@ -390,7 +390,7 @@ model_metrics:
     }
 
     #[test]
-    fn series_of_printed_lines_go_with_the_model() {
+    fn series_of_printed_lines_are_removed_with_the_model() {
         let cache = cache(false);
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         print(&cache, &model, "Orders.Count:1|#shop:a").unwrap();

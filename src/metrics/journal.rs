@@ -1,14 +1,14 @@
-//! What waits to be written into the metric logs: a bounded queue between those who record and the one who writes.
+//! The queue of the lines of metric logs: bounded, between the code that records samples and the writer of the logs.
 //!
-//! Gauges, observations, what models send and the latencies of requests are pushed, sample by sample. The server's other
-//! counters are not: the writer logs by how much their cells have grown ([`Counters`](super::counter_lines::Counters)).
-//! Either way the sum over lines is what the other views show.
+//! Samples of gauges, observations, metrics of models and latencies of requests are pushed one by one. The server's other
+//! counters are not pushed: the writer logs the growth of their cells ([`Counters`](super::counter_lines::Counters)).
+//! Either way, the sum over the lines equals the value in the other views.
 //!
-//! Between two visits of the writer only so many lines are taken as it allows. What counters grow by beyond that is summed
-//! and becomes one line later: their sums stay exact. Samples of other types are skipped, and counted; the server's
-//! counters, of which nothing is lost, make room for them before that.
+//! Between two visits, the queue accepts as many lines as the writer allows. Beyond this limit, increments of counters
+//! are summed up and become one line later, so that their sums stay exact. Samples of other types are skipped and
+//! counted. The server's counters are held back first, because they lose nothing.
 //!
-//! Recording never waits for the writer. A journal that nobody writes costs one relaxed load for each sample.
+//! Recording never waits for the writer. A journal without a writer costs one relaxed load for each sample.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -18,16 +18,16 @@ use super::atomic;
 use super::catalog::{Kind, MetricSpec};
 use super::tslog::{File, Text};
 
-/// The most samples that wait, whatever the writer allows: some 8 MiB.
+/// The number of samples that may wait, regardless of the writer's limit: some 8 MiB.
 pub const MAX_WAITING: usize = 1 << 18;
-/// The most bytes of request ids that wait.
+/// The number of bytes of request ids that may wait.
 const MAX_REQUEST_IDS: usize = 16 << 20;
 
-/// Nobody writes.
+/// No writer.
 const OFF: u8 = 0;
-/// The writer sleeps: who records wakes it.
+/// The writer sleeps; recording a sample wakes it.
 const ASLEEP: u8 = 1;
-/// The writer comes by itself.
+/// The writer visits without being woken.
 const AWAKE: u8 = 2;
 
 /// One series in the journal.
@@ -35,18 +35,18 @@ const AWAKE: u8 = 2;
 pub struct Line {
     text: Text,
     counter: bool,
-    /// Whether it leaves the last places to others; see [`Journal::take`].
+    /// Whether it leaves the last free places to other series; see [`Journal::take`].
     yields: bool,
-    /// How much of a sample's value makes one of the metric's unit.
+    /// The factor between a sample's value and the metric's unit.
     scale: f64,
-    /// Of a counter: what no line tells yet, as the bits of an f64.
+    /// The sum of a counter's increments that no line contains yet, as the bits of an f64.
     held: AtomicU64,
-    /// Whether the journal knows that there is something held.
+    /// Whether the journal lists this series as having held increments.
     owed: AtomicBool,
 }
 
 impl Line {
-    /// Of the series of `spec` with these label values; `hostname` is the server's.
+    /// Creates the line of the series of `spec` with these label values; `hostname` is the server's.
     pub(super) fn new(spec: &MetricSpec, labels: &[String], hostname: &str) -> Self {
         Self {
             text: Text::new(spec, spec.labelled(labels), hostname),
@@ -58,28 +58,28 @@ impl Line {
         }
     }
 
-    /// Of a counter of the server itself, whose samples are whole numbers of which `scale` make one of the metric's unit:
-    /// sums of them are exact. `labels` are as in [`Text::of_server`].
+    /// Creates the line of a counter of the server itself. Its samples are whole numbers, so that sums are exact;
+    /// `scale` of them are one of the metric's unit. `labels` are as in [`Text::of_server`].
     pub(super) fn of_server(spec: &MetricSpec, labels: &[(&str, &str)], hostname: &str, scale: f64) -> Self {
         let text = Text::of_server(spec, labels, hostname);
         Self { text, counter: true, yields: true, scale, held: AtomicU64::new(0), owed: AtomicBool::new(false) }
     }
 
-    /// How it is written.
+    /// Returns its text.
     pub fn text(&self) -> &Text {
         &self.text
     }
 
-    /// A sample's value in the metric's unit.
+    /// Converts a sample's value to the metric's unit.
     pub fn shown(&self, value: f64) -> f64 {
         value / self.scale
     }
 
-    /// Keeps a counter's sample for later. Returns whether the journal has to be told of it.
+    /// Adds a counter's sample to the held sum. Returns whether the journal has to list the series.
     fn hold(&self, value: f64) -> bool {
         atomic::add(&self.held, value);
-        // Whoever finds it not owed yet says so. The writer first forgets that it is, then takes what is held: whatever
-        // comes in between is taken now or owed again.
+        // Only the first sample after a visit lists the series. The writer resets the flag before it takes the sum, so
+        // a sample recorded in between is either part of this sum or listed again.
         !self.owed.swap(true, Ordering::AcqRel)
     }
 }
@@ -96,13 +96,12 @@ pub struct Batch {
 struct Entry {
     line: Arc<Line>,
     value: f64,
-    /// Where its request ids end in the batch's text; they begin where those of the entry before end.
+    /// Where its request ids end in the batch's text; they begin at the end of the previous entry's.
     ids_end: usize,
 }
 
 impl Batch {
-    /// Calls `each` with every sample in the order of recording: its series, its value (see [`Line::shown`]) and its request
-    /// ids.
+    /// Calls `each` with every sample in the order of recording: its series, its value (see [`Line::shown`]) and its request ids.
     pub fn for_each(&self, mut each: impl FnMut(&Arc<Line>, f64, &str)) {
         let mut start = 0;
         for entry in &self.entries {
@@ -120,25 +119,25 @@ impl Batch {
 #[derive(Debug, Default)]
 struct Queue {
     batch: Batch,
-    /// How many more samples are taken until the writer comes.
+    /// The number of samples that are accepted until the writer's next visit.
     room: usize,
-    /// How many places the server's counters leave to others.
+    /// The number of places that the server's counters leave to others.
     kept: usize,
 }
 
 type Waker = Box<dyn Fn() + Send + Sync>;
 
-/// The queue.
+/// The journal; see the head of the module.
 pub struct Journal {
     hostname: String,
     state: AtomicU8,
-    /// Nothing more is taken until the writer comes. A hint: the queue itself knows.
+    /// Whether no sample is accepted until the next visit. A hint, to skip the lock; the queue decides.
     full: AtomicBool,
-    /// Held to push a sample or to swap the queue for an empty one, never while anything is written.
+    /// Locked to push samples or to replace the queue by an empty one, never during I/O.
     queue: Mutex<Queue>,
     skipped: [AtomicU64; File::ALL.len()],
     waker: OnceLock<Waker>,
-    /// Whether the definition of the metrics wants lines.
+    /// Whether the definition of the metrics contains logged metrics.
     wanted: AtomicBool,
 }
 
@@ -149,7 +148,7 @@ impl fmt::Debug for Journal {
 }
 
 impl Journal {
-    /// A journal that nobody writes yet. `hostname` stands in lines of series that name no host.
+    /// Creates a journal without a writer. `hostname` is used for series without a host label.
     pub(super) fn new(hostname: &str) -> Self {
         Self {
             hostname: hostname.to_owned(),
@@ -162,19 +161,19 @@ impl Journal {
         }
     }
 
-    /// The host's name.
+    /// Returns the host's name.
     pub(super) fn hostname(&self) -> &str {
         &self.hostname
     }
 
-    /// Somebody writes from now on: `wake` is called when there is something to do after [`Journal::rest`], from the
-    /// thread that records it; it must not block. Only the first writer counts.
+    /// Attaches the writer. `wake` is called if there is work after [`Journal::rest`], from the thread that records a
+    /// sample; it must not block. Only the first call has an effect.
     pub fn attach(&self, wake: impl Fn() + Send + Sync + 'static) {
         let _ = self.waker.set(Box::new(wake));
         self.want(self.wanted.load(Ordering::Acquire));
     }
 
-    /// Whether the definition of the metrics has lines in it.
+    /// Sets whether the definition of the metrics contains logged metrics.
     pub(super) fn want(&self, wanted: bool) {
         self.wanted.store(wanted, Ordering::Release);
         let Some(wake) = self.waker.get() else { return };
@@ -182,12 +181,12 @@ impl Journal {
         wake();
     }
 
-    /// Whether lines are wanted.
+    /// Returns whether a writer is attached and the definition contains logged metrics.
     pub fn wanted(&self) -> bool {
         self.state.load(Ordering::Acquire) != OFF
     }
 
-    /// A counter's cell has changed, or something else that the writer looks for itself.
+    /// Wakes the writer because the cell of a counter has changed, or other data that the writer reads itself.
     pub(super) fn touch(&self) {
         if self.state.load(Ordering::Relaxed) == ASLEEP {
             self.wake();
@@ -202,12 +201,12 @@ impl Journal {
         }
     }
 
-    /// Takes one sample.
+    /// Pushes one sample.
     pub(super) fn push(&self, line: &Arc<Line>, value: f64, request_ids: &str) {
         self.push_all([(line, value)].into_iter(), request_ids);
     }
 
-    /// Takes samples of one thing that happened.
+    /// Pushes the samples of one event.
     pub(super) fn push_all<'a>(&self, samples: impl Iterator<Item = (&'a Arc<Line>, f64)>, request_ids: &str) {
         if self.state.load(Ordering::Relaxed) == OFF {
             return;
@@ -241,7 +240,7 @@ impl Journal {
         self.touch();
     }
 
-    /// A sample for which there is no room: a counter's is told later, another is skipped.
+    /// Handles a sample without a place in the queue: holds a counter's increment for later, and skips any other sample.
     pub fn put_off(&self, line: &Arc<Line>, value: f64) {
         if !line.counter {
             if let Some(skipped) = self.skipped.get(line.text.file() as usize) {
@@ -254,21 +253,21 @@ impl Journal {
         }
     }
 
-    /// For the writer: everything that waits, in place of the samples in `batch`, whose memory is used again. Until it comes the next
-    /// time, `room` samples are taken; the last `kept` of these places are not for the server's counters.
+    /// For the writer: takes all waiting samples and reuses the memory of `batch`. Until the next call, accepts `room`
+    /// samples, but the server's counters leave the last `kept` places to others.
     pub fn take(&self, batch: &mut Batch, room: usize, kept: usize) {
         batch.clear();
         let mut queue = self.lock();
         std::mem::swap(&mut queue.batch, batch);
-        // What the last batch owed and was not settled is owed by this one.
+        // Held increments that the previous batch did not settle move to this one.
         batch.owing.append(&mut queue.batch.owing);
         (queue.room, queue.kept) = (room.min(MAX_WAITING), kept);
         drop(queue);
         self.full.store(false, Ordering::Relaxed);
     }
 
-    /// For the writer: what counters of `batch` have held back, once each. What `each` refuses stays held. A batch that is
-    /// not settled owes it until the next one is.
+    /// For the writer: passes the held increments of each listed counter to `each`, once. Keeps those that `each`
+    /// refuses. If a batch is not settled, its increments move to the next batch.
     pub fn settle(&self, batch: &mut Batch, mut each: impl FnMut(&Arc<Line>, f64) -> bool) {
         for line in batch.owing.drain(..) {
             line.owed.store(false, Ordering::Release);
@@ -279,18 +278,18 @@ impl Journal {
         }
     }
 
-    /// For the writer: it has nothing to do and wants to be woken. It must look once more after a while before it relies
-    /// on that: who recorded something at this moment may have seen it awake.
+    /// For the writer: it has no work and must be woken. It must check once more after a while before it relies on
+    /// that, because a thread that recorded a sample just before may have seen it awake.
     pub fn rest(&self) {
         let _ = self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Whether nothing was recorded since [`Journal::rest`].
+    /// Returns whether nothing was recorded since [`Journal::rest`].
     pub fn resting(&self) -> bool {
         self.state.load(Ordering::Acquire) != AWAKE
     }
 
-    /// How many samples of `file` were skipped since the last call.
+    /// Returns the number of samples of `file` that were skipped since the last call.
     pub fn take_skipped(&self, file: File) -> u64 {
         self.skipped.get(file as usize).map_or(0, |skipped| skipped.swap(0, Ordering::Relaxed))
     }

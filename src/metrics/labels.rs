@@ -1,4 +1,4 @@
-//! Closed lists of label values. Closed, so that the number of series is bounded whatever clients send.
+//! Closed lists of label values, so that clients cannot create an unbounded number of series.
 
 mod connections;
 
@@ -6,7 +6,7 @@ use crate::error::Reason;
 
 pub use connections::{Credentials, Listener, Refused};
 
-/// How a request came in (label `protocol`).
+/// The protocol of a request (label `protocol`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Protocol {
     /// HTTP.
@@ -16,10 +16,10 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Every value, in order.
+    /// All values, in order.
     pub const ALL: [Protocol; 2] = [Self::Http, Self::Grpc];
 
-    /// The label's value.
+    /// Returns the label's value.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -27,13 +27,13 @@ impl Protocol {
         }
     }
 
-    /// Its place in `ALL`.
+    /// Returns its index in `ALL`.
     pub(super) fn index(self) -> usize {
         self as usize
     }
 }
 
-/// What a request asked for (label `route`): every endpoint of either protocol.
+/// The endpoint of a request (label `route`), of either protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Route {
     /// Liveness of the server.
@@ -64,13 +64,13 @@ pub enum Route {
     RepositoryLoad,
     /// Unloading a model.
     RepositoryUnload,
-    /// Registered system regions.
+    /// The list of registered system regions.
     SystemSharedMemoryStatus,
     /// Registering a system region.
     SystemSharedMemoryRegister,
     /// Unregistering system regions.
     SystemSharedMemoryUnregister,
-    /// Registered CUDA regions.
+    /// The list of registered CUDA regions.
     CudaSharedMemoryStatus,
     /// Registering a CUDA region.
     CudaSharedMemoryRegister,
@@ -102,20 +102,20 @@ pub enum Route {
     ModelRegister,
     /// Changing the number of a model's workers.
     ModelScale,
-    /// Making a version the default one.
+    /// Making a version the default.
     ModelSetDefault,
     /// Unregistering a model.
     ModelUnregister,
-    /// A new token.
+    /// Creating a token.
     Token,
-    /// What the API is.
+    /// The description of the API.
     ApiDescription,
-    /// None of the others: an unknown path or method, or bytes before one could be read.
+    /// Anything else: an unknown path or method, or bytes that do not form a request.
     Unknown,
 }
 
 impl Route {
-    /// Every value, in order.
+    /// All values, in order.
     pub const ALL: [Route; 38] = [
         Self::Live,
         Self::Ready,
@@ -157,7 +157,7 @@ impl Route {
         Self::Unknown,
     ];
 
-    /// The label's value.
+    /// Returns the label's value.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Live => "live",
@@ -201,32 +201,32 @@ impl Route {
         }
     }
 
-    /// Its place in `ALL`.
+    /// Returns its index in `ALL`.
     pub(super) fn index(self) -> usize {
         self as usize
     }
 }
 
-/// What an instance of a model is doing (label `state`).
+/// The state of an instance of a model (label `state`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum InstanceState {
-    /// Its process starts or its model loads.
+    /// Its process is starting or its model is loading.
     Starting,
-    /// It executes requests.
+    /// It can execute requests.
     Ready,
-    /// Its process ended or broke the protocol; it is being cleared away.
+    /// Its process has ended or violated the protocol; the supervisor is cleaning up.
     Lost,
     /// It waits for its next start.
     Backoff,
-    /// It is not started again.
+    /// It will not be started again.
     Failed,
 }
 
 impl InstanceState {
-    /// Every value, in order.
+    /// All values, in order.
     pub const ALL: [InstanceState; 5] = [Self::Starting, Self::Ready, Self::Lost, Self::Backoff, Self::Failed];
 
-    /// The label's value.
+    /// Returns the label's value.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -237,18 +237,18 @@ impl InstanceState {
         }
     }
 
-    /// Its place in `ALL`.
+    /// Returns its index in `ALL`.
     pub(super) fn index(self) -> usize {
         self as usize
     }
 }
 
-/// Why an accepted request failed, in Triton's words (label `reason` of `nv_inference_request_failure`).
+/// Why an accepted request failed, in Triton's terms (label `reason` of `nv_inference_request_failure`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Failure {
-    /// It was thrown out of the queue.
+    /// It was removed from the queue.
     Rejected,
-    /// The client cancelled it or went away.
+    /// The client cancelled it or disconnected.
     Canceled,
     /// The backend, or the instance that ran it, failed.
     Backend,
@@ -257,10 +257,10 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Every value, in order.
+    /// All values, in order.
     pub const ALL: [Failure; 4] = [Self::Rejected, Self::Canceled, Self::Backend, Self::Other];
 
-    /// The label's value.
+    /// Returns the label's value.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Rejected => "REJECTED",
@@ -270,16 +270,15 @@ impl Failure {
         }
     }
 
-    /// Its place in `ALL`.
+    /// Returns its index in `ALL`.
     pub(super) fn index(self) -> usize {
         self as usize
     }
 }
 
 impl Failure {
-    /// How Triton calls this reason; `None` for one that only exists before a request is accepted into a queue, which a
-    /// model's failures and statistics do not count (specification of the statistics extension as Triton implements it:
-    /// validation errors and a full queue touch nothing).
+    /// Returns Triton's category of a reason. Returns `None` for a reason that only occurs before a request enters a
+    /// queue: Triton's statistics extension does not count validation errors and full queues as failures of the model.
     pub fn of(reason: Reason) -> Option<Self> {
         match reason {
             Reason::Malformed
@@ -298,31 +297,31 @@ impl Failure {
     }
 }
 
-/// How a request was answered: its status and, if it did not succeed, why.
+/// The outcome of a request: its status and, for a failure, the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// The HTTP status (100 to 599) or the gRPC status code (0 to 16).
     pub code: u16,
-    /// Why it was refused or failed; `None` for a success.
+    /// The reason for a refusal or failure; `None` for a success.
     pub reason: Option<Reason>,
 }
 
-/// The way that metric samples came in (label `source`).
+/// The source of metric samples (label `source`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A worker's shared-memory ring.
     Ring,
-    /// Lines that a worker prints.
+    /// Lines on a worker's standard output.
     Stdout,
     /// StatsD datagrams.
     Statsd,
 }
 
 impl Source {
-    /// Every value, in order.
+    /// All values, in order.
     pub const ALL: [Source; 3] = [Self::Ring, Self::Stdout, Self::Statsd];
 
-    /// The label's value.
+    /// Returns the label's value.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ring => "ring",
@@ -331,28 +330,28 @@ impl Source {
         }
     }
 
-    /// Whether samples are lines of text, which may be malformed.
+    /// Returns whether samples are lines of text, which may be malformed.
     pub(super) fn has_lines(self) -> bool {
         self != Self::Ring
     }
 }
 
-/// What is done with a model version (label `change`).
+/// A change of a model version (label `change`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelChange {
-    /// It is loaded, for the first time or anew.
+    /// The version is loaded or reloaded.
     Load,
-    /// Instances of it are started and stopped.
+    /// Its number of instances changes.
     Resize,
-    /// It is unloaded.
+    /// The version is unloaded.
     Unload,
 }
 
 impl ModelChange {
-    /// Every value, in order.
+    /// All values, in order.
     pub const ALL: [ModelChange; 3] = [Self::Load, Self::Resize, Self::Unload];
 
-    /// The label's value.
+    /// Returns the label's value.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Load => "load",
@@ -362,8 +361,7 @@ impl ModelChange {
     }
 }
 
-/// How a change of a model, or reading a file again (the definition of the metrics, credentials), may end (label `result`):
-/// well or not.
+/// The results of changing a model or rereading a file such as the definition of the metrics or credentials (label `result`).
 pub const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
 
 /// The names of the gRPC status codes, by number (`google.rpc.Code`).
@@ -392,7 +390,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn indexes_follow_the_lists() {
+    fn indexes_match_the_lists() {
         assert!(Route::ALL.into_iter().enumerate().all(|(at, route)| route.index() == at));
         assert!(Protocol::ALL.into_iter().enumerate().all(|(at, protocol)| protocol.index() == at));
         assert!(InstanceState::ALL.into_iter().enumerate().all(|(at, state)| state.index() == at));

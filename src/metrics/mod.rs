@@ -1,11 +1,11 @@
-//! The metrics system: one central cache of all series, defined by `metrics.yaml`, and its views.
+//! The metrics system: one cache of all series, which `metrics.yaml` defines, and the views of it.
 //!
-//! [`catalog`] says which metrics exist, [`builtin`] which cells those of the server show, [`cache`] holds every series,
-//! [`record`] is the only way in for the server's own events and [`channel`] the way in for the workers' samples.
-//! [`readings`] enumerates all series; the views ([`exposition`], [`counter_lines`]) consume it, and [`statistics`] reads the
-//! same cells, so that no two views can disagree.
+//! [`catalog`] defines which metrics exist, [`builtin`] lists those of the server with their sources, and [`cache`]
+//! holds every series. The server's own events enter only through [`record`], samples of workers through [`channel`].
+//! [`readings`] enumerates all series for the views ([`exposition`], [`counter_lines`]); [`statistics`] reads the same
+//! cells, so all views agree.
 //!
-//! No module may keep a number beside the cache, block a request, or read a clock.
+//! No module may keep a number outside the cache, block a request, or read a clock.
 
 pub mod alias;
 mod atomic;

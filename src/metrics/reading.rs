@@ -1,10 +1,10 @@
-//! What a series shows at one moment: plain data that any view can render.
+//! The value of a series at one moment, as plain data for every view.
 
 use std::collections::BTreeMap;
 
 use crate::id::TraceId;
 
-/// A number; whole ones are exact.
+/// A number; integers are exact.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Number {
     /// A count.
@@ -31,9 +31,9 @@ impl Number {
 pub struct Histogram {
     /// The sum of all observations.
     pub sum: f64,
-    /// Each bucket's upper bound and own count (not cumulated); the last bound is infinite.
+    /// The upper bound and the count of each bucket (not cumulative); the last bound is infinite.
     pub buckets: Vec<(f64, u64)>,
-    /// The latest traced observation of a bucket, by its position.
+    /// The latest traced observation of each bucket, by the bucket's position.
     pub exemplars: BTreeMap<usize, Exemplar>,
 }
 
@@ -49,13 +49,13 @@ impl Histogram {
 pub struct Summary {
     /// The sum of all observations.
     pub sum: f64,
-    /// Their number.
+    /// The number of observations.
     pub count: u64,
-    /// Quantiles and their values; NaN before the first observation.
+    /// Quantiles and their values; NaN without observations in the window.
     pub quantiles: Vec<(f64, f64)>,
 }
 
-/// An observation that can be found again by its trace.
+/// An observation with the trace that it belongs to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exemplar {
     /// The trace.

@@ -1,8 +1,8 @@
-//! The only enumeration of series: for each family its definition, and for each of its series the labels and the reading.
-//! Every view consumes it, so that no two views can disagree.
+//! The only enumeration of series: the definition of each family, and the labels and value of each of its series. All
+//! views use it, so they agree.
 //!
-//! Labels come in no particular order: first those of the metric, then a model's namespace and tags. Families come in the
-//! order of `metrics.yaml`, models by name and version.
+//! Labels are in no particular order: the metric's come first, then a model's namespace and tags. Families are in the
+//! order of `metrics.yaml`, models in that of name and version.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::timeline::SendReason;
 
 pub use super::family::Family;
 
-/// Takes the labels of a series and its reading.
+/// A callback for the labels of a series and its value.
 pub type Visit<'v> = &'v mut dyn FnMut(&[(&str, &str)], Reading);
 
 /// The series that exist at one moment. Their values are read when they are visited.
@@ -35,24 +35,24 @@ pub struct Readings<C> {
 }
 
 impl<C: Deref<Target = Cache>> Readings<C> {
-    /// The series of the cache; histograms without exemplars.
+    /// Collects the series of the cache; histograms without exemplars.
     pub fn new(cache: C) -> Self {
         let (registry, models, aliases) = (cache.registry(), cache.models(), cache.aliases());
         Self { cache, registry, models, aliases, with_exemplars: false }
     }
 
-    /// The same, with exemplars.
+    /// Includes exemplars.
     #[must_use]
     pub fn with_exemplars(self) -> Self {
         Self { with_exemplars: true, ..self }
     }
 
-    /// The definition of the metrics.
+    /// Returns the definition of the metrics.
     pub fn catalog(&self) -> &Catalog {
         self.registry.catalog()
     }
 
-    /// Every family, in the definition's order.
+    /// Returns every family, in the definition's order.
     pub fn families(&self) -> &[Arc<Family>] {
         self.registry.families()
     }
@@ -76,7 +76,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
         }
     }
 
-    /// Whether a series of this family has exemplars to show.
+    /// Returns whether a series of this family has exemplars to show.
     pub(super) fn has_exemplars(&self, spec: &MetricSpec) -> bool {
         let Some(Source::Model(_, ModelValue::Durations(stage))) = spec.builtin.map(Builtin::source) else {
             return false;
@@ -116,7 +116,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
         }
     }
 
-    /// Visits the series of one model, which may be unloaded already, in a family with this source.
+    /// Visits the series of one model in a family with this source. The model may have been unloaded.
     pub(super) fn of_model(&self, model: &ModelSeries, (spec, source): (&MetricSpec, Source), visit: Visit<'_>) {
         let Source::Model(set, value) = source else { return };
         if set == LabelSet::Alias && self.aliases.is_some() {
@@ -152,7 +152,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
         }
     }
 
-    /// The reading of a value of which each model has one, or none.
+    /// Returns the value of a metric with at most one series for each model.
     fn of_value(&self, model: &ModelSeries, spec: &MetricSpec, value: ModelValue) -> Option<Reading> {
         let durations = &model.durations;
         Some(match value {
@@ -168,7 +168,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
                 Reading::Histogram(durations.first_response()?.read(sum, self.with_exemplars))
             }
             ModelValue::BatchSizes => Reading::Histogram(batch_sizes(model, &spec.buckets)),
-            // Triton has none of requests where some of them are not executed.
+            // Triton does not show these for models whose requests are not all executed.
             ModelValue::Quantiles(Stage::Request) if model.cached() => return None,
             ModelValue::Quantiles(stage) => Reading::Summary(durations.summary(stage)?.read()),
             ModelValue::CacheQuantiles(lookup) => Reading::Summary(durations.cache_summary(lookup)?.read()),
@@ -192,7 +192,7 @@ fn scaled(count: u64, scale: Scale) -> Reading {
     })
 }
 
-/// The sizes of executed batches, which the statistics keep one by one.
+/// Converts the statistics by batch size into a histogram.
 fn batch_sizes(model: &ModelSeries, bounds: &[f64]) -> Histogram {
     let mut buckets: Vec<(f64, u64)> = bounds.iter().copied().chain([f64::INFINITY]).map(|bound| (bound, 0)).collect();
     let mut sum = 0.0;
@@ -217,7 +217,7 @@ mod tests {
     use crate::metrics::catalog::{Overrides, Setting};
     use crate::metrics::record;
 
-    /// A cache whose only model has a namespace, a tag, and series of everything that a model may have.
+    /// A cache with one model that has a namespace, a tag, and all series that a model may have.
     fn cache() -> Cache {
         let latencies =
             Overrides { settings: vec![Setting::parse("summary_latencies", "true").unwrap()], ..Overrides::default() };
@@ -231,7 +231,7 @@ mod tests {
         cache
     }
 
-    /// The label sets of every family whose numbers are in cells.
+    /// The label sets of every family with a built-in source.
     fn label_sets(cache: &Cache) -> Vec<(Builtin, Vec<(String, String)>)> {
         let readings = Readings::new(cache);
         let mut found = Vec::new();
@@ -246,11 +246,11 @@ mod tests {
     }
 
     #[test]
-    fn every_row_gives_series_with_its_labels() {
+    fn every_source_yields_series_with_the_labels_of_its_metric() {
         let found = label_sets(&cache());
         for builtin in Builtin::ALL.iter().copied().filter(|builtin| !builtin.is_family()) {
             let all: Vec<_> = found.iter().filter(|(of, _)| *of == builtin).map(|(_, labels)| labels).collect();
-            // Triton has no quantiles of requests where some of them are not executed.
+            // Triton does not show quantiles of requests that are not all executed.
             assert_eq!(all.is_empty(), builtin == Builtin::RequestSummary, "{}", builtin.name());
             for labels in all {
                 let more = |name: &str| name == "namespace" || name == "_team";
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_set_decides_how_a_namespace_is_shown() {
+    fn label_sets_define_how_a_namespace_is_shown() {
         let pairs = |pairs: &[(&str, &str)]| {
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<Vec<_>>()
         };

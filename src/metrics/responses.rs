@@ -1,4 +1,4 @@
-//! What the responses of a decoupled model have cost, by their number within their request, and when the first one came.
+//! Costs of the responses of a decoupled model, by their number within the request, and the time to the first response.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,31 +6,31 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::atomic::Count;
 
-/// The responses that are told apart: those of higher numbers are counted with the last of these, since a model may answer
-/// without end.
+/// The number of responses that are counted separately. All later ones are counted with the last of these, since a
+/// model may send any number.
 pub(super) const MOST_RESPONSES: u64 = 1024;
 
-/// How a response of a decoupled model turned out.
+/// The outcome of a response of a decoupled model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseKind {
     /// It has outputs.
     Success,
-    /// It has none.
+    /// It has no outputs.
     Empty,
     /// It is an error.
     Fail,
-    /// It is the end of a request that was given up.
+    /// It ends a cancelled request.
     Cancel,
 }
 
-/// How often something happened, and how long it took in all.
+/// A number of events and their total duration.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Timed {
     pub(super) count: u64,
     pub(super) ns: u64,
 }
 
-/// The n-th responses of all requests, as the statistics extension tells them apart.
+/// The n-th responses of all requests, with the categories of the statistics extension.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ResponseCell {
     pub(super) compute_infer: Timed,
@@ -44,11 +44,11 @@ pub(super) struct ResponseCell {
 /// The responses of one decoupled model.
 #[derive(Debug, Default)]
 pub(super) struct ResponseCells {
-    /// Whether the model is decoupled at all; without, it has no such series.
+    /// Whether the model is decoupled; other models have no such series.
     on: AtomicBool,
     /// Time to the first response, over all requests that had one.
     pub(super) first_ns: Count,
-    /// By number of the response. Locked for each response, for a few additions.
+    /// By number of the response. The lock is held for a few additions for each response.
     cells: Mutex<BTreeMap<u64, ResponseCell>>,
 }
 
@@ -65,7 +65,7 @@ impl ResponseCells {
         self.cells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the response of this number: nanoseconds of execution and of its outputs.
+    /// Counts the response of this number, with the nanoseconds of execution and of its outputs.
     pub(super) fn add(&self, number: u64, kind: ResponseKind, (infer_ns, output_ns): (u64, u64)) {
         let add = |duration: &mut Timed, ns: u64| {
             duration.count += 1;
@@ -86,7 +86,7 @@ impl ResponseCells {
         }
     }
 
-    /// All of them, by number.
+    /// Returns all counts, by number of the response.
     pub(super) fn read(&self) -> BTreeMap<u64, ResponseCell> {
         self.lock().clone()
     }

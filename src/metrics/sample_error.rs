@@ -1,27 +1,27 @@
-//! What can be wrong with a sample.
+//! The errors of samples.
 
 use std::fmt;
 
 use super::catalog::Kind;
 use super::channel::Definition;
 
-/// How long a label value may be, in bytes: what a worker sends must not fill the frontend's memory.
+/// The longest label value, in bytes. Limits the frontend's memory, since workers choose the values.
 pub const MAX_LABEL_BYTES: usize = 256;
-/// How many metrics may be detected, or described by models, for the same reason.
+/// The number of metrics that may be detected or described by models. Also limits memory.
 pub(super) const MAX_DETECTED: usize = 1_000;
 
-/// Why a sample was not taken.
+/// Why a sample was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SampleError {
-    /// No metric has this name, and metrics are not detected.
+    /// No metric has this name, and automatic detection is off.
     Undeclared(Box<Definition>),
     /// The definition switches this metric off.
     Disabled(String),
     /// The server records this metric itself.
     Reserved(String),
-    /// A name that is kept for something else or looks like another metric's: why.
+    /// The name is reserved or collides with another metric; the text says why.
     Collision(String),
-    /// A name that the views cannot show.
+    /// The name of the metric or a label is not valid for Prometheus.
     BadName(String),
     /// The metric is of another type.
     WrongKind {
@@ -29,16 +29,16 @@ pub enum SampleError {
         metric: String,
         /// Its type.
         expected: Kind,
-        /// The type that was given or asked for.
+        /// The type of the sample or of the requested handle.
         given: Kind,
     },
-    /// The labels are not the metric's dimensions.
+    /// The labels differ from the metric's dimensions.
     WrongLabels {
         /// The metric's name.
         metric: String,
         /// Its dimensions.
         expected: Vec<String>,
-        /// What was given: names, or as many `_` where only values were.
+        /// The given label names, or `_` for each value that came without a name.
         given: Vec<String>,
     },
     /// A label value has more than [`MAX_LABEL_BYTES`] bytes.
@@ -48,9 +48,9 @@ pub enum SampleError {
         /// The value's length in bytes.
         length: usize,
     },
-    /// So many metrics have been detected that no more are.
+    /// The limit of detected metrics is reached.
     TooManyMetrics(String),
-    /// A counter's increment that is negative, or a value that is no number where one is needed.
+    /// A counter's increment is negative, or a value is not a number where one is required.
     BadValue(String),
 }
 
@@ -63,7 +63,7 @@ impl fmt::Display for SampleError {
             Self::Reserved(metric) => write!(f, "metric `{metric}` is recorded by the server itself"),
             Self::BadName(name) => write!(
                 f,
-                "`{name}` is no name for a metric or label; allowed are letters, digits (not first) and `_`, \
+                "`{name}` is not a valid name of a metric or label; allowed are letters, digits (not first) and `_`, \
                  in a metric's name also `:`"
             ),
             Self::WrongKind { metric, expected, given } => {
@@ -71,13 +71,13 @@ impl fmt::Display for SampleError {
             }
             Self::WrongLabels { metric, expected, given } => {
                 let (expected, given) = (expected.join(", "), given.join(", "));
-                write!(f, "metric `{metric}` has the dimensions [{expected}], [{given}] were given")
+                write!(f, "metric `{metric}` has the dimensions [{expected}], but [{given}] were given")
             }
             Self::LabelTooLong { metric, length } => {
-                write!(f, "a label value of metric `{metric}` has {length} bytes, allowed are {MAX_LABEL_BYTES}")
+                write!(f, "a label value of metric `{metric}` has {length} bytes; the limit is {MAX_LABEL_BYTES}")
             }
             Self::TooManyMetrics(metric) => {
-                write!(f, "metric `{metric}` is not defined, and {MAX_DETECTED} have been detected, the most allowed")
+                write!(f, "metric `{metric}` exceeds the limit of {MAX_DETECTED} metrics that no file defines")
             }
             Self::BadValue(what) => f.write_str(what),
         }
@@ -86,7 +86,7 @@ impl fmt::Display for SampleError {
 
 impl std::error::Error for SampleError {}
 
-/// What to write into `metrics.yaml`.
+/// Writes what to add to `metrics.yaml`.
 fn write_undeclared(f: &mut fmt::Formatter<'_>, definition: &Definition) -> fmt::Result {
     let Definition { name, kind, unit, labels } = definition;
     let labels: Vec<&str> = labels.iter().map(|(name, _)| name.as_str()).collect();

@@ -1,8 +1,8 @@
-//! The cells of one loaded model version and of the server's requests.
+//! The cells of one loaded model version, and those of the server's requests.
 //!
-//! Each number is kept once, in nanoseconds or as an exact count; the metrics of all names and the statistics extension
-//! are renderings of it. Only `metrics::record` writes here. Recording takes no lock but for batch sizes; readers
-//! may see an event half recorded, and see it whole once nothing is in flight.
+//! Each number is stored once, in nanoseconds or as an exact count; all metrics and the statistics extension are
+//! rendered from it. Only `metrics::record` writes here. Recording takes no lock except for batch sizes. A reader may
+//! see an event partly recorded while it is in progress.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use crate::error::Reason;
 use crate::id::ModelVersion;
 use crate::timeline::SendReason;
 
-/// What executions of one batch size have cost, in nanoseconds.
+/// The costs of the executions of one batch size, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct BatchCell {
     pub(super) count: u64,
@@ -30,7 +30,7 @@ pub(super) struct BatchCell {
     pub(super) compute_output_ns: u64,
 }
 
-/// All series of one loaded model version. They begin at 0 with the load and end with the unload.
+/// All series of one loaded model version. They start at 0 with the load and end with the unload.
 #[derive(Debug)]
 pub struct ModelSeries {
     model: ModelVersion,
@@ -40,50 +40,50 @@ pub struct ModelSeries {
     pub(super) failures: [Count; Failure::ALL.len()],
     pub(super) failure_ns: Count,
     pub(super) last_inference_ms: Count,
-    /// Whether it uses the response cache; without, it has no series of it.
+    /// Whether the model uses the response cache; other models have no such series.
     cached: AtomicBool,
     pub(super) responses: ResponseCells,
     pub(super) pending: Level,
     pub(super) instances: [Level; InstanceState::ALL.len()],
-    /// Those of the loads before, while something of them is left.
+    /// The series of earlier loads that still have requests or instances.
     before: Mutex<Vec<Weak<ModelSeries>>>,
-    /// What loading has added to the resident bytes of all instances' processes.
+    /// Bytes by which loading increased the resident memory of all instances' processes.
     pub(super) memory: Count,
-    /// What they have registered with the drivers of GPUs.
+    /// Bytes that the instances have registered with GPU drivers (pinned memory).
     pub(super) pinned: Count,
-    /// What they held on the GPUs after loading, by the number of the device.
+    /// Bytes that the instances held on GPUs after loading, by the GPU's number.
     gpu_memory: Mutex<Vec<(u32, u64)>>,
-    /// By total batch size. Locked once for each execution, for a few additions.
+    /// By total batch size. The lock is held once for each execution, for a few additions.
     batches: Mutex<BTreeMap<u64, BatchCell>>,
     pub(super) durations: Durations,
-    /// The model's own buckets, by the metric's name.
+    /// The model's own buckets, by metric name.
     pub(super) own_buckets: Vec<(String, Vec<f64>)>,
     pub(super) sent: [Count; SendReason::ALL.len()],
     /// Series that this model's workers write, by the address of their cells.
     owned: Mutex<HashMap<usize, Arc<Series>>>,
-    /// Written when the definition of the metrics changes; read once for each batch.
+    /// Replaced when the definition of the metrics changes; read once for each batch.
     times: RwLock<Times>,
     journal: Arc<Journal>,
-    /// The name and the version by which clients know it.
+    /// The name and version that clients use for it.
     alias: OnceLock<(String, String)>,
 }
 
-/// Where the times of executed batches go beside the cells, as far as the definition wants it.
+/// The destinations of the times of executed batches besides the cells; `None` where the definition omits them.
 #[derive(Debug, Default)]
 pub(super) struct Times {
-    /// The gauges of the host that name no model.
+    /// The gauges of the host, which have no label for the model.
     pub(super) queue: Option<Arc<Series>>,
     pub(super) worker_thread: Option<Arc<Series>>,
-    /// The log lines of `success_ns`: each request's own.
+    /// The line for each request's duration; see `success_ns`.
     pub(super) latency: Option<Arc<Line>>,
-    /// The log lines of `queue_ns`.
+    /// The line for each request's time in the queue; see `queue_ns`.
     pub(super) queue_latency: Option<Arc<Line>>,
 }
 
 impl ModelSeries {
-    /// All cells at 0. `tags` are the configuration's `metric_tags`; each becomes a label `_KEY`, with what a label name
-    /// may not contain turned into `_`, and the first of equal names kept. The label `namespace`, where there is one, is
-    /// among them.
+    /// Creates the series with all cells at 0. `tags` are the `metric_tags` of the configuration. Each becomes a label
+    /// `_KEY`, with invalid characters replaced by `_`; of equal names the first is kept. The label `namespace`, if
+    /// there is one, is added to them.
     pub(super) fn new(
         model: &ModelVersion,
         tags: &[(String, String)],
@@ -126,7 +126,7 @@ impl ModelSeries {
         }
     }
 
-    /// Makes the distributions that the definition asks for.
+    /// Creates the distributions that the definition contains.
     pub(super) fn define(&self, registry: &Registry, clock: &Arc<CoarseClock>) {
         self.durations.define(registry, clock, &self.own_buckets);
         if self.cached() {
@@ -137,7 +137,7 @@ impl ModelSeries {
         }
     }
 
-    /// They take the place of others, which may still have requests and instances.
+    /// Makes these series the successors of others, which may still have requests and instances.
     pub(super) fn follow(&self, before: &Arc<ModelSeries>) {
         let mut all = before.before().clone();
         all.push(Arc::downgrade(before));
@@ -149,13 +149,13 @@ impl ModelSeries {
         self.before.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What there is now of something, with what is left of loads before.
+    /// Returns the sum of a level over this load and the remains of earlier loads.
     pub(super) fn level(&self, of: impl Fn(&ModelSeries) -> &Level) -> i64 {
         let before: i64 = self.before().iter().filter_map(Weak::upgrade).map(|other| of(&other).get()).sum();
         of(self).get() + before
     }
 
-    /// Whether it uses the response cache.
+    /// Returns whether the model uses the response cache.
     pub(super) fn cached(&self) -> bool {
         self.cached.load(Ordering::Relaxed)
     }
@@ -164,7 +164,7 @@ impl ModelSeries {
         self.cached.store(true, Ordering::Relaxed);
     }
 
-    /// Where the times of its batches go.
+    /// Returns the destinations of the times of its batches.
     pub(super) fn times(&self) -> RwLockReadGuard<'_, Times> {
         self.times.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -173,12 +173,12 @@ impl ModelSeries {
         *self.times.write().unwrap_or_else(PoisonError::into_inner) = times;
     }
 
-    /// Where its samples are logged.
+    /// Returns the journal of its samples.
     pub(super) fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    /// This model's workers write `series`: it goes when the last such model does.
+    /// Registers that this model's workers write `series`. The series is removed with the last such model.
     pub(super) fn own(&self, series: &Arc<Series>) {
         let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
         owned.entry(Arc::as_ptr(&series.cell).addr()).or_insert_with(|| {
@@ -187,24 +187,24 @@ impl ModelSeries {
         });
     }
 
-    /// The series that nobody owns any more when this model does not.
+    /// Releases the series that its workers wrote. Returns those that no other model's workers write.
     pub(super) fn disown(&self) -> Vec<Arc<Series>> {
         let owned = std::mem::take(&mut *self.owned.lock().unwrap_or_else(PoisonError::into_inner));
         let last = |series: &Arc<Series>| series.cell.owners.fetch_sub(1, Ordering::Relaxed) == 1;
         owned.into_values().filter(last).collect()
     }
 
-    /// Requests that wait now.
+    /// Returns the number of waiting requests.
     pub fn waiting(&self) -> i64 {
         self.level(|series| &series.pending)
     }
 
-    /// Whose series these are.
+    /// Returns the model version.
     pub fn model(&self) -> &ModelVersion {
         &self.model
     }
 
-    /// The name and the version by which clients know the model, if those are not the repository's.
+    /// Sets the name and version that clients use, if they differ from the repository's.
     pub fn set_alias(&self, name: &str, version: &str) {
         let _ = self.alias.set((name.to_owned(), version.to_owned()));
     }
@@ -213,12 +213,12 @@ impl ModelSeries {
         self.alias.get().map_or((self.model.name.full(), &*self.version), |(name, version)| (name, version))
     }
 
-    /// The version as text.
+    /// Returns the version as text.
     pub(super) fn version(&self) -> &str {
         &self.version
     }
 
-    /// The labels of this model's series, the same in every view. [`LabelSet`] says what they are.
+    /// Returns the labels of this model's series, the same in every view; see [`LabelSet`].
     pub(super) fn labels<'a>(&'a self, set: LabelSet, hostname: &'a str) -> Vec<(&'a str, &'a str)> {
         let version = self.version();
         match set {
@@ -245,15 +245,15 @@ impl ModelSeries {
     }
 }
 
-/// HTTP statuses 100 to 599.
+/// The number of HTTP statuses, 100 to 599.
 const STATUSES: usize = 500;
 
-/// Answers by protocol, route and status, and refusals and failures by protocol, route and reason. Every cell exists from
-/// the start, so that counting takes no lock.
+/// Answers by protocol, route and status, and failures by protocol, route and reason. Every cell exists from the start,
+/// so counting takes no lock.
 #[derive(Debug)]
 pub(super) struct RequestSeries {
     http: Vec<Count>,
-    /// The sums over `http` by class, which log lines need at each visit of their writer.
+    /// The sums over `http` by class. Log lines need them at each visit of the writer.
     classes: [Count; 3],
     grpc: Vec<Count>,
     failures: Vec<Count>,
@@ -273,7 +273,7 @@ impl RequestSeries {
         }
     }
 
-    /// Counts one answer. A status that no protocol has counts as the last one that it has.
+    /// Counts one answer. A status above the protocol's range counts as the highest one.
     pub(super) fn add(&self, protocol: Protocol, route: Route, outcome: Outcome) {
         let (cells, codes, code) = match protocol {
             Protocol::Http => (&self.http, STATUSES, usize::from(outcome.code.saturating_sub(100))),
@@ -296,7 +296,7 @@ impl RequestSeries {
         }
     }
 
-    /// The streams of a protocol that are open.
+    /// Returns the number of open streams of a protocol.
     pub(super) fn streams(&self, protocol: Protocol) -> &Level {
         let [http, grpc] = &self.streams;
         match protocol {
@@ -305,13 +305,13 @@ impl RequestSeries {
         }
     }
 
-    /// HTTP answers of a class.
+    /// Returns the number of HTTP answers of a class.
     pub(super) fn http_class(&self, class: HttpClass) -> u64 {
         self.classes[class as usize].get()
     }
 
-    /// Calls `each` with protocol, route, status and count of every series: those counted, and success of `infer`, which
-    /// begins at 0 so that a rate over its first requests is right.
+    /// Calls `each` with protocol, route, status and count of every series that was counted. Includes successful
+    /// `infer` even at 0, so that a rate includes the first requests.
     pub(super) fn for_each_answer(&self, mut each: impl FnMut(Protocol, Route, &str, u64)) {
         for (route, cells) in Route::ALL.into_iter().zip(self.http.chunks(STATUSES)) {
             for (status, cell) in (100u16..).zip(cells) {
@@ -331,7 +331,7 @@ impl RequestSeries {
         }
     }
 
-    /// Calls `each` with every series of refusals and failures: those counted, and all reasons of `infer`.
+    /// Calls `each` with every series of failures that was counted, and with all reasons of `infer`.
     pub(super) fn for_each_failure(&self, mut each: impl FnMut(Protocol, Route, Reason, u64)) {
         for protocol in Protocol::ALL {
             for route in Route::ALL {

@@ -1,76 +1,76 @@
-//! Where the numbers of a built-in metric come from, as data: rows of the table in [`builtin`](super::builtin) name it, and
-//! [`readings`](super::readings) is the only code that reads by it.
+//! The sources of built-in metrics, as data. Rows of the table in [`builtin`](super::builtin) refer to them, and only
+//! [`readings`](super::readings) reads values by them.
 
 use super::counts::ModelCount;
 
-/// The cells of a built-in metric.
+/// The source of a built-in metric's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// Series reached through the cache by label values.
+    /// Series that code writes through the cache by label values.
     Family,
-    /// The same, never logged: a log that counts its own lines would not come to an end.
+    /// The same, but never logged: a log that counted its own lines would never end.
     UnloggedFamily,
-    /// Answers by protocol, route and status code.
+    /// Answered requests by protocol, route and status code.
     Answers,
     /// Refused and failed requests by protocol, route and reason.
     RequestFailures,
-    /// HTTP answers of a class of status codes.
+    /// HTTP answers by class of status code.
     HttpClass(HttpClass),
     /// Open streams by protocol.
     OpenStreams,
-    /// Cells of every model, and the labels by which they are shown.
+    /// Cells of every model, and the labels of their series.
     Model(LabelSet, ModelValue),
 }
 
-/// The labels of a model's series. This is the only place that decides how a model with a namespace is shown.
+/// The labels of a model's series. The only place that defines how a model's namespace appears in them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LabelSet {
     /// `model` (the bare name), `version`, `namespace` if there is one, and the model's `metric_tags`.
     Tagged,
     /// `model` (the full name, `NAMESPACE/NAME`) and `version`.
     Full,
-    /// `model_name`, `model_version` and the host: the name and version that clients use where requests are counted by
-    /// alias, else the bare name, the version and `namespace` if there is one.
+    /// `model_name`, `model_version` and the host. Name and version are those of the alias if requests are counted by
+    /// alias; otherwise the bare name and the version, plus `namespace` if there is one.
     Alias,
 }
 
-/// What a series shows of a model.
+/// The value of a model that a series shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModelValue {
     /// A count.
     Count(ModelCount, Scale),
-    /// A count of the response cache; models that do not use it have no such series.
+    /// A count of the response cache. Models that do not use the cache have no such series.
     CacheCount(ModelCount, Scale),
-    /// Requests that wait now.
+    /// The number of waiting requests.
     Pending,
     /// Failures by reason.
     Failures,
-    /// Batches by the reason for which they were sent.
+    /// Batches by the reason why they were sent.
     Batches,
     /// Instances by state.
     Instances,
-    /// A histogram of a part of the requests' time, in microseconds.
+    /// A histogram of a stage's duration, in microseconds.
     Durations(Stage),
     /// A histogram of the time to the first response, in milliseconds.
     FirstResponse,
     /// A histogram of the sizes of executed batches.
     BatchSizes,
-    /// Quantiles of a part of the requests' time, in microseconds.
+    /// Quantiles of a stage's duration, in microseconds.
     Quantiles(Stage),
-    /// Quantiles of the response cache's time, in microseconds.
+    /// Quantiles of the response cache's durations, in microseconds.
     CacheQuantiles(Lookup),
 }
 
-/// How a count is shown.
+/// The unit in which a count is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scale {
-    /// As it is.
+    /// Unchanged.
     One,
-    /// Nanoseconds as whole microseconds.
+    /// Nanoseconds shown as whole microseconds.
     Micros,
-    /// Nanoseconds as microseconds with fractions. The log lines of such a counter are pushed request by request.
+    /// Nanoseconds shown as microseconds with fractions. The log lines of such a counter are pushed for each request.
     FractionalMicros,
-    /// Nanoseconds as seconds with fractions.
+    /// Nanoseconds shown as seconds with fractions.
     Seconds,
 }
 
@@ -81,20 +81,20 @@ pub(super) enum HttpClass {
     Success,
     /// 400 to 499.
     ClientError,
-    /// All others.
+    /// All other codes.
     Other,
 }
 
-/// How a look-up in the response cache ended.
+/// The result of a look-up in the response cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lookup {
-    /// With a response.
+    /// A response was found.
     Hit,
-    /// Without.
+    /// No response was found.
     Miss,
 }
 
-/// A part of a request's time.
+/// A stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// From start to end.
@@ -113,10 +113,10 @@ impl Stage {
     pub(super) const ALL: [Stage; 5] =
         [Self::Request, Self::Queue, Self::ComputeInput, Self::ComputeInfer, Self::ComputeOutput];
 
-    /// Those of a request that is answered without being executed.
+    /// The stages of a request that the response cache answers.
     pub(super) const OF_HITS: [Stage; 2] = [Self::Request, Self::Queue];
 
-    /// The nanoseconds of all successful requests in this part.
+    /// Returns the count that sums up this stage's nanoseconds over all successful requests.
     pub(super) fn sum(self) -> ModelCount {
         match self {
             Self::Request => ModelCount::SuccessNs,

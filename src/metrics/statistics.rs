@@ -1,7 +1,7 @@
-//! The statistics extension's view of a model's cells.
+//! The statistics of a model, as the statistics extension returns them.
 //!
-//! Serialized with serde, [`ModelStatistics`] is an element of `model_stats` as Triton writes it in JSON: every key always
-//! present and in this order, counts and nanoseconds as plain numbers.
+//! Serialized with serde, [`ModelStatistics`] is an element of `model_stats` in Triton's JSON: every key is always
+//! present and in this order, counts and nanoseconds are plain numbers.
 
 use std::collections::BTreeMap;
 
@@ -11,37 +11,37 @@ use super::atomic::Count;
 use super::responses::{ResponseCell, Timed};
 use super::series::ModelSeries;
 
-/// How often something happened, and how long it took in all.
+/// A number of events and their total duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StatisticDuration {
-    /// How often.
+    /// The number of events.
     pub count: u64,
-    /// Nanoseconds in all.
+    /// The total duration in nanoseconds.
     pub ns: u64,
 }
 
-/// Where the time of inference requests went.
+/// The durations of inference requests by stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct InferStatistics {
-    /// Successful requests, from start to end.
+    /// Successful requests: total duration.
     pub success: StatisticDuration,
-    /// Failed requests, from start to end.
+    /// Failed requests: total duration.
     pub fail: StatisticDuration,
-    /// Successful requests, in the queue.
+    /// Successful requests: time in the queue.
     pub queue: StatisticDuration,
-    /// Successful requests, bringing inputs to the model.
+    /// Successful requests: bringing inputs to the model.
     pub compute_input: StatisticDuration,
-    /// Successful requests, executing the model.
+    /// Successful requests: executing the model.
     pub compute_infer: StatisticDuration,
-    /// Successful requests, taking outputs from the model.
+    /// Successful requests: taking outputs from the model.
     pub compute_output: StatisticDuration,
-    /// Requests answered by the response cache.
+    /// Requests that the response cache answered.
     pub cache_hit: StatisticDuration,
-    /// Requests looked up in the response cache in vain.
+    /// Requests for which the response cache had no response.
     pub cache_miss: StatisticDuration,
 }
 
-/// Statistics of the n-th response of a decoupled model's requests.
+/// Statistics of the n-th response to the requests of a decoupled model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct InferResponseStatistics {
     /// Executing the model.
@@ -54,7 +54,7 @@ pub struct InferResponseStatistics {
     pub fail: StatisticDuration,
     /// Responses without outputs.
     pub empty_response: StatisticDuration,
-    /// Responses cut off by the client.
+    /// Responses of cancelled requests.
     pub cancel: StatisticDuration,
 }
 
@@ -83,22 +83,22 @@ pub struct MemoryUsage {
     pub byte_size: u64,
 }
 
-/// The statistics of one loaded model version since it was loaded.
+/// The statistics of one loaded model version since its load.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ModelStatistics {
     /// The model's name.
     pub name: String,
     /// Its version, as text.
     pub version: String,
-    /// When it last executed, in milliseconds since 1970; 0 for never.
+    /// The time of the last execution, in milliseconds since 1970; 0 for never.
     pub last_inference: u64,
     /// Inferences: the sum of the batch sizes of successful requests.
     pub inference_count: u64,
     /// Executions of batches.
     pub execution_count: u64,
-    /// Where the time of its requests went.
+    /// Durations of its requests.
     pub inference_stats: InferStatistics,
-    /// By number of the response, `"0"` first; empty unless the model answers more than once.
+    /// By number of the response, `"0"` first; empty unless the model is decoupled.
     pub response_stats: BTreeMap<String, InferResponseStatistics>,
     /// Executions by batch size, ascending.
     pub batch_stats: Vec<InferBatchStatistics>,
@@ -106,7 +106,7 @@ pub struct ModelStatistics {
     pub memory_usage: Vec<MemoryUsage>,
 }
 
-/// The statistics of one model version, as its cells are now.
+/// Reads the statistics of one model version from its cells.
 pub fn of(series: &ModelSeries) -> ModelStatistics {
     let cells = &series.counts;
     let count = cells.success_count.get();
@@ -166,8 +166,8 @@ fn response(cell: &ResponseCell) -> InferResponseStatistics {
     }
 }
 
-/// The memory that loading took, the processors' first, then what of it is pinned, then each GPU's; nothing while it is not
-/// known.
+/// Returns the memory that loading took: that of processes, the pinned part of it, then that of each GPU. Empty while
+/// it is not known.
 fn memory_usage(series: &ModelSeries) -> Vec<MemoryUsage> {
     let usage = |kind: &str, id, byte_size| MemoryUsage { kind: kind.to_owned(), id, byte_size };
     let known = |kind: &str, bytes: &Count| (bytes.get() > 0).then(|| usage(kind, 0, bytes.get()));

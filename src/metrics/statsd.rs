@@ -1,4 +1,4 @@
-//! StatsD datagrams, with the tags of DogStatsD, as samples.
+//! Parses StatsD datagrams, with the tags of DogStatsD, into samples.
 //!
 //! ```text
 //! datagram = line *(LF line)
@@ -14,12 +14,12 @@
 //! | `ms`, `h`, `d` | observations, as many as 1 / rate (rounded) |
 //! | `s` | a member of a set; see [`Sets`] |
 //!
-//! `statsd-parser` (0.3) reads a single line in its simplest form. What it gets wrong is settled before it sees one: it takes
-//! names that begin with `_sc` for service checks and panics on some of those, loses tags that follow a field it does not
-//! know and a rate that follows tags, ends the tags at the first empty one, does not tell `+1` from `1`, knows neither `d` nor
-//! `s` nor several values or lines, and takes `nan`, `inf` and any rate.
+//! `statsd-parser` (0.3) parses a single line in its simplest form. This module handles beforehand what the parser gets
+//! wrong: it takes names that begin with `_sc` for service checks and panics on some of them, drops tags after an
+//! unknown field and a rate after tags, ends the tags at the first empty one, does not distinguish `+1` from `1`,
+//! supports neither `d` nor `s` nor several values or lines, and accepts `nan`, `inf` and any rate.
 //!
-//! Pure: bytes in, samples out. Events and service checks are refused: they have no value.
+//! No I/O: bytes in, samples out. Events and service checks are refused, since they have no value.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -29,52 +29,52 @@ use statsd_parser::Metric;
 
 use super::emitter::{Malformed, prometheus_name};
 
-/// The largest datagram, in bytes: UDP has no larger ones.
+/// The largest datagram, in bytes: the limit of UDP.
 pub const MAX_DATAGRAM: usize = 64 << 10;
-/// The most observations that one value stands for; a timer's rate may not be lower than the inverse.
+/// The number of observations that one value may represent; a timer's rate must be at least the inverse.
 pub const MAX_TIMES: u32 = 1000;
-/// The most tags of one line.
+/// The number of tags of one line, at most.
 pub const MAX_TAGS: usize = 64;
 /// The longest name of a metric, in bytes.
 pub const MAX_NAME: usize = 256;
-/// The most members that all sets together may have in one interval.
+/// The number of members that all sets together may have in one interval.
 pub const MAX_MEMBERS: usize = 1 << 18;
 
-/// What one line says of one series.
+/// The updates of one line to one series.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
     /// The metric's name, valid for Prometheus.
     pub name: String,
-    /// Its labels by name, valid for Prometheus, sorted. Of equal tags the last counts.
+    /// Its labels by name, valid for Prometheus, sorted. The last of equal tags wins.
     pub labels: Vec<(String, String)>,
-    /// What is done to the metric, in order; at least one. All go to metrics of the same type.
+    /// The updates in order, at least one. All are for metrics of the same type.
     pub updates: Vec<Update>,
 }
 
-/// What a value does to its metric.
+/// An update of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Update {
-    /// A counter grows.
+    /// Adds to a counter.
     Increment(f64),
-    /// A gauge has this value now.
+    /// Sets a gauge.
     Set(f64),
-    /// A gauge goes up or down.
+    /// Changes a gauge by this amount.
     Change(f64),
-    /// This value was observed so many times, 1 to [`MAX_TIMES`].
+    /// Observes a value, 1 to [`MAX_TIMES`] times.
     Observe {
-        /// What was observed.
+        /// The observed value.
         value: f64,
-        /// How many times.
+        /// The number of observations.
         times: u32,
-        /// Whether the line says that it is a duration in milliseconds.
+        /// Whether the line declares a duration in milliseconds.
         milliseconds: bool,
     },
-    /// A set has this member (its hash).
+    /// Adds a member (its hash) to a set.
     Member(u64),
 }
 
-/// Calls `each` with the text of every line of a datagram, in its order, and what it says or lacks. (A chain of several
-/// pieces is told piece by piece.) Costs no more than in proportion to the datagram's length, whatever is in it.
+/// Calls `each` with the text of every line of a datagram, in order, and its content or error. (For a chain of several
+/// pieces, once for each piece.) The time is at most proportional to the datagram's length.
 pub fn parse<'a>(datagram: &'a [u8], mut each: impl FnMut(&'a [u8], Result<Line, Malformed>)) {
     for line in datagram.split(|&byte| byte == b'\n') {
         let line = line.trim_ascii();
@@ -88,12 +88,12 @@ pub fn parse<'a>(datagram: &'a [u8], mut each: impl FnMut(&'a [u8], Result<Line,
     }
 }
 
-/// Parses a line; what a chain says before a fault stands.
+/// Parses a line. The pieces of a chain before an error count.
 fn parse_line(line: &str, each: &mut impl FnMut(Line)) -> Result<(), Malformed> {
     if line.starts_with("_e{") || line.starts_with("_sc|") {
-        return Err(Malformed("an event or a service check has no value to be measured"));
+        return Err(Malformed("events and service checks are not supported"));
     }
-    let form = Malformed("a line is name:value|type, with |@rate and |#tags where needed");
+    let form = Malformed("expected name:value|type, optionally followed by |@rate and |#tags");
     let (name, rest) = line.split_once(':').ok_or(form)?;
     if name.is_empty() || name.contains('|') {
         return Err(form);
@@ -112,14 +112,14 @@ fn parse_line(line: &str, each: &mut impl FnMut(Line)) -> Result<(), Malformed> 
     Ok(())
 }
 
-/// Whether these are several `value|type` in a row, the oldest way to save bytes: then a colon follows a type or a rate.
+/// Returns whether the text consists of several `value|type`, StatsD's oldest packed form: a colon follows a type or a rate.
 fn is_chain(rest: &str) -> bool {
     let mut fields = rest.split('|').skip(1);
     let after_type = fields.next().is_some_and(|kind| kind.contains(':'));
     after_type || fields.any(|field| field.starts_with('@') && field.contains(':'))
 }
 
-/// The types that are understood.
+/// The supported types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Type {
     Counter,
@@ -129,7 +129,7 @@ enum Type {
     Set,
 }
 
-/// What stands behind the name, taken apart.
+/// The fields of a line after the name.
 struct Fields<'a> {
     values: &'a str,
     kind: Type,
@@ -137,7 +137,7 @@ struct Fields<'a> {
     tags: &'a str,
 }
 
-/// What the parser makes of a line.
+/// The parser's result for a line.
 struct Parsed {
     labels: Vec<(String, String)>,
     number: f64,
@@ -154,12 +154,12 @@ impl<'a> Fields<'a> {
             Some("ms") => Type::Timer,
             Some("h" | "d") => Type::Distribution,
             Some("s") => Type::Set,
-            Some(_) => return Err(Malformed("the type is none of c, g, ms, h, d, m and s")),
+            Some(_) => return Err(Malformed("unknown type; allowed are c, g, ms, h, d, m and s")),
             None => return Err(Malformed("the value has no |type")),
         };
         let mut found = Self { values, kind, rate: None, tags: "" };
         for field in fields {
-            // Others (a container's id, a time) say nothing that a series has a place for; later versions may have more.
+            // Ignores other fields (a container's id, a time, fields of later versions), which no series has a place for.
             match field.as_bytes().first() {
                 Some(b'@') => found.rate = field.get(1..),
                 Some(b'#') => found.tags = field.get(1..).unwrap_or(""),
@@ -202,14 +202,14 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// One value, the rate and the tags through the parser.
+    /// Parses one value, the rate and the tags with the parser.
     fn read(&self, name: &str, value: &str) -> Result<Parsed, Malformed> {
         let mut line = String::with_capacity(name.len() + value.len() + self.tags.len() + 24);
-        // Its own name would make the parser take it for a service check.
+        // With a name like `_sc`, the parser would take the line for a service check.
         line.push_str(if name.starts_with("_sc") { "_" } else { name });
         line.push(':');
         line.push_str(value);
-        // The one type that has all of a value, a rate and tags, and no meaning of its own to the parser.
+        // `h` is the only type that has a value, a rate and tags and that the parser treats as plain numbers.
         line.push_str("|h");
         if let Some(rate) = self.rate {
             line.push_str("|@");
@@ -224,7 +224,7 @@ impl<'a> Fields<'a> {
             _ => Malformed("the value is not a number"),
         })?;
         let Metric::Histogram(number) = message.metric else {
-            return Err(Malformed("the type is none of c, g, ms, h, d, m and s"));
+            return Err(Malformed("unknown type; allowed are c, g, ms, h, d, m and s"));
         };
         let rate = number.sample_rate.unwrap_or(1.0);
         if !(rate > 0.0 && rate <= 1.0) {
@@ -250,20 +250,20 @@ fn labels(tags: Option<BTreeMap<String, String>>) -> Vec<(String, String)> {
     labels
 }
 
-/// How many observations a sampled one stands for.
+/// Returns the number of observations that a sampled one represents.
 fn times(rate: f64) -> Result<u32, Malformed> {
     let times = (1.0 / rate).round();
     if times > f64::from(MAX_TIMES) {
-        return Err(Malformed("a timer, histogram or distribution has a rate of at least 0.001"));
+        return Err(Malformed("the rate of a timer, histogram or distribution must be at least 0.001"));
     }
     Ok(times as u32)
 }
 
-/// What a sample makes of the declared labels: the value of each, in their order. A label that the sample does not carry is
-/// empty, but `Hostname` is `host`.
+/// Returns the values of the declared labels for a sample, in their order. Missing labels are empty, except that
+/// `Hostname` is `host`.
 ///
 /// # Errors
-/// The first tag that is no declared label.
+/// Returns the first tag that is not a declared label.
 pub fn align<'a>(labels: &'a [(String, String)], declared: &[String], host: &'a str) -> Result<Vec<&'a str>, &'a str> {
     if let Some((extra, _)) = labels.iter().find(|(name, _)| !declared.contains(name)) {
         return Err(extra);
@@ -276,11 +276,11 @@ pub fn align<'a>(labels: &'a [(String, String)], declared: &[String], host: &'a 
     Ok(declared.iter().map(value).collect())
 }
 
-/// Which set: the metric's name and its labels.
+/// The key of a set: the metric's name and its labels.
 pub type SetKey = (String, Vec<(String, String)>);
 
-/// The members that sets were given in the current interval. At its end a set's gauge becomes their number; a set without
-/// members falls to 0 once and is then forgotten.
+/// The members of sets in the current interval. At its end, a set's gauge becomes the number of members. A set without
+/// members becomes 0 once and is then removed.
 #[derive(Debug, Default)]
 pub struct Sets {
     current: HashMap<SetKey, HashSet<u64>>,
@@ -291,7 +291,7 @@ impl Sets {
     /// Adds a member.
     ///
     /// # Errors
-    /// All sets together have [`MAX_MEMBERS`] already.
+    /// All sets together already have [`MAX_MEMBERS`].
     pub fn insert(&mut self, key: SetKey, member: u64) -> Result<(), Malformed> {
         let full = self.members >= MAX_MEMBERS;
         if full && !self.current.get(&key).is_some_and(|set| set.contains(&member)) {
@@ -303,8 +303,8 @@ impl Sets {
         Ok(())
     }
 
-    /// Ends the interval: every set with its number of members. Sets that had members in the last interval and have none
-    /// now come a last time, with 0.
+    /// Ends the interval. Returns every set with its number of members. Sets that had members in the last interval but
+    /// not in this one are returned once more, with 0.
     pub fn flush(&mut self) -> Vec<(SetKey, usize)> {
         let counts: Vec<(SetKey, usize)> = self.current.iter().map(|(key, set)| (key.clone(), set.len())).collect();
         self.current.retain(|_, set| !set.is_empty());
@@ -313,7 +313,7 @@ impl Sets {
         counts
     }
 
-    /// Whether a flush would have nothing to say.
+    /// Returns whether a flush would return nothing.
     pub fn is_empty(&self) -> bool {
         self.current.is_empty()
     }

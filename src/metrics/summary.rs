@@ -1,8 +1,8 @@
-//! Quantiles over the latest observations.
+//! Quantiles of the latest observations.
 //!
-//! A summary keeps its last [`SLOTS`] observations, each with the second in which it was made; a reading takes those of
-//! the last [`WINDOW_SECONDS`] and sorts them. Observing is one addition and one store; exact ranks, and values to 24
-//! bits. Count and sum are over all time, as Prometheus wants them.
+//! A summary keeps its last [`SLOTS`] observations, each with the second of its recording; a reading sorts those of the
+//! last [`WINDOW_SECONDS`]. Recording takes one addition and one store. Ranks are exact; values are rounded to 24 bits.
+//! Count and sum cover all observations, as Prometheus requires.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -11,17 +11,17 @@ use super::atomic::add;
 use super::reading;
 use crate::timeline::Instant;
 
-/// The number of observations that quantiles are taken from at most.
+/// The number of observations that quantiles are computed from at most.
 pub const SLOTS: usize = 1024;
-/// How old they may be; Triton's summaries look as far back.
+/// The maximum age of these observations, as in Triton's summaries.
 pub const WINDOW_SECONDS: u32 = 60;
 
-/// The time in whole seconds, as far as it has been told. Seconds begin at 1: 0 marks a slot that was never used.
+/// The latest known time in whole seconds. Seconds start at 1: 0 marks an unused slot.
 #[derive(Debug, Default)]
 pub struct CoarseClock(AtomicU32);
 
 impl CoarseClock {
-    /// Tells the time. It never goes back.
+    /// Sets the time. Earlier times than the present one are ignored.
     pub fn tell(&self, now: Instant) {
         let second = u32::try_from(now.0 / 1_000_000_000 + 1).unwrap_or(u32::MAX);
         if self.0.load(Ordering::Relaxed) < second {
@@ -39,7 +39,7 @@ impl CoarseClock {
 pub(super) struct Summary {
     quantiles: Vec<f64>,
     clock: Arc<CoarseClock>,
-    /// Second in the upper half, bits of an f32 in the lower.
+    /// The second in the upper half, the bits of an f32 in the lower half.
     slots: Box<[AtomicU64]>,
     count: AtomicU64,
     /// The bits of an f64.
@@ -57,7 +57,7 @@ impl Summary {
         &self.clock
     }
 
-    /// Takes one observation, which is not NaN.
+    /// Records one observation, which must not be NaN.
     pub(super) fn observe(&self, value: f64) {
         let at = self.count.fetch_add(1, Ordering::Relaxed) as usize % SLOTS;
         add(&self.sum, value);
@@ -67,7 +67,7 @@ impl Summary {
         }
     }
 
-    /// Sum, count, and quantiles with their values: the smallest observation that is not below that share of them.
+    /// Returns sum, count and quantiles. A quantile's value is the observation at rank `ceil(quantile * n)`.
     pub(super) fn read(&self) -> reading::Summary {
         let now = self.clock.second();
         let slots = self.slots.iter().map(|slot| slot.load(Ordering::Relaxed));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_those_of_the_last_minute() {
+    fn quantiles_cover_the_last_minute() {
         let clock = Arc::new(CoarseClock::default());
         let summary = Summary::new(&[0.0, 0.5, 0.9, 1.0], &clock);
         assert!(summary.read().quantiles.iter().all(|(_, value)| value.is_nan()));
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_latest_observations_count() {
+    fn quantiles_cover_only_the_latest_observations() {
         let clock = Arc::new(CoarseClock::default());
         let summary = Summary::new(&[0.0, 1.0], &clock);
         for value in 0..3 * SLOTS {

@@ -1,27 +1,27 @@
 //! Metrics as log lines, byte for byte in the form that TorchServe 0.12 writes into `ts_metrics.log` and
-//! `model_metrics.log`, so that the parsers and log pipelines that people have go on working.
+//! `model_metrics.log`, so that existing parsers and log pipelines keep working.
 //!
 //! ```text
 //! file     TIME - NAME.UNIT:VALUE|#DIM:VALUE,DIM:VALUE|#hostname:HOST[,requestID:IDS],timestamp:SECONDS
 //! console  TIME [INFO ] THREAD LOGGER - NAME.UNIT:VALUE|#...
 //! ```
 //!
-//! TIME is local time without a zone (`yyyy-MM-ddTHH:mm:ss,SSS`), SECONDS are since 1970, both of the moment of writing.
-//! VALUE is Java's `Double.toString`. The dimension for the host stands behind the others, whatever its name's case; a
-//! metric without one gets the server's. Only metrics of models have `requestID`: those of a batch joined by commas, or
+//! TIME is local time without a zone (`yyyy-MM-ddTHH:mm:ss,SSS`) and SECONDS are since 1970, both of the time of
+//! writing. VALUE is Java's `Double.toString`. The host's dimension (in any case) comes after the others; a metric
+//! without it gets the server's host. Only metrics of models have `requestID`: the ids of a batch joined by commas, or
 //! `null`. The unit is the one in `metrics.yaml`.
 //!
-//! TorchServe writes dimension values as they are, so that a value can break a line or forge one. Here `%`, `:`, `,`, `|`,
-//! control characters and Unicode's line separators become `%XX` for each of their bytes, in values and in request ids:
-//! whoever splits a line at `|`, `,` and `:` finds what was meant, and percent-decoding a field gives it back. A `:` in a
-//! metric's name, which Prometheus allows, becomes `_`.
+//! TorchServe writes dimension values unescaped, so a value can break a line or forge one. Here `%`, `:`, `,`, `|`,
+//! control characters and Unicode's line separators become `%XX` for each of their bytes, in values and in request ids.
+//! A reader can therefore split a line at `|`, `,` and `:` and percent-decode the fields. A `:` in a metric's name,
+//! which Prometheus allows, becomes `_`.
 //!
-//! The third layout is one JSON object for each line, with the keys that TorchServe's `JSONPatternLayout` was meant to
-//! write: MetricName, Value, Unit, Type, Dimensions, DimensionNames, DimensionValues, Timestamp, RequestId, HostName. Its
-//! Value and Timestamp are numbers (NaN and the infinities, which JSON does not know, are texts), and nothing but the
-//! request ids is percent-encoded.
+//! The third layout is one JSON object for each line, with the keys that TorchServe's `JSONPatternLayout` was designed
+//! to write: MetricName, Value, Unit, Type, Dimensions, DimensionNames, DimensionValues, Timestamp, RequestId,
+//! HostName. Value and Timestamp are numbers, but NaN and infinities, which JSON does not support, are strings. Only
+//! the request ids are percent-encoded.
 //!
-//! Nothing here reads a clock or writes a file.
+//! This module does not read clocks or write files.
 
 mod java;
 
@@ -31,28 +31,28 @@ use super::catalog::{Kind, MetricSpec, Section};
 
 pub use java::push_double;
 
-/// What stands for a host without a name.
+/// The text for a host without a name.
 const UNKNOWN_HOST: &str = "Unknown";
 /// The name of the thread in console lines.
 const THREAD: &str = "tslog";
 
-/// What stands for standard output beside [`File::as_str`], where lines are counted.
+/// The value of the label `file` for lines written to standard output.
 pub const STDOUT: &str = "stdout";
 
-/// Where lines go.
+/// The destination of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum File {
-    /// `ts_metrics.log`: what the frontend records.
+    /// `ts_metrics.log`: metrics that the frontend records.
     Ts,
-    /// `model_metrics.log`: what models record.
+    /// `model_metrics.log`: metrics that models record.
     Model,
 }
 
 impl File {
-    /// Both.
+    /// Both files.
     pub const ALL: [File; 2] = [Self::Ts, Self::Model];
 
-    /// The file's name without its ending, which is the value of the label `file`.
+    /// Returns the file's name without its extension, which is the value of the label `file`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ts => "ts_metrics",
@@ -60,7 +60,7 @@ impl File {
         }
     }
 
-    /// TorchServe's logger of these lines.
+    /// Returns TorchServe's logger of these lines.
     fn logger(self) -> &'static str {
         match self {
             Self::Ts => "TS_METRICS",
@@ -69,18 +69,18 @@ impl File {
     }
 }
 
-/// How a line is laid out.
+/// The layout of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// As in TorchServe's files.
+    /// That of TorchServe's files.
     File,
-    /// As on TorchServe's standard output: with level, thread and logger.
+    /// That of TorchServe's standard output: with level, thread and logger.
     Console,
     /// A JSON object.
     Json,
 }
 
-/// The moment at which lines are written.
+/// The time of writing.
 #[derive(Clone, Debug)]
 pub struct Stamp {
     local: String,
@@ -88,7 +88,7 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// A moment in milliseconds since 1970, where the clock on the wall is `utc_offset` seconds ahead of UTC.
+    /// Creates the stamp of a time in milliseconds since 1970, where local time is `utc_offset` seconds ahead of UTC.
     pub fn new(epoch_ms: u64, utc_offset: i32) -> Self {
         let seconds = epoch_ms / 1000;
         let local = i64::try_from(seconds).unwrap_or(i64::MAX).saturating_add(utc_offset.into());
@@ -100,18 +100,18 @@ impl Stamp {
         Self { local, seconds: seconds.to_string() }
     }
 
-    /// The local time, `yyyy-MM-ddTHH:mm:ss,SSS`.
+    /// Returns the local time, `yyyy-MM-ddTHH:mm:ss,SSS`.
     pub fn local(&self) -> &str {
         &self.local
     }
 
-    /// The local date, `yyyy-MM-dd`.
+    /// Returns the local date, `yyyy-MM-dd`.
     pub fn date(&self) -> &str {
         self.local.split_once('T').map_or("", |(date, _)| date)
     }
 }
 
-/// Year, month and day of a day since 1970 (Howard Hinnant's `civil_from_days`).
+/// Converts days since 1970 to year, month and day (Howard Hinnant's `civil_from_days`).
 fn civil(days: i64) -> (i64, i64, i64) {
     let days = days.saturating_add(719_468);
     let era = days.div_euclid(146_097);
@@ -124,7 +124,7 @@ fn civil(days: i64) -> (i64, i64, i64) {
     (year + era * 400 + i64::from(month <= 2), month, day)
 }
 
-/// What all lines of one series have in common, made once.
+/// The common text of all lines of one series, created once.
 #[derive(Debug)]
 pub struct Text {
     file: File,
@@ -132,13 +132,13 @@ pub struct Text {
     head: String,
     /// `|#DIM:VALUE,...|#hostname:HOST`
     tail: String,
-    /// The JSON object before its value and behind it, up to its time.
+    /// The JSON object before its value, and after it up to the timestamp.
     json: (String, String),
 }
 
 impl Text {
-    /// Of the series of `spec` with these dimensions, names and values in the order of the definition; `hostname` is for
-    /// those that have no dimension for the host.
+    /// Creates the text of a series of `spec` with these dimensions (names and values, in the definition's order).
+    /// `hostname` is used if no dimension gives the host.
     pub fn new<'a>(
         spec: &MetricSpec,
         dimensions: impl IntoIterator<Item = (&'a str, &'a str)>,
@@ -170,8 +170,8 @@ impl Text {
         Self { file, head, tail, json: json(spec, &others, host) }
     }
 
-    /// Of a series of the server itself: the dimensions of the definition in its order, then the other `labels`, which are
-    /// a model's namespace and `metric_tags`.
+    /// Creates the text of a series of the server itself. The definition's dimensions come first, then the other
+    /// `labels`: a model's namespace and `metric_tags`.
     pub fn of_server(spec: &MetricSpec, labels: &[(&str, &str)], hostname: &str) -> Self {
         let value = |name: &str| labels.iter().find(|(label, _)| *label == name).map_or("", |(_, value)| *value);
         let defined = spec.dimensions.iter().map(|name| (name.as_str(), value(name)));
@@ -179,13 +179,13 @@ impl Text {
         Self::new(spec, defined.chain(others.copied()), hostname)
     }
 
-    /// Where these lines go.
+    /// Returns the file of these lines.
     pub fn file(&self) -> File {
         self.file
     }
 
-    /// Appends a line with its line feed. `request_ids` are those of a batch as [`push_request_id`] joins them, and empty
-    /// where there are none.
+    /// Appends a line with its line feed. `request_ids` are those of a batch as joined by [`push_request_id`]; empty if
+    /// the metric has no request.
     pub fn write(&self, out: &mut String, layout: Layout, stamp: &Stamp, (value, request_ids): (f64, &str)) {
         if layout == Layout::Json {
             return self.write_json(out, stamp, (value, request_ids));
@@ -220,7 +220,7 @@ impl Text {
         if request_ids.split(',').all(str::is_empty) {
             out.push_str("null");
         } else {
-            // Encoded ids have no control character; what is left to escape are quotes and backslashes.
+            // Encoded ids contain no control characters; only quotes and backslashes are left to escape.
             let mut ids = String::new();
             push_request_ids(&mut ids, request_ids);
             out.push_str(&quoted(&ids));
@@ -249,18 +249,18 @@ fn json(spec: &MetricSpec, dimensions: &[(&str, &str)], host: &str) -> (String, 
     (before, after)
 }
 
-/// A JSON string. Line separators of Unicode are escaped too: some readers of lines split there.
+/// Formats a JSON string. Also escapes Unicode's line separators, because some readers split lines there.
 fn quoted(text: &str) -> String {
     let text = serde_json::Value::from(text).to_string();
     text.replace('\u{85}', "\\u0085").replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")
 }
 
-/// Whether a character could end a line for some reader of it.
+/// Returns whether some reader may take the character for the end of a line.
 fn is_break(c: char) -> bool {
     c.is_control() || c == '\u{2028}' || c == '\u{2029}'
 }
 
-/// Whether a character means something in a line.
+/// Returns whether the character has a meaning in a line.
 fn is_dangerous(c: char) -> bool {
     matches!(c, '%' | ':' | ',' | '|') || is_break(c)
 }
@@ -280,7 +280,7 @@ fn encode(out: &mut String, text: &str, encoded: impl Fn(char) -> bool) {
     out.push_str(rest);
 }
 
-/// Appends the id of a batch's `position`-th request to the list of its ids, encoded so that the list keeps its form.
+/// Appends the id of a batch's `position`-th request to the list of ids, encoded so that the list can be split again.
 pub fn push_request_id(list: &mut String, position: usize, id: &str) {
     if position > 0 {
         list.push(',');
@@ -288,7 +288,7 @@ pub fn push_request_id(list: &mut String, position: usize, id: &str) {
     encode(list, id, is_dangerous);
 }
 
-/// A list of [`push_request_id`], or what a worker says is one: `null` for none. What is encoded stays as it is.
+/// Appends a list from [`push_request_id`] or from a worker; `null` if it is empty. Does not encode encoded ids again.
 fn push_request_ids(out: &mut String, list: &str) {
     if list.split(',').all(str::is_empty) {
         return out.push_str("null");

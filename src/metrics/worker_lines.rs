@@ -1,59 +1,59 @@
-//! Metric lines as a worker of TorchServe prints them on its standard output.
+//! Parses the metric lines that a worker of TorchServe prints on its standard output.
 //!
 //! ```text
 //! line  = ["INFO > "] "[METRICS]" name "." unit ":" value [ "|#" dims ] [ "|#type:" type ] [ "|#hostname:" host ["," epoch ["," ids]] ]
 //! dims  = [ dim *("," dim) ]        dim = dimension ":" value        ids = id *("," id)
 //! ```
 //!
-//! Everything that TorchServe's own regular expression accepts is accepted, of both eras: the type came with 0.8, and lines
-//! of its C++ workers and of `emit_metrics` still have none. What it dropped in silence is kept: numbers such as `1e+16` and
-//! `inf`, names with `-` or `.` (both become `_`), units with `/`, empty dimension values, and dimension values with `:`
-//! (the first colon ends the name) or with `,`. A comma is ambiguous: it begins a new dimension when a word and a colon
-//! follow (`a:x,b:y`), and else belongs to the value before it (`path:/a,/b` is one value). A value that itself holds
-//! `,word:` cannot be told from two dimensions.
+//! The grammar accepts everything that TorchServe's own regular expression accepts, before and since version 0.8, which
+//! added the type; lines of its C++ workers and of `emit_metrics` still have none. It also accepts what TorchServe
+//! silently dropped: numbers such as `1e+16` and `inf`, names with `-` or `.` (both become `_`), units with `/`, empty
+//! dimension values, and dimension values with `:` (the first colon ends the name) or with `,`. A comma starts a new
+//! dimension if a word and a colon follow it (`a:x,b:y`); otherwise it belongs to the value (`path:/a,/b` is one
+//! value). A value that contains `,word:` cannot be distinguished from two dimensions.
 //!
-//! Pure: bytes in, borrowed pieces out.
+//! No I/O: bytes in, borrowed pieces out.
 
 use super::catalog::Kind;
 use super::emitter::Malformed;
 
-/// What a metric line begins with.
+/// The prefix of a metric line.
 pub const MARKER: &str = "[METRICS]";
-/// What the C++ workers' logger writes before it.
+/// The prefix that the C++ workers' logger writes before the marker.
 const LOGGER: &str = "INFO > ";
-/// The most dimensions of one line.
+/// The number of dimensions of one line, at most.
 const MAX_DIMENSIONS: usize = 64;
-/// The dimension that is filled in when a line does not give it, in both of its spellings.
+/// The dimension that is filled in if a line omits it, in both spellings.
 const HOSTNAME: [&str; 2] = ["Hostname", "hostname"];
 
-/// One line, parsed. The pieces are as written, trimmed of blanks.
+/// One parsed line. The pieces are as written, without surrounding blanks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line<'a> {
     /// The metric's name; letters, digits, `_`, `-` and `.` only.
     pub name: &'a str,
-    /// The unit as the worker calls it. For a declared metric the definition's unit counts, not this.
+    /// The unit as the worker writes it. Ignored for declared metrics, whose definition has the unit.
     pub unit: &'a str,
     /// The sample: a counter's increment, a gauge's value, an observation. Never NaN.
     pub value: f64,
     /// Dimensions in the order of the line.
     pub dimensions: Vec<(&'a str, &'a str)>,
-    /// The type as written (`COUNTER`), if there is one; see [`kind_of`].
+    /// The type as written (`COUNTER`), if the line has one; see [`kind_of`].
     pub kind: Option<&'a str>,
-    /// The machine that the worker says it runs on.
+    /// The host name that the worker gives.
     pub hostname: Option<&'a str>,
-    /// Ids of the requests that it belongs to, joined by commas; empty if none are given.
+    /// The ids of the requests that the sample belongs to, joined by commas; may be empty.
     pub request_ids: &'a str,
 }
 
-/// What follows the marker if `line` is a metric line.
+/// Returns the text after the marker if `line` is a metric line.
 pub fn strip(line: &[u8]) -> Option<&[u8]> {
     line.strip_prefix(LOGGER.as_bytes()).unwrap_or(line).strip_prefix(MARKER.as_bytes())
 }
 
-/// Parses what follows the marker.
+/// Parses the text after the marker.
 ///
 /// # Errors
-/// What the line lacks.
+/// Returns the first fault of the line.
 pub fn parse(body: &[u8]) -> Result<Line<'_>, Malformed> {
     let text = str::from_utf8(body).map_err(|_| Malformed("the line is not UTF-8"))?;
     let mut sections = text.split("|#");
@@ -67,13 +67,13 @@ pub fn parse(body: &[u8]) -> Result<Line<'_>, Malformed> {
         } else if at == 0 {
             line.dimensions = dimensions(section)?;
         } else {
-            return Err(Malformed("after the dimensions only `|#type:` and `|#hostname:` may follow"));
+            return Err(Malformed("only `|#type:` and `|#hostname:` may follow the dimensions"));
         }
     }
     Ok(line)
 }
 
-/// `name.unit:value`: the value is what follows the first colon, the unit what follows the last dot before it.
+/// Parses `name.unit:value`: the value follows the first colon, the unit the last dot before it.
 fn head(text: &str) -> Result<(&str, &str, f64), Malformed> {
     let missing = Malformed("a metric line begins with Name.Unit:value");
     let (metric, value) = text.split_once(':').ok_or(missing)?;
@@ -83,30 +83,30 @@ fn head(text: &str) -> Result<(&str, &str, f64), Malformed> {
         return Err(missing);
     }
     if name.contains(char::is_whitespace) {
-        return Err(Malformed("a metric's name has no spaces: Prometheus cannot show such a name"));
+        return Err(Malformed("the metric's name contains spaces, which Prometheus does not allow"));
     }
     if !name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c)) {
-        return Err(Malformed("a metric's name consists of letters, digits, `_`, `-` and `.`"));
+        return Err(Malformed("the metric's name may only contain letters, digits, `_`, `-` and `.`"));
     }
     Ok((name, unit, number(value)?))
 }
 
-/// A number as Python or C++ prints it.
+/// Parses a number as Python or C++ prints it.
 fn number(text: &str) -> Result<f64, Malformed> {
     let text = text.trim().trim_end_matches('|');
     let value: f64 = text.parse().map_err(|_| Malformed("the value is not a number such as 1, 0.5, 1e-05 or inf"))?;
-    if value.is_nan() { Err(Malformed("the value is NaN, which can be neither added nor compared")) } else { Ok(value) }
+    if value.is_nan() { Err(Malformed("the value is NaN")) } else { Ok(value) }
 }
 
-/// See the head of the module for what a comma means.
+/// Parses dimensions; the head of the module defines the meaning of a comma.
 fn dimensions(section: &str) -> Result<Vec<(&str, &str)>, Malformed> {
-    // `|#|` is how some emitters write no dimensions.
+    // Some emitters write `|#|` for no dimensions.
     let section = section.trim().trim_end_matches('|');
     let mut found: Vec<(&str, &str)> = Vec::new();
     let mut rest = section;
     while !rest.is_empty() {
         let Some((name, after)) = rest.split_once(':').filter(|(name, _)| is_word(name.trim())) else {
-            return Err(Malformed("dimensions are written name:value,name:value"));
+            return Err(Malformed("dimensions must have the form name:value,name:value"));
         };
         let end = value_end(after);
         if found.len() == MAX_DIMENSIONS {
@@ -118,25 +118,25 @@ fn dimensions(section: &str) -> Result<Vec<(&str, &str)>, Malformed> {
     Ok(found)
 }
 
-/// Where a dimension's value ends: at the first comma that a word and a colon follow, or that is the last character.
+/// Returns where a dimension's value ends: at the first comma that is followed by a word and a colon or by the end.
 fn value_end(text: &str) -> usize {
     let begins_dimension = |at: usize| {
         let rest = text.get(at + 1..).unwrap_or("");
-        // No further than the next comma, so that a line of commas costs no more than its length.
+        // Looks only up to the next comma, so that a line of commas takes linear time.
         let piece = rest.split(',').next().unwrap_or("");
         rest.is_empty() || piece.split_once(':').is_some_and(|(name, _)| is_word(name.trim()))
     };
     text.match_indices(',').find(|&(at, _)| begins_dimension(at)).map_or(text.len(), |(at, _)| at)
 }
 
-/// Whether a dimension can be called so: as a label's name, and `-` and `.`, which become `_`.
+/// Returns whether a dimension may have this name: a label's name, also with `-` and `.`, which become `_`.
 fn is_word(name: &str) -> bool {
     let mut characters = name.chars();
     characters.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
         && characters.all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
 }
 
-/// `host[,epoch[,ids]]`. A line of TorchServe's log (`host[,requestID:ids],timestamp:epoch`) is understood too.
+/// Parses `host[,epoch[,ids]]`. Also accepts the form of TorchServe's log (`host[,requestID:ids],timestamp:epoch`).
 fn origin(section: &str) -> (Option<&str>, &str) {
     let section = section.trim();
     let (host, rest) = section.split_once(',').unwrap_or((section, ""));
@@ -148,23 +148,23 @@ fn origin(section: &str) -> (Option<&str>, &str) {
     ((!host.is_empty()).then_some(host), if ids == "null" { "" } else { ids.trim() })
 }
 
-/// The type of a metric that nobody has declared: the one that the line gives. Lines without a type (C++ workers,
-/// `emit_metrics`) are counters if they count (unit `Count`), and gauges else.
+/// Returns the type of an undeclared metric: that of the line. Lines without a type (C++ workers, `emit_metrics`) are
+/// counters if their unit is `Count`, and gauges otherwise.
 ///
 /// # Errors
-/// The type is none of TorchServe's.
+/// The type is not one of TorchServe's.
 pub fn kind_of(line: &Line<'_>) -> Result<Kind, Malformed> {
     match line.kind.map(str::to_ascii_lowercase).as_deref() {
         Some("counter") => Ok(Kind::Counter),
         Some("gauge") => Ok(Kind::Gauge),
         Some("histogram") => Ok(Kind::Histogram),
-        Some(_) => Err(Malformed("the type is none of COUNTER, GAUGE and HISTOGRAM")),
+        Some(_) => Err(Malformed("unknown type; allowed are COUNTER, GAUGE and HISTOGRAM")),
         None if line.unit.eq_ignore_ascii_case("count") => Ok(Kind::Counter),
         None => Ok(Kind::Gauge),
     }
 }
 
-/// The full name of a unit that a worker may give in short. For metrics that nobody has declared.
+/// Returns the full name of a unit that a worker may abbreviate. Used for undeclared metrics.
 pub fn unit_name(unit: &str) -> &str {
     match unit {
         "ms" => "Milliseconds",
@@ -179,14 +179,14 @@ pub fn unit_name(unit: &str) -> &str {
     }
 }
 
-/// The values of a metric's declared dimensions for a line, in the declared order; `host` is this machine's name.
+/// Returns the values of a metric's declared dimensions for a line, in the declared order; `host` is this host's name.
 ///
-/// When every name that the line gives is a declared one, the names decide, and a dimension that the line leaves out is
-/// empty. Else the position decides, as it always did in TorchServe, and the number must be right. `Hostname` is filled from
-/// the line, or with `host`, when the line gives no dimension of that name.
+/// If the line gives only declared names, values are matched by name, and missing ones are empty. Otherwise they are
+/// matched by position, as in TorchServe, and their number must be right. `Hostname` is taken from the line's origin,
+/// or is `host`, if the line gives no dimension of that name.
 ///
 /// # Errors
-/// `None`: the names do not match, and the number is not right either.
+/// Returns `None` if neither the names nor the number of dimensions match.
 pub fn align<'a>(line: &Line<'a>, declared: &[String], host: &'a str) -> Option<Vec<&'a str>> {
     let given = &line.dimensions;
     let host = line.hostname.unwrap_or(host);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lines_of_both_eras_are_read() {
+    fn parses_lines_with_and_without_a_type() {
         let now = line(
             "HandlerTime.Milliseconds:71.77|#ModelName:mnist,Level:Model|#type:GAUGE|#hostname:test-host,1699061430,6d17-7,8e-1",
         );
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_torchserve_lost_is_kept() {
+    fn keeps_what_torchserve_dropped() {
         assert_eq!(line("a.Count:1e+16|#").value, 1e16);
         assert_eq!(line("a.Count:inf|#").value, f64::INFINITY);
         assert_eq!(line("a.Count:-2.5e-3|#").value, -0.0025);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn errors_name_the_fault() {
         let check = |text: &str, expected: &str| {
             let error = parse(text.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(expected), "{text}: {error}");
@@ -278,7 +278,7 @@ mod tests {
         check("", "Name.Unit:value");
         check(".ms:1|#", "Name.Unit:value");
         check("a.:1|#", "Name.Unit:value");
-        check("Two Words.ms:1|#", "no spaces");
+        check("Two Words.ms:1|#", "contains spaces");
         check("a\"b.ms:1|#", "letters, digits");
         check("a.ms:nan|#", "NaN");
         check("a.ms:None|#", "not a number");
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn dimensions_go_by_name_or_by_position() {
+    fn dimensions_are_matched_by_name_or_position() {
         let check = |dims: &str, declared: &[&str], expected: Option<&[&str]>| {
             let text = format!("a.ms:1|#{dims}|#hostname:w,1");
             let declared: Vec<String> = declared.iter().map(|&name| name.to_owned()).collect();
@@ -340,7 +340,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read(value in any::<f64>(), first in "[a-z/:]{0,8}(,[/0-9 ]{1,3})?", second in "[A-Z:.]{0,8}") {
+        fn written_lines_are_parsed(value in any::<f64>(), first in "[a-z/:]{0,8}(,[/0-9 ]{1,3})?", second in "[A-Z:.]{0,8}") {
             prop_assume!(!value.is_nan());
             let text = format!("n.u:{value:e}|#a:{first},b:{second}|#type:GAUGE|#hostname:h,1,r");
             let line = parse(text.as_bytes()).unwrap();

@@ -1,18 +1,18 @@
-//! Repository agents (`model_repository_agents`). The only one is `checksum`, with Triton's parameters: `MD5:FILE`, a file in the
-//! model's directory, and its sum in hexadecimal digits. What cannot be checked is refused.
+//! Repository agents (`model_repository_agents`). The only supported agent is `checksum`, with Triton's parameters: the key
+//! `MD5:FILE` names a file in the model's directory, the value is its sum in hexadecimal digits. Anything else is refused.
 
 use super::{ConfigError, proto};
 
-/// A sum that a file must have.
+/// The checksum that a file must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checksum {
-    /// The file, relative to the model's directory and inside of it.
+    /// The file's path, relative to the model's directory and inside it.
     pub file: String,
     /// Its MD5 sum: 32 hexadecimal digits in lower case.
     pub md5: String,
 }
 
-/// The checksums that a configuration asks for, in the order of their files' names.
+/// Returns the checksums that a configuration requires, sorted by file name.
 pub(super) fn of(config: &proto::ModelConfig) -> Result<Vec<Checksum>, ConfigError> {
     let mut all = Vec::new();
     for agent in config.model_repository_agents.iter().flat_map(|agents| &agents.agents) {
@@ -43,7 +43,7 @@ fn checksum(key: &str, sum: &str) -> Result<Checksum, String> {
     }
     let md5 = sum.trim().to_ascii_lowercase();
     if md5.len() != 32 || !md5.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Err(format!("'{sum}' is no MD5 sum of '{file}': 32 hexadecimal digits are needed"));
+        return Err(format!("'{sum}' is not an MD5 sum for '{file}': expected 32 hexadecimal digits"));
     }
     Ok(Checksum { file: file.to_owned(), md5 })
 }

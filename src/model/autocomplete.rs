@@ -1,5 +1,5 @@
-//! Fills in what a configuration leaves out from what the model file says, and refuses a configuration that the file
-//! contradicts. The rules are those of Triton's ONNX Runtime backend.
+//! Fills in missing fields of a configuration from the model file, and refuses a configuration that contradicts the file. The
+//! rules are those of Triton's ONNX Runtime backend.
 
 use super::controls::is_made_by_server;
 use super::proto::model_config::SchedulingChoice;
@@ -7,7 +7,7 @@ use super::proto::{self, ModelTensorReshape};
 use super::{ConfigError, ModelSignature, SignatureTensor, state};
 use crate::tensor::{DataType, format_shape};
 
-/// What inputs and outputs of a configuration have in common.
+/// The common part of a configuration's inputs and outputs.
 trait TensorConfig: Default {
     const ROLE: &'static str;
     fn name(&self) -> &str;
@@ -16,9 +16,9 @@ trait TensorConfig: Default {
     fn reshape(&self) -> Option<&ModelTensorReshape>;
     fn fill(&mut self, name: &str, datatype: DataType);
     fn set_dims(&mut self, dims: Vec<i64>, reshape: Option<ModelTensorReshape>);
-    /// Whether the model sees the elements of all requests in one dimension, one request behind the other.
+    /// Whether the model receives the elements of all requests concatenated in one dimension.
     fn is_flat(&self, config: &proto::ModelConfig) -> bool;
-    /// The dimensions that the model sees, without the batch.
+    /// The model's dimensions, without the batch.
     fn model_dims(&self) -> &[i64] {
         self.reshape().map_or(self.dims(), |reshape| &reshape.shape)
     }
@@ -62,8 +62,8 @@ tensor_config!(proto::ModelOutput, "output", |output: &Self, config: &proto::Mod
     config.batch_output.iter().any(|scattered| scattered.target_name.contains(&output.name))
 });
 
-/// Fills in inputs, outputs, datatypes, dimensions and the maximum batch size where they are left out. A maximum batch
-/// size that is filled in switches the dynamic batcher on, unless a scheduler is chosen.
+/// Fills in missing inputs, outputs, datatypes, dimensions and the maximum batch size. Filling in the maximum batch size also
+/// enables the dynamic batcher, unless a scheduler is configured.
 pub(super) fn fill(
     config: &mut proto::ModelConfig,
     signature: &ModelSignature,
@@ -87,11 +87,12 @@ pub(super) fn fill(
             tensor.dims.as_deref().map_or("unknown".to_owned(), format_shape),
         )));
     }
-    let asked_for =
+    let is_client_input =
         |model: &&SignatureTensor| !is_made_by_server(config, &model.name) && !is_state(config, &model.name);
-    let inputs: Vec<_> = signature.inputs.iter().filter(asked_for).cloned().collect();
-    let answered = |model: &&SignatureTensor| state::written(config).iter().all(|kept| kept.output_name != model.name);
-    let outputs: Vec<_> = signature.outputs.iter().filter(answered).cloned().collect();
+    let inputs: Vec<_> = signature.inputs.iter().filter(is_client_input).cloned().collect();
+    let is_client_output =
+        |model: &&SignatureTensor| state::written(config).iter().all(|state| state.output_name != model.name);
+    let outputs: Vec<_> = signature.outputs.iter().filter(is_client_output).cloned().collect();
     let whole = config.clone();
     fill_tensors(&whole, &mut config.input, &inputs);
     // A state is among the outputs only if the configuration lists it there.
@@ -100,12 +101,12 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Whether the input is a state, which the server keeps.
+/// Returns whether the input is a state, which the server keeps.
 fn is_state(config: &proto::ModelConfig, input: &str) -> bool {
     state::written(config).iter().any(|state| state.input_name == input)
 }
 
-/// The states as the inputs and outputs that they are to the model.
+/// Returns the model's inputs and outputs for the states.
 fn states(config: &proto::ModelConfig) -> (Vec<proto::ModelInput>, Vec<proto::ModelOutput>) {
     let both = state::written(config).iter().map(|state| {
         let (data_type, dims) = (state.data_type, state.dims.clone());
@@ -120,7 +121,7 @@ fn has_batch(tensor: &SignatureTensor) -> bool {
     tensor.dims.as_ref().is_some_and(|dims| dims.first() == Some(&-1))
 }
 
-/// Whether every tensor whose dimensions are written leaves out one dimension of the model's: the batch.
+/// Returns whether every tensor with configured dimensions has one dimension less than the model's, which is the batch.
 fn leaves_room(config: &proto::ModelConfig, signature: &ModelSignature) -> bool {
     let (inputs, outputs) = states(config);
     one_short(config, &config.input, &signature.inputs)
@@ -152,7 +153,7 @@ fn fill_tensors<T: TensorConfig>(config: &proto::ModelConfig, tensors: &mut Vec<
         let first = usize::from(config.max_batch_size > 0 && !tensor.is_flat(config));
         let dims = dims.get(first..).unwrap_or_default();
         if dims.is_empty() {
-            // A scalar per item: the protocol's shape is [1], the model's has no dimension besides the batch.
+            // A scalar per item: the protocol's shape is [1]; the model's tensor has only the batch dimension.
             tensor.set_dims(vec![1], Some(ModelTensorReshape { shape: Vec::new() }));
         } else {
             tensor.set_dims(dims.to_vec(), tensor.reshape().cloned());
@@ -160,7 +161,7 @@ fn fill_tensors<T: TensorConfig>(config: &proto::ModelConfig, tensors: &mut Vec<
     }
 }
 
-/// Refuses a configuration that names tensors the model has not, leaves out an input, or differs in datatype or shape.
+/// Refuses a configuration that names unknown tensors, omits an input of the model, or differs in datatype or shape.
 pub(super) fn compare(config: &proto::ModelConfig, signature: &ModelSignature) -> Result<(), ConfigError> {
     compare_tensors(config, &config.input, &signature.inputs)?;
     compare_tensors(config, &config.output, &signature.outputs)?;
@@ -168,12 +169,12 @@ pub(super) fn compare(config: &proto::ModelConfig, signature: &ModelSignature) -
     let (inputs, outputs) = states(config);
     compare_tensors(config, &inputs, &signature.inputs)?;
     compare_tensors(config, &outputs, &signature.outputs)?;
-    let given = |name: &String| {
+    let is_known = |name: &String| {
         config.input.iter().any(|input| input.name == *name)
             || is_made_by_server(config, name)
             || is_state(config, name)
     };
-    let missing = signature.inputs.iter().find(|model| !given(&model.name));
+    let missing = signature.inputs.iter().find(|model| !is_known(&model.name));
     match missing {
         Some(model) => Err(ConfigError::new(format!(
             "unable to load model '{}', configuration expects {} inputs, model provides {}: input '{}' is not configured",
@@ -186,7 +187,7 @@ pub(super) fn compare(config: &proto::ModelConfig, signature: &ModelSignature) -
     }
 }
 
-/// Batch inputs must be inputs of the model, of their datatype.
+/// Checks that the model has each batch input with the configured datatype.
 fn compare_made(config: &proto::ModelConfig, signature: &ModelSignature) -> Result<(), ConfigError> {
     for made in &config.batch_input {
         for target in &made.target_name {

@@ -1,8 +1,8 @@
-//! Auto-complete by the model's own code: what it is asked, and what of its answer counts.
+//! Auto-complete by the model's own code: builds the query for the code and merges its answer into the configuration.
 //!
-//! As in Triton only the maximum batch size, inputs, outputs, the scheduler and the transaction policy are taken over (and of
-//! archives of TorchServe the number of instances and where they run). What the configuration says stays, whatever the answer
-//! says; Triton leaves that to `pb_utils.ModelConfig` and takes the lists of inputs and outputs of the answer whole.
+//! As in Triton, only the maximum batch size, inputs, outputs, the scheduler and the transaction policy are taken from the
+//! answer; for TorchServe archives also the instance count and placement. Configured values are never overwritten. Triton
+//! leaves that to `pb_utils.ModelConfig` and replaces the lists of inputs and outputs with those of the answer.
 
 use prost_reflect::DynamicMessage;
 use serde_json::value::RawValue;
@@ -14,7 +14,7 @@ use super::proto::model_config::SchedulingChoice;
 use super::proto::model_instance_group::Kind;
 use super::{ConfigError, normalize, proto, render, validate};
 
-/// What the model's code has written.
+/// The answer of the model's code.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Answer<'a> {
@@ -23,7 +23,7 @@ struct Answer<'a> {
     error: Option<String>,
 }
 
-/// Where the version is that is asked.
+/// The location of the version whose code is queried.
 #[derive(Clone, Copy, Debug)]
 pub struct CodeLocation<'a> {
     /// The version's number.
@@ -35,10 +35,10 @@ pub struct CodeLocation<'a> {
 }
 
 impl Draft {
-    /// Fills in the name, the backend, the platform, the name of the file and the version policy, and checks nothing else.
+    /// Fills in the name, the backend, the platform, the model's file name and the version policy, and checks nothing else.
     ///
     /// # Errors
-    /// What the model is cannot be told, or contradicts itself or its directory.
+    /// The backend cannot be determined, or contradicts the platform or the available backends.
     pub fn resolve(mut self, completion: &Completion<'_>) -> Result<Self, ConfigError> {
         normalize::name(&mut self.proto, completion);
         normalize::backend(&mut self.proto, completion)?;
@@ -46,37 +46,37 @@ impl Draft {
         Ok(self)
     }
 
-    /// The backend that the configuration names; empty if it does not.
+    /// Returns the backend from the configuration; empty if it has none.
     pub fn backend(&self) -> &str {
         &self.proto.backend
     }
 
-    /// A free parameter of the configuration.
+    /// Returns the value of a free parameter of the configuration.
     pub fn parameter(&self, name: &str) -> Option<&str> {
         self.proto.parameters.get(name).map(|parameter| parameter.string_value.as_str())
     }
 
-    /// Whether there is nothing to ask the model's code: an archive of TorchServe only says what nobody has written, and who
-    /// has written inputs and outputs has written it all. It saves starting an interpreter twice.
+    /// Returns whether querying the model's code can be skipped, which saves starting an interpreter twice: the configuration of
+    /// a TorchServe archive is taken to be complete if it has inputs and outputs.
     pub fn needs_no_answer(&self) -> bool {
         self.proto.backend == "torchserve" && !self.proto.input.is_empty() && !self.proto.output.is_empty()
     }
 
-    /// Which versions should run.
+    /// Returns which versions should run.
     ///
     /// # Errors
-    /// The draft is not resolved, or lists versions that cannot be.
+    /// The draft is not resolved, or lists invalid versions.
     pub fn version_policy(&self) -> Result<VersionPolicy, ConfigError> {
         validate::version_policy(&self.proto)
     }
 
-    /// As [`ModelConfig::encode_parts`](super::ModelConfig::encode_parts).
+    /// Encodes the draft as [`ModelConfig::encode_parts`](super::ModelConfig::encode_parts) does.
     pub fn encode_parts(&self) -> [Vec<u8>; 3] {
         super::config::encode_parts(&self.proto)
     }
 
-    /// What the code of a resolved model is asked, as JSON: `{"config": {...}, "directory": "...", "model_directory": "...",
-    /// "version": N, "backend": "..."}`. The configuration has all defaults, as Triton's models see it.
+    /// Builds the query for the code of a resolved model, as JSON: `{"config": {...}, "directory": "...", "model_directory":
+    /// "...", "version": N, "backend": "..."}`. The configuration includes all defaults, as in Triton.
     pub fn question(&self, place: &CodeLocation<'_>, gpus: &[u32]) -> String {
         let mut config = self.proto.clone();
         normalize::defaults(&mut config, &Completion { gpus, ..Completion::default() });
@@ -91,16 +91,16 @@ impl Draft {
         )
     }
 
-    /// The draft with what the answer adds, which is `{"config": {...}}` or `{"error": "..."}`. `gpus` are those that
-    /// instances are put on where the configuration names none.
+    /// Merges the answer, `{"config": {...}}` or `{"error": "..."}`, into the draft. `gpus` are the GPUs on which instances are
+    /// placed if the configuration names none.
     ///
     /// # Errors
-    /// The answer is an error, has not this form, or contradicts the configuration.
+    /// The answer is an error, has another form, or contradicts the configuration.
     pub fn answered(mut self, answer: &str, gpus: &[u32]) -> Result<Self, ConfigError> {
         let name = self.proto.name.clone();
         let wrong = |what: &str| ConfigError::new(format!("auto-complete of model '{name}' has answered {what}"));
         let parsed: Answer<'_> =
-            serde_json::from_str(answer).map_err(|error| wrong(&format!("what is not of the agreed form: {error}")))?;
+            serde_json::from_str(answer).map_err(|error| wrong(&format!("JSON of the wrong form: {error}")))?;
         let config = match parsed {
             Answer { error: Some(error), .. } => return Err(ConfigError::new(error.trim_end())),
             Answer { config: Some(config), .. } => config,
@@ -116,7 +116,7 @@ impl Draft {
     }
 }
 
-/// Takes over what may be taken over.
+/// Merges the fields of the answer that a model may set.
 fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<(), ConfigError> {
     if answer.max_batch_size < config.max_batch_size {
         return Err(ConfigError::new(format!(
@@ -127,7 +127,7 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
     }
     config.max_batch_size = answer.max_batch_size;
     if config.backend == "torchserve" {
-        // An archive says itself how long its workers may take.
+        // An archive may set parameters, such as the timeouts of its workers.
         for (key, value) in answer.parameters {
             config.parameters.entry(key).or_insert(value);
         }
@@ -141,13 +141,13 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
         config.scheduling_choice = chosen;
     }
     if let Some(policy) = answer.model_transaction_policy {
-        if let Some(said) = config.model_transaction_policy
-            && said.decoupled != policy.decoupled
+        if let Some(configured) = config.model_transaction_policy
+            && configured.decoupled != policy.decoupled
         {
             return Err(ConfigError::new(format!(
                 "trying to change decoupled property in auto-complete-config for model '{model}', which is already set to \
                  '{}'",
-                said.decoupled
+                configured.decoupled
             )));
         }
         config.model_transaction_policy = Some(policy);
@@ -155,8 +155,8 @@ fn merge(config: &mut proto::ModelConfig, answer: proto::ModelConfig) -> Result<
     Ok(())
 }
 
-/// An archive of TorchServe says itself how many workers it wants and where, which take the GPUs in turn; other models leave that
-/// to the configuration.
+/// Adds the instance groups that the answer of a TorchServe archive requests, distributed over the GPUs in turn. For other
+/// models only the configuration defines instance groups.
 fn workers(config: &mut proto::ModelConfig, answer: &proto::ModelConfig, gpus: &[u32]) {
     let Some(wanted) = answer.instance_group.first() else { return };
     if config.backend != "torchserve" || !config.instance_group.is_empty() {
@@ -172,7 +172,7 @@ fn workers(config: &mut proto::ModelConfig, answer: &proto::ModelConfig, gpus: &
     let (count, of_one) = (wanted.count, config.name.clone());
     let mut add = |group| config.instance_group.push(proto::ModelInstanceGroup { kind, ..group });
     match i32::try_from(gpus.len()) {
-        // As for any model.
+        // The default placement already has this form.
         _ if count <= 1 && gpus == here => {}
         _ if count <= 1 => add(proto::ModelInstanceGroup { name: of_one, gpus, ..Default::default() }),
         Ok(devices) if devices > 0 => {
@@ -185,7 +185,7 @@ fn workers(config: &mut proto::ModelConfig, answer: &proto::ModelConfig, gpus: &
     }
 }
 
-/// What inputs and outputs have in common here.
+/// The common part of inputs and outputs.
 trait Tensor {
     const ROLE: &'static str;
     fn name(&self) -> &str;
@@ -213,22 +213,22 @@ macro_rules! tensor {
 tensor!(proto::ModelInput, "input");
 tensor!(proto::ModelOutput, "output");
 
-/// The tensors of the configuration, with what it leaves out of them, then those that only the answer has.
-fn tensors<T: Tensor>(model: &str, mut said: Vec<T>, answered: Vec<T>) -> Result<Vec<T>, ConfigError> {
+/// Returns the configured tensors, with missing fields filled in, then those that only the answer contains.
+fn tensors<T: Tensor>(model: &str, mut configured: Vec<T>, answered: Vec<T>) -> Result<Vec<T>, ConfigError> {
     for mut new in answered {
-        match said.iter_mut().find(|tensor| tensor.name() == new.name()) {
+        match configured.iter_mut().find(|tensor| tensor.name() == new.name()) {
             Some(tensor) => fill(model, tensor, &mut new)?,
-            None => said.push(new),
+            None => configured.push(new),
         }
     }
-    Ok(said)
+    Ok(configured)
 }
 
-fn fill<T: Tensor>(model: &str, said: &mut T, new: &mut T) -> Result<(), ConfigError> {
+fn fill<T: Tensor>(model: &str, configured: &mut T, new: &mut T) -> Result<(), ConfigError> {
     let name = new.name().to_owned();
-    let (expected, provided) = (*said.datatype(), *new.datatype());
+    let (expected, provided) = (*configured.datatype(), *new.datatype());
     if expected == 0 {
-        *said.datatype() = provided;
+        *configured.datatype() = provided;
     } else if provided != 0 && provided != expected {
         let name_of = |number| proto::DataType::try_from(number).unwrap_or_default().as_str_name();
         return Err(ConfigError::new(format!(
@@ -238,13 +238,13 @@ fn fill<T: Tensor>(model: &str, said: &mut T, new: &mut T) -> Result<(), ConfigE
             name_of(provided)
         )));
     }
-    if said.dims().is_empty() {
-        *said.dims() = new.dims().clone();
-    } else if !new.dims().is_empty() && new.dims() != said.dims() {
+    if configured.dims().is_empty() {
+        *configured.dims() = new.dims().clone();
+    } else if !new.dims().is_empty() && new.dims() != configured.dims() {
         return Err(ConfigError::new(format!(
             "model '{model}', tensor '{name}': the model expects dims {:?} but the model configuration specifies dims {:?}",
             new.dims(),
-            said.dims()
+            configured.dims()
         )));
     }
     Ok(())

@@ -1,13 +1,14 @@
-//! Whether the code of a Python model may complete its configuration. Starting an interpreter only to hear that it does not
-//! is half of the time in which such a model is loaded.
+//! Detects whether the code of a Python model may complete its configuration. Starting an interpreter only to find out that
+//! it does not takes half of the model's load time.
 
 const CLASS: &str = "TritonPythonModel";
 
-/// Whether the code may define `auto_complete_config`. False only where it cannot: the name is nowhere in the code, and the
-/// model's class is defined there once, without base classes, decorators or keywords, and is bound in no other way.
+/// Returns whether the code may define `auto_complete_config`. Returns false only if that is certain: the name appears nowhere
+/// in the code, and the model's class is defined exactly once, without base classes, decorators or keywords, and is never
+/// assigned or imported.
 ///
-/// The answer does not depend on what the configuration lacks: the method may add a scheduler to one that lacks nothing, or
-/// refuse it, and Triton calls it in any case.
+/// The result does not depend on the configuration: the method may add a scheduler to a complete configuration or refuse it,
+/// and Triton always calls it.
 pub fn may_auto_complete(code: &str) -> bool {
     if code.contains("auto_complete_config") || code.contains("globals()") {
         return true;
@@ -31,7 +32,7 @@ pub fn may_auto_complete(code: &str) -> bool {
     !is_defined
 }
 
-/// `class TritonPythonModel:`, perhaps with `()` or `(object)`.
+/// Returns whether the line is `class TritonPythonModel:`, optionally with `()` or `(object)`.
 fn is_plain_class(line: &str) -> bool {
     let code = line.split('#').next().unwrap_or_default();
     let compact: String = code.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -39,7 +40,7 @@ fn is_plain_class(line: &str) -> bool {
     matches!(rest.map(str::trim_start), Some(":" | "():" | "(object):"))
 }
 
-/// Whether an indented line may define the class, or put another in its place.
+/// Returns whether an indented line may define or replace the class.
 fn binds_class(line: &str) -> bool {
     let begins = ["class ", "from ", "import ", "global ", "setattr", CLASS].iter().any(|word| line.starts_with(word));
     begins && line.contains(CLASS)
@@ -50,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_classes_without_the_method_complete_nothing() {
+    fn returns_false_for_plain_classes_without_the_method() {
         for code in [
             "class TritonPythonModel:\n    def execute(self, requests): pass\n",
             "import numpy as np\nfrom x import *\n\nclass TritonPythonModel(object):  # the model\r\n    pass\r\n",
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_may() {
+    fn returns_true_for_any_other_code() {
         for code in [
             "",
             "x = 1\n",

@@ -1,7 +1,7 @@
-//! Whether a request fits its model, before it enters a queue.
+//! Checks that a request fits its model, before it enters a queue.
 //!
-//! The order of the checks and the texts are Triton's; so is the order in which inputs are visited (the client's,
-//! backwards), because which of two errors is told depends on it.
+//! The order of the checks and the error texts are Triton's. So is the order in which inputs are visited (the client's,
+//! backwards), because it determines which of two errors is reported.
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
@@ -17,17 +17,17 @@ const BATCH_NOTE: &str = "NOTE: Setting a non-zero max_batch_size in the model c
 prepended to each input shape. If you want to specify the full shape including the batch dim in your input dims config, \
 try setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size.";
 
-/// What the scheduler has to know about a request that fits its model.
+/// The properties of a valid request that the scheduler needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checked {
-    /// How many items the request brings; 1 when the model does not batch.
+    /// The number of items in the request; 1 if the model does not batch.
     pub batch_size: u64,
-    /// Equal for requests that may share a batch: the same inputs are there, and those with a variable dimension that may
-    /// not be ragged have the same shape. Meaningful for this configuration object only, and only as an equality.
+    /// Equal for requests that may share a batch: they have the same inputs, and equal shapes for inputs that have variable
+    /// dimensions and are not ragged. Only comparable between requests checked by the same configuration object.
     pub shape_key: u64,
 }
 
-/// A refusal, and whether its text starts with the request's id. Triton looks names up outside of what it prefixes.
+/// An error, and whether its text starts with the request's id. Triton does not add this prefix when it looks up names.
 struct Refusal {
     error: InferError,
     prefixed: bool,
@@ -50,11 +50,11 @@ fn bare(message: String) -> Refusal {
 }
 
 impl ModelConfig {
-    /// Checks `request` and prepares it: a raw body becomes the model's one input, and inputs come into the order of the
-    /// configuration. Allocates nothing for a valid request apart from the raw body of a BYTES model.
+    /// Checks `request` and prepares it: converts a raw body to the model's only input, and sorts the inputs in the order of the
+    /// configuration. For a valid request, allocates memory only for the raw body of a BYTES model.
     ///
     /// # Errors
-    /// `InvalidArg` with the text that clients of Triton know, prefixed by the request's id where Triton does so.
+    /// `InvalidArg` with Triton's text, prefixed with the request's id where Triton does so.
     pub fn check(&self, request: &mut InferRequest) -> Result<Checked, InferError> {
         self.check_all(request).map_err(|refusal| match refusal.prefixed {
             true => refusal.error.with_request_id(&request.id),
@@ -87,7 +87,7 @@ impl ModelConfig {
         Ok(Checked { batch_size: batch_size.max(1), shape_key: self.shape_key(&request.inputs) })
     }
 
-    /// A step of a sequence is one item with an id of the right type. An iterative request may leave the id to the server.
+    /// Checks that a step of a sequence is one item with an id of the right type. An iterative request may omit the id.
     fn check_sequence(&self, request: &InferRequest, batch_size: u64, iterative: bool) -> Result<(), Refusal> {
         let (id, model) = (&request.correlation_id, &self.name);
         if let Some(text) = self.wrong_id_type(id).filter(|_| !iterative || !id.is_none()) {
@@ -106,7 +106,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// The specification of a request's input; most clients keep the model's order, so that its own place is tried first.
+    /// Returns the specification of a request's input. Most clients keep the model's order, so this position is tried first.
     fn spec(&self, position: usize, name: &str) -> Option<&TensorSpec> {
         self.inputs.get(position).filter(|spec| spec.name == name).or_else(|| self.input(name))
     }
@@ -117,7 +117,7 @@ impl ModelConfig {
             if self.output(&output.name).is_none() {
                 return Err(bare(format!("unexpected inference output '{}' for model '{}'", output.name, self.name)));
             }
-            // Short: names that are not the model's have been refused, so a repetition comes soon.
+            // A short search: unknown names have been refused, so a duplicate comes early.
             if outputs.iter().take(position).any(|earlier| earlier.name == output.name) {
                 return Err(format!("output '{}' already exists in request", output.name).into());
             }
@@ -127,7 +127,7 @@ impl ModelConfig {
 
     fn check_names(&self, inputs: &[InferInput]) -> Result<(), Refusal> {
         let limit = self.inputs.len();
-        // Among the first `limit + 1` a repetition shows, or there are too many.
+        // The first `limit + 1` inputs contain a duplicate, or there are too many.
         for (position, input) in inputs.iter().enumerate().take(limit + 1) {
             if inputs.iter().take(position).any(|earlier| earlier.name == input.name) {
                 return Err(format!("input '{}' already exists in request", input.name).into());
@@ -145,7 +145,7 @@ impl ModelConfig {
                 format!("unexpected inference input '{name}' for model '{model}', allowed inputs are: {allowed}");
             return Err(bare(text));
         }
-        // With all names known and none twice, a full count leaves nothing out.
+        // If all names are known and unique, a full count means that none is missing.
         if inputs.len() < limit && self.missing(inputs).next().is_some() {
             return Err(self.wrong_count(inputs, required));
         }
@@ -177,7 +177,7 @@ impl ModelConfig {
         .into()
     }
 
-    /// The batch size that all inputs agree on; 1 when the model does not batch.
+    /// Returns the batch size that all inputs share; 1 if the model does not batch.
     fn check_batch(&self, inputs: &[InferInput]) -> Result<u64, Refusal> {
         if !self.batches() {
             return Ok(1);
@@ -221,7 +221,7 @@ impl ModelConfig {
             .into());
         }
         let dims = tensor.shape.get(usize::from(self.batches())..).unwrap_or_default();
-        // A client's -1 fits here too: that a dimension is missing is said more clearly below.
+        // Accept a client's -1 here: the check below has a clearer error for missing dimensions.
         let fits = |(&expected, &got): (&i64, &i64)| expected == -1 || got == -1 || expected == got;
         if dims.len() != spec.dims.len() || !spec.dims.iter().zip(dims).all(fits) {
             return Err(format!(
@@ -261,8 +261,8 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// What is in the client's memory is looked at once, by the worker: the client may change it until then. What cannot fit
-    /// is known without looking, so that the worker need not make room for it.
+    /// Checks strings in a client's shared memory by length only: the worker reads them once, because the client may change them
+    /// until then. A count that cannot fit is refused here, so that the worker does not reserve memory for it.
     fn check_unseen_strings(&self, name: &str, len: u64, expected: u64) -> Result<(), Refusal> {
         let most = len / 4;
         if expected <= most {
@@ -275,7 +275,7 @@ impl ModelConfig {
         .into())
     }
 
-    /// The one input of a raw binary request: its shape follows from the model's and the body's length.
+    /// Builds the only input of a raw binary request. Its shape follows from the model's and the body's length.
     fn deduce(&self, body: Data) -> Result<InferInput, Refusal> {
         let [spec] = self.inputs.as_slice() else {
             return Err(format!(
@@ -317,7 +317,7 @@ impl ModelConfig {
         Ok(InferInput { name: spec.name.clone(), tensor: Tensor { datatype: spec.datatype, shape, data } })
     }
 
-    /// `inputs` in the order of the configuration.
+    /// Returns the key of [`Checked::shape_key`]. `inputs` are in the order of the configuration.
     fn shape_key(&self, inputs: &[InferInput]) -> u64 {
         let matters = |spec: &TensorSpec| spec.is_variable() && !spec.allow_ragged_batch;
         if inputs.len() == self.inputs.len() && !self.inputs.iter().any(matters) {

@@ -1,5 +1,5 @@
-//! Control inputs of models with sequences (`sequence_batching.control_input`): what the server tells a model of each place
-//! of a batch beside what clients send. The kinds and the texts of refusals are Triton's.
+//! Control inputs of models with sequences (`sequence_batching.control_input`): inputs that the server adds for each slot of
+//! a batch. The kinds and the error texts are Triton's.
 
 use super::error::{ConfigError, error};
 use super::proto::model_sequence_batching::{Control as ProtoControl, control::Kind};
@@ -7,57 +7,57 @@ use super::proto::{self, model_config::SchedulingChoice};
 use crate::infer::CorrelationId;
 use crate::tensor::{DataType, push_bytes_element};
 
-/// An input that the server makes, with one element for each place of a batch.
+/// An input that the server generates, with one element for each slot of a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ControlInput {
     /// The input's name.
     pub name: String,
-    /// What its elements are.
+    /// The datatype of its elements.
     pub datatype: DataType,
-    /// What they tell.
+    /// The meaning of its elements.
     pub kind: ControlKind,
 }
 
-/// What a [`ControlInput`] tells.
+/// The meaning of a [`ControlInput`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum ControlKind {
     /// Whether the request starts its sequence.
     Start(FalseTrue),
-    /// Whether it ends it.
+    /// Whether the request ends its sequence.
     End(FalseTrue),
-    /// Whether there is a request in this place.
+    /// Whether this slot contains a request.
     Ready(FalseTrue),
-    /// The sequence's correlation id: 0 or empty where there is no request. Of a number that is too large for the
-    /// datatype, the low bits.
+    /// The sequence's correlation id; 0 or empty without a request. A number that is too large for the datatype is truncated to
+    /// its low bits.
     CorrelationId,
 }
 
-/// The bytes of an element that says "no" and of one that says "yes".
+/// The bytes of an element that means "no" and of one that means "yes".
 #[derive(Clone, Debug, PartialEq)]
 pub struct FalseTrue([Vec<u8>; 2]);
 
-/// One place of a batch.
+/// The values for one slot of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct ControlValues<'a> {
-    /// It is the first request of its sequence.
+    /// Whether this is the first request of its sequence.
     pub start: bool,
-    /// It is the last.
+    /// Whether this is the last request of its sequence.
     pub end: bool,
     /// The sequence's id.
     pub id: &'a CorrelationId,
 }
 
 impl ControlInput {
-    /// The bytes of the tensor for these places; `None` is padding.
-    pub fn make<'a>(&self, places: impl Iterator<Item = Option<ControlValues<'a>>>) -> Vec<u8> {
+    /// Returns the tensor's bytes for these slots; `None` is padding.
+    pub fn make<'a>(&self, slots: impl Iterator<Item = Option<ControlValues<'a>>>) -> Vec<u8> {
         let mut bytes = Vec::new();
-        for place in places {
+        for slot in slots {
             let (values, yes) = match &self.kind {
-                ControlKind::Start(values) => (values, place.is_some_and(|place| place.start)),
-                ControlKind::End(values) => (values, place.is_some_and(|place| place.end)),
-                ControlKind::Ready(values) => (values, place.is_some()),
+                ControlKind::Start(values) => (values, slot.is_some_and(|slot| slot.start)),
+                ControlKind::End(values) => (values, slot.is_some_and(|slot| slot.end)),
+                ControlKind::Ready(values) => (values, slot.is_some()),
                 ControlKind::CorrelationId => {
-                    self.push_id(place.map(|place| place.id), &mut bytes);
+                    self.push_id(slot.map(|slot| slot.id), &mut bytes);
                     continue;
                 }
             };
@@ -76,7 +76,7 @@ impl ControlInput {
     }
 }
 
-/// Whether the server makes the input: from the batch as a whole, or as a control of sequences.
+/// Returns whether the server generates the input: from the batch as a whole, or as a control input of sequences.
 pub(super) fn is_made_by_server(config: &proto::ModelConfig, input: &str) -> bool {
     let controls = match &config.scheduling_choice {
         Some(SchedulingChoice::SequenceBatching(sequence)) => sequence.control_input.as_slice(),
@@ -121,7 +121,7 @@ pub(super) fn controls(
     Ok(all)
 }
 
-/// The datatype and the meaning of a control of the model.
+/// Returns the datatype and the meaning of a control input.
 fn kind(control: &ProtoControl, model: &str) -> Result<(DataType, ControlKind), String> {
     let made: fn(FalseTrue) -> ControlKind = match control.kind() {
         Kind::ControlSequenceStart => ControlKind::Start,

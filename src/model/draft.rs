@@ -1,4 +1,4 @@
-//! A model configuration as somebody wrote it, and its way to a checked one.
+//! A model configuration as written, and its conversion to a checked one.
 
 use prost::Message;
 
@@ -7,7 +7,7 @@ use super::onnx::ModelSignature;
 use super::{Completion, ConfigError, ModelConfig};
 use super::{agents, autocomplete, json, normalize, proto, text, validate, warnings};
 
-/// A configuration that has the right form and may lack or contradict anything else.
+/// A configuration that follows the schema. Its content is not checked: fields may be missing or contradict each other.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Draft {
     pub(super) proto: proto::ModelConfig,
@@ -16,7 +16,7 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// A configuration that says nothing: that of a model without a configuration file.
+    /// Returns an empty configuration: that of a model without a configuration file.
     pub fn empty() -> Self {
         Self::default()
     }
@@ -43,62 +43,62 @@ impl Draft {
         Ok(Self { proto: proto::from_dynamic(&message)?, warnings: Vec::new() })
     }
 
-    /// The model's name as the configuration says it; empty if it does not.
+    /// Returns the model's name from the configuration; empty if it has none.
     pub fn name(&self) -> &str {
         &self.proto.name
     }
 
-    /// Gives the model a name in place of the one that the configuration says.
+    /// Replaces the model's name.
     pub fn rename(&mut self, name: &str) {
         name.clone_into(&mut self.proto.name);
     }
 
-    /// The model's file as the configuration names it (`default_model_filename`); empty if it does not.
+    /// Returns the model's file from the configuration (`default_model_filename`); empty if it has none.
     pub fn model_file(&self) -> &str {
         &self.proto.default_model_filename
     }
 
-    /// Whether a file of ONNX may be what it is about: a Python model may have one beside its code.
+    /// Returns whether an ONNX file in the version directory may be the model. A Python model may have one beside its code.
     pub fn may_be_onnx(&self) -> bool {
         let proto::ModelConfig { backend, platform, .. } = &self.proto;
         matches!(backend.as_str(), "" | "onnxruntime" | "tract") && matches!(platform.as_str(), "" | "onnxruntime_onnx")
     }
 
-    /// The draft as protobuf bytes of `inference.ModelConfig`.
+    /// Encodes the draft as protobuf bytes of `inference.ModelConfig`.
     pub fn encode(&self) -> Vec<u8> {
         self.proto.encode_to_vec()
     }
 
-    /// Reads what [`Draft::encode`] or any other writer of `inference.ModelConfig` made.
+    /// Decodes the output of [`Draft::encode`] or any other encoded `inference.ModelConfig`.
     ///
     /// # Errors
-    /// When the bytes are no such message.
+    /// The bytes are not such a message.
     pub fn decode(bytes: &[u8]) -> Result<Self, ConfigError> {
         let proto = proto::ModelConfig::decode(bytes)
             .map_err(|error| ConfigError::new(format!("model configuration bytes: {error}")))?;
         Ok(Self { proto, warnings: Vec::new() })
     }
 
-    /// The sums that files of the model must have, in the order of their names.
+    /// Returns the checksums that files of the model must have, sorted by file name.
     ///
     /// # Errors
-    /// There is another agent, or a parameter that cannot be checked.
+    /// The configuration names another agent, or a parameter that cannot be checked.
     pub fn checksums(&self) -> Result<Vec<agents::Checksum>, ConfigError> {
         agents::of(&self.proto)
     }
 
-    /// Checks that a configuration that names its model names it as its directory does.
+    /// Checks that the configuration's name, if it has one, is that of the model's directory.
     ///
     /// # Errors
-    /// It has another name.
+    /// The name differs.
     pub fn check_name(&self, directory: &str) -> Result<(), ConfigError> {
         normalize::check_name(&self.proto, directory)
     }
 
-    /// Fills in what the model file, its directory and the defaults say, and checks the whole.
+    /// Fills in missing fields from the model file, its directory and the defaults, and checks the result.
     ///
     /// # Errors
-    /// The first thing that is missing, wrong or contradicted by the model file; Triton's text where it has one.
+    /// The first field that is missing, wrong or contradicts the model file; with Triton's text where Triton has one.
     pub fn complete(mut self, completion: &Completion<'_>) -> Result<ModelConfig, ConfigError> {
         normalize::name(&mut self.proto, completion);
         normalize::backend(&mut self.proto, completion)?;
@@ -121,18 +121,18 @@ impl Draft {
 }
 
 impl ModelConfig {
-    /// Reads what [`ModelConfig::encode`] made, checking it again.
+    /// Decodes the output of [`ModelConfig::encode`] and checks it again.
     ///
     /// # Errors
-    /// When the bytes are no configuration or not a valid, completed one.
+    /// The bytes are not a configuration, or not a valid and completed one.
     pub fn decode(bytes: &[u8]) -> Result<Self, ConfigError> {
         validate::config(Draft::decode(bytes)?.proto)
     }
 
-    /// The same configuration of a model that answers any number of times, or once: an ensemble does as its members do.
+    /// Returns a copy with this transaction policy. An ensemble's policy depends on that of its members.
     ///
     /// # Errors
-    /// It asks for what is only there for models that answer once.
+    /// The model is decoupled but uses a feature that requires exactly one response per request.
     pub fn with_decoupled(&self, decoupled: bool) -> Result<Self, ConfigError> {
         validate::check_cache(&self.proto, self.response_cache, decoupled)?;
         let mut config = self.clone();

@@ -1,8 +1,8 @@
-//! Tensors of the v2 protocol for models that take documents: a request to a TorchServe model becomes the JSON document
-//! that its envelope `kservev2` reads, and a document with `outputs` becomes tensors again.
+//! Tensors of the v2 protocol for models that take documents: a request to a TorchServe model is converted to the JSON document
+//! that its envelope `kservev2` reads, and an answer with `outputs` is converted back to tensors.
 //!
-//! Such a model has one input, `data`, whose one element is a body, and one output, `prediction`. A request that brings
-//! `data` itself is left as it is. An element of a BYTES tensor that is no UTF-8 is written as base64.
+//! Such a model has one input, `data`, whose only element is a body, and one output, `prediction`. A request with the input
+//! `data` is passed on unchanged. An element of a BYTES tensor that is not UTF-8 is encoded as base64.
 
 use serde_json::{Map, Number, Value, json};
 
@@ -13,18 +13,18 @@ use crate::tensor::{DataType, Tensor, bytes_elements, element_count, push_bytes_
 
 /// The backend of these models.
 pub const BACKEND: &str = "torchserve";
-/// The parameter of a request and of a response that says what is beside the body.
+/// The parameter of requests and responses that contains metadata of the body.
 pub const PARAMETER: &str = "torchserve";
-/// The input: a body.
+/// The name of the input: a body.
 pub const INPUT: &str = "data";
-/// The output: a body.
+/// The name of the output: a body.
 pub const OUTPUT: &str = "prediction";
 
-/// The outputs that a client requested before its request became a document.
+/// The outputs that a client requested, saved when its request was converted to a document.
 #[derive(Clone, Debug, Default)]
 pub struct RequestedOutputs(Vec<RequestedOutput>);
 
-/// One element as a BYTES tensor of a model that batches.
+/// Returns a BYTES tensor with this one element, for a model that batches.
 pub fn body(bytes: &[u8]) -> Option<Tensor> {
     let mut data = Vec::with_capacity(bytes.len() + 4);
     push_bytes_element(&mut data, bytes).then(|| Tensor {
@@ -34,10 +34,10 @@ pub fn body(bytes: &[u8]) -> Option<Tensor> {
     })
 }
 
-/// Makes a document of a request's tensors. `None` if it is one already.
+/// Converts a request's tensors to a document. Returns `None` if the request already is one.
 ///
 /// # Errors
-/// The tensors are in shared memory, or are not what their datatypes say.
+/// The tensors are in shared memory, or do not match their datatypes.
 pub fn to_document(request: &mut InferRequest) -> Result<Option<RequestedOutputs>, InferError> {
     let is_body = matches!(request.inputs.as_slice(), [input] if input.name == INPUT);
     if is_body || request.raw_body.is_some() || request.inputs.is_empty() {
@@ -59,7 +59,7 @@ pub fn to_document(request: &mut InferRequest) -> Result<Option<RequestedOutputs
         document.insert("outputs".into(), names.collect());
     }
     let text = Value::Object(document).to_string();
-    let beside = json!({
+    let metadata = json!({
         "headers": {},
         "parts": [{ "name": "body", "content_type": "application/json", "length": text.len() }],
         "describe": false,
@@ -68,35 +68,34 @@ pub fn to_document(request: &mut InferRequest) -> Result<Option<RequestedOutputs
     let tensor = body(text.as_bytes())
         .ok_or_else(|| InferError::invalid(format!("the tensors make a document of {} bytes", text.len())))?;
     request.inputs = vec![InferInput { name: INPUT.to_owned(), tensor }];
-    request.parameters.push((PARAMETER.to_owned(), Parameter::String(beside.to_string())));
+    request.parameters.push((PARAMETER.to_owned(), Parameter::String(metadata.to_string())));
     Ok(Some(RequestedOutputs(std::mem::take(&mut request.outputs))))
 }
 
-/// Makes tensors of the document that a model has answered with. An answer that is no such document stays as it is.
+/// Converts the document in a model's answer to tensors. Any other answer is unchanged.
 ///
 /// # Errors
-/// The document has `outputs`, and something about them is wrong; or an output that was asked for is not there.
-pub fn from_document(response: &mut InferResponse, asked: &RequestedOutputs) -> Result<(), InferError> {
+/// The `outputs` of the document are invalid, or a requested output is missing.
+pub fn from_document(response: &mut InferResponse, requested: &RequestedOutputs) -> Result<(), InferError> {
     let Some(document) = document(response) else { return Ok(()) };
     let Some(Value::Array(outputs)) = document.get("outputs") else { return Ok(()) };
     let mut tensors = outputs.iter().map(output_tensor).collect::<Result<Vec<_>, _>>()?;
-    for wanted in &asked.0 {
+    for wanted in &requested.0 {
         if !tensors.iter().any(|output| output.name == wanted.name) {
             let names: Vec<&str> = tensors.iter().map(|output| output.name.as_str()).collect();
-            let text =
-                format!("output '{}' is not among those of the model's answer: {}", wanted.name, names.join(", "));
+            let text = format!("the model's answer has no output '{}'; it has: {}", wanted.name, names.join(", "));
             return Err(InferError::invalid(text));
         }
     }
-    if !asked.0.is_empty() {
-        tensors.retain(|output| asked.0.iter().any(|wanted| wanted.name == output.name));
+    if !requested.0.is_empty() {
+        tensors.retain(|output| requested.0.iter().any(|wanted| wanted.name == output.name));
     }
     response.parameters.retain(|(name, _)| name != PARAMETER);
     response.outputs = tensors;
     Ok(())
 }
 
-/// The JSON object that is an answer's body.
+/// Returns the answer's body if it is a JSON object.
 fn document(response: &InferResponse) -> Option<Map<String, Value>> {
     let output = response.outputs.iter().find(|output| output.name == OUTPUT)?;
     let data = output.tensor.data.as_slice();
@@ -129,7 +128,7 @@ fn input_value(input: &InferInput) -> Result<Value, InferError> {
     let elements = elements(&input.name, tensor)?;
     if element_count(&tensor.shape) != Some(elements.len() as u64) {
         let shape = crate::tensor::format_shape(&tensor.shape);
-        let text = format!("input '{}' has {} elements, and the shape {shape}", input.name, elements.len());
+        let text = format!("input '{}' has {} elements, but the shape {shape}", input.name, elements.len());
         return Err(InferError::invalid(text));
     }
     Ok(json!({
@@ -140,12 +139,12 @@ fn input_value(input: &InferInput) -> Result<Value, InferError> {
     }))
 }
 
-/// The elements as JSON, in row-major order.
+/// Converts the elements to JSON, in row-major order.
 fn elements(name: &str, tensor: &Tensor) -> Result<Vec<Value>, InferError> {
     let data = tensor.data.as_slice();
     let float = |value: f64| Number::from_f64(value).map_or_else(|| nonfinite(value), Value::Number);
     if tensor.datatype.size().is_some_and(|size| !data.len().is_multiple_of(size)) {
-        let text = format!("input '{name}' has {} bytes, no whole number of {}", data.len(), tensor.datatype);
+        let text = format!("input '{name}' has {} bytes, not a multiple of the {} size", data.len(), tensor.datatype);
         return Err(InferError::invalid(text));
     }
     Ok(match tensor.datatype {
@@ -176,13 +175,13 @@ fn each<const N: usize>(data: &[u8], value: impl Fn([u8; N]) -> Value) -> Vec<Va
     data.as_chunks().0.iter().map(|bytes| value(*bytes)).collect()
 }
 
-/// A single as the shortest number that reads back as the same single.
+/// Converts a single-precision number to the shortest number that parses to the same value.
 fn single(value: f32) -> Value {
     let exact = value.to_string().parse::<f64>().ok().and_then(Number::from_f64);
     exact.map_or_else(|| nonfinite(f64::from(value)), Value::Number)
 }
 
-/// What JSON has no number for, in the words that Python reads with `float`.
+/// Converts a number that JSON cannot represent to the text that Python's `float` accepts.
 fn nonfinite(value: f64) -> Value {
     json!(if value.is_nan() {
         "NaN"
@@ -193,7 +192,7 @@ fn nonfinite(value: f64) -> Value {
     })
 }
 
-/// RFC 4648, 4.
+/// Encodes as base64 (RFC 4648, section 4).
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
@@ -208,7 +207,7 @@ fn base64(bytes: &[u8]) -> String {
     out
 }
 
-/// An output of a document as a tensor.
+/// Converts an output of a document to a tensor.
 fn output_tensor(output: &Value) -> Result<InferOutput, InferError> {
     let wrong = |what: String| {
         InferError::new(ErrorCode::Internal, Reason::Backend, format!("the model's answer cannot be used: {what}"))
@@ -226,10 +225,10 @@ fn output_tensor(output: &Value) -> Result<InferOutput, InferError> {
         None => Some(vec![count]),
         Some(shape) => shape.as_array().and_then(|dims| dims.iter().map(Value::as_i64).collect()),
     };
-    let shape = shape.ok_or_else(|| wrong(format!("output '{name}' has a shape that is no list of whole numbers")))?;
+    let shape = shape.ok_or_else(|| wrong(format!("output '{name}' has a shape that is not a list of integers")))?;
     if element_count(&shape) != u64::try_from(count).ok() {
         let shape = crate::tensor::format_shape(&shape);
-        return Err(wrong(format!("output '{name}' has {count} elements, and the shape {shape}")));
+        return Err(wrong(format!("output '{name}' has {count} elements, but the shape {shape}")));
     }
     let tensor = Tensor { datatype: known, shape, data: Data::from(data) };
     Ok(InferOutput { name: name.to_owned(), tensor })
@@ -241,7 +240,7 @@ fn push_all(value: &Value, datatype: DataType, out: &mut Vec<u8>, count: &mut i6
         return values.iter().try_for_each(|value| push_all(value, datatype, out, count));
     }
     *count += 1;
-    push(value, datatype, out).ok_or_else(|| format!("the element {value}, which is no {datatype}"))
+    push(value, datatype, out).ok_or_else(|| format!("the element {value}, not a valid {datatype}"))
 }
 
 fn push(value: &Value, datatype: DataType, out: &mut Vec<u8>) -> Option<()> {
@@ -325,19 +324,19 @@ mod tests {
             ]})
         );
         assert!(request.outputs.is_empty());
-        let (name, Parameter::String(beside)) = request.parameters.last().unwrap() else { unreachable!() };
-        let beside: Value = serde_json::from_str(beside).unwrap();
+        let (name, Parameter::String(metadata)) = request.parameters.last().unwrap() else { unreachable!() };
+        let metadata: Value = serde_json::from_str(metadata).unwrap();
         let length = request.inputs[0].tensor.data.len() - 4;
-        assert_eq!((name.as_str(), &beside["parts"][0]["length"]), (PARAMETER, &json!(length)));
+        assert_eq!((name.as_str(), &metadata["parts"][0]["length"]), (PARAMETER, &json!(length)));
     }
 
     #[test]
-    fn a_body_is_left_alone_and_bad_tensors_are_refused() {
+    fn keeps_a_body_and_refuses_bad_tensors() {
         let mut plain = request(vec![(INPUT, body(b"x").unwrap())]);
         assert!(to_document(&mut plain).unwrap().is_none());
         for (datatype, shape, data, text) in [
-            (DataType::Int32, &[1][..], vec![0; 3], "input 'a' has 3 bytes, no whole number of INT32"),
-            (DataType::Int32, &[3], vec![0; 4], "input 'a' has 1 elements, and the shape [3]"),
+            (DataType::Int32, &[1][..], vec![0; 3], "input 'a' has 3 bytes, not a multiple of the INT32 size"),
+            (DataType::Int32, &[3], vec![0; 4], "input 'a' has 1 elements, but the shape [3]"),
             (DataType::Bytes, &[1], vec![9, 0, 0, 0], "input 'a' has a broken element at byte 0"),
         ] {
             let error = to_document(&mut request(vec![("a", tensor(datatype, shape, data))])).unwrap_err();
@@ -368,20 +367,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_an_answer_is_said() {
+    fn reports_what_is_wrong_with_an_answer() {
         for (outputs, text) in [
             (r#"{"datatype": "INT8"}"#, "an output has no name"),
             (r#"{"name": "x", "datatype": "INT9"}"#, "output 'x' has the datatype 'INT9'"),
-            (r#"{"name": "x", "datatype": "INT8", "data": [300]}"#, "output 'x' has the element 300, which is no INT8"),
-            (r#"{"name": "x", "datatype": "INT8", "data": [3], "shape": [2]}"#, "has 1 elements, and the shape [2]"),
+            (r#"{"name": "x", "datatype": "INT8", "data": [300]}"#, "output 'x' has the element 300, not a valid INT8"),
+            (r#"{"name": "x", "datatype": "INT8", "data": [3], "shape": [2]}"#, "has 1 elements, but the shape [2]"),
         ] {
             let mut response = answer(&format!("{{\"outputs\": [{outputs}]}}"));
             let error = from_document(&mut response, &RequestedOutputs::default()).unwrap_err();
             assert!(error.message.contains(text), "{error}");
         }
-        let asked = RequestedOutputs(vec![RequestedOutput { name: "q".into(), ..RequestedOutput::default() }]);
+        let requested = RequestedOutputs(vec![RequestedOutput { name: "q".into(), ..RequestedOutput::default() }]);
         let mut response = answer(r#"{"outputs": [{"name": "x", "datatype": "INT8", "data": [3]}]}"#);
-        let error = from_document(&mut response, &asked).unwrap_err();
-        assert_eq!(error.message, "output 'q' is not among those of the model's answer: x");
+        let error = from_document(&mut response, &requested).unwrap_err();
+        assert_eq!(error.message, "the model's answer has no output 'q'; it has: x");
     }
 }

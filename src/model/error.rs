@@ -1,6 +1,6 @@
-//! The error of every refused model configuration.
+//! The error for refused model configurations.
 
-/// Why a model configuration is refused: one line for the operator, with the place where the source is text.
+/// Why a model configuration is refused: one line for the operator. It includes the position if the source is text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ConfigError {
@@ -13,7 +13,7 @@ impl ConfigError {
     }
 }
 
-/// A refusal with this message.
+/// Returns an error with this message.
 pub(super) fn error<T>(message: impl Into<String>) -> Result<T, ConfigError> {
     Err(ConfigError::new(message))
 }

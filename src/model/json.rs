@@ -1,17 +1,17 @@
-//! Reads the JSON form of a message, driven by its descriptor, as leniently as protobuf's `JsonStringToMessage`: Triton
-//! reads the configuration of a load with it.
+//! Parses the JSON form of a message, driven by its descriptor, as leniently as protobuf's `JsonStringToMessage`, with which
+//! Triton reads the configuration of a load request.
 //!
-//! More than JSON allows: keys without quotes, strings in single quotes and with raw control characters, one comma behind the
-//! last element, a value in place of a list of one, and null for any field. Numbers and booleans may be strings; an enum
-//! value may be its number or its name in any case; a field's name is in snake or camel case. A field that is given twice
-//! has the last value. Recursion is bounded by the depth of the schema.
+//! Accepts more than JSON allows: keys without quotes, strings in single quotes and with raw control characters, one trailing
+//! comma, a single value in place of a list, and null for any field. Numbers and booleans may be strings; an enum value may be
+//! its number or its name in any case; field names may be in snake or camel case. Duplicate scalar fields keep
+//! the last value, duplicate lists and messages are merged. Recursion is bounded by the depth of the schema.
 
 use prost_reflect::{DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, MessageDescriptor, Value};
 
 use super::lexer::TextError;
 use super::text::{message_type, range, short, unknown_name};
 
-/// Integers up to this size are exact in a number with a fraction or an exponent.
+/// Integers up to this size (2^53) are exact in a number with a fraction or an exponent.
 const EXACT: f64 = 9_007_199_254_740_992.0;
 
 /// Parses `source` as a message of type `root`.
@@ -44,7 +44,7 @@ impl<'a> Parser<'a> {
         self.source.get(self.at..).unwrap_or_default()
     }
 
-    /// The next character that is not blank; the parser then stands before it.
+    /// Returns the next character that is not blank, and moves the parser to it.
     fn peek(&mut self) -> Option<char> {
         let rest = self.rest();
         let text = rest.trim_start_matches([' ', '\t', '\r', '\n', '\x0b', '\x0c']);
@@ -72,7 +72,7 @@ impl<'a> Parser<'a> {
         self.members(|parser, key, at| parser.field(message, key, at))
     }
 
-    /// The members of an object: `each` reads the value of a key, which stands at a byte position.
+    /// Parses the members of an object. `each` parses the value of a key; it receives the key and its byte position.
     fn members(
         &mut self,
         mut each: impl FnMut(&mut Self, &str, usize) -> Result<(), TextError>,
@@ -150,7 +150,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// A field that takes one value. A message that is given twice has the fields of both.
+    /// Parses a field with a single value. Duplicate messages are merged.
     fn single(&mut self, message: &mut DynamicMessage, field: &FieldDescriptor, at: usize) -> Result<(), TextError> {
         let value = match message.get_field(field).as_message().filter(|_| self.peek() == Some('{')) {
             Some(before) => {
@@ -198,7 +198,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// One value of a field; nothing for null.
+    /// Parses one value of a field; returns `None` for null.
     fn value(&mut self, field: &FieldDescriptor) -> Result<Option<Value>, TextError> {
         if let (Kind::Message(descriptor), Some('{')) = (field.kind(), self.peek()) {
             let mut message = DynamicMessage::new(descriptor);
@@ -266,7 +266,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The character that an escape stands for; the parser is behind the backslash. An unknown escape is its character.
+    /// Parses an escape after its backslash. An unknown escape yields its character.
     fn escape(&mut self, at: usize) -> Result<char, TextError> {
         let Some(kind) = self.rest().chars().next() else {
             return Err(TextError::new(at, "the configuration ends within an escape"));
@@ -284,7 +284,7 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// One `\uXXXX`, or the two that make a character beyond U+FFFF.
+    /// Parses one `\uXXXX`, or the two of a surrogate pair.
     fn unicode(&mut self, at: usize) -> Result<char, TextError> {
         let wrong = |text: &str| Err(TextError::new(at, text));
         let Some(first) = self.hex() else { return wrong("'\\u' takes four hexadecimal digits") };
@@ -309,7 +309,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// A scalar as the value of a field.
+/// Converts a scalar to the value of a field.
 fn convert(field: &FieldDescriptor, scalar: &Scalar<'_>) -> Result<Value, String> {
     let kind = field.kind();
     let wrong = |what: &str| {
@@ -346,7 +346,7 @@ fn convert(field: &FieldDescriptor, scalar: &Scalar<'_>) -> Result<Value, String
     })
 }
 
-/// An integer as digits, in quotes or not, or a number that is whole: `4.0`, `4e0`.
+/// Converts digits, quoted or not, or an unquoted number with an integral value: `4.0`, `4e0`.
 fn integer(scalar: &Scalar<'_>) -> Option<i128> {
     let (text, is_quoted) = match scalar {
         Scalar::Number(text) => (*text, false),

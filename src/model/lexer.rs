@@ -1,13 +1,13 @@
-//! The words of the protobuf text format: names, numbers, strings and symbols, with their byte positions.
+//! The tokens of the protobuf text format: names, numbers, strings and symbols, with their byte positions.
 //!
 //! Source: the text format language specification of Protocol Buffers.
 
-/// One word. Numbers stay text, because what they mean depends on the field.
+/// One token. Numbers stay text, because their meaning depends on the field.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token<'a> {
     /// A field name, an enum value or a literal such as `true`.
     Name(&'a str),
-    /// Digits, perhaps with a fraction, an exponent or a radix prefix.
+    /// Digits, optionally with a fraction, an exponent or a radix prefix.
     Number(&'a str),
     /// A quoted string, its escapes resolved.
     Text(Vec<u8>),
@@ -18,7 +18,7 @@ pub(super) enum Token<'a> {
 }
 
 impl Token<'_> {
-    /// How an error message shows the word.
+    /// Returns the token as error messages show it.
     pub(super) fn describe(&self) -> String {
         match self {
             Self::Name(text) | Self::Number(text) => format!("'{text}'"),
@@ -29,12 +29,12 @@ impl Token<'_> {
     }
 }
 
-/// Something wrong at a byte position of the source.
+/// An error at a byte position of the source.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TextError {
     /// The byte position, at most the length of the source.
     pub(super) offset: usize,
-    /// What was wrong and what is allowed.
+    /// The cause, and what is allowed.
     pub(super) message: String,
 }
 
@@ -43,7 +43,7 @@ impl TextError {
         Self { offset, message: message.into() }
     }
 
-    /// The error as `FILE:LINE:COLUMN: message`; lines and columns count from 1, columns in characters.
+    /// Formats the error as `FILE:LINE:COLUMN: message`. Lines and columns count from 1, columns in characters.
     pub(super) fn locate(&self, source: &str, file_name: &str) -> String {
         let mut line = 1;
         let mut column = 1;
@@ -62,7 +62,7 @@ impl TextError {
     }
 }
 
-/// Cuts a source into words.
+/// Splits a source into tokens.
 pub(super) struct Lexer<'a> {
     source: &'a str,
     at: usize,
@@ -70,12 +70,12 @@ pub(super) struct Lexer<'a> {
 
 impl<'a> Lexer<'a> {
     pub(super) fn new(source: &'a str) -> Self {
-        // A byte order mark is what some editors put before a text; it says nothing.
+        // Some editors write a byte order mark; skip it.
         let at = if source.starts_with('\u{feff}') { '\u{feff}'.len_utf8() } else { 0 };
         Self { source, at }
     }
 
-    /// The next word and where it starts.
+    /// Returns the next token and its start.
     pub(super) fn next_token(&mut self) -> Result<(Token<'a>, usize), TextError> {
         self.skip_blanks();
         let start = self.at;
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn words() {
+    fn splits_into_tokens() {
         check("\u{feff}# only a comment", &[]);
         check("a_1:-0x1F", &[Token::Name("a_1"), Token::Symbol(':'), Token::Symbol('-'), Token::Number("0x1F")]);
         check("1e-3 .5f # rest\n7", &[Token::Number("1e-3"), Token::Number(".5f"), Token::Number("7")]);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_have_their_place() {
+    fn errors_have_positions() {
         for (source, expected) in [
             ("a: 'x\n'", "f:1:4: this string is not closed with ' on its line"),
             ("\n\n  §", "f:3:3: unexpected character '§'"),

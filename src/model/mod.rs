@@ -1,9 +1,9 @@
-//! Model configurations: text, JSON or protobuf bytes in, a checked [`ModelConfig`] out, and everything that is asked of
-//! it afterwards: metadata, its JSON, and whether a request fits ([`ModelConfig::check`]).
+//! Model configurations: parses text, JSON or protobuf bytes into a checked [`ModelConfig`], which provides the metadata, the
+//! JSON form, and the check of requests ([`ModelConfig::check`]).
 //!
-//! Parse, don't validate: a [`Draft`] is what somebody wrote; [`Draft::complete`] fills in what the model file and the
-//! defaults say and makes a [`ModelConfig`], which is always valid. Never touches files: callers bring the text and the
-//! bytes.
+//! Parse, don't validate: a [`Draft`] is a configuration as written. [`Draft::complete`] fills in facts from the model file
+//! and defaults, and returns a [`ModelConfig`], which is always valid. This module never touches files: callers provide the
+//! text and the bytes.
 
 mod agents;
 mod autocomplete;

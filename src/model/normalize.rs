@@ -1,4 +1,4 @@
-//! What the server fills in whatever the model is: name, backend, instance groups and the defaults that clients see in
+//! Fills in fields that do not depend on the model file: name, backend, instance groups and the defaults that clients see in
 //! the model configuration extension.
 
 use super::proto::model_instance_group::Kind;
@@ -6,12 +6,12 @@ use super::proto::model_version_policy::{Latest, PolicyChoice};
 use super::proto::{self, model_config::SchedulingChoice, model_sequence_batching::StrategyChoice};
 use super::{Completion, ConfigError, ModelConfig, unsupported_backends};
 
-/// A backend, the platform of its models (Triton's pairs), and the files that they are in, the usual one first.
+/// A backend, the platform of its models (Triton's pairs), and the names of their files, the most common first.
 struct KnownBackend {
     backend: &'static str,
     platform: &'static str,
     files: &'static [&'static str],
-    /// How names of other files of its models end.
+    /// The endings of other file names of its models.
     endings: &'static [&'static str],
 }
 
@@ -24,10 +24,10 @@ const fn known(
     KnownBackend { backend, platform, files, endings }
 }
 
-/// How the names of archives of TorchServe end.
+/// The ending of the file names of TorchServe archives.
 const ARCHIVE: &str = ".mar";
 
-/// Where a model does not say what it is, the first whose file is there.
+/// If a model configures no backend, the first one whose file exists is used.
 const BACKENDS: [KnownBackend; 8] = [
     known("onnxruntime", "onnxruntime_onnx", &["model.onnx"], &[".onnx"]),
     known("tract", "onnxruntime_onnx", &["model.onnx"], &[]),
@@ -39,8 +39,8 @@ const BACKENDS: [KnownBackend; 8] = [
     known("builtin", "", &[], &[]),
 ];
 
-/// The name under which a backend looks for a model file of this name: the name itself, or the usual one of files that end
-/// as it does; `None` for a file of any other kind.
+/// Returns the name under which a backend looks for a model file of this name: the name itself, or the backend's default name
+/// with the same ending; `None` for any other kind of file.
 pub fn usual_model_file(name: &str) -> Option<String> {
     let is_usual =
         |row: &&KnownBackend| row.files.contains(&name) || (row.endings.contains(&ARCHIVE) && name.ends_with(ARCHIVE));
@@ -50,28 +50,28 @@ pub fn usual_model_file(name: &str) -> Option<String> {
     let (_, ending) = name.rsplit_once('.')?;
     let mut files = BACKENDS.iter().filter(|row| row.endings.iter().any(|known| known.get(1..) == Some(ending)));
     let has_ending = |file: &&&str| file.rsplit_once('.').is_some_and(|(_, of_file)| of_file == ending);
-    // Any program may end in `.py`.
+    // A `.py` file may be any program.
     let found = files.find_map(|row| row.files.iter().find(has_ending)).filter(|_| ending != "py");
     found.map(|file| (*file).to_owned())
 }
 
-/// The most instances of one group: past it a slip of the pen, not a machine.
+/// The maximum number of instances of one group. A higher number is taken for a mistake.
 pub(super) const MAX_INSTANCES: u32 = 4096;
 
-/// The parameter with which a model may run on processors in place of a GPU.
+/// The parameter that allows a model to run on CPUs instead of a GPU.
 const CPU_FALLBACK: &str = ModelConfig::CPU_FALLBACK;
 
 /// Triton's default for `max_sequence_idle_microseconds`.
 const SEQUENCE_IDLE_US: u64 = 1_000_000;
 
-/// The directory names a model whose configuration does not.
+/// Takes the model's name from its directory if the configuration has none.
 pub(super) fn name(config: &mut proto::ModelConfig, completion: &Completion<'_>) {
     if config.name.is_empty() {
         config.name = completion.directory.to_owned();
     }
 }
 
-/// The directory names the model: a configuration may repeat that name but not choose another.
+/// Checks that the configuration's name is that of the directory.
 pub(super) fn check_name(config: &proto::ModelConfig, directory: &str) -> Result<(), ConfigError> {
     if config.name != directory {
         return Err(ConfigError::new(format!(
@@ -99,7 +99,7 @@ pub(super) fn backend(config: &mut proto::ModelConfig, completion: &Completion<'
     check_pair(config)?;
     let here = |backend: &str| completion.backends.is_empty() || completion.backends.contains(&backend);
     if config.backend == "onnxruntime" && !here("onnxruntime") && here("tract") {
-        // Without ONNX Runtime's library the embedded engine serves the model; the configuration shows which one runs.
+        // Without ONNX Runtime's library, the embedded engine serves the model; the configuration shows which one is used.
         config.backend = "tract".to_owned();
     }
     if !here(&config.backend) {
@@ -122,17 +122,17 @@ pub(super) fn backend(config: &mut proto::ModelConfig, completion: &Completion<'
     Ok(())
 }
 
-/// Whether a version has a file of this name.
+/// Returns whether a version has a file of this name.
 fn is_there(file: &str, completion: &Completion<'_>) -> bool {
     completion.files.iter().any(|name| name == file)
 }
 
-/// Whether a version has an archive of TorchServe, which may have any name.
+/// Returns whether a version has a TorchServe archive, which may have any name.
 fn has_archive(completion: &Completion<'_>) -> bool {
     completion.files.iter().any(|name| name.ends_with(ARCHIVE))
 }
 
-/// Whether a backend comes with this server.
+/// Returns whether this server includes the backend.
 pub(super) fn is_own(backend: &str) -> bool {
     backend.is_empty() || BACKENDS.iter().any(|row| row.backend == backend)
 }
@@ -163,7 +163,7 @@ fn missing_backend(config: &proto::ModelConfig, completion: &Completion<'_>) -> 
     })
 }
 
-/// The backend of a model that is named `NAME.BACKEND`.
+/// Returns the backend of a model named `NAME.BACKEND`.
 fn backend_of_name(model: &str) -> Option<&str> {
     model.split_once('.').map(|(_, backend)| backend).filter(|backend| !backend.is_empty())
 }
@@ -182,19 +182,19 @@ fn pair(platform: &str, backend: &str) -> ConfigError {
     ConfigError::new(format!("unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"))
 }
 
-/// The newest version is the one that runs, unless something else is said.
+/// Sets the default version policy: only the highest version runs.
 pub(super) fn version_policy(config: &mut proto::ModelConfig) {
     let policy = config.version_policy.get_or_insert_default();
     policy.policy_choice.get_or_insert(PolicyChoice::Latest(Latest { num_versions: 1 }));
 }
 
-/// The defaults that are filled in last, when the maximum batch size is known. Gives a sentence for each instance group that runs
-/// elsewhere than it says.
+/// Fills in the defaults that depend on the final maximum batch size. Returns a warning for each instance group that runs on
+/// another kind of device than configured.
 pub(super) fn defaults(config: &mut proto::ModelConfig, completion: &Completion<'_>) -> Vec<String> {
     version_policy(config);
     scheduling(config);
     if config.platform == "ensemble" {
-        // Neither instances nor optimizations are an ensemble's.
+        // Ensembles have neither instances nor optimizations.
         return Vec::new();
     }
     let optimization = config.optimization.get_or_insert_default();
@@ -205,13 +205,13 @@ pub(super) fn defaults(config: &mut proto::ModelConfig, completion: &Completion<
     fall_back(config, completion)
 }
 
-/// Moves the groups of kind GPU to processors where no GPU can be used and the model's parameter allows that.
+/// Moves groups of kind GPU to CPUs if no GPU can be used and the model's parameter allows that.
 fn fall_back(config: &mut proto::ModelConfig, completion: &Completion<'_>) -> Vec<String> {
     let allowed = config.parameters.get(CPU_FALLBACK).is_some_and(|parameter| parameter.string_value == "true");
     let why = match config.backend.as_str() {
         _ if !allowed => return Vec::new(),
         _ if completion.gpus.is_empty() && completion.unusable_gpus.is_empty() => "no GPUs are available".to_owned(),
-        "sklearn" | "tract" => format!("its backend '{}' computes on processors alone", config.backend),
+        "sklearn" | "tract" => format!("its backend '{}' runs on CPUs only", config.backend),
         _ => return Vec::new(),
     };
     let on_gpus = config.instance_group.iter_mut().filter(|group| group.kind() == Kind::Gpu);
@@ -254,7 +254,7 @@ fn instance_groups(config: &mut proto::ModelConfig, completion: &Completion<'_>)
             group.name = format!("{}_{index}", config.name);
         }
         if group.kind() == Kind::Auto {
-            // Who names GPUs wants them, as in Triton.
+            // A list of GPUs implies the kind GPU, as in Triton.
             group.set_kind(if takes_gpus || !group.gpus.is_empty() { Kind::Gpu } else { Kind::Cpu });
         }
         if group.count < 1 {
@@ -266,7 +266,7 @@ fn instance_groups(config: &mut proto::ModelConfig, completion: &Completion<'_>)
     }
 }
 
-/// Whether models of a backend are put on GPUs where nobody says where they are to run.
+/// Returns whether models of a backend are placed on GPUs by default.
 fn takes_gpus(backend: &str, completion: &Completion<'_>) -> bool {
     match backend {
         "python" | "pytorch" | "torchserve" => true,

@@ -1,7 +1,7 @@
-//! What an ONNX file says about its inputs and outputs.
+//! Reads the inputs and outputs that an ONNX file declares.
 //!
-//! Only the few fields that are needed are declared; the decoder skips the rest, the weights among them, without
-//! copying. Source of the field numbers: `onnx.proto3` of the ONNX project.
+//! Declares only the required fields; the decoder skips the others, including the weights, without copying them. Source of the
+//! field numbers: `onnx.proto3` of the ONNX project.
 
 use prost::Message;
 
@@ -12,21 +12,21 @@ use crate::tensor::DataType;
 pub struct SignatureTensor {
     /// Its name.
     pub name: String,
-    /// What its elements are.
+    /// The datatype of its elements.
     pub datatype: DataType,
-    /// Every dimension, the batch included; -1 where it is variable. `None` when the file does not say.
+    /// All dimensions, including the batch; -1 for a variable dimension. `None` if the file does not declare a shape.
     pub dims: Option<Vec<i64>>,
 }
 
 /// The inputs and outputs of a model file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelSignature {
-    /// Inputs that a request has to bring, in the file's order.
+    /// Inputs that a request must provide, in the file's order.
     pub inputs: Vec<SignatureTensor>,
     /// Outputs that are tensors, in the file's order.
     pub outputs: Vec<SignatureTensor>,
-    /// Names of outputs that are no tensors (sequences and maps, as classifiers converted from scikit-learn have them)
-    /// and therefore cannot be served.
+    /// Names of outputs that are not tensors and therefore cannot be served: sequences and maps, which classifiers converted from
+    /// scikit-learn have.
     pub omitted_outputs: Vec<String>,
 }
 
@@ -88,7 +88,7 @@ struct TensorShapeProto {
     dim: Vec<DimensionProto>,
 }
 
-/// A dimension with a name (`dim_param`) or with nothing at all is variable, so only the number is read.
+/// A dimension with a name (`dim_param`) or without a value is variable, so only the number is declared here.
 #[derive(Clone, PartialEq, Message)]
 struct DimensionProto {
     #[prost(int64, optional, tag = "1")]
@@ -98,7 +98,7 @@ struct DimensionProto {
 /// Reads the signature of an ONNX model.
 ///
 /// # Errors
-/// When the bytes are no ONNX model or an input is of a kind or datatype that the protocol has no name for. Never panics.
+/// The bytes are not an ONNX model, or an input is of a kind or datatype that the protocol does not support. Never panics.
 pub fn signature(bytes: &[u8]) -> Result<ModelSignature, String> {
     let model = ModelProto::decode(bytes).map_err(|error| format!("not an ONNX model: {error}"))?;
     let graph = model.graph.ok_or("not an ONNX model: it has no graph")?;
@@ -107,7 +107,7 @@ pub fn signature(bytes: &[u8]) -> Result<ModelSignature, String> {
     weights.sort_unstable();
     let mut signature = ModelSignature::default();
     for value in &graph.input {
-        // Before version 4 of the format every weight was listed as an input too.
+        // Before version 4 of the format, every weight is listed as an input too.
         if weights.binary_search(&value.name.as_str()).is_ok() {
             continue;
         }
@@ -141,7 +141,7 @@ fn tensor(value: &ValueInfoProto, role: &str) -> Result<Option<SignatureTensor>,
     Ok(Some(SignatureTensor { name: value.name.clone(), datatype, dims }))
 }
 
-/// `TensorProto.DataType` of ONNX.
+/// Returns the datatype for a number of ONNX's `TensorProto.DataType`.
 fn datatype(number: i32) -> Option<DataType> {
     Some(match number {
         1 => DataType::Fp32,
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(signature(&bytes(graph())).unwrap(), expected);
     }
 
-    /// Bytes as the ONNX project's own writer lays them out, with fields that are not declared here: versions, a producer,
+    /// A model as written by the ONNX project's library, with fields that are not declared here: versions, a producer,
     /// a node, weights as raw data, a named dimension and an operator set.
     #[test]
     fn undeclared_fields_are_skipped() {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_served_is_refused() {
+    fn refuses_models_that_cannot_be_served() {
         let change = |change: fn(&mut GraphProto)| {
             let mut graph = graph();
             change(&mut graph);

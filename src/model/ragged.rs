@@ -1,34 +1,34 @@
-//! Ragged batches: what the server makes from the batch as a whole so that a model can tell its requests apart
-//! (`batch_input`), and how it takes a common output apart again (`batch_output`). The kinds are Triton's, from the
-//! comments of its model configuration schema.
+//! Ragged batches: inputs that the server generates from the batch as a whole so that a model can tell its requests apart
+//! (`batch_input`), and how it splits a common output (`batch_output`). The kinds are Triton's, from the comments of its model
+//! configuration schema.
 
 use super::error::{ConfigError, error};
 use super::proto;
 use crate::tensor::{DataType, element_count};
 
-/// An input that the server makes from one input of all requests of a batch.
+/// An input that the server generates from one input of all requests of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchInput {
-    /// What it holds.
+    /// Its content.
     pub kind: BatchInputKind,
-    /// The model's inputs that it fills, all alike.
+    /// The model's inputs that receive this tensor.
     pub targets: Vec<String>,
     /// INT32 or FP32.
     pub datatype: DataType,
-    /// The input that it is made from: a position in the configuration.
+    /// The input from which it is generated: a position in the configuration.
     pub source: usize,
 }
 
-/// What a [`BatchInput`] holds. Elements are those of a request's whole input, its batch dimension included.
+/// The content of a [`BatchInput`]. Element counts are those of a request's whole input, including its batch dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchInputKind {
     /// `[requests]`: the number of elements of each request.
     ElementCount,
-    /// `[requests]`: the number of elements up to and with each request.
+    /// `[requests]`: the number of elements up to and including each request.
     AccumulatedElementCount,
-    /// `[requests + 1]`: the same after a 0.
+    /// `[requests + 1]`: 0, then the same.
     AccumulatedElementCountWithZero,
-    /// `[most]`, where `most` is the largest number of elements of a request. Only the shape means something; it holds 0.
+    /// `[most]`, where `most` is the largest number of elements of a request. Only the shape is meaningful; the values are 0.
     MaxElementCountAsShape,
     /// `[items, dimensions]`: the shape of each item, without the batch dimension.
     ItemShape,
@@ -36,19 +36,19 @@ pub enum BatchInputKind {
     ItemShapeFlatten,
 }
 
-/// Outputs that hold the results of all requests one behind the other, each as long as the request's input.
+/// Outputs that contain the concatenated results of all requests, each as long as the request's input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchOutput {
-    /// The model's outputs that are taken apart.
+    /// The model's outputs that are split.
     pub targets: Vec<String>,
-    /// The input whose shape each response's output has: a position in the configuration.
+    /// The input whose shape determines that of each response's output: a position in the configuration.
     pub source: usize,
 }
 
 impl BatchInput {
-    /// The tensor for requests whose source inputs have these shapes: its shape, and its bytes (little-endian).
+    /// Returns the tensor's shape and bytes (little-endian) for requests whose source inputs have these shapes.
     ///
-    /// Shapes start with the batch dimension if `batching`. `None` if the tensor would be too large to be meant.
+    /// Shapes start with the batch dimension if `batching`. Returns `None` if the tensor would be too large to be intended.
     pub fn make(&self, shapes: &[&[i64]], batching: bool) -> Option<(Vec<i64>, Vec<u8>)> {
         let counts = shapes.iter().map(|shape| i64::try_from(element_count(shape)?).ok());
         let counts: Vec<i64> = counts.collect::<Option<_>>()?;
@@ -87,14 +87,14 @@ impl BatchInput {
     }
 }
 
-/// A tensor that only tells a size is not made larger than this.
+/// The maximum size, in bytes, of a tensor of which only the shape is meaningful.
 const MOST_BYTES: usize = 1 << 30;
 
 fn length(values: &[i64]) -> i64 {
     i64::try_from(values.len()).unwrap_or(i64::MAX)
 }
 
-/// The number of items of all requests, and the shape of each one behind the other.
+/// Returns the number of items of all requests, and the concatenated shapes of the items.
 fn item_shapes(shapes: &[&[i64]], batching: bool) -> Option<(i64, Vec<i64>)> {
     let mut items = 0i64;
     let mut values = Vec::new();
@@ -168,7 +168,7 @@ pub(super) fn batch_outputs(proto: &proto::ModelConfig) -> Result<Vec<BatchOutpu
     proto.batch_output.iter().map(convert).collect()
 }
 
-/// The position of the one source.
+/// Returns the position of the only source.
 fn source(proto: &proto::ModelConfig, role: &str, kind: &str, names: &[String]) -> Result<usize, ConfigError> {
     let [name] = names else {
         let count = names.len();
@@ -179,7 +179,7 @@ fn source(proto: &proto::ModelConfig, role: &str, kind: &str, names: &[String]) 
     };
     if proto.input.get(position).is_some_and(|input| input.optional) {
         return error(format!(
-            "source input '{name}' of a batch {role} must not be optional for {}: a request without it tells no shape",
+            "source input '{name}' of a batch {role} must not be optional for {}: the shape is unknown without it",
             proto.name
         ));
     }
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_what_the_schema_says() {
+    fn generates_every_kind_as_in_the_schema() {
         use BatchInputKind as Kind;
         // The schema's examples: two requests of 2 elements; a batch of 2 of [3, 1] and one of 1 of [2, 2].
         let two: [&[i64]; 2] = [&[1, 2], &[1, 2]];
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_not_made() {
+    fn refuses_tensors_that_are_too_large() {
         let kind = BatchInputKind::MaxElementCountAsShape;
         let input = BatchInput { kind, targets: Vec::new(), datatype: DataType::Fp32, source: 0 };
         assert_eq!(input.make(&[&[1, 1 << 40]], true), None);

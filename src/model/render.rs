@@ -1,4 +1,4 @@
-//! What clients see of a configuration: the metadata, and the JSON of the model configuration extension.
+//! The parts of a configuration that clients see: the metadata, and the JSON form of the model configuration extension.
 
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ pub struct ModelMetadata {
     pub name: String,
     /// The versions that are ready, as text.
     pub versions: Vec<String>,
-    /// The platform, or the backend's name where there is none.
+    /// The platform, or the backend's name if the model has no platform.
     pub platform: String,
     /// Inputs.
     pub inputs: Vec<TensorMetadata>,
@@ -28,12 +28,12 @@ pub struct TensorMetadata {
     pub name: String,
     /// The protocol's name of its datatype.
     pub datatype: &'static str,
-    /// Its shape, -1 for variable dimensions, the batch among them.
+    /// Its shape; -1 for variable dimensions, including the batch.
     pub shape: Vec<i64>,
 }
 
 impl ModelConfig {
-    /// The metadata, given the versions that are ready.
+    /// Returns the metadata. `versions` are those that are ready.
     pub fn metadata(&self, versions: &[u64]) -> ModelMetadata {
         let tensor = |spec: &TensorSpec| TensorMetadata {
             name: spec.name.clone(),
@@ -49,14 +49,14 @@ impl ModelConfig {
         }
     }
 
-    /// The shape of a tensor as requests bring it: the batch, if the model batches, and the dimensions.
+    /// Returns the shape of a tensor in requests: the batch dimension, if the model batches, and the other dimensions.
     pub fn full_shape(&self, spec: &TensorSpec) -> Vec<i64> {
         let batch = self.batches().then_some(-1);
         batch.into_iter().chain(spec.dims.iter().copied()).collect()
     }
 
-    /// The completed configuration as JSON: the schema's field names in the schema's order, defaults written out, enums by
-    /// name, all integers as numbers, keys of maps sorted.
+    /// Returns the completed configuration as JSON: field names and order of the schema, explicit defaults, enum values by name,
+    /// all integers as numbers, sorted map keys.
     pub fn to_json(&self) -> String {
         json(&self.proto)
     }
@@ -71,7 +71,7 @@ pub(super) fn json(config: &proto::ModelConfig) -> String {
 
 fn write_message(out: &mut String, message: &DynamicMessage) {
     let descriptor = message.descriptor();
-    // The descriptor's own iterator goes by field number; clients are used to the order of declaration.
+    // The descriptor's iterator is ordered by field number; clients expect the order of declaration.
     let fields = descriptor.descriptor_proto().field.iter().filter_map(|raw| descriptor.get_field_by_name(raw.name()));
     let present = fields.filter(|field| !field.supports_presence() || message.has_field(field));
     write_joined(out, '{', '}', present, |out, field| {
@@ -111,7 +111,7 @@ fn write_joined<T>(
     out.push(close);
 }
 
-/// The kind of the values of a map field, whose own kind is the message of an entry.
+/// Returns the kind of a map field's values. The field's own kind is the message of an entry.
 fn value_kind(entry: &Kind) -> Kind {
     let value = entry.as_message().and_then(|entry| entry.get_field_by_name("value"));
     value.map_or_else(|| entry.clone(), |field| field.kind())
@@ -153,7 +153,7 @@ fn write_key(out: &mut String, key: &MapKey) {
     }
 }
 
-/// JSON has no word for these; protobuf's mapping writes strings.
+/// Writes a number that JSON cannot represent as a string, as in protobuf's JSON mapping.
 fn write_not_finite(out: &mut String, value: f64) {
     let name = if value.is_nan() {
         "NaN"

@@ -1,4 +1,4 @@
-//! The scheduler of a model: which one its configuration chooses, with what settings.
+//! The scheduler of a model: its kind and its settings.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,20 @@ use super::proto::model_config::SchedulingChoice;
 use super::proto::model_queue_policy::TimeoutAction as ProtoTimeoutAction;
 use super::proto::{self, model_sequence_batching::StrategyChoice};
 
-/// How requests come together.
+/// How requests are combined into batches.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scheduling {
-    /// One request is one execution.
+    /// Each request is executed alone.
     Default,
-    /// Requests that wait together are executed together.
+    /// Requests that wait at the same time are executed together.
     Dynamic(DynamicBatching),
     /// Requests belong to sequences, each bound to an instance.
     Sequence(SequenceBatching),
-    /// The model is a plan over other models.
+    /// The model is a graph of other models.
     Ensemble {
-        /// The plan.
+        /// The steps of the graph.
         steps: Vec<EnsembleStep>,
-        /// The most requests that a step may have in flight; 0 for no limit.
+        /// The maximum number of requests that a step may have in flight; 0 for no limit.
         max_inflight_requests: u32,
     },
 }
@@ -29,23 +29,23 @@ pub enum Scheduling {
 /// The dynamic batcher's settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DynamicBatching {
-    /// Batch sizes to aim at: each from 1 to the maximum batch size; empty only when the model does not batch.
+    /// The preferred batch sizes, each from 1 to the maximum batch size; empty only if the model does not batch.
     pub preferred_batch_sizes: Vec<u32>,
-    /// How long a request may wait for company, in microseconds.
+    /// How long a request may wait for others to form a batch, in microseconds.
     pub max_queue_delay_us: u64,
-    /// Whether responses leave in the order of their requests.
+    /// Whether responses are sent in the order of their requests.
     pub preserve_ordering: bool,
     /// The number of priority levels; 0 for a single queue.
     pub priority_levels: u64,
-    /// The level of requests that name none: 1 to `priority_levels`, or 0 without levels.
+    /// The level of requests without a priority: 1 to `priority_levels`, or 0 without levels.
     pub default_priority_level: u64,
-    /// The policy of the queues without one of their own.
+    /// The policy of levels that are not in `priority_queue_policies`.
     pub default_queue_policy: QueuePolicy,
     /// Policies by level.
     pub priority_queue_policies: BTreeMap<u64, QueuePolicy>,
 }
 
-/// How a queue treats requests that wait.
+/// The limits of a queue, and how it treats expired requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueuePolicy {
     /// What happens to a request whose timeout has passed.
@@ -54,17 +54,17 @@ pub struct QueuePolicy {
     pub default_timeout_us: u64,
     /// Whether a request may shorten its timeout.
     pub allow_timeout_override: bool,
-    /// The most requests that may wait; 0 for no limit.
+    /// The maximum number of requests that may wait; 0 for no limit.
     pub max_queue_size: u32,
 }
 
 /// What happens to a request whose timeout has passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TimeoutAction {
-    /// It is refused.
+    /// The request is rejected.
     #[default]
     Reject,
-    /// It is served after all that have time left.
+    /// The request is served after all that have not timed out.
     Delay,
 }
 
@@ -73,21 +73,21 @@ pub enum TimeoutAction {
 pub struct SequenceBatching {
     /// How sequences share an instance.
     pub strategy: SequenceStrategy,
-    /// How long a sequence may be silent, in microseconds.
+    /// How long a sequence may be idle, in microseconds.
     pub max_sequence_idle_us: u64,
-    /// Whether one request makes a sequence that the backend continues.
+    /// Whether each request forms a sequence, which the backend may continue.
     pub iterative: bool,
     /// Whether iterative requests of one id share an instance and overlap. From the parameter `overlapping_sequences`.
     pub overlapping: bool,
-    /// What the server tells the model of each place of a batch.
+    /// The control inputs that the server adds for each slot of a batch.
     pub controls: Vec<ControlInput>,
-    /// The most sequences that may wait for a slot; `None` for no limit. From the parameter `max_queued_sequences`: the
-    /// schema has no place for it.
+    /// The maximum number of sequences that may wait for a slot; `None` for no limit. From the parameter `max_queued_sequences`,
+    /// because the schema has no such field.
     pub max_queued_sequences: Option<usize>,
-    /// The most requests that may wait in one sequence; 0 for no limit. From the parameter `max_queue_size_per_sequence`.
+    /// The maximum number of requests that may wait in one sequence; 0 for no limit. From the parameter
+    /// `max_queue_size_per_sequence`.
     pub max_queue_size_per_sequence: usize,
-    /// Whether a sequence begins with the first request of its id, with START or without. From the parameter
-    /// `implicit_sequence_start`.
+    /// Whether the first request of an id starts a sequence, with or without START. From the parameter `implicit_sequence_start`.
     pub implicit_start: bool,
 }
 
@@ -98,12 +98,12 @@ pub enum SequenceStrategy {
     Direct {
         /// How long a batch may wait, in microseconds.
         max_queue_delay_us: u64,
-        /// The fill, 0 to 1, at which a batch does not wait.
+        /// The share of occupied slots, 0 to 1, at which a batch does not wait.
         minimum_slot_utilization: f32,
     },
     /// The oldest requests of the candidates form the batch.
     Oldest {
-        /// The most sequences in flight; 0 lets the server choose.
+        /// The maximum number of sequences in flight; 0 lets the server choose.
         max_candidate_sequences: u32,
         /// As in [`DynamicBatching`].
         preferred_batch_sizes: Vec<u32>,
@@ -119,13 +119,13 @@ pub enum SequenceStrategy {
 pub struct EnsembleStep {
     /// The model to run.
     pub model_name: String,
-    /// The repository in which it is looked for first, with `--model-namespacing`; empty for the ensemble's own.
+    /// The repository that is searched first, with `--model-namespacing`; empty for that of the ensemble.
     pub model_namespace: String,
-    /// Its version; `None` for the latest.
+    /// The model's version; `None` for the latest.
     pub model_version: Option<u64>,
-    /// From the model's inputs to the ensemble's tensors.
+    /// Maps the model's inputs to the ensemble's tensors.
     pub input_map: BTreeMap<String, String>,
-    /// From the model's outputs to the ensemble's tensors.
+    /// Maps the model's outputs to the ensemble's tensors.
     pub output_map: BTreeMap<String, String>,
 }
 
@@ -259,7 +259,7 @@ fn sequence(
     })
 }
 
-/// Whether iterative requests of one id overlap.
+/// Returns whether iterative requests of one id overlap.
 fn overlapping(raw: &proto::ModelSequenceBatching, model: &proto::ModelConfig) -> Result<bool, ConfigError> {
     const NAME: &str = "overlapping_sequences";
     let oldest = matches!(raw.strategy_choice, Some(StrategyChoice::Oldest(_)));
@@ -272,24 +272,24 @@ fn overlapping(raw: &proto::ModelSequenceBatching, model: &proto::ModelConfig) -
     }
 }
 
-/// A limit among the free parameters; 0 if it is not there.
+/// Returns a limit from the free parameters; 0 if it is missing.
 fn limit(model: &proto::ModelConfig, name: &str) -> Result<usize, ConfigError> {
     let Some(text) = parameter(model, name) else { return Ok(0) };
     text.parse().or_else(|_| {
-        error(format!("parameter '{name}' is '{text}', it must be a whole number, 0 for no limit, for {}", model.name))
+        error(format!("parameter '{name}' must be a whole number (0 for no limit) for {}, got '{text}'", model.name))
     })
 }
 
-/// Whether a free parameter says so; not if it is not there.
+/// Returns a boolean from the free parameters; false if it is missing.
 pub(super) fn flag(model: &proto::ModelConfig, name: &str) -> Result<bool, ConfigError> {
     match parameter(model, name) {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
-        Some(other) => error(format!("parameter '{name}' is '{other}', it must be true or false, for {}", model.name)),
+        Some(other) => error(format!("parameter '{name}' must be true or false for {}, got '{other}'", model.name)),
     }
 }
 
-/// One of the free parameters.
+/// Returns the value of a free parameter.
 fn parameter<'a>(model: &'a proto::ModelConfig, name: &str) -> Option<&'a str> {
     model.parameters.get(name).map(|parameter| parameter.string_value.trim())
 }
@@ -312,7 +312,7 @@ fn ensemble_step(number: usize, raw: &proto::model_ensembling::Step, name: &str)
     error(format!("must specify '{missing}' in step {number} of ensemble '{name}'"))
 }
 
-/// The version that a step names; `None` for the latest. One that is left out is 0, which is no version for Triton either.
+/// Returns a step's version; `None` for the latest. A missing version is 0, which Triton also refuses.
 fn step_version(raw: &proto::model_ensembling::Step, name: &str) -> Result<Option<u64>, ConfigError> {
     match (raw.model_version, u64::try_from(raw.model_version)) {
         (-1, _) => Ok(None),

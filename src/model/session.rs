@@ -1,20 +1,20 @@
-//! The options of an ONNX Runtime session, as Triton's backend for ONNX Runtime takes them: `optimization { graph }`,
+//! The options of an ONNX Runtime session, with the names of Triton's ONNX Runtime backend: `optimization { graph }`,
 //! `optimization { execution_accelerators }`, `model_operations` and parameters of the model.
 //!
 //! Source: the section "Other Optimization Options with ONNX Runtime" of that backend's README.
 
 use super::{ConfigError, ModelConfig};
 
-/// How much a graph is rewritten before it runs.
+/// How much ONNX Runtime optimizes a graph before it runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GraphLevel {
-    /// Not at all.
+    /// No optimization.
     Disabled,
-    /// Constant folding, redundant nodes.
+    /// Constant folding and removal of redundant nodes.
     Basic,
-    /// Also fusions.
+    /// Also node fusions.
     Extended,
-    /// Also layouts.
+    /// Also layout optimizations.
     #[default]
     All,
 }
@@ -22,25 +22,25 @@ pub enum GraphLevel {
 /// The options of a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionOptions {
-    /// How much the graph is rewritten.
+    /// How much the graph is optimized.
     pub level: GraphLevel,
-    /// Whether nodes that do not depend on each other run at the same time.
+    /// Whether independent nodes run concurrently.
     pub parallel: bool,
-    /// Threads within a node; `None` leaves them to the server.
+    /// The number of threads within a node; `None` lets the server choose.
     pub intra_threads: Option<usize>,
-    /// Threads across nodes, used by parallel execution; `None` leaves them to the server.
+    /// The number of threads across nodes, for concurrent nodes only; `None` lets the server choose.
     pub inter_threads: Option<usize>,
-    /// Entries of the session's configuration: `session.` and its key, and the value.
+    /// Entries of the session's configuration: keys (with the prefix `session.`) and values.
     pub entries: Vec<(String, String)>,
     /// Whether the arena of host memory is used; `None` for the runtime's default.
     pub arena: Option<bool>,
     /// Whether allocations of one shape are planned together; `None` for the runtime's default.
     pub pattern: Option<bool>,
-    /// Libraries with operators of the model's own.
+    /// Libraries with custom operators.
     pub libraries: Vec<String>,
 }
 
-/// The parameters of a model that are options of its session, apart from those that begin with `session.`.
+/// The model parameters that are session options, except those with the prefix `session.`.
 pub(super) const PARAMETERS: [&str; 6] = [
     "execution_mode",
     "graph_optimization_level",
@@ -50,14 +50,14 @@ pub(super) const PARAMETERS: [&str; 6] = [
     "enable_mem_pattern",
 ];
 
-/// The most threads of a session.
+/// The maximum number of threads of a session.
 const MOST_THREADS: usize = 1024;
 
 impl ModelConfig {
-    /// The options of this model's session.
+    /// Returns the options of this model's session.
     ///
     /// # Errors
-    /// An option has a value that it cannot have; configurations of `onnxruntime` are refused then.
+    /// An option has an invalid value; such configurations of `onnxruntime` are refused.
     pub fn session_options(&self) -> Result<SessionOptions, ConfigError> {
         let parameter = |key: &str| self.parameters.get(key).map(|value| value.trim());
         let wrong = |key: &str, value: &str, allowed: &str| {
@@ -104,7 +104,7 @@ impl ModelConfig {
         })
     }
 
-    /// Triton's numbers are its own, not those of ONNX Runtime.
+    /// Converts Triton's number of the level, which differs from that of ONNX Runtime.
     fn graph_level(&self) -> Result<GraphLevel, ConfigError> {
         let graph = self.proto.optimization.as_ref().and_then(|optimization| optimization.graph.as_ref());
         match graph.map_or(0, |graph| graph.level) {
@@ -119,8 +119,8 @@ impl ModelConfig {
         }
     }
 
-    /// The accelerators of `optimization.execution_accelerators.cpu_execution_accelerator`, in their order: names, and
-    /// parameters by name.
+    /// Returns the accelerators of `optimization.execution_accelerators.cpu_execution_accelerator` in their order: names, and
+    /// parameters sorted by name.
     pub fn cpu_accelerators(&self) -> impl Iterator<Item = (&str, Vec<(&str, &str)>)> {
         let optimization = self.proto.optimization.as_ref();
         let named = optimization.and_then(|all| all.execution_accelerators.as_ref());
@@ -133,8 +133,10 @@ impl ModelConfig {
     }
 }
 
+/// Checks the session options and the names of the CPU accelerators.
+///
 /// # Errors
-/// The options of a session are wrong, or an accelerator does not exist.
+/// A session option is invalid, or an accelerator does not exist.
 pub(super) fn check(config: &ModelConfig) -> Result<(), ConfigError> {
     config.session_options()?;
     match config.cpu_accelerators().find(|(name, _)| *name != "openvino") {

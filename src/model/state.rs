@@ -1,6 +1,6 @@
-//! Implicit state (`sequence_batching { state }`): tensors that the server keeps for each sequence between its requests.
-//! The model gives the new value as an output and finds it again as an input of the sequence's next request. Rules and
-//! texts are those of Triton's sequence batcher.
+//! Implicit state (`sequence_batching { state }`): tensors that the server keeps for each sequence between its requests. The
+//! model returns the new value as an output and receives it as an input of the sequence's next request. Rules and texts are
+//! those of Triton's sequence batcher.
 
 use super::controls::is_made_by_server;
 use super::error::{ConfigError, error};
@@ -13,17 +13,17 @@ use crate::tensor::{DataType, byte_size, bytes_elements, element_count};
 /// A state of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateSpec {
-    /// The model's input that takes the value from before.
+    /// The model's input that receives the previous value.
     pub input_name: String,
-    /// The model's output that gives the new value.
+    /// The model's output that returns the new value.
     pub output_name: String,
-    /// What its elements are.
+    /// The datatype of its elements.
     pub datatype: DataType,
-    /// Dimensions without the batch: 1 or greater, or -1 for one that may change from request to request.
+    /// Dimensions without the batch: 1 or greater, or -1 for a dimension that may change between requests.
     pub dims: Vec<i64>,
-    /// What it is before a sequence's first request; `None` leaves that to the server, which takes zeros.
+    /// The value before a sequence's first request; `None` for the server's default, which is zeros.
     pub initial: Option<InitialState>,
-    /// What a backend calls this output: its position in the configuration's outputs, or a number beyond them.
+    /// The backend's position of this output: that in the configuration's outputs, or a number after them.
     pub output: usize,
 }
 
@@ -32,7 +32,7 @@ pub struct StateSpec {
 pub struct InitialState {
     /// Dimensions without the batch, all fixed.
     pub dims: Vec<i64>,
-    /// The file in the model's directory `initial_state` that holds its bytes; `None` for zeros.
+    /// The file in the model's directory `initial_state` with its bytes; `None` for zeros.
     pub file: Option<String>,
 }
 
@@ -45,26 +45,27 @@ pub struct StateValue {
     pub data: Vec<u8>,
 }
 
-/// The most bytes that a state may begin with. More is a slip of the pen: they are there for each sequence.
+/// The maximum size of an initial value, in bytes. The server needs this memory for each sequence.
 const MOST_BYTES: u64 = 1 << 30;
 
 impl StateSpec {
-    /// Whether the model may give a value of this shape (without the batch).
+    /// Returns whether a value may have this shape (without the batch).
     pub fn fits(&self, shape: &[i64]) -> bool {
         let fits = |(&dim, &got): (&i64, &i64)| got >= 0 && (dim == -1 || dim == got);
         self.dims.len() == shape.len() && self.dims.iter().zip(shape).all(fits)
     }
 
-    /// Whether values may differ in shape.
+    /// Returns whether values may differ in shape.
     pub fn is_variable(&self) -> bool {
         self.dims.contains(&-1)
     }
 
-    /// The value before a sequence's first request. `read` gives the content of a file in the directory
-    /// `initial_state`. Variable dimensions begin as 1; what nothing is said about is zero (for BYTES, empty texts).
+    /// Returns the value before a sequence's first request. `read` returns the content of a file in the directory
+    /// `initial_state`. Variable dimensions are 1 initially. Elements without a configured value are zero, or empty strings for
+    /// BYTES.
     ///
     /// # Errors
-    /// The file cannot be read, or does not hold as many elements as the dimensions say.
+    /// The file cannot be read, or does not contain as many elements as the dimensions require.
     pub fn first_value(&self, read: impl FnOnce(&str) -> Result<Vec<u8>, String>) -> Result<StateValue, String> {
         let begins = |dims: &[i64]| dims.iter().map(|&dim| dim.max(1)).collect::<Vec<i64>>();
         let shape = begins(self.initial.as_ref().map_or(&self.dims, |initial| &initial.dims));
@@ -94,17 +95,17 @@ impl StateSpec {
     }
 }
 
-/// The bytes that zeros of this shape take; an empty text is a length of four bytes.
+/// Returns the size of zeros of this shape, in bytes. An empty string takes four bytes for its length.
 fn first_bytes(datatype: DataType, shape: &[i64]) -> Option<usize> {
     let len = byte_size(datatype, shape).or_else(|| element_count(shape)?.checked_mul(4))?;
     usize::try_from(len).ok().filter(|_| len <= MOST_BYTES)
 }
 
 fn too_large(name: &str) -> String {
-    format!("state '{name}' would begin with more than {MOST_BYTES} bytes for each sequence")
+    format!("the initial value of state '{name}' takes more than {MOST_BYTES} bytes for each sequence")
 }
 
-/// The states as they are written.
+/// Returns the states as written in the configuration.
 pub(super) fn written(proto: &proto::ModelConfig) -> &[State] {
     match &proto.scheduling_choice {
         Some(SchedulingChoice::SequenceBatching(sequence)) => &sequence.state,
@@ -220,7 +221,7 @@ fn initial_state(
     Ok(InitialState { dims: raw.dims.clone(), file })
 }
 
-/// The name of a file in the directory `initial_state`, or below it.
+/// Checks that a file name stays within the directory `initial_state`.
 fn inside(proto: &proto::ModelConfig, file: &str) -> Result<String, ConfigError> {
     let outside = file.is_empty() || file.starts_with('/') || file.contains('\0');
     if outside || file.split('/').any(|part| part == "..") {
@@ -233,8 +234,8 @@ fn inside(proto: &proto::ModelConfig, file: &str) -> Result<String, ConfigError>
     Ok(file.to_owned())
 }
 
-/// A batch whose states differ in shape is executed in parts, each with its rows of the inputs. Ragged inputs have no
-/// rows.
+/// Refuses variable states with ragged batches: a batch whose states differ in shape is executed in parts, each with its rows
+/// of the inputs, and ragged inputs have no rows.
 fn check_ragged(proto: &proto::ModelConfig, states: &[StateSpec]) -> Result<(), ConfigError> {
     let ragged = proto.input.iter().any(|input| input.allow_ragged_batch)
         || !proto.batch_input.is_empty()
@@ -242,7 +243,7 @@ fn check_ragged(proto: &proto::ModelConfig, states: &[StateSpec]) -> Result<(), 
     let variable = states.iter().find(|state| state.is_variable());
     match variable {
         Some(state) if ragged && proto.max_batch_size > 1 => error(format!(
-            "state '{}' has variable dimensions, which cannot go together with ragged batches for {}",
+            "state '{}' has variable dimensions, which cannot be combined with ragged batches for {}",
             state.input_name, proto.name
         )),
         _ => Ok(()),

@@ -1,15 +1,15 @@
-//! Reads the protobuf text format of a message, driven by its descriptor.
+//! Parses the protobuf text format of a message, driven by its descriptor.
 //!
-//! Written here rather than taken from `prost-reflect`, whose parser refuses `input [ { ... } ]` (a list of messages
-//! without a colon, the usual style of config.pbtxt), keeps the positions of its errors to itself and recurses without
-//! bound through `Any` values. This one has neither `Any` nor extensions, so that its depth is the schema's.
+//! The parser of `prost-reflect` is not used: it refuses `input [ { ... } ]` (a list of messages without a colon, the usual
+//! style of config.pbtxt), does not expose the positions of errors, and recurses without bound through `Any` values. This
+//! parser supports neither `Any` nor extensions, so the schema bounds its depth.
 
 use prost_reflect::{DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, MessageDescriptor, Value};
 
 use super::lexer::{Lexer, TextError, Token};
 
-/// Parses `source` as a message of type `root`. Gives in addition what is right and probably not meant: keys of maps that
-/// come again.
+/// Parses `source` as a message of type `root`. Also returns warnings about valid but probably unintended text: duplicate keys
+/// of maps.
 pub(super) fn parse(source: &str, root: &MessageDescriptor) -> Result<(DynamicMessage, Vec<TextError>), TextError> {
     let mut parser = Parser { lexer: Lexer::new(source), token: Token::End, offset: 0, warnings: Vec::new() };
     parser.bump()?;
@@ -19,16 +19,16 @@ pub(super) fn parse(source: &str, root: &MessageDescriptor) -> Result<(DynamicMe
 
 struct Parser<'a> {
     lexer: Lexer<'a>,
-    /// The word that is looked at.
+    /// The current token.
     token: Token<'a>,
-    /// Where it starts.
+    /// The start of the current token.
     offset: usize,
-    /// What is allowed and hardly meant.
+    /// Warnings about valid but probably unintended text.
     warnings: Vec<TextError>,
 }
 
 impl<'a> Parser<'a> {
-    /// Takes the current word and looks at the next.
+    /// Returns the current token and advances to the next one.
     fn bump(&mut self) -> Result<Token<'a>, TextError> {
         let (token, offset) = self.lexer.next_token()?;
         self.offset = offset;
@@ -48,7 +48,7 @@ impl<'a> Parser<'a> {
         Err(TextError::new(self.offset, message))
     }
 
-    /// Fields up to `close`, or up to the end of the source.
+    /// Parses fields up to `close`, or to the end of the source.
     fn fields(&mut self, descriptor: &MessageDescriptor, close: Option<char>) -> Result<DynamicMessage, TextError> {
         let mut message = DynamicMessage::new(descriptor.clone());
         let mut seen: Vec<FieldDescriptor> = Vec::new();
@@ -111,7 +111,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Reads a value and puts it into the message.
+    /// Parses a value and stores it in the message.
     fn stored(&mut self, message: &mut DynamicMessage, field: &FieldDescriptor) -> Result<(), TextError> {
         let at = self.offset;
         let value = self.value(field)?;
@@ -161,7 +161,7 @@ impl<'a> Parser<'a> {
             return self.expected(format!("a quoted string for '{}'", field.name()));
         }
         let mut bytes = Vec::new();
-        // Strings that stand side by side are one string.
+        // Adjacent strings are concatenated.
         while matches!(self.token, Token::Text(_)) {
             if let Token::Text(more) = self.bump()? {
                 bytes.extend(more);
@@ -246,7 +246,7 @@ pub(super) fn message_type(message: &DynamicMessage) -> MessageDescriptor {
     prost_reflect::ReflectMessage::descriptor(message)
 }
 
-/// A field that takes one value, and a group of which one may be set, may come only once.
+/// Checks that a field with a single value, or another field of its `oneof`, has not been set before.
 fn check_first(field: &FieldDescriptor, seen: &[FieldDescriptor]) -> Result<(), String> {
     if field.is_list() || field.is_map() {
         return Ok(());
@@ -266,7 +266,7 @@ fn check_first(field: &FieldDescriptor, seen: &[FieldDescriptor]) -> Result<(), 
     }
 }
 
-/// Puts a value where it belongs. Gives the key of an entry of a map that has taken the place of another one.
+/// Stores a value in the message. Returns the key of a map entry that replaced another one.
 fn store(message: &mut DynamicMessage, field: &FieldDescriptor, value: Value) -> Option<String> {
     if field.is_list() {
         if let Some(list) = message.get_field_mut(field).as_list_mut() {
@@ -290,14 +290,14 @@ fn store(message: &mut DynamicMessage, field: &FieldDescriptor, value: Value) ->
     None
 }
 
-/// A map's entry is written as a message with the fields `key` (1) and `value` (2).
+/// Converts a map entry, a message with the fields `key` (1) and `value` (2).
 fn map_entry(entry: Value) -> Option<(MapKey, Value)> {
     let Value::Message(entry) = entry else { return None };
     let key = entry.get_field_by_number(1)?.into_owned().into_map_key()?;
     Some((key, entry.get_field_by_number(2)?.into_owned()))
 }
 
-/// An unsigned integer, decimal, octal (`017`) or hexadecimal (`0x1f`).
+/// Parses an unsigned integer: decimal, octal (`017`) or hexadecimal (`0x1f`).
 fn integer(text: &str) -> Option<i128> {
     let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) => (digits, 16),
@@ -330,7 +330,7 @@ pub(super) fn unknown_name(name: &str, role: &str, mut allowed: Vec<String>) -> 
     format!("'{name}' is not {role}{hint} allowed: {}", allowed.join(", "))
 }
 
-/// The number of letters to insert, delete or replace to make `a` into `b` (Levenshtein); upper and lower case are equal.
+/// Returns the number of letters to insert, delete or replace to turn `a` into `b` (Levenshtein), ignoring case.
 fn distance(a: &str, b: &str) -> usize {
     if a.len() > 64 {
         return usize::MAX;

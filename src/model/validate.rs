@@ -1,5 +1,5 @@
-//! From a completed configuration in the schema's form to a [`ModelConfig`], refusing what cannot work. Texts are Triton's
-//! where it has one.
+//! Converts a completed configuration in the schema's form to a [`ModelConfig`], and refuses invalid ones. Texts are Triton's
+//! where Triton has one.
 
 use std::hash::RandomState;
 
@@ -16,10 +16,10 @@ use super::state::states;
 use super::{Completion, ConfigError, normalize, session};
 use crate::tensor::DataType;
 
-/// Backends of this server that need to know a model's inputs and outputs before they start.
+/// Backends of this server that require a model's inputs and outputs to be known before they start.
 const NEEDS_TENSORS: [&str; 3] = ["onnxruntime", "tract", "builtin"];
 
-/// Checks and converts.
+/// Checks and converts a configuration.
 pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigError> {
     let name = proto.name.as_str();
     let is_ensemble = proto.platform == "ensemble";
@@ -65,7 +65,7 @@ pub(super) fn config(proto: proto::ModelConfig) -> Result<ModelConfig, ConfigErr
     Ok(config)
 }
 
-/// Checks the instance groups against this machine's GPUs and what the backend can do.
+/// Checks the instance groups against this machine's GPUs and the backend's capabilities.
 pub(super) fn placement(config: &ModelConfig, completion: &Completion<'_>) -> Result<(), ConfigError> {
     let Completion { gpus, unusable_gpus, .. } = completion;
     for group in &config.instance_groups {
@@ -106,16 +106,16 @@ pub(super) fn placement(config: &ModelConfig, completion: &Completion<'_>) -> Re
     Ok(())
 }
 
-/// Why a model cannot run on GPUs whatever there is of them, as the end of a sentence.
+/// Returns why a model cannot run on any GPU, as the end of a sentence; `None` if it can.
 fn keeps_off_gpus(config: &ModelConfig, completion: &Completion<'_>) -> Result<Option<String>, ConfigError> {
-    let own = |advice: &str| Some(format!("its backend '{}' computes on processors alone{advice}", config.backend));
+    let own = |advice: &str| Some(format!("its backend '{}' runs on CPUs only{advice}", config.backend));
     Ok(match config.backend.as_str() {
         "sklearn" => own(""),
         "tract" => own("; ONNX models run on GPUs with backend 'onnxruntime' and `pip install onnxruntime-gpu`"),
         "onnxruntime" if config.allows_cpu_fallback()? => None,
         "onnxruntime" => completion.no_cuda_provider.map(|why| {
             let fallback = ModelConfig::CPU_FALLBACK;
-            format!("{why}; the parameter {fallback}: \"true\" lets a model run on processors in its place")
+            format!("{why}; the parameter {fallback}: \"true\" lets the model run on CPUs instead")
         }),
         _ => None,
     })
@@ -156,7 +156,7 @@ pub(super) fn version_policy(proto: &proto::ModelConfig) -> Result<VersionPolicy
     }
 }
 
-/// The file's name comes from outside and names a file in the version directory, nowhere else.
+/// Checks that the name of the model's file, which is untrusted, stays within the version directory.
 fn file_name(proto: &proto::ModelConfig) -> Result<String, ConfigError> {
     let name = &proto.default_model_filename;
     if name.starts_with('/') || name.contains('\0') || name.split('/').any(|part| part == "..") {
@@ -209,7 +209,7 @@ fn outputs(proto: &proto::ModelConfig) -> Result<Vec<TensorSpec>, ConfigError> {
     proto.output.iter().map(convert).collect()
 }
 
-/// One input or output as it is written.
+/// One input or output as written.
 struct Io<'a> {
     /// `input` or `output`, for messages.
     role: &'static str,
@@ -219,7 +219,7 @@ struct Io<'a> {
     reshape: Option<&'a ModelTensorReshape>,
 }
 
-/// Checks that it has a name, a datatype, dimensions, and a reshape of the same number of elements.
+/// Checks that an input or output has a name, a datatype, dimensions, and a reshape with the same number of elements.
 fn check_io(proto: &proto::ModelConfig, io: &Io<'_>) -> Result<(), ConfigError> {
     let Io { role, name, data_type, dims, reshape } = *io;
     let model = proto.name.as_str();
@@ -254,8 +254,8 @@ fn check_io(proto: &proto::ModelConfig, io: &Io<'_>) -> Result<(), ConfigError> 
     }
 }
 
-/// The products of the fixed dimensions before, between and after the variable ones; saturating, because no real tensor
-/// comes near.
+/// Returns the products of the fixed dimensions before, between and after the variable ones. Saturating is harmless: no real
+/// tensor is that large.
 fn fixed_parts(dims: &[i64]) -> Vec<i64> {
     dims.split(|&dim| dim == -1)
         .map(|part| part.iter().fold(1i64, |product, &dim| product.saturating_mul(dim)))
@@ -373,8 +373,8 @@ fn warmup(raw: &proto::ModelWarmup, model: &str) -> Result<Warmup, ConfigError> 
     })
 }
 
-/// `model_metrics.metric_control`: each family's buckets must be finite and ascend, as in `metrics.yaml`; a last bound of
-/// infinity is passed over, since it is always there.
+/// Converts `model_metrics.metric_control`. Each family's buckets must be finite and ascending, as in `metrics.yaml`; a last
+/// bound of infinity is dropped, because it is implied.
 fn histogram_buckets(proto: &proto::ModelConfig) -> Result<Vec<(String, Vec<f64>)>, ConfigError> {
     use proto::model_metrics::metric_control::MetricOptions;
     let controls = proto.model_metrics.iter().flat_map(|metrics| &metrics.metric_control);

@@ -1,29 +1,29 @@
-//! The requests that a model answers before it is ready (`model_warmup`).
+//! The requests that a model executes before it is ready (`model_warmup`).
 
 use super::config::{ModelConfig, Warmup, WarmupData, WarmupInput};
 use crate::data::Data;
 use crate::infer::{CorrelationId, InferInput, InferRequest};
 use crate::tensor::{DataType, Tensor, byte_size, element_count, push_bytes_element};
 
-/// The most bytes that one input of a warm-up may have.
+/// The maximum size of one input of a warm-up, in bytes.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// What one run of a warm-up executes.
+/// One execution of a warm-up.
 #[derive(Clone, Debug)]
 pub struct WarmupBatch {
     /// Its requests.
     pub requests: Vec<InferRequest>,
-    /// The control inputs that the sample gives, with one element for each request. The server makes the others.
+    /// The control inputs that the configuration provides, with one element for each request. The server generates the others.
     pub controls: Vec<InferInput>,
 }
 
 impl Warmup {
-    /// One run: its requests, which are executed as one batch: as many as its batch size, each of one item (Triton's
-    /// way); one for a model that does not batch. `file` gives the bytes of a file in the model's `warmup` directory.
+    /// Builds one run: its requests form one batch. There are as many as the batch size, each with one item, as in Triton; one
+    /// for a model that does not batch. `file` returns the bytes of a file in the model's `warmup` directory.
     ///
     /// # Errors
-    /// The text for who wrote the configuration: too many items, data that does not fit its shape, a file that cannot be
-    /// read. Whether the inputs are the model's is for [`ModelConfig::check`] to say.
+    /// A text for the operator: too many items, data that does not fit its shape, or an unreadable file. Whether the inputs are
+    /// valid for the model is checked by [`ModelConfig::check`].
     pub fn requests(
         &self,
         config: &ModelConfig,
@@ -60,7 +60,7 @@ impl Warmup {
             model_name: config.name.clone(),
             id: self.name.clone(),
             inputs,
-            // For a model with sequences each is a whole one.
+            // For a model with sequences, each request is a complete sequence.
             correlation_id: if text { CorrelationId::String("1".to_owned()) } else { CorrelationId::Uint(1) },
             sequence_start: true,
             sequence_end: true,
@@ -75,7 +75,7 @@ impl WarmupInput {
         let elements = element_count(shape).ok_or_else(|| format!("dims {:?} are not all 0 or greater", self.dims))?;
         let size = byte_size(self.datatype, shape);
         if size.unwrap_or(elements.saturating_mul(5)) > MOST_BYTES {
-            return Err(format!("dims {:?} make more than {MOST_BYTES} bytes", self.dims));
+            return Err(format!("dims {:?} take more than {MOST_BYTES} bytes", self.dims));
         }
         let count = usize::try_from(elements).unwrap_or(usize::MAX);
         let bytes = match &self.data {
@@ -105,8 +105,8 @@ fn strings<'a>(elements: impl Iterator<Item = &'a str>) -> Vec<u8> {
     bytes
 }
 
-/// Values that any model should take: whole numbers from 0 to 9 (also as texts), truth values, and numbers from 0 to 1.
-/// The same for each run, so that a model that fails on them fails always.
+/// Returns values that most models accept: integers from 0 to 9 (also as strings), booleans, and floating-point numbers from 0
+/// to 1. The same for each run, so that failures are reproducible.
 fn random(datatype: DataType, count: usize) -> Vec<u8> {
     let mut state = 0u64;
     // SplitMix64 (Steele, Lea and Flood, 2014).
@@ -119,7 +119,7 @@ fn random(datatype: DataType, count: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(count * datatype.size().unwrap_or(5));
     for _ in 0..count {
         let digit = (next() % 10) as u8;
-        // All of 2^24 are exact in single precision.
+        // All 2^24 values are exact in single precision.
         #[allow(clippy::cast_precision_loss)]
         let fraction = (next() >> 40) as f32 / (1u32 << 24) as f32;
         match datatype {

@@ -1,7 +1,8 @@
 //! Warnings about settings of a configuration that are valid but probably unintended, or have no effect in this server. Triton
-//! accepts them silently, and users' repositories may have them, so they are no errors: the log shows them when the model loads.
+//! accepts them silently and existing repositories may contain them, so they are not errors: they are logged when the model
+//! loads.
 //!
-//! The table of all fields of the schema is in `tests/fields.rs`.
+//! `tests/fields.rs` has the table of all fields of the schema.
 
 use super::config::{InstanceKind, ModelConfig};
 use super::proto::model_config::SchedulingChoice;
@@ -10,7 +11,7 @@ use super::scheduling::Scheduling;
 use super::session::PARAMETERS;
 use super::{normalize, proto};
 
-/// One sentence for each.
+/// Returns the warnings, one sentence each.
 pub(super) fn of(config: &ModelConfig) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(SchedulingChoice::SequenceBatching(sequence)) = &config.proto.scheduling_choice {
@@ -27,7 +28,7 @@ pub(super) fn of(config: &ModelConfig) -> Vec<String> {
         );
     }
     if !normalize::is_own(&config.backend) {
-        // A backend of the user's own reads the configuration itself.
+        // A custom backend reads the configuration itself.
         return found;
     }
     let groups =
@@ -39,7 +40,7 @@ pub(super) fn of(config: &ModelConfig) -> Vec<String> {
 
 const OF_ONNX: &str = "it is an option of the backend onnxruntime";
 
-/// A field, whether it is given, and why it has no effect.
+/// A field, whether it is set, and why it has no effect.
 type Row = (&'static str, bool, &'static str);
 
 fn of_model(config: &ModelConfig) -> Vec<Row> {
@@ -76,7 +77,7 @@ fn of_tensors(config: &ModelConfig) -> Vec<Row> {
         (
             "sequence_batching.state.use_same_buffer_for_input_output",
             state(|state| state.use_same_buffer_for_input_output),
-            "a state's old and new value are in buffers of their own",
+            "the old and the new value of a state use separate buffers",
         ),
         (
             "sequence_batching.state.use_growable_memory",
@@ -105,7 +106,7 @@ fn of_instances(config: &ModelConfig) -> Vec<Row> {
 fn of_optimization(config: &ModelConfig) -> Vec<Row> {
     let Some(all) = &config.proto.optimization else { return Vec::new() };
     let is_onnx = config.backend == "onnxruntime";
-    let pinned = "the pool of --pinned-memory-pool-byte-size is for all models; 0 turns it off";
+    let pinned = "all models share the pool of --pinned-memory-pool-byte-size; 0 disables it";
     let off = |buffer: &Option<proto::model_optimization_policy::PinnedMemoryBuffer>| {
         buffer.is_some_and(|buffer| !buffer.enable)
     };
@@ -119,19 +120,19 @@ fn of_optimization(config: &ModelConfig) -> Vec<Row> {
         (
             "optimization.cuda",
             all.cuda.is_some(),
-            "CUDA graphs, busy waiting and streams of outputs are not used: each batch has memory of its own",
+            "CUDA graphs, busy waiting and streams of outputs are not used: each batch has its own memory",
         ),
         ("optimization.input_pinned_memory", off(&all.input_pinned_memory), pinned),
         ("optimization.output_pinned_memory", off(&all.output_pinned_memory), pinned),
         (
             "optimization.gather_kernel_buffer_threshold",
             all.gather_kernel_buffer_threshold != 0,
-            "inputs are gathered in host memory and copied to the GPU at once",
+            "inputs are gathered in host memory and copied to the GPU in one step",
         ),
         (
             "optimization.eager_batching",
             all.eager_batching,
-            "the next batch is prepared while one is executed wherever that cannot make it smaller",
+            "the next batch is always prepared early if that cannot make it smaller",
         ),
     ];
     rows.extend(of_accelerators(config, &all.execution_accelerators.clone().unwrap_or_default()));
@@ -175,7 +176,7 @@ fn of_session(config: &ModelConfig) -> Vec<Row> {
         (
             "memory.enable_memory_arena_shrinkage",
             given("memory.enable_memory_arena_shrinkage") && runs_onnx,
-            "the arena keeps its memory for the next batch; enable_mem_arena turns it off",
+            "the arena keeps its memory for the next batch; enable_mem_arena disables it",
         ),
         (
             "share_session_between_instances",
@@ -185,14 +186,14 @@ fn of_session(config: &ModelConfig) -> Vec<Row> {
         (
             "do_copy_in_default_stream",
             given("do_copy_in_default_stream") && runs_onnx,
-            "the server copies tensors in streams of its own",
+            "the server copies tensors in its own streams",
         ),
     ]);
     rows
 }
 
 impl ModelConfig {
-    /// What the configuration says of a model that, when its members are known, answers only once.
+    /// Returns a warning if an ensemble is configured as decoupled but none of its members is.
     pub(super) fn says_decoupled_in_vain(&self, decoupled: bool) -> Option<String> {
         let is_ensemble = matches!(self.scheduling, Scheduling::Ensemble { .. });
         (is_ensemble && self.decoupled && !decoupled).then(|| {

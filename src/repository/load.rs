@@ -1,25 +1,25 @@
-//! What a client gives with a load in place of the repository's files. Comes from outside: nothing in it may name a place
-//! outside the model's directory.
+//! The configuration and files that a load request brings to replace the repository's. They are untrusted: no path may lead out
+//! of the directory.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
 use bytes::Bytes;
 
-/// What the name of a parameter with a file begins with; the path in the model's directory follows.
+/// The prefix of the name of a parameter with a file; the path in the model's directory follows.
 const FILE: &str = "file:";
 
 /// The name of the parameter with the configuration.
 const CONFIG: &str = "config";
 
-/// The longest path in bytes, and the longest of its parts, which most file systems have.
+/// The maximum length in bytes of a path and of each of its parts; most file systems have these limits.
 const LONGEST_PATH: usize = 1024;
 const LONGEST_NAME: usize = 255;
 
-/// The most files of one load.
+/// The maximum number of files in one load.
 const MOST_FILES: usize = 10_000;
 
-/// What a parameter of a load is, told by its name.
+/// The kind of a load parameter, derived from its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The configuration: text.
@@ -29,7 +29,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The kind of the parameter of this name; `None` for one that there is not.
+    /// Returns the kind of the parameter of this name; `None` for an unknown name.
     pub fn of(parameter: &str) -> Option<Self> {
         match parameter {
             CONFIG => Some(Self::Config),
@@ -38,26 +38,27 @@ impl Kind {
     }
 }
 
-/// A configuration, and perhaps files, in place of the repository's.
+/// A configuration and optional files that replace the repository's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Override {
     /// JSON of `ModelConfig`.
     pub config: String,
-    /// The whole of the model's directory, by paths in it; empty for the repository's own files.
+    /// All files of the model's directory by relative path; empty to use the repository's files.
     pub files: BTreeMap<PathBuf, Bytes>,
 }
 
 impl Override {
-    /// The parameters of a load, by name; `None` if there are none.
+    /// Parses the parameters of a load; `None` if there are no parameters.
     ///
     /// # Errors
-    /// One that there is not, a configuration that is no text, files without a configuration, or a path that leads out of
-    /// the model's directory or is no file's: a sentence with the name and what is allowed.
+    /// A parameter is unknown, the configuration is not UTF-8, files come without a configuration, or a path leads out of the
+    /// model's directory or does not name a file. The text has the name and what is allowed.
     pub fn new(parameters: impl IntoIterator<Item = (String, Bytes)>) -> Result<Option<Self>, String> {
         let (mut config, mut files) = (None, BTreeMap::new());
         for (name, value) in parameters {
             if name == CONFIG {
-                let text = String::from_utf8(value.to_vec()).map_err(|_| "the configuration is no UTF-8".to_owned())?;
+                let text =
+                    String::from_utf8(value.to_vec()).map_err(|_| "the configuration is not UTF-8".to_owned())?;
                 config = Some(text);
             } else if let Some(path) = name.strip_prefix(FILE) {
                 files.insert(path_inside(path)?, value);
@@ -65,22 +66,22 @@ impl Override {
                 return Err(format!("unrecognized load parameter '{}'.", name.escape_debug()));
             }
             if files.len() > MOST_FILES {
-                return Err(format!("more than {MOST_FILES} files are given"));
+                return Err(format!("too many override files: at most {MOST_FILES} are allowed"));
             }
         }
         match config {
             Some(config) => Ok(Some(Self { config, files })),
             None if files.is_empty() => Ok(None),
-            None => Err(
-                "override files are given without the parameter 'config': the files of the repository are not used \
-                         then, its configuration neither"
-                    .to_owned(),
-            ),
+            None => {
+                Err("override files require the parameter 'config': they replace all files of the repository, its \
+                configuration included"
+                    .to_owned())
+            }
         }
     }
 }
 
-/// A path of a file in a model's directory.
+/// Parses the path of a file in a model's directory.
 fn path_inside(text: &str) -> Result<PathBuf, String> {
     let shown: String = text.chars().take(100).collect();
     let refuse = |why: &str| {
@@ -88,28 +89,28 @@ fn path_inside(text: &str) -> Result<PathBuf, String> {
         Err(format!("the override file '{shown}' must be a path in the model's directory such as 1/model.onnx: {why}"))
     };
     if text.is_empty() || text.ends_with('/') {
-        return refuse("it names no file");
+        return refuse("it does not name a file");
     }
     if text.len() > LONGEST_PATH {
-        return refuse(&format!("it has {} bytes, at most {LONGEST_PATH} are allowed", text.len()));
+        return refuse(&format!("it has {} bytes; at most {LONGEST_PATH} are allowed", text.len()));
     }
     if text.chars().any(char::is_control) {
-        return refuse("it has control characters");
+        return refuse("it contains control characters");
     }
     let mut path = PathBuf::new();
-    // A slash before the path means the model's directory, as in Triton.
+    // As in Triton, a leading slash means the model's directory.
     for part in Path::new(text.trim_start_matches('/')).components() {
         match part {
             Component::Normal(name) if name.len() > LONGEST_NAME => {
-                return refuse(&format!("a part of it has {} bytes, at most {LONGEST_NAME} are allowed", name.len()));
+                return refuse(&format!("a component has {} bytes; at most {LONGEST_NAME} are allowed", name.len()));
             }
             Component::Normal(name) => path.push(name),
             Component::CurDir => {}
-            Component::ParentDir => return refuse("it leads out of there with '..'"),
+            Component::ParentDir => return refuse("it leads out of the directory with '..'"),
             Component::RootDir | Component::Prefix(_) => return refuse("it is absolute"),
         }
     }
-    if path.as_os_str().is_empty() { refuse("it names no file") } else { Ok(path) }
+    if path.as_os_str().is_empty() { refuse("it does not name a file") } else { Ok(path) }
 }
 
 #[cfg(test)]
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn files_need_a_configuration() {
+    fn refuses_files_without_a_configuration() {
         assert_eq!(parameters(&[]), Ok(None));
         let config = parameters(&[("config", "{}")]).unwrap().unwrap();
         assert_eq!((config.config.as_str(), config.files.len()), ("{}", 0));
@@ -133,7 +134,7 @@ mod tests {
         let paths: Vec<_> = both.files.keys().map(|path| path.to_str().unwrap()).collect();
         assert_eq!(paths, ["1/model.onnx", "labels.txt"]);
         for (wrong, part) in [
-            (&[("file:1/model.onnx", "x")][..], "without the parameter 'config'"),
+            (&[("file:1/model.onnx", "x")][..], "require the parameter 'config'"),
             (&[("other", "x")], "unrecognized load parameter 'other'."),
             (&[("File:1/x", "x"), ("config", "{}")], "unrecognized load parameter"),
         ] {
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_stay_in_the_directory() {
+    fn refuses_paths_outside_the_directory() {
         let long = "n".repeat(256);
         let deep = "n/".repeat(600) + "x";
         for path in
@@ -161,7 +162,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_given_stays_inside(path in "[./\\\\a\\PC]{0,40}") {
+        fn accepted_paths_stay_inside_the_directory(path in "[./\\\\a\\PC]{0,40}") {
             let given = [("config".to_owned(), Bytes::new()), (format!("file:{path}"), Bytes::new())];
             if let Ok(Some(Override { files, .. })) = Override::new(given) {
                 for file in files.keys() {

@@ -1,17 +1,16 @@
-//! What must be loaded, changed and unloaded when a model is no longer what it was: a pure function of what runs and what is
-//! wanted.
+//! Plans the changes that bring the running versions of a model to the wanted ones: a pure function of both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::model::ModelConfig;
 
-/// A fingerprint of files or of a part of a configuration: equal for what is the same. Means nothing outside this process.
+/// A fingerprint of files or of a part of a configuration: equal for equal content. Not meaningful outside this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp(u64);
 
 impl Stamp {
-    /// The fingerprint of a value.
+    /// Computes the fingerprint of a value.
     pub fn of(value: &impl Hash) -> Self {
         let mut hasher = DefaultHasher::new();
         value.hash(&mut hasher);
@@ -24,46 +23,46 @@ impl Stamp {
 pub struct VersionFingerprint {
     /// Its instance groups.
     pub instances: Stamp,
-    /// Which versions should run: nothing that this version does depends on it.
+    /// The version policy, which does not affect what the version does.
     pub version_policy: Stamp,
     /// The rest of its configuration.
     pub config: Stamp,
-    /// Its files, and those beside the version directories.
+    /// The files of the version and those next to the version directories.
     pub files: Stamp,
 }
 
 impl VersionFingerprint {
-    /// Of this configuration and these files.
+    /// Computes the fingerprint of a configuration and its files.
     pub fn new(config: &ModelConfig, files: Stamp) -> Self {
         Self::of_parts(&config.encode_parts(), files)
     }
 
-    /// Of the parts that [`ModelConfig::encode_parts`] gives, and these files.
+    /// Computes the fingerprint from the result of [`ModelConfig::encode_parts`] and the files.
     pub fn of_parts(parts: &[Vec<u8>; 3], files: Stamp) -> Self {
         let [instances, version_policy, config] = parts.each_ref().map(Stamp::of);
         Self { instances, version_policy, config, files }
     }
 }
 
-/// What is done with a version.
+/// The change of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Change {
-    /// Nothing.
+    /// No change.
     Keep,
-    /// It goes on under a configuration that says the same about it.
+    /// Keep it running and replace its configuration, of which only the version policy differs.
     Describe,
-    /// Instances of it are started and stopped; it goes on.
+    /// Keep it running and start or stop instances.
     Resize,
-    /// It is loaded.
+    /// Load it.
     Load,
-    /// It is loaded anew, and serves as it is until that is ready.
+    /// Load it again; the running one serves until the new one is ready.
     Replace,
-    /// It is unloaded.
+    /// Unload it.
     Unload,
 }
 
-/// What is done with each version that runs or is wanted. With `reload`, versions of which none has to change are all
-/// loaded anew: somebody asked for it by name.
+/// Returns the change of each version that runs or is wanted. With `reload`, if no version would change, all are loaded again: a
+/// client requested the reload by name.
 pub fn changes(
     running: &BTreeMap<u64, VersionFingerprint>,
     wanted: &BTreeMap<u64, VersionFingerprint>,
@@ -121,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_to_reload_counts_only_when_nothing_has_changed() {
+    fn reload_replaces_all_versions_only_if_none_changed() {
         let runs = BTreeMap::from([(1, made(0, 0, 0, 0)), (2, made(0, 0, 0, 0))]);
         assert!(changes(&runs, &runs, true).values().all(|change| *change == Change::Replace));
         let mut wanted = runs.clone();
@@ -136,7 +135,7 @@ mod tests {
         proptest::collection::btree_map(1..6u64, one, 0..5)
     }
 
-    /// What runs once a plan has been carried out.
+    /// Returns the versions that run after a plan has been carried out.
     fn carried_out(
         running: &BTreeMap<u64, VersionFingerprint>,
         wanted: &BTreeMap<u64, VersionFingerprint>,
@@ -155,16 +154,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_plan_leads_to_what_is_wanted(running in versions(), wanted in versions(), reload: bool) {
+        fn a_plan_leads_to_the_wanted_versions(running in versions(), wanted in versions(), reload: bool) {
             let plan = changes(&running, &wanted, reload);
             prop_assert_eq!(&carried_out(&running, &wanted, &plan), &wanted);
-            // And then there is nothing left to do.
+            // A second plan has nothing to do.
             prop_assert!(changes(&wanted, &wanted, false).values().all(|change| *change == Change::Keep));
             for (version, change) in plan {
                 let (runs, is_wanted) = (running.get(&version), wanted.get(&version));
                 prop_assert_eq!(change == Change::Load, runs.is_none());
                 prop_assert_eq!(change == Change::Unload, is_wanted.is_none());
-                // What is the same is touched only by somebody who wants all of it anew.
+                // An unchanged version changes only in a reload of all.
                 if runs == is_wanted && change != Change::Keep {
                     prop_assert!(reload && running == wanted && change == Change::Replace);
                 }

@@ -1,20 +1,20 @@
-//! The points in a request's life that a trace shows, with Triton's names.
+//! The points of a request's processing that a trace records, with Triton's names.
 
 macro_rules! activities {
     ($($variant:ident = $name:literal;)*) => {
-        /// A point in a request's life that has a stamp, with Triton's name.
+        /// A point of a request's processing that gets a stamp, with Triton's name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Activity {
             $(#[doc = concat!("`", $name, "`")] $variant,)*
         }
 
         impl Activity {
-            /// Its name in trace files and in events of spans.
+            /// Returns its name in trace files and in events of spans.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// The activity of this name.
+            /// Returns the activity of this name.
             pub fn from_name(name: &str) -> Option<Self> {
                 match name { $($name => Some(Self::$variant),)* _ => None }
             }
@@ -42,23 +42,23 @@ activities! {
 }
 
 impl Activity {
-    /// Whether it is of the end of a request or of an answer as a whole, so that a part has one of it at most.
+    /// Returns whether it marks the end of a request or a whole response, so that a part has at most one.
     pub(super) fn comes_once(self) -> bool {
         matches!(self, Self::RequestEnd | Self::ResponseComplete | Self::HttpSendStart | Self::HttpSendEnd)
     }
 }
 
-/// When a tensor was seen.
+/// The point at which a tensor was collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorActivity {
-    /// An input, as the request entered the queue.
+    /// An input when the request entered the queue.
     QueueInput,
-    /// An output, as the backend gave it.
+    /// An output as returned by the backend.
     BackendOutput,
 }
 
 impl TensorActivity {
-    /// Its name in trace files.
+    /// Returns its name in trace files.
     pub fn name(self) -> &'static str {
         match self {
             Self::QueueInput => "TENSOR_QUEUE_INPUT",

@@ -1,5 +1,4 @@
-//! The elements of a tensor as text, as trace files show them: decimal numbers, truth values as 1 and 0, texts in quotes,
-//! commas between them.
+//! Formats tensors as text for trace files: decimal numbers, booleans as 1 and 0, strings in quotes, separated by commas.
 
 use std::fmt::{Display, Write};
 
@@ -7,7 +6,7 @@ use half::{bf16, f16};
 
 use crate::tensor::{DataType, Tensor};
 
-/// All elements; as far as they go if the data is shorter than its shape says.
+/// Formats all elements. Stops at the end of the data if it is shorter than its shape requires.
 pub fn elements(tensor: &Tensor) -> String {
     let data = tensor.data.as_slice();
     match tensor.datatype {
@@ -27,7 +26,7 @@ pub fn elements(tensor: &Tensor) -> String {
     }
 }
 
-/// The dimensions.
+/// Formats the dimensions.
 pub fn shape(tensor: &Tensor) -> String {
     join(tensor.shape.iter())
 }
@@ -50,7 +49,7 @@ fn join(values: impl Iterator<Item = impl Display>) -> String {
     let mut text = String::new();
     for (position, value) in values.enumerate() {
         let comma = if position == 0 { "" } else { "," };
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(text, "{comma}{value}");
     }
     text
@@ -69,7 +68,7 @@ mod tests {
         assert_eq!(show(DataType::Fp32, [0.5f32, -1e9].map(f32::to_le_bytes).concat()), "0.5,-1000000000");
         assert_eq!(show(DataType::Fp16, [f16::from_f32(1.5); 2].map(f16::to_le_bytes).concat()), "1.5,1.5");
         assert_eq!(show(DataType::Bytes, b"\x02\0\0\0ab\0\0\0\0".to_vec()), "\"ab\",\"\"");
-        // Broken off: what there is.
+        // Truncated data: the complete elements.
         assert_eq!(show(DataType::Bytes, b"\x01\0\0\0a\xff\0\0\0b".to_vec()), "\"a\"");
         assert_eq!(show(DataType::Uint64, vec![1, 0, 0, 0, 0, 0, 0, 0, 9]), "1");
         assert_eq!(

@@ -1,38 +1,37 @@
-//! The dynamic batcher, after Triton's `dynamic_batch_scheduler.cc`; with a maximum batch of 1 it is the default
+//! The dynamic batcher, modelled on Triton's `dynamic_batch_scheduler.cc`. With a maximum batch size of 1 it is the default
 //! scheduler.
 //!
-//! # When a batch goes
-//! Requests are walked in the order of service. The first fixes the shape key; the walk stops at a request that does
-//! not fit: another shape, or too many items for the maximum batch. Reaching a preferred size marks that prefix, so the
-//! largest reachable preferred size wins; passing the largest preferred size with nothing marked marks what is there.
-//! Then, for an idle instance: a marked prefix goes at once, unless the oldest request has waited the queue delay;
-//! otherwise all that was walked goes if it cannot grow, or the delay is over or there is none. Else the batch waits.
+//! # When a batch is sent
+//! The batcher scans requests in the order of service. The first request determines the shape key; the scan stops at a request
+//! that does not fit: another shape, or too many items for the maximum batch size. Reaching a preferred size marks that
+//! prefix, so the largest reachable preferred size wins. Passing the largest preferred size without a mark marks the prefix
+//! before it. Then, for an idle instance: a marked prefix is sent at once, unless the oldest request has waited for the queue
+//! delay. Otherwise all scanned requests are sent if the batch cannot grow, the delay has passed, or no delay is configured.
+//! Else the batch waits.
 //!
 //! # Timeouts
-//! A request whose timeout action is REJECT leaves the queue when its timeout passes. With DELAY the walk moves it behind
-//! the others of its level when it reaches the request after the timeout, so several late requests keep their order. The
-//! request keeps its arrival time: it waits for other requests, for at most the queue delay since its arrival.
+//! A request with the timeout action REJECT leaves the queue when its timeout passes. With DELAY, the scan moves it behind the
+//! others of its level when it reaches the request after the timeout, so late requests keep their order. The request keeps its
+//! arrival time: it waits for other requests at most until the queue delay since its arrival has passed.
 //!
 //! # The second batch in flight
-//! An instance that executes may be sent its next batch, so that gathering and sending cost no idle time. Triton's
-//! waiting batches grow until an instance picks them up; a batch that we have sent cannot. So a busy instance gets only
-//! a batch that cannot improve by waiting: one that has reached the largest preferred size, or is followed by a request
-//! that does not fit. A partial batch stays in the queue, where it can still grow, until an instance is idle. Sending it
-//! early would gain the gap between two executions (tens of microseconds) and cost batching for a whole execution: with
-//! fewer clients than the maximum batch, two half batches would alternate for ever where one full batch could run. The
-//! queue delay having passed is no reason either: the batch could not start any earlier. With a maximum batch of 1
-//! every request is a full batch, so models that do not batch are always pipelined, unless a queue policy or priority
-//! levels forbid it.
+//! A busy instance may receive its next batch, so that gathering and sending cause no idle time. Triton's waiting batches grow
+//! until an instance fetches them; here a batch in flight cannot grow. So a busy instance receives only a batch that cannot
+//! improve by waiting: one that has reached the largest preferred size, or is followed by a request that does not fit. A
+//! partial batch stays in the queue, where it can grow, until an instance is idle. Sending it early would save the gap between
+//! two executions (tens of microseconds) but reduce batching: with fewer clients than the maximum batch size, two half batches
+//! would alternate permanently where one full batch could run. An expired queue delay does not change this, because the batch
+//! could not start any earlier. With a maximum batch size of 1 every request is a full batch, so models that do not batch are
+//! always pipelined, unless a queue policy or priority levels forbid it.
 //!
 //! # With the rate limiter
-//! A batch that could go does not go: all idle instances ask for their resources, since any of them may get them first.
-//! The batch is formed for the one that does, from what waits by then; when nothing is left that could go, the others ask
-//! no longer.
+//! When a batch could be sent, all idle instances first request their resources, since any of them may receive them first. The
+//! batch is formed for that instance, from the requests that wait by then. If no further batch could be sent, the other
+//! instances withdraw their requests for resources.
 //!
 //! # Cost
-//! The walk is kept between calls and goes on where it stopped, so a request is looked at once however often it is
-//! asked for batches; what disturbs the walked part (a removal, a request in front of it) restarts it, at most one
-//! maximum batch long.
+//! The scan continues where it stopped in the previous call, so each request is scanned once. A change of the scanned part (a
+//! removal, or a request inserted before its end) restarts the scan, which is at most one maximum batch long.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -43,24 +42,24 @@ use super::{Action, RejectReason, Scheduler, Settings, Ticket, Waiting};
 use crate::id::{InstanceId, RequestId};
 use crate::timeline::{Instant, SendReason};
 
-/// The batch that would be sent next: the part of the queue that was looked at.
+/// The batch that would be sent next: the scanned part of the queue.
 #[derive(Debug, Default)]
 struct NextBatch {
     last: Option<Position>,
     requests: usize,
     items: u64,
     shape_key: u64,
-    /// When the oldest of them was enqueued.
+    /// When the oldest of the requests was enqueued.
     oldest: Instant,
-    /// When the first of them, or the request that did not fit, is to be moved behind the others of its level.
+    /// When the first of the requests, or the one that did not fit, must be moved behind the others of its level.
     delayed_at: Option<Instant>,
-    /// How many of them a preferred batch takes.
+    /// The length of the marked prefix.
     marked: Option<usize>,
-    /// They are exactly of a preferred size, rather than all before the request that passed the largest.
+    /// Whether the marked prefix has exactly a preferred size. Otherwise it ends before the request that passed the largest one.
     preferred: bool,
-    /// The next request does not fit.
+    /// Whether the next request does not fit.
     stopped: bool,
-    /// It has another shape.
+    /// Whether the next request has another shape.
     other_shape: bool,
 }
 
@@ -86,8 +85,8 @@ impl Sizes {
     }
 }
 
-/// A decision that has not been polled yet. It keeps the entries, so that a batch for an instance that is lost in the
-/// meantime can go back.
+/// A decision that has not been polled yet. It keeps the entries, so that the batch can return to the queue if its instance is
+/// lost in the meantime.
 enum Decided {
     Execute(InstanceId, Vec<Entry>, SendReason),
     Reject(RequestId, RejectReason),
@@ -111,7 +110,7 @@ impl From<Decided> for Action {
     }
 }
 
-/// See the module.
+/// The dynamic batcher; see the module's documentation.
 pub(super) struct DynamicBatcher {
     settings: Settings,
     sizes: Sizes,
@@ -119,9 +118,9 @@ pub(super) struct DynamicBatcher {
     max_in_flight: u32,
     queue: Queue,
     instances: Instances,
-    walk: NextBatch,
+    scan: NextBatch,
     decided: VecDeque<Decided>,
-    /// Requests that must be queued before anything runs.
+    /// The number of requests that must be queued before the first execution.
     hold: Option<usize>,
     stopping: bool,
 }
@@ -134,7 +133,7 @@ impl DynamicBatcher {
             max_in_flight: settings.max_in_flight(),
             queue: Queue::default(),
             instances: Instances::default(),
-            walk: NextBatch::default(),
+            scan: NextBatch::default(),
             decided: VecDeque::new(),
             hold: settings.delay_scheduler,
             stopping: false,
@@ -142,17 +141,17 @@ impl DynamicBatcher {
         }
     }
 
-    /// Appends a request that came at `queued`, earlier perhaps than others that are here (the part of the sequence batcher's
-    /// `oldest` strategy), whether or not this scheduler is stopping.
+    /// Appends a request that arrived at `queued`, which may be before the arrival of queued requests (for the sequence batcher's
+    /// strategy `oldest`). Works even if this scheduler is stopping.
     pub(super) fn push(&mut self, ticket: Ticket, queued: Instant) {
         let entry = self.entry(ticket, queued);
         self.queue.push(entry);
     }
 
-    /// Takes a request that waits out without an answer.
+    /// Removes a waiting request without answering it.
     pub(super) fn withdraw(&mut self, request: RequestId) {
         if self.queue.remove(request).is_some() {
-            self.walk = NextBatch::default();
+            self.scan = NextBatch::default();
         }
     }
 
@@ -168,8 +167,8 @@ impl DynamicBatcher {
         self.decided.push_back(Decided::Reject(request, reason));
     }
 
-    /// Whether the level takes no more. What could go has gone and what is due has left before it is called full, so
-    /// that the answer does not depend on how many requests the driver hands over between two polls.
+    /// Returns whether the level is full. First sends all batches that can be sent and removes expired requests, so that the
+    /// result does not depend on how many requests the driver enqueues between two polls.
     fn is_full(&mut self, level: u64, now: Instant) -> bool {
         let limit = self.settings.policy(level).max_queue_size as usize;
         let full = |queue: &Queue| limit != 0 && queue.level_len(level) >= limit;
@@ -185,22 +184,22 @@ impl DynamicBatcher {
         full(&self.queue)
     }
 
-    /// The next batch that can go at this time.
+    /// Returns the next batch that can be sent now.
     fn next_batch(&mut self, now: Instant) -> Option<Decided> {
         if self.settings.rate_limited {
-            return self.next_wish(now);
+            return self.next_resource_action(now);
         }
         let (instance, in_flight) = self.instances.least_loaded()?;
         if in_flight >= self.max_in_flight || self.is_held() {
             return None;
         }
-        self.walk_on(now);
+        self.continue_scan(now);
         let (requests, reason) = self.batch_to_send(in_flight == 0, now)?;
         Some(self.send(instance, requests, reason))
     }
 
-    /// An instance that asks for its resources, or asks for them no longer, according to whether a batch could go.
-    fn next_wish(&mut self, now: Instant) -> Option<Decided> {
+    /// Requests resources for an instance if a batch could be sent; otherwise withdraws such a request.
+    fn next_resource_action(&mut self, now: Instant) -> Option<Decided> {
         if self.could_send(now) {
             self.instances.ask().map(Decided::Acquire)
         } else {
@@ -208,17 +207,17 @@ impl DynamicBatcher {
         }
     }
 
-    /// Whether a batch could go to an idle instance.
+    /// Returns whether a batch could be sent to an idle instance.
     pub(super) fn could_send(&mut self, now: Instant) -> bool {
         if self.is_held() {
             return false;
         }
-        self.walk_on(now);
+        self.continue_scan(now);
         self.batch_to_send(true, now).is_some()
     }
 
-    /// What the instance has of the rate limiter is free.
-    fn give_up(&mut self, instance: InstanceId) {
+    /// Releases the instance's resources, or withdraws its request for them.
+    fn release_resources(&mut self, instance: InstanceId) {
         if !self.settings.rate_limited {
             return;
         }
@@ -229,23 +228,23 @@ impl DynamicBatcher {
         }
     }
 
-    /// Takes the first requests out of the queue as a batch.
+    /// Takes the first requests from the queue as a batch.
     fn send(&mut self, instance: InstanceId, requests: usize, reason: SendReason) -> Decided {
         let mut batch = Vec::with_capacity(requests);
         batch.extend((0..requests).map_while(|_| self.queue.pop()));
-        self.walk = NextBatch::default();
+        self.scan = NextBatch::default();
         self.instances.sent(instance);
         Decided::Execute(instance, batch, reason)
     }
 
     fn expire(&mut self, now: Instant) {
         while let Some(entry) = self.queue.pop_expired(now) {
-            self.walk = NextBatch::default();
+            self.scan = NextBatch::default();
             self.reject(entry.ticket.request, RejectReason::Timeout);
         }
     }
 
-    /// The hold ends for good when enough requests are there.
+    /// Returns whether execution is held. The hold ends permanently once enough requests are queued.
     fn is_held(&mut self) -> bool {
         if self.hold.is_some_and(|wanted| self.queue.len() >= wanted) {
             self.hold = None;
@@ -253,70 +252,70 @@ impl DynamicBatcher {
         self.hold.is_some()
     }
 
-    /// Walks on to the end of the queue or to the first request that does not fit. Moves requests that are late behind
-    /// the others of their levels on the way.
-    fn walk_on(&mut self, now: Instant) {
-        let Self { walk, sizes, queue, .. } = self;
-        if walk.delayed_at.is_some_and(|time| time <= now) {
-            *walk = NextBatch::default();
+    /// Continues the scan to the end of the queue or to the first request that does not fit. On the way, moves late requests
+    /// behind the others of their levels.
+    fn continue_scan(&mut self, now: Instant) {
+        let Self { scan, sizes, queue, .. } = self;
+        if scan.delayed_at.is_some_and(|time| time <= now) {
+            *scan = NextBatch::default();
         }
-        while !walk.stopped {
-            let Some((position, entry)) = queue.after(walk.last) else { return };
+        while !scan.stopped {
+            let Some((position, entry)) = queue.after(scan.last) else { return };
             if entry.delayed_at().is_some_and(|time| time <= now) {
                 queue.delay(position);
                 continue;
             }
-            walk.delayed_at = [walk.delayed_at, entry.delayed_at()].into_iter().flatten().min();
-            let items = walk.items + u64::from(entry.ticket.batch_size.max(1));
-            if walk.requests == 0 {
-                walk.shape_key = entry.ticket.shape_key;
-                walk.oldest = entry.queued;
+            scan.delayed_at = [scan.delayed_at, entry.delayed_at()].into_iter().flatten().min();
+            let items = scan.items + u64::from(entry.ticket.batch_size.max(1));
+            if scan.requests == 0 {
+                scan.shape_key = entry.ticket.shape_key;
+                scan.oldest = entry.queued;
             } else {
-                if items > sizes.largest_preferred && walk.marked.is_none() {
-                    walk.marked = Some(walk.requests);
+                if items > sizes.largest_preferred && scan.marked.is_none() {
+                    scan.marked = Some(scan.requests);
                 }
-                if items > sizes.max || entry.ticket.shape_key != walk.shape_key {
-                    walk.stopped = true;
-                    walk.other_shape = items <= sizes.max;
+                if items > sizes.max || entry.ticket.shape_key != scan.shape_key {
+                    scan.stopped = true;
+                    scan.other_shape = items <= sizes.max;
                     return;
                 }
             }
-            walk.last = Some(position);
-            walk.requests += 1;
-            walk.items = items;
-            walk.oldest = walk.oldest.min(entry.queued);
+            scan.last = Some(position);
+            scan.requests += 1;
+            scan.items = items;
+            scan.oldest = scan.oldest.min(entry.queued);
             if sizes.preferred.contains(&items) {
-                walk.marked = Some(walk.requests);
-                walk.preferred = true;
+                scan.marked = Some(scan.requests);
+                scan.preferred = true;
             }
         }
     }
 
-    /// How many of the walked requests go now as one batch to an instance that is idle or busy, and why now.
+    /// Returns how many scanned requests to send now as one batch to an idle or busy instance, and the reason.
     fn batch_to_send(&self, idle: bool, now: Instant) -> Option<(usize, SendReason)> {
-        let walk = &self.walk;
-        if walk.requests == 0 {
+        let scan = &self.scan;
+        if scan.requests == 0 {
             return None;
         }
-        let complete = walk.stopped || walk.items >= self.sizes.largest_preferred;
+        let complete = scan.stopped || scan.items >= self.sizes.largest_preferred;
         if !idle && !complete {
             return None;
         }
-        // When nothing more is let in there is nothing to wait for.
-        let waited = self.stopping || (!self.delay.is_zero() && now - walk.oldest >= self.delay);
-        if let Some(marked) = walk.marked.filter(|_| !waited) {
-            let preferred = walk.preferred && !self.settings.preferred_batch_sizes.is_empty();
+        // While stopping, no further requests can arrive, so waiting is pointless.
+        let waited = self.stopping || (!self.delay.is_zero() && now - scan.oldest >= self.delay);
+        if let Some(marked) = scan.marked.filter(|_| !waited) {
+            let preferred = scan.preferred && !self.settings.preferred_batch_sizes.is_empty();
             return Some((marked, if preferred { SendReason::Preferred } else { SendReason::Full }));
         }
         let reason = match () {
-            () if walk.other_shape => SendReason::Shape,
+            () if scan.other_shape => SendReason::Shape,
             () if complete => SendReason::Full,
             () if self.stopping => SendReason::Drain,
             () if waited => SendReason::Delay,
             () if self.delay.is_zero() => SendReason::Idle,
             () => return None,
         };
-        Some((walk.requests, reason))
+        Some((scan.requests, reason))
     }
 }
 
@@ -334,21 +333,22 @@ impl Scheduler for DynamicBatcher {
             return self.reject(request, RejectReason::QueueFull);
         }
         let position = self.queue.push(entry);
-        // What was walked and not sent reaches to the end of the queue: only a more important request disturbs it.
-        if self.walk.last.is_some_and(|last| self.queue.in_earlier_lane(position, last)) {
-            self.walk = NextBatch::default();
+        // Scanned requests that were not sent extend to the end of the queue: only a request of a higher priority invalidates
+        // the scan.
+        if self.scan.last.is_some_and(|last| self.queue.in_earlier_lane(position, last)) {
+            self.scan = NextBatch::default();
         }
     }
 
     fn cancel(&mut self, request: RequestId, _now: Instant) {
         if self.queue.remove(request).is_some() {
-            self.walk = NextBatch::default();
+            self.scan = NextBatch::default();
             self.reject(request, RejectReason::Cancelled);
         }
     }
 
     fn batch_done(&mut self, instance: InstanceId, _now: Instant) {
-        self.give_up(instance);
+        self.release_resources(instance);
         self.instances.done(instance);
     }
 
@@ -366,17 +366,17 @@ impl Scheduler for DynamicBatcher {
     }
 
     fn instance_ready(&mut self, instance: InstanceId, _now: Instant) {
-        self.give_up(instance);
+        self.release_resources(instance);
         self.instances.join(instance);
     }
 
     fn instance_lost(&mut self, instance: InstanceId, _now: Instant) {
-        self.give_up(instance);
+        self.release_resources(instance);
         self.instances.leave(instance);
         for decided in std::mem::take(&mut self.decided) {
             match decided {
                 Decided::Execute(chosen, batch, _) if chosen == instance => {
-                    self.walk = NextBatch::default();
+                    self.scan = NextBatch::default();
                     batch.into_iter().for_each(|entry| self.queue.push_by_age(entry));
                 }
                 other => self.decided.push_back(other),
@@ -396,7 +396,7 @@ impl Scheduler for DynamicBatcher {
         if !self.queue.contains(ticket.request) {
             let entry = self.entry(ticket, queued);
             self.queue.push_by_age(entry);
-            self.walk = NextBatch::default();
+            self.scan = NextBatch::default();
         }
     }
 
@@ -406,7 +406,7 @@ impl Scheduler for DynamicBatcher {
     }
 
     fn reject_all(&mut self, reason: RejectReason, _now: Instant) {
-        self.walk = NextBatch::default();
+        self.scan = NextBatch::default();
         while let Some(entry) = self.queue.pop() {
             self.reject(entry.ticket.request, reason);
         }
@@ -425,15 +425,15 @@ impl Scheduler for DynamicBatcher {
     }
 
     fn handle_timeout(&mut self, now: Instant) {
-        // A queue delay that is over shows when the next batch is asked for.
+        // An expired queue delay takes effect when the next batch is polled.
         self.expire(now);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         let idle = self.instances.least_loaded().is_some_and(|(_, in_flight)| in_flight == 0);
-        let waiting = idle && self.hold.is_none() && self.walk.requests > 0;
-        let delay_over = waiting.then(|| self.walk.oldest + self.delay);
-        let delayed_at = self.walk.delayed_at.filter(|_| waiting);
+        let waiting = idle && self.hold.is_none() && self.scan.requests > 0;
+        let delay_over = waiting.then(|| self.scan.oldest + self.delay);
+        let delayed_at = self.scan.delayed_at.filter(|_| waiting);
         [delay_over, delayed_at, self.queue.next_deadline()].into_iter().flatten().min()
     }
 

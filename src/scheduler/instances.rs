@@ -1,4 +1,4 @@
-//! Which instances are ready and how many batches each holds.
+//! The ready instances and the number of batches in flight on each.
 
 use crate::id::InstanceId;
 
@@ -6,16 +6,16 @@ use crate::id::InstanceId;
 struct Instance {
     id: InstanceId,
     in_flight: u32,
-    /// The number of its latest batch, so that equally loaded instances take turns and the one whose batch was sent
-    /// first, which is likely to end first, gets the next.
+    /// The number of its latest batch. Of equally loaded instances, the one whose batch was sent first, which will probably end
+    /// first, gets the next.
     last_sent: u64,
-    /// It counts as one batch in flight because it waits for its resources, or has them and nothing to execute yet.
+    /// Whether the instance counts as busy because it waits for its resources, or has them but no batch yet.
     asked: bool,
-    /// It gets no new batches, and leaves with the last one that it has.
+    /// Whether the instance receives no new batches, and is removed when its last batch has ended.
     closing: bool,
 }
 
-/// The ready instances of one model. A handful, so a scan is the fastest search.
+/// The ready instances of one model. There are few, so a linear search is fastest.
 #[derive(Debug, Default)]
 pub(super) struct Instances {
     ready: Vec<Instance>,
@@ -23,7 +23,7 @@ pub(super) struct Instances {
 }
 
 impl Instances {
-    /// The instance joined with nothing in flight.
+    /// Adds an instance with nothing in flight.
     pub(super) fn join(&mut self, id: InstanceId) {
         match self.find(id) {
             Some(known) => (known.in_flight, known.closing) = (0, false),
@@ -31,12 +31,12 @@ impl Instances {
         }
     }
 
-    /// The instance is gone.
+    /// Removes an instance.
     pub(super) fn leave(&mut self, id: InstanceId) {
         self.ready.retain(|instance| instance.id != id);
     }
 
-    /// A batch was sent to the instance.
+    /// Counts a batch that was sent to the instance.
     pub(super) fn sent(&mut self, id: InstanceId) {
         self.sent += 1;
         let number = self.sent;
@@ -46,7 +46,7 @@ impl Instances {
         }
     }
 
-    /// The instance answered a batch.
+    /// Counts a batch that the instance has answered.
     pub(super) fn done(&mut self, id: InstanceId) {
         if let Some(instance) = self.find(id) {
             instance.in_flight = instance.in_flight.saturating_sub(1);
@@ -54,21 +54,21 @@ impl Instances {
         self.ready.retain(|instance| !instance.closing || instance.in_flight > 0);
     }
 
-    /// The instance holds batches and gets no more.
+    /// Closes an instance that still holds batches.
     pub(super) fn close(&mut self, id: InstanceId) {
         if let Some(instance) = self.find(id) {
             instance.closing = true;
         }
     }
 
-    /// The least loaded instance and the number of batches it holds.
+    /// Returns the least loaded instance and its number of batches in flight.
     pub(super) fn least_loaded(&self) -> Option<(InstanceId, u32)> {
         let open = self.ready.iter().filter(|instance| !instance.closing);
         let least = open.min_by_key(|instance| (instance.in_flight, instance.last_sent))?;
         Some((least.id, least.in_flight))
     }
 
-    /// The least loaded instance waits for its resources from now on, if it is idle.
+    /// Marks the least loaded instance as waiting for its resources, if it is idle, and returns it.
     pub(super) fn ask(&mut self) -> Option<InstanceId> {
         let (id, _) = self.least_loaded().filter(|(_, in_flight)| *in_flight == 0)?;
         let instance = self.find(id)?;
@@ -76,7 +76,7 @@ impl Instances {
         Some(id)
     }
 
-    /// An instance that waits for its resources, or the one that is named if it does, is idle again.
+    /// Marks an instance that waits for its resources (`named`, or any) as idle again, and returns it.
     pub(super) fn unask(&mut self, named: Option<InstanceId>) -> Option<InstanceId> {
         let is = |instance: &&mut Instance| instance.asked && named.is_none_or(|id| instance.id == id);
         let instance = self.ready.iter_mut().find(is)?;
@@ -84,7 +84,7 @@ impl Instances {
         Some(instance.id)
     }
 
-    /// Whether the instance holds batches.
+    /// Returns whether the instance holds batches.
     pub(super) fn is_busy(&self, id: InstanceId) -> bool {
         self.ready.iter().any(|instance| instance.id == id && instance.in_flight > 0 && !instance.asked)
     }

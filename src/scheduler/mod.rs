@@ -1,14 +1,14 @@
-//! Schedulers decide which requests run together, where and when. They are told what happened and when, and are then
-//! asked what to do and when to be woken; one driver loop performs what they decide.
+//! Schedulers decide which requests run together, where and when. The driver reports events to a scheduler, polls it for
+//! actions, and performs them.
 //!
-//! A scheduler sees [`Ticket`]s, never tensors; it has no clock, no thread and no socket, so that every decision can be
-//! simulated in virtual time. It must never answer a request twice or forget one: each enqueued request leaves in
-//! exactly one [`Action`] (and may come back only through [`Scheduler::requeue`]).
+//! A scheduler handles [`Ticket`]s, never tensors. It has no clock, thread or socket, so that every decision can be simulated
+//! in virtual time. It must answer each request exactly once: each enqueued request leaves in exactly one [`Action`], and
+//! comes back only through [`Scheduler::requeue`].
 //!
-//! The driver's loop: tell what happened, call [`Scheduler::poll_action`] until it returns `None`, then sleep until the
-//! next event or [`Scheduler::poll_timeout`], whichever is first, and on the latter call [`Scheduler::handle_timeout`].
+//! The driver's loop: report events, call [`Scheduler::poll_action`] until it returns `None`, then sleep until the next event
+//! or [`Scheduler::poll_timeout`], whichever is first; in the latter case call [`Scheduler::handle_timeout`].
 //!
-//! With `preserve_ordering` the driver passes finished responses through [`ordering::Reorder`].
+//! With `preserve_ordering` the driver passes responses through [`ordering::Reorder`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,116 +32,116 @@ pub use ordering::Reorder;
 pub use rate_limiter::RateLimiter;
 pub use sequence::{InSequence, SequenceCounts, SequenceSettings, SequenceStrategy, SlotStep};
 
-/// What a scheduler knows of a request.
+/// The properties of a request that a scheduler needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ticket {
-    /// The request, unique while it is queued.
+    /// The request's id, unique while it is queued.
     pub request: RequestId,
-    /// Items along the batch dimension; 0 (a model without one) counts as 1.
+    /// The number of items along the batch dimension; 0 (a model without one) counts as 1.
     pub batch_size: u32,
-    /// Requests may share a batch only if their keys are equal: a digest of everything that must match (shapes of the
-    /// inputs with variable dimensions, the set of optional inputs).
+    /// A digest of everything that must match within a batch (shapes of inputs with variable dimensions, the set of optional
+    /// inputs): requests may share a batch only if their keys are equal.
     pub shape_key: u64,
-    /// 1 is served first; 0 and what is above [`Settings::priority_levels`] mean the default level.
+    /// 1 is the highest priority; 0 and values above [`Settings::priority_levels`] mean the default level.
     pub priority: u64,
-    /// The request's own queue timeout in microseconds; 0: none. See [`QueuePolicy::timeout`] for when it applies.
+    /// The request's own queue timeout in microseconds; 0 for none. See [`QueuePolicy::timeout`] for when it applies.
     pub timeout_us: u64,
-    /// How much of its queue timeout had passed when it was enqueued: the time since the server got it.
+    /// How much of its queue timeout had passed when it was enqueued: the time since the server received it.
     pub waited: Duration,
-    /// Its place in a sequence, for a model with sequences.
+    /// Its position in a sequence, for a model with sequences.
     pub sequence: Option<InSequence>,
 }
 
-/// What the driver must do.
+/// An action that the driver must perform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Send these requests, in this order, to the instance as one batch.
     Execute {
         /// A ready instance.
         instance: InstanceId,
-        /// At least one request.
+        /// The requests; not empty.
         requests: Vec<RequestId>,
-        /// What decided that it was time.
+        /// Why the batch is sent now.
         reason: SendReason,
     },
-    /// Send a batch of a model with sequences, one place after the other; an empty one (`None`) is padding.
+    /// Send a batch of a model with sequences. An empty slot (`None`) is padding.
     ExecuteSteps {
         /// A ready instance.
         instance: InstanceId,
-        /// At least one is not empty.
+        /// The slots; at least one is not empty.
         slots: Vec<Option<SlotStep>>,
-        /// What decided that it was time.
+        /// Why the batch is sent now.
         reason: SendReason,
     },
-    /// Tell the instance that these sequences have ended without an END step, by their keys.
+    /// Report to the instance that these sequences have ended without an END step.
     SequencesEnded {
-        /// The instance that has executed them.
+        /// The instance that executed them.
         instance: InstanceId,
         /// Their keys, as in [`SlotStep::key`].
         keys: Vec<u64>,
     },
-    /// Say that a request has begun a sequence anew that was active: its client, or another one with the same id, may not
-    /// have meant that. The request goes on.
+    /// Log that a request with START has restarted an active sequence, which may be a mistake of its client, or of another client
+    /// with the same id. The request is queued as usual.
     SequenceRestarted {
-        /// The request with START, which is queued.
+        /// The request with START.
         request: RequestId,
     },
     /// Answer the request with [`RejectReason::error`].
     Reject {
-        /// The request, which the scheduler has forgotten.
+        /// The request, which is no longer in the scheduler.
         request: RequestId,
         /// Why.
         reason: RejectReason,
     },
-    /// With [`Settings::rate_limited`]: stage the idle instance at the rate limiter, and tell the scheduler by
-    /// [`Scheduler::resources_granted`] when it has its resources.
+    /// With [`Settings::rate_limited`]: stage the idle instance at the rate limiter, and call [`Scheduler::resources_granted`]
+    /// once it has its resources.
     Acquire {
         /// A ready instance that holds no batch.
         instance: InstanceId,
     },
-    /// The instance waits for its resources no longer, or gives back unused what it was granted.
+    /// The instance no longer needs resources: cancel its request for them, or release them unused.
     Withdraw {
-        /// The instance, which the scheduler may have forgotten.
+        /// The instance, which may no longer be in the scheduler.
         instance: InstanceId,
     },
-    /// The batch that the instance had its resources for has ended, or the instance is lost.
+    /// Release the instance's resources: its batch has ended, or the instance is lost.
     Release {
-        /// The instance, which the scheduler may have forgotten.
+        /// The instance, which may no longer be in the scheduler.
         instance: InstanceId,
     },
 }
 
-/// Why a scheduler gave a request back without executing it.
+/// Why a scheduler rejected a request without executing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RejectReason {
-    /// The queue of the request's priority level was at its limit when the request came.
+    /// The queue of the request's priority level was full on arrival.
     QueueFull,
     /// The request waited longer than its queue timeout.
     Timeout,
-    /// The client cancelled.
+    /// The client cancelled the request.
     Cancelled,
-    /// The scheduler takes no new requests any more.
+    /// The scheduler no longer accepts requests.
     Stopping,
-    /// No instance of the model is left, and none will come back.
+    /// The model has no instances left, and none will be restarted.
     NoInstance,
-    /// No instance of the model came back within the time that requests wait.
+    /// No instance of the model was restarted within the maximum waiting time.
     NotBack,
-    /// The server exits, and has waited for as long as it may.
+    /// The server exits, and its drain timeout has passed.
     Exiting,
-    /// The sequence is not known and the request does not start it.
+    /// The sequence is unknown and the request does not start it.
     SequenceNotStarted,
-    /// The instance that had the sequence was lost with its state.
+    /// The instance that held the sequence's state was lost.
     SequenceLost,
-    /// The instance that had an iterative request was lost with what it had made of it.
+    /// The instance that executed an iterative request was lost.
     RequestLost,
-    /// The sequence waited for a slot longer than one of its requests allows.
+    /// The sequence waited for a slot longer than the timeout of one of its requests.
     SequenceTimeout,
 }
 
 impl RejectReason {
-    /// The error that the client gets: Triton's codes and texts (core `dynamic_batch_scheduler.cc`, `scheduler_utils.cc`,
-    /// `sequence_batch_scheduler.cc`), except for `NoInstance`, `NotBack`, `Exiting`, `SequenceLost` and `RequestLost`, which are ours. The
-    /// caller adds the prefix with the request's id.
+    /// Returns the client's error: Triton's codes and texts (core `dynamic_batch_scheduler.cc`, `scheduler_utils.cc`,
+    /// `sequence_batch_scheduler.cc`), except for `NoInstance`, `NotBack`, `Exiting`, `SequenceLost` and `RequestLost`, which
+    /// Triton does not have. The caller adds the prefix with the request's id.
     pub fn error(self, model: &str, sequence: &CorrelationId) -> InferError {
         let unavailable = |reason, text: &str| InferError::new(ErrorCode::Unavailable, reason, text);
         match self {
@@ -151,8 +151,8 @@ impl RejectReason {
             )),
             Self::SequenceLost => {
                 let text = format!(
-                    "sequence {sequence} of model '{model}' was ended: the instance that had its state was lost; it can \
-                     begin anew with the START flag"
+                    "sequence {sequence} of model '{model}' was ended: the instance that held its state was lost; start it \
+                     again with the START flag"
                 );
                 unavailable(Reason::InstanceLost, &text)
             }
@@ -172,9 +172,7 @@ impl RejectReason {
                 Reason::NotReady,
                 "Server is stopping, scheduler for model has stopped accepting new inference requests",
             ),
-            Self::NoInstance => {
-                unavailable(Reason::NotReady, "no instance of the model is left to execute the request")
-            }
+            Self::NoInstance => unavailable(Reason::NotReady, "the model has no instance left to execute the request"),
             Self::NotBack => {
                 let text = format!(
                     "no instance of model '{model}' was restarted within the time that a request waits \
@@ -190,7 +188,7 @@ impl RejectReason {
         }
     }
 
-    /// Whether the request was refused on arrival and never queued. Triton counts such requests in no statistic.
+    /// Returns whether the request was rejected on arrival and never queued. Triton counts such requests in no statistic.
     pub fn refused_on_arrival(self) -> bool {
         matches!(self, Self::QueueFull | Self::Stopping | Self::SequenceNotStarted)
     }
@@ -199,20 +197,20 @@ impl RejectReason {
 /// What happens to a request whose queue timeout has passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TimeoutAction {
-    /// It is answered with [`RejectReason::Timeout`].
+    /// It is rejected with [`RejectReason::Timeout`].
     #[default]
     Reject,
-    /// It is served after all other requests of its priority level, without a further timeout. The queue delay still
-    /// counts from its arrival.
+    /// It is served after all other requests of its priority level, without a further timeout. The queue delay is still measured
+    /// from its arrival.
     Delay,
 }
 
 /// Limits of one priority level's queue (`ModelQueuePolicy` of the model configuration).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueuePolicy {
-    /// Requests (not items) that may wait at this level; 0: any number.
+    /// The maximum number of requests (not items) that may wait at this level; 0 for no limit.
     pub max_queue_size: u32,
-    /// Microseconds a request may wait; 0: for ever.
+    /// The maximum time that a request may wait, in microseconds; 0 for no limit.
     pub default_timeout_us: u64,
     /// Whether a request may shorten its timeout.
     pub allow_timeout_override: bool,
@@ -221,7 +219,7 @@ pub struct QueuePolicy {
 }
 
 impl QueuePolicy {
-    /// The time that a request may wait when it asks for `requested_us`. A request can only shorten the default, so with
+    /// Returns the time that a request with the timeout `requested_us` may wait. A request can only shorten the default, so with
     /// a default of 0 its own timeout never applies (Triton's rule).
     pub fn timeout(&self, requested_us: u64) -> Option<Duration> {
         let shorter = self.allow_timeout_override && requested_us != 0 && requested_us < self.default_timeout_us;
@@ -229,8 +227,8 @@ impl QueuePolicy {
         (chosen != 0).then(|| Duration::from_micros(chosen))
     }
 
-    /// Whether batches may be sent to an instance that is still busy. A batch that has been sent can neither time out
-    /// nor count against the queue's limit, so a policy with either forbids it (as in Triton).
+    /// Returns whether batches may be sent to an instance that is still busy. A batch in flight can neither time out nor count
+    /// against the queue's limit, so a policy with either forbids prefetching (as in Triton).
     pub fn allows_prefetch(&self) -> bool {
         self.max_queue_size == 0 && self.default_timeout_us == 0 && !self.allow_timeout_override
     }
@@ -240,33 +238,33 @@ impl QueuePolicy {
 /// scheduler: every request is executed alone, in arrival order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Most items in one batch; 0 counts as 1. A single larger request is executed alone: refusing it is the model's
-    /// business. For a model without `dynamic_batching` this is 1, whatever batches the model itself takes.
+    /// The maximum number of items in one batch; 0 counts as 1. A single larger request is executed alone; the model's checks
+    /// refuse it if necessary. For a model without `dynamic_batching` this is 1, regardless of the model's maximum batch size.
     pub max_batch_size: u32,
-    /// Batch sizes in items that are sent without waiting; empty: only `max_batch_size`. Sizes above it are ignored.
+    /// Batch sizes in items that are sent without waiting; if empty, only `max_batch_size`. Larger sizes are ignored.
     pub preferred_batch_sizes: Vec<u32>,
-    /// Microseconds that a batch may wait for more requests while an instance is idle.
+    /// How long a batch may wait for more requests while an instance is idle, in microseconds.
     pub max_queue_delay_us: u64,
-    /// Whether responses must leave in arrival order. The scheduler itself does not need it; the driver then uses
+    /// Whether responses must be sent in arrival order. The scheduler does not use this setting; the driver then uses
     /// [`Reorder`].
     pub preserve_ordering: bool,
-    /// Number of priority levels; 0: one queue for all.
+    /// The number of priority levels; 0 for a single queue.
     pub priority_levels: u64,
-    /// The level of requests that name none or one that does not exist.
+    /// The level of requests without a priority or with an unknown one.
     pub default_priority_level: u64,
-    /// The policy of the levels that have none of their own.
+    /// The policy of levels that are not in `priority_queue_policies`.
     pub queue_policy: QueuePolicy,
-    /// The policies of single levels.
+    /// The policies of individual levels.
     pub priority_queue_policies: BTreeMap<u64, QueuePolicy>,
-    /// Whether an instance may get its next batch while it is busy: two in flight, unless a queue policy or priority
+    /// Whether an instance may receive its next batch while it is busy (two batches in flight), unless a queue policy or priority
     /// levels forbid it.
     pub prefetch: bool,
-    /// Whether an instance executes only while it holds its resources ([`Action::Acquire`]); then it gets one batch at a
+    /// Whether an instance executes only while it holds its resources ([`Action::Acquire`]); then it receives one batch at a
     /// time.
     pub rate_limited: bool,
-    /// Nothing is executed until this many requests have been queued, once (`TRITONSERVER_DELAY_SCHEDULER`, for tests).
+    /// The number of requests that must be queued before the first execution (`TRITONSERVER_DELAY_SCHEDULER`, for tests).
     pub delay_scheduler: Option<usize>,
-    /// For a model with sequences. Of the others it uses the batch sizes, the queue delay, the limiter and the hold.
+    /// For a model with sequences, which also uses the batch sizes, the queue delay, the rate limiter and `delay_scheduler`.
     pub sequence: Option<SequenceSettings>,
 }
 
@@ -290,18 +288,18 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The level whose queue takes a request of this priority.
+    /// Returns the level of a request with this priority.
     pub fn level(&self, priority: u64) -> u64 {
         if priority == 0 || priority > self.priority_levels { self.default_priority_level } else { priority }
     }
 
-    /// The policy of a level.
+    /// Returns the policy of a level.
     pub fn policy(&self, level: u64) -> &QueuePolicy {
         self.priority_queue_policies.get(&level).unwrap_or(&self.queue_policy)
     }
 
-    /// Batches that an instance may hold at once: 1 or 2. With priority levels 1, since a batch that has been sent cannot
-    /// be overtaken by a more important request (as in Triton).
+    /// Returns the maximum number of batches in flight on an instance: 1 or 2. With priority levels it is 1, because a request
+    /// cannot overtake a batch in flight (as in Triton).
     pub fn max_in_flight(&self) -> u32 {
         let mut policies = std::iter::once(&self.queue_policy).chain(self.priority_queue_policies.values());
         let forbidden = self.rate_limited || self.priority_levels > 0;
@@ -310,88 +308,89 @@ impl Settings {
     }
 }
 
-/// What waits in a queue.
+/// The requests that wait in a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// Priority levels with waiting requests, ascending, and how many wait there.
+    /// Priority levels with waiting requests, ascending, and the number of requests at each.
     pub levels: Vec<(u64, usize)>,
-    /// When the one that has waited longest was enqueued.
+    /// When the oldest waiting request was enqueued.
     pub oldest: Option<Instant>,
 }
 
-/// A state machine that turns tickets into batches. Times never go backwards from call to call.
+/// A state machine that groups tickets into batches. Times never decrease from call to call.
 ///
-/// No call fails: what makes no sense (an unknown instance, a request that is not queued, one that is queued already)
-/// is ignored, since it can come from a race between a client, a worker and the driver.
+/// No call fails: invalid calls (an unknown instance, a request that is not queued or is queued already) are ignored, because
+/// races between clients, workers and the driver can cause them.
 pub trait Scheduler: Send {
-    /// A request came.
+    /// Adds a request.
     fn enqueue(&mut self, ticket: Ticket, now: Instant);
-    /// The client gave the request up. If it is queued it is rejected at once; if it has been sent, nothing happens.
+    /// Cancels a request. If it is queued, it is rejected at once; if it is in flight, nothing happens.
     fn cancel(&mut self, request: RequestId, now: Instant);
-    /// The oldest batch in flight on the instance has been answered.
+    /// Reports that the oldest batch in flight on the instance has been answered.
     fn batch_done(&mut self, instance: InstanceId, now: Instant);
-    /// The rate limiter has given the instance its resources. If it waits for them, it gets the batch that can go now, or
-    /// they are given back when nothing can; else nothing happens.
+    /// Reports that the rate limiter has granted the instance its resources. If the instance still needs them, it receives the
+    /// batch that can be sent now; if no batch can, they are released.
     fn resources_granted(&mut self, _instance: InstanceId, _now: Instant) {}
-    /// The instance joined or came back, with nothing in flight.
+    /// Adds an instance that has started or restarted, with nothing in flight.
     fn instance_ready(&mut self, instance: InstanceId, now: Instant);
-    /// The instance is gone. What was in flight there belongs to the driver, which may [`Scheduler::requeue`] it.
+    /// Removes an instance. The driver handles the requests in flight there, and may [`Scheduler::requeue`] them.
     fn instance_lost(&mut self, instance: InstanceId, now: Instant);
-    /// The instance is to be stopped. It gets no new batches, or no new sequences; batches that it has and sequences that
-    /// have begun there go on, and hold their resources. [`Scheduler::instance_lost`] follows when they are over.
+    /// Starts closing an instance. It receives no new batches or sequences; its batches and active sequences continue and keep
+    /// their resources. [`Scheduler::instance_lost`] follows when they have ended.
     fn instance_closing(&mut self, instance: InstanceId, now: Instant) {
         self.instance_lost(instance, now);
     }
-    /// Whether sequences have slots on the instance.
+    /// Returns whether sequences have slots on the instance.
     fn has_sequences_on(&self, _instance: InstanceId) -> bool {
         false
     }
-    /// A request that had been sent must be sent again. It goes before the younger ones of its level, whatever the
-    /// queue's limit and also while stopping; `queued` is when it was first enqueued, and its timeout counts from there.
+    /// Adds a request that was sent and must be sent again. It is placed before younger requests of its level, even if the queue
+    /// is full or the scheduler is stopping. `queued` is when it was first enqueued; its timeout starts then.
     fn requeue(&mut self, ticket: Ticket, queued: Instant, now: Instant);
-    /// Refuse new requests and finish the queued ones, without waiting for batches to fill.
+    /// Stops accepting requests, and executes the queued ones without waiting for batches to fill.
     fn stop(&mut self, now: Instant);
-    /// Reject everything that is queued: the model has lost its last instance for good, or the time to drain is over.
+    /// Rejects all queued requests: the model has permanently lost its last instance, or the drain timeout has passed.
     fn reject_all(&mut self, reason: RejectReason, now: Instant);
-    /// Reject what was queued before `queued`: no instance has been ready for too long.
+    /// Rejects all requests queued before `queued`: no instance was ready for too long.
     fn reject_queued_before(&mut self, queued: Instant, reason: RejectReason, now: Instant);
-    /// The time of [`Scheduler::poll_timeout`] has come.
+    /// Reports that the time of [`Scheduler::poll_timeout`] has come.
     fn handle_timeout(&mut self, now: Instant);
-    /// When to call [`Scheduler::handle_timeout`]; valid once `poll_action` has returned `None`, and then in the future.
+    /// Returns when to call [`Scheduler::handle_timeout`]. Valid once `poll_action` has returned `None`; then it is in the
+    /// future.
     fn poll_timeout(&self) -> Option<Instant>;
-    /// The next thing to do; `None` when there is nothing until something happens.
+    /// Returns the next action; `None` if there is nothing to do until the next event.
     fn poll_action(&mut self, now: Instant) -> Option<Action>;
-    /// What waits in the queue now.
+    /// Returns the requests that wait in the queue.
     fn waiting(&self) -> Waiting;
-    /// The oldest batch in flight on the instance never reached it: as [`Scheduler::batch_done`], but nothing of it was
-    /// executed.
+    /// Reports that the oldest batch in flight never reached the instance. Like [`Scheduler::batch_done`], but no request of the
+    /// batch was executed.
     fn batch_unsent(&mut self, instance: InstanceId, now: Instant) {
         self.batch_done(instance, now);
     }
-    /// A request in flight wants to be executed once more (iterative sequences): to be told before
-    /// [`Scheduler::batch_done`] of its batch. With `hold` it waits for [`Scheduler::resume`], in its place. `false`: this
-    /// scheduler or model does no such thing, and the request must be answered.
+    /// Reschedules a request in flight (iterative sequences). Must be called before [`Scheduler::batch_done`] of its batch. With
+    /// `hold` it waits for [`Scheduler::resume`] without losing its position. Returns `false` if the scheduler or model does not
+    /// support this; then the request must be answered.
     fn reschedule(&mut self, _request: RequestId, _hold: bool) -> bool {
         false
     }
-    /// A request that was held may be executed; one that was not, or is not known any more, changes nothing.
+    /// Releases a held request. Does nothing for a request that is not held or not known.
     fn resume(&mut self, _request: RequestId) {}
-    /// What there is of sequences, for a model with them.
+    /// Returns the counts of sequences; `None` for a model without them.
     fn sequences(&self) -> Option<SequenceCounts> {
         None
     }
-    /// No more requests come for the sequence of this id: it ends when those that it has are done, and a later request of
-    /// the id begins another.
+    /// Closes the sequence of this id: it ends when its present requests are done, and a later request of the id starts another
+    /// sequence.
     fn end_sequence(&mut self, _id: &CorrelationId, _now: Instant) {}
-    /// Whether a sequence of this id has begun and not ended.
+    /// Returns whether a sequence of this id is active.
     fn has_sequence(&self, _id: &CorrelationId) -> bool {
         false
     }
-    /// Requests that wait in the queue. A batch that has been sent is not in it, even if it does not execute yet.
+    /// Returns the number of requests in the queue. It excludes batches in flight, even if they are not executing yet.
     fn queued(&self) -> usize;
 }
 
-/// The scheduler for these settings.
+/// Creates the scheduler for these settings.
 pub fn create(settings: Settings) -> Box<dyn Scheduler> {
     match settings.sequence.clone() {
         Some(sequences) => Box::new(sequence::SequenceBatcher::new(settings, sequences)),

@@ -1,7 +1,7 @@
-//! `preserve_ordering`: responses leave in the order in which their requests came, across batches and instances.
+//! `preserve_ordering`: sends responses in the order in which their requests arrived, across batches and instances.
 //!
-//! Schedulers stay free of it: they decide where requests run, and that is not changed by the order of the answers. The
-//! driver keeps one [`Reorder`] per model that asks for it, and passes every answer of an accepted request through.
+//! Schedulers do not handle this: the order of the answers does not affect where requests run. The driver has one [`Reorder`]
+//! for each model with this setting, and passes every answer of an accepted request through it.
 
 use std::collections::VecDeque;
 
@@ -11,14 +11,13 @@ use crate::id::{RequestId, RequestMap};
 enum Slot<T> {
     Waiting,
     Finished(RequestId, T),
-    /// Forgotten, and now to be passed over.
+    /// Removed; its slot is skipped.
     Gone,
 }
 
-/// Holds answers back until all that were expected before them have left. `T` is the answer.
+/// Holds answers back until all earlier expected answers have been sent. `T` is the answer.
 ///
-/// A request that is retried keeps its place. What it holds is bounded by the requests that came since the oldest one
-/// that is still unanswered.
+/// A request that is retried keeps its position. The size is bounded by the number of requests since the oldest unanswered one.
 #[derive(Debug)]
 pub struct Reorder<T> {
     slots: VecDeque<Slot<T>>,
@@ -34,12 +33,12 @@ impl<T> Default for Reorder<T> {
 }
 
 impl<T> Reorder<T> {
-    /// One that expects nothing.
+    /// Creates one that expects no answers.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A request came (with the call of `enqueue`). A request that is expected already keeps its place.
+    /// Adds a request. Call this when it is enqueued. A request that is already expected keeps its position.
     pub fn expect(&mut self, request: RequestId) {
         let number = self.first + self.slots.len() as u64;
         if let std::collections::hash_map::Entry::Vacant(vacant) = self.numbers.entry(request) {
@@ -48,8 +47,8 @@ impl<T> Reorder<T> {
         }
     }
 
-    /// The request's answer is there: a response, or the error of its execution. [`Reorder::pop`] gives it back
-    /// when it may leave. An answer that nobody expects is handed back at once: it may leave.
+    /// Stores a request's answer: a response, or the error of its execution. [`Reorder::pop`] returns it when it may be sent. An
+    /// answer of a request that is not expected is returned at once.
     pub fn finish(&mut self, request: RequestId, answer: T) -> Option<T> {
         match self.slot(request) {
             Some(slot) => {
@@ -60,14 +59,14 @@ impl<T> Reorder<T> {
         }
     }
 
-    /// The request is answered out of turn and nobody waits for it: it was not executed (refused, expired, cancelled).
+    /// Removes a request that was answered out of order because it was not executed (rejected, expired, cancelled).
     pub fn forget(&mut self, request: RequestId) {
         if let Some(slot) = self.slot(request) {
             *slot = Slot::Gone;
         }
     }
 
-    /// The next answer that may leave now; call it until it returns `None`.
+    /// Returns the next answer that may be sent now; call it until it returns `None`.
     pub fn pop(&mut self) -> Option<(RequestId, T)> {
         loop {
             if matches!(self.slots.front()?, Slot::Waiting) {
@@ -80,7 +79,7 @@ impl<T> Reorder<T> {
         }
     }
 
-    /// Takes the request's number away: each is answered once.
+    /// Removes the request's number, since each request is answered once, and returns its slot.
     fn slot(&mut self, request: RequestId) -> Option<&mut Slot<T>> {
         let number = self.numbers.remove(&request)?;
         let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
@@ -114,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_request_holds_nothing_back() {
+    fn a_forgotten_request_does_not_delay_others() {
         let mut reorder = expecting(3);
         reorder.finish(RequestId(2), "b");
         reorder.forget(RequestId(1));
@@ -125,16 +124,16 @@ mod tests {
     }
 
     #[test]
-    fn an_unexpected_answer_comes_straight_back() {
+    fn an_unexpected_answer_is_returned_at_once() {
         let mut reorder = expecting(2);
         assert_eq!(reorder.finish(RequestId(9), "x"), Some("x"));
         assert_eq!(reorder.finish(RequestId(1), "a"), None);
-        assert_eq!(reorder.finish(RequestId(1), "again"), Some("again"), "one answer per place");
+        assert_eq!(reorder.finish(RequestId(1), "again"), Some("again"), "one answer for each request");
         assert_eq!(leaving(&mut reorder), [1]);
     }
 
     #[test]
-    fn an_expected_request_keeps_its_place() {
+    fn an_expected_request_keeps_its_position() {
         let mut reorder = expecting(2);
         reorder.expect(RequestId(1));
         reorder.finish(RequestId(2), "b");

@@ -1,9 +1,9 @@
-//! The requests that wait: one lane per priority level, plus one behind it for those whose timeout has passed with
+//! The queue of waiting requests: one lane per priority level, plus a second one for requests whose timeout has passed with
 //! [`TimeoutAction::Delay`](super::TimeoutAction).
 //!
-//! The entries live in one slab, linked in both directions, so that a cancellation or a timeout in the middle of
-//! thousands costs as little as taking the first. Only deadlines cost more than constant time (a search tree), and only
-//! for requests that have one. Memory is reused, never given back: it is bounded by the longest queue there ever was.
+//! The entries are in one slab and doubly linked, so that removing any entry (cancellation, timeout) is as cheap as taking the
+//! first. Only deadlines cost more than constant time (a search tree), and only for requests that have one. Memory is reused
+//! but not freed: it is bounded by the maximum length that the queue has reached.
 
 use std::collections::BTreeSet;
 
@@ -15,38 +15,38 @@ use crate::timeline::Instant;
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) ticket: Ticket,
-    /// When it was first enqueued.
+    /// When the request was first enqueued.
     pub(super) queued: Instant,
-    /// When its timeout passes.
+    /// When its timeout expires.
     pub(super) deadline: Option<Instant>,
-    /// What happens then.
+    /// The action on expiry.
     pub(super) timeout_action: TimeoutAction,
-    /// Its priority level; lower ones are served first.
+    /// Its priority level; lower levels are served first.
     pub(super) level: u64,
 }
 
 impl Entry {
-    /// When it is rejected.
+    /// Returns when the request is rejected.
     fn rejected_at(&self) -> Option<Instant> {
         self.deadline.filter(|_| self.timeout_action == TimeoutAction::Reject)
     }
 
-    /// When it may be moved behind the others of its level.
+    /// Returns when the request may be moved behind the others of its level.
     pub(super) fn delayed_at(&self) -> Option<Instant> {
         self.deadline.filter(|_| self.timeout_action == TimeoutAction::Delay)
     }
 }
 
-/// Where an entry is; valid until that entry is removed.
+/// The position of an entry; valid until the entry is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Position(u32);
 
-/// The level, and whether it is the lane behind of those delayed. Served in ascending order.
+/// The level, and whether it is the lane of delayed requests. Lanes are served in ascending order.
 type LaneKey = (u64, bool);
 
 #[derive(Debug)]
 struct Node {
-    /// `None`: the node is free.
+    /// `None` if the node is free.
     entry: Option<Entry>,
     lane: LaneKey,
     previous: Option<Position>,
@@ -61,30 +61,30 @@ struct Lane {
     len: usize,
 }
 
-/// The waiting requests of one model in the order in which they are served.
+/// The waiting requests of one model, in the order of service.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     nodes: Vec<Node>,
     free: Vec<Position>,
     by_request: RequestMap<Position>,
-    /// Sorted by key; only lanes with entries, so that levels nobody uses cost nothing.
+    /// Lanes sorted by key. Empty lanes are removed, so that unused levels cost nothing.
     lanes: Vec<Lane>,
-    /// Of the entries that are rejected at their deadlines. Equal deadlines in order of arrival.
+    /// The deadlines of entries that are rejected at their deadlines; equal deadlines in order of arrival.
     deadlines: BTreeSet<(Instant, RequestId)>,
 }
 
 impl Queue {
-    /// Waiting requests.
+    /// Returns the number of waiting requests.
     pub(super) fn len(&self) -> usize {
         self.by_request.len()
     }
 
-    /// Waiting requests of a level, delayed ones included.
+    /// Returns the number of waiting requests of a level, including delayed ones.
     pub(super) fn level_len(&self, level: u64) -> usize {
         self.lanes.iter().filter(|lane| lane.key.0 == level).map(|lane| lane.len).sum()
     }
 
-    /// What waits, by level.
+    /// Returns the numbers of waiting requests by level.
     pub(super) fn waiting(&self) -> Waiting {
         let mut waiting = Waiting::default();
         for lane in &self.lanes {
@@ -92,7 +92,7 @@ impl Queue {
                 Some((level, count)) if *level == lane.key.0 => *count += lane.len,
                 _ => waiting.levels.push((lane.key.0, lane.len)),
             }
-            // A lane is in the order of age, but for what was delayed.
+            // A lane is ordered by age, except for delayed requests.
             let head = self.nodes.get(lane.head.0 as usize).and_then(|node| node.entry.as_ref());
             let queued = head.map(|entry| entry.queued);
             waiting.oldest = [waiting.oldest, queued].into_iter().flatten().min();
@@ -100,19 +100,19 @@ impl Queue {
         waiting
     }
 
-    /// Whether the request waits.
+    /// Returns whether the request is waiting.
     pub(super) fn contains(&self, request: RequestId) -> bool {
         self.by_request.contains_key(&request)
     }
 
-    /// Appends to the entry's level. The request must not be waiting already.
+    /// Appends an entry to its level. The request must not be waiting already.
     pub(super) fn push(&mut self, entry: Entry) -> Position {
         let lane = (entry.level, false);
         let tail = self.lane(lane).map(|lane| lane.tail);
         self.insert(entry, lane, tail)
     }
 
-    /// Inserts before the younger entries of its level. The request must not be waiting already.
+    /// Inserts an entry before the younger ones of its level. The request must not be waiting already.
     pub(super) fn push_by_age(&mut self, entry: Entry) {
         let lane = (entry.level, false);
         let age = (entry.queued, entry.ticket.request);
@@ -128,7 +128,7 @@ impl Queue {
         self.insert(entry, lane, previous);
     }
 
-    /// The entry after `position` in the order of service; the first of all for `None`.
+    /// Returns the entry after `position` in the order of service; for `None` the first one.
     pub(super) fn after(&self, position: Option<Position>) -> Option<(Position, &Entry)> {
         let next = match position {
             None => self.lanes.first().map(|lane| lane.head),
@@ -143,7 +143,7 @@ impl Queue {
         Some((next, self.node(next)?.entry.as_ref()?))
     }
 
-    /// Whether `one` is in a lane that is served before the lane of `other`.
+    /// Returns whether the lane of `one` is served before the lane of `other`.
     pub(super) fn in_earlier_lane(&self, one: Position, other: Position) -> bool {
         match (self.node(one), self.node(other)) {
             (Some(one), Some(other)) => one.lane < other.lane,
@@ -151,24 +151,24 @@ impl Queue {
         }
     }
 
-    /// Takes the first entry.
+    /// Removes and returns the first entry.
     pub(super) fn pop(&mut self) -> Option<Entry> {
         let head = self.lanes.first()?.head;
         self.take(head)
     }
 
-    /// Takes the request out, wherever it is.
+    /// Removes and returns the entry of a request.
     pub(super) fn remove(&mut self, request: RequestId) -> Option<Entry> {
         let position = *self.by_request.get(&request)?;
         self.take(position)
     }
 
-    /// The earliest deadline at which an entry is rejected.
+    /// Returns the earliest deadline at which an entry is rejected.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.first().map(|&(deadline, _)| deadline)
     }
 
-    /// Takes out the entry with the earliest deadline at which one is rejected, if that has come.
+    /// Removes and returns the entry with the earliest such deadline, if it has passed.
     pub(super) fn pop_expired(&mut self, now: Instant) -> Option<Entry> {
         let &(deadline, request) = self.deadlines.first()?;
         if deadline > now {
@@ -215,7 +215,7 @@ impl Queue {
         Position(index)
     }
 
-    /// Puts a node between its neighbours.
+    /// Links a node with its neighbours.
     fn link(&mut self, previous: Option<Position>, next: Option<Position>, position: Position) {
         if let Some(node) = previous.and_then(|at| self.node_mut(at)) {
             node.next = Some(position);

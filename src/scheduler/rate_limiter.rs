@@ -1,30 +1,32 @@
-//! The rate limiter, after Triton's `rate_limiter.cc`: an instance executes a batch only while it holds its resources,
-//! which it shares with the instances of all models.
+//! The rate limiter, modelled on Triton's `rate_limiter.cc`: an instance executes a batch only while it holds its resources,
+//! which the instances of all models share.
 //!
-//! An instance that could be given a batch is *staged*; [`RateLimiter::poll`] says which staged instance gets its
-//! resources, all of them together; [`RateLimiter::release`] takes them back when the batch has ended. One limiter serves
-//! all models. It has no clock and no lock, and knows neither requests nor batches.
+//! An instance for which a batch could be sent is *staged*. [`RateLimiter::poll`] returns the next staged instance that gets
+//! its resources, all of them together; [`RateLimiter::release`] takes them back when the batch has ended. One limiter serves
+//! all models. It has no clock and no lock, and handles neither requests nor batches.
 //!
-//! # Who is next
-//! Staged instances are served by their *turn*, executions so far times priority, the smallest first; of equal ones that
-//! with the smaller priority, then the one that was staged first. So instances that are always busy execute in inverse proportion to their priorities.
-//! A count is not held against anybody for ever, which it is in Triton: when an instance is staged, its turn is brought up
-//! to those that compete with it (that is, that need a resource which it needs too) and are staged or execute, short of
-//! one execution of theirs. So one that is new or was idle begins where the others are, rather than far behind them, where
-//! it would have everything to itself until it has caught up. And whoever comes back to the line while another one waits
-//! comes back no further before it than the weights say: each competitor is served at most as often before it as its
-//! priority divided by theirs, and twice more.
+//! # Order of service
+//! Staged instances are served by their *turn*, which is the number of executions times the priority, smallest first; among
+//! equal turns the smaller priority comes first, then the instance that was staged first. So instances that are always busy
+//! execute in inverse proportion to their priorities.
 //!
-//! # What a waiting instance keeps
-//! An instance whose turn it is and that lacks a resource keeps what is free of all that it needs: who comes after it
-//! gets only what is left beyond that. Else one that needs four of a resource would never find four free at once while
-//! others come and go with one each. Triton serves nobody while the first one waits; here those go on that take nothing
-//! away from it. Since only so many are served before it, the one that waits becomes the first of those that it competes
-//! with, gathers what it needs as executions end, and then waits for no more than those that run.
+//! Unlike in Triton, old counts do not cause long delays: when an instance is staged, its turn is raised to those of its
+//! competitors that are staged or executing, minus one execution of theirs. Competitors are instances that need a common
+//! resource. So an instance that is new or was idle starts near the others; otherwise it would have a large advantage until
+//! its count had caught up. An instance that is staged again while a competitor waits can overtake it only within the weights:
+//! each competitor is served before a waiting instance at most p/q + 2 times, where p is the priority of the waiting instance
+//! and q that of the competitor.
 //!
-//! # How much there is
-//! The most that a single instance needs, on each device for itself, unless a limit is given. Loading and unloading models
-//! change it; what an unloaded model made larger than it is now stays in use until it is given back.
+//! # Reservations of waiting instances
+//! The first instance in the queue that lacks a resource reserves all free units of the resources that it needs; instances
+//! after it get only the rest. Otherwise an instance that needs four units would never find four free at once while others
+//! take and release one each. Triton serves no other instance while the first one waits; here instances that take nothing from
+//! its reservation continue. Since the number of instances served before it is bounded, the waiting instance becomes the first
+//! among its competitors, reserves units as executions end, and then waits only for running executions.
+//!
+//! # Amounts
+//! The amount of a resource is the maximum that a single instance needs, separately for each device, unless a limit is
+//! configured. Loading and unloading models change it. Units above a reduced amount stay in use until they are released.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,21 +37,21 @@ mod pools;
 use pools::Pools;
 pub use pools::{Limit, Need, Usage};
 
-/// What one instance needs for each execution, and its weight.
+/// The resources that one instance needs for each execution, and its weight.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// Taken and given back together; empty for an instance that is never held up.
+    /// Acquired and released together; empty for an instance that is never delayed.
     pub resources: Vec<Need>,
     /// An instance of priority 2 gets half as many executions as one of priority 1; 0 counts as 1.
     pub priority: u32,
 }
 
-/// An instance that the limiter knows; never given to another one.
+/// The identifier of a registered instance; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member(u64);
 
-/// A place in the line of those that are staged; the smallest is served first. Ties are broken by the
-/// smaller priority, then by the order of staging.
+/// A position in the queue of staged instances; the smallest is served first. Equal turns are ordered by priority, then by the
+/// order of staging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct QueuePosition {
     turn: u128,
@@ -66,13 +68,13 @@ enum InstanceState {
 
 #[derive(Debug)]
 struct Instance {
-    /// Pool and amount.
+    /// The pool and the amount of each resource.
     needs: Vec<(usize, u32)>,
     priority: u64,
-    /// Executions times priority, or more if it was idle meanwhile.
+    /// The number of executions times the priority, or more if the instance was idle meanwhile.
     turn: u128,
     state: InstanceState,
-    /// Nanoseconds that it has been staged, all times together.
+    /// The total time in the queue, in nanoseconds.
     waited_ns: u64,
 }
 
@@ -86,29 +88,29 @@ impl Instance {
     }
 }
 
-/// See the module. Times never go backwards from call to call; what makes no sense (a member that is not known, one that
-/// is staged twice) is ignored.
+/// The rate limiter; see the module's documentation. Times never decrease from call to call. Invalid calls (an unknown member,
+/// one that is staged already) are ignored.
 #[derive(Debug, Default)]
 pub struct RateLimiter {
     pools: Pools,
     instances: BTreeMap<Member, Instance>,
-    line: BTreeSet<(QueuePosition, Member)>,
+    queue: BTreeSet<(QueuePosition, Member)>,
     next_member: u64,
     next_staged: u64,
-    /// Something has happened since nobody could be served.
+    /// Whether the state has changed since `poll` last returned `None`.
     changed: bool,
 }
 
 impl RateLimiter {
-    /// One with these explicit limits; every other resource has as much as a single instance needs at most.
+    /// Creates a limiter with these limits. Every other resource has as much as a single instance needs at most.
     pub fn new(limits: Vec<Limit>) -> Self {
         Self { pools: Pools::new(limits), ..Self::default() }
     }
 
-    /// Takes the instances of a model version, all or none, and gives a member for each.
+    /// Registers the instances of a model version, all or none, and returns a member for each.
     ///
     /// # Errors
-    /// Triton's texts: an instance needs more than an explicit limit gives, or a resource is both global and of devices.
+    /// With Triton's texts: an instance needs more than an explicit limit, or a resource is both global and per device.
     pub fn register(&mut self, demands: &[Demand]) -> Result<Vec<Member>, String> {
         let needs = self.pools.add(demands.iter().map(|demand| demand.resources.as_slice()))?;
         let mut members = Vec::with_capacity(demands.len());
@@ -124,7 +126,7 @@ impl RateLimiter {
         Ok(members)
     }
 
-    /// Forgets instances. What they hold is free, and what others need decides how much there is.
+    /// Removes instances and releases their resources. The needs of the others determine the amounts.
     pub fn unregister(&mut self, members: &[Member]) {
         for &member in members {
             self.free(member);
@@ -136,7 +138,7 @@ impl RateLimiter {
         self.changed = true;
     }
 
-    /// The instance could be given a batch and asks for its resources.
+    /// Stages an instance: a batch could be sent to it, and it requests its resources.
     pub fn stage(&mut self, member: Member, now: Instant) {
         let Some(turn) = self.turn_of(member) else { return };
         let staged = self.next_staged;
@@ -145,18 +147,18 @@ impl RateLimiter {
             let position = QueuePosition { turn, priority: instance.priority, staged };
             instance.turn = turn;
             instance.state = InstanceState::Staged { position, since: now };
-            self.line.insert((position, member));
+            self.queue.insert((position, member));
             self.changed = true;
         }
     }
 
-    /// The instance has executed its batch, or is lost: its resources are free. One that is staged is so no longer.
+    /// Releases the resources of an instance that has executed its batch or is lost. A staged instance leaves the queue.
     pub fn release(&mut self, member: Member) {
         self.free(member);
     }
 
-    /// The instance has nothing to execute any more: it is no longer staged, and if it was given its resources they are
-    /// free and count as no execution.
+    /// Withdraws an instance that has nothing left to execute: it leaves the queue. If it holds its resources, they are released
+    /// and do not count as an execution.
     pub fn withdraw(&mut self, member: Member) {
         if self.holds(member)
             && let Some(instance) = self.instances.get_mut(&member)
@@ -166,10 +168,10 @@ impl RateLimiter {
         self.free(member);
     }
 
-    /// Gives the next staged instance its resources; `None` when no more can have them now. Call it until then whenever
-    /// anything has happened.
+    /// Grants the next staged instance its resources and returns it; `None` if no instance can have them now. After every change,
+    /// call it until it returns `None`.
     pub fn poll(&mut self, now: Instant) -> Option<Member> {
-        if !std::mem::take(&mut self.changed) || self.line.is_empty() {
+        if !std::mem::take(&mut self.changed) || self.queue.is_empty() {
             return None;
         }
         let next = self.next()?;
@@ -178,12 +180,12 @@ impl RateLimiter {
         Some(next)
     }
 
-    /// Whether the instance holds its resources.
+    /// Returns whether the instance holds its resources.
     pub fn holds(&self, member: Member) -> bool {
         self.instances.get(&member).is_some_and(|instance| instance.state == InstanceState::Holding)
     }
 
-    /// Whether the instance is staged, and how long it has waited since it was registered, in nanoseconds.
+    /// Returns whether the instance is staged, and its total waiting time since registration in nanoseconds.
     pub fn waiting(&self, member: Member, now: Instant) -> (bool, u64) {
         let Some(instance) = self.instances.get(&member) else { return (false, 0) };
         match instance.state {
@@ -192,26 +194,26 @@ impl RateLimiter {
         }
     }
 
-    /// Every resource with what there is of it and what is in use, by name and device.
+    /// Returns the amount and use of every resource, by name and device.
     pub fn usage(&self) -> Vec<Usage> {
         self.pools.usage()
     }
 
-    /// The first in the line that can have all it needs. Those before it keep what is free of what they need.
+    /// Returns the first instance in the queue that can have all its resources. Those before it keep their reservations.
     fn next(&self) -> Option<Member> {
-        let mut kept = BTreeMap::<usize, u64>::new();
-        for &(_, member) in &self.line {
+        let mut reserved = BTreeMap::<usize, u64>::new();
+        for &(_, member) in &self.queue {
             let needs = &self.instances.get(&member)?.needs;
-            let left = |kept: &BTreeMap<usize, u64>, pool| {
+            let left = |reserved: &BTreeMap<usize, u64>, pool| {
                 let free = self.pools.free(pool);
-                free.saturating_sub(kept.get(&pool).copied().unwrap_or(0))
+                free.saturating_sub(reserved.get(&pool).copied().unwrap_or(0))
             };
-            if needs.iter().all(|&(pool, count)| u64::from(count) <= left(&kept, pool)) {
+            if needs.iter().all(|&(pool, count)| u64::from(count) <= left(&reserved, pool)) {
                 return Some(member);
             }
             for &(pool, count) in needs {
-                let keeps = left(&kept, pool).min(u64::from(count));
-                *kept.entry(pool).or_default() += keeps;
+                let reserves = left(&reserved, pool).min(u64::from(count));
+                *reserved.entry(pool).or_default() += reserves;
             }
         }
         None
@@ -220,7 +222,7 @@ impl RateLimiter {
     fn grant(&mut self, member: Member, now: Instant) {
         let Some(granted) = self.instances.get_mut(&member) else { return };
         if let InstanceState::Staged { position, since } = granted.state {
-            self.line.remove(&(position, member));
+            self.queue.remove(&(position, member));
             granted.waited_ns += now.ns_since(since);
         }
         granted.state = InstanceState::Holding;
@@ -228,7 +230,7 @@ impl RateLimiter {
         self.pools.take(&granted.needs);
     }
 
-    /// The turn of an instance that is to be staged: its own, or where its competitors are. `None` if it is not idle.
+    /// Returns the turn of an instance to be staged: its own, or raised to those of its competitors. `None` if it is not idle.
     fn turn_of(&self, member: Member) -> Option<u128> {
         let instance = self.instances.get(&member).filter(|instance| !instance.is_active())?;
         let busy = self.instances.values().filter(|other| other.is_active() && other.competes(instance));
@@ -240,7 +242,7 @@ impl RateLimiter {
         let Some(instance) = self.instances.get_mut(&member) else { return };
         match std::mem::replace(&mut instance.state, InstanceState::Idle) {
             InstanceState::Idle => return,
-            InstanceState::Staged { position, .. } => drop(self.line.remove(&(position, member))),
+            InstanceState::Staged { position, .. } => drop(self.queue.remove(&(position, member))),
             InstanceState::Holding => self.pools.give_back(&instance.needs),
         }
         self.changed = true;

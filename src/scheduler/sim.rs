@@ -1,7 +1,7 @@
 //! Virtual time for tests: arrivals, cancellations, lost instances and a driver, without a clock or a thread.
 //!
-//! The simulated driver does what the real one does: it performs actions, keeps what is in flight, sends a lost batch
-//! once more, and passes answers through [`Reorder`] if asked to. Each instance executes its batches one after the other.
+//! The simulated driver does the same as the real one: it performs actions, tracks requests in flight, resends a lost batch once,
+//! and passes answers through [`Reorder`] if configured. Each instance executes its batches one after the other.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::{Action, RejectReason, Reorder, Scheduler, Ticket};
 use crate::id::{InstanceId, RequestId};
 use crate::timeline::Instant;
 
-/// What happens from outside.
+/// An external event.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A request arrives.
@@ -19,11 +19,11 @@ pub enum Event {
     Cancel(RequestId),
     /// An instance becomes ready.
     Join(InstanceId),
-    /// An instance is lost with what it holds.
+    /// An instance is lost with its batches.
     Lose(InstanceId),
     /// The model is unloaded.
     Stop,
-    /// An instance ends its batch, unless it was lost since (its generation has changed).
+    /// An instance finishes its batch, unless it was lost since (its generation has changed).
     Done(InstanceId, u32),
 }
 
@@ -32,33 +32,33 @@ pub enum Event {
 pub enum Outcome {
     /// Executed.
     Done,
-    /// Given back by the scheduler.
+    /// Rejected by the scheduler.
     Rejected(RejectReason),
     /// Lost with its instance, twice.
     Lost,
 }
 
-/// What happened.
+/// A logged event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// A batch was sent to an instance.
     Sent {
         /// When.
         at: Instant,
-        /// Where to.
+        /// The instance.
         instance: InstanceId,
-        /// Batches that it held already.
+        /// The number of batches that it held already.
         in_flight: usize,
         /// The batch.
         requests: Vec<RequestId>,
     },
     /// A request was answered.
     Answered {
-        /// When the answer left.
+        /// When the answer was sent.
         at: Instant,
-        /// To which request.
+        /// The request.
         request: RequestId,
-        /// What it was.
+        /// The outcome.
         outcome: Outcome,
     },
 }
@@ -70,34 +70,34 @@ struct Worker {
     in_flight: VecDeque<Vec<RequestId>>,
 }
 
-/// What the driver knows of a request.
+/// The driver's record of a request.
 #[derive(Clone, Debug)]
 pub struct Known {
-    /// As it arrived.
+    /// The ticket.
     pub ticket: Ticket,
     /// When it arrived.
     pub queued: Instant,
-    /// It was in a lost batch.
+    /// Whether it was in a lost batch.
     pub retried: bool,
-    /// Its answer is there.
+    /// Whether it has an answer.
     pub finished: bool,
-    /// Its answer has left.
+    /// Whether its answer was sent.
     pub answered: bool,
 }
 
 /// One model with its scheduler, instances and clients.
 pub struct Sim {
-    /// The present.
+    /// The current time.
     pub now: Instant,
-    /// What happened so far.
+    /// The events so far.
     pub log: Vec<Record>,
     /// Every request that arrived.
     pub requests: BTreeMap<RequestId, Known>,
-    /// How long the executions take, in turn.
+    /// The durations of the executions, used in turn.
     pub service: Vec<Duration>,
-    /// Tell the scheduler everything that happens at one time before it is polled, instead of polling in between.
+    /// Whether the scheduler receives all events of one time before it is polled, instead of being polled after each.
     pub drain: bool,
-    /// With this, answers leave in order of arrival.
+    /// If set, answers are sent in order of arrival.
     pub reorder: Option<Reorder<Outcome>>,
     scheduler: Box<dyn Scheduler>,
     events: BTreeMap<(Instant, u64), Event>,
@@ -108,7 +108,7 @@ pub struct Sim {
 }
 
 impl Sim {
-    /// A simulation at time 0 in which every execution takes `service`.
+    /// Creates a simulation at time 0 in which every execution takes `service`.
     pub fn new(scheduler: Box<dyn Scheduler>, service: Duration) -> Self {
         Self {
             now: Instant(0),
@@ -126,18 +126,18 @@ impl Sim {
         }
     }
 
-    /// Lets something happen at a time; what is planned first for one time happens first.
+    /// Schedules an event. Events of the same time happen in the order of these calls.
     pub fn at(&mut self, time: Duration, event: Event) {
         self.plan(Instant(0) + time, event);
     }
 
-    /// Advances to the next time at which something happens; `false` at the end.
+    /// Advances to the time of the next event; returns `false` at the end.
     pub fn step(&mut self) -> bool {
         let event = self.events.keys().next().map(|&(time, _)| time);
         let Some(next) = [event, self.scheduler.poll_timeout()].into_iter().flatten().min() else { return false };
         self.steps += 1;
-        assert!(self.steps < 100_000, "no end: at {next:?}, to be woken at {:?}", self.scheduler.poll_timeout());
-        assert!(next >= self.now, "time goes forward: from {:?} to {next:?}", self.now);
+        assert!(self.steps < 100_000, "no end: at {next:?}, next timeout at {:?}", self.scheduler.poll_timeout());
+        assert!(next >= self.now, "time does not decrease: from {:?} to {next:?}", self.now);
         self.now = next;
         if self.scheduler.poll_timeout().is_some_and(|due| due <= next) {
             self.scheduler.handle_timeout(next);
@@ -153,7 +153,7 @@ impl Sim {
         true
     }
 
-    /// Advances until nothing happens any more.
+    /// Advances until there are no more events.
     pub fn run(&mut self) {
         while self.step() {}
     }
@@ -172,18 +172,18 @@ impl Sim {
         self.now = end;
     }
 
-    /// Requests that arrived, were not refused, and neither execute nor have executed: the pending gauge.
+    /// Returns the number of requests that arrived, were not rejected, and have not started to execute: the pending gauge.
     pub fn pending(&self) -> usize {
         let executing: usize = self.workers.values().filter_map(|worker| worker.in_flight.front()).map(Vec::len).sum();
         self.requests.values().filter(|known| !known.finished).count() - executing
     }
 
-    /// Batches in flight on each ready instance.
+    /// Returns the number of batches in flight on each ready instance.
     pub fn in_flight(&self) -> impl Iterator<Item = usize> {
         self.workers.values().filter(|worker| worker.ready).map(|worker| worker.in_flight.len())
     }
 
-    /// Requests that the driver has handed to the scheduler and not got back.
+    /// Returns the requests that the scheduler holds.
     pub fn waiting(&self) -> impl Iterator<Item = &Known> {
         let sent = |request| {
             self.workers.values().flat_map(|worker| worker.in_flight.iter().flatten()).any(|id| *id == request)
@@ -191,12 +191,12 @@ impl Sim {
         self.requests.values().filter(move |known| !known.finished && !sent(known.ticket.request))
     }
 
-    /// The scheduler under test.
+    /// Returns the scheduler under test.
     pub fn scheduler(&self) -> &dyn Scheduler {
         &*self.scheduler
     }
 
-    /// The batches that were sent.
+    /// Returns the batches that were sent.
     pub fn batches(&self) -> impl Iterator<Item = Vec<u64>> {
         self.log.iter().filter_map(|record| match record {
             Record::Sent { requests, .. } => Some(requests.iter().map(|request| request.0).collect()),
@@ -204,7 +204,7 @@ impl Sim {
         })
     }
 
-    /// The answers in the order in which they left.
+    /// Returns the answers in the order in which they were sent.
     pub fn answers(&self) -> impl Iterator<Item = (Instant, RequestId, Outcome)> {
         self.log.iter().filter_map(|record| match *record {
             Record::Answered { at, request, outcome } => Some((at, request, outcome)),
@@ -276,7 +276,7 @@ impl Sim {
         self.plan(self.now + service, Event::Done(instance, generation));
     }
 
-    /// Performs actions until there are none; a scheduler that never stops fails here.
+    /// Performs actions until `poll_action` returns `None`. Panics if it never does.
     fn settle(&mut self) {
         for _ in 0..=2 * self.requests.len() {
             match self.scheduler.poll_action(self.now) {
@@ -291,9 +291,9 @@ impl Sim {
 
     fn send(&mut self, instance: InstanceId, requests: Vec<RequestId>) {
         let Some(worker) = self.workers.get_mut(&instance).filter(|worker| worker.ready) else {
-            unreachable!("{instance:?} is not ready and was given {requests:?}")
+            unreachable!("{instance:?} is not ready but received {requests:?}")
         };
-        assert!(!requests.is_empty(), "a batch has requests");
+        assert!(!requests.is_empty(), "a batch is not empty");
         let (in_flight, generation) = (worker.in_flight.len(), worker.generation);
         worker.in_flight.push_back(requests.clone());
         self.log.push(Record::Sent { at: self.now, instance, in_flight, requests });
@@ -303,13 +303,13 @@ impl Sim {
     }
 
     fn answer(&mut self, request: RequestId, outcome: Outcome) {
-        let Some(known) = self.requests.get_mut(&request) else { unreachable!("{request:?} never came") };
+        let Some(known) = self.requests.get_mut(&request) else { unreachable!("{request:?} never arrived") };
         assert!(!known.finished, "{request:?} is answered once");
         known.finished = true;
-        let out_of_turn = matches!(outcome, Outcome::Rejected(_));
+        let out_of_order = matches!(outcome, Outcome::Rejected(_));
         let leaving = match &mut self.reorder {
             None => Some(outcome),
-            Some(reorder) if out_of_turn => {
+            Some(reorder) if out_of_order => {
                 reorder.forget(request);
                 Some(outcome)
             }
@@ -324,8 +324,8 @@ impl Sim {
     }
 
     fn leave(&mut self, request: RequestId, outcome: Outcome) {
-        let Some(known) = self.requests.get_mut(&request) else { unreachable!("{request:?} never came") };
-        assert!(!known.answered, "the answer to {request:?} leaves once");
+        let Some(known) = self.requests.get_mut(&request) else { unreachable!("{request:?} never arrived") };
+        assert!(!known.answered, "the answer to {request:?} is sent once");
         known.answered = true;
         self.log.push(Record::Answered { at: self.now, request, outcome });
     }

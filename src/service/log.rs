@@ -2,7 +2,7 @@
 
 use crate::error::InferError;
 
-/// The target of log lines about single requests. They are logged whatever the other settings say.
+/// The target of log lines about single requests. They are logged independently of the other settings.
 pub const REQUEST_LOG_TARGET: &str = "access";
 
 /// The format of a log line.
@@ -22,7 +22,7 @@ impl LogFormat {
     /// Every format, in order.
     pub const ALL: [Self; 3] = [Self::Default, Self::Iso8601, Self::Json];
 
-    /// Its name in options and in the protocol.
+    /// Returns the name in options and in the protocol.
     pub fn name(self) -> &'static str {
         match self {
             Self::Default => "default",
@@ -31,7 +31,7 @@ impl LogFormat {
         }
     }
 
-    /// The format of this name.
+    /// Returns the format of this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.name() == name)
     }
@@ -72,7 +72,7 @@ pub struct LogUpdate {
 /// The beginning of the error for an unknown format.
 pub const WRONG_LOG_FORMAT: &str = "invalid argument for --log_format";
 
-/// The format that a client names.
+/// Parses the format that a client sets.
 ///
 /// # Errors
 /// INVALID_ARG with Triton's text.
@@ -80,12 +80,12 @@ pub fn log_format(name: &str) -> Result<LogFormat, InferError> {
     LogFormat::from_name(name).ok_or_else(|| InferError::invalid(format!("{WRONG_LOG_FORMAT}, got: {name}")))
 }
 
-/// The error for a log setting that clients cannot change: the file, or an unknown one.
+/// Returns the error for a log setting that clients cannot change: the file, or an unknown one.
 pub fn unchangeable_log_setting(name: &str) -> InferError {
     match name {
         "log_file" => InferError::unsupported("log file location can not be updated through network protocol"),
         _ => InferError::invalid(format!(
-            "unknown log setting '{name}'; there are log_info, log_warning, log_error, log_verbose_level, log_format"
+            "unknown log setting '{name}'; allowed: log_info, log_warning, log_error, log_verbose_level, log_format"
         )),
     }
 }

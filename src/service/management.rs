@@ -1,4 +1,4 @@
-//! The verbs of an edge that manages models and their workers itself.
+//! The operations of an edge that manages models and their workers itself.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub struct WorkerStatus {
     pub gpu: Option<u32>,
 }
 
-/// The state of a worker, and since when it has been lost: the first of several consecutive losses.
+/// The state of a worker, and the time since which it has been lost: the first of several consecutive losses.
 pub type WorkerHealth = (Option<InstanceState>, Option<Instant>);
 
 /// The last measurement of a GPU.
@@ -39,25 +39,25 @@ pub struct GpuUsage {
     pub memory_used: Option<u64>,
 }
 
-/// The verbs of management, beside those of [`Service`]. Names of models are the repository's.
+/// The operations of management, in addition to those of [`Service`]. Names of models are the repository's.
 pub trait Management: Service {
-    /// The same server, for clients that use the names of this policy.
+    /// Returns the same server for clients that use the names of this policy.
     #[must_use]
     fn with_naming(&self, naming: Arc<dyn Naming>) -> Self;
 
-    /// The workers of a model; empty if it is not loaded.
+    /// Returns the workers of a model; empty if it is not loaded.
     fn workers(&self, model: &str) -> Vec<WorkerStatus>;
 
-    /// The health of the workers of a model; empty if it is not loaded.
+    /// Returns the health of the workers of a model; empty if it is not loaded.
     fn worker_health(&self, model: &str) -> Vec<WorkerHealth>;
 
-    /// The last measurement of a GPU by its number; `None` if it is not measured.
+    /// Returns the last measurement of a GPU by its number; `None` if it is not measured.
     fn gpu_usage(&self, number: u32) -> Option<GpuUsage>;
 
-    /// The number of requests that wait for a model.
+    /// Returns the number of requests that wait for a model.
     fn waiting(&self, model: &str) -> u64;
 
-    /// Whether the system, and not this server, killed a worker of a model since then.
+    /// Returns whether the system, and not this server, killed a worker of a model since then.
     fn killed_since(&self, model: &str, since: Instant) -> bool;
 
     /// Ends the sequence with this id of a model after the requests that it already has.

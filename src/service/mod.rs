@@ -1,8 +1,8 @@
-//! The verbs of an inference server, free of protocols: the contract between the edges, which speak a protocol, and the engine,
-//! which serves requests.
+//! The operations of an inference server, independent of protocols: the interface between the edges, which implement a protocol,
+//! and the engine, which serves requests.
 //!
-//! An edge is generic over a [`Service`], so that a verb costs no allocation and no dynamic call. [`Management`] adds the verbs
-//! of an edge that manages models and workers itself.
+//! An edge is generic over a [`Service`], so that an operation costs no allocation and no dynamic call. [`Management`] adds the
+//! operations of an edge that manages models and workers.
 
 mod log;
 mod management;
@@ -37,7 +37,7 @@ use crate::shared_memory::Status;
 use crate::timeline::Instant;
 use crate::trace::settings::Update;
 
-/// The most responses of one request that may be produced and not read yet.
+/// The maximum number of unread responses of one request.
 pub const UNREAD_RESPONSES: u32 = crate::wire::CREDITS;
 
 /// The error text of requests that arrive while the server exits.
@@ -53,7 +53,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// The error for a decoupled model, which may give any number of responses.
+    /// Returns the error for a decoupled model, which may give any number of responses.
     pub fn refuse_decoupled(self) -> InferError {
         let endpoint = match self {
             Self::HttpInfer => "HTTP end point",
@@ -63,53 +63,54 @@ impl Endpoint {
     }
 }
 
-/// The verbs of a server. Clones are cheap and share one server.
+/// The operations of a server. Clones are cheap and share one server.
 ///
-/// In every verb an empty version means the version that the server chooses.
+/// An empty version means the version that the server chooses.
 pub trait Service: Clone + Send + Sync + Unpin + 'static {
-    /// The responses to one request.
+    /// The type of the responses to one request.
     type Responses: Responses;
 
     /// Counts a stream as open until it is dropped.
     type OpenStream: Send + Unpin + 'static;
 
-    /// Whether the server runs and is not exiting.
+    /// Returns whether the server runs and is not exiting.
     fn live(&self) -> bool;
 
-    /// Whether the server can answer requests: all models are loaded and their workers run, unless readiness is not strict.
+    /// Returns whether the server can answer requests: all models are loaded and their workers run, unless readiness is not
+    /// strict.
     fn ready(&self) -> bool;
 
-    /// Whether the server is exiting.
+    /// Returns whether the server is exiting.
     fn exiting(&self) -> bool;
 
-    /// The name that clients see.
+    /// Returns the name that clients see.
     fn server_name(&self) -> &str;
 
-    /// The monotonic clock of all timestamps.
+    /// Returns the current time of the monotonic clock that all timestamps use.
     fn now(&self) -> Instant;
 
-    /// Whether a version of a model can answer requests.
+    /// Returns whether a version of a model can answer requests.
     ///
     /// # Errors
     /// The server itself cannot answer now.
     fn model_ready(&self, model: &str, version: &str) -> impl Future<Output = Result<bool, InferError>> + Send;
 
-    /// Why a loaded version of a model cannot answer now, if more is known than that its worker does not run.
+    /// Returns why a loaded version of a model cannot answer now, if the reason is more than that its worker does not run.
     fn why_not_ready(&self, model: &str, version: &str) -> Option<String>;
 
-    /// The inputs and outputs of a model.
+    /// Returns the inputs and outputs of a model.
     ///
     /// # Errors
     /// The model or version is unknown or not ready.
     fn model_metadata(&self, model: &str, version: &str) -> Result<ModelMetadata, InferError>;
 
-    /// The completed configuration of a model as JSON.
+    /// Returns the completed configuration of a model as JSON.
     ///
     /// # Errors
     /// The model or version is unknown or not ready.
     fn model_config_json(&self, model: &str, version: &str) -> Result<String, InferError>;
 
-    /// The completed configuration of a model as an encoded `inference.ModelConfig`.
+    /// Returns the completed configuration of a model as an encoded `inference.ModelConfig`.
     ///
     /// # Errors
     /// The model or version is unknown or not ready.
@@ -126,12 +127,12 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
         endpoint: Endpoint,
     ) -> impl Future<Output = Result<InferResponse, InferError>> + Send;
 
-    /// As [`Service::infer`], for models of both kinds: a decoupled model may give any number of responses. A request to a
-    /// decoupled model is queued when this returns, in the order of the calls; a request to another model when the first
-    /// response is polled.
+    /// Does the same as [`Service::infer`] for models of both kinds: a decoupled model may send any number of responses. A
+    /// request to a decoupled model is queued before this returns, in the order of the calls; a request to another model is
+    /// queued when the first response is polled.
     ///
     /// # Errors
-    /// As [`Service::infer`]. Errors of the execution are among the responses.
+    /// The same as for [`Service::infer`]. Errors of the execution are among the responses.
     fn stream(&self, request: InferRequest) -> Result<Self::Responses, InferError>;
 
     /// Counts a stream of requests or responses as open until the guard is dropped.
@@ -141,16 +142,16 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     /// requests included.
     fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>);
 
-    /// Statistics of a version of a model (empty version: every ready version), or of all models (both empty).
+    /// Returns the statistics of a version of a model (empty version: every ready version), or of all models (both empty).
     ///
     /// # Errors
     /// The model or version is not available.
     fn statistics(&self, model: &str, version: &str) -> Result<Vec<ModelStatistics>, InferError>;
 
-    /// The metrics of these names as text. Takes milliseconds for thousands of series.
+    /// Renders the metrics of these names as text. Takes milliseconds for thousands of series.
     fn metrics_text(&self, format: Format, names: &Names) -> String;
 
-    /// Every known model and version with its state, and every model that is only in a repository.
+    /// Returns every known model and version with its state, and every model that is only in a repository.
     ///
     /// # Errors
     /// The repositories cannot be read.
@@ -161,21 +162,21 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     ///
     /// # Errors
     /// With Triton's codes and texts: models are not loaded by request, the name or a parameter is invalid, or the load
-    /// failed; then the previous version keeps serving.
+    /// failed. After a failure the previous version continues to serve.
     fn load_model(
         &self,
         model: &str,
         parameters: Vec<(String, Bytes)>,
     ) -> impl Future<Output = Result<(), InferError>> + Send;
 
-    /// Unloads a model, and with `dependents` the models that only it needs. Accepted requests are finished. A model that is
-    /// not loaded is no error.
+    /// Unloads a model, and with `dependents` the models that only it needs. Accepted requests are completed. A model that is
+    /// not loaded is not an error.
     ///
     /// # Errors
     /// Models are not unloaded by request.
     fn unload_model(&self, model: &str, dependents: bool) -> impl Future<Output = Result<(), InferError>> + Send;
 
-    /// Whether directories can be registered as models.
+    /// Returns whether directories can be registered as models.
     fn registers_directories(&self) -> bool;
 
     /// Registers directories as models by name, all or none of them. They are loaded by [`Service::load_model`].
@@ -184,14 +185,14 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     /// The first name that is in use.
     fn register_directories(&self, models: &BTreeMap<String, PathBuf>) -> Result<(), String>;
 
-    /// Forgets registered directories. Their files stay.
+    /// Removes registered directories from the table. Does not delete their files.
     fn unregister_directories<'a>(&self, models: impl IntoIterator<Item = &'a String>);
 
     /// Registers `byte_size` bytes from `offset` of the POSIX shared memory object `key`.
     ///
     /// # Errors
-    /// With Triton's texts: the key names no object that clients may use, the object does not contain the range, the region's
-    /// name is in use, or shared memory of clients is disabled.
+    /// With Triton's texts: the key does not name an object that clients may use, the object does not contain the range, the
+    /// region's name is in use, or shared memory of clients is disabled.
     fn register_system_memory(&self, region: &str, key: &str, offset: u64, byte_size: u64) -> Result<(), InferError>;
 
     /// Registers `byte_size` bytes of CUDA memory of `device` by the IPC handle of the process that allocated it.
@@ -214,7 +215,7 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     /// Shared memory of clients is disabled.
     fn unregister_memory(&self, kind: Kind, region: Option<&str>) -> Result<(), InferError>;
 
-    /// The region of a kind and name, or all regions of the kind.
+    /// Returns the region of a kind and name, or all regions of the kind.
     ///
     /// # Errors
     /// There is no such region, or it is of the other kind.
@@ -223,21 +224,21 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     /// Begins to trace a request to a model, if it is sampled. `header` gives the headers (or metadata) of the request by name.
     fn trace(&self, model: &str, header: impl Fn(&str) -> Option<String>) -> Option<Traced>;
 
-    /// The trace settings of a model, or (empty) of the server.
+    /// Returns the trace settings of a model, or (empty) of the server.
     ///
     /// # Errors
     /// The model is unknown or not ready.
     fn trace_settings(&self, model: &str) -> Result<TraceSettings, InferError>;
 
-    /// Changes the trace settings of a model, or (empty) of the server. Returns the settings that hold now.
+    /// Changes the trace settings of a model, or (empty) of the server. Returns the resulting settings.
     ///
     /// # Errors
     /// The model is unknown or not ready, or requests would be traced without a destination; then nothing has changed.
     fn update_trace_settings(&self, model: &str, update: &Update) -> Result<TraceSettings, InferError>;
 
-    /// The log settings.
+    /// Returns the log settings.
     fn log_settings(&self) -> LogSettings;
 
-    /// Changes the log settings. Returns the settings that hold now.
+    /// Changes the log settings. Returns the resulting settings.
     fn update_log_settings(&self, update: LogUpdate) -> LogSettings;
 }

@@ -1,4 +1,4 @@
-//! What the configuration of a model means to the protocol that has deployed it.
+//! Settings of a model that the protocol that deployed it derives from its configuration.
 
 use std::fmt::Debug;
 
@@ -7,9 +7,9 @@ use crate::supervisor;
 
 /// Adjusts how the workers of a model are supervised and how its metrics name it. Called when a version is loaded.
 pub trait ModelPolicy: Debug + Send + Sync {
-    /// The time limits and restarts of the model's workers; `settings` are those of the server.
+    /// Returns the time limits and restarts of the model's workers; `settings` are those of the server.
     fn supervision(&self, config: &ModelConfig, settings: supervisor::Settings) -> supervisor::Settings;
 
-    /// The name and version under which metrics show the model, if they differ from its own.
+    /// Returns the name and version under which metrics show the model, if they differ from its own.
     fn metric_name<'a>(&self, config: &'a ModelConfig) -> Option<(&'a str, &'a str)>;
 }

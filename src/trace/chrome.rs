@@ -1,8 +1,8 @@
-//! Traces as Chrome's trace events (the format of chrome://tracing, which Perfetto opens): for each model a process, for each
-//! of its instances a thread and for each further request at the same time another, slices for requests with the queue and
-//! the parts of the computation in them, arrows from ensembles to their steps.
+//! Renders traces as Chrome's trace events (the format of chrome://tracing, which Perfetto opens). Each model is a
+//! process and each of its instances a thread, with more threads for concurrent requests. Requests are slices that
+//! contain slices for the queue and the stages of computation; arrows lead from ensembles to their steps.
 //!
-//! Source: "Trace Event Format", the Chromium project's document of it.
+//! Source: "Trace Event Format", a document of the Chromium project.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,16 +10,16 @@ use std::fmt::Write;
 use super::read::Trace;
 use crate::request_trace::Activity;
 
-/// The process of the requests as clients see them.
+/// The process for the requests as seen by clients.
 const CLIENTS: usize = 1;
 
-/// The row of requests that some instance has executed.
+/// The row of requests executed by an unknown instance.
 const EXECUTED: &str = "executed";
 
-/// Rows that one instance may have, for their numbers: more requests at the same time are in rows of the next.
+/// The number of thread ids reserved for each row. More concurrent requests would use the ids of the next row.
 const ROWS: usize = 100_000;
 
-/// Slices in a request, from one activity to another.
+/// The slices within a request: name, first and last activity.
 const INNER: [(&str, Activity, Activity); 5] = [
     ("queue", Activity::QueueStart, Activity::ComputeStart),
     ("compute", Activity::ComputeStart, Activity::ComputeEnd),
@@ -28,7 +28,7 @@ const INNER: [(&str, Activity, Activity); 5] = [
     ("output", Activity::ComputeOutputStart, Activity::ComputeEnd),
 ];
 
-/// The transfers of a request.
+/// The transfers of a request: name, first and last activity.
 const TRANSFERS: [(&str, Activity, Activity); 4] = [
     ("receive", Activity::HttpRecvStart, Activity::HttpRecvEnd),
     ("receive", Activity::GrpcWaitReadStart, Activity::GrpcWaitReadEnd),
@@ -36,11 +36,11 @@ const TRANSFERS: [(&str, Activity, Activity); 4] = [
     ("send", Activity::GrpcSendStart, Activity::GrpcSendEnd),
 ];
 
-/// The file.
+/// Renders the file.
 pub fn render<'a>(traces: impl Iterator<Item = &'a Trace>) -> String {
     let mut traces: Vec<&Trace> = traces.filter(|trace| !trace.model.is_empty() && bounds(trace).is_some()).collect();
     traces.sort_by_key(|trace| bounds(trace));
-    // Numbers begin at the first stamp: Perfetto's own clock is microseconds as doubles.
+    // Times are relative to the first stamp, because Perfetto stores microseconds as doubles.
     let zero = traces.iter().filter_map(|trace| trace.stamps.iter().map(|(_, ns)| *ns).min()).min().unwrap_or(0);
     let mut events = Events { out: String::new(), zero, rows: BTreeMap::new(), processes: BTreeMap::new() };
     let mut places = BTreeMap::new();
@@ -55,14 +55,14 @@ pub fn render<'a>(traces: impl Iterator<Item = &'a Trace>) -> String {
     format!("{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n", events.out.trim_end_matches([',', '\n']))
 }
 
-/// When a request began and ended; a request without an end ends with its last stamp.
+/// Returns the start and the end of a request; without an end, the last stamp counts.
 fn bounds(trace: &Trace) -> Option<(u64, u64)> {
     let start = trace.at(Activity::RequestStart)?;
     let last = trace.stamps.iter().map(|(_, ns)| *ns).max()?;
     Some((start, trace.last(Activity::RequestEnd).unwrap_or(last).max(start)))
 }
 
-/// Where a slice is drawn: Chrome's process and thread.
+/// The position of a slice: Chrome's process and thread.
 #[derive(Clone, Copy)]
 struct Track {
     process: usize,
@@ -72,19 +72,19 @@ struct Track {
 struct Events {
     out: String,
     zero: u64,
-    /// For each process and row when it is free again, and its number. A row has a name.
+    /// For each process and row name: the times from which its threads are free.
     rows: BTreeMap<(usize, String), Vec<u64>>,
     processes: BTreeMap<String, usize>,
 }
 
 impl Events {
-    /// The slices of a trace. Gives the track of the request.
+    /// Adds the slices of a trace. Returns the track of the request.
     fn trace(&mut self, trace: &Trace) -> Track {
         let (start, end) = bounds(trace).unwrap_or_default();
         let process = self.process(&format!("{} version {}", trace.model, trace.version));
         let row = match trace.instance {
             Some(instance) => format!("instance {instance}"),
-            // Triton's files do not say which.
+            // Triton's files do not contain the instance.
             None if trace.at(Activity::ComputeStart).is_some() => EXECUTED.to_owned(),
             None => "not executed".to_owned(),
         };
@@ -129,12 +129,12 @@ impl Events {
         number
     }
 
-    /// The first thread of this row that is free. Numbers of threads are unique in their process.
+    /// Returns the first free thread of this row, with an id that is unique in its process.
     fn row(&mut self, process: usize, name: String, (start, end): (u64, u64)) -> usize {
         let row = (process, name);
         let taken = self.rows.get(&row).map_or(&[][..], Vec::as_slice);
         let free = taken.iter().position(|until| *until <= start).unwrap_or(taken.len());
-        // A row's place among those of its process is told by its name: an instance's number, or none.
+        // A row's position in its process depends on its name: the instance's number, if it has one.
         let first = row.1.strip_prefix("instance ").and_then(|number| number.parse::<usize>().ok());
         let unnumbered = usize::from(row.1 == EXECUTED);
         let place = first.map_or(unnumbered, |number| number.saturating_add(2));
@@ -168,7 +168,7 @@ impl Events {
         );
     }
 
-    /// From an ensemble's slice to the beginning of a step's.
+    /// Adds an arrow from an ensemble's slice to the start of a step's slice.
     fn arrow(&mut self, step: &Trace, from: Track, to: Track) {
         let at = self.us(bounds(step).unwrap_or_default().0);
         for (phase, Track { process, thread }, more) in [("s", from, ""), ("f", to, ",\"bp\":\"e\"")] {
@@ -186,13 +186,13 @@ impl Events {
     }
 }
 
-/// Nanoseconds as microseconds, to three digits.
+/// Formats nanoseconds as microseconds with three decimals.
 fn us(ns: u64) -> String {
     format!("{}.{:03}", ns / 1000, ns % 1000)
 }
 
 fn quoted(text: &str) -> String {
-    // A string is always JSON.
+    // Serializing a string as JSON cannot fail.
     serde_json::to_string(text).unwrap_or_else(|_| "\"\"".to_owned())
 }
 
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_lie_in_rows_steps_have_arrows_and_slices_nest() {
+    fn requests_have_rows_steps_have_arrows_and_slices_nest() {
         use Activity::{ComputeEnd, ComputeStart, HttpRecvEnd, HttpRecvStart, QueueStart, RequestEnd, RequestStart};
         let trace = |id, parent, model: &str, instance, stamps: &[(Activity, u64)]| Trace {
             id,
@@ -227,14 +227,14 @@ mod tests {
         let of = |phase: &str| events.iter().filter(|event| event["ph"] == phase).collect::<Vec<_>>();
         assert_eq!((of("s").len(), of("f").len()), (3, 3));
         let rows: Vec<_> = of("X").iter().filter(|e| e["name"] == "m").map(|e| e["tid"].as_u64().unwrap()).collect();
-        // The first two overlap; the third begins when the first row is free again.
+        // The first two overlap; the third starts when the first row is free again.
         assert_eq!((rows[0] == rows[2], rows[0] == rows[1]), (true, false));
         let slice = |name: &str| of("X").into_iter().find(|event| event["name"] == name).unwrap();
         assert_eq!((slice("queue")["ts"].as_f64(), slice("queue")["dur"].as_f64()), (Some(0.031), Some(0.009)));
         assert_eq!(slice("receive")["ts"].as_f64(), Some(0.0));
         assert_eq!(slice("receive")["pid"].as_u64(), Some(1));
         assert!(serde_json::from_str::<Value>(&render(std::iter::empty())).is_ok());
-        // Without instances: what was executed and what was not are in rows of their own.
+        // Without instances, executed requests and others have separate rows.
         let found = trace(1, 0, "m", None, &[(RequestStart, 0), (RequestEnd, 9)]);
         let executed = trace(2, 0, "m", None, &[(RequestStart, 20), (ComputeStart, 21), (RequestEnd, 29)]);
         let file: Value = serde_json::from_str(&render([found, executed].iter())).unwrap();

@@ -1,27 +1,27 @@
-//! The form of trace files: a JSON array of records, Triton's (spec 2.7), so that tools for its files read these.
+//! The format of trace files: a JSON array of records, the same as Triton's (spec 2.7), so that existing tools can read them.
 //!
-//! A record says of a part of a trace who it is, or has one stamp of it, or a tensor. The file is a whole array after each
-//! trace that is added: [`OPEN`], then traces with [`BETWEEN`] between them, then [`CLOSE`], which the next trace overwrites.
-//! One writes what is added and the new end at once; a file that was cut all the same is read by [`super::read`].
+//! A record describes a part of a trace, or contains one stamp of it, or a tensor. After each added trace the file is a
+//! complete array: [`OPEN`], the traces separated by [`BETWEEN`], and [`CLOSE`], which the next trace overwrites. The
+//! writer should write a trace and the new end together; [`super::read`] also reads truncated files.
 
 use std::fmt::Write;
 
 use crate::request_trace::{Finished, Part, text};
 
-/// What a file begins with.
+/// The start of a file.
 pub const OPEN: &str = "[";
-/// What stands between two records.
+/// The separator between two records.
 pub const BETWEEN: &str = ",\n";
-/// What a file ends with.
+/// The end of a file.
 pub const CLOSE: &str = "]\n";
 
-/// Appends the records of a trace: those of the request, then those of each step. `false` if it has none.
+/// Appends the records of a trace: those of the request, then those of each step. Returns `false` if the trace has none.
 pub fn append(trace: &Finished, out: &mut String) -> bool {
     let start = out.len();
     for part in &trace.parts {
         append_part(part, out);
     }
-    // Each record is followed by a separator; the last one's is one too many.
+    // Each record is followed by a separator; the last one is removed.
     if out.len() == start {
         return false;
     }
@@ -68,7 +68,7 @@ fn append_part(part: &Part, out: &mut String) {
 }
 
 fn quoted(text: &str) -> String {
-    // A string is always JSON.
+    // Serializing a string as JSON cannot fail.
     serde_json::to_string(text).unwrap_or_else(|_| "\"\"".to_owned())
 }
 

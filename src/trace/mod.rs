@@ -1,7 +1,7 @@
-//! The trace extension decides here: which requests are sampled, what a trace looks like in a file and as spans, and what
-//! trace files say.
+//! The decisions of the trace extension: which requests are sampled, the format of trace files and spans, and the
+//! analysis of trace files.
 //!
-//! Nothing here writes or sends: `frontend/telemetry/src/trace` does.
+//! This module does no I/O: `frontend/telemetry/src/trace` writes and sends.
 
 pub mod chrome;
 pub mod file;

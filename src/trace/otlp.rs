@@ -1,8 +1,8 @@
-//! Traces as spans for an OpenTelemetry collector, with Triton's names: `InferRequest` for the request as a whole, in it a
-//! span named as the model, in that `compute`, and for each step of an ensemble a span in that of the ensemble. What happened
-//! when is told by events of the spans.
+//! Encodes traces as spans for an OpenTelemetry collector, with Triton's names. `InferRequest` is the span of the whole
+//! request. It contains a span with the name of the model, which contains `compute`, and for each step of an ensemble a
+//! span within that of the ensemble. Stamps are events of the spans.
 //!
-//! Pure: traces in, bytes of an `ExportTraceServiceRequest` out.
+//! No I/O: traces in, bytes of an `ExportTraceServiceRequest` out.
 
 use prost::Message;
 
@@ -20,17 +20,17 @@ use proto::{KeyValue, Span, any_value, span};
 /// The name of the scope of all spans.
 const SCOPE: &str = "triton-server";
 
-/// The span of the request as a whole.
+/// The name of the span of the whole request.
 const ROOT: &str = "InferRequest";
 
-/// Random numbers that are good enough for ids: 64 bits a call.
+/// Random numbers for ids, 64 bits each. They need not be cryptographically secure.
 pub trait Random {
-    /// The next number.
+    /// Returns the next number.
     fn next(&mut self) -> u64;
 }
 
-/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): every seed gives another
-/// sequence, no number comes twice in one.
+/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): each seed gives another
+/// sequence, and no number repeats within its period of 2^64.
 #[derive(Clone, Debug)]
 pub struct SplitMix(pub u64);
 
@@ -44,7 +44,7 @@ impl Random for SplitMix {
     }
 }
 
-/// A span's id.
+/// Generates a span's id.
 pub fn span_id(random: &mut impl Random) -> SpanId {
     loop {
         if let Some(id) = SpanId::new(random.next()) {
@@ -53,7 +53,7 @@ pub fn span_id(random: &mut impl Random) -> SpanId {
     }
 }
 
-/// How many spans a trace becomes.
+/// Returns the number of spans of a trace.
 pub fn count(trace: &Finished) -> usize {
     let begun = trace.parts.iter().filter(|part| part.model.is_some());
     1 + begun.map(|part| 1 + usize::from(has_computed(part))).sum::<usize>()
@@ -63,8 +63,8 @@ fn has_computed(part: &Part) -> bool {
     part.stamps.iter().any(|(activity, _)| *activity == Activity::ComputeStart)
 }
 
-/// The message that exports these traces. `offset` is what the wall clock's nanoseconds since 1970 are ahead of the clock of
-/// all stamps, `resource` the attributes of this server.
+/// Encodes the message that exports these traces. `offset` is the difference in nanoseconds between the wall clock
+/// (since 1970) and the clock of the stamps; `resource` are the attributes of this server.
 pub fn request(traces: &[Finished], resource: &[(String, String)], offset: u64, random: &mut impl Random) -> Vec<u8> {
     let mut spans = Vec::new();
     for trace in traces {
@@ -81,8 +81,8 @@ pub fn request(traces: &[Finished], resource: &[(String, String)], offset: u64, 
     proto::ExportTraceServiceRequest { resource_spans: vec![spans] }.encode_to_vec()
 }
 
-/// The spans that a collector says it has refused, and why, in its answer to an export; `None` if it has taken all, or if the
-/// answer cannot be understood.
+/// Returns the number of spans that a collector refused, and its reason, from its response to an export. Returns `None`
+/// if it accepted all spans, or if the response cannot be decoded.
 pub fn refused(answer: &[u8]) -> Option<(u64, String)> {
     let answer = proto::ExportTraceServiceResponse::decode(answer).ok()?;
     let partial = answer.partial_success?;
@@ -100,7 +100,7 @@ struct Trace<'a> {
 impl Trace<'_> {
     fn append(&mut self, random: &mut impl Random) {
         let parts = &self.trace.parts;
-        // The span of each part, for its steps.
+        // The span of each part, as the parent of its steps.
         let mut known: Vec<(u64, SpanId)> = Vec::new();
         for part in parts {
             let own = span_id(random);
@@ -192,8 +192,8 @@ fn is_compute(activity: Activity) -> bool {
     compute.contains(&activity)
 }
 
-/// When a part's span begins and ends, from the first stamp to the last; what has no stamp for its end was given up when the
-/// trace ended.
+/// Returns the start and the end of a part's span: the first and the last stamp of these activities. A part without an
+/// end was abandoned and ends with the trace.
 fn bounds(part: &Part, ended: Instant, from: Activity, to: Activity) -> (Instant, Instant) {
     let all = |wanted: Activity| part.stamps.iter().filter(move |(activity, _)| *activity == wanted).map(|(_, at)| *at);
     (all(from).next().unwrap_or(ended), all(to).next_back().unwrap_or(ended))
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_nest_as_tritons_do() {
+    fn spans_are_nested_as_in_triton() {
         use Activity::{ComputeEnd, ComputeStart, HttpRecvStart, HttpSendEnd, QueueStart, RequestEnd, RequestStart};
         let caller = Traceparent::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
         let own = SpanId::new(7).unwrap();
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_collector_refuses_is_told() {
+    fn refused_spans_are_counted() {
         let partial = proto::ExportTracePartialSuccess { rejected_spans: 3, error_message: "full".to_owned() };
         let answer = proto::ExportTraceServiceResponse { partial_success: Some(partial) }.encode_to_vec();
         assert_eq!(refused(&answer), Some((3, "full".to_owned())));

@@ -1,8 +1,8 @@
-//! Reads trace files: those that this server writes, Triton's, and both when they were cut.
+//! Reads trace files of this server and of Triton, including truncated ones.
 //!
-//! A file that ends in the middle of a record has everything before it; the record that was cut is left out, and that is
-//! told. A record that is no JSON (Triton does not escape the names and ids that clients choose) is skipped: the next one is
-//! looked for by how records begin.
+//! From a file that ends within a record, all complete records are read, and the result says that it was truncated. A
+//! record that is invalid JSON is skipped (Triton does not escape names and ids chosen by clients). The next record is
+//! found by the text with which records start.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use serde::de::IgnoredAny;
 
 use crate::request_trace::Activity;
 
-/// How every record begins.
+/// The text with which every record starts.
 const RECORD: &[u8] = b"{\"id\":";
 
-/// Broken records that are skipped before a file is taken for something else.
+/// The number of broken records after which the file is refused.
 const MOST_BROKEN: usize = 1000;
 
 /// A request, or a step of one.
@@ -22,59 +22,58 @@ const MOST_BROKEN: usize = 1000;
 pub struct Trace {
     /// Its number.
     pub id: u64,
-    /// The number of what it is a step of; 0 for a request.
+    /// The number of the trace that it is a step of; 0 for a request.
     pub parent: u64,
-    /// The model's name; empty if the file does not say.
+    /// The model's name; empty if the file does not contain it.
     pub model: String,
     /// The model's version.
     pub version: i64,
     /// The request's id.
     pub request_id: String,
-    /// The number of the instance that executed it, where the file says so.
+    /// The number of the instance that executed it, if the file contains it.
     pub instance: Option<u64>,
-    /// Why it failed.
+    /// The reason of its failure.
     pub error: Option<String>,
-    /// Stamps in the order of the file, nanoseconds.
+    /// Stamps in the order of the file, in nanoseconds.
     pub stamps: Vec<(Activity, u64)>,
-    /// How many tensors were collected.
+    /// The number of collected tensors.
     pub tensors: usize,
 }
 
 impl Trace {
-    /// The first stamp of an activity.
+    /// Returns the first stamp of an activity.
     pub fn at(&self, activity: Activity) -> Option<u64> {
         self.stamps.iter().find(|(known, _)| *known == activity).map(|(_, ns)| *ns)
     }
 
-    /// The last stamp of an activity.
+    /// Returns the last stamp of an activity.
     pub fn last(&self, activity: Activity) -> Option<u64> {
         self.stamps.iter().rev().find(|(known, _)| *known == activity).map(|(_, ns)| *ns)
     }
 
-    /// From when to when it went from one activity to another: each time, for a request is executed several times where its
-    /// backend wants that, and answered several times by a decoupled model. What has no end, or one before its start, is left
-    /// out.
+    /// Returns all intervals from one activity to another. There may be several: a backend may reschedule a request, and a
+    /// decoupled model may send several responses. Omits intervals without an end or with an end before the start.
     pub fn spans(&self, from: Activity, to: Activity) -> impl Iterator<Item = (u64, u64)> + '_ {
         let all =
             move |wanted: Activity| self.stamps.iter().filter(move |(known, _)| *known == wanted).map(|(_, ns)| *ns);
         all(from).zip(all(to)).filter(|(start, end)| start <= end)
     }
 
-    /// The time from one activity to another, all times together; `None` if there is none.
+    /// Returns the sum of the intervals from one activity to another; `None` without intervals.
     pub fn between(&self, from: Activity, to: Activity) -> Option<u64> {
         let times = self.spans(from, to).map(|(start, end)| end - start);
         times.reduce(u64::saturating_add)
     }
 }
 
-/// What a file says.
+/// The content of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traces {
-    /// By number.
+    /// Sorted by number.
     pub traces: Vec<Trace>,
-    /// The file ends in the middle.
+    /// Whether the file ends within a record.
     pub cut: bool,
-    /// Records that are no JSON.
+    /// The number of records that are invalid JSON.
     pub broken: usize,
 }
 
@@ -101,17 +100,17 @@ struct Timestamp {
     ns: u64,
 }
 
-/// Reads a file.
+/// Parses a file.
 ///
 /// # Errors
-/// It is no trace file.
+/// Returns a text if the file is not a trace file.
 pub fn read(file: &[u8]) -> Result<Traces, String> {
     let mut at = skip_blanks(file, 0);
     if at == file.len() {
         return Ok(Traces { cut: true, ..Traces::default() });
     }
     if file.get(at) != Some(&b'[') {
-        return Err("it does not begin with '[': a trace file is a JSON array".to_owned());
+        return Err("not a trace file: expected a JSON array, which starts with '['".to_owned());
     }
     at += 1;
     let (mut found, mut traces) = (Traces::default(), BTreeMap::new());
@@ -136,7 +135,7 @@ pub fn read(file: &[u8]) -> Result<Traces, String> {
                 Step::Broken(next) => {
                     found.broken += 1;
                     if found.broken > MOST_BROKEN {
-                        return Err(format!("more than {MOST_BROKEN} of its records are no JSON"));
+                        return Err(format!("more than {MOST_BROKEN} records are invalid JSON"));
                     }
                     at = next;
                 }
@@ -148,11 +147,11 @@ pub fn read(file: &[u8]) -> Result<Traces, String> {
 }
 
 enum Step {
-    /// A record, and where it ends.
+    /// A record, and the position of its end.
     Record(Box<Record>, usize),
-    /// The file ends before the record does.
+    /// The file ends within the record.
     Cut,
-    /// No record; where the next one may begin.
+    /// An invalid record, and the position where the next one may start.
     Broken(usize),
 }
 
@@ -204,7 +203,7 @@ mod tests {
 {"id":3,"timestamps":[{"name":"REQUEST_END","ns":10}]}]"#;
 
     #[test]
-    fn records_of_a_part_come_together() {
+    fn records_of_a_part_are_merged() {
         let Traces { traces, cut: false, broken: 0 } = read(FILE.as_bytes()).unwrap() else { panic!("not whole") };
         let [pipe, step] = &traces[..] else { panic!("{traces:?}") };
         assert_eq!((pipe.model.as_str(), pipe.parent, pipe.request_id.as_str()), ("pipe", 0, "e"));
@@ -214,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn wherever_a_file_is_cut_what_is_whole_is_read() {
+    fn complete_records_of_a_truncated_file_are_read() {
         let records = |text: &str| text.matches("{\"id\"").count();
         let whole = read(FILE.as_bytes()).unwrap();
         let stamps = |traces: &Traces| traces.traces.iter().map(|trace| trace.stamps.len()).sum::<usize>();
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_skipped_and_told() {
+    fn invalid_records_are_skipped_and_counted() {
         let file = r#"[{"id":2,"model_name":"m","model_version":1,"request_id":"r"\"},{"id":2,"timestamps":[{"name":"QUEUE_START","ns":5}]},7]"#;
         let found = read(file.as_bytes()).unwrap();
         assert_eq!((found.broken, found.traces.len(), found.traces[0].stamps.len()), (2, 1, 1));

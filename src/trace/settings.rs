@@ -1,9 +1,8 @@
-//! What is traced: the settings of the server and of single models, and which requests they sample.
+//! Trace settings of the server and of single models, and the sampling of requests.
 //!
-//! The server's settings fall back to what the server was started with, a model's to the server's: what a model does not
-//! specify itself follows the server's settings, whenever they change. A change makes new settings with a counter of their
-//! own; traces that run belong to those that sampled them. (Triton's rules; where its own break off half done, a change here
-//! is refused as a whole.)
+//! Settings that a model does not specify follow the server's, including later changes; settings that the server does not
+//! specify have the values from its start. A change creates new settings with a new counter; traces in progress keep the
+//! settings that sampled them. These are Triton's rules, except that a change is applied completely or not at all.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -11,18 +10,18 @@ use std::ops::RangeInclusive;
 use crate::error::InferError;
 use crate::request_trace::{Levels, Sample};
 
-/// Where traces go; fixed for the life of the server.
+/// The destination of traces; fixed at the start of the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// Into files.
+    /// Files.
     #[default]
     Triton,
-    /// To an OpenTelemetry collector.
+    /// An OpenTelemetry collector.
     OpenTelemetry,
 }
 
 impl Mode {
-    /// Its name in options and in the protocol.
+    /// Returns the name in options and in the protocol.
     pub fn name(self) -> &'static str {
         match self {
             Self::Triton => "triton",
@@ -30,7 +29,7 @@ impl Mode {
         }
     }
 
-    /// The mode of this name.
+    /// Returns the mode of this name.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Triton, Self::OpenTelemetry].into_iter().find(|mode| mode.name() == name)
     }
@@ -39,13 +38,13 @@ impl Mode {
 /// The values of all settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Values {
-    /// What is collected.
+    /// The data to collect.
     pub levels: Levels,
-    /// One of so many requests is sampled; 0 for only those whose caller is traced.
+    /// One of this many requests is sampled. With 0, only requests whose caller is traced are sampled.
     pub rate: u32,
-    /// Requests that are still sampled; -1 for any number.
+    /// The number of requests that may still be sampled; -1 for any number.
     pub count: i32,
-    /// Traces in one file; 0 for all in one.
+    /// The number of traces in one file; 0 for all in one file.
     pub log_frequency: u32,
 }
 
@@ -55,15 +54,15 @@ impl Default for Values {
     }
 }
 
-/// What a change does to one setting.
+/// A change of one setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Change<T> {
-    /// Nothing.
+    /// Keeps the present value.
     #[default]
     Keep,
-    /// It is not specified any more.
+    /// Removes the specified value.
     Clear,
-    /// It has this value.
+    /// Specifies a value.
     Set(T),
 }
 
@@ -80,17 +79,17 @@ impl<T: Copy> Change<T> {
 /// A change of settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Update {
-    /// See [`Values`], here and below.
+    /// See [`Values::levels`].
     pub levels: Change<Levels>,
-    /// The rate.
+    /// See [`Values::rate`].
     pub rate: Change<u32>,
-    /// The count.
+    /// See [`Values::count`].
     pub count: Change<i32>,
-    /// The frequency.
+    /// See [`Values::log_frequency`].
     pub log_frequency: Change<u32>,
 }
 
-/// What is specified.
+/// The specified values; the others have fallback values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Specified {
     levels: Option<Levels>,
@@ -119,19 +118,19 @@ impl Specified {
     }
 }
 
-/// Settings at work.
+/// Effective settings.
 #[derive(Clone, Copy, Debug)]
 struct ActiveSettings {
     specified: Specified,
-    /// `count` goes down.
+    /// `count` decreases with every sampled request.
     values: Values,
     generation: u64,
-    /// Requests since they hold.
+    /// Requests since the last sampled one.
     seen: u32,
 }
 
 impl ActiveSettings {
-    /// What is specified now: of a count, what is left of it.
+    /// Returns the specified values; for the count, what is left of it.
     fn specified(&self) -> Specified {
         Specified { count: self.specified.count.map(|_| self.values.count), ..self.specified }
     }
@@ -141,7 +140,7 @@ impl ActiveSettings {
 #[derive(Clone, Debug)]
 pub struct Settings {
     mode: Mode,
-    /// Traces have somewhere to go.
+    /// Whether traces have a destination.
     has_destination: bool,
     defaults: Values,
     global: ActiveSettings,
@@ -150,29 +149,29 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What the server is started with. Traces have a destination unless their file has no name.
+    /// Creates the settings at the start. Traces have a destination unless the trace file has an empty name.
     pub fn new(mode: Mode, defaults: Values, has_destination: bool) -> Self {
         let global = ActiveSettings { specified: Specified::default(), values: defaults, generation: 1, seen: 0 };
         Self { mode, has_destination, defaults, global, models: BTreeMap::new(), generations: 1 }
     }
 
-    /// Where traces go.
+    /// Returns the destination of traces.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// The values that hold for a model, or (empty) for models without settings of their own.
+    /// Returns the effective values of a model, or those of the server for an empty name and for models without settings.
     pub fn of(&self, model: &str) -> Values {
         self.models.get(model).unwrap_or(&self.global).values
     }
 
-    /// Whether any request may be sampled.
+    /// Returns whether any request may be sampled.
     pub fn any_active(&self) -> bool {
         let mut all = std::iter::once(&self.global).chain(self.models.values());
         all.any(|live| self.fault(&live.values).is_none())
     }
 
-    /// Why these values sample nothing; `None` if they do.
+    /// Returns why these values sample no request; `None` if they do.
     pub fn fault(&self, values: &Values) -> Option<&'static str> {
         if values.levels.is_off() {
             return Some("tracing is disabled");
@@ -186,10 +185,10 @@ impl Settings {
         (values.count == 0).then_some("trace count must be non-zero")
     }
 
-    /// Changes the settings of a model, or (empty) those of the server and with them what models leave to it.
+    /// Changes the settings of a model, or (empty name) those of the server and of the models that follow them.
     ///
     /// # Errors
-    /// INVALID_ARG if something would be traced and could not be; then nothing has changed.
+    /// INVALID_ARG if tracing would be on but could not sample anything; nothing is changed.
     pub fn update(&mut self, model: &str, update: &Update) -> Result<(), InferError> {
         if *update == Update::default() {
             return Ok(());
@@ -238,8 +237,8 @@ impl Settings {
         Ok(ActiveSettings { specified, values, generation: self.generations, seen: 0 })
     }
 
-    /// A request for a model has come: whether it is traced. One whose caller is traced is, whatever the rate, if traces go
-    /// to a collector.
+    /// Counts a request for a model. Returns a sample if the request is to be traced. With a collector, a request of a
+    /// traced caller is always traced.
     pub fn sample(&mut self, model: &str, caller_is_traced: bool) -> Option<Sample> {
         let own = self.models.get(model).unwrap_or(&self.global);
         if self.fault(&own.values).is_some() {
@@ -257,24 +256,24 @@ impl Settings {
         }
         let Values { mut levels, log_frequency, .. } = live.values;
         if self.mode == Mode::OpenTelemetry {
-            // Spans are made of stamps, and have no place for contents: those would be copied and wait for nothing.
+            // Spans consist of stamps. Collecting tensors would copy them without use.
             levels = Levels { timestamps: true, tensors: false };
         }
         (due || forced).then_some(Sample { generation: live.generation, levels, log_frequency, limited })
     }
 }
 
-/// The levels that a client or an option names, joined.
+/// Combines the levels with these names.
 ///
 /// # Errors
-/// INVALID_ARG for a name that is no level, and for OFF beside others.
+/// INVALID_ARG for an unknown name, and for OFF together with others.
 pub fn levels<'a>(names: impl Iterator<Item = &'a str>) -> Result<Levels, InferError> {
     let (mut levels, mut off, mut count) = (Levels::default(), false, 0);
     for name in names {
         count += 1;
         match name {
             "OFF" => off = true,
-            // MIN and MAX are what Triton called it first.
+            // MIN and MAX are Triton's former names.
             "TIMESTAMPS" | "MIN" | "MAX" => levels.timestamps = true,
             "TENSORS" => levels.tensors = true,
             _ => {
@@ -290,13 +289,13 @@ pub fn levels<'a>(names: impl Iterator<Item = &'a str>) -> Result<Levels, InferE
     Ok(levels)
 }
 
-/// The names of levels, as clients are shown them.
+/// Returns the names of levels as shown to clients.
 pub fn level_names(levels: Levels) -> Vec<&'static str> {
     let names = [(levels.is_off(), "OFF"), (levels.timestamps, "TIMESTAMPS"), (levels.tensors, "TENSORS")];
     names.into_iter().filter(|(on, _)| *on).map(|(_, name)| name).collect()
 }
 
-/// The value of `trace_rate` or `log_frequency`.
+/// Parses the value of `trace_rate` or `log_frequency`.
 ///
 /// # Errors
 /// INVALID_ARG with Triton's text.
@@ -307,7 +306,7 @@ pub fn unsigned(name: &str, text: &str) -> Result<u32, InferError> {
     })
 }
 
-/// The value of `trace_count`.
+/// Parses the value of `trace_count`.
 ///
 /// # Errors
 /// INVALID_ARG with Triton's text.
@@ -323,7 +322,7 @@ pub fn count(text: &str) -> Result<i32, InferError> {
 
 fn out_of_range(name: &str, text: &str, allowed: RangeInclusive<i64>, digits: &str) -> InferError {
     let (least, most) = (allowed.start(), allowed.end());
-    // Enough for a client to recognize what it sent.
+    // Long enough for a client to recognize its input.
     let text: String = text.chars().take(100).collect();
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         let allowed = format!("allowed are whole numbers from {least} to {most}");
@@ -350,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn every_so_manieth_is_sampled_until_the_count_is_used_up() {
+    fn samples_at_the_rate_until_the_count_is_used_up() {
         assert_eq!(sampled(&mut settings(3, -1), "m", 10), [3, 6, 9]);
         assert_eq!(sampled(&mut settings(3, 2), "m", 12), [3, 6]);
         assert_eq!(sampled(&mut settings(1, 3), "m", 12), [1, 2, 3]);
@@ -362,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_starts_counting_anew() {
+    fn a_change_resets_the_counter() {
         let mut settings = settings(3, -1);
         assert!(sampled(&mut settings, "m", 2).is_empty());
         let before = settings.global.generation;
@@ -372,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_that_are_traced_are_followed_by_a_collector_only() {
+    fn only_a_collector_traces_all_requests_of_traced_callers() {
         let values = Values { levels: TIMESTAMPS, rate: 0, count: -1, log_frequency: 0 };
         let mut settings = Settings::new(Mode::OpenTelemetry, values, true);
         assert_eq!(settings.sample("m", false), None);
@@ -382,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collector_is_given_no_contents() {
+    fn tensors_are_not_collected_for_a_collector() {
         let tensors = Levels { timestamps: false, tensors: true };
         let values = Values { levels: tensors, rate: 1, count: -1, log_frequency: 0 };
         for (mode, expected) in [(Mode::Triton, tensors), (Mode::OpenTelemetry, TIMESTAMPS)] {
@@ -392,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_model_leaves_open_follows_the_server() {
+    fn unspecified_settings_of_a_model_follow_the_server() {
         let mut settings = settings(7, -1);
         let rate = |rate| Update { rate, ..Update::default() };
         settings.update("one", &rate(Change::Set(3))).unwrap();
@@ -406,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_traced_is_refused_as_a_whole() {
+    fn refuses_a_change_with_invalid_settings_completely() {
         let mut settings = settings(7, -1);
         let zero = Update { rate: Change::Set(0), ..Update::default() };
         let error = settings.update("", &zero).unwrap_err();
@@ -424,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_read_or_refused_in_tritons_words() {
+    fn values_are_parsed_or_refused_with_tritons_texts() {
         assert_eq!((unsigned("trace_rate", "4294967295").unwrap(), count("-1").unwrap()), (u32::MAX, -1));
         let range = "Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: ";
         let allowed = "; allowed are whole numbers from 0 to 4294967295";

@@ -1,4 +1,4 @@
-//! Where the time of traced requests goes: percentiles of each stage for each model.
+//! Durations of traced requests: percentiles of each stage for each model.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,20 +8,20 @@ use serde::Serialize;
 use super::read::Trace;
 use crate::request_trace::Activity;
 
-/// How the times of a stage become one.
+/// How several intervals of a stage become one duration.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Measure {
     /// Their sum: a request may be executed, and answered, several times.
     Sum,
-    /// From the last beginning to the last end.
+    /// The time from the last start to the last end.
     Last,
 }
 
-/// The activities from which and to which a stage is, one pair for each protocol.
+/// The first and the last activity of a stage, one pair for each protocol.
 type Bounds = &'static [(Activity, Activity)];
 
-/// The stages, each from one activity to another, in the order in which they are shown. Of a request as a whole: `receive`,
-/// `request`, `send`, and all of `total`. Of `request`: the others. `queue` ends in the worker, `reply` begins there.
+/// The stages in display order. `receive`, `request`, `send` and their whole, `total`, are of the request as the client
+/// sees it. The others are parts of `request`; `queue` ends and `reply` starts in the worker.
 const STAGES: &[(&str, Measure, Bounds)] = &[
     (
         "total",
@@ -46,49 +46,49 @@ const STAGES: &[(&str, Measure, Bounds)] = &[
     ),
 ];
 
-/// The times of one stage of one model, microseconds.
+/// The durations of one stage of one model, in microseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Stage {
-    /// Its name.
+    /// The stage's name.
     pub stage: &'static str,
-    /// How many traces have it.
+    /// The number of traces with this stage.
     pub count: usize,
     /// The mean.
     pub mean_us: f64,
-    /// Half of the traces took no longer.
+    /// The median.
     pub p50_us: f64,
-    /// Nine tenths did not.
+    /// The 90th percentile.
     pub p90_us: f64,
-    /// 95 of a hundred did not.
+    /// The 95th percentile.
     pub p95_us: f64,
-    /// 99 of a hundred did not.
+    /// The 99th percentile.
     pub p99_us: f64,
-    /// The longest.
+    /// The maximum.
     pub max_us: f64,
 }
 
-/// What the traces of one model say.
+/// A summary of the traces of one model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Model {
-    /// Its name.
+    /// The model's name.
     pub model: String,
-    /// Its version.
+    /// The model's version.
     pub version: i64,
-    /// Traces, those of steps included.
+    /// The number of traces, including steps.
     pub traces: usize,
-    /// Traces that are steps of ensembles.
+    /// The number of traces that are steps of ensembles.
     pub steps: usize,
-    /// Traces of requests that were not executed here: found in the response cache, or answered by steps.
+    /// The number of requests that this model did not execute: answered by the response cache or by steps.
     pub not_executed: usize,
-    /// Traces that tell of a failure.
+    /// The number of failed requests.
     pub failed: usize,
-    /// Traces without an end: cut off, cancelled or lost.
+    /// The number of traces without an end: truncated, cancelled or lost.
     pub unfinished: usize,
-    /// The stages that there are.
+    /// The stages with at least one duration.
     pub stages: Vec<Stage>,
 }
 
-/// What these traces say, by model.
+/// Summarizes traces by model.
 pub fn summarize<'a>(traces: impl Iterator<Item = &'a Trace>) -> Vec<Model> {
     let mut models: BTreeMap<(&str, i64), Vec<&Trace>> = BTreeMap::new();
     for trace in traces.filter(|trace| !trace.model.is_empty()) {
@@ -128,7 +128,7 @@ fn measured(trace: &Trace, measure: Measure, from: Activity, to: Activity) -> Op
 fn stage(stage: &'static str, mut times: Vec<u64>) -> Option<Stage> {
     times.sort_unstable();
     let us = |ns: u64| ns as f64 / 1000.0;
-    // Nearest rank: of `n` times the first that `percent` of them do not exceed.
+    // Nearest rank: the smallest duration that at least `percent` of all durations do not exceed.
     let percentile = |percent: usize| {
         let rank = (times.len() * percent).div_ceil(100).max(1);
         times.get(rank - 1).map_or(0.0, |ns| us(*ns))
@@ -147,7 +147,7 @@ fn stage(stage: &'static str, mut times: Vec<u64>) -> Option<Stage> {
     })
 }
 
-/// As a table for people.
+/// Formats a summary as a table.
 pub fn table(models: &[Model]) -> String {
     let mut out = String::new();
     for Model { model, version, traces, steps, not_executed, failed, unfinished, stages } in models {
@@ -180,9 +180,9 @@ pub fn table(models: &[Model]) -> String {
     out
 }
 
-/// As JSON for programs.
+/// Formats a summary as JSON.
 pub fn json(models: &[Model]) -> String {
-    // Numbers and texts are always JSON.
+    // Serializing numbers and strings as JSON cannot fail.
     serde_json::to_string_pretty(&serde_json::json!({ "models": models })).unwrap_or_default() + "\n"
 }
 
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_are_counted_where_they_are_and_ranked() {
+    fn stages_have_counts_and_percentiles() {
         use Activity::{
             ComputeEnd, ComputeStart, GrpcSendEnd, GrpcSendStart, GrpcWaitReadStart, QueueStart, RequestEnd,
             RequestStart,

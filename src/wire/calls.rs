@@ -1,4 +1,4 @@
-//! What a model asks of the server while it runs: that other models infer, and what the repository can do.
+//! Calls of a running model to the server: inference with other models, and operations of the repository.
 
 use super::codec::{DecodeError, Result, Wire, fields};
 use super::error::WireError;
@@ -6,15 +6,15 @@ use crate::id::CorrelationId;
 use crate::infer::Parameters;
 use crate::tensor::DataType;
 
-/// The first number of a loan that is no batch: the memory of an [`Answer`]. Batches have smaller numbers.
+/// The first number of a loan that is the memory of an [`Answer`]. Loans of batches have smaller numbers.
 pub const FIRST_LOAN: u64 = 1 << 62;
 
 /// A request to another model.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Call {
-    /// Its number, unique within the connection and shared with [`Manage::call`].
+    /// The number, unique within the connection and shared with [`Manage::call`].
     pub call: u64,
-    /// What is called, and how.
+    /// The model and the parameters.
     pub request: CallRequest,
     /// The inputs.
     pub inputs: Vec<CallInput>,
@@ -39,13 +39,13 @@ pub struct CallRequest {
     pub priority: u64,
     /// `timeout`, microseconds; 0 for none.
     pub timeout_us: u64,
-    /// The outputs that are asked for; empty for all.
+    /// The requested outputs; empty for all.
     pub outputs: Vec<String>,
     /// Free parameters.
     pub parameters: Parameters,
-    /// Any number of answers may come: else the model must not be decoupled.
+    /// Whether any number of answers may follow. If false, the model must not be decoupled.
     pub decoupled: bool,
-    /// The request that it is made for, if it is to be in the trace of that one: the batch, and the position in it.
+    /// The batch, and the position in it, of the request whose trace includes the call; `None` if not traced.
     pub parent: Option<(u64, u32)>,
 }
 
@@ -54,61 +54,60 @@ pub struct CallRequest {
 pub struct CallInput {
     /// Its name.
     pub name: String,
-    /// What the elements are.
+    /// The datatype of the elements.
     pub datatype: DataType,
     /// Its shape.
     pub shape: Vec<i64>,
-    /// First byte in the arena of the outputs, where it is a block that is released like an output; or, if it is lent, in
-    /// that of the inputs.
+    /// The first byte: in the output arena, in a block that is released like an output; in the input arena if `lent` is set.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// The batch or loan that it is a part of, for an input that is passed on.
+    /// The batch or loan that contains it, if an input is passed on.
     pub lent: Option<u64>,
 }
 
-/// Something that the repository is to do.
+/// An operation of the repository.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manage {
-    /// Its number, unique within the connection and shared with [`Call::call`].
+    /// The number, unique within the connection and shared with [`Call::call`].
     pub call: u64,
     /// The model.
     pub model: String,
-    /// What.
+    /// The operation.
     pub verb: Verb,
 }
 
-/// What the repository is to do with a model.
+/// An operation of the repository on a model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verb {
-    /// Load it, with this in place of its files, by the names of the repository extension (`config`, `file:PATH`).
+    /// Load it, with these parameters of the repository extension by name (`config`, `file:PATH`) instead of its files.
     Load(Vec<(String, Vec<u8>)>),
-    /// Unload it, and its dependents if so.
+    /// Unload it, and its dependents if true.
     Unload(bool),
-    /// Say whether this version (empty: any) can infer: [`Answer::ready`].
+    /// Return whether this version (empty: any) can infer: [`Answer::ready`].
     IsReady(String),
 }
 
-/// One answer to a [`Call`], or the only one to a [`Manage`].
+/// One answer to a [`Call`], or the only answer to a [`Manage`].
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Answer {
     /// The call's number.
     pub call: u64,
-    /// The version that has answered.
+    /// The version that answered.
     pub version: String,
     /// The outputs.
     pub outputs: Vec<AnswerOutput>,
-    /// The number under which the memory of the outputs is to be given back; 0 if there is none.
+    /// The number of the loan with the memory of the outputs, which the worker returns; 0 without memory.
     pub loan: u64,
     /// The response's parameters.
     pub parameters: Parameters,
-    /// It is an error.
+    /// The error, if the call failed.
     pub error: Option<WireError>,
-    /// It says nothing but that it is the last.
+    /// Whether it has no content and only marks the end.
     pub empty: bool,
-    /// None follows.
+    /// Whether it is the last answer.
     pub last: bool,
-    /// What [`Verb::IsReady`] has asked.
+    /// The result of [`Verb::IsReady`].
     pub ready: bool,
 }
 
@@ -117,11 +116,11 @@ pub struct Answer {
 pub struct AnswerOutput {
     /// Its name.
     pub name: String,
-    /// What the elements are.
+    /// The datatype of the elements.
     pub datatype: DataType,
     /// Its shape.
     pub shape: Vec<i64>,
-    /// First byte in the arena of the inputs.
+    /// First byte in the input arena.
     pub offset: u64,
     /// Bytes.
     pub len: u64,

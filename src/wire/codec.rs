@@ -7,7 +7,7 @@ use crate::infer::Parameter;
 use crate::tensor::DataType;
 use crate::timeline::{ComputeStamps, Instant};
 
-/// A frame that cannot be understood: which field, and the value found.
+/// A frame that cannot be decoded: the field and the value found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bad frame from the other process: {field} is {value}")]
 pub struct DecodeError {
@@ -23,7 +23,7 @@ impl DecodeError {
 
 pub(super) type Result<T> = std::result::Result<T, DecodeError>;
 
-/// Writes the payload with its length in front.
+/// Writes the payload, preceded by its length.
 pub(super) fn framed(out: &mut Vec<u8>, payload: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&[0; PREFIX]);
@@ -33,7 +33,7 @@ pub(super) fn framed(out: &mut Vec<u8>, payload: impl FnOnce(&mut Vec<u8>)) {
     out[start..start + PREFIX].copy_from_slice(&length.to_le_bytes());
 }
 
-/// Reads a payload that must be used up.
+/// Reads a payload completely. Fails if bytes are left.
 pub(super) fn whole<T>(payload: &[u8], read: impl FnOnce(&mut &[u8]) -> Result<T>) -> Result<T> {
     let mut input = payload;
     let value = read(&mut input)?;
@@ -43,7 +43,7 @@ pub(super) fn whole<T>(payload: &[u8], read: impl FnOnce(&mut &[u8]) -> Result<T
     Ok(value)
 }
 
-/// A value with a place on the wire. `put` and `get` are mirror images.
+/// A value in a frame. `get` decodes what `put` encodes.
 pub(super) trait Wire: Sized {
     fn put(&self, out: &mut Vec<u8>);
     fn get(input: &mut &[u8]) -> Result<Self>;
@@ -70,7 +70,7 @@ macro_rules! numbers {
 }
 numbers!(u8, u16, u32, u64, i64, f64);
 
-/// Mirror images for a struct, field by field in the order given.
+/// Implements `Wire` for a struct, field by field in the given order.
 macro_rules! fields {
     ($name:ident { $($field:ident),* }) => {
         impl Wire for $name {
@@ -88,7 +88,8 @@ pub(super) use fields;
 
 fields!(ComputeStamps { start, input_end, output_start, end });
 
-/// The fewest bytes that any element of a list takes; bounds how many a hostile count can make us reserve.
+/// Reads the length of a list. Each element has at least one byte, so a count over the remaining bytes is refused: it must not
+/// make the decoder reserve memory.
 fn bounded_count(input: &mut &[u8]) -> Result<usize> {
     let count = u32::get(input)? as usize;
     if count > input.len() {

@@ -1,14 +1,14 @@
 //! The descriptors that a worker process inherits, by number.
 
-/// A connected Unix stream socket that carries the frames.
+/// A connected Unix stream socket for the frames.
 pub const SOCKET: i32 = 3;
-/// The arena of the inputs, written by the frontend.
+/// The input arena, written by the frontend.
 pub const INPUTS: i32 = 4;
-/// The arena of the outputs, written by the worker.
+/// The output arena, written by the worker.
 pub const OUTPUTS: i32 = 5;
 /// The ring of metric samples, written by the worker.
 pub const METRICS: i32 = 6;
 /// A pipe into which the worker writes a byte when the ring should be read soon.
 pub const BELL: i32 = 7;
-/// A connected Unix socket for sequences of packets, over which memory of clients is made known.
+/// A connected Unix `SOCK_SEQPACKET` socket for descriptions of client memory.
 pub const REGIONS: i32 = 8;

@@ -1,12 +1,12 @@
-//! Errors between the processes.
+//! Errors in frames.
 
 use super::codec::{Result, Wire, fields};
 use crate::error::{ErrorCode, InferError, Reason};
 
-/// An error as it crosses the wire.
+/// An error in a frame.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WireError {
-    /// The code of the error that the client gets.
+    /// The code of the client's error.
     pub code: ErrorCode,
     /// Its text.
     pub message: String,
@@ -22,7 +22,7 @@ impl From<WireError> for InferError {
             _ => Reason::Backend,
         };
         let message = match error.code {
-            // A worker that gives up a request that its client has cancelled has nothing to say.
+            // A worker has no message for a request that the client cancelled.
             ErrorCode::Cancelled => error.message,
             _ => said(error.message),
         };
@@ -30,7 +30,7 @@ impl From<WireError> for InferError {
     }
 }
 
-/// A message of a worker's for clients. An empty one would leave them without any.
+/// Returns a worker's message for clients, or a generic text if it is blank.
 pub fn said(message: String) -> String {
     match message.trim().is_empty() {
         true => "the model reported an error without a message".to_owned(),
@@ -53,11 +53,11 @@ mod tests {
 
     #[test]
     fn an_error_has_a_message() {
-        for (sent, told) in
+        for (sent, expected) in
             [("", "the model reported an error without a message"), ("no", "no"), (" \n", "the model reported")]
         {
             let error = WireError { code: ErrorCode::Internal, message: sent.to_owned(), of_region: false };
-            assert!(InferError::from(error).message.starts_with(told), "{sent:?}");
+            assert!(InferError::from(error).message.starts_with(expected), "{sent:?}");
         }
         assert_eq!(InferError::from(WireError::from(InferError::cancelled())), InferError::cancelled());
     }

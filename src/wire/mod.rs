@@ -1,11 +1,11 @@
 //! The frames between the frontend and a worker, as bytes.
 //!
-//! A frame is a little-endian `u32` length followed by that many bytes of payload; the payload's first byte is the kind.
-//! Tensor data never travels in frames: frames carry offsets into the shared-memory arenas, or into memory of clients that
-//! [`regions`] has made known over a socket of its own. Both ends are built from
-//! one source tree, so the encoding has no compatibility to keep beyond [`VERSION`], which the first frame carries.
+//! A frame is a little-endian `u32` length followed by that many bytes of payload; the first byte of the payload is the kind.
+//! Frames never carry tensor data: they carry offsets into the shared-memory arenas, or into client memory that was announced
+//! over a dedicated socket ([`regions`]). Both ends are built from one source tree, so the encoding has no compatibility to keep
+//! beyond [`VERSION`], which the first frame carries.
 //!
-//! Decoding trusts nothing: every count is bounded by the bytes that are there, every number by its meaning.
+//! Decoding trusts no input: every count is bounded by the remaining bytes, and every number is checked.
 
 mod calls;
 mod codec;
@@ -28,20 +28,19 @@ pub use to_worker::{
     SequenceStep, ToWorker, decode_to_worker,
 };
 
-/// Changes with every change of the encoding. A worker of another version refuses to load.
+/// The version of the encoding, incremented with every change. A worker of another version refuses to load.
 pub const VERSION: u32 = 13;
 
-/// The longest payload that either side accepts, in bytes. Frames carry no tensor data, so this bounds configurations and
-/// lists of requests.
+/// The maximum length of a payload, in bytes. Frames carry no tensor data, so this bounds configurations and lists of requests.
 pub const MAX_FRAME: usize = 64 << 20;
 
-/// Bytes of the length in front of each payload.
+/// Bytes of the length that precedes each payload.
 pub const PREFIX: usize = 4;
 
-/// The length of the payload behind these prefix bytes.
+/// Returns the length of the payload that follows these prefix bytes.
 ///
 /// # Errors
-/// A length of 0 or over [`MAX_FRAME`].
+/// The length is 0 or exceeds [`MAX_FRAME`].
 pub fn payload_length(prefix: [u8; PREFIX]) -> Result<usize, DecodeError> {
     let length = u32::from_le_bytes(prefix) as usize;
     if length == 0 || length > MAX_FRAME {

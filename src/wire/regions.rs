@@ -1,42 +1,42 @@
-//! How memory of clients is made known to a worker: packets over a socket of their own, before the first frame that uses it.
+//! Announces client memory to a worker: packets over a dedicated socket, sent before the first frame that uses the memory.
 //!
-//! A packet holds up to [`MOST`] descriptions. Those of system memory come with a descriptor each, in their order.
+//! A packet holds up to [`MOST`] descriptions. Each description of system memory comes with a descriptor, in the same order.
 
 use super::codec::{DecodeError, Result, Wire, take, whole};
 use crate::region::{CUDA_HANDLE, MAX_NAME};
 
-/// The most regions in a packet. Each may come with a descriptor, of which the kernel passes on at most 253 at a time.
+/// The maximum number of regions in a packet. Each may come with a descriptor; the kernel passes at most 253 at a time.
 pub const MOST: usize = 32;
 
-/// The most bytes of a packet.
+/// The maximum size of a packet, bytes.
 pub const MAX_PACKET: usize = MOST * (MAX_NAME + 256);
 
-/// A region, as a worker is told of it.
+/// The description of a region for a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announced {
-    /// Its number, which is never 0.
+    /// The number; never 0.
     pub id: u64,
-    /// Its name, for messages.
+    /// The name, for messages.
     pub name: String,
     /// Bytes.
     pub byte_size: u64,
-    /// Where it is.
+    /// The location.
     pub location: RegionLocation,
 }
 
-/// Where a region is.
+/// The location of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegionLocation {
-    /// In the file whose descriptor comes with the packet.
+    /// In the file of the descriptor that comes with the packet.
     System {
-        /// Where it begins there, bytes.
+        /// The offset of the region in the file, bytes.
         offset: u64,
     },
     /// On a CUDA device.
     Cuda {
         /// The device's number.
         device: u32,
-        /// The handle by which it is opened.
+        /// The IPC handle that opens it.
         handle: Box<[u8; CUDA_HANDLE]>,
     },
 }
@@ -73,7 +73,7 @@ impl Wire for Announced {
     }
 }
 
-/// A packet.
+/// Encodes a packet.
 pub fn encode(regions: &[Announced]) -> Vec<u8> {
     let mut out = Vec::new();
     u32::try_from(regions.len()).unwrap_or(u32::MAX).put(&mut out);
@@ -81,31 +81,31 @@ pub fn encode(regions: &[Announced]) -> Vec<u8> {
     out
 }
 
-/// Reads a packet.
+/// Decodes a packet.
 ///
 /// # Errors
-/// Anything that is not exactly one.
+/// The bytes are not exactly one packet.
 pub fn decode(packet: &[u8]) -> Result<Vec<Announced>> {
     whole(packet, Wire::get)
 }
 
-/// The worker's argument that has it look at CUDA memory and end; the device's number follows, the handle is read from
+/// The argument that makes a worker process probe CUDA memory and exit. The device's number follows; the handle comes on
 /// standard input.
 pub const PROBE: &str = "--look-at-cuda-memory";
 
-/// What such a process prints.
+/// The output of a probe process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probed {
-    /// The handle opens so many bytes.
+    /// The handle opens memory of this many bytes.
     Bytes(u64),
-    /// There is no GPU, or no driver.
+    /// The machine has no GPU or no driver.
     NoGpu(String),
-    /// The driver does not open it.
+    /// The driver refuses to open the handle.
     Refused(String),
 }
 
 impl Probed {
-    /// As a line.
+    /// Formats the result as a line.
     pub fn line(&self) -> String {
         match self {
             Self::Bytes(bytes) => format!("bytes {bytes}"),
@@ -114,7 +114,7 @@ impl Probed {
         }
     }
 
-    /// The last line of a text, if it is one.
+    /// Parses the last line of a text; `None` if it is not a result.
     pub fn parse(text: &str) -> Option<Self> {
         let (word, rest) = text.trim_end().lines().last()?.split_once(' ')?;
         match word {
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_probe_prints_is_read() {
+    fn parses_the_output_of_a_probe() {
         let all = [Probed::Bytes(7), Probed::NoGpu("no driver".into()), Probed::Refused("invalid\nhandle".into())];
         for probed in all {
             let read = Probed::parse(&format!("a library talks\n{}\n", probed.line()));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_come_back() {
+    fn packets_round_trip() {
         let region = |id, location| Announced { id, name: "n".into(), byte_size: 7, location };
         let all = vec![
             region(1, RegionLocation::System { offset: 4096 }),

@@ -1,4 +1,4 @@
-//! Frames survive their encoding, and no bytes panic the decoder.
+//! Frames round-trip, and no bytes make the decoder panic.
 
 use proptest::prelude::*;
 
@@ -172,17 +172,17 @@ fn frames_round_trip() {
 }
 
 #[test]
-fn of_another_version_only_the_version_is_read() {
+fn decodes_only_the_version_of_another_version() {
     let mut bytes = vec![1];
     (VERSION + 1).put(&mut bytes);
-    bytes.extend_from_slice(b"what that version says");
+    bytes.extend_from_slice(b"fields of that version");
     let expected = Load { wire_version: VERSION + 1, ..Load::default() };
     assert_eq!(decode_to_worker(&bytes), Ok(ToWorker::Load(expected)));
     assert!(decode_to_worker(&bytes[..4]).is_err());
 }
 
 #[test]
-fn every_shortened_frame_is_refused() {
+fn refuses_truncated_frames() {
     let mut bytes = Vec::new();
     execute().encode(&mut bytes);
     for length in 0..payload(&bytes).len() {
@@ -193,7 +193,7 @@ fn every_shortened_frame_is_refused() {
 }
 
 #[test]
-fn a_huge_count_reserves_nothing() {
+fn refuses_a_count_beyond_the_remaining_bytes() {
     let mut payload = vec![3];
     payload.extend_from_slice(&u32::MAX.to_le_bytes());
     assert_eq!(decode_to_worker(&payload), Err(DecodeError::new("count", u64::from(u32::MAX))));

@@ -1,4 +1,4 @@
-//! The frames of a worker to the frontend.
+//! The frames from a worker to the frontend.
 
 use super::calls::{Call, Manage};
 use super::codec::{DecodeError, Result, Wire, fields, framed, whole};
@@ -7,33 +7,32 @@ use crate::infer::Parameters;
 use crate::tensor::DataType;
 use crate::timeline::ComputeStamps;
 
-/// What a worker tells the frontend.
+/// A message of a worker to the frontend.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ToFrontend {
-    /// The model is loaded; batches may come.
+    /// The model is loaded; batches may be sent.
     Loaded(Loaded),
     /// The model cannot be loaded; the worker exits.
     LoadFailed(String),
-    /// A batch is done.
+    /// The outcome of a batch.
     Done(Done),
-    /// One response to a request that is answered on its own: of a decoupled model, or one that outlives its batch.
+    /// One response to a request that is answered separately from its batch: a request of a decoupled model, or a deferred one.
     Response(Response),
-    /// The model wants another one to infer.
+    /// A request of the model to another model.
     Call(Call),
-    /// The model wants something of the repository.
+    /// A request of the model to the repository.
     Manage(Manage),
-    /// So many of a call's answers have been taken, all in all: as many as [`CREDITS`](super::CREDITS) more may come.
+    /// A call, and the number of its answers that the model has taken so far: [`CREDITS`](super::CREDITS) more may follow.
     Taken(u64, u64),
-    /// The answers of this call are no longer wanted.
+    /// The model no longer needs the answers of this call.
     Abandoned(u64),
-    /// Inputs that the worker kept ([`Done::held`], [`Answer::loan`](super::Answer::loan)) are free again: the batches or
-    /// loans.
+    /// Batches or loans whose inputs the worker kept ([`Done::held`], [`Answer::loan`](super::Answer::loan)) and has released.
     Returned(Vec<u64>),
-    /// What the model says to [`ToWorker::AskReady`](super::ToWorker::AskReady).
+    /// The answer of the model to [`ToWorker::AskReady`](super::ToWorker::AskReady).
     Ready(bool),
 }
 
-/// One of any number of responses to a request of a decoupled model, in the order in which they are to be read.
+/// One of any number of responses to a request of a decoupled model, in the order for the client.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Response {
     /// The batch's number, from [`Execute::batch`](super::Execute::batch).
@@ -44,26 +43,26 @@ pub struct Response {
     pub outputs: Vec<OutputBlock>,
     /// Its parameters.
     pub parameters: Parameters,
-    /// It is an error.
+    /// The error, if the response is one.
     pub error: Option<WireError>,
-    /// None of this request follows.
+    /// Whether it is the last of the request.
     pub last: bool,
-    /// It says nothing but that it is the last.
+    /// Whether it has no content and only marks the end.
     pub empty: bool,
-    /// When the worker did what: the first two as for the batch, the others for this response.
+    /// The worker's stamps: the first two are those of the batch, the others those of this response.
     pub stamps: ComputeStamps,
 }
 
-/// What a worker tells about the instance it has loaded.
+/// Facts about the instance that the worker has loaded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
-    /// What executes the model, for logs and the served configuration, for example `onnxruntime 1.31.1`.
+    /// The engine that executes the model, for logs and the served configuration, for example `onnxruntime 1.31.1`.
     pub engine: String,
-    /// What loading has added to the resident memory of the process, bytes.
+    /// The growth of the process's resident memory during the load, bytes.
     pub memory: u64,
-    /// Its batches are to have [`details`](super::BatchRequest::details).
+    /// Whether its batches need [`details`](super::BatchRequest::details).
     pub details: bool,
-    /// The model is to be asked whether it is ready.
+    /// Whether the model has a readiness check ([`ToWorker::AskReady`](super::ToWorker::AskReady)).
     pub asked: bool,
     /// Bytes of its arenas that it has registered with the driver of its GPU.
     pub pinned: u64,
@@ -74,9 +73,9 @@ pub struct Loaded {
 pub struct Done {
     /// The batch's number, from [`Execute::batch`](super::Execute::batch).
     pub batch: u64,
-    /// When the worker did what.
+    /// The worker's stamps.
     pub stamps: ComputeStamps,
-    /// The whole batch failed.
+    /// The error, if the whole batch failed.
     pub error: Option<WireError>,
     /// Single requests that failed, by position in the batch.
     pub failed: Vec<(u32, WireError)>,
@@ -84,11 +83,11 @@ pub struct Done {
     pub outputs: Vec<OutputBlock>,
     /// Parameters of the responses that have any, by position in the batch.
     pub parameters: Vec<(u32, Parameters)>,
-    /// Requests that are to be executed once more, by position in the batch, ascending: iterative sequences.
+    /// Requests to execute once more (iterative sequences), by position in the batch, ascending.
     pub rescheduled: Vec<u32>,
-    /// Requests that go on, by position in the batch, ascending: each is answered by [`Response`]s to come.
+    /// Requests that continue after the batch, by position in the batch, ascending: later [`Response`]s answer them.
     pub open: Vec<u32>,
-    /// The inputs are still in use: their memory is to be left alone until [`ToFrontend::Returned`] names the batch.
+    /// Whether the worker still uses the inputs: their memory must not be reused until [`ToFrontend::Returned`] names the batch.
     pub held: bool,
 }
 
@@ -97,21 +96,20 @@ pub struct Done {
 pub struct OutputBlock {
     /// Position in the configuration's outputs.
     pub output: u16,
-    /// The requests that it is for, by their positions in the batch, ascending; empty for all. A batch whose states differ
-    /// in shape is executed in parts, each of which gives a separate output.
+    /// The positions in the batch of the requests that it belongs to, ascending; empty for all. A batch whose states differ in
+    /// shape is executed in parts, and each part gives a separate output.
     pub requests: Vec<u32>,
-    /// What the elements are.
+    /// The datatype of the elements.
     pub datatype: DataType,
-    /// The shape of all these requests together, as the model gave it.
+    /// The shape over all these requests, as the model returned it.
     pub shape: Vec<i64>,
-    /// First byte in the arena; also the name under which it is released.
+    /// First byte in the arena, which also identifies the block for its release.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// It is nowhere in the arena: it is of one request and is where that one's [`Placement`](super::Placement) says.
+    /// Whether it is in the memory of the [`Placement`](super::Placement) of its only request, not in the arena.
     pub placed: bool,
-    /// It is an input that is passed on: `offset` is in the arena of the inputs, within what this batch or loan has there.
-    /// In a [`Done`] only.
+    /// The batch or loan that contains it, if an input is passed on: `offset` is then in the input arena. Only in a [`Done`].
     pub lent: Option<u64>,
 }
 
@@ -166,7 +164,7 @@ impl ToFrontend {
 /// Reads one payload that a worker sent.
 ///
 /// # Errors
-/// Anything that is not exactly one well-formed frame.
+/// The payload is not exactly one well-formed frame.
 pub fn decode_to_frontend(payload: &[u8]) -> Result<ToFrontend> {
     whole(payload, |input| {
         Ok(match u8::get(input)? {

@@ -1,4 +1,4 @@
-//! The frames of the frontend to a worker.
+//! The frames from the frontend to a worker.
 
 use super::VERSION;
 use super::calls::Answer;
@@ -7,32 +7,31 @@ use crate::id::CorrelationId;
 use crate::infer::Parameters;
 use crate::tensor::DataType;
 
-/// What the frontend tells a worker.
+/// A message of the frontend to a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ToWorker {
-    /// The first frame: what to run.
+    /// The first frame: the instance to run.
     Load(Load),
     /// Execute a batch.
     Execute(Execute),
-    /// Blocks of the worker's output arena, by offset, that the frontend has finished reading.
+    /// Blocks of the output arena, by offset, that the frontend no longer reads.
     Release(Vec<u64>),
-    /// Finish and exit.
+    /// Complete the current work and exit.
     Shutdown,
-    /// Another text of `metrics.yaml` in place of that of [`Load::metrics`].
+    /// A new text of `metrics.yaml` that replaces [`Load::metrics`].
     Metrics(String),
-    /// These sequences have ended without an END step, by [`SequenceStep::key`]: idle, cancelled, or given up.
+    /// Sequences that ended without an END step (idle, cancelled or abandoned), by [`SequenceStep::key`].
     SequenceEnded(Vec<u64>),
-    /// Responses of a decoupled model have been taken by their client.
+    /// The client of a decoupled model has taken responses.
     Credits(Credits),
     /// Regions, by number, that are unregistered and no longer in use: the worker unmaps them.
     Forget(Vec<u64>),
-    /// An answer to a [`Call`](super::Call) or [`Manage`](super::Manage) of the worker's.
+    /// An answer to a [`Call`](super::Call) or [`Manage`](super::Manage) of the worker.
     Answer(Answer),
-    /// A request that goes on after its batch ([`Done::open`](super::Done::open)) is abandoned: the batch, and the position
-    /// in it.
+    /// The batch and the position in it of a deferred request ([`Done::open`](super::Done::open)) that was abandoned.
     GivenUp(u64, u32),
-    /// A client asks whether the model is ready: [`ToFrontend::Ready`](super::ToFrontend::Ready) is to follow. Sent only to
-    /// workers with [`Loaded::asked`](super::Loaded::asked), and only after the answer to the previous one.
+    /// Requests [`ToFrontend::Ready`](super::ToFrontend::Ready). Sent only to workers with
+    /// [`Loaded::asked`](super::Loaded::asked), and only after the answer to the previous one.
     AskReady,
 }
 
@@ -51,29 +50,28 @@ pub struct Load {
     pub directory: String,
     /// The checked configuration, in protobuf.
     pub config: Vec<u8>,
-    /// The directory with the files of the states' first values.
+    /// The directory with the initial values of the states.
     pub initial_states: String,
-    /// Threads that one execution may use.
+    /// The maximum number of threads of one execution.
     pub threads: u32,
-    /// The text of `metrics.yaml`, which says what the model may record.
+    /// The text of `metrics.yaml`, which defines the metrics that the model may record.
     pub metrics: String,
     /// Whether the model may record metrics that are not defined there.
     pub auto_detect: bool,
-    /// The GPU that the instance runs on, if on one.
+    /// The GPU of the instance, if it uses one.
     pub device: Option<Device>,
 }
 
-/// The GPU of an instance. The process sees it as device 0, whatever its number on the machine is.
+/// The GPU of an instance. The process sees it as device 0, independent of its number on the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
-    /// Its number on the machine, for messages and metrics.
+    /// The number on the machine, for messages and metrics.
     pub number: u32,
-    /// Its UUID, or that of the MIG device on it.
+    /// The UUID of the GPU or of the MIG device on it.
     pub uuid: String,
-    /// The numbers on the machine of all devices that the process sees, in its order: device 0 is `number`.
+    /// The numbers on the machine of all devices that the process sees, in its order; the first is `number`.
     pub visible: Vec<u32>,
-    /// Bytes at the beginning of each arena that the process is to register with the driver, so that copies from and to
-    /// them are direct.
+    /// Bytes at the start of each arena that the process registers with the driver, so that copies from and to them are direct.
     pub pinned: u64,
 }
 
@@ -84,23 +82,23 @@ pub struct Execute {
     pub batch: u64,
     /// The requests, in batch order.
     pub requests: Vec<BatchRequest>,
-    /// The inputs that are given, each contiguous over all requests.
+    /// The given inputs, each contiguous over all requests.
     pub inputs: Vec<InputBlock>,
-    /// The outputs that any request wants, as positions in the configuration; empty means all.
+    /// The outputs that any request needs, as positions in the configuration; empty means all.
     pub outputs: Vec<u16>,
-    /// As [`ToWorker::Release`], to save a frame.
+    /// The same as [`ToWorker::Release`], without a separate frame.
     pub released: Vec<u64>,
-    /// The row of [`flags`](super::flags), in the arena of the inputs, that marks the abandoned requests of this batch.
+    /// The row of [`flags`](super::flags) that marks the abandoned requests of this batch.
     pub flags: u8,
-    /// Outputs that go into memory of clients.
+    /// Outputs that the worker writes into client memory.
     pub placements: Vec<Placement>,
-    /// For outputs of `placements` that are not cut by rows: the output, and how many elements of it each request has.
+    /// For outputs of `placements` that are not split by rows: the output, and the number of its elements for each request.
     pub elements: Vec<(u16, Vec<u64>)>,
-    /// The requests that have had responses of a decoupled model in an earlier batch and were rescheduled.
+    /// Rescheduled requests of a decoupled model that already have responses from an earlier batch.
     pub resumed: Vec<Resumed>,
 }
 
-/// An output of one request that goes into the client's memory.
+/// An output of one request that the worker writes into client memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The request's position in the batch.
@@ -111,22 +109,22 @@ pub struct Placement {
     pub region: u64,
     /// First byte in the region.
     pub offset: u64,
-    /// Bytes that there is room for.
+    /// The capacity in bytes.
     pub len: u64,
 }
 
-/// How far the responses of a rescheduled request are.
+/// The progress of the responses of a rescheduled request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resumed {
     /// The request's position in the batch.
     pub request: u32,
-    /// Responses that were sent and need [`Credits`].
+    /// The number of responses sent that need [`Credits`].
     pub sent: u64,
-    /// How many of them its client has taken.
+    /// The number of them that the client has taken.
     pub taken: u64,
 }
 
-/// One request of a batch, as a worker sees it.
+/// One request of a batch.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct BatchRequest {
     /// The client's id; may be empty.
@@ -135,13 +133,13 @@ pub struct BatchRequest {
     pub rows: u32,
     /// The request's free parameters.
     pub parameters: Parameters,
-    /// The step of a sequence that it is, for a model with sequences.
+    /// The step of a sequence, for a model with sequences.
     pub sequence: Option<SequenceStep>,
-    /// What else its client has said, for backends that want to know ([`Loaded::details`](super::Loaded::details)).
+    /// Further parameters of the client, for backends that need them ([`Loaded::details`](super::Loaded::details)).
     pub details: Option<Box<Details>>,
 }
 
-/// What few backends look at.
+/// Parameters of a request that few backends need.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Details {
     /// `sequence_id`, for models without sequences too.
@@ -154,33 +152,33 @@ pub struct Details {
     pub priority: u64,
     /// `timeout`, microseconds; 0 for none.
     pub timeout_us: u64,
-    /// The outputs that are asked for, as positions in the configuration; empty for all.
+    /// The requested outputs, as positions in the configuration; empty for all.
     pub outputs: Vec<u16>,
-    /// It is traced.
+    /// Whether the request is traced.
     pub traced: bool,
-    /// The context of its trace for other tracers, as JSON, if the trace goes to a collector.
+    /// The trace context for other tracers, as JSON, if a collector receives the trace.
     pub trace_context: Option<String>,
-    /// The shapes of its inputs that may be ragged, by position in the configuration: their batch has one dimension.
+    /// The shapes of its ragged inputs, by position in the configuration: the batch has one dimension.
     pub ragged: Vec<(u16, Vec<i64>)>,
 }
 
-/// A request as a step of a sequence.
+/// The step of a sequence that a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceStep {
-    /// The sequence's number, unique for the life of the frontend: the same correlation id used again is another one.
+    /// The number of the sequence, unique during the life of the frontend: a correlation id that is used again gets another.
     pub key: u64,
-    /// Nothing of it was executed before: its state is the initial one.
+    /// Whether it is the first step: its state is the initial one.
     pub start: bool,
-    /// Nothing of it comes after: its state is dropped.
+    /// Whether it is the last step: its state is dropped.
     pub end: bool,
 }
 
 /// An input of a batch in the frontend's arena.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputBlock {
-    /// Position in the configuration's inputs; beyond them, in the targets of its batch inputs, then its control inputs.
+    /// Position in the configuration's inputs; higher numbers are the targets of its batch inputs, then its control inputs.
     pub input: u16,
-    /// What the elements are.
+    /// The datatype of the elements.
     pub datatype: DataType,
     /// The shape of the whole batch, as the model sees it.
     pub shape: Vec<i64>,
@@ -188,41 +186,40 @@ pub struct InputBlock {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// If any of it is in memory of a client: all of it, in batch order. Else empty, and it is contiguous in the arena.
+    /// All parts of the input in batch order, if any is in client memory; empty if the input is contiguous in the arena.
     pub pieces: Vec<Piece>,
 }
 
 /// A part of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// The number of the region that it is in; 0 for the arena.
+    /// The number of the region; 0 for the arena.
     pub region: u64,
-    /// The position in the batch of the request that it belongs to.
+    /// The position of its request in the batch.
     pub request: u32,
     /// First byte in the region or the arena.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// How many elements they are to be.
+    /// The number of elements.
     pub elements: u64,
 }
 
-/// The most responses of one request that a worker may have sent and that its client has not taken yet, so that a slow
-/// reader costs bounded memory. What only ends a request (an empty final response, an error) is not counted.
+/// The maximum number of responses of one request that a worker may have sent and the client has not taken, so that a slow
+/// reader uses bounded memory. An empty final response or an error that ends the request does not count.
 pub const CREDITS: u32 = 32;
 
-/// How many responses of a request its client has taken: so many more may be sent.
+/// The number of responses of a request that the client has taken: the worker may send that many more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credits {
-    /// The batch's number. One that is over is meant no more.
+    /// The batch's number. Credits for a batch that is over have no effect.
     pub batch: u64,
     /// The request's position in it.
     pub request: u32,
-    /// How many of its responses its client has taken so far, in earlier batches too: a sum, so that it does not matter
-    /// how often it is sent. A sum that is known already only wakes a waiting worker, so that it reads its
-    /// [`flags`](super::flags).
+    /// The total number of responses that the client has taken, earlier batches included, so that repeated frames do no harm. An
+    /// unchanged total only wakes a waiting worker, which then reads its [`flags`](super::flags).
     pub taken: u64,
-    /// As [`ToWorker::Release`], to save a frame.
+    /// The same as [`ToWorker::Release`], without a separate frame.
     pub released: Vec<u64>,
 }
 
@@ -275,7 +272,7 @@ impl ToWorker {
 /// Reads one payload that the frontend sent.
 ///
 /// # Errors
-/// Anything that is not exactly one well-formed frame.
+/// The payload is not exactly one well-formed frame.
 pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
     whole(payload, |input| {
         Ok(match u8::get(input)? {
@@ -298,7 +295,7 @@ pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
     })
 }
 
-/// A frame of another version gives its version only, so that the reader can report it.
+/// Decodes only the version of a frame of another version, so that the reader can report it.
 fn load(input: &mut &[u8]) -> Result<Load> {
     let wire_version = u32::get(&mut &**input)?;
     if wire_version == VERSION {

@@ -1,4 +1,4 @@
-//! What the two clients of the load generator have in common.
+//! The interface of the two clients of the load generator.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use crate::grpc_client::GrpcClient;
 use crate::http_client::HttpClient;
 use crate::workload::{Step, Workload};
 
-/// How long one exchange may take before the server counts as hung.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// The time limit of one exchange.
+pub(crate) const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The protocol of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,10 +22,10 @@ pub(crate) enum Protocol {
 }
 
 impl Protocol {
-    /// Both.
+    /// Both protocols.
     pub(crate) const ALL: [Self; 2] = [Self::Http, Self::Grpc];
 
-    /// The name in the report.
+    /// Returns the name in the report.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -34,22 +34,22 @@ impl Protocol {
     }
 }
 
-/// One connection that asks the same thing again and again, or a circle of things that differ in numbers.
+/// One connection that repeats one request, or cycles through requests that differ in numbers.
 pub(crate) trait Client: Send {
-    /// Sends the request, reads the whole response, and checks its status and that it is as long as the first one.
+    /// Sends the next request, reads the whole response, and checks its status and that its length is that of the first one.
     fn exchange(&mut self) -> Result<(), String>;
 
-    /// Does the same once, and hands out the tensors of the response.
+    /// Sends the next request and returns the tensors of the response.
     fn probe(&mut self) -> Result<Vec<Bytes>, String>;
 
-    /// Whether there are requests that come before those that are measured.
+    /// Returns whether requests remain that precede the measured ones.
     fn has_first(&self) -> bool;
 }
 
-/// Connects one of so many clients.
+/// Connects client number `client` of `clients`.
 ///
 /// # Errors
-/// No connection.
+/// The connection fails.
 pub(crate) fn connect(
     protocol: Protocol,
     workload: Workload,
@@ -70,7 +70,7 @@ pub(crate) fn connect(
     })
 }
 
-/// The requests that a client sends: some once, then the others in turn.
+/// The requests of a client: the first ones once, then the others in turn.
 pub(crate) struct Turns {
     first: std::vec::IntoIter<Bytes>,
     then: Vec<Bytes>,
@@ -78,7 +78,7 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// The next one.
+    /// Returns the next request.
     pub(crate) fn next(&mut self) -> Bytes {
         if let Some(first) = self.first.next() {
             return first;
@@ -87,7 +87,7 @@ impl Turns {
         self.then.get(self.at).cloned().unwrap_or_default()
     }
 
-    /// Whether those that are sent once are still to be sent.
+    /// Returns whether some of the first requests are not sent yet.
     pub(crate) fn has_first(&self) -> bool {
         !self.first.as_slice().is_empty()
     }

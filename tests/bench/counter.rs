@@ -1,17 +1,17 @@
-//! What an increment of a counter costs a model in Python: the model counts and looks at the clock itself.
+//! Measures the cost of a counter increment in a Python model: the model counts and reads the clock itself.
 
 use crate::client::Protocol;
 use crate::http_client::post;
 use crate::models::COUNTER;
 use crate::server::{Kind, Server};
 
-/// Increments in a request: long enough to be measured, short enough for any server's patience.
+/// Increments per request: enough to be measurable, few enough for every server's timeout.
 const INCREMENTS: u32 = 200_000;
 
-/// Nanoseconds for an increment in each server that has models in Python, once for each round.
+/// Returns the nanoseconds per increment of each server with Python models, one value per round.
 ///
 /// # Errors
-/// No answer, or none that is a number.
+/// A request fails, or its response is not a number.
 pub(crate) fn increments(servers: &[Server], rounds: u32) -> Result<Vec<(Kind, Vec<f64>)>, String> {
     let measured = servers.iter().filter(|server| matches!(server.kind, Kind::Pharos | Kind::Triton));
     let mut found: Vec<_> = measured.map(|server| (server, Vec::new())).collect();

@@ -1,7 +1,7 @@
-//! The limit: what axum and tonic do with the same bytes when there is no server behind them.
+//! The upper limit: axum and tonic with the same bytes and without a server behind them.
 //!
-//! Receives the same requests as the servers and answers with as many bytes; does nothing else. Runs as a process of its
-//! own, so that it shares nothing with the load generator.
+//! Receives the same requests as the servers and answers with as many bytes. Runs as a separate process, so that it shares
+//! nothing with the load generator.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -24,10 +24,10 @@ use tonic_prost::ProstCodec;
 use crate::messages::{ModelInferRequest, ModelInferResponse};
 use crate::workload::Workload;
 
-/// Serves both protocols on loopback until standard input ends, that is, until the parent is gone.
+/// Serves both protocols on loopback until standard input ends, which happens when the parent ends.
 ///
 /// # Errors
-/// A port is taken, or a listener fails.
+/// A port is in use, or a listener fails.
 pub(crate) fn serve(http: u16, grpc: u16) -> Result<(), String> {
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
@@ -62,7 +62,7 @@ async fn serve_http(address: SocketAddr) -> std::io::Result<()> {
     axum::serve(listener, router).await
 }
 
-/// The last `length` bytes of the request: its JSON head is longer than the response's, the tensors are as long.
+/// Returns the last `length` bytes of the request: its JSON head is longer than the response's, and the tensors are as long.
 fn http_echo(body: &Bytes, head: usize, length: usize) -> Response {
     let body = body.slice(body.len().saturating_sub(length)..);
     let response = Response::builder()
@@ -96,7 +96,7 @@ impl Service<http::Request<tonic::body::Body>> for GrpcEcho {
     }
 }
 
-/// Decodes the request, answers with its contents.
+/// Decodes the request and returns its contents.
 struct ModelInfer;
 
 impl UnaryService<ModelInferRequest> for ModelInfer {

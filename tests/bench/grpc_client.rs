@@ -1,4 +1,4 @@
-//! A gRPC client that costs as little as possible: h2 with prebuilt message bytes, one request at a time.
+//! A gRPC client with minimal overhead: h2 with prebuilt message bytes, one request at a time.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -12,20 +12,20 @@ use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-use crate::client::{Client, PATIENCE, Turns};
+use crate::client::{Client, EXCHANGE_TIMEOUT, Turns};
 use crate::messages::ModelInferResponse;
 use crate::workload::GRPC_PATH;
 
-/// Room for responses: flow control shall never be what is measured.
+/// The receive window, large enough that flow control does not affect the measurement.
 const WINDOW: u32 = 16 << 20;
 
-/// One HTTP/2 connection with its own little runtime, which runs on the thread that asks.
+/// One HTTP/2 connection with a current-thread runtime, which runs on the requesting thread.
 pub(crate) struct GrpcClient {
     runtime: Runtime,
     sender: SendRequest<Bytes>,
     request: Request<()>,
     messages: Turns,
-    /// Length of the first response, with its prefix.
+    /// Length of the first response, prefix included.
     expected: Option<usize>,
 }
 
@@ -33,12 +33,12 @@ impl GrpcClient {
     /// Connects to a server.
     ///
     /// # Errors
-    /// No connection.
+    /// The connection fails.
     pub(crate) fn connect(messages: Turns, address: SocketAddr) -> Result<Self, String> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| format!("the client's runtime: {error}"))?;
         let sender = runtime.block_on(async {
-            timeout(PATIENCE, open(address)).await.unwrap_or_else(|_| Err("no answer in time".to_owned()))
+            timeout(EXCHANGE_TIMEOUT, open(address)).await.unwrap_or_else(|_| Err("no response in time".to_owned()))
         });
         let sender = sender.map_err(|error| format!("gRPC to {address}: {error}"))?;
         let request = Request::post(format!("http://{address}{GRPC_PATH}"))
@@ -49,11 +49,11 @@ impl GrpcClient {
         Ok(Self { runtime, sender, request, messages, expected: None })
     }
 
-    /// One request: `keep` decides whether the response's bytes are collected; their number is always given.
+    /// Sends one request. Returns the number of response bytes and, with `keep`, the bytes.
     fn round_trip(&mut self, keep: bool) -> Result<(usize, BytesMut), String> {
         let call = call(&mut self.sender, self.request.clone(), self.messages.next(), keep);
-        let result = self.runtime.block_on(async { timeout(PATIENCE, call).await });
-        result.unwrap_or_else(|_| Err(format!("gRPC: no response in {} s", PATIENCE.as_secs())))
+        let result = self.runtime.block_on(async { timeout(EXCHANGE_TIMEOUT, call).await });
+        result.unwrap_or_else(|_| Err(format!("gRPC: no response in {} s", EXCHANGE_TIMEOUT.as_secs())))
     }
 }
 

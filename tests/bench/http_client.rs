@@ -1,14 +1,14 @@
-//! An HTTP/1.1 client that costs as little as possible: prebuilt bytes out, a length checked on the way in.
+//! An HTTP/1.1 client with minimal overhead: sends prebuilt bytes and checks the length of the response.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use bytes::Bytes;
 
-use crate::client::{Client, PATIENCE, Turns};
+use crate::client::{Client, EXCHANGE_TIMEOUT, Turns};
 use crate::workload::Workload;
 
-/// The head of a response may be this long.
+/// The maximum length of a response's head.
 const HEAD_LIMIT: usize = 16 << 10;
 
 /// One keep-alive connection.
@@ -16,9 +16,9 @@ pub(crate) struct HttpClient {
     workload: Workload,
     stream: TcpStream,
     requests: Turns,
-    /// The response as it arrives; grows to the largest response, then stays.
+    /// Buffer of the response; grows to the largest response.
     buffer: Vec<u8>,
-    /// Length of the first response's body.
+    /// Length of the body of the first response.
     expected: Option<usize>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct HttpClient {
 #[derive(Debug, PartialEq)]
 struct Head {
     status: u16,
-    /// Where the body begins.
+    /// The offset of the body.
     end: usize,
     body: usize,
 }
@@ -35,13 +35,13 @@ impl HttpClient {
     /// Connects to a server.
     ///
     /// # Errors
-    /// No connection.
+    /// The connection fails.
     pub(crate) fn connect(workload: Workload, requests: Turns, address: SocketAddr) -> Result<Self, String> {
         let stream = open(address).map_err(|error| format!("HTTP to {address}: {error}"))?;
         Ok(Self { workload, stream, requests, buffer: vec![0; HEAD_LIMIT], expected: None })
     }
 
-    /// Sends the request and reads the response into the buffer; gives where its body is.
+    /// Sends the next request and reads the response into the buffer. Returns the range of its body.
     fn round_trip(&mut self) -> Result<(usize, usize), String> {
         self.stream.write_all(&self.requests.next()).map_err(|error| format!("HTTP write: {error}"))?;
         let (head, filled) = read_head(&mut self.stream, &mut self.buffer)?;
@@ -85,10 +85,10 @@ impl Client for HttpClient {
     }
 }
 
-/// Asks for one path and gives the status.
+/// Requests a path and returns the status.
 ///
 /// # Errors
-/// No connection, or no HTTP.
+/// The connection fails, or the response is not HTTP.
 pub(crate) fn get_status(address: SocketAddr, path: &str) -> Result<u16, String> {
     let mut stream = open(address).map_err(|error| error.to_string())?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n");
@@ -96,10 +96,10 @@ pub(crate) fn get_status(address: SocketAddr, path: &str) -> Result<u16, String>
     read_head(&mut stream, &mut vec![0; HEAD_LIMIT]).map(|(head, _)| head.status)
 }
 
-/// Sends a body of JSON and gives the status and the body of the response.
+/// Sends a JSON body and returns the status and the body of the response.
 ///
 /// # Errors
-/// No connection, or no HTTP.
+/// The connection fails, or the response is not HTTP.
 pub(crate) fn post(address: SocketAddr, path: &str, json: &str) -> Result<(u16, Vec<u8>), String> {
     let mut stream = open(address).map_err(|error| error.to_string())?;
     let request = format!(
@@ -116,14 +116,14 @@ pub(crate) fn post(address: SocketAddr, path: &str, json: &str) -> Result<(u16, 
 }
 
 fn open(address: SocketAddr) -> std::io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    let stream = TcpStream::connect_timeout(&address, EXCHANGE_TIMEOUT)?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(EXCHANGE_TIMEOUT))?;
+    stream.set_write_timeout(Some(EXCHANGE_TIMEOUT))?;
     Ok(stream)
 }
 
-/// Reads until the head is whole; gives it and how much of the buffer is filled, which may include some of the body.
+/// Reads until the head is complete. Returns it with the number of bytes in the buffer, which may include some of the body.
 fn read_head(stream: &mut impl Read, buffer: &mut [u8]) -> Result<(Head, usize), String> {
     let mut filled = 0;
     loop {
@@ -140,7 +140,7 @@ fn read_head(stream: &mut impl Read, buffer: &mut [u8]) -> Result<(Head, usize),
     }
 }
 
-/// Status and body length.
+/// Parses the status and the body length.
 fn parse_head(head: &[u8]) -> Result<(u16, usize), String> {
     let text = std::str::from_utf8(head).map_err(|_| "HTTP: a head that is not text".to_owned())?;
     let mut lines = text.split("\r\n");
@@ -150,7 +150,7 @@ fn parse_head(head: &[u8]) -> Result<(u16, usize), String> {
     let length = lines.filter_map(|line| line.split_once(':')).find_map(|(name, value)| {
         name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok()).flatten()
     });
-    // Chunked responses would need a second reader, and every server measured here knows its lengths.
+    // Chunked responses would need another reader, and every measured server sends a Content-Length.
     length.map(|length| (status, length)).ok_or_else(|| format!("HTTP: status {status} without a Content-Length"))
 }
 
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn heads() {
+    fn parses_response_heads() {
         check("HTTP/1.1 200 OK\r\ncontent-length: 3\r\nx: y\r\n\r\nabc", Ok((200, 3, "abc")));
         check("HTTP/1.1 503 Busy\r\nContent-Length:  0\r\n\r\n", Ok((503, 0, "")));
         check("HTTP/1.1 200 OK\r\n\r\nabc", Err("HTTP: status 200 without a Content-Length"));

@@ -1,4 +1,4 @@
-//! The closed loop: N connections on N threads, each asking again as soon as it is answered.
+//! The closed loop: N connections on N threads, each sending the next request as soon as the response arrives.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -8,10 +8,10 @@ use crate::client::{Client, Protocol, connect};
 use crate::stats::percentile;
 use crate::workload::Workload;
 
-/// Asked before anything is recorded: caches fill, lazily made things are made.
+/// The time before recording starts, in which caches fill and lazy initialization completes.
 const WARM_UP: Duration = Duration::from_millis(250);
 
-/// One row of the report: what is asked, how, and by how many.
+/// One row of the report: workload, protocol and number of clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Case {
     pub(crate) workload: Workload,
@@ -20,7 +20,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Every case, in the order of the report.
+    /// Returns every case, in the order of the report.
     pub(crate) fn all() -> Vec<Self> {
         let mut cases = Vec::new();
         for workload in Workload::ALL {
@@ -39,13 +39,13 @@ impl Case {
         cases
     }
 
-    /// For example `simple/http/8`.
+    /// Returns the name, for example `simple/http/8`.
     pub(crate) fn name(&self) -> String {
         format!("{}/{}/{}", self.workload.name(), self.protocol.name(), self.clients)
     }
 }
 
-/// What one server did in one round of one case.
+/// The result of one server in one round of one case.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Sample {
     /// Requests per second.
@@ -61,14 +61,14 @@ pub(crate) struct Sample {
 /// Runs one case against one server for the given time.
 ///
 /// # Errors
-/// No connection, an error status, a response of another length than the first, or (where `verify`) a wrong answer.
+/// The connection fails, a response has an error status or another length than the first, or (with `verify`) wrong tensors.
 pub(crate) fn measure(case: Case, address: SocketAddr, time: Duration, verify: bool) -> Result<Sample, String> {
     let mut clients = Vec::new();
     for number in 0..case.clients {
         let mut client = connect(case.protocol, case.workload, (number, case.clients), address)?;
         let tensors = client.probe()?;
         if verify && tensors != case.workload.answer() {
-            return Err(format!("a wrong answer: {} tensors, not those that the model computes", tensors.len()));
+            return Err(format!("wrong response: the {} tensors differ from the expected ones", tensors.len()));
         }
         while client.has_first() {
             client.exchange()?;
@@ -92,7 +92,7 @@ pub(crate) fn measure(case: Case, address: SocketAddr, time: Duration, verify: b
     sample(latencies, time, case.workload.payload())
 }
 
-/// Latencies, in nanoseconds, of what was answered between `begin` and `end`.
+/// Returns the latencies, in nanoseconds, of the responses between `begin` and `end`.
 fn drive(client: &mut dyn Client, begin: Instant, end: Instant) -> Result<Vec<u64>, String> {
     let mut latencies = Vec::new();
     loop {
@@ -110,7 +110,7 @@ fn drive(client: &mut dyn Client, begin: Instant, end: Instant) -> Result<Vec<u6
 
 fn sample(mut latencies: Vec<u64>, time: Duration, payload: usize) -> Result<Sample, String> {
     if latencies.is_empty() {
-        return Err(format!("nothing was answered in {:.1} s", time.as_secs_f64()));
+        return Err(format!("no response in {:.1} s", time.as_secs_f64()));
     }
     latencies.sort_unstable();
     let rate = latencies.len() as f64 / time.as_secs_f64();
@@ -124,13 +124,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_counts_over_the_window() {
+    fn a_sample_summarizes_the_window() {
         let sample = sample(vec![3_000, 1_000, 2_000, 9_000], Duration::from_secs(2), 500_000).unwrap();
         assert_eq!(sample, Sample { rate: 2.0, megabytes: 1.0, p50: 2.0, p99: 9.0 });
     }
 
     #[test]
-    fn cases_have_names_of_their_own() {
+    fn case_names_are_unique() {
         let names: std::collections::BTreeSet<_> = Case::all().iter().map(Case::name).collect();
         assert!(names.contains("identity_1mib/grpc/8"));
         assert!(names.contains("python_64kib_batch_8/http/16"));

@@ -1,7 +1,7 @@
-//! The benchmark: this server beside the limit of its libraries and beside a real Triton, in one run.
+//! The benchmark: compares this server with the limit of its libraries and with a real Triton in one run.
 //!
-//! Rounds alternate between the servers, and every ratio is one of the same round: on shared machines absolute numbers
-//! wander by more than what is to be seen. Information only; the exit status says whether it could be measured.
+//! Rounds alternate between the servers, and every ratio is of one round: on shared machines absolute numbers vary more than the
+//! differences of interest. Informational only; the exit status says whether the measurement succeeded.
 
 mod client;
 mod counter;
@@ -36,16 +36,16 @@ use crate::workload::Workload;
 #[derive(Parser)]
 #[command(name = "bench")]
 struct Options {
-    /// How often each measurement is repeated, the servers taking turns.
+    /// Number of rounds; each round measures the servers in turn.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Seconds for each measurement, after a short warm-up.
+    /// Seconds per measurement, after a short warm-up.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Comma-separated: names of servers (echo, pharos, triton, torchserve), and parts of the names of cases (simple/grpc/8).
+    /// Comma-separated names of servers (echo, pharos, triton, torchserve) and parts of case names (simple/grpc/8).
     #[arg(long, default_value = "", hide_default_value = true)]
     only: String,
-    /// Leaves Triton out even where it is installed.
+    /// Skip Triton even where it is installed.
     #[arg(long)]
     skip_triton: bool,
     #[command(subcommand)]
@@ -54,12 +54,12 @@ struct Options {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Serves the echo; started by the benchmark itself.
+    /// Serve the echo; started by the benchmark itself.
     #[command(hide = true)]
     Echo { http: u16, grpc: u16 },
 }
 
-/// What `--only` selects.
+/// The servers and cases that `--only` selects.
 struct Selection {
     kinds: Vec<Kind>,
     cases: Vec<Case>,
@@ -75,7 +75,7 @@ impl Selection {
         let cases: Vec<_> = Case::all().into_iter().filter(wanted).collect();
         if cases.is_empty() {
             let names: Vec<_> = Case::all().iter().map(Case::name).collect();
-            return Err(format!("--only {only} matches no case; there are {}", names.join(", ")));
+            return Err(format!("--only {only} matches no case; the cases are {}", names.join(", ")));
         }
         Ok(Self { kinds, cases })
     }
@@ -84,7 +84,7 @@ impl Selection {
         self.cases.iter().any(|case| matches!(case.workload, Workload::Python(_)))
     }
 
-    /// Leaves out the models in Python, and says why, where this server cannot run them.
+    /// Removes the cases with Python models, and prints the reason, if this server cannot run them.
     fn leave_out_python(&mut self, programs: &Programs) {
         let in_python = |case: &Case| matches!(case.workload, Workload::Python(_) | Workload::Handler);
         let here = [Kind::Pharos, Kind::PharosTorchserve].iter().any(|kind| self.kinds.contains(kind));
@@ -95,7 +95,7 @@ impl Selection {
         }
     }
 
-    /// Whether a server has anything to do.
+    /// Returns whether a server serves any selected case.
     fn needs(&self, kind: Kind) -> bool {
         self.kinds.contains(&kind) && self.cases.iter().any(|case| kind.serves(case.workload))
     }
@@ -118,12 +118,12 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<(), String> {
     if !(0.1..=600.0).contains(&options.seconds) {
-        return Err(format!("--seconds {}: allowed are 0.1 to 600", options.seconds));
+        return Err(format!("invalid --seconds {}: expected 0.1 to 600", options.seconds));
     }
     let mut selection = Selection::parse(&options.only)?;
     selection.leave_out_python(&Programs::find());
     let stop = stop_on_signal()?;
-    let scratch = Scratch::new().map_err(|error| format!("the folder for temporary files: {error}"))?;
+    let scratch = Scratch::new().map_err(|error| format!("cannot create a temporary folder: {error}"))?;
     let servers = start(&selection, options.skip_triton, &scratch)?;
     let pharos = servers.iter().find(|server| server.kind == Kind::Pharos);
     let before = pharos.map(memory);
@@ -136,7 +136,7 @@ fn run(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// SIGINT and SIGTERM end the run between two measurements, so that every server is ended and every file removed.
+/// Handles SIGINT and SIGTERM: the run ends between two measurements, so that servers are stopped and files removed.
 fn stop_on_signal() -> Result<Arc<AtomicBool>, String> {
     use tokio::signal::unix::{SignalKind, signal};
     let failed = |error: std::io::Error| format!("signals: {error}");
@@ -156,7 +156,7 @@ fn stop_on_signal() -> Result<Arc<AtomicBool>, String> {
     Ok(stop)
 }
 
-/// Starts what is selected. The peer is optional; the others are what this is about.
+/// Starts the selected servers. Peers are optional; the others are required.
 fn start(selection: &Selection, skip_triton: bool, scratch: &Scratch) -> Result<Vec<Server>, String> {
     let programs = Programs::find();
     let mut servers = Vec::new();
@@ -172,7 +172,7 @@ fn start(selection: &Selection, skip_triton: bool, scratch: &Scratch) -> Result<
             Err(reason) => return Err(reason),
         }
     }
-    if servers.is_empty() { Err("no server is left to measure".to_owned()) } else { Ok(servers) }
+    if servers.is_empty() { Err("no servers to measure".to_owned()) } else { Ok(servers) }
 }
 
 fn measure_all(options: &Options, cases: &[Case], servers: &[Server], stop: &AtomicBool) -> Result<Vec<Row>, String> {
@@ -186,7 +186,7 @@ fn measure_all(options: &Options, cases: &[Case], servers: &[Server], stop: &Ato
     for round in 0..options.rounds {
         for (rows, case) in rows.iter_mut().zip(cases) {
             let mut turns: Vec<_> = rows.iter_mut().zip(servers).filter(|(row, _)| is_measured(row)).collect();
-            // Every other round backwards: whoever comes second does not always come second.
+            // Odd rounds run in reverse order, so that no server always runs second.
             if round % 2 == 1 {
                 turns.reverse();
             }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_started_for_what_it_serves() {
+    fn starts_only_servers_that_serve_a_selected_case() {
         let selection = Selection::parse("handler").unwrap();
         let needed: Vec<_> = Kind::ALL.into_iter().filter(|kind| selection.needs(*kind)).collect();
         assert_eq!(needed, [Kind::PharosTorchserve, Kind::Torchserve]);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn selections() {
+    fn parses_selections() {
         check("", 6, 37);
         check("echo", 1, 37);
         check("simple/http", 6, 2);

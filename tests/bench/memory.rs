@@ -4,33 +4,33 @@ use std::fs;
 
 use crate::server::Server;
 
-/// What a process holds, in MiB.
+/// The resident memory of a process, MiB.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Resident {
-    /// All of it.
+    /// The total.
     pub(crate) total: f64,
     /// The part in shared mappings: arenas and rings, counted in every process that maps them.
     pub(crate) shared: f64,
 }
 
-/// A server and the largest of its workers for models that are built in.
+/// The memory of a server and of the largest of its workers for built-in models.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Memory {
     pub(crate) frontend: Resident,
     pub(crate) worker: Option<Resident>,
 }
 
-/// Reads both.
+/// Reads the memory of a server.
 pub(crate) fn memory(server: &Server) -> Memory {
     let frontend = resident(server.pid()).unwrap_or_default();
     let workers = children(server.pid()).into_iter().filter(|pid| name(*pid) != INTERPRETER).filter_map(resident);
     Memory { frontend, worker: workers.max_by(|left, right| left.total.total_cmp(&right.total)) }
 }
 
-/// What the program of models in Python is called.
+/// The program name of workers for Python models.
 const INTERPRETER: &str = "python";
 
-/// The name of a process's program, without the version behind it; empty for one that is gone.
+/// Returns the name of a process's program without a version suffix; empty for an ended process.
 fn name(pid: u32) -> String {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     name.trim().trim_end_matches(|end: char| end.is_ascii_digit() || end == '.').to_owned()
@@ -48,7 +48,7 @@ fn parse_status(status: &str) -> Option<Resident> {
     Some(Resident { total: mebibytes("VmRSS:")?, shared: mebibytes("RssShmem:").unwrap_or(0.0) })
 }
 
-/// Process ids of the direct children.
+/// Returns the process ids of the direct children.
 fn children(parent: u32) -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -57,7 +57,7 @@ fn children(parent: u32) -> Vec<u32> {
 
 fn parent_of(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything, also spaces and parentheses; state and parent follow the last one.
+    // The name, in parentheses, may contain spaces and parentheses; state and parent follow the last one.
     stat.get(stat.rfind(')')? + 1..)?.split_whitespace().nth(1)?.parse().ok()
 }
 
@@ -67,20 +67,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_files() {
+    fn parses_status_files() {
         let status = "Name:\tx\nVmRSS:\t   2048 kB\nRssAnon:\t 512 kB\nRssShmem:\t    1024 kB\n";
         assert_eq!(parse_status(status), Some(Resident { total: 2.0, shared: 1.0 }));
         assert_eq!(parse_status("Name:\tzombie\n"), None);
     }
 
     #[test]
-    fn a_child_is_found() {
+    fn finds_a_child() {
         let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
         let found = children(std::process::id());
         let called = name(child.id());
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(found.contains(&child.id()), "{found:?} has not {}", child.id());
+        assert!(found.contains(&child.id()), "{found:?} lacks {}", child.id());
         assert_eq!(called, "sleep");
     }
 }

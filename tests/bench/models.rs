@@ -1,5 +1,5 @@
-//! The model repositories that are served: the same models for this server and for Triton's Python backend, two of them
-//! built in here, the others in Python for both.
+//! The model repositories: the same models for this server and for Triton's Python backend. Two of them are built in here; the
+//! others are Python models for both.
 
 use std::fs;
 use std::io;
@@ -24,7 +24,7 @@ input [ { name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] } ]
 output [ { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] } ]
 "#;
 
-/// The same with sequences, none of which ends.
+/// Returns the same configuration with sequences that never end.
 fn sequence_tensors() -> String {
     let batching = format!(
         "sequence_batching {{ max_sequence_idle_microseconds: 600000000 oldest {{ max_candidate_sequences: {OPEN_SEQUENCES} }} }}"
@@ -32,7 +32,7 @@ fn sequence_tensors() -> String {
     SIMPLE_TENSORS.replace("dynamic_batching { }", &batching)
 }
 
-/// As little Python as the backend allows.
+/// The minimal Python model.
 const SIMPLE_PYTHON: &str = r#"import triton_python_backend_utils as pb_utils
 
 
@@ -59,7 +59,7 @@ class TritonPythonModel:
         return responses
 "#;
 
-/// The model of the rows in Python, the same for both servers. Requests of several clients may go in one batch.
+/// The model of the Python cases, the same for both servers. A batch may combine requests of several clients.
 const PYTHON_IDENTITY: &str = r#"backend: "python"
 max_batch_size: 8
 input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
@@ -68,7 +68,7 @@ dynamic_batching { }
 instance_group [ { count: 1 kind: KIND_CPU } ]
 "#;
 
-/// The model that measures what an increment costs.
+/// The model that measures the cost of an increment.
 pub(crate) const COUNTER: &str = "python_counter";
 
 const PYTHON_COUNTER: &str = r#"backend: "python"
@@ -103,21 +103,21 @@ class TritonPythonModel:
         return responses
 "#;
 
-/// A folder of the benchmark's own, removed with everything in it in the end.
+/// The temporary folder of the benchmark, removed when dropped.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes the folder.
+    /// Creates the folder.
     ///
     /// # Errors
-    /// The folder for temporary files cannot be written.
+    /// The folder cannot be created.
     pub(crate) fn new() -> io::Result<Self> {
         let path = std::env::temp_dir().join(format!("pharos-bench-{}", std::process::id()));
         fs::create_dir_all(&path)?;
         Ok(Self(path))
     }
 
-    /// A path in the folder.
+    /// Returns a path in the folder.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
@@ -129,7 +129,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Writes the models for this server that need no Python.
+/// Writes the built-in models for this server.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -147,7 +147,7 @@ pub(crate) fn write_builtin(repository: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the models that are in Python for both servers.
+/// Writes the Python models for both servers.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -159,7 +159,7 @@ pub(crate) fn write_common(repository: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the models for Triton that are built in here.
+/// Writes Python versions of the built-in models for Triton.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -177,7 +177,7 @@ pub(crate) fn write_python(repository: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the configuration; gives the folder of version 1.
+/// Writes the configuration and returns the folder of version 1.
 fn write_model(repository: &Path, name: &str, config: &str) -> io::Result<PathBuf> {
     let version = repository.join(name).join("1");
     fs::create_dir_all(&version)?;

@@ -1,4 +1,4 @@
-//! Single-thread costs of what every request goes through, with criterion; `make bench` runs it before the load.
+//! Single-threaded costs of the code that every request runs, with criterion; `make bench` runs it before the load.
 
 use bytes::Bytes;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
@@ -40,21 +40,21 @@ fn codec_paths(criterion: &mut Criterion) {
         bencher.iter(|| {
             let header_length = Some(JSON.len().to_string());
             let head = codec::Head { model_name: "simple".into(), model_version: String::new(), header_length };
-            codec::decode(head, body.clone(), 1 << 20).expect("a good request")
+            codec::decode(head, body.clone(), 1 << 20).expect("a valid request")
         });
     });
     let completion = Completion { directory: "simple", auto_complete: true, ..Completion::default() };
     let config = Draft::from_text(CONFIG, "config.pbtxt").and_then(|draft| draft.complete(&completion));
-    let config = config.expect("the example's configuration is good");
+    let config = config.expect("a valid example configuration");
     let mut request = request();
     criterion.bench_function("model: check simple", |bencher| bencher.iter(|| config.check(&mut request)));
 }
 
-/// What the response cache costs: a hit is a key and a look-up, a miss a key and a copy.
+/// The response cache: a hit costs a key and a look-up, a miss a key and a copy.
 fn cache_paths(criterion: &mut Criterion) {
     let completion = Completion { directory: "simple", auto_complete: true, ..Completion::default() };
     let config = Draft::from_text(CONFIG, "config.pbtxt").and_then(|draft| draft.complete(&completion));
-    let config = config.expect("the example's configuration is good");
+    let config = config.expect("a valid example configuration");
     let identity = Identifier::new(&ModelVersion::new("simple", 1), &config).finish();
     let small = request();
     criterion.bench_function("response cache: key of simple", |bencher| bencher.iter(|| identity.key(&small)));
@@ -129,13 +129,13 @@ fn scheduler_paths(criterion: &mut Criterion) {
     }
     for waiting in [10, 1_000, 100_000] {
         for (name, timeout_us) in [("", 0), (", with timeouts", 3_600_000_000)] {
-            let name = format!("scheduler: a batch of 8 comes and goes, {waiting} wait{name}");
+            let name = format!("scheduler: enqueue and execute a batch of 8, {waiting} waiting{name}");
             deep_queue(criterion, &name, (waiting, timeout_us));
         }
     }
 }
 
-/// Open sequences that have a step now and then, each of which is executed at once.
+/// Open sequences with occasional steps, each of which is executed at once.
 fn sequence_steps(criterion: &mut Criterion, name: &str, (strategy, open): (SequenceStrategy, u64)) {
     let sequences = SequenceSettings {
         strategy,
@@ -164,7 +164,7 @@ fn sequence_steps(criterion: &mut Criterion, name: &str, (strategy, open): (Sequ
     criterion.bench_function(name, |bencher| bencher.iter(&mut step));
 }
 
-/// A queue of constant depth: eight requests come, one of those in the middle is given up and comes again, a batch ends.
+/// A queue of constant depth: eight requests arrive, one in the middle is cancelled and sent again, a batch completes.
 fn deep_queue(criterion: &mut Criterion, name: &str, (waiting, timeout_us): (u64, u64)) {
     let queue_policy = QueuePolicy { default_timeout_us: timeout_us, ..QueuePolicy::default() };
     let mut scheduler = scheduler::create(Settings { max_batch_size: 8, queue_policy, ..Settings::default() });
@@ -207,12 +207,12 @@ fn metrics_paths(criterion: &mut Criterion) {
 fn emitter_paths(criterion: &mut Criterion) {
     let text = "model_metrics:\n  counter: [{name: Orders, unit: Count, dimensions: [shop, Level, Hostname]}]\n  histogram: \
                 [{name: Latency, unit: ms, dimensions: [shop]}]\n";
-    let catalog = Catalog::parse(text, "metrics.yaml").expect("a good definition");
+    let catalog = Catalog::parse(text, "metrics.yaml").expect("a valid definition");
     let cache = std::sync::Arc::new(Cache::new(catalog, cache::Settings::new("host")));
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let line = b"Orders.Count:1|#shop:a,Level:Model|#type:COUNTER|#hostname:host,1699061430,6d1726a7-172c-4010-b671-01d71bacc451\n";
-    criterion.bench_function("metrics: a line that a worker prints", |bencher| {
-        bencher.iter(|| intake::stdout_line(&cache, &model, line).expect("a good line"));
+    criterion.bench_function("metrics: a printed line of a worker", |bencher| {
+        bencher.iter(|| intake::stdout_line(&cache, &model, line).expect("a valid line"));
     });
     let mut statsd = Statsd::default();
     for (name, datagram) in [
@@ -230,10 +230,10 @@ fn emitter_paths(criterion: &mut Criterion) {
     });
 }
 
-/// What the frontend pays for samples that workers send: a thousand of them, without request ids and without logs.
+/// The frontend's cost of a thousand samples of workers, without request ids and logs.
 fn ring_paths(criterion: &mut Criterion) {
     let text = "mode: prometheus\nmodel_metrics:\n  counter: [{name: Orders, unit: Count, dimensions: [shop]}]\n";
-    let catalog = Catalog::parse(text, "metrics.yaml").expect("a good definition");
+    let catalog = Catalog::parse(text, "metrics.yaml").expect("a valid definition");
     let cache = Cache::new(catalog, cache::Settings::new("host"));
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let (memory, reader) = channel::create(256 << 10).expect("memory for a ring");
@@ -249,16 +249,16 @@ fn ring_paths(criterion: &mut Criterion) {
                 writer.sample(&sample).expect("room for a sample");
             }
         };
-        bencher.iter_batched(fill, |()| feed.drain(&cache, &model).expect("a good ring"), BatchSize::PerIteration);
+        bencher.iter_batched(fill, |()| feed.drain(&cache, &model).expect("a valid ring"), BatchSize::PerIteration);
     });
 }
 
-/// What a sample costs the one who records it, and the one who writes it.
+/// The cost of a sample for its recorder and for the writer.
 fn tslog_paths(criterion: &mut Criterion) {
     let cache = Cache::new(Catalog::shipped(), cache::Settings::new("host"));
     let labels = ["simple", "Model", "host"];
-    let gauge = cache.gauge("PredictionTime", &labels).expect("it is defined");
-    criterion.bench_function("tslog: record a gauge, nobody writes", |bencher| {
+    let gauge = cache.gauge("PredictionTime", &labels).expect("a defined metric");
+    criterion.bench_function("tslog: record a gauge, no writer", |bencher| {
         bencher.iter(|| gauge.add_or_update_for(0.123456, "81549a64-c948-44cc-a206-49cd80756fc2"));
     });
     cache.journal().attach(|| ());
@@ -277,7 +277,7 @@ fn tslog_paths(criterion: &mut Criterion) {
         cache.journal().take(&mut batch, 0, 0);
         bencher.iter(|| gauge.add_or_update_for(0.123456, ""));
     });
-    let (spec, _) = cache.find("PredictionTime").expect("it is defined");
+    let (spec, _) = cache.find("PredictionTime").expect("a defined metric");
     let text = Text::new(&spec, spec.dimensions.iter().map(String::as_str).zip(labels), "host");
     let (stamp, mut out) = (Stamp::new(1_795_189_837_608, 0), String::new());
     criterion.bench_function("tslog: format a line", |bencher| {
@@ -289,7 +289,7 @@ fn tslog_paths(criterion: &mut Criterion) {
     });
 }
 
-/// What the times of a batch cost on their way to log lines.
+/// The cost of the times of a batch on the way to log lines.
 fn tslog_batch_paths(criterion: &mut Criterion) {
     let cache = Cache::new(Catalog::shipped(), cache::Settings::new("host"));
     cache.journal().attach(|| ());

@@ -1,4 +1,4 @@
-//! The printed comparison: every row with its spread, its ratio to the limit of the same round, and its targets.
+//! The printed comparison: every row with its spread, its ratio to the limit in the same round, and its targets.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use crate::server::Kind;
 use crate::stats::Spread;
 use crate::workload::Workload;
 
-/// What was seen of one server in one case: one entry for each round.
+/// The results of one server in one case: one entry per round.
 pub(crate) struct Row {
     pub(crate) case: Case,
     pub(crate) kind: Kind,
@@ -24,14 +24,14 @@ impl Row {
         self.rounds.iter().find_map(|round| round.as_ref().err()).map(String::as_str)
     }
 
-    /// This row's number in units of the other row's, round by round.
+    /// Returns the ratio of this row to the other, round by round.
     fn ratio(&self, other: &Self, of: fn(&Sample) -> f64) -> Option<Spread> {
         let pairs = self.rounds.iter().zip(&other.rounds);
         Spread::of(pairs.filter_map(|(mine, other)| Some(of(mine.as_ref().ok()?) / of(other.as_ref().ok()?))))
     }
 }
 
-/// Something to reach. The median decides; the spread says how sure that is.
+/// A target. The median decides; the spread shows the certainty.
 struct Target {
     text: String,
     reached: Option<Spread>,
@@ -50,7 +50,7 @@ impl Target {
     }
 }
 
-/// The whole report.
+/// Renders the whole report.
 pub(crate) fn render(all: &[Row], memories: Option<&(Memory, Memory)>) -> String {
     let mut text = format!(
         "\n{:<22} {:>24} {:>22} {:>22} {:>22} {:>20} {:>20}\n",
@@ -95,7 +95,7 @@ fn print_row(into: &mut String, row: &Row, echo: Option<&Row>) {
     }
 }
 
-/// What the case is held to. Bytes per second and requests per second are the same ratio: the payload is the same.
+/// Returns the targets of a case. Bytes per second and requests per second have the same ratio, because the payload is the same.
 fn targets(case: Case, (rows, all): (&[&Row], &[Row])) -> Vec<Target> {
     if case.workload == Workload::Handler {
         return beside_torchserve(rows);
@@ -139,7 +139,7 @@ fn targets(case: Case, (rows, all): (&[&Row], &[Row])) -> Vec<Target> {
     targets
 }
 
-/// How far ahead of Triton's Python backend the same model must be: by half where it is in Python here as well.
+/// Returns the required lead over Triton's Python backend: by half if the model is in Python here as well.
 fn beside_triton(case: Case, reached: Option<Spread>) -> Target {
     let (text, passes): (_, fn(f64) -> bool) = match case.workload {
         Workload::Python(_) => ("requests/s at least 1.5 of Triton's", |ratio| ratio >= 1.5),
@@ -148,7 +148,7 @@ fn beside_triton(case: Case, reached: Option<Spread>) -> Target {
     Target { text: text.to_owned(), reached, passes }
 }
 
-/// How far ahead of TorchServe the same archive must be.
+/// Returns the required lead over TorchServe with the same archive.
 fn beside_torchserve(rows: &[&Row]) -> Vec<Target> {
     let (ours, theirs) = (find(rows, Kind::PharosTorchserve), find(rows, Kind::Torchserve));
     let reached = ours.zip(theirs).and_then(|(ours, theirs)| ours.ratio(theirs, |sample| sample.rate));
@@ -156,7 +156,7 @@ fn beside_torchserve(rows: &[&Row]) -> Vec<Target> {
     vec![Target { text, reached, passes: |ratio| ratio >= 3.0 }]
 }
 
-/// What an increment of a counter costs a model in Python, in nanoseconds.
+/// Renders the cost of a counter increment in a Python model, in nanoseconds.
 pub(crate) fn render_increments(increments: &[(Kind, Vec<f64>)]) -> String {
     let mut text = String::new();
     for (kind, nanoseconds) in increments {
@@ -210,21 +210,21 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_of_the_same_round() {
+    fn ratios_compare_the_same_round() {
         let rows = [row(Kind::Echo, &[100.0, 1000.0], 1.0), row(Kind::Pharos, &[60.0, 500.0], 1.0)];
         check(&rows, "0.55 (0.50..0.60)", "1.00 (1.00..1.00)");
         check(&rows, "at least 0.50 of the echo's", "PASS");
     }
 
     #[test]
-    fn a_target_can_be_missed() {
+    fn reports_missed_targets() {
         let rows = [row(Kind::Echo, &[100.0], 1.0), row(Kind::Pharos, &[49.0], 1.0), row(Kind::Triton, &[50.0], 1.0)];
         check(&rows, "at least 0.50 of the echo's", "FAIL");
         check(&rows, "ahead of Triton's", "FAIL");
     }
 
     #[test]
-    fn a_model_in_python_is_held_to_more() {
+    fn a_python_model_has_a_higher_target() {
         let of = |kind, rate| Row {
             case: Case { workload: Workload::ALL[3], protocol: Protocol::Http, clients: 16 },
             ..row(kind, &[rate], 1.0)
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_is_held_to_three_times_torchserve() {
+    fn the_target_of_a_handler_is_three_times_torchserve() {
         let of = |kind, rate| Row {
             case: Case { workload: Workload::Handler, protocol: Protocol::Http, clients: 32 },
             ..row(kind, &[rate], 1.0)
@@ -245,20 +245,20 @@ mod tests {
     }
 
     #[test]
-    fn an_increment_has_its_limit() {
+    fn an_increment_has_a_target() {
         let text = render_increments(&[(Kind::Pharos, vec![501.0]), (Kind::Triton, vec![900.0, 1100.0])]);
         assert!(text.contains("501 (501..501)  FAIL") && text.contains("1000 (900..1100)\n"), "{text}");
     }
 
     #[test]
-    fn a_failed_round_is_shown_and_not_counted() {
+    fn shows_but_does_not_count_a_failed_round() {
         let mut pharos = row(Kind::Pharos, &[60.0, 70.0], 1.0);
         pharos.rounds[0] = Err("grpc-status 14: gone".to_owned());
         check(&[row(Kind::Echo, &[100.0, 100.0], 1.0), pharos], "grpc-status", "gone");
     }
 
     #[test]
-    fn memory_has_its_limits() {
+    fn memory_has_targets() {
         let resident = |total| super::super::memory::Resident { total, shared: 0.0 };
         let memory = Memory { frontend: resident(61.0), worker: Some(resident(24.0)) };
         let text = render(&[], Some(&(memory.clone(), memory)));

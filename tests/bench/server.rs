@@ -1,4 +1,4 @@
-//! The processes that are measured: start, wait until ready, memory, end.
+//! The measured processes: start, wait until ready, memory, stop.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -15,35 +15,35 @@ use crate::models::{Scratch, write_builtin, write_common, write_python};
 use crate::torchserve;
 use crate::workload::Workload;
 
-/// A server may take this long to be ready; Triton starts a Python for each model.
+/// The time limit for a server to become ready; Triton starts a Python process for each model.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// And this long to end after SIGTERM.
+/// The time limit for a server to exit after SIGTERM.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
-/// Which server.
+/// The kind of a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// The limit.
+    /// The limit of the libraries.
     Echo,
     /// This server.
     Pharos,
-    /// This server with all metrics off.
+    /// This server without metrics.
     Bare,
-    /// The peer.
+    /// The peer for models.
     Triton,
-    /// This server, started as TorchServe is.
+    /// This server, started like TorchServe.
     PharosTorchserve,
-    /// The peer of handlers.
+    /// The peer for handlers.
     Torchserve,
 }
 
 impl Kind {
-    /// All, in the order of the report.
+    /// All kinds, in the order of the report.
     pub(crate) const ALL: [Self; 6] =
         [Self::Echo, Self::Pharos, Self::Bare, Self::Triton, Self::PharosTorchserve, Self::Torchserve];
 
-    /// The name in the report.
+    /// Returns the name in the report.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Echo => "echo",
@@ -55,13 +55,13 @@ impl Kind {
         }
     }
 
-    /// Whether it is only there to compare with, and may be missing.
+    /// Returns whether the server is only a reference and may be missing.
     pub(crate) fn is_peer(self) -> bool {
         matches!(self, Self::Triton | Self::Torchserve)
     }
 
-    /// Whether it is asked this. What metrics cost shows where requests are small; what sequences cost, beside the dynamic
-    /// batcher of the same server; what Python costs, beside Triton's and TorchServe's.
+    /// Returns whether the server is measured with a workload. The cost of metrics shows with small requests, that of sequences
+    /// compared with the dynamic batcher of the same server, and that of Python compared with Triton and TorchServe.
     pub(crate) fn serves(self, workload: Workload) -> bool {
         let handlers = matches!(self, Self::PharosTorchserve | Self::Torchserve);
         match workload {
@@ -73,17 +73,17 @@ impl Kind {
         }
     }
 
-    /// What answers 200 when it is ready.
+    /// Returns the path that answers 200 when the server is ready.
     fn ready_path(self) -> &'static str {
         match self {
-            // `/ping` says nothing about the model: TorchServe is healthy before it has loaded anything.
+            // `/ping` does not cover the model: TorchServe is healthy before it has loaded any.
             Self::PharosTorchserve | Self::Torchserve => "/predictions/handler",
             _ => "/v2/health/ready",
         }
     }
 }
 
-/// A running server. Ended by its own process id when dropped, whatever happened before.
+/// A running server, stopped by its process id when dropped.
 pub(crate) struct Server {
     pub(crate) kind: Kind,
     child: Child,
@@ -105,15 +105,15 @@ impl Server {
     /// Starts a server and waits until it is ready.
     ///
     /// # Errors
-    /// It cannot be started, or ends, or is not ready in time; the text has the end of its log.
+    /// The server cannot be started, exits, or is not ready in time; the text has the end of its log.
     pub(crate) fn start(kind: Kind, programs: &Programs, scratch: &Scratch) -> Result<Self, String> {
         let log = scratch.path(&format!("{}.log", kind.name()));
-        let failed = |error: std::io::Error| format!("{} does not start: {error}", kind.name());
+        let failed = |error: std::io::Error| format!("cannot start {}: {error}", kind.name());
         let ports = Ports::free().map_err(failed)?;
         let mut command = programs.command(kind, ports, scratch).map_err(failed)?;
         let output = File::create(&log).map_err(failed)?;
         command.stderr(output.try_clone().map_err(failed)?).stdout(output);
-        // The echo ends with its standard input, so it cannot outlive this process.
+        // The echo exits when its standard input ends, so it cannot outlive this process.
         command.stdin(if kind == Kind::Echo { Stdio::piped() } else { Stdio::null() });
         let child = command.spawn().map_err(failed)?;
         let mut server = Self { kind, child, ports, log };
@@ -121,7 +121,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Where it listens.
+    /// Returns the address of the listener.
     pub(crate) fn address(&self, protocol: Protocol) -> SocketAddr {
         let port = match protocol {
             Protocol::Http => self.ports.http,
@@ -130,12 +130,12 @@ impl Server {
         (Ipv4Addr::LOCALHOST, port).into()
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The last lines that it wrote.
+    /// Returns the last lines of the log.
     pub(crate) fn log_tail(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -148,7 +148,7 @@ impl Server {
         let name = self.kind.name();
         loop {
             if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(format!("{name} ended before it was ready ({status}):\n{}", self.log_tail()));
+                return Err(format!("{name} exited before it was ready ({status}):\n{}", self.log_tail()));
             }
             let seen = match get_status(self.address(Protocol::Http), self.kind.ready_path()) {
                 Ok(200) => return Ok(()),
@@ -157,7 +157,7 @@ impl Server {
             };
             if Instant::now() > deadline {
                 let limit = START_LIMIT.as_secs();
-                return Err(format!("{name} was not ready in {limit} s, last: {seen}\n{}", self.log_tail()));
+                return Err(format!("{name} was not ready in {limit} s; last result: {seen}\n{}", self.log_tail()));
             }
             thread::sleep(Duration::from_millis(50));
         }
@@ -167,7 +167,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // Not waited for yet, so the id cannot have passed to another process.
+            // The process is not reaped yet, so its id cannot belong to another process.
             let _ = kill_process(pid, Signal::TERM);
         }
         let deadline = Instant::now() + END_LIMIT;
@@ -177,14 +177,14 @@ impl Drop for Server {
             }
             thread::sleep(Duration::from_millis(20));
         }
-        eprintln!("{} did not end in {} s after SIGTERM: killed", self.kind.name(), END_LIMIT.as_secs());
+        eprintln!("{} did not exit within {} s after SIGTERM: killed", self.kind.name(), END_LIMIT.as_secs());
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 impl Ports {
-    /// Asks the system for ports that nothing listens on, all at once so that they differ.
+    /// Reserves free ports, all at once so that they differ.
     fn free() -> std::io::Result<Self> {
         let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
         let all = [bind()?, bind()?, bind()?, bind()?, bind()?];
@@ -194,17 +194,17 @@ impl Ports {
     }
 }
 
-/// Where the programs are.
+/// The paths of the programs.
 pub(crate) struct Programs {
-    /// The server under test: `PHAROS_BIN`, else what `cargo build --release` makes.
+    /// The server under test: `PHAROS_BIN`, by default the output of `cargo build --release`.
     pharos: PathBuf,
     /// The folder with the script `triton`: `PHAROS_PEERS`.
     peers: PathBuf,
-    /// Where that script installs: `PEERS_HOME`, else in the user's cache folder.
+    /// The folder into which that script installs: `PEERS_HOME`, by default in the user's cache folder.
     peers_home: PathBuf,
-    /// The interpreter for models in Python: `PHAROS_PYTHON`, else `python3`.
+    /// The interpreter for Python models: `PHAROS_PYTHON`, by default `python3`.
     python: PathBuf,
-    /// Where `tests/python/torchserve/peer.py` installs TorchServe.
+    /// The folder into which `tests/python/torchserve/peer.py` installs TorchServe.
     torchserve: PathBuf,
 }
 
@@ -223,7 +223,7 @@ impl Programs {
         }
     }
 
-    /// Why this server cannot be measured here, if it cannot.
+    /// Returns why a server cannot be measured here, if so.
     pub(crate) fn missing(&self, kind: Kind) -> Option<String> {
         let (script, marker) = (self.peers.join("triton"), self.peers_home.join("triton/ready"));
         match kind {
@@ -231,7 +231,7 @@ impl Programs {
                 Some(format!("{} does not exist: `make build`, or set PHAROS_BIN", self.pharos.display()))
             }
             Kind::Triton if !script.is_file() => {
-                Some(format!("{} does not exist: PHAROS_PEERS names its folder", script.display()))
+                Some(format!("{} does not exist: set PHAROS_PEERS to its folder", script.display()))
             }
             Kind::Triton if !marker.is_file() => {
                 Some(format!("{} does not exist: run `{}` once to install it", marker.display(), script.display()))
@@ -241,13 +241,15 @@ impl Programs {
         }
     }
 
-    /// Why models in Python cannot be measured here, if they cannot.
+    /// Returns why Python models cannot be measured here, if so.
     pub(crate) fn no_python(&self) -> Option<String> {
         let name = self.python.display();
         match Command::new(&self.python).args(["-c", "import pharos_worker"]).stderr(Stdio::null()).status() {
             Ok(status) if status.success() => None,
-            Ok(_) => Some(format!("{name} has no package pharos-worker: `{name} -m pip install ./worker/python`")),
-            Err(error) => Some(format!("{name}: {error}; PHAROS_PYTHON names an interpreter")),
+            Ok(_) => {
+                Some(format!("{name} lacks the package pharos-worker: run `{name} -m pip install ./worker/python`"))
+            }
+            Err(error) => Some(format!("{name}: {error}; set PHAROS_PYTHON to an interpreter")),
         }
     }
 

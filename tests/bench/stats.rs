@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A median with its range: on shared machines a number without its spread says nothing.
+/// A median with its range: on shared machines, a number without its spread is meaningless.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -11,7 +11,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of some numbers; of none there is no spread.
+    /// Computes the spread of some numbers; `None` without numbers.
     pub(crate) fn of(numbers: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut numbers: Vec<f64> = numbers.into_iter().collect();
         numbers.sort_by(f64::total_cmp);
@@ -30,7 +30,7 @@ impl fmt::Display for Spread {
     }
 }
 
-/// About three significant digits.
+/// Formats a number with about three significant digits.
 fn brief(number: f64) -> String {
     match number {
         number if number >= 99.95 => format!("{number:.0}"),
@@ -39,7 +39,7 @@ fn brief(number: f64) -> String {
     }
 }
 
-/// The smallest number that at least this share of the sorted numbers does not exceed; 0 of none.
+/// Returns the smallest of the sorted numbers such that at least this share of them is not greater; 0 without numbers.
 pub(crate) fn percentile(sorted: &[u64], share: f64) -> u64 {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0)
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles() {
+    fn computes_percentiles() {
         let sorted: Vec<u64> = (1..=200).collect();
         let seen = [0.0, 0.5, 0.99, 1.0].map(|share| percentile(&sorted, share));
         assert_eq!(seen, [1, 100, 198, 200]);
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn spreads() {
+    fn computes_and_formats_spreads() {
         assert_eq!(Spread::of([3.0, 1.0, 2.0]), Some(Spread { median: 2.0, min: 1.0, max: 3.0 }));
         assert_eq!(Spread::of([4.0, 1.0]).unwrap().median, 2.5);
         assert_eq!(Spread::of([]), None);

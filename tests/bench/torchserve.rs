@@ -1,4 +1,4 @@
-//! A handler of TorchServe's, served by this server and by a real TorchServe from the same files.
+//! A TorchServe handler, served by this server and by a real TorchServe from the same files.
 
 use std::fs;
 use std::io;
@@ -9,23 +9,19 @@ use crate::models::Scratch;
 use crate::server::Ports;
 use crate::workload::HANDLER;
 
-/// As little as a handler can do: the body is the answer. Called without requests once, at the start.
+/// A minimal handler that returns the body. TorchServe calls it once without requests at the start.
 const PROGRAM: &str = r#"def handle(data, context):
-    return None if data is None else [bytes(request["body"]) for request in data]
+    return [bytes(request["body"]) for request in data] if data else None
 "#;
 
-/// Why the real TorchServe cannot be measured here, if it cannot.
+/// Returns why the real TorchServe cannot be measured here, if so.
 pub(crate) fn missing(home: &Path) -> Option<String> {
     let marker = home.join("ready");
-    (!marker.is_file()).then(|| {
-        format!(
-            "{} does not exist: `PYTHONPATH=tests/python python3 -m torchserve.peer install` makes it",
-            marker.display()
-        )
-    })
+    (!marker.is_file())
+        .then(|| format!("{} does not exist: run `python3 tests/python/torchserve/peer.py install`", marker.display()))
 }
 
-/// This server as a user of TorchServe starts it.
+/// Returns the command that starts this server like TorchServe.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -38,8 +34,8 @@ pub(crate) fn command(pharos: &Path, ports: Ports, scratch: &Scratch) -> io::Res
     Ok(command)
 }
 
-/// The real TorchServe without its launcher, so that its process is the one that is ended. A `torch` of a few lines is
-/// there for its own modules, since the handler needs none.
+/// Returns the command that starts the real TorchServe without its launcher, so that its process is the one that is stopped.
+/// TorchServe's modules import a stub of `torch`; the handler needs none.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -58,14 +54,14 @@ pub(crate) fn peer(home: &Path, ports: Ports, scratch: &Scratch) -> io::Result<C
     Ok(command)
 }
 
-/// The folder of the packages of its environment.
+/// Returns the package folder of the environment.
 fn packages(home: &Path) -> io::Result<PathBuf> {
     let mut entries = fs::read_dir(home.join("venv/lib"))?;
     let python = entries.find_map(|entry| entry.ok().map(|entry| entry.path()));
-    python.map(|python| python.join("site-packages")).ok_or_else(|| io::Error::other("an environment without packages"))
+    python.map(|python| python.join("site-packages")).ok_or_else(|| io::Error::other("the environment has no packages"))
 }
 
-/// What either is started with: one worker, no batching, metrics in the logs, as TorchServe has it by default.
+/// The files of either server: one worker, no batching, and metrics in the logs, as is TorchServe's default.
 struct Files {
     folder: PathBuf,
     store: PathBuf,

@@ -1,20 +1,20 @@
-//! What is asked of the servers, and what must come back: the same bytes for every server.
+//! The requests to the servers and the expected responses: the same bytes for every server.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
 use crate::messages::{ModelInferRequest, ModelInferResponse, Parameter, RequestedOutput, TensorHead};
 
-/// Bytes of the large tensor.
+/// Size of the large tensor, bytes.
 const MIB: usize = 1 << 20;
 
-/// The path of the one gRPC method that is measured.
+/// The path of the measured gRPC method.
 pub(crate) const GRPC_PATH: &str = "/inference.GRPCInferenceService/ModelInfer";
 
-/// The model with a handler of TorchServe's.
+/// The model with a TorchServe handler.
 pub(crate) const HANDLER: &str = "handler";
 
-/// Sequences that are open at once.
+/// The number of sequences that are open at once.
 pub(crate) const OPEN_SEQUENCES: u64 = 10_000;
 
 /// A step of a sequence.
@@ -27,24 +27,24 @@ pub(crate) struct Step {
 /// A model and a request to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Workload {
-    /// Two INT32 [1, 16] in, their sum and difference out: what a request costs.
+    /// Two INT32 [1, 16] in, their sum and difference out: the cost of a request.
     Simple,
-    /// 1 MiB of UINT8 in, the same out: what a byte costs.
+    /// 1 MiB of UINT8 in, the same out: the cost of a byte.
     Identity,
-    /// The same as `Simple`, each request a step of one of [`OPEN_SEQUENCES`], which take turns: what a sequence costs.
+    /// The same as `Simple`, each request a step of one of [`OPEN_SEQUENCES`] in turn: the cost of a sequence.
     Sequences,
-    /// FP32 in, the same out, by a model in Python: what a request and a byte cost there.
+    /// FP32 in, the same out, by a Python model: the cost of a request and a byte there.
     Python(Rows),
-    /// Some bytes in, the same out, by a handler of TorchServe's without torch: what a request costs there.
+    /// Some bytes in, the same out, by a TorchServe handler without torch: the cost of a request there.
     Handler,
 }
 
-/// The size of a request to the model in Python.
+/// The size of a request to the Python model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rows {
-    /// Bytes of a row.
+    /// Bytes per row.
     bytes: usize,
-    /// The request's batch.
+    /// The batch size of the request.
     count: usize,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Tensor {
 }
 
 impl Workload {
-    /// All.
+    /// All workloads.
     pub(crate) const ALL: [Self; 10] = [
         Self::Simple,
         Self::Identity,
@@ -75,7 +75,7 @@ impl Workload {
         Self::Python(Rows { bytes, count })
     }
 
-    /// The model's name.
+    /// Returns the name of the model.
     pub(crate) fn model(self) -> &'static str {
         match self {
             Self::Simple => "simple",
@@ -86,7 +86,7 @@ impl Workload {
         }
     }
 
-    /// The name of the workload in the report: the model's, for the model in Python with the size of a row and the batch.
+    /// Returns the name in the report: that of the model, and for the Python model the row size and the batch size.
     pub(crate) fn name(self) -> String {
         let Self::Python(Rows { bytes, count }) = self else { return self.model().to_owned() };
         let size = match bytes {
@@ -97,12 +97,12 @@ impl Workload {
         format!("python_{size}_batch_{count}")
     }
 
-    /// Whether it is about bytes more than about requests.
+    /// Returns whether the payload matters more than the number of requests.
     pub(crate) fn is_large(self) -> bool {
         self.payload() >= 64 << 10
     }
 
-    /// Tensor bytes that one request carries in each direction.
+    /// Returns the tensor bytes of one request in each direction.
     pub(crate) fn payload(self) -> usize {
         match self {
             Self::Python(Rows { bytes, count }) => bytes * count,
@@ -134,12 +134,12 @@ impl Workload {
         }
     }
 
-    /// The tensors that the model answers, one after the other.
+    /// Returns the expected tensors of the response.
     pub(crate) fn answer(self) -> Vec<Bytes> {
         self.outputs().into_iter().map(|tensor| tensor.data).collect()
     }
 
-    /// The steps that one of so many clients takes: first it starts each of its sequences, then it goes on with them in turn.
+    /// Returns the steps of client number `client` of `clients`: the first ones start its sequences, the others continue them.
     pub(crate) fn steps(self, client: usize, clients: usize) -> (Vec<Option<Step>>, Vec<Option<Step>>) {
         if self != Self::Sequences {
             return (Vec::new(), vec![None]);
@@ -149,7 +149,7 @@ impl Workload {
         (steps(true), steps(false))
     }
 
-    /// A whole HTTP/1.1 request with binary tensor data in and out, or to TorchServe's endpoint.
+    /// Returns a whole HTTP/1.1 request with binary tensor data in and out, or one to TorchServe's endpoint.
     pub(crate) fn http_request(self, step: Option<Step>) -> Bytes {
         if self == Self::Handler {
             return prediction(&octets().data);
@@ -174,18 +174,18 @@ impl Workload {
         request.freeze()
     }
 
-    /// The JSON head that the server's response has, by the protocol.
+    /// Returns the JSON head of the response that the protocol defines.
     pub(crate) fn http_response_head(self) -> String {
         let outputs = tensors_json(&self.outputs());
         format!(r#"{{"model_name":"{}","model_version":"1","outputs":[{outputs}]}}"#, self.model())
     }
 
-    /// Bytes in the body of the HTTP response.
+    /// Returns the length of the body of the HTTP response.
     pub(crate) fn http_response_length(self) -> usize {
         self.http_response_head().len() + self.payload()
     }
 
-    /// The gRPC request message with its five-byte prefix.
+    /// Returns the gRPC request message with its five-byte prefix.
     pub(crate) fn grpc_request(self, step: Option<Step>) -> Bytes {
         let inputs = self.inputs();
         let wanted = |output: &Tensor| RequestedOutput { name: output.name.to_owned() };
@@ -202,7 +202,7 @@ impl Workload {
         })
     }
 
-    /// The gRPC response with the given contents.
+    /// Returns the gRPC response with the given contents.
     pub(crate) fn grpc_response(self, contents: Vec<Bytes>) -> ModelInferResponse {
         ModelInferResponse {
             model_name: self.model().to_owned(),
@@ -235,12 +235,12 @@ fn fp32(name: &'static str, Rows { bytes, count }: Rows) -> Tensor {
     Tensor { name, datatype: "FP32", shape: vec![count as i64, elements], data: pattern(bytes * count) }
 }
 
-/// What the handler is given: bytes without shape and type, which make up its answer alone.
+/// Returns the input of the handler: bytes without shape and type, which are also the whole response.
 fn octets() -> Tensor {
     Tensor { name: "body", datatype: "BYTES", shape: vec![1], data: pattern(64) }
 }
 
-/// A request to TorchServe's endpoint.
+/// Returns a request to TorchServe's endpoint.
 fn prediction(body: &[u8]) -> Bytes {
     let length = body.len();
     let mut request = BytesMut::new();
@@ -250,7 +250,7 @@ fn prediction(body: &[u8]) -> Bytes {
     request.freeze()
 }
 
-/// Bytes that are not all alike, so that a misplaced block cannot pass; a prime period, so that no page equals the next.
+/// Returns bytes with a prime period, so that a misplaced block is detected and no two pages are equal.
 fn pattern(length: usize) -> Bytes {
     (0..length).map(|position| (position % 251) as u8).collect()
 }
@@ -277,7 +277,7 @@ fn wanted_json(name: &str) -> String {
     format!(r#"{{"name":"{name}","parameters":{{"binary_data":true}}}}"#)
 }
 
-/// A message with the prefix of gRPC: not compressed, length in big-endian.
+/// Encodes a message with gRPC's prefix: not compressed, length in big-endian.
 fn framed(message: &impl Message) -> Bytes {
     let mut bytes = BytesMut::new();
     bytes.put_u8(0);
@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_http_request_states_its_own_lengths() {
+    fn the_http_request_has_correct_lengths() {
         for workload in Workload::ALL.into_iter().filter(|workload| *workload != Workload::Handler) {
             let request = workload.http_request(None);
             let end = request.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn the_handler_is_asked_for_what_it_is_given() {
+    fn the_handler_request_contains_the_expected_response() {
         let request = Workload::Handler.http_request(None);
         let text = String::from_utf8_lossy(&request[..request.len() - Workload::Handler.payload()]).into_owned();
         assert!(text.starts_with("POST /predictions/handler HTTP/1.1\r\n"), "{text}");
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn the_grpc_message_is_the_one_that_was_meant() {
+    fn the_grpc_message_round_trips() {
         let framed = Workload::Simple.grpc_request(None);
         assert_eq!(framed[..5], [0, 0, 0, 0, (framed.len() - 5) as u8]);
         let message = ModelInferRequest::decode(framed.slice(5..)).unwrap();
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn simple_answers_sum_and_difference() {
+    fn the_simple_response_is_sum_and_difference() {
         let answer = Workload::Simple.answer();
         assert_eq!((answer[0][4], answer[1][4], answer[1][0]), (2, 0, 255));
         assert_eq!(Workload::Identity.answer()[0].len(), MIB);

@@ -3,29 +3,30 @@
  *
  *     cc -shared -fPIC -o libfake.so nvml.c
  *
- * What the devices tell is in a text file beside the library, under its name with ".devices" after it, and is read anew at
- * each call, so that a test can change it while the server runs. Each line is "DEVICE KEY VALUES": the device is a number,
- * "1.0" for the first MIG device of device 1, or "*" for the library itself. A value "!N" makes the call fail with NVML's
- * error N (3 not supported, 4 no permission, 15 GPU is lost, 999 unknown); a key that is missing is not supported.
+ * The simulated devices are described in a text file beside the library, with the library's name and ".devices" appended. The
+ * file is read at each call, so that a test can change it while the server runs. Each line is "DEVICE KEY VALUES": the device
+ * is a number, "1.0" for the first MIG device of device 1, or "*" for the library itself. A value "!N" makes the call fail with
+ * NVML's error N (3 not supported, 4 no permission, 15 GPU is lost, 999 unknown); a missing key makes it return "not
+ * supported".
  *
- *     * devices 2                  how many there are
+ *     * devices 2                  number of devices
  *     * driver 550.54.15           the driver's version
  *     * init !9                    nvmlInit fails
- *     0 uuid GPU-0                 without one there is no such device
- *     0 all !15                    every call for this device fails
- *     0 utilization 37 12          percent of time with kernels, with memory accesses
+ *     0 uuid GPU-0                 a device without one does not exist
+ *     0 all !15                    all calls for this device fail
+ *     0 utilization 37 12          percent of time with kernels, and with memory accesses
  *     0 memory 1000 400            bytes: total, used
  *     0 power 250500               milliwatts
  *     0 power_limit 400000         milliwatts
  *     0 energy 5000                millijoules since the driver was loaded
  *     0 temperature 55             degrees Celsius
- *     0 process 1234 300           process id, bytes; any number of them
- *     0 children 300               each child of this process has so many bytes
- *     0 kernels 1234 40 1000       process id, percent of time with kernels, when: microseconds, or now; any number of them
+ *     0 process 1234 300           process id, bytes; can be repeated
+ *     0 children 300               each child of this process uses this number of bytes
+ *     0 kernels 1234 40 1000       process id, percent of time with kernels, time in microseconds (default now); repeatable
  *     1 mig 7                      in MIG mode, with at most 7 MIG devices
- *     0 bus 00000000:3B:00.0       its place on the bus
- *     0 cpus 0 1 2 3               the processors near it
- *     0 capability 75              its compute capability, ten times
+ *     0 bus 00000000:3B:00.0       its PCI bus id
+ *     0 cpus 0 1 2 3               its CPU affinity
+ *     0 capability 75              its compute capability, multiplied by ten
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -43,7 +44,7 @@ typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; c
 typedef struct { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; } Process;
 typedef struct { unsigned pid; unsigned long long time; unsigned kernels, memory, encoder, decoder; } Sample;
 
-/* Opens the file beside this library. */
+/* Opens the file of device descriptions. */
 static FILE *devices(void) {
     Dl_info info;
     char path[4096];
@@ -52,7 +53,7 @@ static FILE *devices(void) {
     return fopen(path, "r");
 }
 
-/* The values of the first line for the device and the key. */
+/* Copies the values of the first line with the device and the key. */
 static int line(const char *device, const char *key, char *values, size_t size) {
     char text[512], who[32], what[32];
     int found = NOT_SUPPORTED, at;
@@ -70,7 +71,7 @@ static int line(const char *device, const char *key, char *values, size_t size) 
     return found == SUCCESS && values[0] == '!' ? atoi(values + 1) : found;
 }
 
-/* A handle is a number: device * 256 + MIG device + 1, where 0 stands for the device itself. */
+/* A handle is a number: device * 256 + MIG device + 1; a MIG device of 0 is the device itself. */
 static void name_of(void *handle, char *name, size_t size) {
     size_t number = (size_t)handle - 1;
     if (number % 256) snprintf(name, size, "%zu.%zu", number / 256, number % 256 - 1);
@@ -79,7 +80,7 @@ static void name_of(void *handle, char *name, size_t size) {
 
 static void *handle_of(size_t device, size_t mig) { return (void *)(device * 256 + mig + 1); }
 
-/* The values of a device, unless all its calls fail. */
+/* Copies the values of a device, unless all its calls fail. */
 static int text_of(void *handle, const char *key, char *values, size_t size) {
     char name[32], all[64];
     name_of(handle, name, sizeof name);
@@ -197,13 +198,13 @@ int nvmlDeviceGetCpuAffinity(void *device, unsigned size, unsigned long *words) 
     return code;
 }
 
-/* Adds a process if there is room, and counts it anyway. */
+/* Adds a process if there is room, and counts it in any case. */
 static void add(Process *processes, unsigned room, unsigned *count, Process process) {
     if (*count < room && processes) processes[*count] = process;
     *count += 1;
 }
 
-/* Adds the children of this process, which /proc knows by the thread that started them. */
+/* Adds the children of this process; /proc lists them by the thread that started them. */
 static void add_children(Process *processes, unsigned room, unsigned *count, unsigned long long bytes) {
     DIR *folder = opendir("/proc/self/task");
     struct dirent *entry;
@@ -238,7 +239,8 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Proce
     return *count > room ? TOO_SMALL : SUCCESS;
 }
 
-/* Gives the samples after `last`. As the driver: not found if there are none, and with no room how many there may be. */
+/* Returns the samples after `last`. Like the driver, returns NOT_FOUND if there are none, and without room the maximum number.
+   */
 int nvmlDeviceGetProcessUtilization(void *device, Sample *samples, unsigned *count, unsigned long long last) {
     char name[32], text[512], who[32], what[32], values[64];
     unsigned pid, percent, room = *count;

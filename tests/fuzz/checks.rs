@@ -1,5 +1,5 @@
-//! What must hold for any bytes from outside the process: one function for each fuzz target. The corpora and past findings
-//! go through the same functions as an ordinary test (`frontend/tests/corpus.rs`).
+//! Invariants that must hold for any bytes from outside the process: one function per fuzz target. An ordinary test runs the
+//! functions on the corpora and past findings (`frontend/http/tests/corpus.rs`).
 
 use std::fmt::Debug;
 use std::path::{Component, Path};
@@ -20,7 +20,7 @@ use pharos::trace::read::{Traces, read};
 use pharos::trace::{chrome, summary};
 use pharos::wire::{PREFIX, decode_to_frontend, decode_to_worker};
 
-/// The check of a target, by its name.
+/// Returns the check of a target by its name.
 pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
     Some(match target {
         "http" => http,
@@ -37,13 +37,13 @@ pub(crate) fn of(target: &str) -> Option<fn(&[u8])> {
     })
 }
 
-/// HTTP bodies: decoding never panics, whatever the header says about where the JSON ends; what decodes can be encoded.
+/// HTTP bodies: decoding never panics for any length in the header, and a decoded request can be encoded.
 pub(crate) fn http(data: &[u8]) {
     pharos_http::fuzzing::request(data);
 }
 
-/// Loads with files and a configuration, as HTTP brings them: whatever they are called, they stay in the model's directory,
-/// and whatever the configuration says, it is read or refused.
+/// HTTP load requests with files and a configuration: files of any name stay in the model's directory, and any configuration is
+/// either parsed or refused.
 pub(crate) fn repository(data: &[u8]) {
     let Ok(Some(given)) = Override::new(pharos_http::fuzzing::load(data)) else { return };
     let inside = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
@@ -59,7 +59,7 @@ pub(crate) fn repository(data: &[u8]) {
     }
 }
 
-/// Names, keys and ranges of memory that clients share, and packets about it.
+/// Names, keys and ranges of shared memory, and the wire messages about them.
 pub(crate) fn regions(data: &[u8]) {
     pharos::fuzzing::shared_memory(data);
     if let Ok(regions) = pharos::wire::regions::decode(data) {
@@ -68,11 +68,11 @@ pub(crate) fn regions(data: &[u8]) {
     }
 }
 
-/// Frames from the other process: decoding never panics, and what decodes encodes to something that decodes equally.
+/// Frames between frontend and worker: decoding never panics, and a decoded frame survives encoding and decoding.
 pub(crate) fn wire(data: &[u8]) {
-    // Compared as text, because a NaN among the parameters does not equal itself.
+    // Compared as text, because a NaN among the parameters is not equal to itself.
     fn same<T: Debug, E: Debug>(frame: T, bytes: &[u8], decode: fn(&[u8]) -> Result<T, E>) {
-        let again = decode(&bytes[PREFIX..]).expect("what was encoded decodes");
+        let again = decode(&bytes[PREFIX..]).expect("an encoded frame must decode");
         assert_eq!(format!("{again:?}"), format!("{frame:?}"));
     }
     let mut bytes = Vec::new();
@@ -87,17 +87,16 @@ pub(crate) fn wire(data: &[u8]) {
     }
 }
 
-/// The metrics ring under a hostile producer: whatever it writes into its part of the shared memory, the reader neither
-/// panics nor loops.
+/// The metrics ring with a hostile producer: the reader neither panics nor loops for any contents of the producer's memory.
 pub(crate) fn ring(data: &[u8]) {
-    /// Where the words of the producer are: its head, and the records.
+    /// The offsets of the producer's words: its head and the records.
     const HEAD: usize = 8 * 8;
     const RECORDS: usize = 32 * 8;
-    let (descriptor, mut reader) = channel::create(16 << 10).expect("a ring can be made");
+    let (descriptor, mut reader) = channel::create(16 << 10).expect("the ring can be created");
     let length = std::fs::File::from(descriptor.try_clone().expect("a descriptor")).metadata().expect("a length").len();
     let length = usize::try_from(length).expect("a length");
     let memory = SharedMemory::map(&descriptor, length).expect("the ring can be mapped");
-    // The first two bytes say how many words the producer claims to have written.
+    // The first two bytes are the number of words that the producer claims to have written.
     let Some((claim, records)) = data.split_first_chunk::<2>() else { return };
     assert!(memory.copy_in(RECORDS, &records[..records.len().min(length - RECORDS)]));
     assert!(memory.copy_in(HEAD, &u64::from(u16::from_le_bytes(*claim)).to_ne_bytes()));
@@ -109,7 +108,7 @@ pub(crate) fn ring(data: &[u8]) {
     }
 }
 
-/// config.pbtxt: parsing never panics, a parsed draft survives its own encoding, a completed one can be rendered.
+/// config.pbtxt: parsing never panics, a parsed draft survives encoding and decoding, and a completed one can be rendered.
 pub(crate) fn config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(draft) = Draft::from_text(text, "config.pbtxt") else { return };
@@ -120,15 +119,15 @@ pub(crate) fn config(data: &[u8]) {
     }
 }
 
-/// A cache with one metric of each type that takes undeclared ones too, but few.
+/// Returns a cache with one metric of each type that also accepts a few undeclared metrics.
 fn small_cache() -> Arc<Cache> {
     let text = "model_metrics:\n  counter: [{name: Hits, unit: Count, dimensions: [page]}]\n  gauge: [{name: Level, unit: m}]\n  \
                 histogram: [{name: Size, unit: B}]\n  summary: [{name: Spread, unit: B}]\n";
     let settings = Settings { auto_detect: true, max_series: 4, ..Settings::new("host") };
-    Arc::new(Cache::new(Catalog::parse(text, "metrics.yaml").expect("a good definition"), settings))
+    Arc::new(Cache::new(Catalog::parse(text, "metrics.yaml").expect("a valid definition"), settings))
 }
 
-/// What a scrape shows has a name and a value on each line, whatever was sent.
+/// Checks that each line of the exposition has a valid name and a value.
 fn scraped_well(cache: &Arc<Cache>) {
     for line in exposition::render(cache, Format::Text).lines().filter(|line| !line.starts_with('#')) {
         let (series, value) = line.rsplit_once(' ').expect("a series and its value");
@@ -138,7 +137,7 @@ fn scraped_well(cache: &Arc<Cache>) {
     }
 }
 
-/// StatsD datagrams: parsing never panics, what it gives is valid, and the cache stays one that can be shown.
+/// StatsD datagrams: parsing never panics, returns only valid values, and leaves the cache in a state that can be rendered.
 pub(crate) fn statsd(data: &[u8]) {
     let mut lines = 0_usize;
     statsd::parse(data, |text, outcome| {
@@ -151,7 +150,7 @@ pub(crate) fn statsd(data: &[u8]) {
             match update {
                 Update::Set(value) | Update::Change(value) => assert!(value.is_finite()),
                 Update::Observe { value, times, .. } => assert!(value.is_finite() && (1..=1000).contains(&times)),
-                // A rate near 0 may make it infinite: the cache refuses that.
+                // A sampling rate near 0 may make the increment infinite; the cache refuses it.
                 Update::Increment(value) => assert!(!value.is_nan()),
                 Update::Member(_) => {}
             }
@@ -164,7 +163,7 @@ pub(crate) fn statsd(data: &[u8]) {
     scraped_well(&cache);
 }
 
-/// Lines that a worker prints, behind the marker: parsing never panics, and the cache stays one that can be shown.
+/// Lines that a worker prints after the marker: parsing never panics and leaves the cache in a state that can be rendered.
 pub(crate) fn legacy(data: &[u8]) {
     let cache = small_cache();
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
@@ -177,8 +176,8 @@ pub(crate) fn legacy(data: &[u8]) {
     scraped_well(&cache);
 }
 
-/// Trace files: reading never panics, whatever is in them; what is read can be summed up and drawn; of a file that is cut no
-/// more is read than of the whole.
+/// Trace files: reading never panics, the traces can be summarised and rendered, and a truncated file yields no more traces than
+/// the whole one.
 pub(crate) fn trace(data: &[u8]) {
     let Ok(found) = read(data) else { return };
     let models = summary::summarize(found.traces.iter());
@@ -191,7 +190,7 @@ pub(crate) fn trace(data: &[u8]) {
     }
 }
 
-/// metrics.yaml: parsing never panics, and ends soon; a catalog can be listed, switched, compared, served from and put in
+/// metrics.yaml: parsing never panics and terminates quickly; a catalog can be listed, modified, compared, served, and loaded in
 /// place of another one.
 pub(crate) fn metrics(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Checks and measures everything that needs a GPU, in one call: a table, and the same as JSON.
+"""Checks and measures everything that needs a GPU in one run, and reports the results as a table and as JSON.
 
     python check.py [--out FOLDER] [--work FOLDER] [--python X] [--only STEP,STEP] [--minutes 8] [--device 0] [--cpu]
 
-It builds nothing and fetches nothing; what it needs lies beside it (see `pack.py`) or in the Python that runs the models. Each
-step has a time of its own, and one that fails or hangs costs itself alone; results are written after each. Ends with 1 if a row failed.
+It builds and downloads nothing; its files are beside it (see `pack.py`), and packages are in the Python that runs the models.
+Each step has a time limit and does not affect others if it fails or hangs. Results are written after each step. Exits with 1 if
+a row failed.
 """
 
 import argparse
@@ -43,11 +44,11 @@ STEPS = {
     "xgboost": ("correctness", 60),
     "tensorrt": ("correctness", 150),
 }
-"""What is done, in which file, and in how many seconds at most; the first come first where there is not time for all."""
+"""The steps, each with its file and its time limit in seconds, by priority if there is not enough time for all."""
 LEAST_S = 10
-"""A step that would have less is left out."""
+"""A step with less time left is skipped."""
 LINES = 100
-"""So many of each log of a step that failed."""
+"""Number of lines of each log of a failed step."""
 ASK = """
 import importlib.util as i, json, sys
 print(json.dumps([list(sys.version_info[:2]), [name for name in ("numpy", "pharos_worker") if i.find_spec(name)]]))
@@ -65,7 +66,7 @@ def fits(wheel: str, version: tuple) -> bool:
 
 
 def unpack(wheel: Path, site: Path):
-    """Puts a wheel's packages into a folder; a wheel is an archive of them."""
+    """Extracts a wheel's packages into a folder; a wheel is an archive of them."""
     with zipfile.ZipFile(wheel) as file:
         file.extractall(site)
     for part in site.glob("*.data"):
@@ -76,7 +77,7 @@ def unpack(wheel: Path, site: Path):
 
 
 def unpack_all(wheels: Path, version: tuple, site: Path) -> list:
-    """Unpacks the wheels of a folder that are for this Python: their names and versions. The folder is made anew."""
+    """Extracts the wheels of a folder that fit this Python into an emptied folder; returns their names and versions."""
     shutil.rmtree(site, ignore_errors=True)
     taken = [wheel for wheel in sorted(wheels.glob("*.whl")) if fits(wheel.name, version)]
     for wheel in taken:
@@ -85,8 +86,8 @@ def unpack_all(wheels: Path, version: tuple, site: Path) -> list:
 
 
 def install(python: str, work: Path) -> list:
-    """Unpacks the wheels beside this file's root, which come before what this Python has of the same: into `site`, which all
-    steps have, and those of the clients into `clients`, which only clients have. Says what it has unpacked."""
+    """Extracts the packed wheels, which take precedence over packages of this Python: into `site` for all steps, and those of the
+    clients into `clients` for clients only. Returns what it has extracted."""
     asked = subprocess.run([python, "-c", ASK], capture_output=True, text=True, timeout=120)
     if asked.returncode:
         sys.exit(f"{python} cannot be used: {asked.stderr.strip()}")
@@ -100,7 +101,7 @@ def install(python: str, work: Path) -> list:
 
 
 def environment_of(site: Path) -> dict:
-    """The environment of the steps: the packed executables and packages, and devices in the driver's order."""
+    """Returns the environment of the steps: the packed executables and packages, and devices in the driver's order."""
     environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if (ROOT / "bin/pharos").exists():
         environment["PHAROS_BIN"] = str(ROOT / "bin/pharos")
@@ -110,7 +111,7 @@ def environment_of(site: Path) -> dict:
 
 
 def write(out: Path, work: Path, found: list) -> str:
-    """Writes the results: as JSON, as a table, and the ends of all logs of the steps that failed. Gives the table."""
+    """Writes the results as JSON and as a table, and the ends of all logs of failed steps. Returns the table."""
     (out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
     text = f"{rows.table(found)}\n{rows.summary(found)}"
     (out / "results.txt").write_text(text + "\n")
@@ -124,7 +125,7 @@ def write(out: Path, work: Path, found: list) -> str:
 
 
 def no_device(device: int) -> str:
-    """Why the device cannot be used; empty if it can."""
+    """Returns why the device cannot be used; empty if it can."""
     try:
         command = ["nvidia-smi", f"--id={device}", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -139,21 +140,21 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "target/gpu-check", help="where results are written")
     parser.add_argument("--work", type=Path, help="where models, packages and logs are written [default: work, in --out]")
-    parser.add_argument("--python", default=sys.executable, help="the Python that models and clients run on")
+    parser.add_argument("--python", default=sys.executable, help="the Python for models and clients")
     parser.add_argument("--only", default="", help=f"steps, separated by commas: {', '.join(STEPS)}")
-    parser.add_argument("--minutes", type=float, default=8, help="the whole time; what does not fit is skipped")
-    parser.add_argument("--device", type=int, default=0, help="the device's number, as nvidia-smi has it")
-    parser.add_argument("--cpu", action="store_true", help="without a device: instances on processors")
+    parser.add_argument("--minutes", type=float, default=8, help="total time; steps that do not fit are skipped")
+    parser.add_argument("--device", type=int, default=0, help="the device's number in nvidia-smi")
+    parser.add_argument("--cpu", action="store_true", help="run without a device: instances on processors")
     given = parser.parse_args()
     given.only = [name for name in given.only.split(",") if name] or list(STEPS)
     unknown = [name for name in given.only if name not in STEPS]
     if unknown:
-        parser.error(f"there is no step {', '.join(unknown)}: they are {', '.join(STEPS)}")
+        parser.error(f"unknown steps: {', '.join(unknown)}; allowed are {', '.join(STEPS)}")
     return given
 
 
 def step(name: str, given: argparse.Namespace, work: Path, left: float) -> list:
-    """The rows of one step."""
+    """Runs one step and returns its rows."""
     command = [given.python, str(HERE / "steps.py"), name, str(work / name), str(given.device)]
     command += ["--cpu"] if given.cpu else []
     found = rows.run(name, command, min(STEPS[name][1], left), work / name, environment_of(work / "site"))
@@ -162,7 +163,7 @@ def step(name: str, given: argparse.Namespace, work: Path, left: float) -> list:
 
 
 def no_time(name: str, work: Path) -> list:
-    """The row of a step that is left out."""
+    """Returns the row of a skipped step."""
     (work / name).mkdir(parents=True, exist_ok=True)
     file = work / name / "rows.jsonl"
     file.unlink(missing_ok=True)
@@ -171,7 +172,7 @@ def no_time(name: str, work: Path) -> list:
 
 
 def main() -> int:
-    """All steps, one after the other."""
+    """Runs all steps, one after the other."""
     given = arguments()
     end = time.monotonic() + given.minutes * 60
     given.out.mkdir(parents=True, exist_ok=True)
@@ -179,7 +180,7 @@ def main() -> int:
     work = (given.work or out / "work").resolve()
     trouble = "" if given.cpu else no_device(given.device)
     if trouble:
-        sys.exit(f"there is no device to check: {trouble} (--cpu tries everything else)")
+        sys.exit(f"no device to check: {trouble} (--cpu tests everything else)")
     print(f"unpacked: {', '.join(install(given.python, work)) or 'nothing'}", flush=True)
     rows.adopt()
     found, text = [], ""
@@ -187,7 +188,7 @@ def main() -> int:
         left = end - time.monotonic()
         found += step(name, given, work, left) if left >= LEAST_S else no_time(name, work)
         print(rows.table([row for row in found if row["step"] == name]).partition("\n")[2], flush=True)
-        # Each time: what is known is kept if somebody ends this process.
+        # Written after each step, so that results are kept if this process is killed.
         text = write(out, work, found)
     print(f"\n{text}")
     return 1 if any(row["state"] == rows.FAIL for row in found) else 0

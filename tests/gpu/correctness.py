@@ -1,4 +1,4 @@
-"""Steps of `check.py`: every backend on the device against float64 on the CPU."""
+"""Steps of `check.py`: compares every backend on the device with float64 on the CPU."""
 
 import json
 from pathlib import Path
@@ -11,26 +11,26 @@ from harness import onnx_file
 from torchserve import models as torchserve_models
 
 EPSILON = {"FP16": 2.0**-10, "BF16": 2.0**-7, "FP32": 2.0**-23, "FP64": 2.0**-52}
-"""The distance from one to the next number."""
+"""The distance from one to the next representable number."""
 SHAPES = [(1, 1), (1, 4), (3, 1031), (8, 65537)]
 NUMBERS = [datatype for datatype in DTYPES if datatype != "BOOL"]
-"""Those that can be added."""
+"""The datatypes with addition."""
 AT_ONCE = 4
-"""So many models are loaded at a time."""
+"""Number of models loaded at a time."""
 WEIGHTS = np.random.default_rng(7).standard_normal((64, 64)).astype(np.float32)
-"""Those of `gpu_models/affine.py`."""
+"""The weights of `gpu_models/affine.py`."""
 SINGLE, TF32 = 1e-5, 2e-3
-"""Largest error as a share of the largest value: of FP32, and of the ten bits that tensor cores take of it."""
+"""Largest error relative to the largest value: for FP32, and for TF32, the ten bits of it that tensor cores use."""
 
 
 def ends(inputs: dict, outputs: dict) -> str:
-    """Inputs and outputs of a configuration: name -> (datatype, dims)."""
+    """Returns inputs and outputs of a configuration: name -> (datatype, dims)."""
     sides = (("input", inputs), ("output", outputs))
     return "".join(tensor(side, name, *of) for side, named in sides for name, of in named.items())
 
 
 def pairs(datatype: str, numbers) -> tuple:
-    """Two arrays whose sum and difference the datatype can hold, for each of SHAPES."""
+    """Yields two arrays whose sum and difference the datatype can represent, for each of SHAPES."""
     for shape in SHAPES:
         if datatype == "BF16":
             yield tuple(bf16(numbers.integers(-32, 32, shape) / 4) for _ in range(2))
@@ -44,14 +44,14 @@ def pairs(datatype: str, numbers) -> tuple:
 
 
 def wide(datatype: str, array) -> np.ndarray:
-    """The values without loss for what is computed here: float64, or Python's whole numbers."""
+    """Converts to a type that is exact for these computations: float64, or Python integers."""
     if datatype == "BF16":
         return of_bf16(array).astype(np.float64)
     return array.astype(np.float64 if datatype.startswith("FP") else object)
 
 
 def errors_of_add_sub(client: Client, datatype: str) -> float:
-    """The largest error of sum and difference, in the datatype's own precision."""
+    """Returns the largest error of sum and difference, in the datatype's precision."""
     worst = 0.0
     for left, right in pairs(datatype, np.random.default_rng(1)):
         found = client.infer(f"add_sub_{datatype.lower()}", {"INPUT0": (datatype, left), "INPUT1": (datatype, right)})
@@ -66,7 +66,7 @@ def errors_of_add_sub(client: Client, datatype: str) -> float:
 
 
 def changed_by_identity(client: Client) -> set:
-    """The datatypes whose random bytes do not come back as they were; all go in one request."""
+    """Returns the datatypes whose random bytes are not returned unchanged; all are in one request."""
     numbers, wrong = np.random.default_rng(2), set()
     for shape in SHAPES:
         given = {}
@@ -82,12 +82,12 @@ def changed_by_identity(client: Client) -> set:
 
 
 def mapped(server, library: str) -> bool:
-    """Whether a worker has a library in its memory."""
+    """Whether a worker has mapped a library."""
     return any(library in Path(f"/proc/{pid}/maps").read_text() for pid in server.workers())
 
 
 def builtin_models(world: World):
-    """Writes `identity`, of all numeric datatypes, and an `add_sub` for each one that can be added."""
+    """Writes `identity` for all numeric datatypes, and an `add_sub` for each one with addition."""
     head = 'backend: "builtin"\nmax_batch_size: 8\n'
     sides = [{f"{side}{n}": (of, [-1]) for n, of in enumerate(DTYPES)} for side in ("INPUT", "OUTPUT")]
     world.model("identity", head + ends(*sides) + parameters(function="identity"))
@@ -97,7 +97,8 @@ def builtin_models(world: World):
 
 
 def builtin(world: World):
-    """Identity and add_sub for every numeric datatype. A few instances at a time, whose contexts the driver makes one by one."""
+    """Checks identity and add_sub for every numeric datatype, a few instances at a time: the driver creates contexts one by
+    one."""
     builtin_models(world)
     with world.any_server("--model-control-mode=explicit") as server:
         server.wait_until_ready()
@@ -106,7 +107,7 @@ def builtin(world: World):
             wrong = changed_by_identity(client)
             world.rows.check("identity, 13 datatypes", not wrong, "the same bytes", reason=f"other bytes: {wrong}")
             if world.cpu:
-                world.rows.skip("the driver is in use", "no device is wanted")
+                world.rows.skip("the driver is in use", "runs without a device")
             else:
                 world.rows.check("the driver is in use", mapped(server, "libcuda.so"))
         for few in (NUMBERS[at : at + AT_ONCE] for at in range(0, len(NUMBERS), AT_ONCE)):
@@ -118,7 +119,7 @@ def builtin(world: World):
 
 
 def instances(world: World):
-    """Two instances of builtin that are asked by eight clients at once: batches are put together and taken apart."""
+    """Checks two instances of builtin with eight concurrent clients: batches are joined and split."""
     two = [{f"{side}{n}": ("FP32", [-1]) for n in (0, 1)} for side in ("INPUT", "OUTPUT")]
     head = 'backend: "builtin"\nmax_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 2000 }\n'
     config = head + ends(*two) + parameters(function="add_sub")
@@ -127,7 +128,7 @@ def instances(world: World):
     def ask(number):
         client, numbers, worst = Client(server.http), np.random.default_rng(number), 0.0
         for _ in range(25):
-            # The same shape for all, else there are no batches; one that no alignment likes.
+            # The same shape for all, so that batches form; a length without alignment.
             left, right = (numbers.standard_normal((1 + number % 2, 10007)).astype(np.float32) for _ in range(2))
             found = client.infer("sums", {"INPUT0": ("FP32", left), "INPUT1": ("FP32", right)})
             wanted = left.astype(np.float64), right.astype(np.float64)
@@ -140,11 +141,11 @@ def instances(world: World):
         world.rows.check("two processes", len(server.workers()) == 2)
         told = server.statistics("sums")
         fewer = told["execution_count"] < told["inference_count"]
-        world.rows.check("they have batches", fewer, f"{told['inference_count']} in {told['execution_count']}")
+        world.rows.check("batches are formed", fewer, f"{told['inference_count']} in {told['execution_count']}")
 
 
 def ask_affine(world: World, server, name: str, number: int) -> tuple:
-    """25 requests of one client: the largest error, and where they were computed."""
+    """Sends 25 requests as one client; returns the largest error, and the devices that computed them."""
     client, numbers = Client(server.http), np.random.default_rng(number)
     worst, places = 0.0, set()
     for _ in range(25):
@@ -156,7 +157,7 @@ def ask_affine(world: World, server, name: str, number: int) -> tuple:
 
 
 def affine(world: World, name: str, code: str):
-    """A model in Python: right with one instance and with two, in batches, and on its device."""
+    """Checks a model in Python: its results with one instance and with two, in batches, and its device."""
     sides = ends({"X": ("FP32", [64])}, {"Y": ("FP32", [64]), "WHERE": ("BYTES", [1])})
     wait = "dynamic_batching { max_queue_delay_microseconds: 2000 }\n"
     world.python_model(f"{name}_1", code, sides, 16)
@@ -178,12 +179,12 @@ def affine(world: World, name: str, code: str):
 
 
 def place(world: World) -> bytes:
-    """The device as models name it: their own is the first of their process."""
+    """Returns the device as models name it: their device is the first of their process."""
     return b"cpu" if world.cpu else b"cuda:0"
 
 
 def torch(world: World):
-    """`model.py` with PyTorch on `cuda:` and `model_instance_device_id`."""
+    """Checks a `model.py` with PyTorch that uses `cuda:` and `model_instance_device_id`."""
     reason = world.lacks_cuda()
     if reason:
         return world.rows.skip("model.py with PyTorch", reason)
@@ -191,7 +192,7 @@ def torch(world: World):
 
 
 def cupy(world: World):
-    """The same with CuPy."""
+    """Checks the same with CuPy."""
     reason = "CuPy needs a device" if world.cpu else world.lacks("cupy")
     if reason:
         return world.rows.skip("model.py with CuPy", reason)
@@ -199,7 +200,7 @@ def cupy(world: World):
 
 
 def multilayer(numbers) -> tuple:
-    """x -> max(x A + b, 0) C: the ONNX file, and the same in float64."""
+    """Returns x -> max(x A + b, 0) C as an ONNX file, and as a function in float64."""
     first, bias, second = (numbers.standard_normal(s).astype(np.float32) for s in ((64, 128), (128,), (128, 10)))
     constants = [onnx_file.constant(n, "FP32", a) for n, a in (("A", first), ("b", bias), ("C", second))]
     nodes = [
@@ -213,7 +214,7 @@ def multilayer(numbers) -> tuple:
 
 
 def convolution(numbers) -> tuple:
-    """A convolution of 3 x 3 with a border, and max(., 0): the ONNX file, and the same in float64."""
+    """Returns a 3 x 3 convolution with padding and max(., 0) as an ONNX file, and as a function in float64."""
     kernel = numbers.standard_normal((8, 4, 3, 3)).astype(np.float32)
     nodes = [
         onnx_file.node("Conv", ["X", "K"], ["h"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
@@ -231,8 +232,8 @@ def convolution(numbers) -> tuple:
 
 
 def on_processor() -> bytes:
-    """The first K of each row in order, and X in another SHAPE. Both numbers are inputs that the graph reads on the processor,
-    wherever the server has put them."""
+    """Returns a model with the first K of each row in order, and X in another SHAPE. The graph reads both numbers on the
+    processor, wherever the server has placed these inputs."""
     nodes = [onnx_file.node("TopK", ["X", "K"], ["VALUES", "INDICES"]), onnx_file.node("Reshape", ["X", "SHAPE"], ["Y"])]
     inputs = [("X", "FP32", ["r", "c"]), ("K", "INT64", [1]), ("SHAPE", "INT64", [2])]
     outputs = [("VALUES", "FP32", ["r", "k"]), ("INDICES", "INT64", ["r", "k"]), ("Y", "FP32", ["p", "q"])]
@@ -240,7 +241,8 @@ def on_processor() -> bytes:
 
 
 def ask_on_processor(server, number: int) -> int:
-    """30 requests of one client, each with another K and SHAPE, and rows by the megabyte: how many answers were wrong."""
+    """Sends 30 requests as one client, each with another K and SHAPE and megabytes of rows; returns the number of wrong
+    answers."""
     client, numbers, wrong = Client(server.http), np.random.default_rng(number), 0
     for turn in range(30):
         rows, columns = 8 * int(numbers.integers(1, 9)), 1024 * int(numbers.integers(1, 9))
@@ -257,13 +259,13 @@ def ask_on_processor(server, number: int) -> int:
 
 
 def numbers_on_the_processor(world: World, server):
-    """Nobody's K or SHAPE is another request's, or one of before."""
+    """Checks that no request gets the K or SHAPE of another or an earlier request."""
     wrong = sum(together(4, lambda number: ask_on_processor(server, number)))
     world.rows.check("inputs that are read on the processor", wrong == 0, f"{wrong} of 120 answers are wrong", "0")
 
 
 def onnx(world: World, extra: str, library: str):
-    """Both files, alone and by several clients; the provider's library must be in the worker."""
+    """Checks both files with a single client and several; the provider's library must be loaded in the worker."""
     cases = {}
     for name, make, dims in (("mlp", multilayer, ([64], [10])), ("convolution", convolution, ([4, 16, 16], [8, 16, 16]))):
         file, wanted = make(np.random.default_rng(5))
@@ -289,11 +291,11 @@ def onnx(world: World, extra: str, library: str):
         if not extra:
             numbers_on_the_processor(world, server)
         if library:
-            world.rows.check("the provider is in use", mapped(server, library), library, reason="no worker has loaded it")
+            world.rows.check("the provider is in use", mapped(server, library), library, reason="not loaded by any worker")
 
 
 def provider(name: str) -> Path | None:
-    """The library of a provider beside this Python's ONNX Runtime."""
+    """Returns the path of a provider's library in this Python's ONNX Runtime."""
     import onnxruntime
 
     found = Path(onnxruntime.__file__).parent / "capi" / f"libonnxruntime_providers_{name}.so"
@@ -301,18 +303,18 @@ def provider(name: str) -> Path | None:
 
 
 def refused(world: World):
-    """Without the provider a model that wants the device is not loaded, and the text says what to install."""
+    """Without the provider, a model on the device is refused, and the message names the package to install."""
     file, _ = multilayer(np.random.default_rng(5))
     sides = ends({"X": ("FP32", [64])}, {"Y": ("FP32", [10])})
     world.model("refused", f'backend: "onnxruntime"\nmax_batch_size: 8\n{sides}', {"model.onnx": file})
     with world.any_server() as server:
-        reason = eventually("it is refused", 30, lambda: reason_of(server, "refused"))
+        reason = eventually("the model is refused", 30, lambda: reason_of(server, "refused"))
         wanted = "pip install onnxruntime-gpu"
-        world.rows.check("without the provider it is refused", wanted in reason, reason, wanted)
+        world.rows.check("refused without the provider", wanted in reason, reason, wanted)
 
 
 def onnxruntime(world: World):
-    """ONNX files on the device, by the CUDA provider."""
+    """Checks ONNX files on the device with the CUDA provider."""
     reason = world.lacks("onnxruntime")
     if not reason and not world.cpu and not provider("cuda"):
         reason = "ONNX Runtime has no CUDA provider here: pip install onnxruntime-gpu"
@@ -323,7 +325,7 @@ def onnxruntime(world: World):
 
 
 def tensorrt(world: World):
-    """ONNX files on the device, by TensorRT's provider."""
+    """Checks ONNX files on the device with TensorRT's provider."""
     reason = "TensorRT needs a device" if world.cpu else world.lacks("onnxruntime")
     if not reason and not provider("tensorrt"):
         reason = "ONNX Runtime has no TensorRT provider here"
@@ -336,7 +338,7 @@ def tensorrt(world: World):
 
 
 def libtorch(world: World):
-    """Files of TorchScript and of torch.export."""
+    """Checks files of TorchScript and of torch.export."""
     reason = world.lacks_cuda()
     if reason:
         return world.rows.skip("pytorch_libtorch", reason)
@@ -364,7 +366,7 @@ def libtorch(world: World):
 
 
 def torchserve(world: World):
-    """An archive whose handler takes `gpu_id`."""
+    """Checks an archive whose handler uses `gpu_id`."""
     reason = world.lacks_cuda()
     if reason:
         return world.rows.skip("torchserve", reason)
@@ -379,12 +381,12 @@ def torchserve(world: World):
         found = json.loads(answer["outputs"][0]["data"][0]) if status == 200 else {}
         world.rows.check("the handler's answer", found.get("twice") == [3, -4], str(found), reason=str(answer)[:200])
         wanted = place(world).decode()
-        world.rows.check("it is on its device", found.get("where") == wanted, str(found.get("where")), wanted)
+        world.rows.check("the handler runs on its device", found.get("where") == wanted, str(found.get("where")), wanted)
     return None
 
 
 def xgboost(world: World):
-    """A file of XGBoost."""
+    """Checks a file of XGBoost."""
     reason = world.lacks("xgboost")
     if reason:
         return world.rows.skip("xgboost", reason)
@@ -399,7 +401,7 @@ def xgboost(world: World):
     with world.server() as server:
         found = next(iter(Client(server.http).infer("trees", {"input": ("FP32", few)}).values()))
         worst = farthest(found.ravel(), model.predict(package.DMatrix(few)).ravel())
-        world.rows.check("as without a server", worst <= SINGLE, f"error {worst:.2g}", f"<= {SINGLE}")
+        world.rows.check("the same result as without a server", worst <= SINGLE, f"error {worst:.2g}", f"<= {SINGLE}")
     return None
 
 

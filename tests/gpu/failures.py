@@ -1,4 +1,4 @@
-"""Steps of `check.py`: devices that are not there, kernels that fault, processes that are killed."""
+"""Steps of `check.py`: missing devices, kernels that fault, killed processes."""
 
 import os
 import signal
@@ -9,47 +9,48 @@ from correctness import ends
 from world import Client, World, answered, eventually, is_ready, parameters, reason_of
 
 ABSENT = 97
-"""The number of a device that no machine has."""
+"""A device number that no machine has."""
 NUMBER = ends({"X": ("INT32", [1])}, {"Y": ("INT32", [1])})
 
 
 def plain(world: World, name: str, group=None):
-    """A model of builtin."""
+    """Writes a model of builtin."""
     sides = ends({"INPUT0": ("FP32", [-1])}, {"OUTPUT0": ("FP32", [-1])})
     config = 'backend: "builtin"\nmax_batch_size: 0\n' + sides + parameters(function="identity")
     world.model(name, config, group=group)
 
 
 def ask_plain(client: Client, name: str) -> bool:
-    """Whether it answers right."""
+    """Whether the model answers correctly."""
     given = np.arange(5, dtype=np.float32)
     return bool((client.infer(name, {"INPUT0": ("FP32", given)})["OUTPUT0"] == given).all())
 
 
 def ask_number(server, number: int) -> int:
-    """What `mortal` makes of a number: the next one. Each request has a connection of its own."""
+    """Returns the answer of `mortal` to a number: the next number. Each request uses a new connection."""
     found = Client(server.http).infer("mortal", {"X": ("INT32", np.array([number], np.int32))})
     return int(found["Y"][0])
 
 
 def missing_device(world: World):
-    """A group on a device that is not there is refused, and a model beside it is served; so is one over a limit of memory."""
+    """An instance group on a missing device is refused, and another model is served; a model beyond a memory limit is also
+    refused."""
     plain(world, "absent", world.group(device=ABSENT))
     plain(world, "present")
     with world.any_server() as server:
         known = lambda: is_ready(server, "models/present/ready") or reason_of(server, "present")  # noqa: E731
-        eventually("the other one is served or refused", 30, known)
-        reason = eventually("it is refused", 20, lambda: reason_of(server, "absent"))
+        eventually("the other model is served or refused", 30, known)
+        reason = eventually("the model is refused", 20, lambda: reason_of(server, "absent"))
         wanted = "no GPUs are available" if world.cpu else f"gpu id {ABSENT}"
-        world.rows.check("a device that is not there", wanted in reason, reason, wanted)
-        world.rows.check("others are served", ask_plain(Client(server.http), "present"))
+        world.rows.check("a missing device", wanted in reason, reason, wanted)
+        world.rows.check("other models are served", ask_plain(Client(server.http), "present"))
     if world.cpu:
-        return world.rows.skip("--model-load-gpu-limit", "it needs a device")
+        return world.rows.skip("--model-load-gpu-limit", "needs a device")
     holder = world.lacks_cuda() or hold(world)
     if not world.used_mib():
-        return world.rows.skip("--model-load-gpu-limit", "nothing of the device's memory is in use")
+        return world.rows.skip("--model-load-gpu-limit", "no memory of the device is in use")
     with world.any_server(f"--model-load-gpu-limit={world.device}:0.0") as server:
-        reason = eventually("it is refused", 20, lambda: reason_of(server, "present"))
+        reason = eventually("the model is refused", 20, lambda: reason_of(server, "present"))
         wanted = f"memory limit set for GPU {world.device}"
         world.rows.check("--model-load-gpu-limit", wanted in reason, reason, wanted)
     del holder
@@ -57,14 +58,14 @@ def missing_device(world: World):
 
 
 def hold(world: World):
-    """Some memory of the device."""
+    """Allocates memory on the device."""
     import torch
 
     return torch.zeros(1 << 28, dtype=torch.uint8, device=world.where())
 
 
 def mortal(world: World) -> str:
-    """A model that holds 2 GiB, and ends in a kernel when it is asked for 1. Gives why it cannot be had."""
+    """Writes a model that holds 2 GiB and fails in a kernel on input 1. Returns why it is unavailable, if it is."""
     reason = world.lacks_cuda()
     if not reason:
         world.python_model("mortal", "mortal", NUMBER)
@@ -72,45 +73,45 @@ def mortal(world: World) -> str:
 
 
 def fault(world: World):
-    """A kernel that faults costs its instance, which comes back; another model does not notice."""
+    """A kernel that faults affects only its instance, which restarts; another model is unaffected."""
     reason = mortal(world)
     if reason:
         return world.rows.skip("a kernel that faults", reason)
     plain(world, "witness")
     with world.server() as server:
         witness, before = Client(server.http), server.workers()
-        world.rows.check("it answers", ask_number(server, 5) == 6)
+        world.rows.check("the model answers", ask_number(server, 5) == 6)
         try:
             world.rows.check("the request fails", False, str(ask_number(server, 1)))
         except RuntimeError as error:
             world.rows.check("the request fails", True, str(error)[:160])
-        world.rows.check("another model goes on", ask_plain(witness, "witness"))
+        world.rows.check("another model answers", ask_plain(witness, "witness"))
         answered(lambda: ask_number(server, 6) == 7, 60)
-        world.rows.check("it is back", True)
-        world.rows.check("one process is another", len(server.workers() - before) == 1, f"{server.workers() - before}")
-        world.rows.check("another model has gone on", ask_plain(witness, "witness"))
+        world.rows.check("the model answers again", True)
+        world.rows.check("one process was replaced", len(server.workers() - before) == 1, f"{server.workers() - before}")
+        world.rows.check("another model still answers", ask_plain(witness, "witness"))
     return None
 
 
 def killed(world: World):
-    """SIGKILL of a worker gives its memory on the device back, and another one takes its place."""
+    """SIGKILL of a worker frees its memory on the device, and a new process replaces it."""
     before = 0.0 if world.cpu else world.settled_mib()
     reason = mortal(world)
     if reason:
         return world.rows.skip("SIGKILL of a worker", reason)
     with world.server() as server:
         loaded = 0.0 if world.cpu else world.settled_mib()
-        # The next process waits before it takes memory, so that what is free can be seen.
+        # The next process waits before it allocates memory, so that the freed memory can be observed.
         (world.models / "mortal" / "1" / "slow").write_text("")
         (worker,) = server.workers()
         os.kill(worker, signal.SIGKILL)
         if world.cpu:
-            world.rows.skip("its memory is free", "no device is wanted")
+            world.rows.skip("its memory is free", "runs without a device")
         else:
             half = (before + loaded) / 2
             found = eventually("its memory is free", 8, lambda: (world.used_mib(),) if world.used_mib() < half else None)
             told = f"{before:.0f}, {loaded:.0f}, {found[0]:.0f} MiB before, loaded, killed"
             world.rows.check("its memory is free", loaded - before >= 2048, told)
         answered(lambda: ask_number(server, 6) == 7, 60)
-        world.rows.check("another one answers", worker not in server.workers())
+        world.rows.check("a new process answers", worker not in server.workers())
     return None

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Collects into one folder what `check.py` needs on another machine, where nothing is built and nothing is fetched.
+"""Collects the files of `check.py` for another machine into one folder; nothing is built or downloaded there.
 
     python tests/gpu/pack.py [--to target/gpu] [--wheels FOLDER] [--fetch 3.12] [--archive FILE.tar.gz]
 
-Takes the executables (`PHAROS_BIN`, else those of `target/release`; the copies are stripped), the wheel of pharos-worker
-(`make python-worker`), and the files of the tests. `--wheels` takes further wheels along, which models and clients then have in
-place of what the Python there has; `--fetch` has pip download those of the clients for that version of Python. Prints sizes, and
-what is missing.
+Copies the executables (`PHAROS_BIN`, by default those of `target/release`; the copies are stripped), the wheel of pharos-worker
+(`make python-worker`), and the files of the tests. `--wheels` adds further wheels, which replace packages of the Python there for
+models and clients; `--fetch` downloads those of the clients for that version of Python with pip. Prints sizes, and
+missing packages.
 """
 
 import argparse
@@ -35,13 +35,13 @@ CLIENTS = (
     "geventhttpclient", "gevent", "greenlet<3.4.0", "zope.event", "zope.interface", "brotli", "certifi",
     "grpcio>=1.81.1", "protobuf>=6.30,<7", "packaging", "typing-extensions",
 )  # fmt: skip
-"""What tritonclient needs beside numpy: for itself, over HTTP, over gRPC. Other versions of some are in most Pythons, and stay the
-ones that models have: clients alone take these."""
+"""The packages that tritonclient needs besides numpy: for itself, over HTTP, over gRPC. Most Pythons have some of them in other
+versions, which models keep: only clients use these."""
 OPTIONAL = {
     "tritonclient": "shared_memory", "cuda_bindings": "shared_memory", "onnxruntime_gpu": "onnxruntime and tensorrt",
     "xgboost": "xgboost",
 }  # fmt: skip
-"""Wheels that may be left out, and the steps that then need them in the other machine's Python."""
+"""Optional wheels, and the steps that then need them in the other machine's Python."""
 MIB = 1 << 20
 WARNED_MIB = 64
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
@@ -54,34 +54,34 @@ def copy(source: Path, target: Path):
 
 
 def executables(folder: Path):
-    """Copies of the executables without symbols."""
+    """Copies the executables without symbols."""
     for name in EXECUTABLES:
         source = binary().with_name(name)
         if not source.exists():
-            sys.exit(f"{source} is not there: build it with `cargo build --release`, or set PHAROS_BIN")
+            sys.exit(f"{source} does not exist: build it with `cargo build --release`, or set PHAROS_BIN")
         copy(source, folder / "bin" / name)
         if shutil.which("strip"):
             subprocess.run(["strip", folder / "bin" / name], check=True)
 
 
 def own_wheel(folder: Path):
-    """The wheel of pharos-worker, which lies beside the executables' folder."""
+    """Copies the wheel of pharos-worker, which is beside the executables' folder."""
     found = sorted((binary().parent.parent / "wheels").glob("pharos_worker-*.whl"))
     if not found:
-        sys.exit(f"there is no wheel of pharos-worker in {binary().parent.parent / 'wheels'}: make python-worker")
+        sys.exit(f"no wheel of pharos-worker in {binary().parent.parent / 'wheels'}; run make python-worker")
     copy(found[-1], folder / "wheels" / found[-1].name)
 
 
 def fetch(version: str, folder: Path):
-    """Downloads the clients' wheels for another Python, of versions that fit each other; what cannot be had is an error here."""
+    """Downloads the clients' wheels for another Python, in compatible versions; exits with an error if they are unavailable."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", f"-d{folder}"]
     command += [f"--python-version={version}", "--implementation=cp", *(f"--platform={p}" for p in PLATFORMS)]
     if subprocess.run([*command, *CLIENTS], check=False).returncode:
-        sys.exit(f"the clients' wheels for Python {version} cannot be had")
+        sys.exit(f"cannot download the clients' wheels for Python {version}")
 
 
 def sizes(folder: Path):
-    """Prints what travels, the largest first."""
+    """Prints the large files, largest first."""
     files = sorted(((path.stat().st_size, path) for path in folder.rglob("*") if path.is_file()), reverse=True)
     for size, path in files:
         if size > MIB // 10:
@@ -89,16 +89,16 @@ def sizes(folder: Path):
 
 
 def size_mib(folder: Path) -> float:
-    """MiB of all files of a folder."""
+    """Returns the size of all files of a folder in MiB."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / MIB
 
 
 def main():
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--to", type=Path, default=ROOT / "target/gpu", help="the folder, which is made anew")
+    parser.add_argument("--to", type=Path, default=ROOT / "target/gpu", help="the target folder, which is replaced")
     parser.add_argument("--wheels", type=Path, help="a folder of further wheels")
-    parser.add_argument("--fetch", metavar="VERSION", help="the Python for which the clients' wheels are downloaded")
+    parser.add_argument("--fetch", metavar="VERSION", help="download the clients' wheels for this version of Python")
     parser.add_argument("--archive", type=Path, help="also write everything into one compressed file: .tar.gz or .tar.xz")
     given = parser.parse_args()
     shutil.rmtree(given.to, ignore_errors=True)
@@ -115,7 +115,7 @@ def main():
     present = {wheel.name.partition("-")[0] for wheel in (given.to / "wheels").rglob("*.whl")}
     for name, steps in OPTIONAL.items():
         if name not in present:
-            print(f"no wheel of {name}: {steps} need it in the other machine's Python, and say so if it is not there")
+            print(f"no wheel of {name}: {steps} need it in the other machine's Python and report if it is missing")
     sizes(given.to)
     size = size_mib(given.to)
     print(f"{given.to}: {size:.1f} MiB")
@@ -125,7 +125,7 @@ def main():
         size = given.archive.stat().st_size / MIB
         print(f"{given.archive}: {size:.1f} MiB")
     if size > WARNED_MIB:
-        print(f"that is more than {WARNED_MIB} MiB")
+        print(f"warning: more than {WARNED_MIB} MiB")
     print("there: python3 tests/gpu/check.py --out FOLDER")
 
 

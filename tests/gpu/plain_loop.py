@@ -1,10 +1,10 @@
-"""The loop that a server is measured against: the same blocks in plain Python, on the same device, with inputs in pinned memory.
+"""The reference loop for measurements of a server: the same blocks in plain Python on the same device, inputs in pinned memory.
 
     python plain_loop.py DEVICE TOKENS HIDDEN
 
-Reads requests as lines of JSON from standard input and answers each with a line: `{"do": "passes", "step_s": 0.03}` says how many
-passes take that long and keeps to them, `{"do": "run", "seconds": 5}` how many steps a second there are, `{"do": "answer"}` the
-output, `{"do": "end"}` ends it. The input is that of `given`.
+Reads requests as lines of JSON from standard input and answers each with a line. `{"do": "passes", "step_s": 0.03}` finds and
+keeps the number of passes that take this time, `{"do": "run", "seconds": 5}` measures the steps per second, `{"do": "answer"}`
+returns the output, `{"do": "end"}` ends the loop. The input is that of `given`.
 """
 
 import json
@@ -16,12 +16,12 @@ import numpy as np
 
 
 def given(tokens: int, hidden: int) -> np.ndarray:
-    """What the model is asked for."""
+    """Returns the model's input."""
     return np.random.default_rng(11).standard_normal((tokens, hidden)).astype(np.float16)
 
 
 def steps(blocks, source, seconds: float) -> float:
-    """Steps a second; each begins with the copy to the device and ends with its output on the CPU."""
+    """Returns the steps per second; each begins with the copy to the device and ends with its output on the CPU."""
     count, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < seconds:
         blocks(source)
@@ -30,7 +30,7 @@ def steps(blocks, source, seconds: float) -> float:
 
 
 def passes(blocks, source, step_s: float) -> int:
-    """How many passes take `step_s`."""
+    """Returns the number of passes that take `step_s`."""
     blocks.passes = 4
     steps(blocks, source, 1)
     few = 1 / steps(blocks, source, 1)
@@ -41,7 +41,7 @@ def passes(blocks, source, step_s: float) -> int:
 
 
 def main():
-    """The command line."""
+    """Runs the command line."""
     import torch
 
     sys.path.insert(0, str(Path(__file__).resolve().parent / "gpu_models"))

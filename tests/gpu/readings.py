@@ -1,5 +1,5 @@
-"""Steps of `check.py`: what the server says of the device beside what `nvidia-smi` says, clients' memory on it, and what an idle
-instance costs."""
+"""Steps of `check.py`: compares the server's readings of the device with those of `nvidia-smi`, checks clients' memory on it, and
+measures the memory of an idle instance."""
 
 import contextlib
 import re
@@ -19,11 +19,11 @@ from speed import LARGE, PlainLoop
 from world import HERE, MIB, Client, World, eventually, parameters
 
 LOADED_S = 8
-"""How long the device is busy while both are asked."""
+"""How long the device is busy while both are read."""
 BUSY_S, PASSES = 5, 500
-"""How long an instance is at work, and how often it goes through its 2 GiB for each request: about half a second."""
+"""How long an instance is busy, and how many passes over its 2 GiB each request makes: about half a second."""
 CHECKS_S = 100
-"""How long `gpu_shared_memory.py` may take."""
+"""Time limit of `gpu_shared_memory.py`."""
 PACKAGES = ("numpy", "torch", "cupy", "onnxruntime", "cuda.bindings", "xgboost")
 IMPORT = """
 import importlib, sys, time
@@ -43,21 +43,22 @@ PAIRS = {
     "pharos_gpu_temperature_celsius": ("temperature.gpu", 1, 3),
     "nv_gpu_utilization": ("utilization.gpu", 0.01, 15),
 }
-"""The server's name, nvidia-smi's, one of whose units is so many of the server's, and the tolerance in nvidia-smi's units; power's
-is a tenth, at least 15 W: it is read at moments that are not the same."""
+"""The server's metric -> nvidia-smi's field, the server's units per nvidia-smi unit, and the tolerance in nvidia-smi's units. The
+tolerance of power is a tenth, at least 15 W, because the readings are not simultaneous."""
 
 
 def shared_memory(world: World):
-    """The checks of `gpu_shared_memory.py` with the instances on the device, and its times: 256 MiB in and out without the host."""
-    reason = "it needs a device" if world.cpu else world.lacks("cuda.bindings") or no_client(world)
+    """Runs the checks of `gpu_shared_memory.py` with instances on the device, and compares its times: 256 MiB in and out without
+    the host."""
+    reason = "needs a device" if world.cpu else world.lacks("cuda.bindings") or no_client(world)
     if reason:
         return world.rows.skip("CUDA shared memory", reason)
     code, printed = checked(world)
     lines = [line for line in printed.splitlines() if line.startswith(("ok ", "FAIL ", "none "))]
     wrong = [line[5:] for line in lines if line.startswith("FAIL")]
     done = [line for line in lines if not line.startswith("none")]
-    trouble = "; ".join(wrong) or f"it ended with {code}: {printed.strip().rpartition(chr(10))[2]}"
-    world.rows.check("its checks", code == 0 and done, f"{len(done) - len(wrong)} of {len(done)}", reason=trouble)
+    trouble = "; ".join(wrong) or f"exited with {code}: {printed.strip().rpartition(chr(10))[2]}"
+    world.rows.check("all its checks pass", code == 0 and done, f"{len(done) - len(wrong)} of {len(done)}", reason=trouble)
     for what, _, why in (line[5:].partition(": ") for line in lines if line.startswith("none")):
         world.rows.skip(what, why)
     times = [float(found) for found in re.findall(r"256 MiB, median ([\d.]+) ms", printed)]
@@ -69,14 +70,14 @@ def shared_memory(world: World):
 
 
 def no_client(world: World) -> str:
-    """Why there is no tritonclient, packed or in this Python; empty if there is one."""
+    """Returns why there is no tritonclient, packed or in this Python; empty if there is one."""
     return "" if (world.clients / "tritonclient").exists() else world.lacks("tritonclient")
 
 
 def checked(world: World) -> tuple:
-    """Runs `gpu_shared_memory.py`: its exit status, or what is said in place of one, and what it has printed. Its server's log is
-    kept."""
-    command = [sys.executable, str(HERE.parent / "python/gpu/gpu_shared_memory.py"), f"--device={world.device}", "--on-device"]
+    """Runs `gpu_shared_memory.py`; returns its exit status, or a message about the timeout, and its output. Keeps its server's
+    log."""
+    command = [sys.executable, str(HERE.parent / "python/gpu_shared_memory.py"), f"--device={world.device}", "--on-device"]
     command += [f"--work={world.folder}", *([f"--clients={world.clients}"] if world.clients.exists() else [])]
     log = world.folder / "gpu_shared_memory.log"
     shutil.rmtree(world.folder / "regions", ignore_errors=True)
@@ -92,7 +93,7 @@ def checked(world: World) -> tuple:
 
 
 def round_trip_ms(world: World) -> float:
-    """What 256 MiB to pinned memory of the host and back takes."""
+    """Returns the time of copying 256 MiB to pinned host memory and back."""
     import torch
 
     there = torch.zeros(256 * MIB, dtype=torch.uint8, device=world.where())
@@ -109,7 +110,7 @@ def round_trip_ms(world: World) -> float:
 
 
 def held(world: World) -> str:
-    """A model that holds memory of the device: of PyTorch if there is one, else of builtin. Gives its name."""
+    """Writes a model that holds memory of the device, with PyTorch if available, otherwise of builtin. Returns its name."""
     if world.lacks_cuda():
         one = {"INPUT0": ("FP32", [-1])}
         config = 'backend: "builtin"\nmax_batch_size: 0\n' + ends(one, {"OUTPUT0": ("FP32", [-1])})
@@ -120,7 +121,7 @@ def held(world: World) -> str:
 
 
 def metrics(world: World):
-    """The families of the device, of pinned memory and of models' memory; times of copies in the statistics."""
+    """Checks the metrics of the device, of pinned memory and of models' memory, and the times of copies in the statistics."""
     name = held(world)
     one = {"INPUT0": ("FP32", [-1])}
     config = 'backend: "builtin"\nmax_batch_size: 0\n' + ends(one, {"OUTPUT0": ("FP32", [-1])})
@@ -145,7 +146,7 @@ def metrics(world: World):
 
 
 def times_of(world: World, server, name: str):
-    """The parts of a request's time, by the statistics; on processors nothing has to be copied."""
+    """Checks the parts of a request's time in the statistics; on processors nothing has to be copied."""
     told = server.statistics(name)["inference_stats"]
     for part in ("compute_input", "compute_infer", "compute_output"):
         mean = told[part]["ns"] / max(told[part]["count"], 1) / 1e6
@@ -154,12 +155,12 @@ def times_of(world: World, server, name: str):
 
 
 def series(server, world: World, name: str) -> float:
-    """A gauge of the device."""
+    """Returns the value of a gauge of the device."""
     return total(server.scrape(), name, gpu_uuid=world.smi("uuid")[0])
 
 
 def compared(world: World, server, seconds: float) -> dict:
-    """Both sides' medians over some seconds, in nvidia-smi's units, and the watts that nvidia-smi showed."""
+    """Returns the medians of both sides over some seconds in nvidia-smi's units."""
     uuid, found, end = world.smi("uuid")[0], {name: [] for name in PAIRS}, time.monotonic() + seconds
     while time.monotonic() < end:
         theirs, scrape = world.smi(*(field for field, _, _ in PAIRS.values())), server.scrape()
@@ -171,13 +172,13 @@ def compared(world: World, server, seconds: float) -> dict:
 
 
 def medians(readings: list) -> tuple:
-    """Those of both sides; 0 for a side that told nothing."""
+    """Returns the medians of both sides; 0 for a side without values."""
     sides = ([value for value in side if isinstance(value, float)] for side in zip(*readings))
     return tuple(round(statistics.median(side), 2) if side else 0.0 for side in sides)
 
 
 def under_load(world: World, server):
-    """The device is kept busy by another process meanwhile."""
+    """Compares the readings while another process keeps the device busy."""
     with PlainLoop(world, 1024, 4096) as plain:
         plain.ask(do="run", seconds=1)
         plain.send(do="run", seconds=LOADED_S + 3)
@@ -193,22 +194,22 @@ def under_load(world: World, server):
     if watts:
         world.rows.near("nv_energy_consumption", joules / spent, watts, watts * 0.15, "W, of joules")
     else:
-        world.rows.skip("nv_energy_consumption", "nvidia-smi shows no power")
+        world.rows.skip("nv_energy_consumption", "nvidia-smi reports no power")
 
 
 def of_models(world: World, server, name: str):
-    """Memory of the model's process on the device: the server's word and nvidia-smi's."""
+    """Compares the memory of the model's process on the device as reported by the server and by nvidia-smi."""
     by_process = world.of_processes()
     known = set(by_process) & server.workers()
     family = "pharos_worker_gpu_memory_bytes"
     if not known:
-        return world.rows.skip(family, "nvidia-smi does not tell what processes of this place hold")
+        return world.rows.skip(family, "nvidia-smi does not report the memory of these processes")
     wanted = sum(by_process[pid] for pid in known)
 
     def shown():
         return total(server.scrape(), family) / MIB
 
-    eventually("it is measured", 10, lambda: shown() > 0)
+    eventually("the memory is measured", 10, lambda: shown() > 0)
     world.rows.near(family, shown(), wanted, 64, "MiB")
     of_one = total(server.scrape(), family, model=name) / MIB
     least = 2048 if name == "mortal" else 1
@@ -219,10 +220,10 @@ def of_models(world: World, server, name: str):
 
 
 def busy(world: World, server, name: str):
-    """The time in which kernels of an instance ran, while it is at work and afterwards."""
+    """Checks the share of time in which kernels of an instance run, while it is busy and afterwards."""
     family = "pharos_worker_gpu_utilization"
     if name != "mortal":
-        return world.rows.skip(family, "builtin's kernels take no time")
+        return world.rows.skip(family, "builtin's kernels are too short")
     client, read, end = Client(server.http), [], time.monotonic() + BUSY_S
     while time.monotonic() < end:
         client.infer(name, {"X": ("INT32", np.array([-PASSES], np.int32))})
@@ -230,14 +231,14 @@ def busy(world: World, server, name: str):
     median = statistics.median(read)
     told = f"median {median:.2f} of {len(read)} readings, {min(read):.2f} to {max(read):.2f}"
     world.rows.check(f"{family} at work", median > 0.05, told, "> 0.05")
-    eventually("it is idle", 10, lambda: total(server.scrape(), family, model=name) < 0.05)
+    eventually("the instance is idle", 10, lambda: total(server.scrape(), family, model=name) < 0.05)
     shown = [value for (found, labels), value in server.scrape().items() if found == family and ("model", name) in labels]
     return world.rows.check(f"{family} when idle", bool(shown) and max(shown) < 0.05, str(shown), "< 0.05, and shown")
 
 
 def resident_mib(pid: int) -> tuple:
-    """MiB of a process, and what they count: what it shares with others in parts (Pss), or, where the kernel does not tell that,
-    as a whole (VmRSS)."""
+    """Returns the MiB of a process and what they count: shared memory proportionally (Pss) or, if the kernel does not report
+    that, completely (VmRSS)."""
     for file, name in (("smaps_rollup", "Pss"), ("status", "VmRSS")):
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
@@ -247,8 +248,8 @@ def resident_mib(pid: int) -> tuple:
 
 
 def packages(world: World):
-    """What models find in this Python, and how long it takes to be there: for the first time, from a disk that may be slow, which
-    is not to count in the steps that follow."""
+    """Reports the packages of this Python and the times of their first import, which may read from a slow disk and would
+    otherwise count in later steps."""
     for name in PACKAGES:
         reason = world.lacks(name)
         if reason:
@@ -260,7 +261,7 @@ def packages(world: World):
 
 
 def idle(world: World):
-    """Memory of the server, of an idle builtin instance, and of the device."""
+    """Measures the memory of the server, of an idle builtin instance, and of the device."""
     before = 0.0 if world.cpu else world.settled_mib()
     one = {"INPUT0": ("FP32", [-1])}
     config = 'backend: "builtin"\nmax_batch_size: 0\n' + ends(one, {"OUTPUT0": ("FP32", [-1])})
@@ -272,6 +273,6 @@ def idle(world: World):
         world.rows.check("the frontend, host", 0 < frontend < 100, f"{frontend:.1f} MiB {counted}", "< 100")
         world.rows.check("an idle instance, host", instance > 0, f"{instance:.1f} MiB {counted}")
         if world.cpu:
-            return world.rows.skip("an idle instance, device", "no device is wanted")
+            return world.rows.skip("an idle instance, device", "runs without a device")
         world.rows.check("an idle instance, device", True, f"{world.settled_mib() - before:.0f} MiB")
         return world.rows.check("the frontend, device", server.process.pid not in world.of_processes(), "nothing")

@@ -1,4 +1,4 @@
-"""The table of `check.py`: rows that steps write as lines of JSON, and how a step is run so that it costs only itself."""
+"""The table of `check.py`: rows that steps write as lines of JSON, and code that runs a step in isolation."""
 
 import contextlib
 import ctypes
@@ -16,41 +16,41 @@ from harness.server import children  # noqa: E402
 
 OK, FAIL, SKIPPED = "ok", "FAIL", "skipped"
 WIDTH = 60
-"""Of a column of the table; the JSON has everything."""
-PATIENCE_S = 10
-"""How long a process that was ended may take to be gone."""
+"""Width of a column of the table; the JSON is complete."""
+EXIT_WAIT_S = 10
+"""Seconds to wait for a killed process to exit."""
 PR_SET_CHILD_SUBREAPER = 36
-"""Of Linux's `prctl.h`."""
+"""From Linux's `prctl.h`."""
 
 
 class Rows:
-    """Rows of one step. Each is in the file as soon as it is known, so that a step that hangs later keeps it."""
+    """Rows of one step. Each is written to the file immediately, so that it is kept if the step hangs later."""
 
     def __init__(self, file: Path, step: str):
         self.file, self.step = file, step
 
     def add(self, name: str, state: str, value="", limit="", reason=""):
-        """One row."""
+        """Adds a row."""
         row = {"step": self.step, "name": name, "value": value, "limit": limit, "state": state, "reason": reason}
         with open(self.file, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def check(self, name: str, right, value="", limit="", reason=""):
-        """A row that is as it should be, or not."""
+        """Adds a row that is correct or failed."""
         self.add(name, OK if right else FAIL, value, limit, "" if right else reason)
 
     def near(self, name: str, value: float, wanted: float, tolerance: float, unit=""):
-        """A row whose value must be near another."""
+        """Adds a row whose value must be near another."""
         limit = f"{wanted:.4g} ± {tolerance:.3g} {unit}".strip()
         self.check(name, abs(value - wanted) <= tolerance, f"{value:.4g} {unit}".strip(), limit)
 
     def skip(self, name: str, reason: str):
-        """A row that cannot be had here."""
+        """Adds a row for a check that is impossible here."""
         self.add(name, SKIPPED, reason=reason)
 
 
 def read(file: Path) -> list:
-    """The rows that are in a file."""
+    """Reads the rows in a file."""
     if not file.exists():
         return []
     rows = []
@@ -58,37 +58,37 @@ def read(file: Path) -> list:
         try:
             rows.append(json.loads(line))
         except ValueError:
-            continue  # The process was ended while it wrote.
+            continue  # The process was killed while it wrote.
     return rows
 
 
 def descendants(pid: int) -> list:
-    """A process's children and theirs; some of them have a process group of their own."""
+    """Returns all descendants of a process; some of them have a separate process group."""
     return [found for child in children(pid) for found in (child, *descendants(child))]
 
 
 def end(process: subprocess.Popen):
-    """Ends a process and all that it has started. One that the driver holds on to is not waited for."""
+    """Kills a process and its descendants. Does not wait for a process that is stuck in the driver."""
     kill([process.pid, *descendants(process.pid)])
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(PATIENCE_S)
+        process.wait(EXIT_WAIT_S)
 
 
 def kill(pids: list):
-    """SIGKILL for those that are still there."""
+    """Sends SIGKILL to processes that still exist."""
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
 
 def adopt():
-    """Makes this process the parent of what its children leave behind, so that it can be found and ended."""
+    """Makes this process the parent of orphans of its children, so that they can be found and killed."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_adopted():
-    """Ends all that is still there of what this process's children have started."""
+    """Kills all remaining descendants of this process."""
     kill(descendants(os.getpid()))
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -96,8 +96,8 @@ def end_adopted():
 
 
 def run(step: str, command: list, limit_s: float, folder: Path, environment=None) -> list:
-    """Runs a step in a process of its own: its rows. One that fails, or takes longer than its limit, gets a row that
-    says so beside those that it has written."""
+    """Runs a step in a separate process and returns its rows. A step that fails, or exceeds its time limit, gets an additional
+    row that reports it."""
     folder.mkdir(parents=True, exist_ok=True)
     file, log = folder / "rows.jsonl", folder / "log.txt"
     file.unlink(missing_ok=True)
@@ -106,14 +106,14 @@ def run(step: str, command: list, limit_s: float, folder: Path, environment=None
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
     try:
         code = process.wait(limit_s)
-        trouble = f"it ended with {code}: {last_line(log)}" if code else ""
+        trouble = f"exited with {code}: {last_line(log)}" if code else ""
     except subprocess.TimeoutExpired:
         trouble = f"no end within {limit_s:.0f} s"
     finally:
         end(process)
     rows = read(file)
     if trouble or not rows:
-        trouble = trouble or "it has written no row"
+        trouble = trouble or "no row was written"
         rows.append({"step": step, "name": step, "value": "", "limit": "", "state": FAIL, "reason": trouble})
     for row in rows:
         row["seconds"] = round(time.monotonic() - begun, 1)
@@ -121,13 +121,13 @@ def run(step: str, command: list, limit_s: float, folder: Path, environment=None
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that is not empty."""
+    """Returns the last line of a log that is not empty."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip()[:300] if lines else "it printed nothing"
+    return lines[-1].strip()[:300] if lines else "no output"
 
 
 def table(rows: list) -> str:
-    """The rows in columns."""
+    """Formats the rows in columns."""
     lines = [("step", "name", "value", "limit", "")]
     for row in rows:
         state = row["state"] + (f": {row['reason']}" if row["reason"] else "")
@@ -138,7 +138,7 @@ def table(rows: list) -> str:
 
 
 def summary(rows: list) -> str:
-    """How many rows there are of each kind."""
+    """Returns the number of rows in each state."""
     counts = {state: sum(row["state"] == state for row in rows) for state in (OK, FAIL, SKIPPED)}
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 

@@ -1,4 +1,4 @@
-"""Steps of `check.py`: how fast models on the device are, against the same without a server."""
+"""Steps of `check.py`: the speed of models on the device, compared with the same computation without a server."""
 
 import json
 import statistics
@@ -16,24 +16,24 @@ RATIO_OF_STEPS, RATIO_OF_COPIES = 0.97, 0.80
 STEP_S = 0.03
 ROUNDS = 3
 LARGE = 16 * MIB
-"""Bytes of a tensor whose copies are measured."""
+"""The size in bytes of a tensor whose copies are measured."""
 FILE_INPUT = 64 * MIB
-"""Bytes of one that a PyTorch file is given."""
+"""The size in bytes of the input of a PyTorch file."""
 
 
 class PlainLoop:
-    """`plain_loop.py` as a process that waits for requests."""
+    """Runs `plain_loop.py` as a process that waits for requests."""
 
     def __init__(self, world: World, tokens: int, hidden: int):
         command = [sys.executable, str(HERE / "plain_loop.py"), world.where(), str(tokens), str(hidden)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def send(self, **request):
-        """Asks, and does not wait for the answer."""
+        """Sends a request without waiting for the answer."""
         print(json.dumps(request), file=self.process.stdin, flush=True)
 
     def ask(self, **request):
-        """Asks for one thing."""
+        """Sends a request and returns the answer."""
         self.send(**request)
         line = self.process.stdout.readline()
         if not line:
@@ -49,7 +49,7 @@ class PlainLoop:
 
 
 def served(server, given, seconds: float, clients: int) -> float:
-    """Answers a second that clients get who always ask."""
+    """Returns the answers per second that clients get without pauses between requests."""
     end = time.perf_counter() + seconds
 
     def ask(_):
@@ -65,7 +65,7 @@ def served(server, given, seconds: float, clients: int) -> float:
 
 
 def throughput(world: World):
-    """A few blocks of a transformer through the server, and in a plain loop; one after the other, three times each."""
+    """Measures transformer blocks through the server and in a plain loop, alternately, three times each."""
     reason = world.lacks_cuda()
     if reason:
         return world.rows.skip("throughput", reason)
@@ -90,14 +90,14 @@ def throughput(world: World):
 
 
 def judged(world: World, name: str, ratio: float, limit: float):
-    """A ratio that is held to its limit where there is a device; elsewhere it says nothing."""
+    """Checks a ratio against its limit if there is a device; without one it is meaningless."""
     if world.cpu:
-        return world.rows.check(name, ratio > 0, f"{ratio:.3f}", "not held to one without a device")
+        return world.rows.check(name, ratio > 0, f"{ratio:.3f}", "no limit without a device")
     return world.rows.check(name, ratio >= limit, f"{ratio:.3f}", f">= {limit}")
 
 
 def pinned_rate(world: World, size: int = LARGE) -> float:
-    """GB/s of copies of pinned memory to the device, each measured with events, one after the other."""
+    """Returns the GB/s of copies of pinned memory to the device, each measured with events, one after the other."""
     import torch
 
     if world.cpu:
@@ -116,25 +116,25 @@ def pinned_rate(world: World, size: int = LARGE) -> float:
 
 
 class Parts:
-    """The parts of requests' time by the statistics of a model, from when this is made."""
+    """The parts of requests' time in the statistics of a model since this object was created."""
 
     def __init__(self, server, model: str):
         self.server, self.model = server, model
         self.before = self.told()
 
     def told(self) -> dict:
-        """Part -> its count and nanoseconds."""
+        """Returns part -> (count, nanoseconds)."""
         found = self.server.statistics(self.model)["inference_stats"]
         return {part: (found[part]["count"], found[part]["ns"]) for part in ("compute_input", "compute_infer", "compute_output")}
 
     def seconds(self, part: str) -> float:
-        """The mean of a request."""
+        """Returns the mean per request in seconds."""
         (count, spent), (past, before) = self.told()[part], self.before[part]
         return (spent - before) / max(count - past, 1) / 1e9
 
 
 def builtin_rate(server, client: Client, given) -> float:
-    """GB/s by the statistics' compute_input of 20 requests."""
+    """Returns the GB/s from the statistics' compute_input of 20 requests."""
     parts = Parts(server, "large")
     for _ in range(20):
         client.infer("large", {"INPUT0": ("FP32", given)})
@@ -142,7 +142,8 @@ def builtin_rate(server, client: Client, given) -> float:
 
 
 def copies(world: World):
-    """Tensors of 16 MiB to the device: of builtin by its statistics, of PyTorch in a model by events, against a plain copy."""
+    """Measures copies of 16 MiB to the device: of builtin by its statistics, of PyTorch in a model by events, against a plain
+    copy."""
     reason = world.lacks_cuda()
     if reason:
         return world.rows.skip("copies", reason)
@@ -160,8 +161,8 @@ def copies(world: World):
         rates = [(pinned_rate(world), builtin_rate(server, client, given), *torch_rate(client, given)) for _ in range(ROUNDS)]
     plain, builtin, torch_model, pinned = (statistics.median(column) for column in zip(*rates))
     if world.cpu:
-        world.rows.skip("copies of 16 MiB", "there is no copy without a device")
-        return world.rows.check("both models answer", min(builtin, torch_model) > 0)
+        world.rows.skip("copies of 16 MiB", "no copies without a device")
+        return world.rows.check("both models respond", min(builtin, torch_model) > 0)
     world.rows.check("GB/s of a plain copy", True, f"{plain:.2f}")
     judged(world, f"builtin by compute_input, {builtin:.2f} GB/s, ratio", builtin / plain, RATIO_OF_COPIES)
     judged(world, f"PyTorch in a model, {torch_model:.2f} GB/s, ratio", torch_model / plain, RATIO_OF_COPIES)
@@ -169,7 +170,7 @@ def copies(world: World):
 
 
 def torch_rate(client: Client, given) -> tuple:
-    """GB/s that the model measures, median of 20 requests, and the share of them whose memory was pinned."""
+    """Returns the GB/s that the model measures, as the median of 20 requests, and the share of requests with pinned memory."""
     found = [client.infer("copies", {"X": ("FP32", given)}) for _ in range(20)]
     wanted = float(given.astype(np.float64).sum())
     if any(abs(float(one["SUM"][0]) - wanted) > 1e-3 for one in found):
@@ -179,7 +180,7 @@ def torch_rate(client: Client, given) -> tuple:
 
 
 def file_copies(world: World):
-    """A PyTorch file that computes nothing is given 64 MiB: what the copy to the device takes is input in the statistics."""
+    """Checks that a PyTorch file with an input of 64 MiB counts the copy to the device as input time in the statistics."""
     reason = world.lacks_cuda()
     if reason:
         return world.rows.skip("copies of a PyTorch file", reason)
@@ -198,13 +199,13 @@ def file_copies(world: World):
 
         ask(5)
         parts = Parts(server, "same")
-        world.rows.check("64 MiB come back as they were", ask(10))
+        world.rows.check("64 MiB are returned unchanged", ask(10))
         spent = {part: 1000 * parts.seconds(part) for part in ("compute_input", "compute_infer", "compute_output")}
     plain = 1000 * FILE_INPUT / 1e9 / pinned_rate(world, FILE_INPUT)
     if world.cpu:
-        return world.rows.skip("copies of a PyTorch file", "there is no copy without a device")
+        return world.rows.skip("copies of a PyTorch file", "no copies without a device")
     world.rows.check("compute_output", True, f"{spent['compute_output']:.2f} ms")
     least, value = f"> {plain / 2:.2f}, half of a plain copy", f"{spent['compute_input']:.2f} ms"
-    world.rows.check("compute_input has the copy", spent["compute_input"] > plain / 2, value, least)
+    world.rows.check("compute_input includes the copy", spent["compute_input"] > plain / 2, value, least)
     value = f"{spent['compute_infer']:.2f} ms"
-    return world.rows.check("compute_infer has it not", spent["compute_infer"] < plain, value, f"< {plain:.2f}, a plain copy")
+    return world.rows.check("compute_infer has no copy", spent["compute_infer"] < plain, value, f"< {plain:.2f}, a plain copy")

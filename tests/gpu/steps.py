@@ -9,7 +9,7 @@ from world import World
 
 
 def main():
-    """The command line."""
+    """Runs the command line."""
     name, folder, device = sys.argv[1:4]
     work = getattr(importlib.import_module(STEPS[name][0]), name)
     work(World(Path(folder), name, int(device), "--cpu" in sys.argv))

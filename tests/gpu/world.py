@@ -1,5 +1,5 @@
-"""What the steps of `check.py` share: the repository that a step makes, its server, a client for large tensors, and what
-`nvidia-smi` says."""
+"""Shared code of the steps of `check.py`: the model repository of a step, its server, a client for large tensors, and readings of
+`nvidia-smi`."""
 
 import contextlib
 import http.client
@@ -30,28 +30,28 @@ DTYPES = {
     "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64,
     "FP16": np.float16, "BF16": np.uint16, "FP32": np.float32, "FP64": np.float64,
 }  # fmt: skip
-"""How arrays hold the protocol's datatypes; BF16 as its bits."""
+"""The arrays for the protocol's datatypes; BF16 as its bits."""
 
 
 
 def bf16(array) -> np.ndarray:
-    """Numbers as the bits of BF16; those that have more digits are cut off."""
+    """Converts numbers to the bits of BF16; excess digits are truncated."""
     return (np.asarray(array, np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
 def of_bf16(bits: np.ndarray) -> np.ndarray:
-    """The numbers of BF16's bits."""
+    """Converts bits of BF16 to numbers."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 class Client:
-    """Requests with binary tensors over one connection, without any package."""
+    """Sends requests with binary tensors over one connection, without any package."""
 
     def __init__(self, address: str, timeout_s: float = 60):
         self.connection = http.client.HTTPConnection(address, timeout=timeout_s)
 
     def infer(self, model: str, inputs: dict) -> dict:
-        """`inputs`: name -> (datatype, array). The outputs by name; BYTES as lists of bytes."""
+        """Sends a request with `inputs`: name -> (datatype, array). Returns the outputs by name; BYTES as lists of bytes."""
         parts, described = [], []
         for name, (datatype, array) in inputs.items():
             flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -70,7 +70,7 @@ class Client:
 
 
 def outputs(body: bytes, head: int) -> dict:
-    """The tensors of an answer whose JSON is its first `head` bytes."""
+    """Returns the tensors of an answer whose JSON is its first `head` bytes."""
     found, at = {}, head
     for entry in json.loads(body[:head])["outputs"]:
         size = entry["parameters"]["binary_data_size"]
@@ -83,7 +83,7 @@ def outputs(body: bytes, head: int) -> dict:
 
 
 def texts(data: bytes) -> list:
-    """The elements of a BYTES tensor."""
+    """Returns the elements of a BYTES tensor."""
     found = []
     while data:
         size = int.from_bytes(data[:4], "little")
@@ -93,7 +93,7 @@ def texts(data: bytes) -> list:
 
 
 def index(server) -> dict:
-    """The repository index; empty while the server does not answer yet."""
+    """Returns the repository index; empty while the server does not respond yet."""
     try:
         return server.index()
     except (OSError, http.client.HTTPException):
@@ -101,13 +101,13 @@ def index(server) -> dict:
 
 
 def refused(server) -> dict:
-    """Models that are not available, and why; empty while nothing is known."""
+    """Returns the unavailable models with the reasons; empty while nothing is known."""
     entries = ((name, entry) for name, entries in index(server).items() for entry in entries)
     return {name: entry.get("reason", "") for name, entry in entries if entry.get("state") == "UNAVAILABLE"}
 
 
 def reason_of(server, name: str) -> str:
-    """Why a model is not available; empty while that is not known."""
+    """Returns why a model is unavailable; empty while that is unknown."""
     return refused(server).get(name, "")
 
 
@@ -121,7 +121,7 @@ def is_ready(server, what: str = "health/ready") -> bool:
 
 @contextlib.contextmanager
 def loaded(server, names: list):
-    """Models of a server with explicit control, loaded side by side, and unloaded at the end."""
+    """Loads models in parallel on a server with explicit control, and unloads them at the end."""
 
     def change(name: str, what: str):
         connection = http.client.HTTPConnection(server.http, timeout=START_S)
@@ -129,7 +129,7 @@ def loaded(server, names: list):
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
         if response.status != 200:
-            raise RuntimeError(f"{name} cannot be {what}ed: {text[:500]}")
+            raise RuntimeError(f"cannot {what} {name}: {text[:500]}")
 
     together(len(names), lambda number: change(names[number], "load"))
     yield
@@ -137,7 +137,7 @@ def loaded(server, names: list):
 
 
 class World:
-    """One step's place: its folder, its rows, and whether it is to do without a device."""
+    """The environment of one step: its folder, its rows, and whether it runs without a device."""
 
     def __init__(self, folder: Path, step: str, device: int, cpu: bool):
         self.folder, self.device, self.cpu = folder, device, cpu
@@ -147,14 +147,14 @@ class World:
         self.models.mkdir(parents=True)
 
     def group(self, count: int = 1, device=None) -> str:
-        """The instance group of a model on the device, or on processors."""
+        """Returns the instance group of a model on the device, or on processors."""
         if self.cpu and device is None:
             return f"instance_group [ {{ count: {count} kind: KIND_CPU }} ]\n"
         number = self.device if device is None else device
         return f"instance_group [ {{ count: {count} kind: KIND_GPU gpus: [ {number} ] }} ]\n"
 
     def model(self, name: str, config: str, files=None, group=None) -> Path:
-        """Writes a model; `files`: name -> bytes, or a path that is copied. Gives its version's directory."""
+        """Writes a model; `files`: name -> bytes, or a path to copy. Returns its version's directory."""
         version = self.models / name / "1"
         version.mkdir(parents=True)
         (version.parent / "config.pbtxt").write_text(config + (self.group() if group is None else group))
@@ -163,28 +163,28 @@ class World:
         return version
 
     def python_model(self, name: str, code: str, tensors: str, batch: int = 0, extra: str = "", group=None):
-        """A model in Python whose code is in `gpu_models`."""
+        """Writes a model in Python whose code is in `gpu_models`."""
         config = f'backend: "python"\nmax_batch_size: {batch}\n{tensors}{extra}'
         return self.model(name, config, {"model.py": CODE / f"{code}.py"}, group)
 
     @contextlib.contextmanager
     def server(self, *options):
-        """A server of the models; the step goes on when all are ready. It fails as soon as one cannot be, with the reason, or
-        else with the end of the log."""
+        """Starts a server of the models and waits until all are ready. Fails as soon as one is unavailable, with its reason, or
+        otherwise with the end of the log."""
         with self.any_server(*options) as server:
             known = lambda: server.process.poll() is not None or refused(server) or is_ready(server)  # noqa: E731
             try:
-                eventually("it is known what can be served", START_S, known)
+                eventually("the models are ready or refused", START_S, known)
             except AssertionError as error:
                 raise RuntimeError(f"{error}\n{server.log_tail()}") from None
             if refused(server):
-                raise RuntimeError(f"not served: {refused(server)}")
+                raise RuntimeError(f"refused: {refused(server)}")
             server.wait_until_ready()
             yield server
 
     @contextlib.contextmanager
     def any_server(self, *options):
-        """As [`server`], but the step goes on at once."""
+        """Like [`server`], without waiting."""
         flags = [f"--python={sys.executable}", "--exit-on-error=false", "--worker-max-backoff-secs=2", *options]
         server = Server(self.folder, [self.models], flags)
         server.launch()
@@ -195,7 +195,7 @@ class World:
                 server.stop(check=False)
 
     def lacks(self, module: str) -> str:
-        """Why a module cannot be used in this Python; empty if it can."""
+        """Returns why a module cannot be used in this Python; empty if it can."""
         try:
             found = importlib.util.find_spec(module)
         except ModuleNotFoundError:
@@ -203,30 +203,30 @@ class World:
         return "" if found else f"this Python has no {module}"
 
     def lacks_cuda(self) -> str:
-        """Why PyTorch cannot use the device; empty if it can, and where no device is wanted."""
+        """Returns why PyTorch cannot use the device; empty if it can, or if no device is used."""
         missing = self.lacks("torch")
         if missing or self.cpu:
             return missing
         import torch
 
-        return "" if torch.cuda.is_available() else "this Python's PyTorch sees no device"
+        return "" if torch.cuda.is_available() else "this Python's PyTorch finds no device"
 
     def where(self) -> str:
-        """The device as PyTorch names it, for this process."""
+        """Returns PyTorch's name of the device for this process."""
         return "cpu" if self.cpu else f"cuda:{self.device}"
 
     def smi(self, *fields: str) -> list:
-        """Values of `nvidia-smi --query-gpu` of the device, as numbers where they are; the unknown is None."""
+        """Returns values of `nvidia-smi --query-gpu` for the device, as numbers if possible; None for unknown values."""
         command = ["nvidia-smi", f"--id={self.device}", f"--query-gpu={','.join(fields)}"]
         done = subprocess.run([*command, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=30)
         return [number(cell) for cell in done.stdout.strip().split(", ")] if done.returncode == 0 else [None] * len(fields)
 
     def used_mib(self) -> float:
-        """MiB of the device's memory that are in use."""
+        """Returns the used memory of the device in MiB."""
         return self.smi("memory.used")[0] or 0.0
 
     def settled_mib(self) -> float:
-        """The same once it does not change any more: what has ended a moment ago gives its memory back after that."""
+        """Returns the used memory once it is stable: ended processes release their memory with a delay."""
         readings = [self.used_mib()]
         while len(readings) < 10 and readings[-2:] != [readings[-1]] * 2:
             time.sleep(0.3)
@@ -234,7 +234,7 @@ class World:
         return readings[-1]
 
     def of_processes(self) -> dict:
-        """Process id -> MiB on the device. In a container the driver may tell other ids, or none."""
+        """Returns process id -> MiB on the device. In a container the driver may report other ids, or none."""
         command = ["nvidia-smi", f"--id={self.device}", "--query-compute-apps=pid,used_memory"]
         done = subprocess.run([*command, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=30)
         pairs = (line.split(", ") for line in done.stdout.splitlines() if ", " in line)
@@ -242,7 +242,7 @@ class World:
 
 
 def number(cell: str):
-    """A cell of `nvidia-smi` as a number, as text, or as None."""
+    """Converts a cell of `nvidia-smi` to a number, a string, or None."""
     try:
         return float(cell)
     except ValueError:
@@ -250,7 +250,7 @@ def number(cell: str):
 
 
 def together(count: int, work) -> list:
-    """Runs `work(n)` in threads: their results, or the first exception."""
+    """Runs `work(n)` in threads; returns their results or raises the first exception."""
     results, failed = [None] * count, []
 
     def one(n):
@@ -270,7 +270,7 @@ def together(count: int, work) -> list:
 
 
 def farthest(found, wanted) -> float:
-    """The largest error, as a share of the largest value that there should be."""
+    """Returns the largest error relative to the largest expected value."""
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     if found.shape != wanted.shape or not np.isfinite(found).all():
         return float("inf")
@@ -278,7 +278,7 @@ def farthest(found, wanted) -> float:
 
 
 def answered(check, deadline_s: float):
-    """Waits until a request is answered as it should be: `check()` is true, and raises no exception."""
+    """Waits until a request is answered correctly: `check()` is true and raises no exception."""
 
     def tried():
         try:

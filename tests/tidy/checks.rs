@@ -1,4 +1,4 @@
-//! The checks: each reads files and gives one line for each violation: where, which rule, what to do.
+//! The checks. Each reads files and returns one line per violation: position, rule, and what to do.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,9 @@ use crate::rules::{
 };
 use crate::source::{functions, lines_without_tests, mask, paths, words};
 use crate::tree::File;
-use crate::{cycles, documents, metrics, vocabulary};
+use crate::{cycles, documents, language, metrics, vocabulary};
 
-/// Every violation in these files.
+/// Returns every violation in these files.
 pub(crate) fn all(files: &[File]) -> Vec<String> {
     let mut found = top_level(files);
     for file in files {
@@ -27,6 +27,7 @@ pub(crate) fn all(files: &[File]) -> Vec<String> {
     }
     found.extend(documents::links(files));
     found.extend(stale_unsafe(files));
+    found.extend(language::check(files));
     found.extend(metrics::check(files));
     found.extend(cycles::check(files));
     found.extend(vocabulary::check(files));
@@ -34,7 +35,7 @@ pub(crate) fn all(files: &[File]) -> Vec<String> {
     found
 }
 
-/// Every entry of the lists of what is tolerated that is true no more.
+/// Returns every entry of the exception lists that no longer applies.
 pub(crate) fn stale(files: &[File]) -> Vec<String> {
     [cycles::stale(files), vocabulary::stale(files), arguments(files, MANY_ARGUMENTS).1].concat()
 }
@@ -43,7 +44,7 @@ pub(crate) fn violation(path: &str, line: usize, rule: &str, advice: &str) -> St
     format!("{path}:{line}: {rule}: {advice}")
 }
 
-/// All checks of one Rust file.
+/// Runs all checks of one Rust file.
 fn rust(file: &File) -> Vec<String> {
     let code = mask(&file.text, false);
     let own = lines_without_tests(&file.text);
@@ -60,7 +61,7 @@ fn rust(file: &File) -> Vec<String> {
     found
 }
 
-/// Whether a file of a package's source is a test as a whole.
+/// Returns whether a source file contains only tests.
 pub(crate) fn is_test(path: &str) -> bool {
     path.ends_with("/tests.rs") || path.ends_with("_tests.rs") || (path.contains("src/") && path.contains("/tests/"))
 }
@@ -68,20 +69,20 @@ pub(crate) fn is_test(path: &str) -> bool {
 fn sizes(file: &File, code: &str, own: usize) -> Vec<String> {
     let mut found = Vec::new();
     if own > FILE_LINES {
-        let rule = format!("a file has at most {FILE_LINES} lines without tests, this one {own}");
-        found.push(violation(&file.path, FILE_LINES, &rule, "split it along what it is for"));
+        let rule = format!("a file has at most {FILE_LINES} lines without tests, this one has {own}");
+        found.push(violation(&file.path, FILE_LINES, &rule, "split it by purpose"));
     }
     let counts = |line: usize| line <= own && !is_test(&file.path);
     for function in
         functions(code).into_iter().filter(|function| function.lines > FUNCTION_LINES && counts(function.line))
     {
-        let rule = format!("a function has at most {FUNCTION_LINES} lines, `{}` {}", function.name, function.lines);
-        found.push(violation(&file.path, function.line, &rule, "take a step out of it and name it"));
+        let rule = format!("a function has at most {FUNCTION_LINES} lines, `{}` has {}", function.name, function.lines);
+        found.push(violation(&file.path, function.line, &rule, "extract a step into a named function"));
     }
     found
 }
 
-/// Functions with too many arguments that are not in the list, and entries of the list that have few.
+/// Returns the unlisted functions with too many arguments, and the listed ones that no longer have too many.
 pub(crate) fn arguments(files: &[File], known: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
     let (mut found, mut confirmed) = (Vec::new(), BTreeSet::new());
     for file in files.iter().filter(|file| file.path.ends_with(".rs") && !is_test(&file.path)) {
@@ -94,8 +95,9 @@ pub(crate) fn arguments(files: &[File], known: &[(&str, &str)]) -> (Vec<String>,
             match known.iter().position(|entry| *entry == (file.path.as_str(), name)) {
                 Some(entry) => _ = confirmed.insert(entry),
                 None => {
-                    let rule = format!("a function has at most {ARGUMENTS} arguments, `{name}` {}", function.arguments);
-                    let advice = "give what belongs together a struct with a name; the elements of a tuple count";
+                    let rule =
+                        format!("a function has at most {ARGUMENTS} arguments, `{name}` has {}", function.arguments);
+                    let advice = "group related arguments in a struct; each element of a tuple counts";
                     found.push(violation(&file.path, function.line, &rule, advice));
                 }
             }
@@ -103,12 +105,12 @@ pub(crate) fn arguments(files: &[File], known: &[(&str, &str)]) -> (Vec<String>,
     }
     let stale = known.iter().enumerate().filter(|(at, _)| !confirmed.contains(at)).map(|(_, (path, name))| {
         let rule = format!("`{name}` has no more than {ARGUMENTS} arguments");
-        violation(path, 1, &rule, "take it off MANY_ARGUMENTS in tests/tidy/known.rs")
+        violation(path, 1, &rule, "remove it from MANY_ARGUMENTS in tests/tidy/known.rs")
     });
     (found, stale.collect())
 }
 
-/// Module heads, forgotten macros, `unsafe`.
+/// Checks module heads, leftover macros and `unsafe`.
 fn forms(file: &File, code: &str) -> Vec<String> {
     let mut found = Vec::new();
     if !file.text.starts_with("//!") {
@@ -118,30 +120,30 @@ fn forms(file: &File, code: &str) -> Vec<String> {
     let line = |at: usize| crate::source::line_of(code, at);
     for (at, word) in words(code) {
         if MACROS.contains(&word) && code[at + word.len()..].starts_with('!') {
-            let rule = format!("`{word}!` is not for committed code");
+            let rule = format!("`{word}!` is not allowed in committed code");
             found.push(violation(
                 &file.path,
                 line(at),
                 &rule,
-                "finish it, or return an error that says what is not built",
+                "finish it, or return an error that names the missing feature",
             ));
         }
         if word == "unsafe" && !UNSAFE.iter().any(|(path, _)| *path == file.path) {
-            let advice = "do without, or add the file to UNSAFE in tests/tidy/rules.rs with its reason";
+            let advice = "avoid it, or add the file to UNSAFE in tests/tidy/rules.rs with the reason";
             found.push(violation(&file.path, line(at), "`unsafe` only in the listed files", advice));
         }
     }
     found
 }
 
-/// The list of files with `unsafe` says what is so.
+/// Checks that the list of files with `unsafe` is current.
 fn stale_unsafe(files: &[File]) -> Vec<String> {
     let mut found = Vec::new();
     for (path, reason) in UNSAFE {
         let Some(file) = files.iter().find(|file| file.path == *path) else { continue };
         if !words(&mask(&file.text, false)).any(|(_, word)| word == "unsafe") {
-            let rule = format!("listed as unsafe for '{reason}', but has none");
-            found.push(violation(path, 1, &rule, "take it off UNSAFE in tests/tidy/rules.rs"));
+            let rule = format!("listed as unsafe for '{reason}', but has no unsafe code");
+            found.push(violation(path, 1, &rule, "remove it from UNSAFE in tests/tidy/rules.rs"));
         } else if !file.text.contains("Contract") && !file.text.contains("SAFETY") {
             let advice = "write `// SAFETY:` at each use, or a `Contract` above them";
             found.push(violation(path, 1, "unsafe code states its contract", advice));
@@ -150,7 +152,7 @@ fn stale_unsafe(files: &[File]) -> Vec<String> {
     found
 }
 
-/// Code of the frontend that unit tests do not compile, without a comment that says why.
+/// Finds frontend code that unit tests do not compile, without a comment that states the reason.
 fn swapped_in_tests(file: &File, code: &str) -> Vec<String> {
     if !file.path.starts_with("frontend/") {
         return Vec::new();
@@ -161,7 +163,7 @@ fn swapped_in_tests(file: &File, code: &str) -> Vec<String> {
         let hides = line.contains("cfg(not(test))") || line.contains("cfg_attr(test, allow(dead_code))");
         if hides && !before.trim_start().starts_with("// ") {
             let advice =
-                "make it generic over a trait of the core and test it with a double, or say in a comment why not";
+                "make it generic over a trait of the core and test it with a double, or state the reason in a comment";
             found.push(violation(&file.path, number, "unit tests compile all code", advice));
         }
         before = text;
@@ -191,14 +193,14 @@ fn bans(path: &str, named: &[(usize, String)]) -> Vec<String> {
         for (line, name) in named {
             let name = absolute(path, name);
             if ban.paths.iter().any(|banned| is_within(&name, banned)) {
-                found.insert((*line, format!("`{name}` has no place here"), ban.advice));
+                found.insert((*line, format!("`{name}` is not allowed here"), ban.advice));
             }
         }
     }
     found.into_iter().map(|(line, rule, advice)| violation(path, line, &rule, advice)).collect()
 }
 
-/// Whether a path is the other one or goes on from it.
+/// Returns whether a path is `prefix` or below it.
 fn is_within(path: &str, prefix: &str) -> bool {
     path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
@@ -217,7 +219,7 @@ fn floors(house: &House, path: &str, named: &[(usize, String)]) -> Vec<String> {
         let sibling = target == height;
         if target < height || (sibling && !house.floors[height].among_themselves) {
             let place = if sibling { "beside" } else { "above" };
-            found.insert((*line, format!("`{own}` uses `{other}`, which stands {place} it")));
+            found.insert((*line, format!("`{own}` uses `{other}`, which is {place} it")));
         }
     }
     let advice = "imports point down only: move what is shared below both, or pass it in";
@@ -228,7 +230,7 @@ fn floor_of(house: &House, module: &str) -> Option<usize> {
     house.floors.iter().position(|floor: &Floor| floor.modules.contains(&module))
 }
 
-/// The module of a file, as segments below its crate; none for the crate's root.
+/// Returns the module of a file as segments below its crate; empty for the crate's root.
 pub(crate) fn module_of(path: &str) -> Vec<String> {
     let inside = path.split_once("src/").map_or("", |(_, inside)| inside);
     let mut segments: Vec<_> = inside.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
@@ -238,7 +240,7 @@ pub(crate) fn module_of(path: &str) -> Vec<String> {
     segments
 }
 
-/// A path with `self` and `super` resolved to `crate::…`.
+/// Resolves `self` and `super` in a path to `crate::…`.
 pub(crate) fn absolute(file: &str, path: &str) -> String {
     let mut module = module_of(file);
     let mut rest: Vec<_> = path.split("::").collect();
@@ -255,7 +257,7 @@ pub(crate) fn absolute(file: &str, path: &str) -> String {
     segments.collect::<Vec<_>>().join("::")
 }
 
-/// Dependencies that a package may not have.
+/// Finds dependencies that a package may not have.
 fn manifest(file: &File) -> Vec<String> {
     if !file.path.ends_with("Cargo.toml") || !file.text.contains("[package]") {
         return Vec::new();
@@ -267,14 +269,14 @@ fn manifest(file: &File) -> Vec<String> {
             table = line.trim_matches(['[', ']']);
         }
         let dependency = line.split(['=', '.', ' ']).next().unwrap_or_default();
-        // What the workspace offers to its members is not yet used by any.
+        // The workspace's table only declares dependencies.
         if !table.ends_with("dependencies") || table.starts_with("workspace") {
             continue;
         }
         let own = dependency.starts_with("pharos") && table == "dependencies";
         let may = match package {
             Some(package) => !package.without.contains(&dependency) && (!own || package.uses.contains(&dependency)),
-            // Examples and fuzzers use what they show.
+            // Examples and fuzzers may use any package.
             None => !own || !file.path.starts_with("frontend/") && !file.path.starts_with("worker/"),
         };
         if !may {
@@ -292,14 +294,14 @@ fn top_level(files: &[File]) -> Vec<String> {
     strangers.map(|name| violation(name, 1, "the top level holds only the agreed names", advice)).collect()
 }
 
-/// Paths of one machine.
+/// Finds paths that exist on one machine only.
 fn private_folders(file: &File) -> Vec<String> {
     let mut found = Vec::new();
     for (index, line) in file.text.lines().enumerate() {
         for folder in PRIVATE_FOLDERS {
             let begins = |at: usize| {
                 let before = line[..at].chars().next_back();
-                // Part of a longer path or of an address is something else.
+                // Ignore parts of longer paths and of addresses.
                 !before.is_some_and(|before| before.is_alphanumeric() || "._-~/}$)".contains(before))
             };
             if line.match_indices(folder).any(|(at, _)| begins(at)) {

@@ -1,7 +1,7 @@
-//! Sibling modules are acyclic: the graph of each crate's modules, read from the paths that their code names.
+//! Checks that sibling modules are acyclic, in the graph of each crate's modules that the paths in their code form.
 //!
-//! A path that leads through a parent's `use` leads to the module that this `use` names: an import through the parent is
-//! still an import of the sibling. Tests may use what they like.
+//! A path through a parent's `use` counts as a path to the imported module: an import through the parent is still an import of
+//! the sibling. Tests are exempt.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,13 +13,13 @@ use crate::tree::File;
 /// A module as segments below its crate.
 type Module = Vec<String>;
 
-/// A path in one file that leads into another module.
+/// A path in one file to another module.
 struct Edge {
     from: Module,
     to: Module,
     path: String,
     line: usize,
-    /// The item that it names, or the module itself.
+    /// The named item, or the module itself.
     name: String,
 }
 
@@ -27,29 +27,29 @@ struct Edge {
 #[derive(Default)]
 struct Graph {
     modules: BTreeSet<Module>,
-    /// The path behind a name that a module imports.
+    /// The path of each name that a module imports.
     imports: BTreeMap<(Module, String), Module>,
     edges: Vec<Edge>,
 }
 
-/// Modules of one parent that all reach each other.
+/// Modules of one parent that all depend on each other.
 struct Found<'a> {
     parent: Module,
     modules: Vec<&'a str>,
     edges: Vec<&'a Edge>,
 }
 
-/// Every cycle that is not known.
+/// Returns every unlisted cycle.
 pub(crate) fn check(files: &[File]) -> Vec<String> {
     judge(files, CYCLES).0
 }
 
-/// Every listed cycle that no longer exists.
+/// Returns every listed cycle that no longer exists.
 pub(crate) fn stale(files: &[File]) -> Vec<String> {
     judge(files, CYCLES).1
 }
 
-/// The cycles that are not in the list, and the entries of the list that are no cycle.
+/// Returns the unlisted cycles, and the listed ones that are not cycles.
 pub(crate) fn judge(files: &[File], known: &[Cycle]) -> (Vec<String>, Vec<String>) {
     let (mut found, mut confirmed) = (Vec::new(), BTreeSet::new());
     for (source, files) in crates(files) {
@@ -65,13 +65,13 @@ pub(crate) fn judge(files: &[File], known: &[Cycle]) -> (Vec<String>, Vec<String
         }
     }
     let stale = known.iter().enumerate().filter(|(at, _)| !confirmed.contains(at)).map(|(_, entry)| {
-        let rule = format!("`{}` are no cycle of `crate::{}` any more", entry.modules.join("`, `"), entry.parent);
-        violation(entry.source, 1, &rule, "take the entry off CYCLES in tests/tidy/known.rs")
+        let rule = format!("`{}` no longer form a cycle in `crate::{}`", entry.modules.join("`, `"), entry.parent);
+        violation(entry.source, 1, &rule, "remove the entry from CYCLES in tests/tidy/known.rs")
     });
     (found, stale.collect())
 }
 
-/// Files with code, by the folder of their crate's source.
+/// Groups files with code by the source folder of their crate.
 fn crates(files: &[File]) -> BTreeMap<&str, Vec<&File>> {
     let mut crates: BTreeMap<&str, Vec<&File>> = BTreeMap::new();
     for file in files.iter().filter(|file| file.path.ends_with(".rs")) {
@@ -114,8 +114,7 @@ impl Graph {
         graph
     }
 
-    /// The paths of a file that lead somewhere in its crate, as segments below the crate, with their lines and whether a
-    /// `use` names them.
+    /// Returns the paths of a file within its crate, as segments below the crate, with line and whether a `use` names them.
     fn named(&self, file: &File) -> Vec<((usize, bool), Module)> {
         let own = lines_without_tests(&file.text);
         let module = module_of(&file.path);
@@ -133,7 +132,7 @@ impl Graph {
         found
     }
 
-    /// The module that a path leads to from another module, and the item of it.
+    /// Resolves a path to its module, seen from another module, and the named item.
     fn resolve(&self, from: &[String], path: &[String], depth: usize) -> (Module, String) {
         let mut module = Module::new();
         for (at, segment) in path.iter().enumerate() {
@@ -143,7 +142,7 @@ impl Graph {
             }
             module.pop();
             let import = self.imports.get(&(module.clone(), segment.clone()));
-            // What an ancestor imports: the import's target is meant, not the ancestor.
+            // A name that an ancestor imports refers to the import's target.
             if let Some(target) = import.filter(|_| from.starts_with(&module) && from != module && depth < 8) {
                 let onward: Module = target.iter().chain(&path[at + 1..]).cloned().collect();
                 return self.resolve(from, &onward, depth + 1);
@@ -159,7 +158,7 @@ impl Graph {
         parents.into_iter().flat_map(|parent| self.cycles_of(parent)).collect()
     }
 
-    /// The cycles among the children of a module.
+    /// Returns the cycles among the children of a module.
     fn cycles_of(&self, parent: &[String]) -> Vec<Found<'_>> {
         let height = parent.len();
         let siblings = |edge: &&Edge| {
@@ -197,14 +196,14 @@ impl Graph {
     }
 }
 
-/// Modules that a file declares for tests only.
+/// Returns the modules that a file declares for tests only.
 fn declared_tests(file: &File) -> Vec<Module> {
     let module = module_of(&file.path);
     let child = |name: String| module.iter().cloned().chain([name]).collect();
     test_modules(&mask(&file.text, false)).into_iter().map(child).collect()
 }
 
-/// One line for each pair of modules: a place that ties them and the names that it uses.
+/// Describes a cycle: one line per pair of modules, with one place of the dependency and the names that it uses.
 fn describe(cycle: &Found<'_>) -> String {
     let height = cycle.parent.len();
     let mut ties: BTreeMap<_, Vec<&Edge>> = BTreeMap::new();

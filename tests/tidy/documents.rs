@@ -1,18 +1,18 @@
-//! The documents: links and anchors lead somewhere, pages stay short and are in the table of contents, and merges leave
-//! no remains (a table's row without a head, a row or a folder that is explained twice, a paragraph without an empty line).
+//! Checks documents: links and anchors resolve, pages are short and in the table of contents, and merges left no damage (a table
+//! row without a head, a row or a folder that occurs twice, a missing empty line).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::checks::violation;
-use crate::rules::{BOOK, PAGE_LINES, README_LINES};
+use crate::rules::{BOOK, DOCUMENT_LINES, PAGE_LINES};
 use crate::tree::File;
 
-const MERGED: &str = "two branches may have written here: read the place as a whole";
+const MERGED: &str = "possibly a faulty merge: read the whole passage";
 
 /// A line and its number.
 type Line<'a> = (usize, &'a str);
 
-/// Every violation within one document; nothing in a file that is not Markdown.
+/// Returns every violation within one document; none for files that are not Markdown.
 pub(crate) fn check(file: &File) -> Vec<String> {
     if !file.path.ends_with(".md") {
         return Vec::new();
@@ -25,7 +25,7 @@ pub(crate) fn check(file: &File) -> Vec<String> {
     found
 }
 
-/// The lines of a document, and those of its code blocks. Each line of a code block is "`" in the former.
+/// Returns the lines of a document, and separately those of its code blocks. In the former, each line of a code block is "`".
 fn split(text: &str) -> (Vec<Line<'_>>, Vec<Vec<Line<'_>>>) {
     let (mut lines, mut blocks, mut fence) = (Vec::new(), Vec::new(), None);
     for (number, line) in (1..).zip(text.lines()) {
@@ -41,20 +41,17 @@ fn split(text: &str) -> (Vec<Line<'_>>, Vec<Vec<Line<'_>>>) {
     (lines, blocks)
 }
 
-/// A page of the book and README have a maximum length.
+/// Checks the maximum length of a document.
 fn size(file: &File) -> Vec<String> {
-    let most = match file.path.as_str() {
-        "README.md" => README_LINES,
-        path if path.starts_with(BOOK) => PAGE_LINES,
-        _ => return Vec::new(),
-    };
+    let listed = DOCUMENT_LINES.iter().find(|(path, _)| *path == file.path);
+    let Some(most) = listed.map_or(Some(PAGE_LINES), |(_, most)| *most) else { return Vec::new() };
     let count = file.text.lines().count();
-    let rule = format!("{count} lines, at most {most} are allowed here");
+    let rule = format!("{count} lines, at most {most} are allowed");
     let found = violation(&file.path, most + 1, &rule, "move a part to another page of the book");
     if count > most { vec![found] } else { Vec::new() }
 }
 
-/// Every violation between documents: links to files and headings that do not exist, and pages that SUMMARY.md omits.
+/// Returns every violation between documents: links to missing files and headings, and pages that SUMMARY.md omits.
 pub(crate) fn links(files: &[File]) -> Vec<String> {
     let documents: Vec<_> = files.iter().filter(|file| file.path.ends_with(".md")).collect();
     let anchors: BTreeMap<_, _> = documents.iter().map(|file| (file.path.as_str(), headings(&file.text))).collect();
@@ -70,12 +67,12 @@ pub(crate) fn links(files: &[File]) -> Vec<String> {
         for (line, target) in targets(&file.text) {
             let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
             let Some(path) = resolve(&file.path, path).filter(|path| exists(path)) else {
-                let rule = format!("the link `{target}` leads to no file");
+                let rule = format!("broken link `{target}`: no such file");
                 found.push(violation(&file.path, line, &rule, "write the path relative to this document"));
                 continue;
             };
             if !anchor.is_empty() && anchors.get(path.as_str()).is_some_and(|anchors| !anchors.contains(anchor)) {
-                let rule = format!("the link `{target}` leads to no heading");
+                let rule = format!("broken link `{target}`: no such heading");
                 found.push(violation(&file.path, line, &rule, "use the anchor of a heading of that document"));
             }
             if file.path == summary {
@@ -90,11 +87,11 @@ pub(crate) fn links(files: &[File]) -> Vec<String> {
     found
 }
 
-/// The targets of a document's inline links that are not addresses.
+/// Returns the targets of a document's inline links, without addresses.
 fn targets(text: &str) -> Vec<Line<'_>> {
     let mut found = Vec::new();
     for (number, line) in split(text).0 {
-        // A link's text may have code, its target has none.
+        // A link's text may contain code, but not its target.
         for prose in line.split('`').step_by(2) {
             let targets = prose.split("](").skip(1).filter_map(|rest| rest.split(')').next());
             found.extend(targets.filter(|target| !target.contains(':')).map(|target| (number, target)));
@@ -103,7 +100,7 @@ fn targets(text: &str) -> Vec<Line<'_>> {
     found
 }
 
-/// A link's path from the root; `None` if it leaves the repository. An empty one is the document itself.
+/// Resolves a link's path from the root; `None` if it leaves the repository. An empty path is the document itself.
 fn resolve(document: &str, path: &str) -> Option<String> {
     if path.is_empty() {
         return Some(document.to_owned());
@@ -122,7 +119,7 @@ fn resolve(document: &str, path: &str) -> Option<String> {
     Some(segments.join("/"))
 }
 
-/// The anchors of a document's headings, as code hosts and mdBook form them; the second of equal ones ends with `-1`.
+/// Returns the anchors of a document's headings, as code hosts and mdBook form them; the second of equal ones ends with `-1`.
 fn headings(text: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     for (_, line) in split(text).0 {
@@ -142,7 +139,7 @@ fn headings(text: &str) -> BTreeSet<String> {
     anchors
 }
 
-/// A table has a head, and no two rows with the same beginning.
+/// Checks that tables have a head and no two rows with the same first cell.
 fn tables(file: &File, text: &[(usize, &str)]) -> Vec<String> {
     let is_row = |line: &str| line.trim_start().starts_with('|');
     let mut found = Vec::new();
@@ -168,21 +165,21 @@ fn tables(file: &File, text: &[(usize, &str)]) -> Vec<String> {
     found
 }
 
-/// What begins with bold words or is a heading stands after an empty line.
+/// Checks that headings, and paragraphs that begin in bold, follow an empty line.
 fn paragraphs(file: &File, text: &[(usize, &str)]) -> Vec<String> {
     let begins = |line: &str| line.starts_with("**") || (line.starts_with('#') && line.contains("# "));
     let mut found = Vec::new();
     for pair in text.array_windows::<2>() {
         let [(_, before), (line, here)] = pair;
         if begins(here) && !before.is_empty() && !before.starts_with('#') {
-            let rule = "a heading, or a paragraph with a bold beginning, follows an empty line";
+            let rule = "a heading or a paragraph that begins in bold must follow an empty line";
             found.push(violation(&file.path, *line, rule, MERGED));
         }
     }
     found
 }
 
-/// In a tree of folders (its first line ends its name with `/`) each folder and module is explained once.
+/// Checks that a folder tree (its first line has a name that ends in `/`) explains each folder and module once.
 fn tree(file: &File, lines: &[(usize, &str)]) -> Vec<String> {
     let is_tree = lines.first().is_some_and(|(_, line)| line.split(' ').next().is_some_and(|name| name.ends_with('/')));
     let mut found = Vec::new();

@@ -1,22 +1,22 @@
-//! What the rules still tolerate: each list only shrinks, and an entry that is true no more fails.
+//! The exceptions from the rules. The lists may only shrink: an entry that no longer applies fails.
 
 /// Sibling modules that use each other.
 pub(crate) struct Cycle {
-    /// Where the crate's source is.
+    /// The source folder of the crate.
     pub(crate) source: &'static str,
-    /// The module above them; empty for the crate's root.
+    /// The parent module; empty for the crate's root.
     pub(crate) parent: &'static str,
     /// Their names in alphabetical order.
     pub(crate) modules: &'static [&'static str],
-    /// Why they are still here.
+    /// Why the cycle is tolerated.
     #[expect(dead_code, reason = "for the reader")]
     pub(crate) reason: &'static str,
 }
 
-/// The cycles of modules that are left.
+/// The tolerated cycles.
 pub(crate) const CYCLES: &[Cycle] = &[];
 
-/// Functions with more than five arguments: the file and the function's name.
+/// Functions with more than five arguments, by file and name.
 pub(crate) const MANY_ARGUMENTS: &[(&str, &str)] = &[
     ("frontend/http/src/cloud.rs", "serve"),
     ("frontend/http/src/generate.rs", "begin_traced"),
@@ -26,8 +26,8 @@ pub(crate) const MANY_ARGUMENTS: &[(&str, &str)] = &[
     ("worker/python/src/request.rs", "new"),
 ];
 
-/// Modules that still have a private name.
+/// Modules that still have a nonstandard name.
 pub(crate) const PRIVATE_NAMES_LEFT: &[&str] = &[];
 
-/// Files outside its own places that still name TorchServe, and how many of their lines without tests do.
+/// Files that name TorchServe outside its packages, and the number of such lines without tests.
 pub(crate) const TORCHSERVE_LEFT: &[(&str, usize)] = &[];

@@ -1,4 +1,4 @@
-//! The checker on small made-up trees: each rule must be able to fail, and must not fail on what is allowed.
+//! Tests of the checker on small trees: each rule must be able to fail, and must accept what is allowed.
 
 use crate::checks::{all, arguments};
 use crate::cycles::judge;
@@ -7,12 +7,12 @@ use crate::source::{functions, lines_without_tests, mask, paths};
 use crate::tree::File;
 use crate::vocabulary::{names, torchserve};
 
-/// Violations of a tree of one file.
+/// Returns the violations of a tree of one file.
 fn one(path: &str, text: &str) -> Vec<String> {
     all(&[File { path: path.to_owned(), text: text.to_owned() }])
 }
 
-/// The file has exactly one violation, at this line, and its text has this fragment.
+/// Asserts that the file has exactly one violation, at this line and with this fragment.
 #[track_caller]
 fn fails(path: &str, text: &str, line: usize, fragment: &str) {
     let found = one(path, text);
@@ -20,19 +20,19 @@ fn fails(path: &str, text: &str, line: usize, fragment: &str) {
     assert!(found[0].starts_with(&format!("{path}:{line}: ")) && found[0].contains(fragment), "{found:#?}");
 }
 
-/// The file has none.
+/// Asserts that the file has no violations.
 #[track_caller]
 fn passes(path: &str, text: &str) {
     assert_eq!(one(path, text), Vec::<String>::new(), "{path}: {text}");
 }
 
 #[test]
-fn floors_point_down() {
+fn refuses_imports_of_higher_floors() {
     passes("frontend/engine/src/serving.rs", "//! x\nuse crate::wire::Frames;\nuse super::ensemble;");
     passes("frontend/engine/src/lib.rs", "//! x\nuse crate::engine;");
     let path = "frontend/engine/src/serving.rs";
-    fails(path, "//! x\nuse crate::loader::load;", 2, "`serving` uses `loader`, which stands above it");
-    fails("frontend/engine/src/ensemble.rs", "//! x\nuse crate::supervisor::Pool;", 2, "which stands beside it");
+    fails(path, "//! x\nuse crate::loader::load;", 2, "`serving` uses `loader`, which is above it");
+    fails("frontend/engine/src/ensemble.rs", "//! x\nuse crate::supervisor::Pool;", 2, "which is beside it");
     let path = "frontend/engine/src/wire/a/b.rs";
     fails(path, "//! x\nfn f() { super::super::super::calls::f() }", 2, "`wire` uses `calls`");
     fails(
@@ -52,7 +52,7 @@ fn floors_point_down() {
 }
 
 #[test]
-fn tests_may_use_what_they_like() {
+fn tests_are_exempt_from_floors() {
     passes(
         "src/tensor.rs",
         "//! x\n#[cfg(test)]\n#[allow(clippy::unwrap_used)]\nmod tests {\n    use crate::model::ModelConfig;\n}",
@@ -61,7 +61,7 @@ fn tests_may_use_what_they_like() {
 }
 
 #[test]
-fn unit_tests_compile_all_code() {
+fn refuses_code_that_unit_tests_do_not_compile() {
     let path = "frontend/http/src/lib.rs";
     fails(path, "//! x\n#[cfg(not(test))]\nuse a::b;", 2, "unit tests compile all code");
     fails(path, "//! x\n\n#[cfg_attr(test, allow(dead_code))]\nmod a;", 3, "unit tests compile all code");
@@ -69,7 +69,7 @@ fn unit_tests_compile_all_code() {
 }
 
 #[test]
-fn bans() {
+fn refuses_banned_paths() {
     for (path, text) in [
         ("src/scheduler/queue.rs", "use crate::tensor::Tensor;"),
         ("src/supervisor.rs", "use crate::{id::InstanceId, infer};"),
@@ -85,7 +85,7 @@ fn bans() {
         ("src/repository.rs", "use crate::model::proto::ModelConfig;"),
         ("frontend/grpc/src/codec.rs", "use pharos::scheduler::Ticket;"),
     ] {
-        fails(path, &format!("//! x\n\n{text}"), 3, "has no place here");
+        fails(path, &format!("//! x\n\n{text}"), 3, "is not allowed here");
     }
     for (path, text) in [
         ("src/model/mod.rs", "use std::time::Duration;\nuse std::sync::Mutex;"),
@@ -99,20 +99,20 @@ fn bans() {
 }
 
 #[test]
-fn sizes() {
+fn refuses_long_files_and_functions() {
     let function = |lines: usize| format!("//! x\nfn long() {{\n{}}}\n", "    f();\n".repeat(lines));
     passes("src/id.rs", &function(58));
-    fails("src/id.rs", &function(59), 2, "`long` 61");
+    fails("src/id.rs", &function(59), 2, "`long` has 61");
     passes("src/metrics/cache_tests.rs", &function(59));
     passes("src/id.rs", &format!("//! x\n#[cfg(test)]\nmod tests {{\n{}}}", &function(59)[6..]));
     let file = |lines: usize| format!("//! x\n{}", "const A: u8 = 1;\n".repeat(lines));
     passes("src/id.rs", &file(499));
-    fails("src/id.rs", &file(500), 500, "this one 501");
+    fails("src/id.rs", &file(500), 500, "this one has 501");
     passes("src/id.rs", &format!("{}#[cfg(test)]\nmod tests {{\n{}}}", file(499), "//\n".repeat(100)));
 }
 
 #[test]
-fn forms() {
+fn checks_heads_macros_and_unsafe() {
     fails("src/id.rs", "use std::fmt;", 1, "begins with `//!`");
     fails("src/id.rs", "//! x\nfn f() {\n    todo!()\n}", 3, "`todo!`");
     fails("src/id.rs", "//! x\nfn f() { dbg!(1); }", 2, "`dbg!`");
@@ -120,11 +120,11 @@ fn forms() {
     passes("src/id.rs", "//! x\n#[allow(unsafe_code)]\nmod a;\n// unsafe, todo!()\nconst T: &str = \"dbg!\";");
     passes("src/shm.rs", "//! x\n// SAFETY: it is.\nunsafe fn f() {}");
     fails("src/shm.rs", "//! x\nunsafe fn f() {}", 1, "states its contract");
-    fails("src/shm.rs", "//! x\nfn f() {}", 1, "but has none");
+    fails("src/shm.rs", "//! x\nfn f() {}", 1, "but has no unsafe code");
 }
 
 #[test]
-fn packages_depend_on_what_lies_below() {
+fn refuses_dependencies_on_higher_packages() {
     let manifest = |table: &str| format!("[package]\n[{table}\n");
     fails("worker/Cargo.toml", &manifest("dependencies]\nbytes = \"1\"\ntokio.workspace = true"), 4, "`tokio`");
     passes("Cargo.toml", &manifest("workspace.dependencies]\ntokio = \"1\"\n[dependencies]\nbytes = \"1\""));
@@ -140,7 +140,7 @@ fn packages_depend_on_what_lies_below() {
 }
 
 #[test]
-fn names_and_places() {
+fn checks_metric_names_and_places_of_files() {
     fails("frontend/engine/src/engine.rs", "//! x\nconst A: &str = \"nv_inference_count\";", 2, "named once");
     passes("frontend/engine/src/engine.rs", "//! x\n// \"nv_inference_count\"");
     passes("src/metrics/builtin.rs", "//! x\nconst A: &str = \"nv_inference_count\";");
@@ -154,7 +154,7 @@ fn names_and_places() {
 }
 
 #[test]
-fn masking() {
+fn masks_comments_and_literals() {
     #[track_caller]
     fn check(text: &str, expected: &str) {
         assert_eq!(mask(text, false), expected);
@@ -168,21 +168,21 @@ fn masking() {
 }
 
 #[test]
-fn paths_are_taken_apart() {
+fn splits_grouped_paths() {
     let named = paths("use a::{self, b::{c, d as e}, f::*};\nlet x = g::h::<i::j>(k);\nuse l;");
     let named: Vec<_> = named.iter().map(|(line, path)| format!("{line} {path}")).collect();
     assert_eq!(named, ["1 a::self", "1 a::b::c", "1 a::b::d", "1 a::f", "2 g::h", "2 i::j", "3 l"]);
 }
 
 #[test]
-fn functions_and_tests_are_found() {
+fn finds_functions_and_tests() {
     let code = "trait T { fn a(&self) -> [u8; 2]; fn b() { } }\nfn c(f: fn(u8)) {\n  let g = [0; 3];\n}";
     let found: Vec<_> = functions(code).into_iter().map(|found| (found.name, found.line, found.lines)).collect();
     assert_eq!(found, [("b".to_owned(), 1, 1), ("c".to_owned(), 2, 3)]);
     assert_eq!(lines_without_tests("a\n#[cfg(test)]\nmod sim;\nb\n#[cfg(test)]\n#[x]\nmod tests {\n}\n"), 4);
 }
 
-/// A definition of four metrics, an enum, and one more file.
+/// Checks a tree with a definition of four metrics, an enum, and one more file.
 fn with_metrics(path: &str, text: &str) -> Vec<String> {
     let definition = "ts_metrics:\n  counter:\n    - name: nv_a\n    - name: Requests2XX\n  histogram:\n    - name: nv_h\n\
                       model_metrics:\n  gauge:\n    - name: HandlerTime\n";
@@ -193,7 +193,7 @@ fn with_metrics(path: &str, text: &str) -> Vec<String> {
 }
 
 #[test]
-fn dashboards_and_rules_name_declared_metrics() {
+fn refuses_undeclared_metrics_in_dashboards_and_rules() {
     let json = |expression: &str| format!("{{\n\"expr\": \"{expression}\"}}");
     for expression in [
         "sum by (model) (rate(nv_a{model=~\\\"$nv_model\\\", x!='ts_y'}[$__rate_interval])) > 0",
@@ -215,18 +215,18 @@ fn dashboards_and_rules_name_declared_metrics() {
     ] {
         let found = with_metrics("grafana/a.json", &json(expression));
         assert_eq!(found.len(), 1, "{expression}: {found:#?}");
-        assert!(found[0].starts_with(&format!("grafana/a.json:2: no metric is called `{name}`")), "{found:#?}");
+        assert!(found[0].starts_with(&format!("grafana/a.json:2: undeclared metric `{name}`")), "{found:#?}");
     }
     let rules = "groups:\n  - rules:\n      - record: pharos:a\n        expr: rate(nv_a[5m])\n      - alert: X\n        expr: |\n          \
                  pharos:a > 0\n            and nv_c > 1\n        for: 5m\n      - expr: \"nv_a{a=\\\"nv_x\\\"} > 0\"\n        \
                  nv_y: 1\n";
     let found = with_metrics("grafana/rules.yaml", rules);
     assert_eq!(found.len(), 1, "{found:#?}");
-    assert!(found[0].starts_with("grafana/rules.yaml:6: no metric is called `nv_c`"), "{found:#?}");
+    assert!(found[0].starts_with("grafana/rules.yaml:6: undeclared metric `nv_c`"), "{found:#?}");
 }
 
 #[test]
-fn the_enum_and_the_definition_hold_together() {
+fn the_enum_and_the_definition_must_agree() {
     let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
     let definition = "ts_metrics:\n  counter:\n    - name: nv_a\n    - name: nv_b\n";
     let rows = "//! x\n    A = \"nv_a\" Gauge [] Cells;\n    C = \"nv_c\" Counter [] Cells;\n";
@@ -234,16 +234,16 @@ fn the_enum_and_the_definition_hold_together() {
     assert_eq!(found.len(), 3, "{found:#?}");
     assert!(found[0].starts_with("metrics.yaml:3: `nv_a` is a gauge"), "{found:#?}");
     assert!(found[1].starts_with("src/metrics/builtin.rs:3: `nv_c` is not in metrics.yaml"), "{found:#?}");
-    assert!(found[2].starts_with("metrics.yaml:4: no code records `nv_b`"), "{found:#?}");
+    assert!(found[2].starts_with("metrics.yaml:4: `nv_b` is never recorded"), "{found:#?}");
 }
 
 #[test]
-fn documents_keep_no_remains_of_merges() {
+fn finds_damage_of_merges_in_documents() {
     let check = |text: &str, expected: &[&str]| {
         let found = all(&[File { path: "README.md".to_owned(), text: text.to_owned() }]);
         assert_eq!(found.len(), expected.len(), "{text}: {found:#?}");
         for (found, expected) in found.iter().zip(expected) {
-            assert!(found.starts_with(&format!("README.md:{expected}: ")), "{found} is not {expected}");
+            assert!(found.starts_with(&format!("README.md:{expected}: ")), "found {found}, expected {expected}");
         }
     };
     let table = "# T\n\n| a | b |\n|---|:-:|\n| x | 1 |\n| `y` or z | 2 |\n| | 3 |\n| | 4 |\n";
@@ -252,7 +252,7 @@ fn documents_keep_no_remains_of_merges() {
     check(&format!("{table}| x | 5 |\n"), &["9: the table has two rows for `x`"]);
     check("a\n| x | 1 |\nb\n", &["2: a table's row without a head"]);
     check("| x | 1 |\n| y | 2 |\n", &["1: a table's row without a head"]);
-    let glued = "a heading, or a paragraph with a bold beginning, follows an empty line";
+    let glued = "a heading or a paragraph that begins in bold must follow an empty line";
     check("a\n**b** c\n# d\n", &[&format!("2: {glued}"), &format!("3: {glued}")]);
     check("```\nb\n```\n## c\n", &[&format!("4: {glued}")]);
     let tree = "```\nsrc/   x\n  a/   y\n       a/ goes on\n  b    z\nfrontend/\n  a/   v\n";
@@ -267,11 +267,14 @@ fn pages_have_a_maximum_length() {
     fails("README.md", &"a\n".repeat(151), 151, "151 lines, at most 150");
     passes("docs/src/SUMMARY.md", &"a\n".repeat(300));
     fails("docs/src/SUMMARY.md", &"a\n".repeat(301), 301, "301 lines, at most 300");
+    passes("ARCHITECTURE.md", &"a\n".repeat(200));
+    fails("ARCHITECTURE.md", &"a\n".repeat(201), 201, "201 lines, at most 200");
+    fails("tests/README.md", &"a\n".repeat(301), 301, "301 lines, at most 300");
     passes("CHANGELOG.md", &"a\n".repeat(301));
 }
 
 #[test]
-fn links_lead_to_files_and_headings() {
+fn refuses_broken_links() {
     let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
     let check = |text: &str, expected: &[&str]| {
         let page = "# A page's `title`: 1\n\n## Twice\n\n## Twice\n\n```sh\n# comment\n```\n";
@@ -284,48 +287,48 @@ fn links_lead_to_files_and_headings() {
         ]);
         assert_eq!(found.len(), expected.len(), "{text}: {found:#?}");
         for (found, expected) in found.iter().zip(expected) {
-            assert!(found.starts_with(&format!("docs/src/b/b.md:{expected}: ")), "{found} is not {expected}");
+            assert!(found.starts_with(&format!("docs/src/b/b.md:{expected}: ")), "found {found}, expected {expected}");
         }
     };
     check("[a](../a.md) [`a`](../a.md#a-pages-title-1), [b](../a.md#twice-1) and [c](../../../README.md)\n", &[]);
     check("# B\n\n[b](#b) [c](https://example.org/x#y) `[d](d.md)`\n\n```\n[e](e.md)\n```\n", &[]);
-    check("b\n[a](a.md)\n", &["2: the link `a.md` leads to no file"]);
+    check("b\n[a](a.md)\n", &["2: broken link `a.md`: no such file"]);
     check(
         "[a](../a.m) [b](../../../../README.md)\n",
-        &["1: the link `../a.m` leads to no file", "1: the link `../../../../README.md` leads to no file"],
+        &["1: broken link `../a.m`: no such file", "1: broken link `../../../../README.md`: no such file"],
     );
     check(
         "[a](../a.md#other) [`b`](#b)\n",
-        &["1: the link `../a.md#other` leads to no heading", "1: the link `#b` leads to no heading"],
+        &["1: broken link `../a.md#other`: no such heading", "1: broken link `#b`: no such heading"],
     );
     check(
         "[a](../a.md#comment) [b](../a.md#twice-2)\n",
-        &["1: the link `../a.md#comment` leads to no heading", "1: the link `../a.md#twice-2` leads to no heading"],
+        &["1: broken link `../a.md#comment`: no such heading", "1: broken link `../a.md#twice-2`: no such heading"],
     );
 }
 
 #[test]
-fn the_table_of_contents_has_every_page() {
+fn refuses_pages_missing_from_the_table_of_contents() {
     let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
     let (a, b) = (file("docs/src/a.md", "a"), file("docs/src/b/b.md", "[a](../a.md)"));
     let found = all(&[file("docs/src/SUMMARY.md", "[b](b/b.md)"), a, b]);
     assert_eq!(found, ["docs/src/a.md:1: the table of contents omits this page: add the page to docs/src/SUMMARY.md"]);
 }
 
-/// Files with a head, as a tree.
+/// Returns a tree of files with a module head.
 fn tree(files: &[(&str, &str)]) -> Vec<File> {
     files.iter().map(|(path, text)| File { path: (*path).to_owned(), text: format!("//! x\n{text}") }).collect()
 }
 
 #[test]
-fn siblings_are_acyclic() {
+fn refuses_cycles_of_siblings() {
     const A: &str = "src/model/a.rs";
     const B: &str = "src/model/b.rs";
     for (one, other) in [
         ("use super::b::X;", "use crate::model::a::Y;"),
         ("use super::{c, b::{self, X}};", "fn f() { super::a::g() }"),
         ("use crate::{\n    model::{\n        b::X,\n    },\n};", "fn f(y: crate::model::a::Y) {}"),
-        // Through what the parent imports, and from below.
+        // Through an import of the parent, and from below.
         ("use super::Again;", "use super::a;"),
         ("use super::d::X;", "use super::a::Y;"),
     ] {
@@ -336,15 +339,15 @@ fn siblings_are_acyclic() {
         let is_circle = !one.contains("d::X");
         assert_eq!(found.len(), usize::from(is_circle), "{one} {other}: {found:#?}");
         if is_circle {
-            let told = &found[0];
-            assert!(told.contains("the sibling modules `a`, `b` use each other"), "{told}");
-            assert!(told.contains("a -> b: src/model/a.rs:") && told.contains("b -> a: src/model/b"), "{told}");
+            let text = &found[0];
+            assert!(text.contains("the sibling modules `a`, `b` use each other"), "{text}");
+            assert!(text.contains("a -> b: src/model/a.rs:") && text.contains("b -> a: src/model/b"), "{text}");
         }
     }
 }
 
 #[test]
-fn what_is_no_cycle() {
+fn accepts_acyclic_modules() {
     let none = |files: &[(&str, &str)]| assert_eq!(judge(&tree(files), &[]).0, Vec::<String>::new());
     // One direction only; a parent and its child; words, not paths.
     none(&[("src/a.rs", "use crate::b::X;"), ("src/b.rs", "// crate::a\nconst A: &str = \"crate::a::f\";")]);
@@ -360,7 +363,7 @@ fn what_is_no_cycle() {
 }
 
 #[test]
-fn cycles_are_found_at_every_height() {
+fn finds_cycles_at_every_depth() {
     let found = judge(
         &tree(&[
             ("frontend/src/http/mod.rs", "mod a;\nmod b;"),
@@ -378,19 +381,19 @@ fn cycles_are_found_at_every_height() {
 }
 
 #[test]
-fn known_cycles_are_no_longer_than_true() {
+fn listed_cycles_must_exist() {
     let files = tree(&[("src/a.rs", "use crate::b::X;"), ("src/b.rs", "use crate::a::X;")]);
     let known = |modules| [Cycle { source: "src/", parent: "", modules, reason: "" }];
     assert_eq!(judge(&files, &known(&["a", "b"])), (Vec::new(), Vec::new()));
     let (found, stale) = judge(&files, &known(&["a", "b", "c"]));
     assert!(found.len() == 1 && stale.len() == 1, "{found:#?} {stale:#?}");
-    assert!(stale[0].contains("`a`, `b`, `c` are no cycle of `crate::` any more"), "{stale:#?}");
+    assert!(stale[0].contains("`a`, `b`, `c` no longer form a cycle in `crate::`"), "{stale:#?}");
     let (found, stale) = judge(&files[..1], &known(&["a", "b"]));
     assert!(found.is_empty() && stale.len() == 1, "{found:#?} {stale:#?}");
 }
 
 #[test]
-fn elements_of_tuples_are_arguments() {
+fn counts_elements_of_tuples_as_arguments() {
     #[track_caller]
     fn check(signature: &str, expected: usize) {
         let found = functions(&format!("fn f{signature} {{ g() }}"));
@@ -406,21 +409,21 @@ fn elements_of_tuples_are_arguments() {
 }
 
 #[test]
-fn many_arguments_are_listed() {
+fn functions_with_many_arguments_must_be_listed() {
     let files = tree(&[("src/a.rs", "fn f(a: u8, b: u8, (c, d): (u8, u8), e: (u8, u8)) {}\nfn g(a: u8) {}")]);
     let (found, stale) = arguments(&files, &[]);
     assert!(found.len() == 1 && stale.is_empty(), "{found:#?} {stale:#?}");
-    assert!(found[0].starts_with("src/a.rs:2: a function has at most 5 arguments, `f` 6"), "{found:#?}");
+    assert!(found[0].starts_with("src/a.rs:2: a function has at most 5 arguments, `f` has 6"), "{found:#?}");
     assert_eq!(arguments(&files, &[("src/a.rs", "f")]), (Vec::new(), Vec::new()));
     let (_, stale) = arguments(&files, &[("src/a.rs", "f"), ("src/a.rs", "g")]);
     assert!(stale.len() == 1 && stale[0].contains("`g` has no more than 5"), "{stale:#?}");
-    // Tests may.
+    // Tests are exempt.
     let text = "#[cfg(test)]\nmod tests {\n    fn f(a: u8, b: u8, c: u8, d: u8, e: u8, f: u8) {}\n}";
     assert_eq!(arguments(&tree(&[("src/a.rs", text)]), &[]).0, Vec::<String>::new());
 }
 
 #[test]
-fn modules_have_names() {
+fn refuses_nonstandard_module_names() {
     let files =
         tree(&[("src/cut.rs", ""), ("src/board/mod.rs", ""), ("src/tests/open.rs", ""), ("src/clipboard.rs", "")]);
     let (found, stale) = names(&files, &["src/cut.rs", "src/slow.rs"]);
@@ -429,19 +432,20 @@ fn modules_have_names() {
 }
 
 #[test]
-fn torchserve_is_named_in_its_places() {
+fn refuses_torchserve_outside_its_places() {
     let text = "// TorchServe\nuse torchserve;\nconst A: &str = \"torch_serve\";\nconst B: u8 = 1;\n#[cfg(test)]\nmod tests {\n    // TorchServe\n}";
     let path = "frontend/engine/src/engine.rs";
     let here = tree(&[(path, text), ("frontend/torchserve/src/lib.rs", text), ("README.md", text)]);
     let (found, stale) = torchserve(&here, &[]);
     assert!(found.len() == 1 && stale.is_empty(), "{found:#?} {stale:#?}");
-    assert!(found[0].starts_with(&format!("{path}:1: 3 lines name TorchServe, at most 0 may")), "{found:#?}");
+    assert!(found[0].starts_with(&format!("{path}:1: 3 lines name TorchServe, at most 0 are allowed")), "{found:#?}");
     assert_eq!(torchserve(&here, &[(path, 3)]), (Vec::new(), Vec::new()));
     assert_eq!(torchserve(&here, &[(path, 2)]).0.len(), 1);
     let (found, stale) = torchserve(&here, &[(path, 4), ("src/gone.rs", 1)]);
     assert!(found.is_empty() && stale.len() == 2, "{found:#?} {stale:#?}");
     assert!(
-        stale[0].contains("4 lines may name TorchServe, 3 do") && stale[1].starts_with("src/gone.rs:1: "),
+        stale[0].contains("4 lines that name TorchServe are allowed, 3 exist")
+            && stale[1].starts_with("src/gone.rs:1: "),
         "{stale:#?}"
     );
 }

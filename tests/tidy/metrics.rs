@@ -1,6 +1,6 @@
-//! Metric names hold together: `metrics.yaml`, the enum of built-ins, and every expression of dashboards and rules.
+//! Checks that metric names agree in `metrics.yaml`, the enum of built-ins, and every expression of dashboards and rules.
 //!
-//! A name in an expression that nobody declares is a panel that stays empty, and a rule that never fires.
+//! An undeclared name in an expression means an empty panel or a rule that never fires.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,22 +10,22 @@ use crate::tree::File;
 const DEFINITION: &str = "metrics.yaml";
 const ENUM: &str = "src/metrics/builtin.rs";
 
-/// Where expressions are: dashboards, rules and their tests.
+/// The files with expressions: dashboards, rules and their tests.
 const WATCHED: &[&str] = &["grafana/", "deploy/", "prometheus.yaml"];
 
 /// Keys whose values are expressions, in JSON and in YAML.
 const KEYS: &[&str] = &["expr", "query", "definition", "series"];
 
-/// Beginnings of our names; `pharos:` begins those of recording rules.
+/// The prefixes of the server's metrics; `pharos:` is that of recording rules.
 const PREFIXES: &[&str] = &["nv_", "ts_", "pharos_", "process_", "pharos:"];
 
-/// The worker's runtime has no enum.
+/// Metrics of the worker's runtime, which has no enum.
 const OF_THE_WORKER: &[&str] = &["HandlerTime", "PredictionTime", "pharos_sequence_state_bytes"];
 
-/// What Prometheus itself knows.
+/// Metrics of Prometheus itself.
 const OF_PROMETHEUS: &[&str] = &["up", "ALERTS", "ALERTS_FOR_STATE"];
 
-/// Violations; none where a file is not there.
+/// Returns the violations; none if a file does not exist.
 pub(crate) fn check(files: &[File]) -> Vec<String> {
     let file = |path: &str| files.iter().find(|file| file.path == path);
     let Some(definition) = file(DEFINITION) else { return Vec::new() };
@@ -44,14 +44,14 @@ pub(crate) fn check(files: &[File]) -> Vec<String> {
         for (line, expression) in expressions(&file.text) {
             for name in metrics(&expression).into_iter().filter(|name| !known(name)) {
                 let advice = "declare it in metrics.yaml, or record it by a rule";
-                found.push(format!("{}:{line}: no metric is called `{name}`: {advice}", file.path));
+                found.push(format!("{}:{line}: undeclared metric `{name}`: {advice}", file.path));
             }
         }
     }
     found
 }
 
-/// Every name of the definition with its type and line.
+/// Returns every name of the definition with its type and line.
 fn declared(text: &str) -> BTreeMap<&str, (&str, usize)> {
     let (mut kind, mut found) = ("", BTreeMap::new());
     for (index, line) in text.lines().enumerate() {
@@ -91,12 +91,12 @@ fn enum_and_definition(builtins: &str, declared: &BTreeMap<&str, (&str, usize)>)
     }
     let unknown = declared.iter().filter(|(name, _)| !rows.contains_key(**name) && !OF_THE_WORKER.contains(name));
     found.extend(unknown.map(|(name, (_, line))| {
-        format!("{DEFINITION}:{line}: no code records `{name}`: add it to the enum in {ENUM}, or delete it")
+        format!("{DEFINITION}:{line}: `{name}` is never recorded: add it to the enum in {ENUM}, or delete it")
     }));
     found
 }
 
-/// Whether a scrape shows samples of this name.
+/// Returns whether a scrape contains samples of this name.
 fn is_sample(name: &str, declared: &BTreeMap<&str, (&str, usize)>) -> bool {
     let kind = |name: &str| declared.get(name).map_or("", |(kind, _)| kind);
     let of = |suffix: &str, kinds: &[&str]| name.strip_suffix(suffix).is_some_and(|stem| kinds.contains(&kind(stem)));
@@ -107,18 +107,18 @@ fn is_sample(name: &str, declared: &BTreeMap<&str, (&str, usize)>) -> bool {
         || of("_count", &["histogram", "summary"])
 }
 
-/// The names that recording rules make.
+/// Returns the names that recording rules define.
 fn recorded(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| Some(line.trim().trim_start_matches("- ").strip_prefix("record:")?.trim()))
 }
 
-/// The expressions of a JSON or YAML file with their lines. A YAML block (`expr: |`) is one expression.
+/// Returns the expressions of a JSON or YAML file with their lines. A YAML block (`expr: |`) is one expression.
 fn expressions(text: &str) -> Vec<(usize, String)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
     for (index, line) in lines.iter().enumerate() {
         for key in KEYS {
-            // JSON, also several keys on one line.
+            // JSON may have several keys on one line.
             let quoted = format!("\"{key}\"");
             for (at, _) in line.match_indices(&quoted) {
                 let rest = line[at + quoted.len()..].trim_start().strip_prefix(':').map(str::trim_start);
@@ -130,7 +130,7 @@ fn expressions(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The value of a key in YAML, on its line and on those below that are deeper than the key.
+/// Returns the value of a key in YAML: the rest of its line and the following lines that are indented deeper.
 fn yaml_value(lines: &[&str], index: usize, key: &str) -> Option<String> {
     let depth = |line: &str| line.len() - line.trim_start_matches([' ', '-']).len();
     let rest = lines[index].trim_start_matches([' ', '-']).strip_prefix(key)?.strip_prefix(':')?.trim();
@@ -141,7 +141,7 @@ fn yaml_value(lines: &[&str], index: usize, key: &str) -> Option<String> {
     Some(json_string(value.trim()).unwrap_or_else(|| value.trim().trim_matches('\'').to_owned()))
 }
 
-/// The string at the beginning of a text in JSON.
+/// Parses the JSON string at the start of a text.
 fn json_string(text: &str) -> Option<String> {
     let mut chars = text.strip_prefix('"')?.chars();
     let mut value = String::new();
@@ -157,8 +157,8 @@ fn json_string(text: &str) -> Option<String> {
     }
 }
 
-/// The metrics that an expression reads: what begins as ours do, what a selector follows, and what `label_values` is asked
-/// about. Names of labels stand in braces or after `by`, and count only if they begin as our metrics do.
+/// Returns the metrics that an expression reads: names with our prefixes, names before a selector, and arguments of
+/// `label_values`. Label names, in braces or after `by`, count only if they have a prefix of our metrics.
 fn metrics(expression: &str) -> BTreeSet<String> {
     let text = without_labels(expression);
     let (mut found, mut previous) = (BTreeSet::new(), "");
@@ -181,7 +181,7 @@ fn metrics(expression: &str) -> BTreeSet<String> {
     found
 }
 
-/// The expression with what is in braces and quotes left out.
+/// Removes the content of braces and quotes from an expression.
 fn without_labels(expression: &str) -> String {
     let (mut text, mut quote, mut depth) = (String::new(), None, 0_usize);
     for c in expression.chars() {

@@ -1,7 +1,6 @@
-//! Reading Rust source as text: what is code, which paths it names, where functions and tests are.
+//! Reads Rust source as text: finds code, the paths that it names, functions and tests.
 
-/// The source with comments, and unless `strings` are kept also the contents of literals, turned into spaces. Lines and
-/// columns stay where they are.
+/// Replaces comments by spaces and, unless `strings` is set, also the contents of literals. Lines and columns are preserved.
 pub(crate) fn mask(text: &str, strings: bool) -> String {
     let bytes = text.as_bytes();
     let mut masked = Vec::with_capacity(bytes.len());
@@ -67,7 +66,7 @@ fn string(rest: &[u8]) -> usize {
     (at + 1).min(rest.len())
 }
 
-/// A character literal; a lifetime is none.
+/// Returns the length of a character literal; `None` for a lifetime.
 fn character(rest: &[u8]) -> Option<usize> {
     if rest.get(1) == Some(&b'\\') {
         let end = rest.get(3..)?.iter().position(|byte| *byte == b'\'')?;
@@ -86,12 +85,12 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_'
 }
 
-/// The line, counted from 1, of a position.
+/// Returns the line of a position, counted from 1.
 pub(crate) fn line_of(text: &str, position: usize) -> usize {
     text.as_bytes()[..position].iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
-/// Words of masked code with their positions.
+/// Returns the words of masked code with their positions.
 pub(crate) fn words(code: &str) -> impl Iterator<Item = (usize, &str)> {
     let bytes = code.as_bytes();
     let begins = (0..bytes.len()).filter(|at| is_word(bytes[*at]) && (*at == 0 || !is_word(bytes[*at - 1])));
@@ -103,12 +102,12 @@ fn word_at(code: &str, at: usize) -> &str {
     &code[at..at + length]
 }
 
-/// Every path of two or more segments that masked code names, and every path of a `use`, groups taken apart, with lines.
+/// Returns every path of two or more segments in masked code, and every path of a `use` with groups expanded, with lines.
 pub(crate) fn paths(code: &str) -> Vec<(usize, String)> {
     uses_and_paths(code).into_iter().map(|(line, _, path)| (line, path)).collect()
 }
 
-/// The same paths, each with whether a `use` names it.
+/// Returns the same paths, each with whether a `use` names it.
 pub(crate) fn uses_and_paths(code: &str) -> Vec<(usize, bool, String)> {
     let mut found = Vec::new();
     let (mut consumed, mut previous) = (0, "");
@@ -135,7 +134,7 @@ struct PathReader<'a> {
 }
 
 impl PathReader<'_> {
-    /// Reads a path that continues `prefix`, and what it branches into.
+    /// Reads a path that continues `prefix`, and its groups.
     fn path(&mut self, prefix: &str) {
         let begin = self.at;
         let mut path = prefix.to_owned();
@@ -188,7 +187,7 @@ impl PathReader<'_> {
     }
 }
 
-/// The names of modules in files of their own that masked code declares for tests only.
+/// Returns the names of modules in separate files that masked code declares for tests only.
 pub(crate) fn test_modules(code: &str) -> Vec<String> {
     let mut for_tests = false;
     let mut found = Vec::new();
@@ -203,7 +202,7 @@ pub(crate) fn test_modules(code: &str) -> Vec<String> {
     found
 }
 
-/// Lines of the file before its own test module.
+/// Returns the number of lines before the file's test module.
 pub(crate) fn lines_without_tests(text: &str) -> usize {
     let lines: Vec<_> = text.lines().collect();
     let begins_tests = |at: &usize| {
@@ -218,19 +217,19 @@ pub(crate) struct Function {
     pub(crate) name: String,
     /// The line of its `fn`.
     pub(crate) line: usize,
-    /// Lines from there to its closing brace.
+    /// The number of lines from there to its closing brace.
     pub(crate) lines: usize,
-    /// Arguments without `self`; each element of a tuple counts as one.
+    /// The number of arguments without `self`; each element of a tuple counts as one.
     pub(crate) arguments: usize,
 }
 
-/// The functions of masked code.
+/// Returns the functions of masked code.
 pub(crate) fn functions(code: &str) -> Vec<Function> {
     words(code).filter(|(_, word)| *word == "fn").filter_map(|(at, _)| function(code, at)).collect()
 }
 
 fn function(code: &str, at: usize) -> Option<Function> {
-    // `fn(..)` without a name is a type, and the next braces are someone else's.
+    // `fn(..)` without a name is a type, and the next braces belong to another item.
     if code.as_bytes().get(at + 2) != Some(&b' ') {
         return None;
     }
@@ -238,14 +237,14 @@ fn function(code: &str, at: usize) -> Option<Function> {
     let mut depth = 0;
     for (offset, byte) in code.bytes().enumerate().skip(at) {
         match byte {
-            // A semicolon inside brackets is an array's length.
+            // A semicolon inside brackets belongs to an array type.
             b';' if depth == 0 && !in_brackets(&code[at..offset]) => return None,
             b'{' => depth += 1,
             b'}' => {
                 depth -= 1;
                 if depth == 0 {
                     let line = line_of(code, at);
-                    // `fn(..)` without a name is a type, and its braces are someone else's.
+                    // `fn(..)` without a name is a type, and the braces belong to another item.
                     return (!name.is_empty()).then(|| Function {
                         name,
                         line,
@@ -267,7 +266,7 @@ fn in_brackets(signature: &str) -> bool {
     signature.matches('[').count() > signature.matches(']').count()
 }
 
-/// The arguments of a function whose text begins with `fn`.
+/// Returns the number of arguments of a function whose text begins with `fn`.
 fn arguments(function: &str) -> usize {
     let Some(open) = top_level(function, &['(', '{']).into_iter().next() else { return 0 };
     let of_self =
@@ -279,7 +278,7 @@ fn arguments(function: &str) -> usize {
     list(&function[open..]).into_iter().filter(|argument| !of_self(argument)).map(elements).sum()
 }
 
-/// How many values a type stands for: those of a tuple, or one.
+/// Returns the number of values of a type: those of a tuple, or one.
 fn elements(kind: &str) -> usize {
     let mut kind = kind.trim_start().trim_start_matches('&').trim_start();
     if kind.starts_with('\'') {
@@ -289,7 +288,7 @@ fn elements(kind: &str) -> usize {
     if kind.starts_with('(') { list(kind).into_iter().map(elements).sum::<usize>().max(1) } else { 1 }
 }
 
-/// What stands between the parentheses that a text begins with, split at its commas.
+/// Returns the comma-separated parts inside the parentheses that a text begins with.
 fn list(text: &str) -> Vec<&str> {
     let inside = text.get(1..).unwrap_or_default();
     let end = top_level(inside, &[')']).first().copied().unwrap_or(inside.len());
@@ -304,7 +303,7 @@ fn list(text: &str) -> Vec<&str> {
     found
 }
 
-/// Where one of these letters stands outside all brackets. A path's `::` is no colon, and an arrow closes nothing.
+/// Returns the positions of these letters outside all brackets. `::` in a path is not a colon; an arrow closes no bracket.
 fn top_level(text: &str, letters: &[char]) -> Vec<usize> {
     let bytes = text.as_bytes();
     let (mut depth, mut found) = (0_i32, Vec::new());

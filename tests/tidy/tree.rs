@@ -1,15 +1,15 @@
-//! The files of the repository: what git tracks or would track, or everything where there is no git.
+//! The files of the repository: those that git tracks or would track, or all files without git.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Folders that hold what was built or fetched.
+/// Folders of built or downloaded files.
 const SKIPPED: &[&str] = &[".git", "target", "__pycache__", ".pytest_cache", "node_modules"];
 
-/// A file that is text.
+/// A text file.
 pub(crate) struct File {
-    /// Relative to the root, with `/`.
+    /// The path relative to the root, with `/`.
     pub(crate) path: String,
     pub(crate) text: String,
 }

@@ -1,8 +1,8 @@
-//! The descriptors that the frontend hands over when it starts this process.
+//! The descriptors that this process inherits from the frontend.
 //!
-//! Contract: the numbers of [`pharos::wire::descriptors`] are open in a process that the frontend started, and nothing
-//! else in this process has touched them before [`Inherited::take`], which is called once, first thing in `run`. Each is
-//! checked to be open before it is owned, so that a worker started by hand ends with a sentence.
+//! Contract: the numbers of [`pharos::wire::descriptors`] are open in a process that the frontend started, and no other code in
+//! this process has used them before [`Inherited::take`], which `run` calls once, before anything else. Each number is checked to
+//! be open before its ownership is taken, so that a worker started by hand ends with an error message.
 
 use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 
 use pharos::wire::descriptors;
 
-/// What a worker inherits.
+/// The resources that a worker inherits.
 pub(crate) struct Inherited {
     /// The connection to the frontend.
     pub(crate) socket: UnixStream,
@@ -20,20 +20,20 @@ pub(crate) struct Inherited {
 
 /// Memory shared with the frontend, not mapped yet.
 pub(crate) struct SharedDescriptors {
-    /// Inputs: written by the frontend.
+    /// Inputs, written by the frontend.
     pub(crate) inputs: OwnedFd,
-    /// Outputs: written by this process.
+    /// Outputs, written by this process.
     pub(crate) outputs: OwnedFd,
-    /// The metrics ring: written by this process.
+    /// The metrics ring, written by this process.
     pub(crate) metrics: OwnedFd,
-    /// The pipe that makes the frontend read the ring.
-    pub(crate) bell: OwnedFd,
-    /// The socket over which memory of clients is made known.
+    /// The pipe that wakes the frontend to read the ring.
+    pub(crate) wakeup: OwnedFd,
+    /// The socket over which client memory is announced.
     pub(crate) regions: OwnedFd,
 }
 
 impl Inherited {
-    /// Takes ownership of all of them.
+    /// Takes ownership of all inherited descriptors.
     ///
     /// # Errors
     /// One of them is not open.
@@ -44,7 +44,7 @@ impl Inherited {
                 inputs: take(descriptors::INPUTS, "input arena")?,
                 outputs: take(descriptors::OUTPUTS, "output arena")?,
                 metrics: take(descriptors::METRICS, "metrics ring")?,
-                bell: take(descriptors::BELL, "metrics bell")?,
+                wakeup: take(descriptors::BELL, "wake-up pipe of the metrics ring")?,
                 regions: take(descriptors::REGIONS, "socket of regions")?,
             },
         })
@@ -56,6 +56,6 @@ fn take(number: RawFd, what: &str) -> io::Result<OwnedFd> {
     let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
     rustix::io::fcntl_setfd(borrowed, rustix::io::FdFlags::CLOEXEC)
         .map_err(|error| io::Error::other(format!("descriptor {number} ({what}): {error}")))?;
-    // SAFETY: open, and by this module's contract owned by nobody else.
+    // SAFETY: open, and by this module's contract no other code owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }

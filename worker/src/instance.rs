@@ -1,4 +1,4 @@
-//! One loaded model: takes an Execute frame's batch through the backend and says how it went.
+//! A loaded model: executes the batches of Execute frames on the backend and reports their outcome.
 
 mod client_memory;
 mod inputs;
@@ -40,15 +40,15 @@ pub(crate) struct Instance {
     config: ModelConfig,
     runtime: Runtime,
     regions: Arc<ClientRegions>,
-    /// What is kept for sequences, if the model has states.
+    /// The states of sequences, if the model has any.
     states: Option<States>,
-    /// The bytes of the states, if the definition of the metrics has it.
+    /// The metric of the states' size in bytes, if it is defined.
     state_bytes: Option<Series>,
     instance: String,
-    /// What loading has added to the resident memory, bytes.
+    /// Growth of the resident memory during the load, in bytes.
     grown: u64,
     readiness: Option<Readiness>,
-    /// Bytes of the arenas that are registered with the driver of a GPU.
+    /// Bytes of the arenas registered with a GPU driver.
     pinned: u64,
 }
 
@@ -56,7 +56,7 @@ impl Instance {
     /// Loads the model.
     ///
     /// # Errors
-    /// For the user: why the model cannot be loaded.
+    /// Why the model cannot be loaded, for the user.
     pub(crate) fn load(
         load: &Load,
         runtime: Runtime,
@@ -92,7 +92,7 @@ impl Instance {
         Ok(this)
     }
 
-    /// One of a backend that a test has made.
+    /// Creates an instance of a test's backend.
     #[cfg(test)]
     pub(crate) fn new(
         backend: Box<dyn Backend>,
@@ -105,7 +105,7 @@ impl Instance {
         Self { backend, config, runtime, regions, states, state_bytes, instance, grown, readiness, pinned }
     }
 
-    /// Looks the metric of the states up, and records what they take now.
+    /// Looks up the metric of the states' size, and records the current size.
     fn show_states(&mut self) {
         let Some(states) = &self.states else { return };
         self.state_bytes = self.runtime.metrics().state_bytes(&self.instance);
@@ -114,7 +114,7 @@ impl Instance {
         }
     }
 
-    /// Drops what is kept for sequences that are over without a last step.
+    /// Drops the states of sequences that ended without a last step.
     pub(crate) fn sequences_ended(&mut self, keys: &[u64]) {
         let before = self.states.as_ref().map(States::bytes);
         for key in keys {
@@ -126,7 +126,7 @@ impl Instance {
         self.record_states(before);
     }
 
-    /// Records the bytes of the states if they have changed.
+    /// Records the size of the states if it has changed.
     fn record_states(&self, before: Option<u64>) {
         let now = self.states.as_ref().map(States::bytes);
         if let (Some(series), Some(now)) = (&self.state_bytes, now.filter(|_| now != before)) {
@@ -134,7 +134,7 @@ impl Instance {
         }
     }
 
-    /// The instance, as the frontend needs to know it.
+    /// Returns the description of the instance for the frontend.
     pub(crate) fn loaded(&self) -> Loaded {
         Loaded {
             engine: self.backend.engine(),
@@ -145,29 +145,29 @@ impl Instance {
         }
     }
 
-    /// The model's own answer to whether it is ready; returned once.
+    /// Returns the model's readiness function; only once.
     pub(crate) fn take_readiness(&mut self) -> Option<Readiness> {
         self.readiness.take()
     }
 
-    /// Takes another text of `metrics.yaml`, which the frontend has checked.
+    /// Replaces the text of `metrics.yaml`, which the frontend has checked.
     ///
     /// # Errors
-    /// It is wrong after all: the processes do not understand each other.
+    /// The text is invalid after all: the two processes disagree on the format.
     pub(crate) fn redefine_metrics(&mut self, text: &str) -> io::Result<()> {
         self.runtime.metrics().redefine(text)?;
         self.show_states();
         Ok(())
     }
 
-    /// Executes a batch; responses of a decoupled model leave over the connection meanwhile.
+    /// Executes a batch; responses of a decoupled model are sent over the connection meanwhile.
     pub(crate) fn execute(&mut self, execute: &Execute) -> Executed {
         let arrived = clock::now();
         let Self { backend, config, states, .. } = self;
         let timed = (!backend.records_its_times()).then_some(arrived);
         let (runtime, regions) = (self.runtime.clone(), self.regions.clone());
         let session = runtime.session();
-        // Memory is handed back to the system only when there is time for it.
+        // Memory is returned to the system only when the process is idle.
         session.arenas.outputs.release(&execute.released);
         session.metrics.batch_begins(&execute.requests);
         let start = clock::now();
@@ -202,16 +202,16 @@ impl Instance {
     }
 }
 
-/// What has come of a batch.
+/// The outcome of a batch.
 pub(crate) struct Executed {
     pub(crate) done: Done,
     /// The backend panicked and must not be used again.
     pub(crate) panicked: bool,
-    /// What is to be dropped when the frontend has been told, not before.
+    /// Values to drop after the frontend has been informed, not before.
     pub(crate) kept: (Vec<Received>, Option<Arc<Loan>>),
 }
 
-/// What executes a batch.
+/// The backend and states that execute a batch.
 struct Engine<'e> {
     backend: &'e mut dyn Backend,
     states: Option<&'e mut States>,
@@ -219,7 +219,7 @@ struct Engine<'e> {
 
 impl Engine<'_> {
     fn execute(self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Outcome {
-        // Cancelled while it waited behind another batch: its outputs would be discarded. But a sequence must not miss a step.
+        // Cancelled while it waited behind another batch: its outputs would be discarded. But a sequence must not skip a step.
         if batch.all_cancelled() && batch.requests.iter().all(|request| request.sequence.is_none()) {
             return Ok(Err(InferError::cancelled()));
         }
@@ -229,8 +229,8 @@ impl Engine<'_> {
         }
     }
 
-    /// What the backend accesses itself in memory of clients. Outputs that are read again later, or not sent in the end, are
-    /// not written there at once.
+    /// Returns the kinds of client memory that the backend accesses directly. Outputs that are read again later, or may be
+    /// discarded, are not written there directly.
     fn access(&self, config: &ModelConfig) -> ClientAccess {
         if self.states.is_some() || config.decoupled || config.has_iterative_sequences() {
             return ClientAccess { in_place: false, on_device: DeviceInputs::Never };
@@ -239,7 +239,7 @@ impl Engine<'_> {
         ClientAccess { in_place, on_device: self.backend.takes_device_memory() }
     }
 
-    /// Executes a batch that has inputs or outputs in memory of clients, some of which may be unusable.
+    /// Executes a batch with inputs or outputs in client memory, some of which may be unusable.
     fn execute_with_client_memory<'a>(
         self,
         config: &'a ModelConfig,
@@ -268,23 +268,23 @@ impl Engine<'_> {
     }
 }
 
-/// How a backend has executed a batch, unless it panicked.
+/// The result of a backend's execution, or its panic.
 type Outcome = Result<Result<(), InferError>, Box<dyn Any + Send>>;
 
 fn attempt(backend: &mut dyn Backend, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Outcome {
     catch_unwind(AssertUnwindSafe(|| backend.execute(batch, outputs)))
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
-/// Resident memory of this process, bytes; 0 where /proc is not mounted.
+/// Returns the resident memory of this process in bytes; 0 if /proc is not mounted.
 ///
-/// `smaps_rollup` counts the pages; the cheaper `statm` may be wrong by some hundred kilobytes for each processor, more
-/// than a small model has.
+/// `smaps_rollup` counts the pages. `statm` is cheaper, but its error can reach some hundred kilobytes per processor, which is
+/// more than a small model needs.
 fn resident_memory() -> u64 {
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     let kilobytes = |line: &str| line.strip_prefix("Rss:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok();

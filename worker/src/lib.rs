@@ -1,7 +1,7 @@
-//! The worker: one process that runs one instance of one model version, for the frontend that started it.
+//! The worker: a process that runs one instance of one model version for the frontend that started it.
 //!
-//! Synchronous on purpose: one batch at a time, read from a socket, computed in place in shared memory, answered. A backend
-//! that wants more has the [`Runtime`]. The worker never serves clients and never outlives its frontend.
+//! Deliberately synchronous: reads one batch at a time from a socket, computes it in place in shared memory, and answers. A
+//! backend that needs asynchronous work uses the [`Runtime`]. The worker never serves clients and never outlives its frontend.
 
 #[allow(unsafe_code)]
 mod descriptors;
@@ -30,7 +30,7 @@ use crate::device::Cuda;
 use crate::instance::{Executed, Instance};
 use crate::regions::ClientRegions;
 
-/// A worker and the backends that it has. A crate with a backend of its own is a program of a few lines:
+/// A worker with its set of backends. A crate that adds a backend is a short program:
 ///
 /// ```no_run
 /// use std::process::ExitCode;
@@ -39,7 +39,7 @@ use crate::regions::ClientRegions;
 /// use pharos_backend::{Backend, Batch, Outputs};
 /// use pharos_worker::Worker;
 ///
-/// /// Gives each input back as the output at the same position.
+/// /// Returns each input as the output at the same position.
 /// struct Echo;
 ///
 /// impl Backend for Echo {
@@ -65,30 +65,29 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker with the backends of this crate: `builtin`, `onnxruntime`, `tract`, and shared libraries.
+    /// Creates a worker with the backends of this crate: `builtin`, `onnxruntime`, `tract`, and shared libraries.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a backend for models whose configuration has `backend: "NAME"`. A name that is given again, or is one of this
-    /// crate's, replaces the one before.
+    /// Adds a backend for models whose configuration has `backend: "NAME"`. Replaces an earlier backend of this name, including
+    /// those of this crate.
     #[must_use]
     pub fn backend(mut self, name: &'static str, create: Create) -> Self {
         self.backends.add(name, create);
         self
     }
 
-    /// Sets the function that makes backends of all other names, for a program that finds its code by the name.
+    /// Sets the function that creates backends for all other names, for a program that finds its code by the name.
     #[must_use]
     pub fn fallback_backend(mut self, create: Create) -> Self {
         self.backends.set_fallback(create);
         self
     }
 
-    /// Runs until the frontend closes the connection or says to stop.
+    /// Runs until the frontend closes the connection or sends Shutdown.
     ///
-    /// The descriptors that [`pharos::wire::descriptors`] lists must have been inherited: a worker is started by the
-    /// frontend, never by hand.
+    /// Only the frontend can start a worker: the descriptors that [`pharos::wire::descriptors`] lists must have been inherited.
     pub fn run(self) -> ExitCode {
         let mut arguments = std::env::args().skip(1);
         if arguments.next().as_deref() == Some(PROBE) {
@@ -98,7 +97,7 @@ impl Worker {
         let inherited = match Inherited::take() {
             Ok(inherited) => inherited,
             Err(error) => {
-                eprintln!("pharos-worker is started by the pharos frontend, not by hand: {error}");
+                eprintln!("pharos-worker must be started by the pharos frontend: {error}");
                 return ExitCode::from(2);
             }
         };
@@ -117,13 +116,13 @@ pub fn run() -> ExitCode {
     Worker::new().run()
 }
 
-/// The life of the process: load, then answer batches.
+/// Runs the process: loads the model, then answers batches.
 fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
     watch::exit_with_the_frontend(&inherited.socket)?;
     answer(split(inherited.socket)?, inherited.memory, backends, |load| Cuda::new(load.device.clone()))
 }
 
-/// As [`serve`], over a driver of CUDA.
+/// Like [`serve`], with a given CUDA driver.
 fn answer(
     (mut reader, sender): (Reader, Sender),
     memory: SharedDescriptors,
@@ -161,7 +160,9 @@ fn answer(
                 }
                 cuda.look(failed || open);
                 if panicked {
-                    return Err(std::io::Error::other("the backend panicked; its state is not to be trusted any more"));
+                    return Err(std::io::Error::other(
+                        "the backend panicked; its state may be corrupt, so this process ends",
+                    ));
                 }
             }
             ToWorker::Metrics(text) => instance.redefine_metrics(&text)?,
@@ -169,7 +170,7 @@ fn answer(
             ToWorker::Forget(ids) => regions.table_mut().forget(&ids),
             ToWorker::Shutdown => break,
             ToWorker::Load(_) => return Err(std::io::Error::other("a second Load frame")),
-            // Handled by the thread that read them.
+            // Handled by the thread that read the frame.
             ToWorker::Release(_)
             | ToWorker::Credits(_)
             | ToWorker::Answer(_)
@@ -186,7 +187,7 @@ fn answer(
 /// Maps the shared memory and opens the metrics.
 ///
 /// # Errors
-/// For the user: why the model cannot be loaded.
+/// Why the model cannot be loaded, for the user.
 fn open(
     load: &Load,
     connection: (Reader, Sender),
@@ -194,9 +195,9 @@ fn open(
     cuda: Arc<Cuda>,
 ) -> Result<(Runtime, Arc<ClientRegions>), InferError> {
     let arenas = map(&descriptors.inputs, &descriptors.outputs);
-    let arenas = arenas.map_err(|error| load_error(format!("shared memory cannot be mapped: {error}")))?;
-    let metrics = Metrics::open(&descriptors.metrics, descriptors.bell, load);
-    let metrics = metrics.map_err(|error| load_error(format!("metrics cannot be recorded: {error}")))?;
+    let arenas = arenas.map_err(|error| load_error(format!("cannot map the shared memory: {error}")))?;
+    let metrics = Metrics::open(&descriptors.metrics, descriptors.wakeup, load);
+    let metrics = metrics.map_err(|error| load_error(format!("cannot open the metrics: {error}")))?;
     let regions = Arc::new(ClientRegions::new(descriptors.regions, cuda));
     let devices = regions.clone();
     Ok((Runtime::new(SessionParts { connection, arenas, metrics, devices }), regions))

@@ -1,4 +1,4 @@
-//! The worker executable. All of it is in the library, so that a crate of a user's own can register its backends.
+//! The worker executable. All its code is in the library, so that other crates can register their backends.
 
 use std::process::ExitCode;
 

@@ -1,6 +1,6 @@
-//! Registration of the arenas with the driver of a GPU, for direct copies.
+//! Registration of the arenas with a GPU driver, for direct copies.
 //!
-//! Contract: an arena drops the guard before it unmaps the memory (`pharos_backend`'s `memory`), and every copy borrows the
+//! Contract: an arena drops the guard before it unmaps the memory (see `memory` in `pharos_backend`), and every copy borrows the
 //! arena.
 
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use pharos_backend::runtime::{Guard, Session};
 
 use crate::device::{Cuda, Fault, OWN};
 
-/// Registers the beginning of both arenas with the driver if the model uses the instance's device from this process; gives how
-/// many bytes. A model that loads nothing on a device gets no context there.
+/// Registers the beginning of both arenas with the driver if the model uses the instance's device from this process; returns the
+/// number of bytes registered. A model that loads nothing on a device gets no context there.
 pub(crate) fn pin(session: &Session, cuda: &Arc<Cuda>) -> u64 {
     let Some(device) = cuda.device().filter(|device| device.pinned > 0) else { return 0 };
     if !cuda.ask(|driver| Ok(driver.is_active(OWN))).unwrap_or(false) {
@@ -19,22 +19,22 @@ pub(crate) fn pin(session: &Session, cuda: &Arc<Cuda>) -> u64 {
     let register = |start, len| register(cuda, start, len);
     let inputs = session.arenas.inputs.pin(device.pinned, register);
     let outputs = session.arenas.outputs.pin(device.pinned, register);
-    let in_use = || Fault::Refused("outputs are in use at its end".to_owned());
+    let in_use = || Fault::Refused("outputs are in use at the end of the range".to_owned());
     let outputs = outputs.and_then(|pinned| pinned.ok_or_else(in_use));
     let warned = |fault: Fault| {
         let number = device.number;
-        eprintln!("pharos-worker: memory for copies from and to GPU {number} cannot be pinned: {fault}");
+        eprintln!("pharos-worker: cannot pin memory for copies from and to GPU {number}: {fault}");
     };
     [inputs, outputs].into_iter().map(|pinned| pinned.map_err(warned).unwrap_or(0)).sum()
 }
 
-/// Memory that is registered with the driver.
+/// Memory registered with the driver.
 struct Registered {
     cuda: Arc<Cuda>,
     start: *mut u8,
 }
 
-// SAFETY: the address of a mapping that lives longer; nothing is read or written through it.
+// SAFETY: the address of a mapping that lives longer; no memory is accessed through it.
 unsafe impl Send for Registered {}
 // SAFETY: as above.
 unsafe impl Sync for Registered {}
@@ -42,7 +42,7 @@ unsafe impl Sync for Registered {}
 impl Drop for Registered {
     fn drop(&mut self) {
         let _ = self.cuda.ask(|driver| {
-            // SAFETY: registered by `register`; a copy borrows the arena that this is a part of.
+            // SAFETY: registered by `register`; a copy borrows the arena that this value is a part of.
             unsafe { driver.unregister(OWN, self.start) };
             Ok(())
         });

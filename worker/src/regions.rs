@@ -1,9 +1,8 @@
-//! Memory of clients: received from the frontend, mapped when a batch uses it for the first time, kept while it is
-//! registered.
+//! Client memory: received from the frontend, mapped when a batch first uses it, kept while it is registered.
 //!
-//! Nothing in it is trusted. The client may write to it at any moment, so that nothing is read twice to decide something;
-//! it may cut its object off, which is found out before a batch, by the fault while it is executed, or after it, and is
-//! told to the requests that used it.
+//! Its content is not trusted. The client may write to it at any moment, so no decision may depend on two reads of the same
+//! bytes. The client may also truncate its object. That is detected before a batch, by the fault during its execution, or after
+//! it, and is reported to the requests that used the memory.
 
 mod cuda;
 #[allow(unsafe_code)]
@@ -33,7 +32,7 @@ use crate::device::{Cuda, Fault, Stream};
 pub(crate) use cuda::probe;
 use cuda::{Opened, ask};
 
-/// Memory of clients and of devices, for all threads.
+/// Client memory and device memory, for all threads.
 pub(crate) struct ClientRegions {
     // Changed by the main thread only, between batches.
     table: RwLock<RegionTable>,
@@ -41,22 +40,22 @@ pub(crate) struct ClientRegions {
 }
 
 impl ClientRegions {
-    /// Regions come over this socket. The driver is called when memory on a device is used for the first time.
+    /// Receives regions over this socket. The driver is first called when memory on a device is used.
     pub(crate) fn new(socket: OwnedFd, cuda: Arc<Cuda>) -> Self {
         Self { table: RwLock::new(RegionTable::new(socket, cuda.clone())), cuda }
     }
 
-    /// The driver.
+    /// Returns the driver.
     pub(crate) fn cuda(&self) -> &Arc<Cuda> {
         &self.cuda
     }
 
-    /// The regions.
+    /// Returns the regions.
     pub(crate) fn table(&self) -> RwLockReadGuard<'_, RegionTable> {
         self.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The regions, to open or forget some.
+    /// Returns the regions for opening or removing some.
     pub(crate) fn table_mut(&self) -> RwLockWriteGuard<'_, RegionTable> {
         self.table.write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -88,10 +87,10 @@ impl Devices for ClientRegions {
 }
 
 fn cannot_be_copied(device: u32, why: &Fault) -> InferError {
-    run_error(format!("memory of device {device} cannot be copied: {why}"))
+    run_error(format!("cannot copy memory of device {device}: {why}"))
 }
 
-/// All regions that this worker knows.
+/// All regions announced to this worker.
 pub(crate) struct RegionTable {
     socket: OwnedFd,
     known: HashMap<u64, Known>,
@@ -101,20 +100,20 @@ pub(crate) struct RegionTable {
 /// A region.
 struct Known {
     region: Announced,
-    /// The object of system memory.
+    /// The descriptor of the shared-memory object, for system memory.
     file: Option<OwnedFd>,
     memory: Option<Memory>,
 }
 
-/// Where this process reaches a region.
+/// How this process accesses a region.
 enum Memory {
     System(Mapping),
-    /// Of a device, as this process counts them.
+    /// On a device, in this process's numbering.
     Cuda(Arc<Opened>),
 }
 
 impl RegionTable {
-    /// None yet; they come over this socket. The driver is asked when memory on a device is used for the first time.
+    /// Creates an empty table that receives regions over this socket. The driver is first called when memory on a device is used.
     pub(crate) fn new(socket: OwnedFd, cuda: Arc<Cuda>) -> Self {
         Self { socket, known: HashMap::new(), cuda }
     }
@@ -122,10 +121,10 @@ impl RegionTable {
     /// Makes a region ready for use.
     ///
     /// # Errors
-    /// It cannot be reached, or is no longer as large as it was registered.
+    /// The region cannot be accessed, or is smaller than when it was registered.
     pub(crate) fn open(&mut self, id: u64) -> Result<(), InferError> {
         if !self.known.contains_key(&id) {
-            self.receive().map_err(|error| lost(format!("shared memory regions cannot be received: {error}")))?;
+            self.receive().map_err(|error| lost(format!("cannot receive shared memory regions: {error}")))?;
         }
         let known = self.known.get_mut(&id).ok_or_else(|| lost(format!("there is no shared memory region {id}")))?;
         known.check_size()?;
@@ -139,16 +138,16 @@ impl RegionTable {
         Ok(())
     }
 
-    /// Unmaps regions that are over; memory on a device when nobody has a hold of it any more.
+    /// Unmaps removed regions; memory on a device once no handle on it is left.
     pub(crate) fn forget(&mut self, ids: &[u64]) {
-        // Those that have not been read yet too.
+        // Includes announced regions that have not been received yet.
         let _ = self.receive();
         for id in ids {
             self.known.remove(id);
         }
     }
 
-    /// As [`Regions::on_device`], to be kept for any time.
+    /// Like [`Regions::on_device`], but keeps the memory open for any time.
     fn kept_on_device(&self, range: RegionRange) -> Option<ReceivedOnDevice> {
         let memory = self.on_device(range)?;
         match &self.known.get(&range.region)?.memory {
@@ -227,7 +226,7 @@ impl Regions for RegionTable {
 }
 
 impl Known {
-    /// Whether the object is as large as it was registered.
+    /// Checks that the object is at least as large as when it was registered.
     fn check_size(&self) -> Result<(), InferError> {
         let (Some(file), RegionLocation::System { offset }) = (&self.file, &self.region.location) else {
             return Ok(());
@@ -278,7 +277,7 @@ impl Known {
     }
 }
 
-/// An error that is not the client's fault, or not for sure.
+/// Returns an error that is not, or not certainly, the client's fault.
 fn lost(text: String) -> InferError {
     InferError::new(ErrorCode::Internal, Reason::SharedMemory, text)
 }

@@ -1,13 +1,13 @@
-//! The states of sequences: kept in this process between the steps of a sequence, gathered into one tensor for a batch,
-//! and taken apart again.
+//! The states of sequences: kept in this process between the steps of a sequence, joined into one tensor for a batch, and split
+//! again afterwards.
 //!
-//! Each state of a sequence has one buffer, over which the new value is written once the batch has gone well; so an
-//! instance holds no second copy, and a batch that fails leaves its sequences as they were. That is
-//! `use_same_buffer_for_input_output` for every model: the flag asks for nothing more here. A model never has its input
-//! and output at one place while it runs, because engines read inputs to the end of a run. Buffers grow with their
-//! values (`use_growable_memory` asks for nothing more either, where memory is the processor's).
+//! Each state of a sequence has one buffer. The new value overwrites it after the batch has succeeded, so an instance holds no
+//! second copy, and a batch that fails leaves its sequences unchanged. This has the effect of `use_same_buffer_for_input_output`
+//! for every model, so the flag needs no further work. A model's input and output never share memory while it runs, because
+//! engines read inputs until the end of a run. Buffers grow with their values, so `use_growable_memory` needs no further work
+//! either for host memory.
 //!
-//! A sequence is made by its step with `start`, and dropped after its step with `end`, or by [`States::drop_sequence`].
+//! The step of a sequence with `start` creates its states; the step with `end`, or [`States::drop_sequence`], drops them.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ use pharos_backend::runtime::{AlignedBuffer, MadeOutput, joined};
 
 /// A state of a sequence.
 struct Kept {
-    /// Without the batch.
+    /// Without the batch dimension.
     shape: Vec<i64>,
     data: AlignedBuffer,
 }
@@ -34,18 +34,18 @@ impl Kept {
     }
 }
 
-/// A state over all requests of a batch, as a backend is given it.
+/// A state over all requests of a batch, as a backend receives it.
 pub(crate) struct Gathered<'a> {
-    /// What backends call it.
+    /// Its input number for backends.
     pub(crate) input: usize,
     pub(crate) datatype: DataType,
-    /// With the batch, if the model batches.
+    /// With the batch dimension, if the model batches.
     pub(crate) shape: Vec<i64>,
     data: GatheredData<'a>,
 }
 
 enum GatheredData<'a> {
-    /// A sequence's own buffer: there is only one request.
+    /// The buffer of a sequence: the batch has only one request.
     Own(&'a AlignedBuffer),
     Copied(AlignedBuffer),
 }
@@ -61,10 +61,10 @@ impl Gathered<'_> {
 
 /// The states of an instance's sequences.
 pub(crate) struct States {
-    /// Of this model.
+    /// The model's name, for messages.
     model: String,
     specs: Vec<StateSpec>,
-    /// What backends call the first of them; the others follow.
+    /// The input number of the first state for backends; the others follow.
     input: usize,
     /// Whether tensors have a batch dimension.
     batches: bool,
@@ -74,10 +74,10 @@ pub(crate) struct States {
 }
 
 impl States {
-    /// For a model that has states. `read` gives the content of a file of the directory `initial_state`.
+    /// Creates the states of a model, if it has any. `read` returns the content of a file in the directory `initial_state`.
     ///
     /// # Errors
-    /// What is wrong with such a file.
+    /// Such a file is invalid or cannot be read.
     pub(crate) fn new(
         config: &ModelConfig,
         read: impl Fn(&str) -> Result<Vec<u8>, String>,
@@ -97,25 +97,25 @@ impl States {
         }))
     }
 
-    /// The outputs that are states.
+    /// Returns the outputs that are states.
     pub(crate) fn outputs(&self) -> impl Iterator<Item = usize> + '_ {
         self.specs.iter().map(|state| state.output)
     }
 
-    /// The number of the state that this output is.
+    /// Returns the number of the state for this output.
     pub(crate) fn number(&self, output: usize) -> Option<usize> {
         self.specs.iter().position(|state| state.output == output)
     }
 
-    /// Bytes that the states of all sequences take.
+    /// Returns the bytes that the states of all sequences occupy.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Makes the sequences that start with a batch. Gives the requests, by position, whose sequence is not here: it
-    /// began in a process that is lost, or never.
+    /// Creates the sequences that start with a batch. Returns the positions of requests whose sequence is unknown: it began in a
+    /// process that has ended, or it never began.
     pub(crate) fn begin(&mut self, requests: &[BatchRequest]) -> Vec<usize> {
-        let mut strangers = Vec::new();
+        let mut unknown = Vec::new();
         for (position, request) in requests.iter().enumerate() {
             match request.sequence {
                 Some(SequenceStep { key, start: true, .. }) => {
@@ -124,11 +124,11 @@ impl States {
                     self.bytes += states.iter().map(|state| state.data.capacity()).sum::<u64>();
                     self.sequences.insert(key, states);
                 }
-                Some(step) if !self.sequences.contains_key(&step.key) => strangers.push(position),
+                Some(step) if !self.sequences.contains_key(&step.key) => unknown.push(position),
                 Some(_) | None => {}
             }
         }
-        strangers
+        unknown
     }
 
     /// Drops the sequences that end with a batch.
@@ -138,12 +138,12 @@ impl States {
         }
     }
 
-    /// Drops what is kept for a sequence.
+    /// Drops the states of a sequence.
     pub(crate) fn drop_sequence(&mut self, key: u64) {
         let states = self.sequences.remove(&key).unwrap_or_default();
         self.bytes -= states.iter().map(|state| state.data.capacity()).sum::<u64>();
         if self.sequences.is_empty() {
-            // A burst of sequences leaves no empty table behind.
+            // Frees the table after a burst of sequences.
             self.sequences.shrink_to_fit();
         }
     }
@@ -152,8 +152,8 @@ impl States {
         self.sequences.get(&request.sequence?.key)
     }
 
-    /// The parts of a batch whose states have equal shapes, by position: only those can share a tensor. What is no step
-    /// of a sequence (padding, a warm-up) goes with the first part.
+    /// Splits a batch into parts whose states have equal shapes, by position: only those can share a tensor. Requests that are no
+    /// step of a sequence (padding, a warm-up) belong to the first part.
     pub(crate) fn parts(&self, requests: &[BatchRequest]) -> Vec<Vec<u32>> {
         let mut parts: Vec<(Option<&Vec<Kept>>, Vec<u32>)> = Vec::new();
         for (position, request) in (0u32..).zip(requests) {
@@ -173,8 +173,8 @@ impl States {
         parts.into_iter().map(|(_, positions)| positions).collect()
     }
 
-    /// The states of requests that can share tensors, row by row in their order. Requests that are no step of a sequence
-    /// have the shape of the others and zeros; if there are no others, the first value.
+    /// Joins the states of requests that can share tensors, row by row in their order. A request that is no step of a sequence
+    /// gets zeros in the shape of the others; if there are no others, the first value.
     pub(crate) fn gather(&self, requests: &[&BatchRequest]) -> Vec<Gathered<'_>> {
         (0..self.specs.len()).filter_map(|state| self.gather_one(state, requests)).collect()
     }
@@ -190,7 +190,7 @@ impl States {
         let data = match (requests, model) {
             ([_], Some(model)) => GatheredData::Own(&model.data),
             _ => {
-                // Zeros are a valid value of every type: an empty text is a length of zero.
+                // Zeros are a valid value of every type: an empty string is a length of zero.
                 let zeros = match (model, spec.datatype.size()) {
                     (None, _) => first.data.clone(),
                     (Some(model), Some(_)) => vec![0; model.data.as_slice().len()],
@@ -204,11 +204,11 @@ impl States {
         Some(Gathered { input: self.input + state, datatype: spec.datatype, shape: whole, data })
     }
 
-    /// Takes the values that the model has made for these requests. A state without a value stays as it is; so do the
-    /// sequences of requests that are not to be `kept`.
+    /// Stores the values that the model has produced for these requests. A state without a value does not change; neither do
+    /// sequences of requests for which `kept` returns false.
     ///
     /// # Errors
-    /// A value is not what the configuration says; then nothing has changed.
+    /// A value does not match the configuration; nothing changes then.
     pub(crate) fn keep(
         &mut self,
         requests: &[&BatchRequest],
@@ -219,7 +219,7 @@ impl States {
         for (state, shape, rows) in values? {
             let mut rows = rows.into_iter();
             for (position, request) in requests.iter().enumerate() {
-                // The rows of all that belongs to this request; a step of a sequence has one.
+                // All rows of this request; a step of a sequence has one.
                 let row = rows.by_ref().take(request.rows as usize).last();
                 let own =
                     request.sequence.filter(|_| kept(position)).and_then(|step| self.sequences.get_mut(&step.key));
@@ -235,7 +235,7 @@ impl States {
         Ok(())
     }
 
-    /// The number of a state, the shape of each row of its value, and the rows.
+    /// Returns the number of a state, the shape of each row of its value, and the rows.
     fn split<'a>(&self, requests: &[&BatchRequest], made: &MadeOutput<'a>) -> Result<SplitState<'a>, String> {
         let state = self.number(made.output).ok_or("there is no such state")?;
         let spec = self.specs.get(state).ok_or("there is no such state")?;
@@ -258,8 +258,8 @@ impl States {
     }
 }
 
-/// The rows of a tensor with a batch dimension; `None` if the elements of BYTES are not framed, or not as many as rows
-/// need.
+/// Splits a tensor with a batch dimension into rows; `None` if the elements of BYTES are not framed or their number does not
+/// match the rows.
 pub(crate) fn rows_of(datatype: DataType, data: &[u8], rows: u64) -> Option<Vec<&[u8]>> {
     let rows = usize::try_from(rows).ok()?;
     if rows == 0 {

@@ -1,4 +1,4 @@
-//! Ends this process when the frontend is gone, also while a batch is being computed and nobody reads the socket.
+//! Ends this process when the frontend is gone, even while a batch is being computed and no thread reads the socket.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -6,13 +6,13 @@ use std::thread;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-/// The stack of the watching thread: it only waits.
+/// The stack size of the watching thread, which only waits.
 const STACK: usize = 64 << 10;
 
 /// Starts a thread that ends the process as soon as the other end of `socket` is closed.
 ///
 /// # Errors
-/// The descriptor or the thread could not be made.
+/// The descriptor or the thread could not be created.
 pub(crate) fn exit_with_the_frontend(socket: &UnixStream) -> io::Result<()> {
     let socket = socket.try_clone()?;
     thread::Builder::new().name("watch".into()).stack_size(STACK).spawn(move || {

@@ -1,8 +1,8 @@
-//! The response cache: keeps the responses of models that ask for it, in this process or in a Redis that several servers
-//! share, and lets concurrent equal requests be executed once.
+//! The response cache: stores the responses of models that enable it, in this process or in a Redis that several servers share,
+//! and can execute concurrent equal requests once.
 //!
-//! A cache that cannot answer costs a miss, never an error: whatever is wrong with it is counted, and said at most once a
-//! second. No lock is held while tensors are hashed or copied.
+//! A cache error costs a miss and never fails a request. Every error is counted, and at most one per second is logged. No lock is
+//! held while tensors are hashed or copied.
 
 mod connection;
 mod files;
@@ -28,10 +28,10 @@ use pharos_os::clock;
 use redis::Redis;
 pub use settings::{Backend, RedisSettings, RedisTls, Settings};
 
-/// Where responses are kept for all models.
+/// The response cache of all models.
 pub(crate) struct ResponseCache {
     store: Store,
-    /// Only if concurrent equal requests are to be executed once.
+    /// `Some` if concurrent equal requests are executed once.
     flights: Option<Flights>,
     report: Arc<Report>,
 }
@@ -41,22 +41,22 @@ enum Store {
     Redis(Redis),
 }
 
-/// When a response was looked up.
+/// When a lookup began and ended.
 #[derive(Clone, Copy)]
 pub(crate) struct LookUpTimes {
     pub(crate) begun: Instant,
     pub(crate) ended: Instant,
 }
 
-/// What a look-up found.
+/// The result of a lookup.
 pub(crate) enum Found {
-    /// The entry, and when the look-up began and ended.
+    /// The entry, and when the lookup began and ended.
     Hit(Arc<Entry>, LookUpTimes),
-    /// Nothing: the request is to be executed, and its response stored with this.
+    /// No entry: the caller executes the request and stores its response with this value.
     Miss(Miss),
 }
 
-/// A request that was not found. If it is dropped without a response, another one that waits is executed in its place.
+/// A request that was not found. Dropping it without a response lets another waiting request execute instead.
 pub(crate) struct Miss {
     key: Key,
     lookup_ns: u64,
@@ -64,7 +64,7 @@ pub(crate) struct Miss {
 }
 
 impl ResponseCache {
-    /// An empty cache, or one over what is in Redis. Needs the runtime, not Redis itself.
+    /// Creates an empty cache, or one that uses a Redis. Needs a Tokio runtime; Redis need not be reachable yet.
     pub(crate) fn new(settings: &Settings, metrics: Arc<Cache>) -> Self {
         let report = Arc::new(Report { metrics, throttle: Mutex::default() });
         let store = match &settings.backend {
@@ -79,7 +79,7 @@ impl ResponseCache {
         Self { store, flights: settings.single_flight.then(Flights::default), report }
     }
 
-    /// Sets the gauges of what is kept.
+    /// Sets the gauges of the local cache.
     pub(crate) fn observe(&self) {
         let Store::Local(local) = &self.store else { return };
         let usage = local.usage();
@@ -98,8 +98,8 @@ pub(crate) struct ModelCache {
 }
 
 impl ModelCache {
-    /// Reads the version's files, so that answers of other files under the same name are never given: those of the model,
-    /// and of an ensemble's members after its own.
+    /// Reads the files of the version, so that responses of different files under the same name are never returned. For an
+    /// ensemble, `files` holds its own files and then those of its members.
     ///
     /// # Errors
     /// A file cannot be read.
@@ -107,8 +107,8 @@ impl ModelCache {
         Ok(Self { shared, identity: files::identity(files)? })
     }
 
-    /// Looks for the answer to a checked request; where another one that is equal is being executed, waits for its answer
-    /// if the cache is told to. Dropping the future gives the look-up up.
+    /// Looks up the response to a checked request. With single flight, waits for the response of an equal request that is being
+    /// executed. Dropping the future cancels the lookup.
     pub(crate) async fn look_up(&self, config: &ModelConfig, request: &InferRequest, batch_size: u64) -> Found {
         let begun = clock::now();
         let key = self.identity.key(request);
@@ -127,7 +127,7 @@ impl ModelCache {
             },
         };
         let found = match &cache.store {
-            // It may have landed between the first look and taking the lead.
+            // Another request may have stored it between the first lookup and taking the lead.
             Store::Local(local) => lead.as_ref().and_then(|_| local.get(&key)),
             Store::Redis(redis) => Box::pin(redis.get(&key)).await.and_then(|bytes| {
                 let entry = Entry::decode(&bytes, &key);
@@ -146,8 +146,8 @@ impl ModelCache {
         }
     }
 
-    /// Stores the response to a request that was not found, and gives it to those that wait for it. Nothing of the
-    /// response is kept but copies. Gives back the nanoseconds of looking up and storing.
+    /// Stores copies of the response to a request that was not found, and passes it to the requests that wait for it. Returns the
+    /// nanoseconds spent on lookup and storing.
     pub(crate) fn store(&self, miss: Miss, response: &InferResponse) -> u64 {
         let begun = clock::now();
         let Miss { key, lookup_ns, lead } = miss;
@@ -180,20 +180,20 @@ impl ModelCache {
     }
 }
 
-/// What can be wrong with a cache (label `reason` of `pharos_cache_errors_total`).
+/// Reasons of cache errors (label `reason` of `pharos_cache_errors_total`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CacheError {
     /// There is no connection, or it broke.
     Connection,
-    /// The answer did not come in time.
+    /// The server did not respond in time.
     Timeout,
-    /// The answer was an error, or no answer at all.
+    /// The server responded with an error or an unexpected value.
     Reply,
-    /// What was stored is not what belongs there.
+    /// The stored bytes are not a valid entry of this request.
     Entry,
-    /// More is asked of the cache than it takes at a time.
+    /// Too many commands or bytes are pending.
     Busy,
-    /// A response does not fit.
+    /// The response is larger than the cache accepts.
     TooLarge,
 }
 
@@ -210,25 +210,22 @@ impl CacheError {
     }
 }
 
-/// Counts troubles, and says at most one a second.
+/// Counts errors and logs at most one per second.
 struct Report {
     metrics: Arc<Cache>,
     throttle: Mutex<Throttle>,
 }
 
 impl Report {
-    /// Something could not be looked up or stored.
-    fn tell(&self, trouble: CacheError, text: &str) {
-        if let Ok(errors) = self.metrics.counter(Builtin::CacheErrors.name(), &[trouble.as_str()]) {
+    /// Records a lookup or store that failed.
+    fn tell(&self, error: CacheError, text: &str) {
+        if let Ok(errors) = self.metrics.counter(Builtin::CacheErrors.name(), &[error.as_str()]) {
             let _ = errors.add_or_update(1.0);
         }
         let held = self.throttle.lock().unwrap_or_else(PoisonError::into_inner).pass(clock::now());
         if let Some(held) = held {
-            let more = if held > 0 {
-                format!(" (and {held} more troubles since the last such message)")
-            } else {
-                String::new()
-            };
+            let more =
+                if held > 0 { format!(" (and {held} more errors since the last message)") } else { String::new() };
             tracing::warn!("response cache: {text}{more}");
         }
     }

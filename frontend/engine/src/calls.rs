@@ -1,8 +1,8 @@
-//! What models ask of the server while they run: other models to infer, and what the repository can do.
+//! Calls that models make to the server while they run: requests to other models, and loading, unloading and readiness of models.
 //!
-//! A call is an ordinary request to the other model: counted there, scheduled there, traced as a step of the request that it
-//! was made for. What it answers is copied once, into the memory of the worker that has called. An answer that is not the
-//! last waits while the caller has [`CREDITS`] of them that it has not looked at.
+//! A call is an ordinary request to the other model. It is counted and scheduled there, and traced as a step of the calling
+//! request. The response is copied once, into the memory of the calling worker. Responses before the last one wait while the
+//! caller has [`CREDITS`] responses that it has not read yet.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -23,28 +23,28 @@ use crate::scheduler::{Driver, Streamed};
 use crate::wire::SharedLink;
 use pharos_os::clock;
 
-/// A future that is executed in the background.
+/// A future that runs in the background.
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// The models that may be called.
 pub(crate) trait Models: Send + Sync {
-    /// Begins a request to one of them.
+    /// Starts a request to one of them.
     ///
     /// # Errors
-    /// It cannot infer now, or the request does not fit it; it may answer any number of times, and that is one too many.
+    /// The model cannot infer now, the request does not fit it, or it is decoupled and `may_be_many` is false.
     fn infer(self: Arc<Self>, request: InferRequest, may_be_many: bool) -> Result<Box<dyn Answers>, InferError>;
 
-    /// Loads one, unloads one, or says whether one is ready.
+    /// Loads or unloads a model, or returns whether it is ready.
     fn manage(self: Arc<Self>, model: String, verb: Verb) -> BoxFuture<Result<bool, InferError>>;
 }
 
-/// The answers to a request. Dropped before the last of them, it is cancelled.
+/// The responses to a request. Dropping it before the last response cancels the request.
 pub(crate) trait Answers: Send {
-    /// The next one; `None` after the last. Who asks for the next has taken the one before.
+    /// Returns the next response, or `None` after the last. Polling again means that the caller has taken the previous one.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>>;
 }
 
-/// The calls of one worker. Dropped, they are cancelled.
+/// The calls of one worker. Dropping it cancels them.
 pub(crate) struct Calls {
     shared: Arc<Shared>,
 }
@@ -53,24 +53,24 @@ struct Shared {
     link: SharedLink,
     driver: Arc<Driver>,
     models: Weak<dyn Models>,
-    // Held for a few instructions.
+    // Held only for short lookups and changes of the map.
     under_way: Mutex<HashMap<u64, CallInProgress>>,
 }
 
 struct CallInProgress {
     task: Option<AbortHandle>,
-    /// How many more answers may come before the caller looks at them.
+    /// The number of further responses that may be sent before the caller reads some.
     credit: Arc<Semaphore>,
     taken: u64,
 }
 
 impl Calls {
-    /// Those of the worker at the other end of a link, which runs an instance of this driver's.
+    /// Creates the call table of the worker at the other end of `link`, which runs an instance of `driver`.
     pub(crate) fn new(link: SharedLink, driver: Arc<Driver>, models: Weak<dyn Models>) -> Self {
         Self { shared: Arc::new(Shared { link, driver, models, under_way: Mutex::default() }) }
     }
 
-    /// Begins a request to another model.
+    /// Starts a request to another model.
     pub(crate) fn infer(&self, call: Call) {
         let (number, credit) = (call.call, Arc::new(Semaphore::new(CREDITS as usize)));
         let request = self.shared.request(&call);
@@ -88,7 +88,7 @@ impl Calls {
         });
     }
 
-    /// Has the repository do something.
+    /// Starts a repository request: load, unload or readiness of a model.
     pub(crate) fn manage(&self, manage: Manage) {
         let Manage { call, model, verb } = manage;
         let shared = self.shared.clone();
@@ -111,13 +111,13 @@ impl Calls {
             task.abort();
         }
         let task = tokio::spawn(work).abort_handle();
-        // It may be over already.
+        // The task may have ended already.
         if let Some(under_way) = self.shared.lock().get_mut(&call) {
             under_way.task = Some(task);
         }
     }
 
-    /// The caller has looked at so many answers, all in all.
+    /// Handles the caller's notice that it has read `taken` responses of the call in total.
     pub(crate) fn taken(&self, call: u64, taken: u64) {
         if let Some(under_way) = self.shared.lock().get_mut(&call) {
             let more = taken.saturating_sub(under_way.taken).min(CREDITS.into());
@@ -126,8 +126,7 @@ impl Calls {
         }
     }
 
-    /// The caller has cancelled a call, or let it go: the request is dropped. A caller that still reads gets an error as its last
-    /// answer.
+    /// Cancels a call that the caller has cancelled or dropped. A caller that still reads gets an error as the last response.
     pub(crate) fn abandon(&self, call: u64) {
         let under_way = self.shared.lock().remove(&call);
         if let Some(CallInProgress { task: Some(task), .. }) = under_way {
@@ -148,14 +147,14 @@ impl Drop for Calls {
 }
 
 impl Shared {
-    /// The request that a call means. Takes all memory that it names, whatever is wrong with it.
+    /// Builds the request of a call. Releases all memory that the call names, even if the request is invalid.
     fn request(&self, call: &Call) -> Result<InferRequest, InferError> {
         let link = &self.link;
         let data: Vec<Option<Bytes>> = call.inputs.iter().map(|input| bytes_of(link, input)).collect();
         let mut inputs = Vec::new();
         for (input, data) in call.inputs.iter().zip(data) {
             let CallInput { name, datatype, shape, .. } = input;
-            let data = data.ok_or_else(|| InferError::internal(format!("input '{name}' is outside its memory")))?;
+            let data = data.ok_or_else(|| InferError::internal(format!("input '{name}' is not in shared memory")))?;
             let tensor = Tensor { datatype: *datatype, shape: shape.clone(), data: data.into() };
             inputs.push(InferInput { name: name.clone(), tensor });
         }
@@ -201,7 +200,7 @@ impl Shared {
                 return Ok(());
             }
         }
-        Err(InferError::internal("a model's responses have ended without a last one"))
+        Err(InferError::internal("the model's responses ended without a final response"))
     }
 
     fn respond(&self, call: u64, Streamed { answer, last, empty }: Streamed) {
@@ -224,7 +223,7 @@ impl Shared {
         let (call, loan, last) = (answer.call, answer.loan, answer.last);
         if !self.link.send(&ToWorker::Answer(answer)) {
             self.link.give_back(&[loan]);
-            let text = "the ids and parameters of an answer are too long for the worker that has called";
+            let text = "the ids and parameters of the response are too long for the calling worker";
             let error = Some(InferError::new(ErrorCode::Internal, Reason::TooLarge, text).into());
             self.link.send(&ToWorker::Answer(Answer { call, error, last, ..Answer::default() }));
         }
@@ -235,18 +234,18 @@ impl Shared {
     }
 }
 
-/// The error of a request that did not get as far as the model; Triton's words.
+/// The error of a request that was refused before it reached the model; Triton's text.
 pub(crate) fn refused(model: &str, error: InferError) -> InferError {
     let text = format!("Model {model} - Error when running inference: {}", error.message);
     InferError { message: text, ..error }
 }
 
-/// Triton's words.
+/// The text of a model that is not ready; Triton's text.
 pub(crate) fn not_ready(model: &str) -> String {
     format!("Failed for execute the inference request. Model '{model}' is not ready.")
 }
 
-/// Triton's words.
+/// The text of a decoupled model that was called without `decoupled=True`; Triton's text.
 pub(crate) fn decoupled(model: &str) -> String {
     format!(
         "Model {model} is using the decoupled. The current BLS request call doesn't support models using the decoupled \
@@ -254,7 +253,7 @@ pub(crate) fn decoupled(model: &str) -> String {
     )
 }
 
-/// The bytes of an input that a worker gives.
+/// Returns the bytes of an input that a worker passes.
 fn bytes_of(link: &SharedLink, input: &CallInput) -> Option<Bytes> {
     match input.lent {
         Some(key) => link.passed_on(key, input.offset, input.len),

@@ -1,4 +1,4 @@
-//! The server: implements the verbs of `pharos::service` with the model repository and worker processes. It knows no protocol.
+//! The server: implements `pharos::service` with the model repository and worker processes, independent of any protocol.
 
 mod exchange;
 mod responses;
@@ -33,25 +33,25 @@ use pharos_telemetry::metrics::{Definition, Source};
 use pharos_telemetry::system;
 use pharos_telemetry::trace::{Traces, Tracing};
 
-/// What the server is started with, apart from its listeners.
+/// Settings of the server apart from its listeners.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The name that clients see (`--id`).
     pub name: String,
-    /// Whether readiness asks for every model (`--strict-readiness`).
+    /// Whether server readiness requires every model to be ready (`--strict-readiness`).
     pub strict_readiness: bool,
-    /// Memory that clients share.
+    /// Settings of the memory that clients share.
     pub shared_memory: shared_memory::Settings,
-    /// The models.
+    /// Settings of the model loader.
     pub loader: loader::Settings,
-    /// What is traced from the start.
+    /// The initial trace settings.
     pub trace: Tracing,
 }
 
-/// Where the server is in its life.
+/// The phases of the server's life.
 const LOADING: u8 = 0;
 const SERVING: u8 = 1;
-/// It serves, and tells load balancers that it soon will not.
+/// Still serves, but reports itself as not ready so that load balancers stop sending requests.
 const LEAVING: u8 = 2;
 const EXITING: u8 = 3;
 
@@ -65,7 +65,7 @@ struct Inner {
     phase: AtomicU8,
 }
 
-/// A stream that is open.
+/// An open stream of a client; dropping it updates the gauge of open streams.
 pub struct OpenStream {
     engine: Engine,
     protocol: Protocol,
@@ -77,11 +77,11 @@ impl Drop for OpenStream {
     }
 }
 
-/// Counts that the definition of the metrics was read again, with or without success.
+/// Counts a reload of the metrics definition, successful or not.
 fn count_reload(cache: &Cache, succeeded: bool) {
     let [success, failure] = RELOAD_RESULTS;
     if let Ok(reloads) = cache.counter(Builtin::Reloads.name(), &[if succeeded { success } else { failure }]) {
-        // A counter takes every whole number.
+        // A counter accepts every whole number.
         let _ = reloads.add_or_update(1.0);
     }
 }
@@ -90,15 +90,15 @@ fn count_reload(cache: &Cache, succeeded: bool) {
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
-    /// Translates the names of models that clients use; `None` if they use the repository's.
+    /// Translates model names of clients; `None` if clients use the repository's names.
     naming: Option<Arc<dyn Naming>>,
 }
 
 impl Engine {
-    /// A server that has loaded no models yet.
+    /// Creates a server without loaded models.
     ///
     /// # Errors
-    /// No thread is left.
+    /// A thread cannot be started.
     pub fn new(settings: Settings, metrics: Definition, labels: cache::Settings) -> std::io::Result<Self> {
         let cache = Arc::new(Cache::new(metrics.catalog, labels));
         let timer = Timer::start()?;
@@ -111,7 +111,7 @@ impl Engine {
         Ok(Self { inner, naming: None })
     }
 
-    /// Loads all models. Returns those that could not be loaded, with the reasons.
+    /// Loads all models. Returns the names and reasons of those that could not be loaded.
     ///
     /// # Errors
     /// A repository cannot be read.
@@ -121,10 +121,10 @@ impl Engine {
         Ok(failures)
     }
 
-    /// Reads the definition of the metrics again, for the frontend and all workers, and says what it changes.
+    /// Reads the metrics definition again for the frontend and all workers, and returns the changes.
     ///
     /// # Errors
-    /// It cannot be read or is wrong; then nothing has changed.
+    /// The definition cannot be read or is invalid; nothing has changed then.
     pub fn reload_metrics(&self, source: &Source) -> Result<Difference, String> {
         let read = source.read();
         let succeeded = read.is_ok();
@@ -137,34 +137,34 @@ impl Engine {
         result
     }
 
-    /// Begins to measure the machine and the workers; ends when what is returned is dropped. `None` if there is nothing to
-    /// measure.
+    /// Starts measuring the machine and the workers until the returned value is dropped. Returns `None` if nothing is to be
+    /// measured.
     ///
     /// # Errors
-    /// No thread is left.
+    /// A thread cannot be started.
     pub fn watch_system(&self, settings: system::Settings) -> std::io::Result<Option<system::Polling>> {
         let (models, gpus) = (self.inner.loader.models().clone(), self.inner.gpus.clone());
         system::Polling::start(settings, self.inner.cache.clone(), gpus, move || models.workers())
     }
 
-    /// The server is no longer ready, and answers as before.
+    /// Reports the server as not ready while it continues to answer requests.
     pub fn leave(&self) {
         self.inner.phase.fetch_max(LEAVING, Ordering::Relaxed);
     }
 
-    /// Refuses new work from now on: what is let in belongs to a sequence that runs.
+    /// Refuses new work from now on, except requests that continue a running sequence.
     pub fn refuse(&self) {
         self.inner.phase.fetch_max(EXITING, Ordering::Relaxed);
     }
 
-    /// Refuses new work, finishes what was accepted and the sequences that run for at most `patience`, ends all workers.
-    /// Returns what was left.
-    pub async fn shut_down(&self, patience: Duration) -> Unfinished {
+    /// Refuses new work, lets accepted requests and running sequences finish for at most `limit`, and ends all workers. Returns
+    /// what was left unfinished.
+    pub async fn shut_down(&self, limit: Duration) -> Unfinished {
         self.refuse();
-        self.inner.loader.shut_down(patience).await
+        self.inner.loader.shut_down(limit).await
     }
 
-    /// Has [`Engine::shut_down`] wait for nothing more.
+    /// Makes [`Engine::shut_down`] stop waiting.
     pub fn hurry(&self) {
         self.inner.loader.models().hurry();
     }
@@ -173,7 +173,7 @@ impl Engine {
         self.inner.phase.load(Ordering::Relaxed)
     }
 
-    /// The model of a request, if it accepts requests now.
+    /// Returns the model of a request if it accepts requests now.
     fn resolve_accepting_model(&self, request: &InferRequest) -> Result<Arc<Serving>, InferError> {
         if !self.exiting() {
             self.check_open()?;
@@ -191,7 +191,7 @@ impl Engine {
         &self.inner.cache
     }
 
-    /// Brings the cache up to date before a scrape.
+    /// Updates the metrics cache before a scrape.
     fn observe(&self) {
         self.inner.loader.models().observe();
         self.inner.shared_memory.observe(&self.inner.cache);
@@ -203,13 +203,13 @@ impl Engine {
         self.named(name, version)
     }
 
-    /// The model that a client calls so.
+    /// Resolves a model by the name that clients use.
     fn named(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
         let (name, version) = self.in_repository(name, version)?;
         self.inner.loader.models().serving(&name, version)
     }
 
-    /// The repository's name and version for those that a client uses. A model behind an alias has one version.
+    /// Translates a client's model name and version to those of the repository. A model behind an alias has one version.
     fn in_repository<'n>(&self, name: &'n str, version: &'n str) -> Result<(Cow<'n, str>, &'n str), InferError> {
         Ok(match self.resolve(name, version)? {
             Some(resolved) => (resolved.model.into(), ""),
@@ -221,7 +221,7 @@ impl Engine {
         self.naming.as_ref().map_or(Ok(None), |naming| naming.resolve(name, version))
     }
 
-    /// A model, also while the server exits.
+    /// Resolves a model, even while the server exits.
     fn at_any_time(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
         if !self.exiting() {
             self.check_open()?;
@@ -229,7 +229,7 @@ impl Engine {
         self.named(name, version)
     }
 
-    /// Refuses while models are being loaded and when the server exits.
+    /// Returns an error while models are being loaded and when the server exits.
     fn check_open(&self) -> Result<(), InferError> {
         match self.phase() {
             SERVING | LEAVING => Ok(()),
@@ -239,14 +239,13 @@ impl Engine {
     }
 }
 
-/// Whether a request may belong to a sequence that runs; whether it does, the model's scheduler knows.
+/// Returns whether a request may continue a running sequence. The model's scheduler decides whether it does.
 fn continues(request: &InferRequest, serving: &Serving) -> bool {
     let sequences = matches!(serving.config.scheduling, Scheduling::Sequence(_)) || serving.ensemble().is_some();
     sequences && !request.correlation_id.is_none() && !request.sequence_start
 }
 
-/// The most bytes of a request's id and free parameters: they travel to the worker beside the tensors, with those of the
-/// other requests of the batch.
+/// The limit of the bytes of a request's id and parameters, which are sent to the worker with those of the whole batch.
 const MAX_TEXT: usize = 1 << 20;
 
 /// Refuses a request whose id and parameters are too long.

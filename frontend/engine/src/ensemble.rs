@@ -1,9 +1,9 @@
-//! Executes ensembles: performs what `pharos::ensemble` decides. A step is an ordinary request of its model, with that
-//! model's own statistics, queue, batches and cache. Does not know how models are found or loaded: see [`Members`].
+//! Executes ensembles as `pharos::ensemble` decides. A step is an ordinary request of its model, with that model's statistics,
+//! queue, batches and cache. Must not depend on how models are found or loaded: see [`Members`].
 //!
-//! Everything runs in the client's task: steps that can run at the same time are concurrent futures, so that dropping the
-//! request, or an error of one step, drops and thereby cancels the others. A tensor between two steps stays in the arena of
-//! the first step's worker; it is copied once, into the arena of the next worker.
+//! Everything runs in the client's task. Concurrent steps are concurrent futures, so dropping the request, or an error of one
+//! step, drops and thereby cancels the others. A tensor between two steps stays in the arena of the first step's worker until it
+//! is copied, once, into the arena of the next worker.
 
 mod request;
 mod responses;
@@ -51,35 +51,35 @@ pub(crate) trait Member: Send + Sync + 'static {
     fn check_ready(&self) -> Result<(), InferError>;
 }
 
-/// Finds the members of ensembles and executes the requests of steps. A parameter of this module's types, so that the
-/// inference verb, which executes ensembles, can execute their steps too.
+/// Finds the members of ensembles and executes the requests of steps. A type parameter of this module breaks the cycle between
+/// the inference verb, which executes ensembles, and the steps, which call it.
 pub(crate) trait Members: Send + Sync + Sized + 'static {
     type Member: Member;
     type Responses: ResponseSource + Send;
 
-    /// Where every series lives.
+    /// The metrics cache of all series.
     fn metrics(&self) -> &Cache;
 
-    /// The model of a step, as it is now.
+    /// Returns the model of a step as it serves now.
     ///
     /// # Errors
     /// It is unknown or not ready.
     fn member(&self, step: &Step) -> Result<Arc<Self::Member>, InferError>;
 
-    /// A replaced version of a step's model that has begun the sequence with this id and still runs it.
+    /// Returns a replaced version of a step's model that began the sequence with this id and still runs it.
     fn with_sequence(&self, step: &Step, id: &CorrelationId) -> Option<Arc<Self::Member>>;
 
-    /// Checks and executes a request of a step.
+    /// Checks and executes a step's request.
     ///
     /// # Errors
-    /// The request's, or its model's.
+    /// The request is invalid or its execution failed.
     fn infer(
         self: &Arc<Self>,
         member: &Arc<Self::Member>,
         request: InferRequest,
     ) -> impl Future<Output = Answer> + Send;
 
-    /// Checks and begins a request of a decoupled step.
+    /// Checks and starts a request of a decoupled step.
     ///
     /// # Errors
     /// The request does not fit the model.
@@ -90,7 +90,7 @@ pub(crate) trait Members: Send + Sync + Sized + 'static {
     ) -> Result<Self::Responses, InferError>;
 }
 
-/// An ensemble to execute, and where its members are found.
+/// An ensemble to execute, and the source of its members.
 pub(crate) struct Target<'a, M: Members> {
     pub(crate) members: &'a Arc<M>,
     pub(crate) version: &'a Arc<M::Member>,
@@ -101,15 +101,15 @@ pub(crate) struct Target<'a, M: Members> {
 pub(crate) struct Ensemble {
     plan: Arc<Plan>,
     stages: Arc<Stages>,
-    /// With `max_inflight_requests`.
+    /// Present if `max_inflight_requests` is set.
     slots: Option<Slots>,
-    /// If it uses the response cache.
+    /// Present if the ensemble uses the response cache.
     cache: Option<ModelCache>,
     in_flight: Arc<AtomicUsize>,
 }
 
 impl Ensemble {
-    /// `limit`: the most requests that each step may have under way; 0 for no limit.
+    /// Creates an ensemble whose steps run at most `limit` requests each at a time; 0 means no limit.
     pub(crate) fn new(plan: Plan, stages: Stages, limit: u32, cache: Option<ModelCache>) -> Self {
         let slots = Slots::new(plan.steps().len(), limit);
         Self { plan: Arc::new(plan), stages: Arc::new(stages), slots, cache, in_flight: Arc::default() }
@@ -119,19 +119,19 @@ impl Ensemble {
         &self.plan
     }
 
-    /// Requests that have not been answered.
+    /// Returns the number of requests without an answer.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// The steps with how many requests of each are under way; nothing without a limit.
+    /// Returns the steps with the number of their running requests; empty without a limit.
     pub(crate) fn places_taken(&self) -> impl Iterator<Item = (&Step, usize)> {
         let taken = self.slots.iter().flat_map(Slots::taken);
         self.plan.steps().iter().zip(taken)
     }
 }
 
-/// A request of an ensemble. If it is dropped before it is answered, its client has gone away, and that is counted.
+/// A request of an ensemble. Dropping it unanswered means that the client has gone, which is counted.
 struct Unanswered<V: Member> {
     version: Arc<V>,
     in_flight: Arc<AtomicUsize>,
@@ -149,7 +149,7 @@ impl<V: Member> Unanswered<V> {
         Self { version: version.clone(), in_flight, begun, traced, answered: false }
     }
 
-    /// Records that the request has failed; returns the error with the ensemble's name in front.
+    /// Records that the request has failed. Returns the error prefixed with the ensemble's name.
     fn failed(&mut self, error: InferError) -> InferError {
         self.answered = true;
         request_trace::failed(self.traced.as_ref(), &error, clock::now());
@@ -173,7 +173,7 @@ impl<V: Member> Drop for Unanswered<V> {
 /// Answers a checked request from the response cache or by running the steps. Dropping the future cancels the request.
 ///
 /// # Errors
-/// That of a step, with the ensemble's name in front.
+/// The error of a step, prefixed with the ensemble's name.
 pub(crate) fn infer<M: Members>(
     target: Target<'_, M>,
     mut request: InferRequest,
@@ -204,10 +204,10 @@ pub(crate) fn infer<M: Members>(
     })
 }
 
-/// Runs the steps that the requested outputs need. Its success is not recorded yet.
+/// Runs the steps that the requested outputs need. The caller records the success.
 ///
 /// # Errors
-/// A member cannot be found; or that of the first step that fails, the others are cancelled then.
+/// A member is not available, or a step failed: the first error, after which the other steps are cancelled.
 async fn run<M: Members>(
     target: &Target<'_, M>,
     request: InferRequest,
@@ -224,7 +224,7 @@ async fn run<M: Members>(
     Ok((running, InferResponse { model_name, model_version, id, parameters, outputs, timeline }))
 }
 
-/// The stamps of a request that has succeeded now.
+/// Returns the timestamps of a request that has just succeeded.
 fn ended<M: Members>(running: &EnsembleRequest<M>) -> Timeline {
     let request = &running.request;
     let timeline = Timeline { compute: running.stamps(), request_end: clock::now(), ..request.timeline };
@@ -232,7 +232,7 @@ fn ended<M: Members>(running: &EnsembleRequest<M>) -> Timeline {
     timeline
 }
 
-/// Records a request that has succeeded.
+/// Records a successful request.
 fn record_success<M: Members>(running: &EnsembleRequest<M>, checked: &Checked, timeline: &Timeline) {
     let EnsembleRequest { version, request, .. } = running;
     let now_ms = clock::wall_ms();

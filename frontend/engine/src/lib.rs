@@ -1,4 +1,4 @@
-//! Serves requests with worker processes: implements the verbs of `pharos::service` and knows no protocol.
+//! Serves requests with worker processes: implements the traits of `pharos::service`, independent of any protocol.
 
 pub mod cache;
 mod calls;

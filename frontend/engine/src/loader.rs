@@ -1,7 +1,7 @@
-//! Loads and unloads models: at the start, by request, and as the repositories change. Reads model files through the store,
+//! Loads and unloads models: at the start, by request, and when the repositories change. Reads model files through the store,
 //! starts instances, and changes the model table.
 //!
-//! A model that cannot be loaded does not affect others: it is listed with its reason.
+//! A model that fails to load does not affect others; it is listed with its reason.
 
 mod change;
 mod checksums;
@@ -42,24 +42,24 @@ use poll::{Fingerprints, Poll};
 /// When models are loaded and unloaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// All at start, none later.
+    /// Load all models at the start, and no models later.
     None,
-    /// All at start, and as the repositories change, which are polled at this interval.
+    /// Load all models at the start, and poll the repositories for changes at this interval.
     Poll(Duration),
-    /// By request.
+    /// Load models by request.
     Explicit,
 }
 
-/// What is loaded at start.
+/// The models to load at the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AtStart {
     /// All models.
     All,
-    /// Those of these names, with their members.
+    /// The models of these names, with their members.
     Named(Vec<String>),
 }
 
-/// Where models come from and how they are loaded.
+/// The sources of models and the settings of loading.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The model repositories.
@@ -72,39 +72,39 @@ pub struct Settings {
     pub default_max_batch_size: u32,
     /// When models are loaded and unloaded.
     pub mode: Mode,
-    /// What the protocols that deploy models determine of them.
+    /// The rules of the protocols that deploy models.
     pub model_policy: Arc<dyn ModelPolicy>,
-    /// Which are loaded first.
+    /// The models to load at the start.
     pub at_start: AtStart,
-    /// `configs/NAME.pbtxt` is a model's configuration where it is there.
+    /// The name NAME of `configs/NAME.pbtxt`, which replaces a model's configuration if it exists.
     pub config_name: Option<String>,
-    /// Models that are loaded at the same time.
+    /// The number of models that are loaded at the same time.
     pub load_threads: usize,
-    /// How often loading a version is tried again.
+    /// The number of retries of loading a version.
     pub load_retries: u32,
-    /// How long a worker may take to load its model.
+    /// The time limit of a worker for loading its model.
     pub start_timeout: Duration,
-    /// The same for Python workers, if it is said for them alone.
+    /// The time limit for Python workers, if it differs.
     pub python_start_timeout: Option<Duration>,
-    /// The longest pause before a worker is started again.
+    /// The longest pause before restarting a worker.
     pub max_backoff: Duration,
-    /// How long a request may wait for instances that are started again.
+    /// How long a request may wait for restarting instances.
     pub max_wait: Duration,
-    /// How long a batch may execute before its worker is replaced; `None` for any time.
+    /// How long a batch may execute before its worker is replaced; `None` for no limit.
     pub execution_timeout: Option<Duration>,
-    /// Threads that one execution may use; 0 for the cores divided among the model's instances.
+    /// Threads that one execution may use; 0 divides the cores among the model's instances.
     pub worker_threads: u32,
-    /// The explicit limits of the rate limiter; `None` when it is off.
+    /// The explicit limits of the rate limiter; `None` if it is off.
     pub rate_limits: Option<Vec<Limit>>,
     /// The GPUs that instances may run on.
     pub devices: Arc<Devices>,
-    /// Bytes that instances on GPUs may register with the driver together.
+    /// The total bytes that instances on GPUs may register with the driver.
     pub pinned_pool: u64,
     /// The processors of host policies.
     pub policies: HostPolicies,
     /// The file descriptors of instances.
     pub descriptors: Arc<Descriptors>,
-    /// The response cache, for models that ask for it.
+    /// The response cache, for models that enable it.
     pub response_cache: Option<cache::Settings>,
 }
 
@@ -116,19 +116,19 @@ pub(crate) struct Loader {
     metrics: watch::Sender<Arc<str>>,
     timer: Arc<Timer>,
     stores: Stores,
-    /// One for each model that may be loaded at the same time. Acquired after the model's lock.
+    /// One permit for each model that may load at the same time. Acquired after the model's lock.
     permits: Semaphore,
     locks: Locks,
-    /// For the files that clients send.
+    /// The directories of files that clients send.
     override_directories: TemporaryDirectories,
     exiting: AtomicBool,
 }
 
 impl Loader {
-    /// A loader that has loaded nothing yet. Needs the runtime.
+    /// Creates a loader without loaded models. Needs a Tokio runtime.
     ///
     /// # Errors
-    /// A store cannot be used as it is configured.
+    /// A store cannot be used as configured.
     pub(crate) fn new(
         settings: Settings,
         cache: Arc<Cache>,
@@ -156,7 +156,7 @@ impl Loader {
         })
     }
 
-    /// The models that it loads.
+    /// The table of the loaded models.
     pub(crate) fn models(&self) -> &Arc<ModelTable> {
         &self.models
     }
@@ -166,13 +166,13 @@ impl Loader {
         &self.settings.devices
     }
 
-    /// Loads what is to be loaded at the start, returns when each model is ready or has failed, and begins to poll if it is
-    /// to. Gives every model that should be ready and is not, and every store that cannot be reached, with the reason.
+    /// Loads the initial models, returns when each is ready or has failed, and starts polling in poll mode. Returns every model
+    /// that should be ready and is not, and every store that cannot be reached, with the reason.
     ///
     /// # Errors
-    /// A directory cannot be read. A model that cannot be loaded is no error here.
+    /// A directory cannot be read. Failed models are not errors.
     pub(crate) async fn load_at_start(self: &Arc<Self>) -> io::Result<Vec<(String, String)>> {
-        // Before anything is loaded: what changes meanwhile is seen as changed.
+        // Before anything is loaded, so that changes during the load are detected.
         let look = match self.settings.mode {
             Mode::Poll(_) => self.look_aside().await?,
             Mode::None | Mode::Explicit => Fingerprints::new(),
@@ -204,27 +204,27 @@ impl Loader {
         Ok(failures)
     }
 
-    /// Another text of `metrics.yaml`, for the workers that run and for those to come.
+    /// Sends a new text of `metrics.yaml` to running and future workers.
     pub(crate) fn redefine_metrics(&self, text: Arc<str>) {
         self.metrics.send_replace(text);
     }
 
-    /// Stops polling, drains all models as [`ModelTable::drain`] does, and removes temporary files.
-    pub(crate) async fn shut_down(&self, patience: Duration) -> Unfinished {
+    /// Stops polling, drains all models with [`ModelTable::drain`], and removes temporary files.
+    pub(crate) async fn shut_down(&self, limit: Duration) -> Unfinished {
         self.exiting.store(true, Ordering::Relaxed);
-        let unfinished = self.models.drain(patience).await;
+        let unfinished = self.models.drain(limit).await;
         // Loads that are still fetching files fail now.
         self.stores.close();
         self.override_directories.close();
         unfinished
     }
 
-    /// Where every series lives.
+    /// The metrics cache of all series.
     fn cache(&self) -> &Arc<Cache> {
         &self.models.shared.metrics
     }
 
-    /// What the repository index shows: every model that is known, or that is in a repository now. Reads directories.
+    /// Returns the repository index: every model that is known or in a repository now. Reads directories.
     pub(crate) fn index(&self, ready_only: bool) -> Vec<IndexEntry> {
         let snapshot = self.models.snapshot();
         let mut states = snapshot.states.clone();
@@ -234,7 +234,7 @@ impl Loader {
                 found.keys().for_each(|name| states.add(name));
                 found.iter().filter(|(_, times)| **times > 1).for_each(|(name, _)| states.mark_duplicate(name));
             }
-            Err(error) => tracing::error!("the index has only models that are known: {error}"),
+            Err(error) => tracing::error!("cannot list the repositories; the index shows only known models: {error}"),
         }
         let bare = |entry: IndexEntry| IndexEntry { name: bare_name(&entry.name).to_owned(), ..entry };
         let mut index = states.index(ready_only);
@@ -244,9 +244,9 @@ impl Loader {
         index
     }
 
-    /// Every model that is known and not ready, with the reason.
+    /// Returns every known model that is not ready, with the reason.
     fn failures(&self) -> Vec<(String, String)> {
-        // A model of this repository may have loaded another one and unloaded it again.
+        // Excludes models that other models have loaded and unloaded.
         let unloaded = |state, reason: &str| state == Some(State::Unloading) || reason == UNLOADED;
         let unready = self.models.snapshot().states.index(false).into_iter();
         let unready =

@@ -1,7 +1,7 @@
-//! Finds ONNX Runtime's library, so that `pip install onnxruntime` is all a user has to do.
+//! Finds ONNX Runtime's library, so that `pip install onnxruntime` is sufficient.
 //!
-//! In this order: the flag, `ORT_DYLIB_PATH`, the `onnxruntime` package of the `python3` on the PATH. Without any of them
-//! ONNX models run on the embedded tract.
+//! The order is: the flag, `ORT_DYLIB_PATH`, the `onnxruntime` package of the `python3` on the PATH. Without any of them ONNX
+//! models run on the embedded tract.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,28 +10,28 @@ use std::time::Duration;
 use pharos_os::clock;
 
 /// Prints the package's directory without importing it.
-const ASK: &str =
+const FIND_PACKAGE: &str =
     "import importlib.util as u; s = u.find_spec('onnxruntime'); print(s.submodule_search_locations[0] if s else '')";
 
-/// How long Python may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The time limit of running Python.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The library, if there is one.
+/// Returns the path of the library if it is installed.
 ///
 /// # Errors
-/// A library was named explicitly and is not there.
+/// The flag or variable names a file that does not exist.
 pub fn find(flag: Option<&Path>) -> Result<Option<PathBuf>, String> {
     let named = flag.map(|path| ("--onnxruntime-library", path.to_owned()));
     let variable = std::env::var_os("ORT_DYLIB_PATH").filter(|value| !value.is_empty());
     let named = named.or_else(|| variable.map(|value| ("ORT_DYLIB_PATH", PathBuf::from(value))));
     match named {
         Some((_, path)) if path.is_file() => Ok(Some(path)),
-        Some((who, path)) => Err(format!("{who} names '{}', which is no file", path.display())),
+        Some((source, path)) => Err(format!("invalid {source} '{}': not a file", path.display())),
         None => Ok(package_directory().and_then(|directory| in_package(&directory))),
     }
 }
 
-/// `capi/libonnxruntime.so.VERSION` of the Python package.
+/// Returns `capi/libonnxruntime.so.VERSION` of the Python package.
 fn in_package(directory: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(directory.join("capi")).ok()?;
     let mut found: Vec<PathBuf> =
@@ -45,16 +45,16 @@ fn is_library(path: &Path) -> bool {
     name.starts_with("libonnxruntime.so") || (name.starts_with("libonnxruntime.") && name.ends_with(".dylib"))
 }
 
-/// Where the `python3` on the PATH has the package.
+/// Returns the directory of the package for the `python3` on the PATH.
 fn package_directory() -> Option<PathBuf> {
     let mut command = Command::new("python3");
-    command.args(["-c", ASK]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.args(["-c", FIND_PACKAGE]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().ok()?;
-    let asked = clock::now();
+    let started = clock::now();
     loop {
         match child.try_wait() {
             Ok(Some(_)) => break,
-            Ok(None) if clock::now() - asked < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
+            Ok(None) if clock::now() - started < TIMEOUT => std::thread::sleep(Duration::from_millis(5)),
             _ => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -72,13 +72,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_named_must_be_there() {
-        let error = find(Some(Path::new("/nonexistent/libonnxruntime.so"))).expect_err("it is not there");
+    fn refuses_a_flag_that_names_no_file() {
+        let error = find(Some(Path::new("/nonexistent/libonnxruntime.so"))).expect_err("the file does not exist");
         assert!(error.contains("--onnxruntime-library") && error.contains("/nonexistent"), "{error}");
     }
 
     #[test]
-    fn libraries_are_told_from_other_files() {
+    fn recognizes_library_file_names() {
         assert!(is_library(Path::new("capi/libonnxruntime.so.1.31.1")));
         assert!(!is_library(Path::new("capi/libonnxruntime_providers_shared.so")));
     }

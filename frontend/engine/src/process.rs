@@ -1,5 +1,5 @@
-//! Starts a worker process with the descriptors it inherits, and forwards what it prints: metric lines into the metrics,
-//! everything else into the log. Asks Python workers to complete configurations, and finds out why one does not start.
+//! Starts a worker process with the descriptors that it inherits, and forwards its output: metric lines into the metrics, other
+//! lines into the log. Runs Python workers to complete configurations, and diagnoses why one does not start.
 
 mod affinity;
 mod complete;
@@ -28,7 +28,7 @@ pub(crate) use diagnosis::{why_not_loaded, why_not_started};
 use pharos_telemetry::metrics::{RefusedLinesLog, Ring};
 use pharos_telemetry::system::ChosenDevice;
 
-/// The longest line of a worker that goes into the log as one; the rest of a longer line becomes lines of its own.
+/// The longest log line of a worker; a longer line is split.
 const MAX_LINE: u64 = 8 << 10;
 
 /// A started worker: its process and the connection to it.
@@ -37,40 +37,40 @@ pub(crate) struct Worker {
     pub(crate) link: Link,
 }
 
-/// Where the lines go that a worker prints.
+/// The destination of a worker's output.
 pub(crate) struct Printed {
-    /// What the log calls the worker.
+    /// The name of the worker in the log.
     pub(crate) name: String,
-    /// Where metric lines go.
+    /// The metrics cache and the model's series, for metric lines.
     pub(crate) cache: Arc<Cache>,
     pub(crate) series: Arc<ModelSeries>,
 }
 
-/// The name of an instance's process, and the processors and GPU that it runs on.
+/// The name, threads, processors and GPU of an instance's process.
 pub(crate) struct ProcessPlacement<'a> {
     pub(crate) instance: &'a str,
-    /// Threads that one execution may use.
+    /// The number of threads that one execution may use.
     pub(crate) threads: u32,
-    /// The GPU, if it runs on one: the process sees it as its first device.
+    /// The GPU, if it runs on one; the process sees it as its first device.
     pub(crate) gpu: Option<&'a ChosenDevice>,
-    /// The processors that it keeps to; empty for any.
+    /// The processors to which the process is bound; empty for all.
     pub(crate) processors: &'a [usize],
 }
 
-/// Starts a worker whose output goes to the log and, if it is metric lines, into the metrics.
+/// Starts a worker and forwards its output to the log and, for metric lines, to the metrics.
 ///
 /// # Errors
-/// No memory, descriptors or processes are left, or the executable does not exist.
+/// Memory, descriptors or processes are exhausted, or the executable does not exist.
 pub(crate) fn start(launch: &Launch, placement: &ProcessPlacement<'_>, printed: Printed) -> io::Result<Worker> {
     let ProcessPlacement { instance, threads, gpu, processors } = *placement;
     let (ours, theirs) = UnixStream::pair()?;
     let (arenas, inputs, outputs) = memory::create()?;
-    let (ring, metrics, bell) = Ring::create(instance)?;
-    let (told, hears) = regions_socket()?;
+    let (ring, metrics, wake) = Ring::create(instance)?;
+    let (regions, worker_regions) = regions_socket()?;
     let theirs = OwnedFd::from(theirs.into_std()?);
     rustix::io::ioctl_fionbio(&theirs, false)?;
     let mut command = command(launch);
-    // A group of their own: Ctrl-C in a terminal goes to the frontend alone, which drains before it ends its workers.
+    // Separate process groups: Ctrl-C in a terminal signals only the frontend, which drains before it ends its workers.
     command
         .arg(instance)
         .process_group(0)
@@ -79,7 +79,7 @@ pub(crate) fn start(launch: &Launch, placement: &ProcessPlacement<'_>, printed: 
         .stderr(Stdio::piped())
         .kill_on_drop(true);
     command.env("OMP_NUM_THREADS", threads.to_string());
-    // The numbers of devices mean the same in all processes.
+    // Makes device numbers equal in all processes.
     command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
     if let Some(gpu) = gpu {
         command.env("CUDA_VISIBLE_DEVICES", &gpu.uuids);
@@ -89,26 +89,26 @@ pub(crate) fn start(launch: &Launch, placement: &ProcessPlacement<'_>, printed: 
         (inputs, descriptors::INPUTS),
         (outputs, descriptors::OUTPUTS),
         (metrics, descriptors::METRICS),
-        (bell, descriptors::BELL),
-        (hears, descriptors::REGIONS),
+        (wake, descriptors::BELL),
+        (worker_regions, descriptors::REGIONS),
     ];
     let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
     command.fd_mappings(mappings.into()).map_err(|error| io::Error::other(error.to_string()))?;
     let mut child = affinity::on(processors, || command.spawn()).map_err(|error| cannot_start(launch, &error))?;
     forward_errors(child.stderr.take(), &printed.name);
     forward_output(child.stdout.take(), printed);
-    Ok(Worker { child, link: Link::new(ours, told, (arenas, ring)) })
+    Ok(Worker { child, link: Link::new(ours, regions, (arenas, ring)) })
 }
 
-/// Whether a process was ended by the system, or by somebody else who must not be argued with.
+/// Returns whether a process was killed by SIGKILL, as by the kernel when memory runs out.
 pub(crate) fn by_the_system(status: ExitStatus) -> bool {
     use std::os::unix::process::ExitStatusExt;
-    /// Of the signal that cannot be caught, which the kernel sends when memory runs out.
+    /// The number of SIGKILL.
     const KILL: i32 = 9;
     status.signal() == Some(KILL)
 }
 
-/// How a process ended, in words.
+/// Describes how a process ended.
 pub(crate) fn describe(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
     match (status.signal(), status.code()) {
@@ -118,14 +118,14 @@ pub(crate) fn describe(status: ExitStatus) -> String {
     }
 }
 
-/// The two ends of the socket over which a worker is told of memory of clients; neither waits.
+/// Returns the two ends of the non-blocking socket that announces clients' memory to a worker.
 fn regions_socket() -> io::Result<(OwnedFd, OwnedFd)> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// The program and its environment, without the worker's own arguments.
+/// Returns the command with its environment, without the worker's own arguments.
 fn command(launch: &Launch) -> Command {
     let mut command = Command::new(&launch.executable);
     command.args(&launch.arguments);
@@ -149,20 +149,19 @@ fn cannot_start(launch: &Launch, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{what} cannot be started: {error}"))
 }
 
-/// Forwards standard output until it ends: metric lines into the metrics, in the moment in which they are read, all others
-/// to the log.
+/// Forwards standard output until it ends: metric lines into the metrics as soon as they are read, other lines to the log.
 fn forward_output(stream: Option<impl AsyncRead + Unpin + Send + 'static>, printed: Printed) {
     let Some(stream) = stream else { return };
     tokio::spawn(async move {
         let instance = &printed.name;
-        let mut complaints = RefusedLinesLog::new(format!("the output of {instance}"));
+        let mut refused = RefusedLinesLog::new(format!("the output of {instance}"));
         let mut reader = BufReader::new(stream);
         let mut line = Vec::new();
         while let Ok(true) = next_line(&mut reader, &mut line).await {
             match worker_lines::strip(&line) {
                 Some(body) => {
                     if let Err(refusal) = intake::stdout_line(&printed.cache, &printed.series, body) {
-                        complaints.tell(line.trim_ascii_end(), &refusal);
+                        refused.tell(line.trim_ascii_end(), &refusal);
                     }
                 }
                 None => {
@@ -194,8 +193,8 @@ fn forward_errors(stream: Option<impl AsyncRead + Unpin + Send + 'static>, insta
     });
 }
 
-/// The level of a line of a worker's standard error, and the line without the mark that says so: the character RS and a
-/// letter, which `pb_utils.Logger` writes. Lines without one are warnings.
+/// Returns the level of a line of a worker's standard error, and the line without its level mark. The mark is the character RS
+/// and a letter, which `pb_utils.Logger` writes. Unmarked lines are warnings.
 fn leveled(line: &str) -> (Level, &str) {
     let marked = line.strip_prefix('\u{1e}').unwrap_or_default();
     let levels = [('I', Level::INFO), ('W', Level::WARN), ('E', Level::ERROR), ('V', Level::DEBUG)];
@@ -203,13 +202,13 @@ fn leveled(line: &str) -> (Level, &str) {
     known.unwrap_or((Level::WARN, line))
 }
 
-/// Reads a line of at most [`MAX_LINE`] bytes; `false` at the end.
+/// Reads a line of at most [`MAX_LINE`] bytes; returns `false` at the end of the stream.
 async fn read_line(reader: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     Ok(reader.take(MAX_LINE).read_until(b'\n', line).await? > 0)
 }
 
-/// As [`read_line`], but a metric line may be longer: what passes even [`intake::MAX_LINE`] is left out, with the line's end.
+/// Like [`read_line`], but allows metric lines of up to [`intake::MAX_LINE`] bytes; drops the rest of a longer line.
 async fn next_line(reader: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -> io::Result<bool> {
     if !read_line(reader, line).await? {
         return Ok(false);
@@ -233,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_may_say_its_level() {
+    fn a_line_may_contain_its_level() {
         let marked = |text: &str| leveled(text).0.as_str().to_owned() + " " + leveled(text).1;
         for (line, expected) in [
             ("plain", "WARN plain"),

@@ -1,9 +1,9 @@
-//! The driver: performs what a model's scheduler decides. One per model version; it is the only place where requests,
+//! The driver: performs what a model's scheduler decides. Each model version has one; it is the only place where requests,
 //! instances and time meet.
 //!
-//! Nothing runs in a task of its own: whoever brings an event (a request, a reply, a timer) takes the lock, tells the
-//! scheduler, collects what is to be done, gives the lock back and does it. That saves two changes of task per request.
-//! Never under the lock: copying tensors, answering clients.
+//! There is no driver task. The caller that brings an event (a request, a reply, a timer) takes the lock, passes the event to the
+//! scheduler, collects its decisions, releases the lock and performs them. This saves two task switches per request. Tensors are
+//! never copied and clients never answered under the lock.
 
 mod answer;
 mod cached;
@@ -55,28 +55,28 @@ use stream::Reply;
 pub(crate) use stream::Responses;
 pub(crate) use timer::Timer;
 
-/// A model may have any number of priority levels; series for all of them would be of no use to anybody.
+/// The maximum number of priority levels with series from the start; a model may have any number of levels.
 const MOST_LEVELS: u64 = 16;
 
-/// What a request is answered with.
+/// The answer to a request.
 pub(crate) type Answer = Result<InferResponse, InferError>;
 
-/// A request on its way, with the one who waits for it.
+/// A request with the receiver of its answer.
 struct Request {
     part: Arc<Part>,
     reply: Reply,
-    /// It has been sent once and its instance was lost.
+    /// Whether it was sent once and its instance was lost.
     retried: bool,
-    /// It was not found in the response cache: its response goes there.
+    /// Present if the response cache had no entry: the response is stored there.
     miss: Option<Miss>,
 }
 
-/// A batch that an instance has been given.
+/// A batch that was sent to an instance.
 struct InFlight {
     batch: u64,
     /// The row of its flags in the instance's arena.
     flags: u8,
-    /// A flag of it is set.
+    /// Whether one of its flags is set.
     given_up: bool,
     /// In batch order, padding included.
     requests: Vec<(RequestId, Request)>,
@@ -85,21 +85,21 @@ struct InFlight {
 /// A ready instance.
 struct Member {
     link: SharedLink,
-    /// In the order in which they were sent; the first one executes.
+    /// In the order of sending; the first one executes.
     in_flight: Vec<InFlight>,
-    /// Requests of batches that are over.
+    /// Unanswered requests of finished batches.
     deferred: Deferred,
-    /// When the first one began to execute, by the frontend's clock.
+    /// When the first batch began to execute, by the frontend's clock.
     executing_since: Instant,
 }
 
 impl Member {
-    /// It executes nothing, and nothing of what it has executed goes on.
+    /// Returns whether it has no batches and no deferred requests.
     fn is_idle(&self) -> bool {
         self.in_flight.is_empty() && self.deferred.is_empty()
     }
 
-    /// Takes a batch that is no longer in flight.
+    /// Removes a batch that is no longer in flight.
     fn take(&mut self, position: usize) -> InFlight {
         let batch = self.in_flight.remove(position);
         if batch.given_up {
@@ -115,20 +115,20 @@ struct State {
     members: HashMap<InstanceId, Member>,
     order: Option<Reorder<(Request, Answer)>>,
     next_batch: u64,
-    /// No instance will come back: what is lost is not tried again.
+    /// Whether no instance will return, so that lost requests are not retried.
     closed: bool,
-    /// The timer will call at this time.
+    /// The time of the pending alarm of the timer.
     armed: Option<Instant>,
 }
 
-/// What a driver is made from.
+/// The parts of a new driver.
 pub(crate) struct DriverSettings {
     pub(crate) config: Arc<ModelConfig>,
     pub(crate) series: Arc<ModelSeries>,
     pub(crate) scheduling: scheduler::Settings,
-    /// With the rate limiter on.
+    /// Present if the rate limiter is on.
     pub(crate) limits: Option<Registration>,
-    /// If the model uses the response cache.
+    /// Present if the model uses the response cache.
     pub(crate) cache: Option<ModelCache>,
 }
 
@@ -141,29 +141,29 @@ pub(crate) struct Driver {
     state: Mutex<State>,
     timer: Arc<Timer>,
     next_request: AtomicU64,
-    /// Whether answers leave in the order of their requests.
+    /// Whether answers are sent in the order of their requests.
     ordered: bool,
     priority_levels: u64,
-    /// With the rate limiter on.
+    /// Present if the rate limiter is on.
     limits: Option<Registration>,
-    /// If the model uses the response cache.
+    /// Present if the model uses the response cache.
     cache: Option<ModelCache>,
-    /// What the metrics know of the counts of [`Driver::sequences`].
-    sequences_told: [AtomicU64; 3],
-    restarts_said: Mutex<Throttle>,
-    /// Outputs whose mismatch with the configuration is in the log. Locked only when there is one.
+    /// The counts of [`Driver::sequences`] that the metrics already include.
+    sequences_recorded: [AtomicU64; 3],
+    restarts_logged: Mutex<Throttle>,
+    /// Outputs whose mismatch with the configuration was logged. Locked only on a mismatch.
     mismatches_warned: Mutex<HashSet<String>>,
-    /// When the system last killed a process of the model, in nanoseconds of the clock of all stamps; 0 for never.
+    /// When the system last killed a process of the model, in nanoseconds of the stamps' clock; 0 for never.
     killed: AtomicU64,
     this: Weak<Driver>,
 }
 
 impl Driver {
-    /// A driver with no instances yet; with a registration, they execute only when the rate limiter lets them.
+    /// Creates a driver without instances. With a registration, they execute only when the rate limiter permits it.
     pub(crate) fn new(settings: DriverSettings, timer: Arc<Timer>) -> Arc<Self> {
         let DriverSettings { config, series, scheduling, limits, cache } = settings;
         let settings = scheduler::Settings { rate_limited: limits.is_some(), ..scheduling };
-        // The responses of decoupled models leave as they come, and such batches may last: none waits behind one.
+        // Responses of decoupled models leave immediately, and their batches may last long, so no batch waits behind another.
         let settings = scheduler::Settings { prefetch: settings.prefetch && !config.decoupled, ..settings };
         let ordered = settings.preserve_ordering && !config.decoupled;
         let priority_levels = settings.priority_levels;
@@ -193,8 +193,8 @@ impl Driver {
                 priority_levels,
                 limits,
                 cache,
-                sequences_told: Default::default(),
-                restarts_said: Mutex::default(),
+                sequences_recorded: Default::default(),
+                restarts_logged: Mutex::default(),
                 mismatches_warned: Mutex::default(),
                 killed: AtomicU64::new(0),
                 this: this.clone(),
@@ -202,10 +202,10 @@ impl Driver {
         })
     }
 
-    /// Schedules a checked request, unless the response cache has the answer, and waits for it. Dropping the future cancels the request.
+    /// Answers a checked request from the response cache or the queue. Dropping the future cancels the request.
     ///
     /// # Errors
-    /// The request's, or its backend's, or the queue's.
+    /// The request is invalid, the queue refuses it, or the backend fails.
     pub(crate) async fn infer(&self, mut request: InferRequest, checked: Checked) -> Answer {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let mut now = clock::now();
@@ -239,7 +239,7 @@ impl Driver {
         answer.unwrap_or_else(|_| lost())
     }
 
-    /// An instance is ready for batches.
+    /// Adds an instance that is ready for batches.
     pub(crate) fn instance_ready(&self, instance: InstanceId, link: SharedLink) {
         let now = clock::now();
         self.turn(now, |state| {
@@ -251,7 +251,7 @@ impl Driver {
         });
     }
 
-    /// The server has waited long enough: everything that waits is answered, and what is lost is not tried again.
+    /// Rejects all waiting requests because the server's shutdown limit is over; lost requests are no longer retried.
     pub(crate) fn give_up(&self) {
         let now = clock::now();
         self.turn(now, |state| {
@@ -260,8 +260,8 @@ impl Driver {
         });
     }
 
-    /// Sequences that have begun and are waited for until they end. One that begins with any request ends when its client
-    /// says nothing more: nobody can wait for that.
+    /// Returns the number of running sequences that shutdown waits for. Sequences with implicit start end only by idleness, so
+    /// they are not waited for.
     pub(crate) fn running_sequences(&self) -> usize {
         if matches!(&self.config.scheduling, Scheduling::Sequence(batching) if batching.implicit_start) {
             return 0;
@@ -269,7 +269,7 @@ impl Driver {
         self.lock().scheduler.sequences().map_or(0, |counts| counts.active + counts.backlogged)
     }
 
-    /// An instance is broken: if there is no other, nobody waits any longer.
+    /// Rejects waiting requests after an instance has broken, if there is no other instance.
     pub(crate) fn reject_if_alone(&self) {
         let now = clock::now();
         self.turn(now, |state| {
@@ -279,7 +279,7 @@ impl Driver {
         });
     }
 
-    /// No instance has been ready for so long: rejects what has waited for longer.
+    /// Rejects requests that have waited longer than `longest`, because no instance has been ready for that time.
     pub(crate) fn reject_waiting(&self, longest: Duration) {
         let now = clock::now();
         let longest = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
@@ -291,13 +291,13 @@ impl Driver {
         });
     }
 
-    /// Refuses new requests and finishes those that wait.
+    /// Refuses new requests and finishes the waiting ones.
     pub(crate) fn stop(&self) {
         let now = clock::now();
         self.turn(now, |state| state.scheduler.stop(now));
     }
 
-    /// Requests that have been accepted and not been answered.
+    /// Returns the number of accepted requests without an answer.
     pub(crate) fn unanswered(&self) -> usize {
         let state = self.lock();
         let flying: usize =
@@ -306,7 +306,7 @@ impl Driver {
         state.queued.len() + flying + deferred
     }
 
-    /// When the batch that an instance executes was given to it, if it executes one.
+    /// Returns when the currently executing batch of an instance was sent, if there is one.
     pub(crate) fn executing_since(&self, instance: InstanceId) -> Option<Instant> {
         let state = self.lock();
         let member = state.members.get(&instance)?;
@@ -316,7 +316,7 @@ impl Driver {
         moved.try_fold(member.executing_since, |latest, moved| Some(latest.max(moved?)))
     }
 
-    /// A worker has answered a batch.
+    /// Handles a worker's reply to a batch.
     pub(crate) fn batch_done(&self, instance: InstanceId, link: &SharedLink, mut done: Done) {
         let now = clock::now();
         let (mut finished, mut executing_since) = (None, now);
@@ -326,7 +326,7 @@ impl Driver {
             let Some(position) = member.in_flight.iter().position(|batch| batch.batch == done.batch) else { return };
             let mut batch = member.take(position);
             executing_since = std::mem::replace(&mut member.executing_since, now);
-            // One that was sent second and came back first (two threads sent at once) was never counted as executing.
+            // A batch that was sent second and finished first (two threads sent concurrently) was never counted as executing.
             let executing = if position > 0 { Some(&batch) } else { member.in_flight.first() };
             if let Some(executing) = executing {
                 record::request_pending(&self.series, -executing.count());
@@ -345,7 +345,7 @@ impl Driver {
         link.inputs_lent(&done);
     }
 
-    /// Takes what the workers have sent into the cache.
+    /// Moves the metrics that workers have sent into the cache.
     pub(crate) fn drain_metrics(&self, cache: &Cache) {
         let links: Vec<SharedLink> = self.lock().members.values().map(|member| member.link.clone()).collect();
         for link in links {
@@ -353,7 +353,7 @@ impl Driver {
         }
     }
 
-    /// Bytes of inputs and outputs in each ready instance's arenas.
+    /// Returns the bytes of inputs and outputs in each ready instance's arenas.
     pub(crate) fn arenas_used(&self) -> Vec<(InstanceId, u64, u64)> {
         let state = self.lock();
         let members = state.members.iter();
@@ -364,7 +364,7 @@ impl Driver {
         used.collect()
     }
 
-    /// The priority levels that have series from the start; others have them while something waits there.
+    /// Returns the priority levels that have series from the start; others have series while requests wait there.
     pub(crate) fn levels(&self) -> std::ops::RangeInclusive<u64> {
         match self.priority_levels {
             0 => 0..=0,
@@ -372,13 +372,13 @@ impl Driver {
         }
     }
 
-    /// What waits in the queue now.
+    /// Returns the waiting requests of the queue.
     pub(crate) fn waiting(&self) -> scheduler::Waiting {
         self.lock().scheduler.waiting()
     }
 
-    /// One event: tells the scheduler under the lock, then does what it decided, and hands resources that have become free
-    /// to the drivers that get them.
+    /// Handles one event: passes it to the scheduler under the lock, then performs the decisions, and delivers freed resources to
+    /// the drivers that get them.
     fn turn(&self, now: Instant, event: impl FnOnce(&mut State)) {
         let grant = self.turn_alone(now, |state, _| event(state));
         if grant.is_some() {
@@ -386,12 +386,12 @@ impl Driver {
         }
     }
 
-    /// One event of this driver alone; another one's instance may have got its resources.
+    /// Handles one event of this driver only. Returns a grant of freed resources to an instance of another driver.
     fn turn_alone(&self, now: Instant, event: impl FnOnce(&mut State, &mut Effects)) -> Option<Grant> {
         self.perform(self.effects(now, event))
     }
 
-    /// What one event makes the scheduler decide.
+    /// Collects the scheduler's decisions for one event.
     fn effects(&self, now: Instant, event: impl FnOnce(&mut State, &mut Effects)) -> Effects {
         let mut state = self.lock();
         let mut effects = Effects::default();
@@ -408,10 +408,10 @@ impl Driver {
         effects
     }
 
-    /// An answer that came about under the lock: through the order if the model keeps one, else at once. (Sending on a
-    /// oneshot channel only stores the answer and wakes a task.)
+    /// Sends an answer that was made under the lock, through the order if the model keeps one. Sending on a oneshot channel only
+    /// stores the answer and wakes a task.
     fn finish(&self, state: &mut State, id: RequestId, mut request: Request, answer: Answer) {
-        // Who waits for the same response must not wait for this answer's turn as well.
+        // Requests that wait for the same response must not also wait for this answer's turn.
         request.miss = None;
         let leaving = match &mut state.order {
             Some(order) => order.finish(id, (request, answer)),
@@ -427,7 +427,7 @@ impl Driver {
     }
 }
 
-/// How long the server has had a request before it was enqueued; nothing if that is not known.
+/// Returns the time between the request's arrival and its queueing; zero if unknown.
 fn waited(timeline: &Timeline) -> Duration {
     match timeline.request_start {
         Instant(0) => Duration::ZERO,
@@ -451,7 +451,7 @@ fn ticket(id: RequestId, request: &InferRequest, checked: &Checked) -> Ticket {
     }
 }
 
-/// Nobody answered.
+/// The error of a request whose sender was dropped.
 fn lost() -> Answer {
-    Err(InferError::internal("the request was lost; this is a fault of the server"))
+    Err(InferError::internal("the request was lost; this is a bug in the server"))
 }

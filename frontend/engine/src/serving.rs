@@ -1,5 +1,5 @@
-//! The model table: which versions of which models serve, and the inference verb. Does not read model repositories and does
-//! not load models: the loader does both and changes the table.
+//! The table of served model versions, and the inference verb. Never reads model repositories or loads models: the loader does,
+//! and changes this table.
 
 mod drain;
 mod gauges;
@@ -36,7 +36,7 @@ pub(crate) use version::{Executor, Serving};
 /// A snapshot of the model table. It is replaced as a whole, so that requests read it without waiting for changes.
 #[derive(Default, Clone)]
 pub(crate) struct Snapshot {
-    /// Repositories tell models of the same name apart.
+    /// Whether models of the same name in different repositories are distinct.
     pub(crate) namespaces: bool,
     pub(crate) states: States,
     /// Ensembles with their members, including ensembles that could not be loaded.
@@ -46,18 +46,18 @@ pub(crate) struct Snapshot {
     pub(crate) wanted: BTreeSet<String>,
     /// Models that a client has loaded by name.
     pub(crate) named: BTreeSet<String>,
-    /// What clients have sent in place of the repositories' files.
+    /// Overrides that clients have sent instead of the repositories' files.
     pub(crate) overrides: BTreeMap<String, Arc<Overrides>>,
-    /// Replaced versions that finish their sequences, the oldest first.
+    /// Replaced versions that still finish their sequences, oldest first.
     ending: BTreeMap<String, Vec<Arc<Serving>>>,
     /// Versions that are being unloaded, with the number of the unload.
     unloading: BTreeMap<ModelVersion, u64>,
-    /// Unloads so far.
+    /// The number of unloads so far.
     unloads: u64,
     /// Models that are being unloaded and are in no repository.
     pub(crate) nowhere: BTreeSet<String>,
-    /// Unloaded models that were in no repository then, the oldest first. The index omits them; requests to them have no
-    /// available versions.
+    /// Unloaded models that were in no repository at that time, oldest first. The index omits them, and a request to one reports
+    /// that no version is available.
     pub(crate) gone: VecDeque<String>,
 }
 
@@ -72,11 +72,11 @@ impl Snapshot {
     }
 }
 
-/// What the versions of all models share.
+/// State that the versions of all models share.
 pub(crate) struct Shared {
-    /// Where every series lives.
+    /// The metrics cache of all series.
     pub(crate) metrics: Arc<Cache>,
-    /// The resources that instances share, with the rate limiter on.
+    /// The shared resources of the rate limiter, if it is on.
     pub(crate) limits: Option<Arc<Limits>>,
     pub(crate) response_cache: Option<Arc<ResponseCache>>,
     pub(crate) pinned: Arc<PinnedPool>,
@@ -85,16 +85,16 @@ pub(crate) struct Shared {
 /// The models of this server.
 pub(crate) struct ModelTable {
     pub(crate) shared: Shared,
-    /// Versions that have left the table and have not ended. Held to add or remove one.
+    /// Versions that have left the table and have not ended. Locked only to add or remove one.
     retired: Mutex<Vec<Retired>>,
-    /// Set to end the drain at once.
+    /// Set to end the drain immediately.
     hurry: watch::Sender<bool>,
-    // Held to copy or replace the pointer.
+    // Held only to copy or replace the pointer.
     snapshot: RwLock<Arc<Snapshot>>,
 }
 
 impl ModelTable {
-    /// A table without models.
+    /// Creates a table without models.
     pub(crate) fn new(shared: Shared, namespaces: bool) -> Self {
         let snapshot = RwLock::new(Arc::new(Snapshot { namespaces, ..Snapshot::default() }));
         Self { shared, retired: Mutex::default(), hurry: watch::Sender::new(false), snapshot }
@@ -104,13 +104,13 @@ impl ModelTable {
         self.snapshot.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Changes the table. Changes are rare; each copies it.
+    /// Changes the table. Changes are rare, so each copies the table.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Snapshot)) {
         let mut snapshot = self.snapshot.write().unwrap_or_else(PoisonError::into_inner);
         change(Arc::make_mut(&mut snapshot));
     }
 
-    /// The version of a model that answers a request for `version` (empty: the latest ready one).
+    /// Returns the version of a model that answers a request for `version` (empty: the latest ready one).
     ///
     /// # Errors
     /// The model or version is unknown or not ready.
@@ -118,8 +118,8 @@ impl ModelTable {
         self.snapshot().serving(name, version)
     }
 
-    /// As [`ModelTable::serving`] for the model that a request names; a request that continues a sequence finds the version
-    /// that has begun it, even if that has been replaced.
+    /// Like [`ModelTable::serving`] for the model that a request names. A request that continues a sequence gets the version that
+    /// began it, even if it was replaced.
     ///
     /// # Errors
     /// As [`ModelTable::serving`].
@@ -133,12 +133,12 @@ impl ModelTable {
         }
     }
 
-    /// Every serving version of every model, by name and version.
+    /// Returns every serving version of every model, by name and version.
     pub(crate) fn all(&self) -> Vec<Arc<Serving>> {
         self.snapshot().serving.values().flat_map(BTreeMap::values).cloned().collect()
     }
 
-    /// The instances of all serving versions, each with its process if it has one.
+    /// Returns the instances of all serving versions, each with the process id if it has a process.
     pub(crate) fn workers(&self) -> Vec<(Worker, Option<u32>)> {
         let mut workers = Vec::new();
         for serving in self.all() {
@@ -149,13 +149,13 @@ impl ModelTable {
         workers
     }
 
-    /// The versions of a model that are ready, ascending.
+    /// Returns the ready versions of a model in ascending order.
     pub(crate) fn ready_versions(&self, name: &str) -> Vec<u64> {
         let snapshot = self.snapshot();
         snapshot.resolve(name).map_or_else(|_| Vec::new(), |name| snapshot.states.ready_versions(name).collect())
     }
 
-    /// The full name of the model that a request names.
+    /// Returns the full name of the model that a request names.
     ///
     /// # Errors
     /// The name is ambiguous.

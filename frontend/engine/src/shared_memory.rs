@@ -1,8 +1,7 @@
-//! Memory that clients share with the server: opens what they register, and lends it to their requests.
+//! Shared memory of clients: opens the regions that they register, and resolves the regions of their requests.
 //!
-//! Performs what `pharos::shared_memory` decides. An object is opened once, when it is registered; workers are given the
-//! descriptor, so that nobody can put another object in its place. It is never mapped or read here: what a client does to
-//! it cannot hurt this process.
+//! Decisions are in `pharos::shared_memory`. An object is opened once, when it is registered. Workers get its descriptor, so that
+//! it cannot be replaced by another object. This process never maps or reads it, so that a client cannot crash it.
 
 mod probe;
 
@@ -23,18 +22,18 @@ use rustix::process::{Resource, getrlimit};
 
 use probe::Probe;
 
-/// Where the system keeps POSIX shared memory objects (`shm_open`).
+/// The directory of POSIX shared memory objects (`shm_open`).
 const OBJECTS: &str = "/dev/shm";
 
-/// The most regions, whatever the limit of open files: each costs a descriptor here and in every worker that uses it.
+/// The maximum number of regions, whatever the limit of open files: each uses a descriptor here and in each worker that uses it.
 const MOST: u64 = 16 << 10;
 
-/// What the server is told at start.
+/// Settings of client shared memory.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// `--allow-client-shm`.
     pub allowed: bool,
-    /// The worker's executable, which looks at CUDA memory.
+    /// The worker's executable, which probes CUDA memory.
     pub worker: PathBuf,
 }
 
@@ -43,9 +42,9 @@ pub struct Settings {
 pub struct SharedMemory {
     allowed: bool,
     probe: Probe,
-    // Held for a look-up, or while an object is opened.
+    // Held for a lookup, or while an object is opened.
     registry: Mutex<Registry>,
-    /// Tensors and their bytes since the metrics were told: by kind, inputs then outputs.
+    /// Tensors and their bytes since the last update of the metrics, by kind, inputs before outputs.
     lent: [[Lent; 2]; 2],
 }
 
@@ -59,7 +58,7 @@ struct Lent {
 const DIRECTIONS: [&str; 2] = ["input", "output"];
 
 impl SharedMemory {
-    /// No regions.
+    /// Creates an empty registry.
     pub fn new(settings: Settings) -> Self {
         let files = getrlimit(Resource::Nofile).current.unwrap_or(MOST * 4);
         let most = usize::try_from((files / 4).min(MOST)).unwrap_or(usize::MAX);
@@ -74,14 +73,14 @@ impl SharedMemory {
     /// Registers `byte_size` bytes from `offset` of the POSIX shared memory object `key`.
     ///
     /// # Errors
-    /// With Triton's texts: the key names no object that clients may use, the object does not hold the range, the name is
-    /// taken, or shared memory of clients is off.
+    /// Triton's texts: the key names no object that clients may use, the object is shorter than the range, the name is taken, or
+    /// shared memory of clients is disabled.
     pub fn register_system(&self, name: &str, key: &str, (offset, byte_size): (u64, u64)) -> Result<(), InferError> {
         self.check_allowed()?;
         let mut registry = self.lock();
         registry.check_new(name)?;
         let file = open(table::object_name(name, key)?).map_err(|error| {
-            tracing::debug!(region = name, key, %error, "a shared memory object cannot be opened");
+            tracing::debug!(region = name, key, %error, "cannot open a shared memory object");
             table::cannot_open(key)
         })?;
         let (file, size) = file;
@@ -89,11 +88,11 @@ impl SharedMemory {
         registry.insert(name, byte_size, Memory::System { key: key.to_owned(), offset, file })
     }
 
-    /// Registers `byte_size` bytes of CUDA memory by the IPC handle of the process that has it.
+    /// Registers `byte_size` bytes of CUDA memory by the IPC handle of the process that allocated it.
     ///
     /// # Errors
-    /// With Triton's texts: there is no GPU, the handle opens nothing, what it opens is smaller, the name is taken, or
-    /// shared memory of clients is off.
+    /// Triton's texts: there is no GPU, the handle is invalid, its memory is smaller, the name is taken, or shared memory of
+    /// clients is disabled.
     pub async fn register_cuda(
         &self,
         name: &str,
@@ -106,11 +105,11 @@ impl SharedMemory {
         let Ok(handle) = <[u8; CUDA_HANDLE]>::try_from(handle) else { return Err(table::not_a_handle()) };
         let failed = format!("failed to register CUDA shared memory region '{name}'");
         let Ok(device) = u32::try_from(device) else {
-            return invalid(format!("{failed}: there is no device {device}"));
+            return invalid(format!("{failed}: device {device} does not exist"));
         };
         match self.probe.look(device, &handle).await {
             Ok(size) if byte_size > 0 && byte_size <= size => {}
-            Ok(size) => return invalid(format!("{failed}: {byte_size} bytes are asked for, the memory has {size}")),
+            Ok(size) => return invalid(format!("{failed}: {byte_size} bytes requested, the memory has {size}")),
             Err(probe::Failure::NoGpu(why)) => {
                 tracing::debug!(region = name, "no GPU: {why}");
                 return invalid(format!("failed to register CUDA shared memory region: '{name}', GPUs not supported"));
@@ -121,29 +120,29 @@ impl SharedMemory {
         self.lock().insert(name, byte_size, Memory::Cuda { device, handle: Box::new(handle) })
     }
 
-    /// Unregisters the region of a kind and name, or all of the kind. A region in use stays usable until the last request
+    /// Unregisters the region of a kind and name, or all regions of the kind. A region in use stays valid until the last request
     /// that uses it is done.
     ///
     /// # Errors
-    /// Shared memory of clients is off.
+    /// Shared memory of clients is disabled.
     pub fn unregister(&self, kind: Kind, name: Option<&str>) -> Result<(), InferError> {
         self.check_allowed()?;
         self.lock().unregister(kind, name);
         Ok(())
     }
 
-    /// The region of a kind and name, or all of the kind.
+    /// Returns the region of a kind and name, or all regions of the kind.
     ///
     /// # Errors
-    /// There is none, or it is of the other kind.
+    /// The region does not exist or has the other kind.
     pub fn status(&self, kind: Kind, name: Option<&str>) -> Result<Vec<Status>, InferError> {
         self.lock().status(kind, name)
     }
 
-    /// Finds the regions that a request names, which are its own until it is dropped.
+    /// Resolves the regions that a request names. The request keeps them alive.
     ///
     /// # Errors
-    /// A name is not registered, or its region does not hold the range.
+    /// A name is not registered, or its region is shorter than the range.
     pub fn lend(&self, request: &mut InferRequest) -> Result<(), InferError> {
         let inputs =
             request.inputs.iter_mut().filter_map(|input| input.tensor.data.region_mut()).map(|slice| (0, slice));
@@ -165,7 +164,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Brings the metrics up to date.
+    /// Updates the metrics.
     pub fn observe(&self, cache: &Cache) {
         let registry = self.lock();
         let totals = Kind::ALL.map(|kind| (kind.as_str(), registry.totals(kind)));
@@ -181,7 +180,7 @@ impl SharedMemory {
                     [(Builtin::SharedMemoryTensors, tensors), (Builtin::SharedMemoryTensorBytes, bytes)]
                 {
                     if let Ok(counter) = cache.counter(metric.name(), &labels) {
-                        // A counter takes every whole number.
+                        // A counter accepts every whole number.
                         let _ = counter.add_or_update(count.swap(0, Ordering::Relaxed) as f64);
                     }
                 }
@@ -194,16 +193,16 @@ impl SharedMemory {
     }
 }
 
-/// Opens an object of this name, which is one component, and gives its size. A pipe or the like has none; a link is not
-/// followed, and what another file system shows there is no object.
+/// Opens an object by its name, which is a single path component, and returns its size (0 if it is not a regular file). Links are
+/// not followed, and files of other file systems mounted there are refused.
 fn open(name: &str) -> io::Result<(OwnedFd, u64)> {
     let folder = rustix::fs::open(OBJECTS, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    // Not blocking: opening a pipe would wait for its other end.
+    // Non-blocking, because opening a pipe would wait for its other end.
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = rustix::fs::openat(&folder, name, flags, Mode::empty())?;
     let stat = rustix::fs::fstat(&file)?;
     if stat.st_dev != rustix::fs::fstat(&folder)?.st_dev {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is a file of another file system"));
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file is on another file system"));
     }
     let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     Ok((file, if regular { u64::try_from(stat.st_size).unwrap_or(0) } else { 0 }))

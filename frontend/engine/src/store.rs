@@ -1,5 +1,5 @@
-//! Model repositories: directories, object stores (S3, GCS, Azure), directories registered at run time, and the files that
-//! clients send with a load. A repository lists its models and gives the files of one as a local directory. Does not know
+//! Model repositories: directories, object stores (S3, GCS, Azure), directories registered at run time, and files that clients
+//! send with a load. A repository lists its models and provides the files of a model as a local directory. Must not depend on
 //! which models are loaded.
 
 mod address;
@@ -28,61 +28,61 @@ use objects::ObjectRepository;
 pub(crate) use overrides::Overrides;
 pub use registered::Registered;
 
-/// Where models come from.
+/// The sources of models.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The model repositories.
     pub locations: Vec<Location>,
-    /// Directories that are registered as models while the server runs, if any can be.
+    /// Directories that are registered as models while the server runs, if this is possible.
     pub registered: Option<Registered>,
-    /// Several repositories may have models of the same name; the repository tells them apart.
+    /// Whether several repositories may contain models of the same name.
     pub namespaces: bool,
-    /// The name of the model where a repository is a single model.
+    /// The name of the model in a repository that is a single model.
     pub model_name: Option<String>,
-    /// Keeps copies of the objects of stores; `None` for temporary directories.
+    /// The directory for copies of a store's objects; `None` for temporary directories.
     pub cache_directory: Option<PathBuf>,
 }
 
 /// A repository.
 pub(crate) trait Store: Debug + Send + Sync {
-    /// Its name in messages: a path or an address.
+    /// Returns its name for messages: a path or an address.
     fn name(&self) -> String;
 
-    /// The names of its models. Called at each poll and for each index.
+    /// Returns the names of its models. Called for each poll and each index.
     ///
     /// # Errors
-    /// It cannot be listed.
+    /// The repository cannot be listed.
     fn list(&self) -> io::Result<Vec<String>>;
 
-    /// Its models, each with a fingerprint of its files. Called at each poll.
+    /// Returns its models, each with a fingerprint of its files. Called for each poll.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The repository cannot be read.
     fn look(&self) -> io::Result<Vec<(String, Stamp)>>;
 
-    /// Whether it has a model, as far as this is known without a request to a remote store.
+    /// Returns whether it contains a model, as far as known without a request to a remote store.
     fn has(&self, model: &str) -> bool;
 
-    /// Removes temporary files, also those in use: the server exits.
+    /// Removes temporary files, even those in use, because the server exits.
     fn close(&self) {}
 
-    /// Why it cannot be read at the moment, while the last known contents are used.
+    /// Returns why it cannot be read now, while the last known contents are used.
     fn trouble(&self) -> Option<String> {
         None
     }
 
-    /// The name of the model if the repository is a single model instead of a directory of models.
+    /// Returns the name of the model if the repository is a single model instead of a directory of models.
     fn single_model(&self) -> Option<String> {
         None
     }
 
-    /// Whether the repository, and not the configurations, determines the names of its models.
+    /// Returns whether the repository, and not the configurations, determines the names of its models.
     fn names_models(&self) -> bool {
         false
     }
 
-    /// The files of a model as they are now; `None` if there is no such model. Returned copies do not change while they are
-    /// held; a directory repository returns its own directory. Blocks, possibly for long.
+    /// Returns the current files of a model; `None` if there is no such model. Returned copies do not change while they are held;
+    /// a directory repository returns its own directory. Blocks, possibly for long.
     ///
     /// # Errors
     /// The files cannot be read or fetched.
@@ -93,7 +93,7 @@ pub(crate) trait Store: Debug + Send + Sync {
 #[derive(Clone, Debug)]
 pub(crate) struct Stores {
     all: Arc<[Box<dyn Store>]>,
-    /// Models are named `repository/name`.
+    /// Whether models are named `repository/name`.
     namespaces: bool,
 }
 
@@ -104,7 +104,8 @@ impl Stores {
         Self { all, namespaces }
     }
 
-    /// Needs the runtime. Keeps copies of objects in the configured directory, or in temporary directories.
+    /// Creates all repositories. Copies of objects are kept in the configured directory, or in temporary directories. Needs a
+    /// Tokio runtime.
     ///
     /// # Errors
     /// A store cannot be used.
@@ -125,7 +126,7 @@ impl Stores {
         self.all.iter().map(|store| &**store)
     }
 
-    /// All models by name, each with the number of repositories that have it.
+    /// Returns all models by name, each with the number of repositories that contain it.
     ///
     /// # Errors
     /// A repository cannot be listed; the text names it.
@@ -140,7 +141,7 @@ impl Stores {
         Ok(all)
     }
 
-    /// All models, each with a fingerprint of its files; one that is in several repositories, of all of them.
+    /// Returns all models, each with a fingerprint of its files in all repositories that contain it.
     ///
     /// # Errors
     /// A repository cannot be read; the text names it.
@@ -173,7 +174,7 @@ impl Stores {
         }
     }
 
-    /// Whether the repository, and not the configuration, determines the name of a model.
+    /// Returns whether the repository, and not the configuration, determines the name of a model.
     pub(crate) fn name_model(&self, model: &str) -> bool {
         match self.in_namespace(model) {
             Some((store, _)) => store.names_models(),
@@ -181,21 +182,21 @@ impl Stores {
         }
     }
 
-    /// Removes temporary files: the server exits.
+    /// Removes temporary files, because the server exits.
     pub(crate) fn close(&self) {
         self.all.iter().for_each(|store| store.close());
     }
 
-    /// The repositories that cannot be read at the moment, with the reasons.
+    /// Returns the repositories that cannot be read now, with the reasons.
     pub(crate) fn troubles(&self) -> Vec<(String, String)> {
         self.all.iter().filter_map(|store| Some((store.name(), store.trouble()?))).collect()
     }
 
-    /// The files of a model. Looks first in repositories that are known to have it, so that an unreachable store does not
-    /// block loading a model of another repository.
+    /// Returns the files of a model. Searches repositories known to contain it first, so that an unreachable store does not block
+    /// loading a model of another repository.
     ///
     /// # Errors
-    /// No repository has the model, or more than one, or its files cannot be read.
+    /// No repository contains the model, or several do, or its files cannot be read.
     pub(crate) fn local(&self, model: &str) -> Result<ModelFiles, String> {
         if let Some((store, name)) = self.in_namespace(model) {
             let local = store.local(name).map_err(|error| unreadable(&store.name(), &error).to_string())?;

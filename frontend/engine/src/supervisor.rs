@@ -1,5 +1,5 @@
-//! Starts, watches and restarts the worker processes of a model version: performs what `pharos::supervisor` decides for each
-//! instance. Does not read replies: see `crate::worker_session`.
+//! Starts, watches and restarts the worker processes of a model version, as `pharos::supervisor` decides for each instance. Does
+//! not read replies: see `crate::worker_session`.
 
 mod device;
 mod health;
@@ -42,33 +42,33 @@ use instances::{Roster, Stop};
 pub(crate) use warmup::WarmUp;
 use warmup::{Warming, warm_up_failed};
 
-/// How often memory is handed back, samples are drained and execution times are looked at.
+/// The interval of trimming memory, draining samples and checking execution times.
 const TICK: Duration = Duration::from_millis(500);
 
-/// How long a worker that was asked to stop may take before it is killed.
-const STOP_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a worker may take to stop before it is killed.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is the same for all instances of a model version.
+/// Settings that all instances of a model version share.
 pub(crate) struct Plan {
-    /// How their processes are started.
+    /// The command that starts their processes.
     pub(crate) launch: Launch,
     pub(crate) directory: PathBuf,
-    /// Where the files of the states' first values are.
+    /// The directory of the initial values of states.
     pub(crate) initial_states: PathBuf,
     pub(crate) threads: u32,
     pub(crate) settings: Settings,
     pub(crate) cache: Arc<Cache>,
-    /// What each instance executes before it is ready.
+    /// The requests that each instance executes before it is ready.
     pub(crate) warmups: Vec<WarmUp>,
-    /// What its workers may call.
+    /// The models that its workers may call.
     pub(crate) models: Weak<dyn Models>,
-    /// The text of `metrics.yaml`; it changes when the file is read again.
+    /// The text of `metrics.yaml`; it changes when the file is reloaded.
     pub(crate) metrics: watch::Receiver<Arc<str>>,
     /// The GPUs.
     pub(crate) devices: Arc<Devices>,
     /// How long a request may wait while no instance is ready.
     pub(crate) max_wait: Duration,
-    /// What instances on GPUs may register of their arenas.
+    /// The pinned memory for the arenas of instances on GPUs.
     pub(crate) pinned: Arc<PinnedPool>,
     /// The processors of host policies.
     pub(crate) policies: HostPolicies,
@@ -76,41 +76,41 @@ pub(crate) struct Plan {
     pub(crate) descriptors: Arc<Descriptors>,
 }
 
-/// Losses after which an instance counts as broken that was not ready in between: requests no longer wait for it.
-const PATIENCE: u32 = 3;
+/// The number of consecutive losses after which an instance counts as broken, so that requests no longer wait for it.
+const LOSSES_UNTIL_BROKEN: u32 = 3;
 
-/// One instance and its life.
+/// One instance and its state.
 struct Instance {
     id: InstanceId,
     placement: Placement,
     plan: Arc<Plan>,
     driver: Arc<Driver>,
     health: Arc<Health>,
-    /// Those of all instances of the model version, its own included.
+    /// The health of all instances of the model version, including this one.
     all: Roster,
-    /// Losses since it was last ready.
+    /// The number of losses since it was last ready.
     losses: u32,
-    /// What the metrics show.
+    /// The state in the metrics.
     shown: Option<InstanceState>,
-    /// Told once: loaded, or why not.
+    /// Notifies the starter once: loaded, or the reason of the failure.
     outcome: Option<oneshot::Sender<Result<Loaded, String>>>,
     _descriptors: Reserved,
 }
 
-/// The process that an instance has now.
+/// The current process of an instance.
 struct Running {
     child: Child,
     link: SharedLink,
     events: mpsc::UnboundedReceiver<Event>,
     loaded: Option<Loaded>,
     warming: Option<Warming>,
-    /// When it was started.
+    /// The time of its start.
     started: Instant,
-    /// When it is killed although it was only asked to stop.
+    /// When it is killed if it has not stopped by then.
     kill_at: Option<TokioInstant>,
-    /// This server has ended it.
+    /// Whether this server has killed it.
     killed: bool,
-    /// What it has of a GPU.
+    /// Its share of a GPU.
     taken: Option<DeviceShare>,
 }
 
@@ -165,7 +165,7 @@ impl Instance {
                 let of_device = self.placement.device.is_some()
                     && matches!(reason, LossReason::DeviceLost(_) | LossReason::LoadFailed(_));
                 self.health.set_trouble(of_device.then(|| reason.to_string()));
-                self.health.broken.store(self.losses >= PATIENCE, Ordering::Relaxed);
+                self.health.broken.store(self.losses >= LOSSES_UNTIL_BROKEN, Ordering::Relaxed);
                 if !self.all.can_serve() {
                     self.driver.reject_if_alone();
                 }
@@ -173,7 +173,7 @@ impl Instance {
             Action::ReportFailed { reason } => {
                 match self.outcome.take() {
                     Some(outcome) => drop(outcome.send(Err(self.why_ended(&reason)))),
-                    None => tracing::error!(instance = %self.name(), "it has kept dying and is not restarted any more"),
+                    None => tracing::error!(instance = %self.name(), "failed repeatedly and is not restarted any more"),
                 }
                 self.health.broken.store(true, Ordering::Relaxed);
                 if !self.all.can_serve() {
@@ -224,7 +224,7 @@ impl Instance {
         })
     }
 
-    /// A process has been started.
+    /// Records that a process has started.
     fn begun(&mut self, started: Running, machine: &mut Supervisor, running: &mut Option<Running>) {
         self.health.pid.store(started.child.id().unwrap_or(0), Ordering::Relaxed);
         *running = Some(started);
@@ -248,13 +248,13 @@ impl Instance {
                 let _ = outcome.send(Ok(loaded));
             }
             _ => {
-                tracing::info!(instance = %self.name(), "instance is back");
+                tracing::info!(instance = %self.name(), "instance restarted");
                 record::instance_restarted(&self.driver.series);
             }
         }
     }
 
-    /// Keeps the metrics' count of instances by state.
+    /// Updates the metrics' count of instances by state.
     fn show(&mut self, state: State) {
         let now = match state {
             State::Starting { .. } => Some(InstanceState::Starting),
@@ -271,7 +271,7 @@ impl Instance {
         }
     }
 
-    /// The instance takes no more work; what it had goes to the driver.
+    /// Takes the instance out of service; its requests go back to the driver.
     fn gone(&self) {
         self.health.ready.store(false, Ordering::Relaxed);
         self.health.set_link(None);
@@ -297,10 +297,10 @@ impl Instance {
         }
     }
 
-    /// The connection is over: the process ends with it, or is ended.
+    /// Handles the end of the connection: waits briefly for the process to exit, and kills it otherwise.
     async fn ended(&mut self, reason: &str, machine: &mut Supervisor, running: &mut Option<Running>) {
         let Some(mut over) = running.take() else { return };
-        // At once, so that nothing more is sent to it while the process is waited for.
+        // Immediately, so that nothing is sent to it while waiting for the process.
         self.gone();
         let exited = timeout(Duration::from_secs(1), over.child.wait()).await;
         if let Ok(Ok(status)) = &exited
@@ -311,7 +311,7 @@ impl Instance {
         }
         let how = match exited {
             Ok(Ok(status)) => match self.why_not_started(&over, machine).await {
-                // A sentence of its own, not how the process ended.
+                // The cause is more useful than how the process ended.
                 Some(reason) => {
                     machine.load_failed(reason, clock::now());
                     process::describe(status)
@@ -319,7 +319,7 @@ impl Instance {
                 None => process::describe(status),
             },
             _ => {
-                // It has closed its connection and lives on, or sent nonsense.
+                // The process still runs: it closed its connection or broke the protocol.
                 machine.disconnected(reason, clock::now());
                 let _ = over.child.kill().await;
                 reason.to_owned()
@@ -332,7 +332,7 @@ impl Instance {
         machine.exited(how, clock::now());
     }
 
-    /// What is wrong with the interpreter of a worker that ended before it had loaded its model.
+    /// Returns what is wrong with the interpreter of a worker that ended before it loaded its model.
     async fn why_not_started(&self, over: &Running, machine: &Supervisor) -> Option<String> {
         let loading = over.loaded.is_none() && matches!(machine.state(), State::Starting { .. });
         if loading { process::why_not_started(&self.plan.launch, &self.driver.model.name).await } else { None }
@@ -368,19 +368,19 @@ impl Instance {
     }
 }
 
-/// Tells a running worker the new text of `metrics.yaml`; one that is only starting reads it after its model.
+/// Sends the new text of `metrics.yaml` to a running worker; a starting one reads it after loading its model.
 fn redefine(running: &Option<Running>, text: &str) {
     if let Some(running) = running {
         running.link.send(&ToWorker::Metrics(text.to_owned()));
     }
 }
 
-/// Ends the process: asks first if it is only not wanted any more.
+/// Ends the process: asks it to stop if it is no longer needed, kills it otherwise.
 fn kill(running: &mut Option<Running>, reason: &LossReason) {
     let Some(running) = running else { return };
     if *reason == LossReason::Stopped {
         running.link.send(&ToWorker::Shutdown);
-        running.kill_at = Some(TokioInstant::now() + STOP_PATIENCE);
+        running.kill_at = Some(TokioInstant::now() + STOP_TIMEOUT);
     } else {
         running.killed = true;
         let _ = running.child.start_kill();

@@ -1,5 +1,5 @@
-//! The session of a worker process: reads its frames and samples until the connection ends. Replies go to the model's driver,
-//! calls to [`Calls`], and what concerns the life of the process to its supervisor as [`Event`]s. Starts and ends no process.
+//! The session of a worker process: reads its frames and samples until the connection ends. Passes replies to the model's driver,
+//! calls to [`Calls`], and the process's state changes to its supervisor as [`Event`]s. Never starts or ends a process.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -16,18 +16,18 @@ use crate::scheduler::Driver;
 use crate::wire::{Link, SharedLink};
 use pharos_os::clock;
 
-/// Batches with this or a higher number warm an instance up.
+/// The first batch number of warm-up batches.
 pub(crate) const WARM_UP: u64 = 1 << 63;
 
-/// What the supervisor of the process must know.
+/// A state change for the supervisor of the process.
 pub(crate) enum Event {
     Loaded(Loaded),
     LoadFailed(String),
-    /// A decoupled model has answered a request of a warm-up with an error.
+    /// A decoupled model has answered a warm-up request with an error.
     WarmUpFailed(InferError),
-    /// A batch of a warm-up is done.
+    /// A warm-up batch is done.
     WarmedUp(Done),
-    /// The connection has ended, and why.
+    /// The connection has ended, with the reason.
     Ended(String),
 }
 
@@ -68,7 +68,7 @@ impl Session {
         };
         pump.abort();
         self.link.ring.close(&self.cache, &self.driver.series);
-        let reason = end.err().map_or_else(|| "the worker closed it".to_owned(), |error| error.to_string());
+        let reason = end.err().map_or_else(|| "the worker closed the connection".to_owned(), |error| error.to_string());
         self.report(Event::Ended(reason));
     }
 
@@ -111,18 +111,18 @@ impl Session {
         self.link.ring.fault().map_or(Ok(()), |fault| Err(io::Error::other(fault)))
     }
 
-    /// Takes the samples of a reply before the reply: a client that has the answer finds its samples in the metrics.
+    /// Takes the samples before their reply, so that a client with the answer finds its samples in the metrics.
     fn drain_samples(&self) {
         self.link.ring.drain(&self.cache, &self.driver.series);
     }
 
-    /// Stamps of the worker, limited to the time of the session.
+    /// Clamps the worker's stamps to the time of the session.
     fn plausible(&self, stamps: ComputeStamps) -> ComputeStamps {
         stamps.within(self.began, clock::now())
     }
 
     fn report(&self, event: Event) {
-        // A supervisor that has ended the process receives no events.
+        // Fails if the supervisor has already ended the process.
         let _ = self.events.send(event);
     }
 }

@@ -1,5 +1,5 @@
-//! The account of a call: when it was received, and that its answer is counted once, also when the message cannot be decoded, the
-//! method does not exist, or the client goes away.
+//! Counts the answer of each call exactly once, also if the message cannot be decoded, the method does not exist, or the client
+//! disconnects; records when the call was received.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -9,9 +9,9 @@ use std::task::{Context, Poll};
 
 use http::{Request, Response};
 use pharos::access::Restrictions;
-use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::error::{InferError, Reason};
 use pharos::infer::{InferRequest, Parameter};
-use pharos::service::{EXITING_TEXT, Protocol, Route, Service};
+use pharos::service::{EXITING_TEXT, Route, Service};
 use pharos::timeline::Instant;
 use tonic::body::Body;
 use tonic::{Code, Status};
@@ -19,76 +19,77 @@ use tonic::{Code, Status};
 use super::trace;
 use pharos_listener::access::routes::of_grpc;
 use pharos_listener::access::{Access, DeniedAnswer, Forward, GRPC_PREFIX, Guard};
+use pharos_listener::answering::{Account, Calls};
 use pharos_listener::request_log;
 
-/// What handlers know of and report about the call that they serve. Travels in the request's extensions.
+/// The shared state of a call, through which its handler reports the outcome. Stored in the request's extensions.
 #[derive(Clone)]
 pub(super) struct CallAccount {
-    /// When the call's head was here.
+    /// When the call's headers were received.
     pub(super) received: Instant,
     ending: Arc<Ending>,
 }
 
-/// The headers that become parameters of a call's requests. Travels in the call's extensions.
+/// The headers that become parameters of a call's requests. Stored in the call's extensions.
 #[derive(Clone)]
 pub(super) struct Forwarded(pub(super) Vec<(String, String)>);
 
 impl Forwarded {
-    /// What travelled with a call.
+    /// Returns the forwarded headers in the extensions of `request`.
     pub(super) fn of<T>(request: &tonic::Request<T>) -> Self {
         request.extensions().get::<Self>().cloned().unwrap_or(Self(Vec::new()))
     }
 
-    /// Makes parameters of them.
+    /// Adds the headers to the request's parameters.
     pub(super) fn add_to(&self, request: &mut InferRequest) {
         let parameters = self.0.iter().map(|(name, value)| (name.clone(), Parameter::String(value.clone())));
         request.parameters.extend(parameters);
     }
 }
 
-/// How the call ended, as far as its handler knows.
+/// The outcome of the call as reported by its handler.
 #[derive(Default)]
 struct Ending {
     reason: OnceLock<Reason>,
-    /// 1: the handler counts the call's answers itself (a stream has many).
+    /// 1: the handler counts the call's answers itself, because a stream has several.
     counts_itself: AtomicU8,
 }
 
 impl CallAccount {
-    /// The account in the extensions of `request`; without one, a new one that starts now.
+    /// Returns the account in the extensions of `request`, or a new one that starts now.
     pub(super) fn of<S: Service, T>(request: &tonic::Request<T>, service: &S) -> Self {
         let account = request.extensions().get::<Self>().cloned();
         account.unwrap_or_else(|| Self { received: service.now(), ending: Arc::default() })
     }
 
-    /// Notes why the call fails and gives the status that says so.
+    /// Records the reason for which the call fails and returns the status of `error`.
     pub(super) fn fail(&self, error: InferError) -> Status {
         let _ = self.ending.reason.set(error.reason);
         status(error)
     }
 
-    /// The handler counts from now on.
+    /// Declares that the handler counts the answers from now on.
     pub(super) fn counts_itself(&self) {
         self.ending.counts_itself.store(1, Ordering::Relaxed);
     }
 }
 
-/// The gRPC status of an error.
+/// Returns the gRPC status of an error.
 pub(super) fn status(error: InferError) -> Status {
     if error.message == EXITING_TEXT {
-        // Triton says this with other words on each protocol.
+        // Triton's text for this differs between the protocols.
         return Status::unavailable("GRPC server is shutting down and has stopped accepting new requests.");
     }
     Status::new(Code::from_i32(error.code.grpc_code()), shortened(error.message))
 }
 
-/// The most bytes that a status' text may take on the wire. It is a header there; clients refuse headers of more than
-/// 8 KiB in all (gRPC's soft limit) and then tell their user of that, not of what was wrong.
+/// The maximum encoded size of a status message in bytes. It is sent as a header; clients reject headers of more than 8 KiB in
+/// total (gRPC's soft limit) and then report that instead of the actual error.
 const MOST_TEXT: usize = 6 << 10;
 
-/// The text, cut where it would become too long a header: names, ids and shapes in it are as long as the client likes.
+/// Truncates a text that is too long for a header: names, ids and shapes in it have any length that the client chooses.
 fn shortened(text: String) -> String {
-    // On the wire anything but these is written as `%XX`.
+    // All other characters are percent-encoded on the wire.
     let on_the_wire = |c: char| if c.is_ascii_alphanumeric() { 1 } else { 3 * c.len_utf8() };
     let mut size = 0usize;
     let cut = text.char_indices().find(|(_, c)| {
@@ -101,7 +102,7 @@ fn shortened(text: String) -> String {
     }
 }
 
-/// The reason of a failure that no handler saw: the transport's own.
+/// Returns the reason of a failure that the transport reported before any handler ran.
 fn transport_reason(code: Code) -> Reason {
     match code {
         Code::Ok | Code::Unimplemented => Reason::Unsupported,
@@ -111,7 +112,7 @@ fn transport_reason(code: Code) -> Reason {
     }
 }
 
-/// A service that stamps and counts the calls of the one within.
+/// A service that stamps and counts the calls of `inner`.
 #[derive(Clone)]
 pub struct Counted<S: Service, D> {
     pub(super) service: S,
@@ -121,42 +122,25 @@ pub struct Counted<S: Service, D> {
     pub(super) inner: D,
 }
 
-/// The call while it runs. Dropped before its end, it counts as cancelled.
-struct Running<S: Service> {
-    service: S,
-    route: Route,
-    account: CallAccount,
-    ended: bool,
-}
-
-impl<S: Service> Running<S> {
-    /// Counts the call, unless its handler does, and gives its status.
-    fn end(&mut self, response: &Response<Body>) -> Code {
-        self.ended = true;
-        let code = match response.headers().get("grpc-status") {
-            Some(code) => Code::from_bytes(code.as_bytes()),
-            // What is not gRPC at all is refused below gRPC, with an HTTP status.
-            None if !response.status().is_success() => Code::Internal,
-            None => Code::Ok,
-        };
-        if self.account.ending.counts_itself.load(Ordering::Relaxed) == 1 {
-            return code;
+impl CallAccount {
+    /// Counts the call unless its handler does.
+    fn end<S: Service>(&self, count: Account<Calls<S>>, code: Code) {
+        if self.ending.counts_itself.load(Ordering::Relaxed) == 1 {
+            return count.end_uncounted();
         }
         let failed = code != Code::Ok;
-        let reason = self.account.ending.reason.get().copied();
-        let reason = failed.then(|| reason.unwrap_or_else(|| transport_reason(code)));
-        self.service.record_answered(Protocol::Grpc, self.route, code as u16, reason);
-        code
+        let reason = self.ending.reason.get().copied();
+        count.end(code as u16, failed.then(|| reason.unwrap_or_else(|| transport_reason(code))));
     }
 }
 
-impl<S: Service> Drop for Running<S> {
-    fn drop(&mut self) {
-        if !self.ended {
-            let code = ErrorCode::Cancelled.grpc_code();
-            let code = u16::try_from(code).unwrap_or_default();
-            self.service.record_answered(Protocol::Grpc, self.route, code, Some(Reason::Cancelled));
-        }
+/// Returns the gRPC status of a response.
+fn code_of(response: &Response<Body>) -> Code {
+    match response.headers().get("grpc-status") {
+        Some(code) => Code::from_bytes(code.as_bytes()),
+        // A request that is not gRPC is refused with an HTTP status.
+        None if !response.status().is_success() => Code::Internal,
+        None => Code::Ok,
     }
 }
 
@@ -178,23 +162,20 @@ where
         let route = of_grpc(request.uri().path());
         request.extensions_mut().insert(account.clone());
         let path = request_log::is_enabled().then(|| request.uri().path().to_owned());
-        let mut running = Running { service: self.service.clone(), route, account, ended: false };
-        let refused = self.refusal(&running, &request).or_else(|| self.forward_headers(&running, &mut request));
+        let (service, count) = (self.service.clone(), Account::new(Calls(self.service.clone()), route));
+        let refused = self.refusal(route, &account, &request);
+        let refused = refused.or_else(|| self.forward_headers(route, &account, &mut request));
         let call = refused.is_none().then(|| self.inner.call(request));
         Box::pin(async move {
             let response = match (call, refused) {
                 (Some(call), _) => call.await?,
                 (None, refused) => refused.unwrap_or_default(),
             };
-            let code = running.end(&response);
+            let code = code_of(&response);
+            account.end(count, code);
             let response = trace::sent(response);
             if let Some(path) = path {
-                request_log::answered(
-                    "grpc",
-                    &path,
-                    code as u16,
-                    running.service.now().ns_since(running.account.received),
-                );
+                request_log::answered("grpc", &path, code as u16, service.now().ns_since(account.received));
             }
             Ok(response)
         })
@@ -202,9 +183,14 @@ where
 }
 
 impl<S: Service, D> Counted<S, D> {
-    /// Makes parameters of the headers of an inference call; the refusal of the call if they cannot be.
-    fn forward_headers<B>(&self, running: &Running<S>, request: &mut Request<B>) -> Option<Response<Body>> {
-        if self.forward.is_empty() || !matches!(running.route, Route::Infer | Route::StreamInfer) {
+    /// Adds the forwarded headers of an inference call to its extensions; returns the refusal if a header is not allowed.
+    fn forward_headers<B>(
+        &self,
+        route: Route,
+        account: &CallAccount,
+        request: &mut Request<B>,
+    ) -> Option<Response<Body>> {
+        if self.forward.is_empty() || !matches!(route, Route::Infer | Route::StreamInfer) {
             return None;
         }
         match self.forward.parameters(request.headers()) {
@@ -212,19 +198,19 @@ impl<S: Service, D> Counted<S, D> {
                 request.extensions_mut().insert(Forwarded(parameters));
                 None
             }
-            Err(text) => Some(running.account.fail(InferError::invalid(text)).into_http()),
+            Err(text) => Some(account.fail(InferError::invalid(text)).into_http()),
         }
     }
 
-    /// The refusal of a call, if it asks for a part without the token or the key's value that this needs, or for none.
-    fn refusal<B>(&self, running: &Running<S>, request: &Request<B>) -> Option<Response<Body>> {
+    /// Returns the refusal of a call to an unknown route, or of one without the required token or key.
+    fn refusal<B>(&self, route: Route, account: &CallAccount, request: &Request<B>) -> Option<Response<Body>> {
         let guard = Guard { access: &self.access, restricted: &self.restricted, prefix: GRPC_PREFIX };
         if guard.is_open() {
             return None;
         }
-        let denied = guard.check(running.route, request.headers()).err()?;
+        let denied = guard.check(route, request.headers()).err()?;
         let DeniedAnswer { code, text, reason, .. } = denied.over_grpc();
-        let _ = running.account.ending.reason.set(reason);
+        let _ = account.ending.reason.set(reason);
         Some(Status::new(Code::from_i32(code.into()), text).into_http())
     }
 }
@@ -234,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_that_is_no_header_any_more_is_cut_between_characters() {
+    fn a_long_text_is_truncated_between_characters() {
         for (text, kept) in [("x".repeat(6144), 6144), ("x".repeat(6145), 6144), ("\u{65e5}".repeat(4000), 3 * 682)] {
             let message = status(InferError::invalid(text.clone())).message().to_owned();
             if kept == text.len() {

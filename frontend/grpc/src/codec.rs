@@ -16,10 +16,10 @@ use super::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTe
 use super::proto::model_infer_response::InferOutputTensor;
 use super::proto::{InferParameter, ModelInferRequest, ModelInferResponse};
 
-/// The response parameter that says that nothing follows.
+/// The response parameter that marks the last response.
 pub(super) const FINAL_RESPONSE: &str = "triton_final_response";
 
-/// Decodes a request. Raw inputs are taken over, not copied. The stamps are the caller's to set.
+/// Decodes a request without copying raw inputs. The caller sets the request's stamps.
 ///
 /// # Errors
 /// INVALID_ARG with the texts of spec 2.2 and 2.5.
@@ -27,7 +27,7 @@ pub fn decode(message: ModelInferRequest) -> Result<InferRequest, InferError> {
     decode_with_inputs(message, Inputs::default())
 }
 
-/// As [`decode`], of a message some of whose inputs came apart from it.
+/// Like [`decode`], for a message some of whose inputs were received separately.
 fn decode_with_inputs(message: ModelInferRequest, inputs: Inputs) -> Result<InferRequest, InferError> {
     let mut request = InferRequest {
         model_name: message.model_name,
@@ -51,7 +51,7 @@ fn decode_with_inputs(message: ModelInferRequest, inputs: Inputs) -> Result<Infe
     Ok(request)
 }
 
-/// [`decode`], but that there is no such model is said before what is wrong with the request, as in Triton.
+/// Like [`decode`], but reports an unknown model before errors in the request, as Triton does.
 pub(super) fn decode_for<S: Service>(
     (message, inputs): (ModelInferRequest, Inputs),
     service: &S,
@@ -72,7 +72,7 @@ fn request_parameter(
     match key.as_str() {
         "sequence_id" => {
             request.correlation_id = match choice {
-                // As in Triton: clients have no other way to send numbers from 2^63 on.
+                // As in Triton: some clients have no other way to send numbers from 2^63 on.
                 Some(ParameterChoice::Int64Param(id)) => CorrelationId::Uint(id.cast_unsigned()),
                 Some(ParameterChoice::Uint64Param(id)) => CorrelationId::Uint(id),
                 Some(ParameterChoice::StringParam(id)) => CorrelationId::from_text(id)?,
@@ -153,7 +153,7 @@ fn input(
         }
         (Some(typed), false) => typed.into(),
         (None, true) => raw.next().ok_or_else(|| no_data(&name, model))?,
-        // A tensor without elements has no data to give.
+        // A tensor without elements needs no data.
         (None, false) if shape.contains(&0) => Data::new(),
         (None, false) => return Err(no_data(&name, model)),
     };
@@ -166,11 +166,10 @@ fn no_data(input: &str, model: &str) -> InferError {
 
 fn unknown_datatype(input: &str, datatype: &str) -> InferError {
     let names: Vec<&str> = DataType::ALL.into_iter().map(DataType::name).collect();
-    InferError::invalid(format!("invalid datatype for input {input}: '{datatype}' is none of {}", names.join(", ")))
+    InferError::invalid(format!("invalid datatype for input {input}: '{datatype}' is not one of {}", names.join(", ")))
 }
 
-/// The place in a client's memory that a tensor's parameters name, if they name one. A negative number is none that any
-/// region has.
+/// Returns the shared memory range in a tensor's parameters, if any. A negative number becomes one that exceeds every region.
 fn slice(tensor: &str, parameters: &BTreeMap<String, InferParameter>) -> Result<Option<Slice>, InferError> {
     const REGION: &str = "shared_memory_region";
     let of = format!("parameter for tensor '{tensor}'");
@@ -220,14 +219,14 @@ fn output(output: InferRequestedOutputTensor) -> Result<RequestedOutput, InferEr
     Ok(RequestedOutput { name: output.name, binary_data: None, classification, region })
 }
 
-/// Encodes a response: always raw contents, one entry for each output.
+/// Encodes a response, always with raw contents: one entry per output.
 pub fn encode(response: InferResponse) -> ModelInferResponse {
     let (mut message, raw) = encode_apart(response);
     message.raw_output_contents = raw.into_iter().map(Data::join).collect();
     message
 }
 
-/// As [`encode`]; large outputs travel apart from the message if they may.
+/// Like [`encode`]; large outputs are sent separately from the message if allowed.
 pub(super) fn encode_for(response: InferResponse, allows_large_outputs: bool) -> tonic::Response<ModelInferResponse> {
     if !allows_large_outputs {
         return tonic::Response::new(encode(response));
@@ -268,7 +267,7 @@ fn encode_apart(response: InferResponse) -> (ModelInferResponse, Vec<Data>) {
     (message, raw)
 }
 
-/// A parameter as a message.
+/// Converts a parameter to a message.
 pub(super) fn parameter(value: Parameter) -> InferParameter {
     let choice = match value {
         Parameter::Bool(value) => ParameterChoice::BoolParam(value),

@@ -1,4 +1,4 @@
-//! gRPC messages in, requests out, and back: tables of good and bad ones.
+//! Tables of valid and invalid gRPC messages, decoded and encoded.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
@@ -64,7 +64,7 @@ fn typed_contents_become_little_endian_bytes() {
 }
 
 #[test]
-fn raw_contents_are_taken_over_and_parameters_understood() {
+fn decodes_raw_contents_and_parameters() {
     let mut message = request(vec![tensor("FP16", None), tensor("BYTES", None)], vec![&[1, 2], &[0, 0, 0, 0]]);
     message.id = "7".into();
     for (key, value) in [
@@ -135,7 +135,7 @@ fn errors_have_tritons_code_and_text() {
             3,
             "value 300 of input tensor 'X' for model 'm' is out of range for datatype INT8",
         ),
-        (request(vec![tensor("F", None)], vec![&[1]]), 3, "invalid datatype for input X: 'F' is none of BOOL"),
+        (request(vec![tensor("F", None)], vec![&[1]]), 3, "invalid datatype for input X: 'F' is not one of BOOL"),
         (region(false, None), 3, "'shared_memory_byte_size' must be specified along with"),
         (region(true, ints(&[1])), 3, "unexpected 'content' provided when using shared memory for input tensor 'X'"),
         (
@@ -177,7 +177,7 @@ fn outputs_are_raw() {
     assert_eq!(message.parameters["p"], choice(ParameterChoice::Uint64Param(1)));
 }
 
-/// Ten million short strings must not take long; this is a hundredth of that, with a bound that only something quadratic misses.
+/// Many short strings must decode in linear time; the bound is generous, and only quadratic time exceeds it.
 #[test]
 fn many_strings_decode_in_linear_time() {
     let contents =

@@ -1,5 +1,4 @@
-//! The messages of a call's answer on their way out, compressed for clients that ask for that. Large ones are compressed on
-//! threads that serve no sockets.
+//! Compresses the messages of an answer for clients that request it. Large messages are compressed on blocking threads.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -19,10 +18,10 @@ use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::coding::{Format, deflate};
 use pharos_listener::receiving::grpc::messages::{Head, Partial};
 
-/// Messages of more bytes are compressed on another thread.
+/// Messages of more bytes are compressed on a blocking thread.
 const LONG: usize = 64 << 10;
 
-/// The format that a client with these headers can read and names first.
+/// Returns the first supported format in `grpc-accept-encoding`.
 pub(super) fn accepted(headers: &HeaderMap) -> Option<Format> {
     let names = headers.get("grpc-accept-encoding")?.to_str().ok()?;
     names.split(',').find_map(|name| match name.trim() {
@@ -32,7 +31,7 @@ pub(super) fn accepted(headers: &HeaderMap) -> Option<Format> {
     })
 }
 
-/// The same answer, compressed. An answer that is only a status has nothing to compress.
+/// Compresses an answer. An answer that consists only of a status is returned unchanged.
 pub(super) fn compressed(mut response: Response<Body>, format: Format, budget: &Budget) -> Response<Body> {
     if response.headers().contains_key("grpc-status") || !response.status().is_success() {
         return response;
@@ -61,7 +60,7 @@ struct Compressed {
     body: Body,
     format: Format,
     budget: Budget,
-    /// Came and is not looked at yet.
+    /// Received but not yet parsed.
     rest: Bytes,
     partial: Partial,
     working: Option<Working>,
@@ -69,7 +68,7 @@ struct Compressed {
 }
 
 impl Compressed {
-    /// Takes the next message, or what is here of it.
+    /// Parses the next message as far as it has been received, and starts compressing a complete one.
     fn advance(&mut self) -> Result<(), Status> {
         if self.partial.head().is_none() {
             self.partial.take_head(&mut self.rest);
@@ -87,15 +86,15 @@ impl Compressed {
                 let _permit = permit;
                 pack(&message, format)
             });
-            work.await.unwrap_or_else(|error| Err(Status::internal(format!("compressing broke off: {error}"))))
+            work.await.unwrap_or_else(|error| Err(Status::internal(format!("compressing a message failed: {error}"))))
         }));
         Ok(())
     }
 }
 
-/// A message compressed, with its head.
+/// Returns a message compressed, with its head.
 fn pack(message: &Data, format: Format) -> Result<Bytes, Status> {
-    // The level that gRPC's libraries use.
+    // The level that the gRPC libraries use.
     let packed = deflate(message.pieces().iter(), format, Compression::new(6));
     let packed = packed.map_err(|error| Status::internal(format!("cannot compress a message: {error}")))?;
     let mut whole = BytesMut::from(&*Head { flag: 1, length: packed.len() }.bytes());

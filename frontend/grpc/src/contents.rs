@@ -1,11 +1,11 @@
-//! Typed tensor contents (`InferTensorContents`): repeated numbers in, the tensor's little-endian bytes out.
+//! Converts typed tensor contents (`InferTensorContents`) from repeated numbers to the tensor's little-endian bytes.
 
 use pharos::error::InferError;
 use pharos::tensor::{DataType, push_bytes_element};
 
 use super::proto::InferTensorContents;
 
-/// Whose contents they are, for messages.
+/// The input to which the contents belong, for error messages.
 #[derive(Clone, Copy)]
 pub(super) struct Of<'a> {
     pub(super) input: &'a str,
@@ -13,10 +13,10 @@ pub(super) struct Of<'a> {
     pub(super) datatype: DataType,
 }
 
-/// The bytes of `contents`; `None` when no field is set.
+/// Returns the bytes of `contents`; `None` if no field is set.
 ///
 /// # Errors
-/// A field that is not the datatype's, or a number that the datatype does not hold (which Triton wraps silently).
+/// Fails if a set field does not match the datatype, or if a number is out of the datatype's range (Triton wraps it silently).
 pub(super) fn bytes(contents: &InferTensorContents, of: Of<'_>) -> Result<Option<Vec<u8>>, InferError> {
     let set = fields_set(contents);
     if set.iter().filter(|(set, _)| *set).count() > 1 {
@@ -49,12 +49,12 @@ pub(super) fn bytes(contents: &InferTensorContents, of: Of<'_>) -> Result<Option
         DataType::Fp32 => narrow(&contents.fp32_contents, of, |n| Some(n.to_le_bytes()))?,
         DataType::Fp64 => narrow(&contents.fp64_contents, of, |n| Some(n.to_le_bytes()))?,
         DataType::Bytes => strings(contents, of)?,
-        // They have no field, so that a set field was refused above.
+        // These have no field, so a set field was refused above.
         DataType::Fp16 | DataType::Bf16 => Vec::new(),
     }))
 }
 
-/// Which fields are set, each named by the datatype that its numbers have.
+/// Returns which fields are set, each named by its datatype.
 fn fields_set(contents: &InferTensorContents) -> [(bool, &'static str); 8] {
     [
         (!contents.bool_contents.is_empty(), "BOOL"),
@@ -68,7 +68,7 @@ fn fields_set(contents: &InferTensorContents) -> [(bool, &'static str); 8] {
     ]
 }
 
-/// The field that holds a datatype's numbers; the 16-bit floats have none.
+/// Returns the name of the field with a datatype's numbers; `None` for the 16-bit floats.
 fn field_of(datatype: DataType) -> Option<&'static str> {
     match datatype {
         DataType::Int8 | DataType::Int16 => Some("INT32"),
@@ -103,7 +103,7 @@ fn strings(contents: &InferTensorContents, of: Of<'_>) -> Result<Vec<u8>, InferE
         if !push_bytes_element(&mut out, element) {
             let Of { input, model, .. } = of;
             return Err(InferError::invalid(format!(
-                "an element of input tensor '{input}' for model '{model}' has {} bytes; it may have {}",
+                "an element of input tensor '{input}' for model '{model}' has {} bytes; the maximum is {}",
                 element.len(),
                 u32::MAX
             )));

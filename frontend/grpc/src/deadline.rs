@@ -1,5 +1,5 @@
-//! `grpc-timeout`: how long the client will wait. When that is over the call ends here too, whoever closes it first, so that
-//! nothing is computed for nobody.
+//! `grpc-timeout`: the client's deadline. When it has passed, the server ends the call too, so that nothing is computed for a
+//! client that has given up.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use tonic::metadata::MetadataMap;
 /// The name of the header.
 const HEADER: &str = "grpc-timeout";
 
-/// What the client asks for; `None` if it names no time or something that is none (gRPC over HTTP/2: up to eight digits
-/// and a unit).
+/// Returns the timeout that the client set; `None` if it is missing or malformed (gRPC over HTTP/2: up to eight digits and a
+/// unit).
 pub(super) fn of(metadata: &MetadataMap) -> Option<Duration> {
     parse(metadata.get(HEADER)?.to_str().ok()?)
 }
@@ -32,15 +32,15 @@ fn parse(text: &str) -> Option<Duration> {
     })
 }
 
-/// The answer to a call whose time is over.
+/// Returns the error for a call whose deadline has passed.
 pub(super) fn exceeded() -> InferError {
     InferError::new(ErrorCode::DeadlineExceeded, Reason::Timeout, "Deadline Exceeded")
 }
 
-/// `work`, for as long as the client waits. What is cut short is dropped, which cancels its request.
+/// Runs `work` until the deadline. Dropping unfinished work cancels its request.
 ///
 /// # Errors
-/// The work's own, or [`exceeded`].
+/// The errors of `work`, or [`exceeded`].
 pub(super) async fn within<T>(
     limit: Option<Duration>,
     work: impl Future<Output = Result<T, InferError>>,
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_header_is_read_as_its_specification_says() {
+    fn parses_the_header_as_specified() {
         for (text, expected) in [
             ("1H", Some(Duration::from_secs(3600))),
             ("2M", Some(Duration::from_secs(120))),

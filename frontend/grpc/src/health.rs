@@ -1,4 +1,4 @@
-//! `grpc.health.v1.Health`: SERVING iff the server is ready, whatever service is asked about.
+//! `grpc.health.v1.Health`: SERVING iff the server is ready, for any service name.
 
 use pharos::service::Service;
 use tonic::codegen::tokio_stream::Empty;
@@ -7,7 +7,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-/// The service.
+/// The health service.
 pub(super) struct HealthService<S: Service>(pub(super) S);
 
 #[tonic::async_trait]
@@ -20,6 +20,6 @@ impl<S: Service> Health for HealthService<S> {
     }
 
     async fn watch(&self, _: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::unimplemented("Watch is not supported by this version of the server; ask with Check"))
+        Err(Status::unimplemented("Watch is not supported by this version of the server; use Check"))
     }
 }

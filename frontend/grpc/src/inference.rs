@@ -1,4 +1,4 @@
-//! `inference.GRPCInferenceService`: each rpc is one of the engine's verbs.
+//! `inference.GRPCInferenceService`: each rpc maps to one verb of the engine.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -42,19 +42,19 @@ const EXTENSIONS: [&str; 13] = [
     "logging",
 ];
 
-/// The service.
+/// The inference service.
 pub(super) struct Inference<S: Service>(pub(super) S);
 
 type Answer<T> = Result<Response<T>, Status>;
 
 impl<S: Service> Inference<S> {
-    /// Answers with what `verb` gives, and notes why if it fails.
+    /// Answers with the result of `verb` and records the reason if it fails.
     fn answer<Q, A>(&self, request: Request<Q>, verb: impl FnOnce(&S, Q) -> Result<A, InferError>) -> Answer<A> {
         let account = CallAccount::of(&request, &self.0);
         verb(&self.0, request.into_inner()).map(Response::new).map_err(|error| account.fail(error))
     }
 
-    /// As [`Inference::answer`] for a verb that takes its time.
+    /// Like [`Inference::answer`], for an asynchronous verb.
     async fn answer_later<Q, A, F>(&self, request: Request<Q>, verb: impl FnOnce(S, Q) -> F) -> Answer<A>
     where
         F: Future<Output = Result<A, InferError>>,
@@ -66,7 +66,7 @@ impl<S: Service> Inference<S> {
 }
 
 fn ready_error(error: InferError) -> Result<bool, InferError> {
-    // Clients expect OK and false for a model that is unknown or unloaded; only what is no such question is an error.
+    // Clients expect OK and `false` for an unknown or unloaded model; only an invalid question is an error.
     match error.reason {
         Reason::UnknownModel | Reason::NotReady => Ok(false),
         _ => Err(error),

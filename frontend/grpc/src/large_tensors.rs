@@ -1,10 +1,9 @@
-//! Large tensors of `ModelInfer`, past the library's buffers for whole messages: those would copy every byte once on its way
-//! in and once on its way out. A request's large raw inputs are taken out of its body before the message is decoded, and
-//! travel in the call's extensions as the pieces in which they came; an answer's raw outputs travel in its extensions, and
-//! are put behind the encoded message when the body is sent. Fields may come in any order on the wire (the protobuf
-//! encoding's rules), so that clients see no difference.
+//! Transfers the large tensors of `ModelInfer` past the library's message buffers, which would copy every byte once in each
+//! direction. The large raw inputs of a request are removed from its body before the message is decoded, and stored in the call's
+//! extensions as the pieces in which they were received. The raw outputs of an answer are stored in its extensions and appended
+//! to the encoded message when the body is sent. Protobuf allows fields in any order, so clients see no difference.
 //!
-//! Whatever is not a plain uncompressed message is left to the library, which has the words for it.
+//! Anything but a plain uncompressed message is left to the library, which reports errors.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -18,22 +17,22 @@ use tonic::body::Body;
 
 use pharos_listener::body_timeout::BoxError;
 
-/// Messages of fewer bytes are not worth it.
+/// Smaller messages are not worth the effort.
 const LARGE: usize = 32 << 10;
-/// A message's head: whether it is compressed, and its length (gRPC over HTTP/2, "Length-Prefixed-Message").
+/// The size of a message's head: the compressed flag and the length (gRPC over HTTP/2, "Length-Prefixed-Message").
 const PREFIX: usize = 5;
 /// `ModelInferRequest.raw_input_contents`, `ModelInferResponse.raw_output_contents`.
 const RAW_INPUTS: u64 = 7;
 const RAW_OUTPUTS: u64 = 6;
-/// The wire type of what has a length.
+/// The wire type of length-delimited fields.
 const LENGTH_DELIMITED: u64 = 2;
 
-/// The raw inputs that do not travel in the message, which has an empty one in each of these places.
+/// The raw inputs that were removed from the message, which has an empty entry in place of each.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Inputs(Vec<(usize, Data)>);
 
 impl Inputs {
-    /// All raw inputs of a message.
+    /// Merges these inputs with those in the message.
     pub(super) fn among(self, raw: Vec<Bytes>) -> Vec<Data> {
         let mut all: Vec<Data> = raw.into_iter().map(Data::from).collect();
         for (place, data) in self.0 {
@@ -45,15 +44,15 @@ impl Inputs {
     }
 }
 
-/// The raw outputs that do not travel in the message, which has none.
+/// The raw outputs that are not part of the message.
 #[derive(Clone, Debug)]
 pub(super) struct Outputs(Vec<Data>);
 
 impl Outputs {
-    /// These, if they are worth it and not too much for a message; else they are given back.
+    /// Accepts outputs that are large but fit in a message; returns others as the error.
     pub(super) fn of(raw: Vec<Data>) -> Result<Self, Vec<Data>> {
         let len = raw.iter().map(Data::len).sum::<usize>();
-        // What else is in a message is small, but not nothing.
+        // Leave room for the rest of the message.
         if (LARGE..super::MAX_MESSAGE / 2).contains(&len) { Ok(Self(raw)) } else { Err(raw) }
     }
 }
@@ -62,7 +61,7 @@ impl Outputs {
 #[derive(Clone, Copy)]
 pub(super) struct AllowsLargeOutputs;
 
-/// A call whose large inputs are in its extensions; it is ready when its message is here, or is seen to be none of these.
+/// Moves the large inputs of a call to its extensions. Completes when the whole message is received or turns out not to qualify.
 pub(super) async fn take<B>(request: Request<B>) -> Request<Rest<B>>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
@@ -80,7 +79,7 @@ where
     Request::from_parts(parts, rest)
 }
 
-/// Reads a large message; everything that came stays in `rest` too. `None` if it is no large message in plain text.
+/// Reads a large message; `rest` keeps everything that was received. Returns `None` unless it is a large uncompressed message.
 async fn read<B>(rest: &mut Rest<B>) -> Option<Data>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
@@ -102,7 +101,7 @@ where
                 came.push(data);
             }
             other => {
-                // Trailers, an error or the end: the library's affair.
+                // Trailers, an error or the end: left to the library.
                 let other = other.map(|frame| frame.map(|data| data.map_or_else(|trailers| trailers, Frame::data)));
                 rest.then = Some(other.map(|frame| frame.map_err(Into::into)));
                 return None;
@@ -115,8 +114,8 @@ where
     (message.len() + PREFIX == whole).then_some(message)
 }
 
-/// Takes the large inputs out of a message: what is left of it, with its prefix, and them. `None` if it has none, or is not
-/// well formed.
+/// Removes the large inputs from a message. Returns the remaining message with its prefix, and the inputs; `None` if the message
+/// has none or is malformed.
 fn split(mut message: Data) -> Option<(Bytes, Inputs)> {
     let (mut head, mut inputs, mut place) = (BytesMut::with_capacity(1024), Vec::new(), 0);
     head.put_bytes(0, PREFIX);
@@ -155,7 +154,7 @@ fn split(mut message: Data) -> Option<(Bytes, Inputs)> {
     (!inputs.is_empty()).then(|| (head.freeze(), Inputs(inputs)))
 }
 
-/// Takes a number off `from` and appends it to `to` as it is.
+/// Moves a varint from `from` to `to` unchanged and returns its value.
 fn varint(from: &mut Data, to: &mut BytesMut) -> Option<u64> {
     let (mut value, mut count) = (0u64, 0u32);
     for &byte in from.pieces().iter().flatten() {
@@ -173,10 +172,10 @@ fn varint(from: &mut Data, to: &mut BytesMut) -> Option<u64> {
     None
 }
 
-/// A body of which the beginning was read, or changed.
+/// A body whose beginning was already read, and possibly changed.
 pub(super) struct Rest<B> {
     front: VecDeque<Bytes>,
-    /// What came after that, if it was no data; within, `None` is the end.
+    /// The frame after `front` if it was not data; the inner `None` is the end of the body.
     then: Option<Option<Result<Frame<Bytes>, BoxError>>>,
     body: B,
 }
@@ -212,7 +211,7 @@ where
     }
 }
 
-/// An answer with its outputs in its body.
+/// Moves the outputs in an answer's extensions to its body.
 pub(super) fn reassemble(mut response: Response<Body>) -> Response<Body> {
     match response.extensions_mut().remove::<Outputs>() {
         Some(Outputs(outputs)) => {
@@ -222,7 +221,7 @@ pub(super) fn reassemble(mut response: Response<Body>) -> Response<Body> {
     }
 }
 
-/// A body of one message, with the outputs behind it.
+/// A body of one message, followed by its outputs.
 struct Whole {
     body: Body,
     outputs: Option<Vec<Data>>,
@@ -230,7 +229,7 @@ struct Whole {
 }
 
 impl Whole {
-    /// The message with a length that counts the outputs, and what belongs to the first of them; the rest is in `more`.
+    /// Returns the message with a length that includes the outputs, and the header of the first output; `more` gets the rest.
     fn join(&mut self, message: &Bytes, outputs: &[Data]) -> Option<Bytes> {
         let mut next = BytesMut::with_capacity(message.len() + 16);
         next.put_slice(message);
@@ -268,12 +267,12 @@ impl http_body::Body for Whole {
         }
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         let Some(outputs) = self.outputs.take() else { return Poll::Ready(frame) };
-        // The library gives a message as one frame; without one the call has failed and nothing is to be added.
+        // The library sends a message as one frame. Without a frame the call has failed and nothing is appended.
         let joined = match frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
             Some(message) => self.join(message, &outputs).map(Frame::data),
             None => return Poll::Ready(frame),
         };
-        Poll::Ready(Some(joined.ok_or_else(|| tonic::Status::internal("an answer has no length"))))
+        Poll::Ready(Some(joined.ok_or_else(|| tonic::Status::internal("the answer has no valid length"))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -289,7 +288,7 @@ mod tests {
     use super::super::proto::{ModelInferRequest, ModelInferResponse};
     use super::*;
 
-    /// A body in these frames, and an error behind them if it breaks off.
+    /// A body of these frames, followed by an error if there is one.
     struct Frames(VecDeque<Bytes>, Option<BoxError>);
 
     impl http_body::Body for Frames {
@@ -351,7 +350,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_request_is_the_same_however_it_is_cut(
+        fn the_frame_boundaries_of_a_request_do_not_matter(
             lengths in proptest::collection::vec(prop_oneof![0usize..6000, 30_000usize..80_000], 0..5),
             mut cuts in proptest::collection::vec(prop_oneof![1usize..400, 400usize..40_000], 0..20),
             first in 0usize..400,
@@ -371,7 +370,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_no_message_goes_on_as_it_came(
+        fn bytes_that_are_not_a_message_pass_unchanged(
             mut bytes in proptest::collection::vec(any::<u8>(), 32_768..50_000),
             cuts in proptest::collection::vec(1usize..20_000, 0..6),
         ) {
@@ -383,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compressed_or_too_short_or_breaks_off_is_left_alone() {
+    fn compressed_short_and_truncated_messages_pass_unchanged() {
         let large = request(&[100_000, 5]);
         let whole = framed(&large, 0);
         let mut more = whole.clone();
@@ -397,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_are_in_the_answer() {
+    fn outputs_are_appended_to_the_answer() {
         let head = ModelInferResponse { model_name: "m".into(), id: "7".into(), ..ModelInferResponse::default() };
         let raw: [Data; 3] =
             [vec![1; 70_000].into(), Data::new(), vec![Bytes::from(vec![2; 9]), Bytes::from(vec![3; 9000])].into()];
@@ -414,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_failed_gets_nothing_added() {
+    fn nothing_is_appended_to_a_failed_answer() {
         let mut response = Response::new(Body::empty());
         response.extensions_mut().insert(Outputs(vec![vec![1; 70_000].into()]));
         assert_eq!(now(all(reassemble(response).into_body())), (Vec::new(), false));

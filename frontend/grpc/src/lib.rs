@@ -1,7 +1,7 @@
 //! The gRPC edge: `inference.GRPCInferenceService`, health and reflection (spec 1.2, 2.5).
 //!
-//! Handlers translate between messages and the verbs of a `pharos::service::Service`, and decide nothing else. Every answer is counted once, by
-//! `call_accounting::Counted`.
+//! Handlers translate between messages and the verbs of a `pharos::service::Service` and make no other decisions.
+//! `call_accounting::Counted` counts every answer once.
 
 mod call_accounting;
 pub mod codec;
@@ -49,52 +49,52 @@ use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::grpc::{Limits, MAX_MESSAGE, received};
 use pharos_listener::{Life, Speaks};
 
-/// The generated messages and service of package `inference`.
+/// The generated messages and the service of package `inference`.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
 pub mod proto {
     include!(concat!(env!("OUT_DIR"), "/inference.rs"));
-    /// The files that the messages are generated from, for reflection.
+    /// The descriptors of the proto files, for reflection.
     pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/grpc_service.bin"));
 }
 
 /// The name of the v2 protocol's service.
 const SERVICE: &str = "inference.GRPCInferenceService";
 
-/// What the gRPC edge is told at start.
+/// The settings of the gRPC edge.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// `--grpc-restricted-protocol`.
     pub restricted: Arc<Restrictions>,
-    /// The tokens that are asked for.
+    /// The tokens that requests must present.
     pub access: Access,
     /// `--grpc-header-forward-pattern`.
     pub forward: Forward,
-    /// How long the message of a unary call may not go on; zero for ever.
+    /// The idle timeout while the message of a unary call is received; zero disables it.
     pub body_timeout: Duration,
-    /// Whether answers are compressed for all clients that can read that.
+    /// Whether answers are compressed for all clients that accept compression.
     pub compress: bool,
-    /// The memory of what is being received.
+    /// The memory budget for messages that are being received.
     pub budget: Budget,
-    /// The most bytes of a message.
+    /// The size limits of messages.
     pub limits: Limits,
-    /// The name of a service that is served on the same port by somebody else, for reflection.
+    /// The name of another service on the same port, for reflection.
     pub beside: Option<&'static str>,
 }
 
-/// How a listener treats its connections unless it is told otherwise.
+/// Returns the default connection settings of a gRPC listener.
 pub fn connections() -> listener::Settings {
     listener::Settings::new(Listener::Grpc)
 }
 
-/// The reflection service could not be made from the compiled-in descriptors.
+/// Building the reflection service from the compiled-in descriptors failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot offer gRPC reflection: {0}")]
 pub struct ReflectionError(#[from] tonic_reflection::server::Error);
 
-/// Serves gRPC on `listener` until `life` says to stop and the calls in flight are answered.
+/// Serves gRPC on `listener` until `life` signals shutdown and all calls in flight are answered.
 ///
 /// # Errors
-/// Only before serving, when the compiled-in descriptors are not usable.
+/// Fails only before serving, if the compiled-in descriptors are invalid.
 pub async fn serve<S: Service>(
     listener: TcpListener,
     service: S,
@@ -102,14 +102,14 @@ pub async fn serve<S: Service>(
     life: Life,
 ) -> Result<(), ReflectionError> {
     let service = services(service, settings)?;
-    // What HTTP/2 itself refuses are frames, not requests.
+    // HTTP/2 itself refuses only frames, which are not counted as requests.
     listener::serve(listener, (Speaks::Http2, connections), service, |_| {}, life).await;
     Ok(())
 }
 
 type InferenceServer<S> = GrpcInferenceServiceServer<Inference<S>>;
 
-/// All services, by path. Inference has a short way; the others are asked rarely.
+/// All services, by path. Inference calls skip the router, because the other services are called rarely.
 #[derive(Clone)]
 pub struct Dispatch<S: Service> {
     plain: InferenceServer<S>,
@@ -117,15 +117,15 @@ pub struct Dispatch<S: Service> {
     body_timeout: Duration,
     budget: Budget,
     limits: Limits,
-    /// Whether answers are compressed for every client that can read that. gRPC clients announce in every call that they
-    /// could; only one that compresses its own request asks for it.
+    /// Whether answers are compressed for all clients that accept it. gRPC clients announce support in every call; compressing
+    /// the request is what signals that the client wants compressed answers.
     compress: bool,
 }
 
-/// Every gRPC service of the server, counted.
+/// All gRPC services of the server, with their calls counted.
 pub type Services<S> = Counted<S, Dispatch<S>>;
 
-/// These services with reflection, which shows those of these names.
+/// Adds reflection for the services with these names.
 ///
 /// # Errors
 /// As [`serve`].
@@ -140,7 +140,7 @@ pub fn with_reflection(services: Routes, names: &[&str]) -> Result<Routes, Refle
     Ok(services.add_service(builder().build_v1()?).add_service(builder().build_v1alpha()?))
 }
 
-/// Makes them.
+/// Builds all services.
 ///
 /// # Errors
 /// As [`serve`].
@@ -169,12 +169,12 @@ where
     type Future = std::pin::Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        // None of the services ever waits to be ready.
+        // The services are always ready.
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // What the protocol asks for; an answer of status 200 would look like a success to who speaks no gRPC.
+        // The gRPC protocol requires this status; 200 would look like success to a client that does not use gRPC.
         let content_type = request.headers().get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
         if !content_type.starts_with(b"application/grpc") {
             let mut response = Response::new(Body::empty());
@@ -187,7 +187,7 @@ where
             let others = self.others.clone().call(request.map(Body::new));
             return Box::pin(others);
         }
-        // A stream of requests may rest for as long as it likes.
+        // A stream may be idle for any time between requests.
         let patience =
             if request.uri().path().ends_with("/ModelStreamInfer") { Duration::ZERO } else { self.body_timeout };
         let pace = Pace { patience, chunked: false };

@@ -1,4 +1,4 @@
-//! `LogSettings`: what the server logs (spec 2.8).
+//! `LogSettings`: the log settings (spec 2.8).
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use super::proto::log_settings_response::SettingValue as Shown;
 use super::proto::log_settings_response::setting_value::ParameterChoice as ShownChoice;
 use super::proto::{LogSettingsRequest, LogSettingsResponse};
 
-/// Changes what the request names, and gives all settings.
+/// Applies the changes in the request and returns all settings.
 ///
 /// # Errors
-/// INVALID_ARG that names the setting, UNIMPLEMENTED for the file; then nothing has changed.
+/// INVALID_ARG with the name of the setting, UNIMPLEMENTED for the log file; on an error nothing changes.
 pub(super) fn settings<S: Service>(
     service: &S,
     request: LogSettingsRequest,

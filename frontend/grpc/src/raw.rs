@@ -1,10 +1,10 @@
-//! A protobuf message that is already bytes.
+//! A protobuf message that is already encoded.
 
 use bytes::{Buf, BufMut, Bytes};
 use prost::encoding::{DecodeContext, WireType};
 use prost::{DecodeError, Message};
 
-/// `inference.ModelConfig` as the core rendered it. Only ever sent: decoding yields an empty message.
+/// `inference.ModelConfig` as the core rendered it. Only sent, never received: decoding yields an empty message.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RawModelConfig(pub Bytes);
 

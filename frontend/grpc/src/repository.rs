@@ -12,7 +12,7 @@ use super::proto::{
     RepositoryModelLoadResponse, RepositoryModelUnloadRequest, RepositoryModelUnloadResponse,
 };
 
-/// A repository cannot be chosen.
+/// Refuses a repository name: the request cannot select a repository.
 fn refuse_name(repository: &str) -> Result<(), InferError> {
     if repository.is_empty() {
         return Ok(());
@@ -45,7 +45,7 @@ pub(super) async fn load<S: Service>(
     Ok(RepositoryModelLoadResponse {})
 }
 
-/// A parameter of a load.
+/// Converts a parameter of a load.
 fn load_parameter(name: String, parameter: ModelRepositoryParameter) -> Result<(String, Bytes), InferError> {
     let wrong = |expected: &str| {
         let text = format!("invalid value type for load parameter '{name}', expected {expected}.");
@@ -66,7 +66,7 @@ pub(super) async fn unload<S: Service>(
     request: RepositoryModelUnloadRequest,
 ) -> Result<RepositoryModelUnloadResponse, InferError> {
     refuse_name(&request.repository_name)?;
-    // Parameters that are not known are passed over, as by Triton.
+    // Unknown parameters are ignored, as by Triton.
     let dependents = match request.parameters.get("unload_dependents") {
         None => false,
         Some(ModelRepositoryParameter { parameter_choice: Some(ParameterChoice::BoolParam(value)) }) => *value,

@@ -1,4 +1,4 @@
-//! The six rpcs about memory that clients share (spec 2.10). An empty name means all regions.
+//! The six rpcs for shared memory of clients (spec 2.10). An empty name selects all regions.
 
 use pharos::error::InferError;
 use pharos::region::{Kind, Memory};

@@ -1,4 +1,4 @@
-//! The statistics of a model version as a message.
+//! Converts the statistics of a model version to a message.
 
 use pharos::metrics::statistics::{
     InferBatchStatistics, InferResponseStatistics, InferStatistics, ModelStatistics, StatisticDuration,
@@ -6,7 +6,7 @@ use pharos::metrics::statistics::{
 
 use super::proto;
 
-/// The message of one model version.
+/// Returns the message of one model version.
 pub(super) fn message(model: ModelStatistics) -> proto::ModelStatistics {
     let responses = model.response_stats.into_iter();
     let memory = model.memory_usage.into_iter();

@@ -1,6 +1,6 @@
-//! `ModelStreamInfer`. Requests run side by side, as many as the [window](super::window) has places: those of ordinary
-//! models are answered in the order in which they came; the responses of decoupled models leave as they are produced.
-//! Errors are answers; the stream goes on.
+//! `ModelStreamInfer`. As many requests run concurrently as the [window](super::window) admits. Answers of ordinary models keep
+//! the order of their requests; responses of decoupled models are sent as they are produced. An error is an answer and does not
+//! end the stream.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -28,26 +28,26 @@ use super::trace;
 use super::window::{Place, Window};
 use pharos_listener::request_trace::{self, GRPC, Sending};
 
-/// Responses of all decoupled models of one stream that wait to be sent.
+/// The number of responses of all decoupled models of one stream that may wait to be sent.
 const WAITING: usize = 4;
 
-/// One answer, with the error that it was made of.
+/// One answer and, if it is an error, its cause.
 struct Answer {
     message: ModelStreamInferResponse,
     failed: Option<(ErrorCode, Reason)>,
-    /// Collects what becomes of it, if its request is traced.
+    /// The trace of the request, if it is sampled.
     traced: Option<Traced>,
 }
 
 impl Answer {
-    /// The bytes of its tensors.
+    /// Returns the size of the answer's tensors in bytes.
     fn bytes(&self) -> u64 {
         let outputs = self.message.infer_response.iter().flat_map(|response| &response.raw_output_contents);
         outputs.map(|output| output.len() as u64).sum()
     }
 }
 
-/// That a request is counted once, when its last answer is there; dropped before, as cancelled.
+/// Counts a request once, at its last answer, or as cancelled if dropped earlier.
 struct Counting<S: Service> {
     service: S,
     counted: bool,
@@ -69,7 +69,7 @@ impl<S: Service> Drop for Counting<S> {
     }
 }
 
-/// A request to an ordinary model that is being answered. Dropped, it is cancelled.
+/// A request to an ordinary model that is being answered. Dropping it cancels the request.
 struct Running<S: Service> {
     task: JoinHandle<Answer>,
     counting: Counting<S>,
@@ -84,34 +84,34 @@ impl<S: Service> Drop for Running<S> {
 
 /// The answers of a stream.
 pub(super) struct Answers<S: Service> {
-    /// The requests in their order; an error is the last of them, what the client sent next is no request.
+    /// The requests in order. An error is the last entry: the data that followed could not be read as a request.
     queue: mpsc::UnboundedReceiver<Result<Running<S>, Status>>,
     first: Option<Running<S>>,
-    /// No request to an ordinary model is open or to come.
+    /// Whether the queue is closed and empty.
     queue_ended: bool,
-    /// What decoupled models answer.
+    /// The responses of decoupled models.
     produced: mpsc::Receiver<Answer>,
-    /// Whether a decoupled model was the last to be asked for an answer: so that neither kind waits for the other.
+    /// Whether a decoupled model was polled last; alternating prevents one kind from starving the other.
     produced_last: bool,
     window: Window,
     wants_status: bool,
-    /// The answer that was given out last: who asks for the next has taken it.
+    /// The last answer handed out; polling for the next one means that it was sent.
     sending: Option<Sending>,
-    /// When the client waits no longer.
+    /// The client's deadline.
     deadline: Option<Pin<Box<Sleep>>>,
     ended: bool,
     _open: S::OpenStream,
 }
 
-/// What a client wants of a stream.
+/// The client's options for a stream.
 pub(super) struct Wishes {
-    /// An error is to be the stream's status (`triton_grpc_error: true`).
+    /// Whether an error ends the stream as its status (`triton_grpc_error: true`).
     pub(super) wants_status: bool,
-    /// How long it waits.
+    /// The time until the client's deadline.
     pub(super) limit: Option<Duration>,
-    /// The stream's headers that are parameters of each of its requests.
+    /// The stream's headers that become parameters of each request.
     pub(super) forwarded: Forwarded,
-    /// What came with the call.
+    /// The metadata of the call.
     pub(super) metadata: MetadataMap,
 }
 
@@ -140,10 +140,10 @@ pub(super) fn answer<S: Service>(requests: Streaming<ModelInferRequest>, service
     }
 }
 
-/// The side of a stream that reads requests.
+/// The part of a stream that reads requests.
 struct Reading<S: Service> {
     service: S,
-    /// As many as the window has places.
+    /// Bounded by the number of places in the window.
     queue: mpsc::UnboundedSender<Result<Running<S>, Status>>,
     producer: mpsc::Sender<Answer>,
     window: Window,
@@ -152,10 +152,10 @@ struct Reading<S: Service> {
 }
 
 impl<S: Service> Reading<S> {
-    /// Reads requests until the client ends its side, the connection breaks, or nobody reads the answers any more.
+    /// Reads requests until the client ends its side, the connection fails, or the answers are no longer read.
     async fn read(self, mut requests: Streaming<ModelInferRequest>) {
         loop {
-            // A place first: a request is not read before it can be taken.
+            // Wait for a place first: a request must not be read before it can be admitted.
             let read = async {
                 let place = self.window.place().await;
                 (place, requests.message().await)
@@ -167,7 +167,7 @@ impl<S: Service> Reading<S> {
             let received = self.service.now();
             match message {
                 Ok(Some(message)) => {
-                    // A refusal names no model, as in Triton: there may be none of this name.
+                    // As in Triton, an error before execution has no model name: the model may not exist.
                     let refused = Named { id: message.id.clone(), model: String::new() };
                     match self.begin(message, received) {
                         Ok(begun) if begun.responses.is_decoupled() => {
@@ -185,7 +185,7 @@ impl<S: Service> Reading<S> {
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::debug!(%error, "a stream of requests broke off");
+                    tracing::debug!(%error, "reading a request stream failed");
                     if error.code() != tonic::Code::Cancelled {
                         let code = error.code() as u16;
                         self.service.record_answered(Protocol::Grpc, Route::StreamInfer, code, Some(Reason::Malformed));
@@ -197,7 +197,7 @@ impl<S: Service> Reading<S> {
         }
     }
 
-    /// Hands a request to the engine.
+    /// Passes a request to the engine.
     fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun<S>, InferError> {
         let request = Named { id: message.id.clone(), model: message.model_name.clone() };
         let traced = trace::begin(&self.service, &message.model_name, &self.metadata);
@@ -206,7 +206,7 @@ impl<S: Service> Reading<S> {
         Ok(Begun { request, responses, wants_empty, traced, counting: self.counting() })
     }
 
-    /// The responses to a request, and whether an end without outputs is told too.
+    /// Returns the responses to a request, and whether an empty final response is sent too.
     fn begin_traced(
         &self,
         message: ModelInferRequest,
@@ -226,8 +226,8 @@ impl<S: Service> Reading<S> {
         Counting { service: self.service.clone(), counted: false }
     }
 
-    /// Starts to answer a request of an ordinary model. It is polled once here, so that the requests of a stream reach the
-    /// engine in their order, which sequences rely on; only waiting for the answer is left to a task.
+    /// Starts to answer a request of an ordinary model. Polls the answer once in place, so that the requests of a stream reach
+    /// the engine in order, as sequences require; a task then waits for the answer.
     async fn running(&self, answer: impl Future<Output = Answer> + Send + 'static, place: Place) -> Running<S> {
         let mut answer = Box::pin(answer);
         let at_once = std::future::poll_fn(|cx| {
@@ -244,30 +244,30 @@ impl<S: Service> Reading<S> {
     }
 }
 
-/// What the answers to a request repeat of it.
+/// The fields of a request that its answers repeat.
 struct Named {
     id: String,
     model: String,
 }
 
-/// A request that the engine has taken.
+/// A request that the engine has accepted.
 struct Begun<S: Service> {
     request: Named,
     responses: S::Responses,
-    /// An end without outputs is told too.
+    /// Whether an empty final response is sent too.
     wants_empty: bool,
     traced: Option<Traced>,
     counting: Counting<S>,
 }
 
 impl<S: Service> Begun<S> {
-    /// The answer of an ordinary model. It is counted where it leaves.
+    /// Returns the answer of an ordinary model. The request is counted when the answer is sent.
     fn only(mut self, window: Window) -> impl Future<Output = Answer> + Send + 'static {
         self.counting.counted = true;
         async move {
             let answer = match self.responses.next().await {
                 Some(streamed) => message(&self.request, streamed),
-                None => failure(&self.request, InferError::internal("the model gave no answer"), true),
+                None => failure(&self.request, InferError::internal("the model sent no response"), true),
             };
             request_trace::complete(self.traced.as_ref());
             window.saw(answer.bytes());
@@ -275,7 +275,7 @@ impl<S: Service> Begun<S> {
         }
     }
 
-    /// Passes the responses of a decoupled model on as they come, until the last, or until nobody reads them.
+    /// Forwards the responses of a decoupled model until the last one, or until the answers are no longer read.
     async fn forward(mut self, to: mpsc::Sender<Answer>, (window, _place): (Window, Place)) {
         let (mut failed, mut bytes, mut largest) = (None, 0, 0);
         loop {
@@ -287,11 +287,11 @@ impl<S: Service> Begun<S> {
             let (last, silent) = (streamed.last, streamed.empty && !self.wants_empty);
             let answer = message(&self.request, streamed);
             failed = failed.or(answer.failed);
-            // So much of them may wait to be read.
+            // At most `UNREAD_RESPONSES` responses may wait to be read.
             (bytes, largest) = (bytes + answer.bytes(), answer.bytes().max(largest));
             window.saw(bytes.min(largest.saturating_mul(UNREAD_RESPONSES.into())));
             if last {
-                // Before the last response leaves, as ever.
+                // Count before the last response is sent, as for other requests.
                 self.counting.count(failed);
                 request_trace::complete(self.traced.as_ref());
             }
@@ -344,7 +344,7 @@ fn finally(mut response: ModelInferResponse, last: bool) -> ModelInferResponse {
 }
 
 impl<S: Service> Answers<S> {
-    /// The next answer of an ordinary model, in the order of the requests; `None` when there will be no more.
+    /// Polls the next answer of an ordinary model, in the order of the requests; `None` after the last.
     fn poll_ordered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Answer, Status>>> {
         if self.queue_ended {
             return Poll::Ready(None);
@@ -359,14 +359,14 @@ impl<S: Service> Answers<S> {
         let Some(running) = &mut self.first else { return Poll::Ready(None) };
         let answer = ready!(Pin::new(&mut running.task).poll(cx)).unwrap_or_else(|error| {
             let unnamed = Named { id: String::new(), model: String::new() };
-            failure(&unnamed, InferError::internal(format!("answering the request broke off: {error}")), true)
+            failure(&unnamed, InferError::internal(format!("the task that answers the request failed: {error}")), true)
         });
         running.counting.count(answer.failed);
         self.first = None;
         Poll::Ready(Some(Ok(answer)))
     }
 
-    /// The next answer of either kind.
+    /// Polls the next answer of either kind.
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Answer, Status>>> {
         let mut over = true;
         for turn in 0..2 {
@@ -386,7 +386,7 @@ impl<S: Service> Answers<S> {
         if over { Poll::Ready(None) } else { Poll::Pending }
     }
 
-    /// Nothing follows: what is still open is given up.
+    /// Ends the stream and cancels all open requests.
     fn end(&mut self) {
         self.ended = true;
         self.queue.close();

@@ -1,4 +1,4 @@
-//! The gRPC edge as a client sees it, over a service that echoes.
+//! Tests of the gRPC edge through its services, over a service that echoes.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
@@ -57,7 +57,7 @@ fn infer_request(model: &str, id: &str) -> ModelInferRequest {
     }
 }
 
-/// The one answer that was counted.
+/// Returns the only answer that was counted.
 fn counted(service: &EchoService) -> (Route, u16, Option<Reason>) {
     let records = service.records();
     assert_eq!(records.len(), 1, "{records:?}");
@@ -66,7 +66,7 @@ fn counted(service: &EchoService) -> (Route, u16, Option<Reason>) {
 }
 
 #[tokio::test]
-async fn what_is_asked_of_server_and_models_is_answered() {
+async fn answers_queries_about_server_and_models() {
     let service = EchoService::default();
     let live: ServerLiveResponse = call!(&service, "ServerLive", ServerLiveRequest {}).unwrap();
     assert!(live.live);
@@ -81,7 +81,7 @@ async fn what_is_asked_of_server_and_models_is_answered() {
         call!(&service, "ModelMetadata", ModelMetadataRequest { name, version }).unwrap();
     assert_eq!((metadata.platform.as_str(), metadata.inputs[0].shape[0]), ("builtin", -1));
     let (name, version) = named("echo");
-    // The configuration's bytes pass through: they read as any message with a name in field 1.
+    // The configuration's bytes are passed through: they decode as any message with a name in field 1.
     let config: RepositoryIndexResponse = call!(&service, "ModelConfig", ModelConfigRequest { name, version }).unwrap();
     assert_eq!(config.models[0].name, "echo");
     let statistics: ModelStatisticsResponse =
@@ -171,7 +171,7 @@ async fn unregistering_succeeds() {
 }
 
 #[tokio::test]
-async fn what_no_handler_sees_is_counted_too() {
+async fn calls_that_reach_no_handler_are_counted() {
     let service = EchoService::default();
     let result: Result<ServerLiveResponse, _> = call!(&service, "NoSuchMethod", ServerLiveRequest {});
     assert_eq!(result.unwrap_err().code(), Code::Unimplemented);
@@ -242,12 +242,12 @@ async fn a_stream_answers_in_order_with_errors_in_band() {
         assert_eq!(last, Some(infer_parameter::ParameterChoice::BoolParam(true)));
     }
     let records = service.records();
-    assert_eq!(records.len(), 200, "one for each request, none for the stream");
+    assert_eq!(records.len(), 200, "expected one record per request and none for the stream");
     assert_eq!(records.iter().filter(|record| record.3 == Some(Reason::Invalid)).count(), 1);
 }
 
 #[tokio::test]
-async fn a_stream_that_asks_for_it_ends_with_the_errors_status() {
+async fn a_stream_with_triton_grpc_error_ends_with_the_errors_status() {
     let service = EchoService::default();
     let messages = ["1", "fail", "3"].map(|id| infer_request("echo", id)).to_vec();
     let answers = stream(&service, messages, true).await;
@@ -256,7 +256,7 @@ async fn a_stream_that_asks_for_it_ends_with_the_errors_status() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_off_ends_with_an_error_after_the_answers() {
+async fn a_truncated_stream_ends_with_an_error_after_the_answers() {
     let service = EchoService::default();
     let good = infer_request("echo", "1").encode_to_vec();
     let frame = |message: &[u8]| [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat();
@@ -275,7 +275,7 @@ async fn a_stream_that_breaks_off_ends_with_an_error_after_the_answers() {
 }
 
 #[tokio::test]
-async fn what_is_no_grpc_is_refused_by_its_http_status() {
+async fn requests_that_are_not_grpc_are_refused_with_an_http_status() {
     for content_type in [Some("application/json"), None] {
         let service = EchoService::default();
         let mut request = Request::post("/inference.GRPCInferenceService/ModelInfer");
@@ -304,7 +304,7 @@ async fn an_abandoned_stream_cancels_its_requests() {
 }
 
 #[tokio::test]
-async fn a_call_ends_when_the_client_waits_no_longer() {
+async fn a_call_ends_at_the_clients_deadline() {
     for method in ["ModelInfer", "ModelStreamInfer"] {
         let service = EchoService::default();
         let message = infer_request("slow", "1").encode_to_vec();
@@ -326,7 +326,7 @@ async fn a_call_ends_when_the_client_waits_no_longer() {
 }
 
 #[tokio::test]
-async fn answers_are_compressed_only_for_who_compresses() {
+async fn answers_are_compressed_only_if_the_request_was() {
     let service = EchoService::default();
     for (encoding, expected) in [(None, None), (Some("gzip"), Some("gzip")), (Some("deflate"), Some("deflate"))] {
         let service = services(service.clone(), Settings::default()).unwrap();
@@ -352,7 +352,7 @@ async fn answers_are_compressed_only_for_who_compresses() {
     }
 }
 
-/// The descriptors of services, as far as their names go.
+/// The names in the descriptors of services.
 mod descriptor {
     #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct Set {
@@ -393,6 +393,6 @@ fn every_method_has_a_class() {
     }
     assert!(paths.contains(&"/inference.GRPCInferenceService/ModelInfer".to_owned()), "{paths:?}");
     for path in paths {
-        assert!(matches!(class(of_grpc(&path)), Class::Part(_)), "{path} is no route");
+        assert!(matches!(class(of_grpc(&path)), Class::Part(_)), "{path} has no route");
     }
 }

@@ -1,4 +1,4 @@
-//! `TraceSetting`: what is traced (spec 2.7); and what the gRPC edge adds to the traces of its requests.
+//! `TraceSetting` (spec 2.7), and the request traces of the gRPC edge.
 
 use pharos::error::InferError;
 use pharos::request_trace::Traced;
@@ -12,10 +12,10 @@ use super::proto::trace_setting_response::SettingValue;
 use super::proto::{TraceSettingRequest, TraceSettingResponse};
 use pharos_listener::request_trace::GRPC;
 
-/// Changes what the request names, and gives all settings.
+/// Applies the changes in the request and returns all settings.
 ///
 /// # Errors
-/// INVALID_ARG that names the setting, UNIMPLEMENTED for the file; then nothing has changed.
+/// INVALID_ARG with the name of the setting, UNIMPLEMENTED for the trace file; on an error nothing changes.
 pub(super) fn settings<S: Service>(
     service: &S,
     request: TraceSettingRequest,
@@ -54,12 +54,12 @@ fn change<T>(text: Option<&str>, read: impl Fn(&str) -> Result<T, InferError>) -
     text.map_or(Ok(Change::Clear), |text| read(text).map(Change::Set))
 }
 
-/// Begins to trace a request, if it is sampled.
+/// Starts the trace of a request if it is sampled.
 pub(super) fn begin<S: Service>(service: &S, model: &str, metadata: &MetadataMap) -> Option<Traced> {
     service.trace(model, |name| metadata.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned))
 }
 
-/// What becomes of an answer travels with it: [`sent`] takes it off again.
+/// Attaches the trace to an answer; [`sent`] detaches it.
 pub(super) fn carry<T>(traced: Option<Traced>, answer: Result<Response<T>, Status>) -> Result<Response<T>, Status> {
     let Some(traced) = traced else { return answer };
     GRPC.send_starts(&traced);
@@ -76,14 +76,14 @@ pub(super) fn carry<T>(traced: Option<Traced>, answer: Result<Response<T>, Statu
             if let Some(parent) = parent {
                 status.metadata_mut().insert("traceparent", parent);
             }
-            // A status is sent at once, without a body that could be followed.
+            // A status is sent at once and has no body to observe.
             drop(GRPC.sending(traced));
             Err(status)
         }
     }
 }
 
-/// The answer to a call, with a body that stamps when it is sent if the call is traced.
+/// Returns the answer to a call; if the call is traced, its body stamps when it is sent.
 pub(super) fn sent(mut response: http::Response<Body>) -> http::Response<Body> {
     match response.extensions_mut().remove::<Traced>() {
         Some(traced) => response.map(|body| Body::new(GRPC.sending_body(traced, body))),

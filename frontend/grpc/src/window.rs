@@ -1,9 +1,9 @@
-//! How many requests of one stream may be open: read, but not answered, or answered and not taken by the client.
+//! Limits the number of open requests of a stream: read but not answered, or answered but not read by the client.
 //!
-//! A client that takes its answers may have any number of them open up to [`MOST`]: those of sequences that wait for a
-//! slot need what the client sends after them. One that does not take them is not read from any further, so that what is
-//! made for it stays within [`BYTES`], as far as that can be told from the answers that were made before, or within
-//! [`ALWAYS`] answers. Where both would hold a stream up for ever, it goes on slowly.
+//! A client that reads its answers may have up to [`MOST`] open requests: sequences that wait for a slot may depend on requests
+//! that the client has yet to send. If a client does not read its answers, the server stops reading its requests at [`ALWAYS`]
+//! open ones. Beyond that, the answers of all open requests may take at most [`BYTES`], estimated from earlier answers; where
+//! this would block the stream indefinitely, it admits one request per [`SLOW_DELAY`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,36 +12,36 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-/// So many may be open whatever the client does.
+/// The number of open requests that are always allowed.
 const ALWAYS: usize = 64;
 
-/// So many may be open before any answer is there to judge by.
+/// The number of open requests that are allowed before the first answer, while the size of answers is unknown.
 const UNSEEN: usize = 256;
 
-/// The most that may be open.
+/// The maximum number of open requests.
 const MOST: usize = 16_384;
 
-/// Bytes of answers that may come of what is open, beyond [`ALWAYS`].
+/// The maximum estimated bytes of answers to open requests beyond [`ALWAYS`].
 const BYTES: u64 = 64 << 20;
 
-/// How long a stream stands still with everything taken and too much open before it goes on by one request.
-const PATIENCE: Duration = Duration::from_millis(10);
+/// The delay per request of a stream whose client has read all answers but that has too many open requests.
+const SLOW_DELAY: Duration = Duration::from_millis(10);
 
 #[derive(Default)]
 struct State {
     open: AtomicUsize,
-    /// The most bytes that a request has had to itself; 0 before the first answer.
+    /// The most bytes of answers of one request; 0 before the first answer.
     largest: AtomicU64,
-    /// The client has taken all that there is, and waits for more.
+    /// Whether the client has read all available answers and waits for more.
     starved: AtomicBool,
     changed: Notify,
 }
 
-/// The requests of a stream that are open.
+/// The open requests of a stream.
 #[derive(Clone, Default)]
 pub(super) struct Window(Arc<State>);
 
-/// An open request. Dropped, it is not open any more.
+/// An open request; dropping it closes the request.
 pub(super) struct Place(Window);
 
 impl Drop for Place {
@@ -51,7 +51,7 @@ impl Drop for Place {
     }
 }
 
-/// What may be read.
+/// Whether another request may be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Room {
     Now,
@@ -74,18 +74,18 @@ fn room(open: usize, largest: u64, starved: bool) -> Room {
 }
 
 impl Window {
-    /// Waits until another request may be read. To be called by one reader only.
+    /// Waits until another request may be read. Only one reader may call it.
     pub(super) async fn place(&self) -> Place {
         let state = &*self.0;
         loop {
-            // Made before the look, so that a change after it is not missed: a permit is kept for who asks later.
+            // Created before the state is checked, so that no later change is missed: `notify_one` stores a permit.
             let changed = state.changed.notified();
             let largest = state.largest.load(Ordering::Relaxed);
             match room(state.open.load(Ordering::SeqCst), largest, state.starved.load(Ordering::SeqCst)) {
                 Room::Now => break,
                 Room::Not => changed.await,
                 Room::Slowly => {
-                    if timeout(PATIENCE, changed).await.is_err() {
+                    if timeout(SLOW_DELAY, changed).await.is_err() {
                         break;
                     }
                 }
@@ -95,12 +95,12 @@ impl Window {
         Place(self.clone())
     }
 
-    /// A request has answers of so many bytes to itself.
+    /// Records the size of a request's answers in bytes.
     pub(super) fn saw(&self, bytes: u64) {
         self.0.largest.fetch_max(bytes.max(1), Ordering::Relaxed);
     }
 
-    /// Whether the client has taken all that there is.
+    /// Records whether the client has read all available answers.
     pub(super) fn starved(&self, starved: bool) {
         if self.0.starved.load(Ordering::Relaxed) != starved {
             self.0.starved.store(starved, Ordering::SeqCst);
@@ -114,20 +114,20 @@ impl Window {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::{ALWAYS, BYTES, MOST, PATIENCE, Place, Room, UNSEEN, Window, room};
+    use super::{ALWAYS, BYTES, MOST, Place, Room, SLOW_DELAY, UNSEEN, Window, room};
     use pharos_os::clock;
     use tokio::time::timeout;
 
     #[test]
-    fn who_takes_the_answers_may_have_many_open() {
-        assert_eq!(room(ALWAYS - 1, BYTES, false), Room::Now, "a few always");
-        assert_eq!(room(ALWAYS, 1, false), Room::Not, "answers lie there");
+    fn a_client_that_reads_its_answers_may_have_many_open_requests() {
+        assert_eq!(room(ALWAYS - 1, BYTES, false), Room::Now, "below the minimum");
+        assert_eq!(room(ALWAYS, 1, false), Room::Not, "unread answers");
         assert_eq!(room(ALWAYS, 1, true), Room::Now);
         assert_eq!(room(UNSEEN - 1, 0, true), Room::Now);
-        assert_eq!(room(UNSEEN, 0, true), Room::Slowly, "nobody knows how large they will be");
+        assert_eq!(room(UNSEEN, 0, true), Room::Slowly, "unknown size of answers");
         assert_eq!(room(UNSEEN, 100, true), Room::Now);
         assert_eq!(room(1024, BYTES / 1024, true), Room::Now);
-        assert_eq!(room(1025, BYTES / 1024, true), Room::Slowly, "large ones");
+        assert_eq!(room(1025, BYTES / 1024, true), Room::Slowly, "large answers");
         assert_eq!(room(MOST, 1, true), Room::Not);
         assert_eq!(room(MOST, u64::MAX, true), Room::Not);
     }
@@ -141,29 +141,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_takes_nothing_is_waited_for() {
+    async fn waits_for_a_client_that_reads_nothing() {
         let window = Window::default();
         let mut places = open(&window, ALWAYS).await;
-        let waits = timeout(PATIENCE * 10, window.place()).await;
+        let waits = timeout(SLOW_DELAY * 10, window.place()).await;
         assert!(waits.is_err());
         places.pop();
-        places.push(timeout(PATIENCE * 100, window.place()).await.unwrap());
+        places.push(timeout(SLOW_DELAY * 100, window.place()).await.unwrap());
         window.starved(true);
         window.saw(1);
-        places.push(timeout(PATIENCE * 100, window.place()).await.unwrap());
+        places.push(timeout(SLOW_DELAY * 100, window.place()).await.unwrap());
         window.starved(false);
-        assert!(timeout(PATIENCE * 10, window.place()).await.is_err());
+        assert!(timeout(SLOW_DELAY * 10, window.place()).await.is_err());
     }
 
     #[tokio::test]
-    async fn large_answers_go_slowly() {
+    async fn large_answers_slow_the_stream_down() {
         let window = Window::default();
         window.starved(true);
         window.saw(BYTES);
         let start = clock::now();
         let places = open(&window, ALWAYS + 10).await;
         let waited = clock::now().0 - start.0;
-        assert!(u128::from(waited) >= 10 * PATIENCE.as_nanos(), "{waited} ns");
+        assert!(u128::from(waited) >= 10 * SLOW_DELAY.as_nanos(), "{waited} ns");
         drop(places);
         open(&window, ALWAYS).await;
     }

@@ -1,13 +1,23 @@
-//! Tokens and restricted parts of the protocol (`--http-restricted-api`), checked from the route and the headers of a request
-//! before anything else of it is read.
+//! Checks tokens and restricted APIs (`--http-restricted-api`) from the route and the headers, before the body of a request is
+//! read.
 
 use axum::response::Response;
 use http::header::{HeaderValue, WWW_AUTHENTICATE};
 use http::{HeaderMap, StatusCode};
-use pharos::service::{Route, Service};
+use pharos::error::Reason;
+use pharos::service::{Protocol, Route, Service};
 
 use super::{Edge, answer};
-use pharos_listener::access::{Denied, DeniedAnswer, Gate, Guard};
+use pharos_listener::access::{Denied, DeniedAnswer, Guard};
+use pharos_listener::answering::{Count, Gate};
+
+impl<S: Service> Count for Edge<S> {
+    const PROTOCOL: Protocol = Protocol::Http;
+
+    fn count(&self, route: Route, code: u16, reason: Option<Reason>) {
+        self.service.record_answered(Self::PROTOCOL, route, code, reason);
+    }
+}
 
 impl<S: Service> Gate for Edge<S> {
     fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response> {
@@ -17,15 +27,15 @@ impl<S: Service> Gate for Edge<S> {
         }
         let denied = guard.check(route, headers).err()?;
         if denied == Denied::Unknown {
-            return Some(super::not_found(self));
+            return Some(super::not_found());
         }
         let denied = denied.over_http();
         let reason = denied.reason;
-        Some(self.pending(route).finish_as(denied_response(denied), Some(reason)))
+        Some(answer::refused(denied_response(denied), reason))
     }
 }
 
-/// The answer to a client that is denied a route.
+/// Returns the answer to a client without access to a route.
 fn denied_response(denied: DeniedAnswer) -> Response {
     let status = StatusCode::from_u16(denied.code).unwrap_or(StatusCode::FORBIDDEN);
     let mut response = answer::error_text(status, &denied.text);

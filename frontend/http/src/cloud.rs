@@ -1,33 +1,33 @@
 //! The endpoints of Amazon SageMaker and Google Vertex AI, with Triton's paths, headers and environment variables.
 //!
-//! A request is rewritten to the v2 request that it stands for before anything else is done with it: tokens, restrictions,
-//! limits and metrics are those of v2.
+//! Each request is first rewritten to the equivalent v2 request, so the tokens, restrictions, limits and metrics of v2 apply.
 
 mod models;
 mod sagemaker;
 mod vertex_ai;
 
 use axum::body::Body;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Request, StatusCode, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use pharos::error::{InferError, Reason};
+use pharos::error::InferError;
 use pharos::service::{Route, Service};
 use tokio::net::TcpListener;
 
+use super::answer::Failure;
 use super::codec::HEADER_LENGTH;
 use super::dispatch::Dispatch;
 use super::{Edge, Settings, answer, refused};
 use pharos_listener as listener;
-use pharos_listener::access::Gate;
+use pharos_listener::answering::{self, Account};
 use pharos_listener::http_service::{Handle, HttpService};
 use pharos_listener::{Life, Speaks};
 
 pub use sagemaker::SageMaker;
 pub use vertex_ai::VertexAi;
 
-/// The characters that are percent-encoded in a segment of a path.
+/// The characters that are percent-encoded in a path segment.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 /// The platform of a listener.
@@ -39,7 +39,7 @@ pub enum Platform {
     VertexAi(VertexAi),
 }
 
-/// Serves a platform's endpoints on `listener` until `life` says to stop and the requests in flight are answered.
+/// Serves a platform's endpoints on `listener` until `life` signals shutdown and all requests in flight are answered.
 pub async fn serve<S: Service>(
     listener: TcpListener,
     service: S,
@@ -69,20 +69,20 @@ impl<S: Service> Handle for Cloud<S> {
     }
 }
 
-/// The content type that gives the length of the JSON in a body with binary data.
+/// The content type that carries the length of the JSON in a body with binary data.
 struct BinaryForm {
-    /// What precedes the length.
+    /// The part before the length.
     media_type: &'static str,
-    /// Whether responses have it too, in place of the header of v2.
+    /// Whether responses use it too, in place of the header of v2.
     in_answers: bool,
 }
 
-/// The path of a model's verb in v2.
+/// Returns the path of a model's verb in v2.
 fn model_path(model: &str, verb: &str) -> String {
     format!("/v2/models/{}/{verb}", utf8_percent_encode(model, SEGMENT))
 }
 
-/// Answers a request as if it were the one of v2 with this method and path.
+/// Answers a request as the v2 request with this method and path.
 async fn pass<S: Service>(
     dispatch: Dispatch<S>,
     mut request: Request<Body>,
@@ -93,7 +93,7 @@ async fn pass<S: Service>(
         Ok(length) => length,
         Err(error) => {
             let route = dispatch.routes.route_of(path);
-            return fail(dispatch.edge(), (route, request.headers()), error);
+            return fail(dispatch.edge(), (route, request), error).await;
         }
     };
     let Ok(uri) = Uri::try_from(path) else { return unknown(dispatch.edge()) };
@@ -118,10 +118,10 @@ async fn pass<S: Service>(
     response
 }
 
-/// The length of the JSON in a body that the content type says to have binary data.
+/// Returns the length of the JSON from the content type of a body with binary data.
 ///
 /// # Errors
-/// The media type does not stand at the beginning of the header.
+/// Fails if the media type is not at the beginning of the header.
 fn header_length(headers: &HeaderMap, media_type: &str) -> Result<Option<HeaderValue>, InferError> {
     let Some(given) = headers.get(CONTENT_TYPE).and_then(|given| given.to_str().ok()) else { return Ok(None) };
     match given.split_once(media_type) {
@@ -137,15 +137,15 @@ fn header_length(headers: &HeaderMap, media_type: &str) -> Result<Option<HeaderV
     }
 }
 
-/// The answer to a request for a route of v2 that fails before it gets there: a refusal, if access is refused.
-fn fail<S: Service>(edge: &Edge<S>, (route, headers): (Route, &HeaderMap), error: InferError) -> Response {
-    edge.refuse(route, headers).unwrap_or_else(|| edge.pending(route).finish(Err(error)))
+/// Answers a request for a v2 route that fails before it reaches the route: with a refusal if access is denied, else with
+/// `error`.
+async fn fail<S: Service>(edge: &Edge<S>, (route, request): (Route, Request<Body>), error: InferError) -> Response {
+    answering::answer(edge, route, request, async |_| Failure::from(error).into_response()).await
 }
 
-/// The answer to a path that the platform does not have, with Triton's status.
+/// Returns the answer for an unknown path, with Triton's status.
 fn unknown<S: Service>(edge: &Edge<S>) -> Response {
-    let response = answer::error_text(StatusCode::BAD_REQUEST, "Bad Request");
-    edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported))
+    Account::new(edge, Route::Unknown).finish(answer::unknown(StatusCode::BAD_REQUEST, "Bad Request"))
 }
 
 #[cfg(test)]
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_content_type_has_the_length_of_the_json() {
+    fn reads_the_json_length_from_the_content_type() {
         let media_type = "application/x;json-header-size=";
         let check = |given: &str, expected: Result<Option<&str>, ()>| {
             let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_str(given).unwrap())]);

@@ -1,33 +1,33 @@
 //! The HTTP form of inference requests and responses, as pure functions over bytes (spec 2.3, 2.4).
 //!
-//! Nothing here does I/O or panics, whatever the bytes. Binary inputs are slices of the body, never copies; binary outputs
-//! leave as the tensors' own bytes.
+//! This module does no I/O and does not panic on any input. Binary inputs are slices of the body, not copies; binary outputs
+//! share the tensors' memory.
 
 use bytes::Bytes;
 use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferRequest, InferResponse};
 
-/// The header that says how many bytes of a body are JSON.
+/// The header with the length of the JSON part of a body.
 pub const HEADER_LENGTH: &str = "inference-header-content-length";
 
-/// What a request says outside its body.
+/// The parts of a request that are outside its body.
 #[derive(Clone, Debug, Default)]
 pub struct Head {
     /// The model's name, from the path.
     pub model_name: String,
-    /// The version, from the path; empty if the server chooses.
+    /// The version, from the path; empty if the server selects it.
     pub model_version: String,
     /// The value of `Inference-Header-Content-Length`, if given.
     pub header_length: Option<String>,
 }
 
-/// How the client wants the outputs.
+/// The output format that the client requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AnswerForm {
-    /// Whether outputs go as binary data unless they say otherwise (`binary_data_output`).
+    /// Whether outputs without an individual setting are sent as binary data (`binary_data_output`).
     pub binary: bool,
-    /// The outputs that say otherwise.
+    /// The outputs whose individual setting differs from `binary`.
     pub exceptions: Vec<String>,
 }
 
@@ -37,26 +37,26 @@ impl AnswerForm {
     }
 }
 
-/// A response ready to be sent: `head`, then `blobs`.
+/// An encoded response: `head`, then `blobs`.
 #[derive(Clone, Debug, Default)]
 pub struct Encoded {
     /// The JSON.
     pub head: Bytes,
-    /// The binary outputs that have bytes, in the order of the outputs.
+    /// The non-empty binary outputs, in the order of the outputs.
     pub blobs: Vec<Bytes>,
 }
 
 impl Encoded {
-    /// Whether binary data follows the JSON: then the header and the content type must say so.
+    /// Returns whether binary data follows the JSON; if so, the length header and the content type must announce it.
     pub fn is_binary(&self) -> bool {
         !self.blobs.is_empty()
     }
 }
 
-/// How many bytes of a body of `body` bytes are JSON; 0 means a raw binary request.
+/// Returns the length of the JSON part of a body of `body` bytes; 0 means a raw binary request.
 ///
 /// # Errors
-/// INVALID_ARG when the header is no number or is out of range.
+/// INVALID_ARG if the header is not a number or is out of range.
 pub fn json_length(header: Option<&str>, body: usize) -> Result<usize, InferError> {
     let Some(header) = header else { return Ok(body) };
     let length: i64 = header.trim().parse().map_err(|_| {
@@ -67,10 +67,10 @@ pub fn json_length(header: Option<&str>, body: usize) -> Result<usize, InferErro
     })
 }
 
-/// Checks the two parts of a body against `--http-max-input-size`, which bounds each of them.
+/// Checks both parts of a body against `--http-max-input-size`, which limits each of them separately.
 ///
 /// # Errors
-/// INVALID_ARG naming the size and the limit.
+/// INVALID_ARG with the size and the limit.
 pub fn check_size(json: u64, binary: u64, limit: u64) -> Result<(), InferError> {
     let message = if json > limit {
         format!("request JSON size of {json} bytes exceeds the maximum allowed input size of {limit} bytes.")
@@ -83,10 +83,10 @@ pub fn check_size(json: u64, binary: u64, limit: u64) -> Result<(), InferError> 
     Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, message))
 }
 
-/// Decodes a whole, decompressed body; binary inputs are its pieces. The request's stamps are the caller's to set.
+/// Decodes a complete, decompressed body; binary inputs are slices of it. The caller sets the request's stamps.
 ///
 /// # Errors
-/// Every row of spec 2.3, with its code.
+/// All errors of spec 2.3, with their codes.
 pub fn decode(head: Head, body: impl Into<Data>, limit: u64) -> Result<(InferRequest, AnswerForm), InferError> {
     let mut body = body.into();
     let json_length = json_length(head.header_length.as_deref(), body.len())?;
@@ -107,7 +107,7 @@ pub fn decode(head: Head, body: impl Into<Data>, limit: u64) -> Result<(InferReq
 /// Encodes a response.
 ///
 /// # Errors
-/// INVALID_ARG when an output has no JSON form, INTERNAL when its bytes do not fit its shape.
+/// INVALID_ARG if an output cannot be represented in JSON, INTERNAL if its bytes do not match its shape.
 pub fn encode(response: InferResponse, form: &AnswerForm) -> Result<Encoded, InferError> {
     let mut head = Vec::with_capacity(256);
     super::render::render(&response, |output| form.is_binary(output), &mut head)?;

@@ -1,4 +1,4 @@
-//! HTTP bodies in, requests out, and back: tables of good and bad ones.
+//! Tables of valid and invalid HTTP bodies, decoded and encoded.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
@@ -26,18 +26,18 @@ fn with_binary(json: &str, binary: &[u8]) -> Result<(InferRequest, AnswerForm), 
     decode(head(Some(&json.len().to_string())), body, LIMIT)
 }
 
-/// One FP32 input with these members besides name, shape and datatype.
+/// Returns a request with one FP32 input that has these members besides name, shape and datatype.
 fn one(members: &str) -> String {
     format!(r#"{{"inputs":[{{"name":"X","shape":[1],"datatype":"FP32",{members}}}]}}"#)
 }
 
-/// A good request with this besides its inputs.
+/// Returns a valid request with these members besides its inputs.
 fn besides(members: &str) -> String {
     format!(r#"{{{members},"inputs":[{{"name":"X","shape":[1],"datatype":"FP32","data":[1]}}]}}"#)
 }
 
 #[test]
-fn a_full_request_is_understood() {
+fn decodes_a_request_with_all_members() {
     let body = r#"{"unknown":{"a":[1]},"id":"r\u00e91","parameters":{"sequence_id":7,"sequence_start":true,"sequence_end":false,
         "priority":3,"timeout":99,"text":"t","flag":true,"int":-5,"big":18446744073709551615,"double":1.5},
         "outputs":[{"name":"Y","parameters":{"binary_data":true,"classification":2}},{"name":"Z"}],
@@ -75,7 +75,7 @@ fn binary_inputs_are_slices_of_the_body() {
 }
 
 #[test]
-fn a_raw_request_is_all_data() {
+fn a_raw_request_has_only_binary_data() {
     let (request, form) = decode(head(Some("0")), Bytes::from_static(b"abc"), LIMIT).unwrap();
     assert_eq!(request.raw_body, Some(b"abc".to_vec().into()));
     assert!(form.binary && request.inputs.is_empty());
@@ -84,7 +84,7 @@ fn a_raw_request_is_all_data() {
 }
 
 #[test]
-fn nonfinite_numbers_are_taken() {
+fn accepts_nonfinite_numbers() {
     let (request, _) = json(&one(r#""data":[NaN]"#)).unwrap();
     let data: [u8; 4] = request.inputs[0].tensor.data.as_slice()[..].try_into().unwrap();
     assert!(f32::from_le_bytes(data).is_nan());
@@ -99,7 +99,7 @@ fn a_nul_ends_the_json() {
 }
 
 #[test]
-fn the_form_of_the_answer_follows_the_wishes() {
+fn outputs_have_the_requested_format() {
     let outputs = r#""outputs":[{"name":"A"},{"name":"B","parameters":{"binary_data":false}},
         {"name":"C","parameters":{"binary_data":true}}],"parameters":{"binary_data_output":true}"#;
     let (_, form) = json(&besides(outputs)).unwrap();
@@ -108,7 +108,7 @@ fn the_form_of_the_answer_follows_the_wishes() {
 }
 
 #[test]
-fn places_in_shared_memory_are_taken_over_and_nothing_is_sent_for_them() {
+fn shared_memory_references_carry_no_data() {
     let region = r#""parameters":{"shared_memory_region":"r","shared_memory_offset":8,"shared_memory_byte_size":4}"#;
     let outputs = format!(r#""outputs":[{{"name":"Y",{region}}},{{"name":"Z"}}]"#);
     let body = format!(r#"{{"inputs":[{{"name":"X","shape":[1],"datatype":"INT32",{region}}}],{outputs}}}"#);
@@ -135,7 +135,7 @@ fn places_in_shared_memory_are_taken_over_and_nothing_is_sent_for_them() {
     }
 }
 
-/// Every row of the error table: status, and what the message holds.
+/// Every row of the error table: status and a part of the message.
 #[test]
 #[allow(clippy::too_many_lines)] // a table
 fn errors_have_tritons_status_and_text() {
@@ -260,7 +260,7 @@ fn errors_have_tritons_status_and_text() {
             besides(r#""parameters":{"sequence_id":1.5}"#),
             400,
             &format!(
-                "Unable to parse 'sequence_id': {string}: it is 1.5, allowed: 0 to 18446744073709551615, or a text"
+                "Unable to parse 'sequence_id': {string}: it is 1.5, allowed: 0 to 18446744073709551615, or a string"
             ),
         ),
         (
@@ -334,7 +334,7 @@ fn errors_have_tritons_status_and_text() {
 }
 
 #[test]
-fn lengths_are_checked() {
+fn refuses_wrong_lengths() {
     let text = one(r#""parameters":{"binary_data_size":4}"#);
     let error =
         |header: &str, body: &[u8]| decode(head(Some(header)), Bytes::copy_from_slice(body), LIMIT).unwrap_err();
@@ -368,7 +368,7 @@ fn response(outputs: Vec<(&str, Tensor)>) -> InferResponse {
     }
 }
 
-/// The JSON of one output, without what surrounds it.
+/// Returns the JSON of one output without the enclosing object.
 fn rendered(tensor: Tensor) -> Result<String, InferError> {
     let encoded = encode(response(vec![("Y", tensor)]), &AnswerForm::default())?;
     let text = String::from_utf8(encoded.head.to_vec()).unwrap();
@@ -377,7 +377,7 @@ fn rendered(tensor: Tensor) -> Result<String, InferError> {
 }
 
 #[test]
-fn the_answers_keys_have_their_order() {
+fn the_keys_of_an_answer_are_ordered() {
     let mut mixed = response(vec![
         ("A", tensor(DataType::Int32, &[1, 2], [1, 0, 0, 0, 2, 0, 0, 0])),
         ("B", tensor(DataType::Uint8, &[3], [7, 8, 9])),
@@ -391,7 +391,7 @@ fn the_answers_keys_have_their_order() {
     assert_eq!(encoded.head, expected);
     assert_eq!(encoded.blobs, [Bytes::from_static(&[7, 8, 9])]);
     let empty = encode(response(vec![("C", tensor(DataType::Fp32, &[0], []))]), &form).unwrap();
-    assert!(!empty.is_binary(), "no binary data follows, so no header may announce it");
+    assert!(!empty.is_binary(), "an empty binary output must not set the length header");
 }
 
 #[test]
@@ -434,7 +434,7 @@ fn every_datatype_is_rendered() {
     }
 }
 
-/// A fixed-size tensor of finite values that JSON can carry.
+/// Generates a fixed-size tensor of finite values that JSON can represent.
 fn any_tensor() -> impl Strategy<Value = Tensor> {
     let json =
         DataType::ALL.into_iter().filter(|d| d.size().is_some() && !matches!(d, DataType::Fp16 | DataType::Bf16));
@@ -445,7 +445,7 @@ fn any_tensor() -> impl Strategy<Value = Tensor> {
         proptest::collection::vec(any::<u8>(), count).prop_map(move |mut bytes| {
             match datatype {
                 DataType::Bool => bytes.iter_mut().for_each(|byte| *byte &= 1),
-                // No exponent of all ones: neither infinite nor NaN, whose payload no text carries.
+                // Clear one exponent bit: excludes infinities and NaN, whose payload JSON cannot represent.
                 DataType::Fp32 | DataType::Fp64 => bytes.chunks_mut(size).for_each(|chunk| chunk[size - 1] &= 0xbf),
                 _ => {}
             }
@@ -472,7 +472,7 @@ proptest! {
         }
     }
 
-    /// What is sent as JSON, or as binary data, comes back as the same bytes.
+    /// A tensor that is sent as JSON or as binary data is decoded to the same bytes.
     #[test]
     fn tensors_round_trip(tensor in any_tensor(), binary in any::<bool>(), id in ".{0,8}") {
         let mut sent = response(vec![("X", tensor.clone())]);

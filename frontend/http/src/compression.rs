@@ -1,4 +1,4 @@
-//! Content codings of requests and responses: gzip and deflate (which in HTTP means zlib, RFC 1950), nothing else.
+//! Content codings of requests and responses: gzip and deflate (the zlib format in HTTP, RFC 1950).
 
 use bytes::Bytes;
 use flate2::Compression;
@@ -12,7 +12,7 @@ use pharos_listener::receiving::coding::{Format, InflateError, deflate, inflate}
 /// A content coding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Coding {
-    /// As is.
+    /// Uncompressed.
     Identity,
     /// RFC 1952.
     Gzip,
@@ -21,7 +21,7 @@ pub(super) enum Coding {
 }
 
 impl Coding {
-    /// The name in `Content-Encoding`; `None` for identity, which is not named.
+    /// Returns the name in `Content-Encoding`; `None` for identity, which has no header.
     pub(super) fn name(self) -> Option<&'static str> {
         match self {
             Self::Identity => None,
@@ -30,7 +30,7 @@ impl Coding {
         }
     }
 
-    /// The format of what is compressed; `None` for identity.
+    /// Returns the compression format; `None` for identity.
     fn format(self) -> Option<Format> {
         match self {
             Self::Identity => None,
@@ -39,7 +39,7 @@ impl Coding {
         }
     }
 
-    /// The coding of a request with this `Content-Encoding`; `None` for one that is not supported.
+    /// Returns the coding of a request with this `Content-Encoding`; `None` if it is not supported.
     pub(super) fn of_request(header: Option<&str>) -> Option<Self> {
         match header.map(str::trim) {
             None | Some("") => Some(Self::Identity),
@@ -47,15 +47,15 @@ impl Coding {
         }
     }
 
-    /// The coding of this name, in any case (RFC 9110, 8.4.1).
+    /// Returns the coding with this name, ignoring case (RFC 9110, 8.4.1).
     fn of_name(name: &str) -> Option<Self> {
         [Self::Identity, Self::Gzip, Self::Deflate]
             .into_iter()
             .find(|coding| name.eq_ignore_ascii_case(coding.name().unwrap_or("identity")))
     }
 
-    /// The coding that a client with this `Accept-Encoding` likes best. Of equals the one named first; `*` and absence ask
-    /// for nothing; a weight of 0 refuses; what is malformed is passed over.
+    /// Returns the coding with the highest weight in `Accept-Encoding`; the first one wins a tie. `*` and a missing header select
+    /// identity, a weight of 0 refuses a coding, and malformed entries are ignored.
     pub(super) fn of_response(header: Option<&str>) -> Self {
         let mut best = (Self::Identity, 0.0);
         for item in header.unwrap_or_default().split(',') {
@@ -75,11 +75,10 @@ impl Coding {
     }
 }
 
-/// Decompresses a request's body, which may become at most `limit` bytes.
+/// Decompresses a request's body to at most `limit` bytes. Returns `Ok(None)` if it is longer.
 ///
 /// # Errors
-/// `Ok(None)` when it is longer than `limit`; INVALID_ARG when it is not what its coding says; UNAVAILABLE when there is no
-/// memory for it now.
+/// INVALID_ARG if the body does not have the declared coding; UNAVAILABLE if the memory budget is exhausted.
 pub(super) fn decompress(
     body: Data,
     coding: Coding,
@@ -98,15 +97,15 @@ pub(super) fn decompress(
     }
 }
 
-/// Compresses a response made of several pieces into one.
+/// Compresses the pieces of a response into one.
 ///
 /// # Errors
-/// INTERNAL; writing to memory does not fail.
+/// INTERNAL if compression fails, which does not happen when writing to memory.
 pub(super) fn compress<'a>(pieces: impl Iterator<Item = &'a Bytes>, coding: Coding) -> Result<Bytes, InferError> {
     let Some(format) = coding.format() else {
         return Ok(pieces.flat_map(|piece| piece.iter().copied()).collect());
     };
-    // The fastest level: an answer waits for it, and tensors of numbers hardly compress better at a higher one.
+    // Use the fastest level: compression delays the answer, and higher levels hardly shrink numeric tensors further.
     let compressed = deflate(pieces, format, Compression::fast());
     compressed.map(Bytes::from).map_err(|error| InferError::internal(format!("cannot compress the response: {error}")))
 }
@@ -118,7 +117,7 @@ mod tests {
     use pharos_listener::receiving::Budget;
 
     #[test]
-    fn the_best_weight_wins() {
+    fn selects_the_coding_with_the_highest_weight() {
         for (header, expected) in [
             ("gzip", Coding::Gzip),
             ("gzip, deflate", Coding::Gzip),
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compressed_comes_back_within_the_limit_only() {
+    fn decompresses_only_up_to_the_limit() {
         let pieces = [Bytes::from_static(b"tensor "), Bytes::from(vec![7u8; 5000])];
         let whole: Vec<u8> = pieces.iter().flatten().copied().collect();
         for coding in [Coding::Identity, Coding::Gzip, Coding::Deflate] {

@@ -1,7 +1,7 @@
-//! The live page at `/dashboard` of the metrics listener, for who has no Grafana yet: documents that are part of the
-//! binary. They draw what the browser reads from `/metrics`; the server keeps no state for them and counts nothing.
+//! The live page at `/dashboard` of the metrics listener, for use without Grafana. Its documents are part of the binary and
+//! draw `/metrics` in the browser; the server keeps no state for them and does not count their requests.
 //!
-//! The page may load its own files and nothing else: its content security policy allows no inline script and no other host.
+//! The page may load only its own files: its content security policy forbids inline scripts and other hosts.
 
 use axum::response::Response;
 use axum::routing::get;
@@ -15,7 +15,7 @@ use pharos_listener::routing::Builder;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// A document: its path, its type, its text.
+/// A document: path, content type and text.
 type Document = (&'static str, &'static str, &'static str);
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -43,7 +43,7 @@ fn show((_, content_type, text): Document) -> Response {
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    // Small, from the same machine mostly, and to be new after an upgrade.
+    // The documents are small and mostly read from the same machine; after an upgrade the browser must load the new ones.
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
 }

@@ -1,7 +1,7 @@
-//! A tensor's JSON `data`: nested or flat arrays in, the tensor's little-endian bytes out, in one pass over the text.
+//! Converts a tensor's JSON `data`, nested or flat arrays, to the tensor's little-endian bytes in one pass over the text.
 //!
-//! The text was checked to be JSON before (it is a `RawValue`), so that scalars can be found by their delimiters and
-//! numbers can be parsed by the standard library, which is exact.
+//! The text is known to be valid JSON (it is a `RawValue`), so scalars are found by their delimiters. The standard library parses
+//! the numbers exactly.
 
 use std::num::IntErrorKind;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ use super::json::{Key, nonfinite, parse_error, string_end, type_error};
 const PREFIX: &str = "Unable to parse 'data'";
 const WRONG_COUNT: &str = "Shape does not match true shape of 'data' field";
 
-/// The scalars of a JSON array in row-major order, each as its text (strings with their quotes).
+/// Iterates over the scalars of a JSON array in row-major order, each as its text (strings with their quotes).
 struct Scalars<'a> {
     text: &'a str,
     at: usize,
@@ -40,9 +40,9 @@ impl<'a> Iterator for Scalars<'a> {
     }
 }
 
-/// The tensor bytes of `json`, the `data` of input `name`, which must hold `elements` scalars of `datatype`.
+/// Returns the tensor bytes of `json`, the `data` of input `name`, which must have `elements` scalars of `datatype`.
 ///
-/// For BYTES the number of elements is left to the model's check, which names the model in its message.
+/// The number of BYTES elements is checked later, against the model, whose name the error message contains.
 pub(super) fn flatten(name: &str, json: &str, datatype: DataType, elements: u64) -> Result<Vec<u8>, InferError> {
     if !json.starts_with('[') {
         return Err(type_error(PREFIX, "attempt to access JSON non-array as array"));
@@ -79,7 +79,7 @@ impl Input<'_> {
         &self,
         element: impl Fn(&str) -> Result<[u8; N], InferError>,
     ) -> Result<Vec<u8>, InferError> {
-        // A scalar takes two characters at least, so what a small text claims to hold is not reserved.
+        // A scalar takes at least two characters: do not reserve memory for more elements than the text can contain.
         let possible = (self.json.len() / 2 + 1).min(usize::try_from(self.elements).unwrap_or(usize::MAX));
         let mut out = Vec::with_capacity(possible.saturating_mul(N));
         let mut count = 0u64;
@@ -140,7 +140,7 @@ impl Input<'_> {
         )
     }
 
-    /// Parses an integer. One that fits 64 bits but not the datatype is refused, where Triton silently wraps it.
+    /// Parses an integer. Refuses a value that fits in 64 bits but not in the datatype; Triton wraps it silently.
     fn integer<T: FromStr<Err = std::num::ParseIntError>>(
         &self,
         token: &str,
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_claim_reserves_nothing_huge() {
+    fn a_huge_element_count_reserves_little_memory() {
         check("[1]", DataType::Fp32, 1 << 61, Err((500, "Shape does not match true shape")));
     }
 }

@@ -1,5 +1,4 @@
-//! The way of a request to its handler: inference, which comes thousands of times a second, directly; everything else
-//! through the table of routes.
+//! Dispatches requests to handlers. Plain inference requests, the hot path, skip the route table.
 
 use axum::body::Body;
 use axum::response::Response;
@@ -8,12 +7,12 @@ use pharos::service::{Route, Service};
 
 use super::model::ModelPath;
 use super::{Edge, Settings, infer, routes};
-use pharos_listener::access::Gate;
+use pharos_listener::answering;
 use pharos_listener::http_service::Handle;
 use pharos_listener::request_log;
 use pharos_listener::routing::Routes;
 
-/// All of the protocol, behind the tokens and restrictions of its settings.
+/// The whole protocol behind the tokens and restrictions of its settings.
 #[derive(Clone)]
 pub(super) struct Dispatch<S: Service> {
     pub(super) routes: Routes<Edge<S>>,
@@ -31,15 +30,12 @@ impl<S: Service> Dispatch<S> {
 
     async fn answer(&self, request: Request<Body>) -> Response {
         let Some(path) = plain_infer(&request) else { return self.routes.answer(request).await };
-        match self.edge().refuse(Route::Infer, request.headers()) {
-            Some(refused) => refused,
-            None => infer::answer(self.edge().clone(), path, request).await,
-        }
+        answering::answer(self.edge(), Route::Infer, request, |request| infer::answer(self.edge(), path, request)).await
     }
 }
 
 impl<S: Service> Handle for Dispatch<S> {
-    /// Answers, and logs a line about it if single requests are logged.
+    /// Answers a request and logs it if request logging is enabled.
     async fn handle(self, request: Request<Body>) -> Response {
         let logged = request_log::is_enabled()
             .then(|| (format!("{} {}", request.method(), request.uri()), self.edge().service.now()));
@@ -52,8 +48,8 @@ impl<S: Service> Handle for Dispatch<S> {
     }
 }
 
-/// The model of a `POST /v2/models/M/infer` without version and without encoded characters. The table of routes answers
-/// every other path, and this one too, only slower.
+/// Returns the model of a `POST /v2/models/M/infer` without version and percent-encoded characters. The route table handles all
+/// other paths.
 fn plain_infer<B>(request: &Request<B>) -> Option<ModelPath> {
     let model = request.uri().path().strip_prefix("/v2/models/")?.strip_suffix("/infer")?;
     let plain = request.method() == Method::POST && !model.is_empty() && !model.contains(['/', '%']);
@@ -65,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_plain_inference_takes_the_short_way() {
+    fn only_plain_inference_skips_the_route_table() {
         let model = |method: Method, uri: &str| {
             let request = Request::builder().method(method).uri(uri).body(()).expect("a valid request");
             plain_infer(&request).map(|path| path.model)

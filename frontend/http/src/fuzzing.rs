@@ -1,5 +1,5 @@
-//! Checks for the fuzz targets of HTTP bodies: each takes any bytes and panics when an invariant does not hold. Nothing in
-//! the server uses this module.
+//! Checks for the fuzz targets of HTTP bodies: each accepts any bytes and panics if an invariant is violated. The server does not
+//! use this module.
 
 use bytes::Bytes;
 use pharos::infer::{InferInput, InferOutput, InferRequest, InferResponse};
@@ -10,14 +10,14 @@ use super::codec::{AnswerForm, Head, decode, encode};
 use super::generate::convert;
 use super::{repository, shared_memory};
 
-/// The parameters of a load, by name; none if `body` is no such request.
+/// Returns the parameters of a load request by name; empty if `body` is not a valid load request.
 pub fn load(body: &[u8]) -> Vec<(String, Bytes)> {
     repository::load_parameters(body).unwrap_or_default()
 }
 
-/// Any body with any header: the first two bytes give the length of the JSON (all ones: no header), the rest is the body.
-/// What decodes is encoded again in both forms. The body is also read as one of the generate extension and as one that
-/// registers shared memory.
+/// Decodes any body with any header: the first two bytes are the length of the JSON (`0xffff`: no header), the rest is the body.
+/// A decoded request is encoded again in both forms. The body is also parsed as a request of the generate extension and as a
+/// registration of shared memory.
 pub fn request(data: &[u8]) {
     let Some((length, body)) = data.split_first_chunk::<2>() else { return };
     let length = u16::from_le_bytes(*length);
@@ -41,7 +41,7 @@ pub fn request(data: &[u8]) {
     }
 }
 
-/// Any body of the generate extension, for a model with inputs of many kinds. What becomes a request fits its own shape.
+/// Parses any body as a request of the generate extension, and checks that the data of each tensor matches its shape.
 fn generate(body: &[u8]) {
     let inputs = [
         ("I", "INT32", vec![-1]),

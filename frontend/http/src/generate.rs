@@ -1,12 +1,12 @@
-//! `POST /v2/models/M[/versions/V]/generate` and `.../generate_stream`: inference with JSON in a form that is the model's own,
-//! for models of both kinds. The first gives the one response that there must be, the second each as a server-sent event.
+//! `POST /v2/models/M[/versions/V]/generate` and `.../generate_stream`: inference with JSON whose members are the model's inputs.
+//! `generate` returns the only response; `generate_stream` returns each response as a server-sent event.
 
 pub(super) mod convert;
 mod events;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
 use http::request::Parts;
 use http::{HeaderMap, Request, StatusCode};
@@ -19,17 +19,18 @@ use pharos::service::{Protocol, Responses, Route, Service, Streamed};
 use pharos::timeline::Instant;
 
 use super::Edge;
-use super::answer;
+use super::answer::{self, Answer, Failure};
 use super::codec;
 use super::headers::{TRACEPARENT, text};
 use super::infer::{LONG, forward, on_a_thread_if};
 use super::model::ModelPath;
 use super::trace;
 use events::Events;
+use pharos_listener::answering::{Account, Outcome};
 use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::request_trace::{self, HTTP};
 
-/// What is said about a model that does not answer exactly once.
+/// The error for a model that does not send exactly one response.
 const NOT_ONE: &str = "generate expects model to produce exactly 1 response, use generate stream for model that generates \
                        various number of responses";
 
@@ -38,7 +39,6 @@ pub(super) async fn generate<S: Service>(
     path: ModelPath,
     request: Request<Body>,
 ) -> Response {
-    let pending = edge.pending(Route::Generate);
     let mut traced = None;
     let result = async {
         let (mut responses, sampled) = begin(&edge, path, request).await?;
@@ -48,40 +48,37 @@ pub(super) async fn generate<S: Service>(
         let response = response?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let json = on_a_thread_if(size > LONG, move || convert::response(&response)).await?;
-        Ok(answer::json(json))
+        Ok::<_, InferError>(answer::json(json))
     };
     let result = result.await;
-    trace::sending(traced, pending.finish(result))
+    trace::sending(traced, result.map_err(Failure::from).into_response())
 }
 
 pub(super) async fn generate_stream<S: Service>(
     State(edge): State<Edge<S>>,
     path: ModelPath,
     request: Request<Body>,
-) -> Response {
-    let pending = edge.pending(Route::GenerateStream);
+) -> Answer {
     let open = edge.service.stream_open(Protocol::Http);
-    let (mut responses, traced) = match begin(&edge, path, request).await {
-        Ok(begun) => begun,
-        Err(error) => return pending.finish(Err(error)),
-    };
+    let (mut responses, traced) = begin(&edge, path, request).await?;
     let first = responses.next().await;
-    // The status is that of the first response; what goes wrong later can only be told among the events.
+    // The first response determines the status; later errors are sent as events.
     let status = match &first {
         Some(Streamed { answer: Err(error), .. }) => error.code.http_status(),
         _ => StatusCode::OK.as_u16(),
     };
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response =
-        Response::new(Body::new(Events::new((responses, traced.clone()), first, (pending, status), open)));
+    let account = (Account::new(edge, Route::GenerateStream), status);
+    let mut response = Response::new(Body::new(Events::new((responses, traced.clone()), first, account, open)));
     *response.status_mut() = status;
+    response.extensions_mut().insert(Outcome::CountedByHandler);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    trace::sending(traced, response)
+    Ok(trace::sending(traced, response))
 }
 
-/// The response of a model that gives exactly one.
+/// Returns the response of a model that sends exactly one.
 async fn only(responses: &mut impl Responses) -> Result<InferResponse, InferError> {
     let not_one = || InferError::invalid(NOT_ONE);
     let mut found = None;
@@ -96,7 +93,7 @@ async fn only(responses: &mut impl Responses) -> Result<InferResponse, InferErro
     found.ok_or_else(not_one)
 }
 
-/// Reads a request and hands it to the engine. Gives the answers to come, and what collects its course if it is traced.
+/// Reads a request and passes it to the engine. Returns the responses to come and, if the request is sampled, its trace.
 async fn begin<S: Service>(
     edge: &Edge<S>,
     path: ModelPath,
@@ -117,7 +114,7 @@ async fn begin_traced<S: Service>(
     (parts, body): (Parts, Body),
     (traced, received): (Option<&Traced>, Instant),
 ) -> Result<S::Responses, InferError> {
-    // As in Triton, that there is no such model is said before what is wrong with the body.
+    // Report an unknown model before errors in the body, as Triton does.
     let metadata = edge.service.model_metadata(&path.model, &path.version);
     let body = read(edge, body, parts.headers.contains_key(EXPECT)).await;
     let (metadata, body) = (metadata?, body?);
@@ -148,14 +145,14 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), InferError> {
     Err(InferError::new(ErrorCode::InvalidArg, Reason::Unsupported, message))
 }
 
-/// The whole body, within the limits of the edge.
+/// Reads the whole body, within the limits of the edge.
 pub(super) async fn read<S: Service>(edge: &Edge<S>, body: Body, waits: bool) -> Result<Data, InferError> {
     let limit = edge.settings.max_input_size;
     match body::read(&edge.settings.budget, body, limit, waits).await? {
         Read::Whole(body) => Ok(body),
         Read::TooLarge(size) => {
             codec::check_size(size, 0, limit)?;
-            Err(InferError::internal("a body that is too large has no size"))
+            Err(InferError::internal("the size of a body over the limit is unknown"))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Reads headers of requests.
+//! Access to request headers.
 
 use std::borrow::Cow;
 
@@ -7,8 +7,8 @@ use http::HeaderMap;
 /// W3C Trace Context.
 pub(super) const TRACEPARENT: &str = "traceparent";
 
-/// A header's text, repetitions joined as one list (RFC 9110, 5.3). Bytes that are no text are shown as such: a header
-/// that cannot be understood must not count as absent, for the body means something else without it.
+/// Returns a header's text; repeated headers are joined into one list (RFC 9110, 5.3). Invalid UTF-8 is replaced, not dropped: a
+/// header such as `Content-Encoding` must not count as absent because it is malformed.
 pub(super) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<Cow<'a, str>> {
     let mut values = headers.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
     let first = values.next()?;

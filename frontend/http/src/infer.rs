@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
 use http::{HeaderMap, Request};
@@ -12,10 +12,11 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TraceId;
 use pharos::infer::{InferRequest, InferResponse, Parameter};
 use pharos::request_trace::Traced;
-use pharos::service::{Endpoint, Route, Service};
+use pharos::service::{Endpoint, Service};
 use pharos::timeline::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::answer::Failure;
 use super::codec::{self, AnswerForm, Encoded, HEADER_LENGTH, Head};
 use super::compression::{self, Coding};
 use super::headers::{TRACEPARENT, text};
@@ -26,10 +27,10 @@ use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::request_trace::{self, HTTP};
 
-/// Tensors of no more bytes in all are not sent as pieces of their own.
+/// Tensors of at most this many bytes in total are copied behind the JSON instead of being sent as separate pieces.
 const SMALL: usize = 16 << 10;
 
-/// Work on more bytes than this leaves the threads that serve sockets.
+/// Work on more bytes than this runs on a blocking thread.
 pub(super) const LONG: usize = 1 << 20;
 
 pub(super) async fn infer<S: Service>(
@@ -37,16 +38,15 @@ pub(super) async fn infer<S: Service>(
     path: ModelPath,
     request: Request<Body>,
 ) -> Response {
-    answer(edge, path, request).await
+    answer(&edge, path, request).await
 }
 
 /// Answers an inference request.
-pub(super) async fn answer<S: Service>(edge: Edge<S>, path: ModelPath, request: Request<Body>) -> Response {
+pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request: Request<Body>) -> Response {
     let received = edge.service.now();
-    let pending = edge.pending(Route::Infer);
     let (parts, body) = request.into_parts();
     let Some(coding) = Coding::of_request(text(&parts.headers, CONTENT_ENCODING.as_str()).as_deref()) else {
-        return pending.finish_as(answer::unsupported_coding(), Some(Reason::Unsupported));
+        return answer::refused(answer::unsupported_coding(), Reason::Unsupported);
     };
     let head = Head {
         model_name: path.model,
@@ -56,15 +56,15 @@ pub(super) async fn answer<S: Service>(edge: Edge<S>, path: ModelPath, request: 
     let answer_coding = Coding::of_response(text(&parts.headers, ACCEPT_ENCODING.as_str()).as_deref());
     let waits = parts.headers.contains_key(EXPECT);
     let trace = text(&parts.headers, TRACEPARENT).and_then(|header| TraceId::from_traceparent(&header));
-    let traced = trace::begin(&edge, &head.model_name, &parts.headers);
+    let traced = trace::begin(edge, &head.model_name, &parts.headers);
     let (model, version) = (head.model_name.clone(), head.model_version.clone());
     let result = async {
-        let received_request = receive(&edge, head, body, coding, waits).await;
-        // As in Triton, that there is no such model is said before what is wrong with the body.
+        let received_request = receive(edge, head, body, coding, waits).await;
+        // Report an unknown model before errors in the body, as Triton does.
         let (mut request, form) =
             received_request.map_err(|error| edge.service.model_metadata(&model, &version).err().unwrap_or(error))?;
         request.trace = trace;
-        forward(&edge, &parts.headers, &mut request)?;
+        forward(edge, &parts.headers, &mut request)?;
         let response = execute(&edge.service, request, traced.as_ref(), received).await?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 16 };
@@ -76,7 +76,7 @@ pub(super) async fn answer<S: Service>(edge: Edge<S>, path: ModelPath, request: 
         .await
     };
     let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
-    trace::sending(traced, pending.finish(result))
+    trace::sending(traced, result.map_err(Failure::from).into_response())
 }
 
 /// Executes a decoded request whose reception began at `received`, and stamps its timeline and its trace.
@@ -94,7 +94,7 @@ pub(super) async fn execute<S: Service>(
     response
 }
 
-/// Makes parameters of the headers that are to be forwarded.
+/// Adds the headers that match the forward pattern as parameters.
 pub(super) fn forward<S: Service>(
     edge: &Edge<S>,
     headers: &HeaderMap,
@@ -115,11 +115,11 @@ async fn receive<S: Service>(
 ) -> Result<(InferRequest, AnswerForm), InferError> {
     let limit = edge.settings.max_input_size;
     let declared: Option<u64> = head.header_length.as_deref().and_then(|length| length.trim().parse().ok());
-    // The limit bounds the JSON and the binary data each; how long the JSON is, the client says.
+    // The limit applies to the JSON and the binary data separately; the client declares the length of the JSON.
     let json = declared.unwrap_or(0).min(limit);
     let most = match coding {
         Coding::Identity => json.saturating_add(limit),
-        // Compressed data that is longer than what it stands for is no sign of malice, only of noise.
+        // Compressed data can be longer than its content: allow for incompressible noise.
         _ => limit.saturating_mul(2),
     };
     let body = match body::read(&edge.settings.budget, body, most, waits).await? {
@@ -141,12 +141,12 @@ async fn receive<S: Service>(
     .await
 }
 
-/// The permission to compress or decompress; none is needed for what stays as it is.
+/// Waits for a permit to compress or decompress; returns `None` for identity, which needs none.
 async fn coder(budget: &Budget, coding: Coding) -> Option<OwnedSemaphorePermit> {
     if coding == Coding::Identity { None } else { budget.coder().await }
 }
 
-/// The refusal of a body that becomes longer than `most` bytes when it is decompressed.
+/// Returns the error for a body that exceeds `most` bytes when decompressed.
 fn inflates_too_far(most: u64) -> InferError {
     let text = format!(
         "decompressed request size exceeds the maximum allowed value of {most} bytes. Use --http-max-input-size to \
@@ -155,7 +155,7 @@ fn inflates_too_far(most: u64) -> InferError {
     InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text)
 }
 
-/// The refusal of a body of `size` bytes: what is too large is the JSON unless the client says that there is less of it.
+/// Returns the error for a body of `size` bytes. The JSON is the part that is too large unless the client declared a smaller one.
 fn too_large(declared: Option<u64>, size: u64, limit: u64) -> InferError {
     let (json, binary) = match declared {
         None => (size, 0),
@@ -164,10 +164,10 @@ fn too_large(declared: Option<u64>, size: u64, limit: u64) -> InferError {
     };
     match codec::check_size(json, binary, limit) {
         Err(error) => error,
-        // Noise: compressed data beyond twice the limit that may stand for less.
+        // Compressed data beyond twice the limit, whose decompressed size is unknown.
         Ok(()) => codec::check_size(0, size.max(limit.saturating_add(1)), limit)
             .err()
-            .unwrap_or_else(|| InferError::internal("a body that is too large has no size")),
+            .unwrap_or_else(|| InferError::internal("the size of a body over the limit is unknown")),
     }
 }
 
@@ -190,7 +190,7 @@ fn send(encoded: Encoded, coding: Coding) -> Result<Response, InferError> {
     Ok(response)
 }
 
-/// Small tensors are copied behind the JSON: one piece costs less than several, and the worker's memory is free at once.
+/// Copies small tensors behind the JSON: one piece costs less than several, and the worker's memory is released at once.
 fn one_or_many(head: Bytes, blobs: Vec<Bytes>) -> Body {
     let size: usize = blobs.iter().map(Bytes::len).sum();
     if size > SMALL {
@@ -201,7 +201,7 @@ fn one_or_many(head: Bytes, blobs: Vec<Bytes>) -> Body {
     Body::from(whole.freeze())
 }
 
-/// Runs `work` here, or on a thread for blocking work if it is long, so that other connections are served meanwhile.
+/// Runs `work` in place, or on a blocking thread if it is long, so that other connections are served meanwhile.
 pub(super) async fn on_a_thread_if<T: Send + 'static>(
     long: bool,
     work: impl FnOnce() -> Result<T, InferError> + Send + 'static,
@@ -210,5 +210,5 @@ pub(super) async fn on_a_thread_if<T: Send + 'static>(
         return work();
     }
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(InferError::internal(format!("the work on a body broke off: {error}"))))
+    done.unwrap_or_else(|error| Err(InferError::internal(format!("processing a body failed: {error}"))))
 }

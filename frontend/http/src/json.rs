@@ -1,7 +1,7 @@
-//! Reading JSON without building trees: objects whose members are borrowed slices of the text, looked at when needed.
+//! Reads JSON without building trees: the members of objects are borrowed slices of the text, parsed on demand.
 //!
-//! The texts of type errors are those of Triton's JSON reader, with its code (500, although the client is at fault):
-//! clients match them.
+//! The texts and the code of type errors are those of Triton's JSON reader, because clients match them. The code is 500 although
+//! the client is at fault.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,31 +11,31 @@ use pharos::infer::Parameter;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// How many characters of a wrong value an error shows.
+/// The number of characters of an invalid value that an error shows.
 const MOST_SHOWN: usize = 64;
 
-/// How deep JSON may nest; Triton's limit.
+/// The maximum nesting depth of JSON; Triton's limit.
 pub(super) const MAX_DEPTH: usize = 100;
 
-/// Stands before `NaN`, `Infinity` and `-Infinity` where [`quote_nonfinite`] made strings of them. Private use, so that
-/// no ordinary string begins with it.
+/// Precedes `NaN`, `Infinity` and `-Infinity` where [`quote_nonfinite`] has quoted them. A private use character, because no
+/// ordinary string begins with it.
 pub(super) const NONFINITE_MARK: char = '\u{f8ff}';
 
-/// A malformed document, as Triton answers it: INTERNAL, with its prefix.
+/// Returns the error for a malformed document: INTERNAL with Triton's prefix.
 pub(super) fn parse_error(what: impl fmt::Display) -> InferError {
     let message = format!("failed to parse the request JSON buffer: {what}");
     InferError::new(ErrorCode::Internal, Reason::Malformed, message)
 }
 
-/// A member of the wrong type or absent, as Triton answers it: INTERNAL.
+/// Returns the error for a missing member or one of the wrong type: INTERNAL, as Triton.
 pub(super) fn type_error(prefix: &str, what: &str) -> InferError {
     InferError::new(ErrorCode::Internal, Reason::Malformed, format!("{prefix}: {what}"))
 }
 
-/// Refuses text that nests deeper than [`MAX_DEPTH`]. Brackets in strings do not count.
+/// Refuses text that is nested deeper than [`MAX_DEPTH`]. Brackets in strings do not count.
 pub(super) fn check_depth(json: &str) -> Result<(), InferError> {
     let bytes = json.as_bytes();
-    // Counting first costs next to nothing (it is vectorised) and settles nearly every document.
+    // Count brackets first: this is vectorised and sufficient for nearly every document.
     if bytes.iter().filter(|&&byte| byte | 0x20 == b'{').count() <= MAX_DEPTH {
         return Ok(());
     }
@@ -56,7 +56,7 @@ pub(super) fn check_depth(json: &str) -> Result<(), InferError> {
     Ok(())
 }
 
-/// The position of the quote that ends the string whose opening quote is at `start`; the text's length if none does.
+/// Returns the position of the quote that ends the string starting at `start`, or the text's length if the string is not closed.
 pub(super) fn string_end(bytes: &[u8], start: usize) -> usize {
     let mut at = start + 1;
     while let Some(&byte) = bytes.get(at) {
@@ -69,8 +69,8 @@ pub(super) fn string_end(bytes: &[u8], start: usize) -> usize {
     bytes.len()
 }
 
-/// Makes marked strings of the bare words `NaN`, `Inf` and `Infinity` (with or without `-`), which are not JSON but which
-/// Python's and Triton's JSON have. `None` if there are none.
+/// Quotes and marks the bare words `NaN`, `Inf` and `Infinity` (with or without `-`), which JSON lacks but Python and Triton
+/// write. Returns `None` if the text has no such word.
 pub(super) fn quote_nonfinite(json: &str) -> Option<String> {
     const WORDS: [(&str, &str); 5] = [
         ("NaN", "NaN"),
@@ -108,7 +108,7 @@ pub(super) fn quote_nonfinite(json: &str) -> Option<String> {
     Some(out)
 }
 
-/// The number that a marked string (without its quotes) stands for.
+/// Returns the number that a marked string (without its quotes) represents.
 pub(super) fn nonfinite(text: &str) -> Option<f64> {
     match text.strip_prefix(NONFINITE_MARK)? {
         "NaN" => Some(f64::NAN),
@@ -118,8 +118,8 @@ pub(super) fn nonfinite(text: &str) -> Option<f64> {
     }
 }
 
-/// Declares an object of which some members are wanted: unknown members are skipped, of a member given twice the first
-/// counts (as in Triton's reader), anything but an object is refused.
+/// Declares an object with the members of interest. Unknown members are skipped, the first of duplicate members wins (as in
+/// Triton's reader), and anything but an object is refused.
 macro_rules! object {
     ($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }) => {
         $(#[$doc])*
@@ -158,7 +158,7 @@ macro_rules! object {
 }
 pub(super) use object;
 
-/// An object's key, borrowed unless it holds escapes.
+/// An object's key, borrowed unless it contains escapes.
 pub(super) struct Key<'a>(pub(super) Cow<'a, str>);
 
 impl<'de: 'a, 'a> serde::Deserialize<'de> for Key<'a> {
@@ -180,7 +180,7 @@ impl<'de: 'a, 'a> serde::Deserialize<'de> for Key<'a> {
     }
 }
 
-/// All members of an object in their order.
+/// All members of an object in order.
 pub(super) struct Members<'a>(pub(super) Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'de: 'a, 'a> serde::Deserialize<'de> for Members<'a> {
@@ -203,7 +203,7 @@ impl<'de: 'a, 'a> serde::Deserialize<'de> for Members<'a> {
     }
 }
 
-/// The string that `value` is; `prefix` begins the error, for example `Unable to parse 'id'`.
+/// Returns `value` as a string; `prefix` begins the error, for example `Unable to parse 'id'`.
 pub(super) fn as_string<'a>(value: &'a RawValue, prefix: &str) -> Result<Cow<'a, str>, InferError> {
     let text = value.get();
     if text.starts_with('"')
@@ -214,13 +214,13 @@ pub(super) fn as_string<'a>(value: &'a RawValue, prefix: &str) -> Result<Cow<'a,
     Err(type_error(prefix, "attempt to access JSON non-string as string"))
 }
 
-/// The unsigned integer that `value` is.
+/// Returns `value` as an unsigned integer.
 pub(super) fn as_u64(value: &RawValue, prefix: &str) -> Result<u64, InferError> {
     let parsed = value.get().parse();
     parsed.map_err(|_| type_error(prefix, "attempt to access JSON non-unsigned-integer as unsigned-integer"))
 }
 
-/// The truth value that `value` is.
+/// Returns `value` as a boolean.
 pub(super) fn as_bool(value: &RawValue, prefix: &str) -> Result<bool, InferError> {
     match value.get() {
         "true" => Ok(true),
@@ -229,8 +229,8 @@ pub(super) fn as_bool(value: &RawValue, prefix: &str) -> Result<bool, InferError
     }
 }
 
-/// A request's parameter that a client has chosen wrongly: what [`as_string`] and its like say, then the value and what is
-/// allowed, as INVALID_ARG (Triton answers INTERNAL).
+/// Converts the error of an invalid request parameter to INVALID_ARG (Triton answers INTERNAL) and appends the value and the
+/// allowed ones.
 pub(super) fn chosen<T>(read: Result<T, InferError>, value: &RawValue, allowed: &str) -> Result<T, InferError> {
     read.map_err(|error| {
         let text = value.get();
@@ -241,7 +241,7 @@ pub(super) fn chosen<T>(read: Result<T, InferError>, value: &RawValue, allowed: 
     })
 }
 
-/// The parameter that `value` is; `None` for objects, arrays and null.
+/// Returns `value` as a parameter; `None` for objects, arrays and null.
 pub(super) fn as_parameter(value: &RawValue) -> Option<Parameter> {
     let text = value.get();
     match text.as_bytes().first()? {

@@ -1,7 +1,7 @@
 //! The HTTP edge: KServe v2 over HTTP/1.1 and HTTP/2 in clear text, with Triton's extensions (spec 1.1, 1.3).
 //!
-//! Handlers translate between HTTP and the verbs of a `pharos::service::Service` and decide nothing else. Query strings are accepted and
-//! ignored. Every answer is counted once, by `answer::Pending`.
+//! Handlers translate between HTTP and the verbs of a `pharos::service::Service` and make no other decisions. Query strings are
+//! accepted and ignored. The layer of [`pharos_listener::answering`] counts every answer once.
 
 mod access_check;
 mod answer;
@@ -32,10 +32,12 @@ mod v1;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::response::Response;
+use bytes::Bytes;
 use http::StatusCode;
 use pharos::access::Restrictions;
-use pharos::error::Reason;
+use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::metrics::labels::Listener;
 use pharos::service::{Protocol, Route, Service};
 use tokio::net::TcpListener;
@@ -47,26 +49,27 @@ use pharos_listener as listener;
 use pharos_listener::access::{Access, Forward};
 use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
+use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::{Life, Speaks};
 
-/// What the HTTP edge is told at start.
+/// The settings of the HTTP edge.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `--http-max-input-size`: the most bytes of a request's JSON, and of its binary data, each.
+    /// `--http-max-input-size`: the maximum bytes of a request's JSON and, separately, of its binary data.
     pub max_input_size: u64,
     /// `--http-restricted-api`.
     pub restricted: Arc<Restrictions>,
-    /// The tokens that are asked for.
+    /// The tokens that requests must present.
     pub access: Access,
     /// `--http-header-forward-pattern`.
     pub forward: Forward,
-    /// `--http-body-timeout-secs`; zero for none.
+    /// `--http-body-timeout-secs`; zero disables the timeout.
     pub body_timeout: Duration,
-    /// The memory of what is being received.
+    /// The memory budget for request bodies that are being received.
     pub budget: Budget,
 }
 
-/// How a listener treats its connections unless it is told otherwise.
+/// Returns the default connection settings of an HTTP listener.
 pub fn connections() -> listener::Settings {
     listener::Settings::new(Listener::Http)
 }
@@ -84,7 +87,10 @@ impl Default for Settings {
     }
 }
 
-/// What every handler has.
+/// The maximum bytes of a body that has only a few members.
+const MAX_SHORT_BODY: u64 = 64 << 10;
+
+/// The state that all handlers share.
 #[derive(Clone)]
 pub(crate) struct Edge<S: Service> {
     service: S,
@@ -96,12 +102,22 @@ impl<S: Service> Edge<S> {
         Self { service, settings: Arc::new(settings) }
     }
 
-    fn pending(&self, route: Route) -> answer::Pending<S> {
-        answer::Pending::new(&self.service, route)
+    /// Reads the whole body of a request that has only a few members.
+    ///
+    /// # Errors
+    /// Fails if the body exceeds 64 KiB or arrives too slowly.
+    async fn read_short(&self, body: Body, what: &str) -> Result<Bytes, InferError> {
+        match body::read(&self.settings.budget, body, MAX_SHORT_BODY, false).await? {
+            Read::Whole(body) => Ok(body.join()),
+            Read::TooLarge(size) => {
+                let text = format!("body of {size} bytes is too large: {what} has at most {MAX_SHORT_BODY} bytes");
+                Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text))
+            }
+        }
     }
 }
 
-/// Serves the v2 protocol on `listener` until `life` says to stop and the requests in flight are answered.
+/// Serves the v2 protocol on `listener` until `life` signals shutdown and all requests in flight are answered.
 pub async fn serve<S: Service>(
     listener: TcpListener,
     service: S,
@@ -113,7 +129,7 @@ pub async fn serve<S: Service>(
     listener::serve(listener, (Speaks::Http, connections), dispatch, refused(service), life).await;
 }
 
-/// Counts what is refused before it is a request, by its status.
+/// Returns a callback that counts connections refused before a request could be parsed, by status.
 fn refused<S: Service>(service: S) -> impl Fn(u16) + Clone + Send + 'static {
     move |status| {
         let reason = if status == 400 { Reason::Malformed } else { Reason::TooLarge };
@@ -121,16 +137,14 @@ fn refused<S: Service>(service: S) -> impl Fn(u16) + Clone + Send + 'static {
     }
 }
 
-/// The answer to a path that is not known, counted.
-pub(crate) fn not_found<S: Service>(edge: &Edge<S>) -> Response {
-    let response = answer::error_text(StatusCode::NOT_FOUND, "Not Found");
-    edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported))
+/// Returns the answer for an unknown path.
+fn not_found() -> Response {
+    answer::unknown(StatusCode::NOT_FOUND, "Not Found")
 }
 
-/// The answer to a method that a path does not have, counted.
-fn wrong_method<S: Service>(edge: &Edge<S>) -> Response {
-    let response = answer::error_text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
-    edge.pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported))
+/// Returns the answer for a method that the path does not support.
+fn wrong_method() -> Response {
+    answer::unknown(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The metrics listener: `GET /metrics`, in Prometheus' text form or, if the scraper asks, OpenMetrics.
+//! The metrics listener: `GET /metrics` in the Prometheus text format or, if the scraper requests it, OpenMetrics.
 //!
-//! It is a listener of its own so that scraping can be firewalled apart from inference. Its answers are not counted: a
-//! scrape would change what it reads.
+//! The listener is separate so that a firewall can treat scraping and inference differently. Its answers are not counted, because
+//! a scrape would change the values that it reads.
 
 use std::time::Duration;
 
@@ -24,13 +24,13 @@ use pharos_listener::http_service::HttpService;
 use pharos_listener::routing::{Builder, OpenOnly, Routes};
 use pharos_listener::{Life, Speaks};
 
-/// Serves metrics on `listener` until `life` says to stop.
+/// Serves metrics on `listener` until `life` signals shutdown.
 pub async fn serve<S: Service>(listener: TcpListener, service: S, connections: listener::Settings, life: Life) {
     let routes = HttpService::new(router(service), Duration::ZERO);
     listener::serve(listener, (Speaks::Http, connections), routes, |_| {}, life).await;
 }
 
-/// `/metrics`, and the page that draws it.
+/// Returns the routes of `/metrics` and of the live page.
 pub fn router<S: Service>(service: S) -> Routes<OpenOnly> {
     let router = Builder::new(service, |_| wrong_method()).route("/metrics", Route::Metrics, get(metrics::<S>));
     dashboard::add_to(router).build(OpenOnly(elsewhere), |_| elsewhere())
@@ -40,14 +40,14 @@ async fn metrics<S: Service>(State(service): State<S>, uri: Uri, headers: Header
     let format = Format::negotiate(text(&headers, ACCEPT.as_str()).as_deref());
     let names = Names::of_query(uri.query().map_or_else(Vec::new, pairs));
     let coding = Coding::of_response(text(&headers, ACCEPT_ENCODING.as_str()).as_deref());
-    // On a thread of its own: thousands of series take milliseconds, for which no inference should wait.
+    // Render on a blocking thread: thousands of series take milliseconds, which must not delay inference.
     let rendered = tokio::task::spawn_blocking(move || {
         let text = Bytes::from(service.metrics_text(format, &names));
         let compressed = coding.name().and_then(|name| Some((name, compress(std::iter::once(&text), coding).ok()?)));
         compressed.map_or((None, text), |(name, compressed)| (Some(name), compressed))
     });
     let Ok((coding, text)) = rendered.await else {
-        let sentence = "The metrics could not be rendered.\n";
+        let sentence = "Failed to render the metrics.\n";
         return answer::with_body(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", sentence);
     };
     let mut response = answer::with_body(StatusCode::OK, format.content_type(), text);
@@ -58,7 +58,7 @@ async fn metrics<S: Service>(State(service): State<S>, uri: Uri, headers: Header
     response
 }
 
-/// The pairs of a query, decoded.
+/// Returns the decoded pairs of a query string.
 fn pairs(query: &str) -> Vec<(String, String)> {
     let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
@@ -74,6 +74,6 @@ fn elsewhere() -> Response {
 }
 
 fn wrong_method() -> Response {
-    let sentence = "Metrics are read with GET /metrics.\n";
+    let sentence = "Method not allowed: use GET /metrics.\n";
     answer::with_body(StatusCode::METHOD_NOT_ALLOWED, "text/plain; charset=utf-8", sentence)
 }

@@ -1,21 +1,22 @@
-//! What is known of one model: metadata, readiness, configuration, statistics.
+//! Metadata, readiness, configuration and statistics of one model.
 
 use axum::extract::{FromRequestParts, State};
 use axum::response::Response;
 use http::StatusCode;
 use http::request::Parts;
-use pharos::error::{InferError, Reason};
+use pharos::error::Reason;
 use pharos::model::{ModelMetadata, TensorMetadata};
-use pharos::service::{Route, Service};
+use pharos::service::Service;
 use serde_json::json;
 
+use super::answer::Answer;
 use super::{Edge, answer};
 use pharos_listener::routing::PathParameters;
 
-/// The model that a path names, `/v2/models/{model}[/versions/{version}]`. Whether a version is a number, the engine says.
+/// The model in a path `/v2/models/{model}[/versions/{version}]`. The engine validates the version.
 pub(super) struct ModelPath {
     pub(super) model: String,
-    /// Empty if the path names none.
+    /// Empty if the path has no version.
     pub(super) version: String,
 }
 
@@ -25,18 +26,17 @@ impl<S: Service> FromRequestParts<Edge<S>> for ModelPath {
     async fn from_request_parts(parts: &mut Parts, edge: &Edge<S>) -> Result<Self, Response> {
         let Ok(PathParameters(names)) = PathParameters::from_request_parts(parts, edge).await;
         let mut names = names.into_iter().flatten();
-        let model = names.next().ok_or_else(|| super::not_found(edge))?;
+        let model = names.next().ok_or_else(super::not_found)?;
         Ok(Self { model, version: names.next().unwrap_or_default() })
     }
 }
 
-pub(super) async fn metadata<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Response {
-    let metadata = edge.service.model_metadata(&path.model, &path.version);
-    edge.pending(Route::ModelMetadata).finish(metadata.map(|metadata| answer::json(metadata_json(&metadata))))
+pub(super) async fn metadata<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Answer {
+    Ok(answer::json(metadata_json(&edge.service.model_metadata(&path.model, &path.version)?)))
 }
 
 fn metadata_json(metadata: &ModelMetadata) -> String {
-    // Built by hand because the order of the keys is part of the form (serde_json's maps sort them).
+    // Built by hand because the order of the keys is part of the format (serde_json's maps sort them).
     let tensors = |tensors: &[TensorMetadata]| {
         let tensor = |t: &TensorMetadata| {
             format!("{{\"name\":{},\"datatype\":\"{}\",\"shape\":{}}}", json!(t.name), t.datatype, json!(t.shape))
@@ -53,11 +53,10 @@ fn metadata_json(metadata: &ModelMetadata) -> String {
     )
 }
 
-/// 200 with an empty body, else 400, also for a model that does not exist; with the reason where one is known.
+/// Answers 200 with an empty body, else 400 with the reason if known; also for a model that does not exist.
 pub(super) async fn ready<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Response {
-    let pending = edge.pending(Route::ModelReady);
     let reason = match edge.service.model_ready(&path.model, &path.version).await {
-        Ok(true) => return pending.finish_as(answer::empty(StatusCode::OK), None),
+        Ok(true) => return answer::empty(StatusCode::OK),
         Ok(false) => Reason::NotReady,
         Err(error) => error.reason,
     };
@@ -65,26 +64,25 @@ pub(super) async fn ready<S: Service>(State(edge): State<Edge<S>>, path: ModelPa
     if let Some(why) = edge.service.why_not_ready(&path.model, &path.version) {
         text = format!("{text}: {why}");
     }
-    pending.finish_as(answer::error_text(StatusCode::BAD_REQUEST, &text), Some(reason))
+    answer::refused(answer::error_text(StatusCode::BAD_REQUEST, &text), reason)
 }
 
-pub(super) async fn config<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Response {
-    let config = edge.service.model_config_json(&path.model, &path.version);
-    edge.pending(Route::ModelConfig).finish(config.map(answer::json))
+pub(super) async fn config<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Answer {
+    Ok(answer::json(edge.service.model_config_json(&path.model, &path.version)?))
 }
 
-pub(super) async fn statistics<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Response {
-    edge.pending(Route::ModelStatistics).finish(statistics_json(&edge, &path.model, &path.version))
+pub(super) async fn statistics<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Answer {
+    statistics_json(&edge, &path.model, &path.version)
 }
 
-pub(super) async fn all_statistics<S: Service>(State(edge): State<Edge<S>>) -> Response {
-    edge.pending(Route::ModelStatistics).finish(statistics_json(&edge, "", ""))
+pub(super) async fn all_statistics<S: Service>(State(edge): State<Edge<S>>) -> Answer {
+    statistics_json(&edge, "", "")
 }
 
-fn statistics_json<S: Service>(edge: &Edge<S>, model: &str, version: &str) -> Result<Response, InferError> {
+fn statistics_json<S: Service>(edge: &Edge<S>, model: &str, version: &str) -> Answer {
     #[derive(serde::Serialize)]
-    struct Answer<T> {
+    struct Statistics<T> {
         model_stats: T,
     }
-    answer::json_of(&Answer { model_stats: edge.service.statistics(model, version)? })
+    answer::json_of(&Statistics { model_stats: edge.service.statistics(model, version)? })
 }

@@ -1,6 +1,6 @@
-//! The JSON part of an inference request (spec 2.3): from text to the parts of an [`InferRequest`].
+//! The JSON part of an inference request (spec 2.3), parsed into an [`InferRequest`].
 //!
-//! The order of the checks is Triton's: id, parameters, each input, what is left of the binary data, outputs.
+//! The order of the checks is Triton's: id, parameters, each input, unused binary data, outputs.
 
 use std::borrow::Cow;
 
@@ -21,7 +21,7 @@ object! {
     Request { id: &'a RawValue, parameters: &'a RawValue, inputs: Vec<Input<'a>>, outputs: Vec<Output<'a>> }
 }
 object! {
-    /// The top level again, for finding out what was wrong with it.
+    /// The top level again, to diagnose a parse error.
     Shallow { inputs: &'a RawValue, outputs: &'a RawValue }
 }
 object! {
@@ -51,7 +51,7 @@ const NO_MEMBER: &str = "attempt to access non-existing object member";
 
 /// Fills `request` from `json` and the binary data that follows it. Returns the request's `binary_data_output`.
 pub(super) fn parse(json: &[u8], binary: Data, request: &mut InferRequest) -> Result<bool, InferError> {
-    // A NUL ends the text, as in Triton; there is none in JSON.
+    // A NUL ends the text, as in Triton; valid JSON contains none.
     let end = if json.contains(&0) { json.iter().position(|&byte| byte == 0) } else { None };
     let json = end.and_then(|end| json.get(..end)).unwrap_or(json);
     let json =
@@ -93,7 +93,7 @@ fn fill(parsed: Request<'_>, binary: Data, request: &mut InferRequest) -> Result
     Ok(binary_data_output)
 }
 
-/// Finds Triton's words for what serde could not take.
+/// Returns the error that Triton's reader reports for JSON that serde rejected.
 fn diagnose(json: &str, error: &serde_json::Error) -> InferError {
     if !error.is_data() {
         return parse_error(error);
@@ -116,7 +116,7 @@ fn diagnose(json: &str, error: &serde_json::Error) -> InferError {
     type_error(prefix, "attempt to access JSON non-array as array")
 }
 
-/// Whether an array has an element that is no object.
+/// Returns whether an array has an element that is not an object.
 fn has_no_object(array: Option<&RawValue>) -> bool {
     let elements: Vec<&RawValue> = array.and_then(|array| serde_json::from_str(array.get()).ok()).unwrap_or_default();
     elements.iter().any(|element| !element.get().starts_with('{'))
@@ -133,7 +133,7 @@ fn request_parameters(parameters: &RawValue, request: &mut InferRequest) -> Resu
                     Ok(number) => CorrelationId::Uint(number),
                     Err(_) => {
                         let text = as_string(value, "Unable to parse 'sequence_id'");
-                        CorrelationId::from_text(chosen(text, value, "0 to 18446744073709551615, or a text")?)?
+                        CorrelationId::from_text(chosen(text, value, "0 to 18446744073709551615, or a string")?)?
                     }
                 }
             }
@@ -168,7 +168,7 @@ fn whole(value: &RawValue, prefix: &str) -> Result<u64, InferError> {
     chosen(as_u64(value, prefix), value, "0 to 18446744073709551615")
 }
 
-/// The binary data that no input has taken yet.
+/// The binary data that no input has consumed yet.
 struct Blobs<'a> {
     rest: Data,
     model: &'a str,
@@ -209,14 +209,14 @@ fn input(input: Input<'_>, binary: &mut Blobs<'_>) -> Result<InferInput, InferEr
     }
     let data = match (parameters.binary_data_size, input.data) {
         (Some(size), _) => binary.take(&name, as_u64(size, "Unable to parse 'binary_data_size'")?)?,
-        // Triton does not look at the data of an empty tensor.
+        // Triton ignores the data of an empty tensor.
         (None, Some(data)) if elements > 0 => super::data::flatten(&name, data.get(), datatype, elements)?.into(),
         (None, _) => region.map_or_else(Data::new, Data::from),
     };
     Ok(InferInput { name, tensor: Tensor { datatype, shape, data } })
 }
 
-/// Exactly one of `data`, `binary_data_size` and `shared_memory_region` says where the bytes are.
+/// Checks that exactly one of `data`, `binary_data_size` and `shared_memory_region` gives the input's bytes.
 fn one_source(data: Option<&RawValue>, parameters: &InputParameters<'_>) -> Result<(), InferError> {
     let given = [
         ("'data'", data.is_some()),
@@ -257,10 +257,10 @@ fn shape(value: Option<&RawValue>) -> Result<Vec<i64>, InferError> {
 
 fn unknown_datatype(input: &str, datatype: &str) -> InferError {
     let names: Vec<&str> = DataType::ALL.into_iter().map(DataType::name).collect();
-    InferError::invalid(format!("invalid datatype for input {input}: '{datatype}' is none of {}", names.join(", ")))
+    InferError::invalid(format!("invalid datatype for input {input}: '{datatype}' is not one of {}", names.join(", ")))
 }
 
-/// A place in a client's memory. As for Triton, what is not said is 0.
+/// Returns the range of a shared memory region. As in Triton, a missing offset or size is 0.
 fn slice(region: &RawValue, offset: Option<&RawValue>, byte_size: Option<&RawValue>) -> Result<Slice, InferError> {
     let name = as_string(region, "Unable to parse 'shared_memory_region'")?.into_owned();
     let offset = offset.map(|offset| as_u64(offset, "Unable to parse 'shared_memory_offset'")).transpose()?;

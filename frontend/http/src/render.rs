@@ -1,18 +1,18 @@
 //! An inference response as JSON (spec 2.4), written straight into one buffer.
 //!
-//! Numbers: the shortest text that reads back as the same value of the tensor's datatype. (Triton prints an FP32 as the
-//! double it is cast to, `0.10000000149011612`; a reader of either gets the same FP32.) NaN and infinities have no JSON;
-//! like Triton and Python the words `NaN`, `Infinity` and `-Infinity` are written.
+//! Numbers are written as the shortest text that parses to the same value of the tensor's datatype. (Triton casts an FP32 to
+//! double and prints `0.10000000149011612`; both texts parse to the same FP32.) NaN and infinities are written as `NaN`,
+//! `Infinity` and `-Infinity`, which are not JSON but which Triton and Python write too.
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferOutput, InferResponse, Parameter, Parameters};
 use pharos::tensor::{DataType, byte_size, bytes_elements, element_count};
 use serde::Serialize;
 
-/// Appends the response's JSON to `out`; `binary` says which outputs go as binary data behind it.
+/// Appends the response's JSON to `out`; `binary` selects the outputs that follow as binary data.
 ///
 /// # Errors
-/// An output that JSON cannot carry (FP16, BF16, bytes that are not UTF-8), or whose bytes do not fit its shape.
+/// Fails if JSON cannot represent an output (FP16, BF16, bytes that are not UTF-8) or if its bytes do not match its shape.
 pub(super) fn render(
     response: &InferResponse,
     binary: impl Fn(&str) -> bool,
@@ -81,7 +81,7 @@ fn output(out: &mut Vec<u8>, output: &InferOutput, binary: bool) -> Result<(), I
     out.extend_from_slice(b"\",\"shape\":");
     value(out, &tensor.shape)?;
     if tensor.data.region().is_some() {
-        // The client finds it in its own memory.
+        // The output is in the client's shared memory.
         out.push(b'}');
         return Ok(());
     }
@@ -97,7 +97,7 @@ fn output(out: &mut Vec<u8>, output: &InferOutput, binary: bool) -> Result<(), I
     Ok(())
 }
 
-/// Appends the elements of an output, with commas between them.
+/// Appends the elements of an output, separated by commas.
 pub(super) fn data(out: &mut Vec<u8>, output: &InferOutput) -> Result<(), InferError> {
     let tensor = &output.tensor;
     let bytes: &[u8] = &tensor.data.as_slice();
@@ -110,7 +110,7 @@ pub(super) fn data(out: &mut Vec<u8>, output: &InferOutput) -> Result<(), InferE
     }
 }
 
-/// Appends the elements of an output of this name, which have a fixed size, with commas between them.
+/// Appends the elements of a fixed-size datatype, separated by commas; `name` is for error messages.
 pub(super) fn elements(out: &mut Vec<u8>, (name, datatype): (&str, DataType), bytes: &[u8]) -> Result<(), InferError> {
     match datatype {
         DataType::Bool => list(out, bytes, |out, [byte]| value(out, &(byte != 0))),

@@ -2,36 +2,33 @@
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::Request;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::repository::{self, IndexEntry, LoadParameter};
 use pharos::service::{Route, Service};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::answer::Answer;
 use super::json::{Members, as_bool, as_string, object, parse_error};
 use super::{Edge, answer};
 use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::routing::PathParameters;
 
-/// The most bytes of a question to the index: it has one member.
-const MAX_BODY: u64 = 64 << 10;
-
 object! {
-    /// The question: absent, empty, or which entries.
+    /// The body of an index request, which may be empty.
     Question { ready: &'a RawValue }
 }
 
 object! {
-    /// What is given with a load or an unload.
+    /// The body of a load or an unload.
     Operation { parameters: &'a RawValue }
 }
 
-/// One entry of the answer.
+/// One entry of the index.
 #[derive(Serialize)]
 struct Entry<'a> {
     name: &'a str,
@@ -47,7 +44,7 @@ impl<'a> From<&'a IndexEntry> for Entry<'a> {
     fn from(entry: &'a IndexEntry) -> Self {
         Self {
             name: &entry.name,
-            // A number, but text in the protocol.
+            // The protocol represents the number as a string.
             version: entry.version.map(|version| version.to_string()),
             state: entry.state.map(repository::State::as_str),
             reason: Some(entry.reason.as_str()).filter(|reason| !reason.is_empty()),
@@ -55,21 +52,9 @@ impl<'a> From<&'a IndexEntry> for Entry<'a> {
     }
 }
 
-pub(super) async fn index<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Response {
-    let pending = edge.pending(Route::RepositoryIndex);
-    let result = answer_index(&edge, request.into_body()).await;
-    pending.finish(result)
-}
-
-async fn answer_index<S: Service>(edge: &Edge<S>, body: Body) -> Result<Response, InferError> {
-    let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
-        Read::Whole(body) => body,
-        Read::TooLarge(size) => {
-            let message = format!("the body has {size} bytes; a question to the index has at most {MAX_BODY}");
-            return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, message));
-        }
-    };
-    let entries = edge.service.repository_index(ready_only(&body.join())?).await?;
+pub(super) async fn index<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Answer {
+    let body = edge.read_short(request.into_body(), "an index request").await?;
+    let entries = edge.service.repository_index(ready_only(&body)?).await?;
     answer::json_of(&entries.iter().map(Entry::from).collect::<Vec<_>>())
 }
 
@@ -85,47 +70,37 @@ fn ready_only(body: &[u8]) -> Result<bool, InferError> {
     }
 }
 
-/// The route of a load or an unload. The verb may be percent-encoded; both need the same access.
+/// Returns the route of a load or an unload. The verb may be percent-encoded; both need the same access.
 pub(super) fn route_of_operation(path: &str) -> Route {
     if path.ends_with("unload") { Route::RepositoryUnload } else { Route::RepositoryLoad }
 }
 
-/// `POST /v2/repository/models/M/load` and `/unload`. Clients send a name with slashes as it is: all that is before the verb
-/// is the name, so that it is refused in words.
+/// `POST /v2/repository/models/M/load` and `/unload`. Clients do not encode slashes in a name, so everything before the verb is
+/// the name; the engine then refuses an invalid one with an explanation.
 pub(super) async fn operate<S: Service>(
     State(edge): State<Edge<S>>,
     PathParameters(operation): PathParameters,
     request: Request<Body>,
-) -> Response {
+) -> Answer {
     let operation = operation.unwrap_or_default().concat();
     match operation.rsplit_once('/') {
         Some((model, "load")) => load(&edge, model, request.into_body()).await,
         Some((model, "unload")) => unload(&edge, model, request.into_body()).await,
-        _ => super::not_found(&edge),
+        _ => Ok(super::not_found()),
     }
 }
 
-async fn load<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Response {
-    let pending = edge.pending(Route::RepositoryLoad);
-    let result = async {
-        let body = whole(edge, body).await?;
-        edge.service.load_model(model, load_parameters(&body)?).await
-    };
-    let result = result.await;
-    pending.finish(result.map(|()| answer::empty(StatusCode::OK)))
+async fn load<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Answer {
+    let body = whole(edge, body).await?;
+    answer::done(edge.service.load_model(model, load_parameters(&body)?).await)
 }
 
-async fn unload<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Response {
-    let pending = edge.pending(Route::RepositoryUnload);
-    let result = async {
-        let body = whole(edge, body).await?;
-        edge.service.unload_model(model, unloads_dependents(&body)?).await
-    };
-    let result = result.await;
-    pending.finish(result.map(|()| answer::empty(StatusCode::OK)))
+async fn unload<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Answer {
+    let body = whole(edge, body).await?;
+    answer::done(edge.service.unload_model(model, unloads_dependents(&body)?).await)
 }
 
-/// The body of a load or an unload: files come with it, in base64.
+/// Reads the body of a load or an unload, which may contain files in base64.
 async fn whole<S: Service>(edge: &Edge<S>, body: Body) -> Result<Bytes, InferError> {
     let most = edge.settings.max_input_size;
     match body::read(&edge.settings.budget, body, most, false).await? {
@@ -140,7 +115,7 @@ async fn whole<S: Service>(edge: &Edge<S>, body: Body) -> Result<Bytes, InferErr
     }
 }
 
-/// The members of `parameters`; none if there is no body, or no such member in it.
+/// Returns the members of `parameters`; empty if there is no body or no such member.
 fn parameters(body: &[u8]) -> Result<Members<'_>, InferError> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Ok(Members(Vec::new()));
@@ -154,10 +129,10 @@ fn parameters(body: &[u8]) -> Result<Members<'_>, InferError> {
     serde_json::from_str(parameters.get()).map_err(parse_error)
 }
 
-/// The parameters of a load by name; files are taken out of base64.
+/// Returns the parameters of a load by name; files are decoded from base64.
 ///
 /// # Errors
-/// Triton's texts where it has them.
+/// Fails with Triton's texts where they exist.
 pub(super) fn load_parameters(body: &[u8]) -> Result<Vec<(String, Bytes)>, InferError> {
     let parameter = |(name, value): (std::borrow::Cow<'_, str>, &RawValue)| {
         let text = as_string(value, &format!("parameter '{}'", name.escape_debug()))?;
@@ -176,7 +151,7 @@ pub(super) fn load_parameters(body: &[u8]) -> Result<Vec<(String, Bytes)>, Infer
     parameters(body)?.0.into_iter().map(parameter).collect()
 }
 
-/// Whether an unload takes along what only the model needs. Parameters that are not known are passed over, as by Triton.
+/// Returns whether an unload includes the dependents. Unknown parameters are ignored, as by Triton.
 fn unloads_dependents(body: &[u8]) -> Result<bool, InferError> {
     let parameters = parameters(body)?.0;
     let given = parameters.iter().find(|(name, _)| name == "unload_dependents");

@@ -4,18 +4,17 @@ use axum::routing::{MethodRouter, get, post};
 use pharos::service::{Route, Service};
 
 use super::{Edge, Settings, generate, infer, logging, model, repository, server, shared_memory, trace, v1};
-use pharos_listener::access::Gate;
+use pharos_listener::answering::Gate;
 use pharos_listener::routing::{Builder, RouteOf, Routes};
 
-/// The routes of v2 and v1 behind the access check of a listener. It takes the place of the tokens and restrictions of
-/// `settings`.
+/// Returns the routes of v2 and v1 behind the access check `gate`, which replaces the tokens and restrictions of `settings`.
 pub fn router<S: Service, G: Gate>(service: S, settings: Settings, gate: G) -> Routes<G> {
     table(Edge::new(service, settings), gate)
 }
 
-/// The routes behind the access check of `gate`.
+/// Returns the routes behind the access check `gate`.
 pub(crate) fn table<S: Service, G: Gate>(edge: Edge<S>, gate: G) -> Routes<G> {
-    let router = Builder::new(edge, super::wrong_method)
+    let router = Builder::new(edge, |_| super::wrong_method())
         .route("/v2", Route::ServerMetadata, get(server::metadata::<S>))
         .route("/v2/health/live", Route::Live, get(server::live::<S>))
         .route("/v2/health/ready", Route::Ready, get(server::ready::<S>))
@@ -39,7 +38,7 @@ pub(crate) fn table<S: Service, G: Gate>(edge: Edge<S>, gate: G) -> Routes<G> {
         .route("/v2/trace/setting", Route::TraceSetting, get(trace::get::<S>).post(trace::post::<S>))
         .route("/v2/models/{model}/trace/setting", Route::TraceSetting, trace_of_model)
         .route("/v2/logging", Route::LogSettings, get(logging::get::<S>).post(logging::post::<S>));
-    v1::routes(shared_memory::routes(router)).build(gate, super::not_found)
+    v1::routes(shared_memory::routes(router)).build(gate, |_| super::not_found())
 }
 
 /// Adds `/v2/models/M<suffix>` and `/v2/models/M/versions/V<suffix>`.
@@ -68,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_decides_where_several_routes_share_one() {
+    fn the_path_selects_among_routes_that_share_a_pattern() {
         for (path, expected) in [
             ("/v2/models/stats", Route::ModelStatistics),
             ("/v2/models/stats/stats", Route::ModelStatistics),

@@ -1,11 +1,12 @@
-//! Health of the server, and what it is.
+//! Server health and metadata.
 
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use pharos::error::InferError;
-use pharos::service::{Route, Service};
+use pharos::service::Service;
 
+use super::answer::Answer;
 use super::{Edge, answer};
 
 /// The extensions advertised, in Triton's order.
@@ -15,20 +16,18 @@ const EXTENSIONS: &str = concat!(
     r#""statistics","trace","logging"]"#
 );
 
-pub(super) async fn live<S: Service>(State(edge): State<Edge<S>>) -> Response {
-    let live = edge.service.live();
-    edge.pending(Route::Live).finish(health(&edge, "live", live))
+pub(super) async fn live<S: Service>(State(edge): State<Edge<S>>) -> Answer {
+    health(&edge, "live", edge.service.live())
 }
 
-pub(super) async fn ready<S: Service>(State(edge): State<Edge<S>>) -> Response {
-    let ready = edge.service.ready();
-    edge.pending(Route::Ready).finish(health(&edge, "ready", ready))
+pub(super) async fn ready<S: Service>(State(edge): State<Edge<S>>) -> Answer {
+    health(&edge, "ready", edge.service.ready())
 }
 
-/// 200 or 400, with a body that says the same for KServe's clients; an error while exiting.
-fn health<S: Service>(edge: &Edge<S>, state: &str, healthy: bool) -> Result<Response, InferError> {
+/// Returns 200 or 400 with the state as JSON, which KServe's clients read. Fails while the server is exiting.
+fn health<S: Service>(edge: &Edge<S>, state: &str, healthy: bool) -> Answer {
     if edge.service.exiting() {
-        return Err(InferError::not_ready("Server exiting"));
+        return Err(InferError::not_ready("Server exiting").into());
     }
     let status = if healthy { StatusCode::OK } else { StatusCode::BAD_REQUEST };
     Ok(answer::with_body(status, "application/json", format!("{{\"{state}\":{healthy}}}")))
@@ -38,5 +37,5 @@ pub(super) async fn metadata<S: Service>(State(edge): State<Edge<S>>) -> Respons
     let name = serde_json::to_string(edge.service.server_name()).unwrap_or_else(|_| "\"triton\"".to_owned());
     let version = env!("CARGO_PKG_VERSION");
     let body = format!("{{\"name\":{name},\"version\":\"{version}\",\"extensions\":{EXTENSIONS}}}");
-    edge.pending(Route::ServerMetadata).finish(Ok(answer::json(body)))
+    answer::json(body)
 }

@@ -1,5 +1,5 @@
-//! `/v2/systemsharedmemory` and `/v2/cudasharedmemory`: memory that clients share (spec 2.10). The status has two members
-//! more than Triton's: how many tensors of requests are in a region now, and how many were.
+//! `/v2/systemsharedmemory` and `/v2/cudasharedmemory`: shared memory of clients (spec 2.10). The status has two members more
+//! than Triton's: the number of request tensors that are in a region now, and the total so far.
 
 use axum::body::Body;
 use axum::extract::{FromRequestParts, State};
@@ -7,8 +7,8 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use http::Request;
 use http::request::Parts;
-use http::{Request, StatusCode};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::region::{Kind, Memory};
 use pharos::service::{Route, Service};
@@ -16,13 +16,10 @@ use pharos::shared_memory::{Status, not_a_handle};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::answer::Answer;
 use super::json::{object, parse_error};
 use super::{Edge, answer};
-use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::routing::{Builder, PathParameters};
-
-/// The most bytes of a registration: it has a handful of members.
-const MAX_BODY: u64 = 64 << 10;
 
 object! {
     /// A registration of system memory.
@@ -55,7 +52,7 @@ enum Place<'a> {
     Cuda { device_id: u32 },
 }
 
-/// The region of a path. One whose name is no text is not found, and that is counted.
+/// The region in a path. A name that is not UTF-8 is answered with 404.
 struct Region(String);
 
 impl<S: Service> FromRequestParts<Edge<S>> for Region {
@@ -63,11 +60,11 @@ impl<S: Service> FromRequestParts<Edge<S>> for Region {
 
     async fn from_request_parts(parts: &mut Parts, edge: &Edge<S>) -> Result<Self, Response> {
         let Ok(PathParameters(names)) = PathParameters::from_request_parts(parts, edge).await;
-        names.into_iter().flatten().next().map(Self).ok_or_else(|| super::not_found(edge))
+        names.into_iter().flatten().next().map(Self).ok_or_else(super::not_found)
     }
 }
 
-/// Adds the routes of both kinds.
+/// Adds the routes of both kinds of memory.
 pub(super) fn routes<S: Service>(mut router: Builder<Edge<S>>) -> Builder<Edge<S>> {
     for kind in Kind::ALL {
         let base = format!("/v2/{}sharedmemory", kind.as_str());
@@ -110,10 +107,9 @@ fn register_of(kind: Kind) -> Route {
     }
 }
 
-fn status<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Response {
-    let pending = edge.pending(status_of(kind));
-    let found = edge.service.memory_status(kind, region);
-    pending.finish(found.and_then(|all| answer::json_of(&all.iter().map(shown).collect::<Vec<_>>())))
+fn status<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Answer {
+    let found = edge.service.memory_status(kind, region)?;
+    answer::json_of(&found.iter().map(shown).collect::<Vec<_>>())
 }
 
 fn shown(Status { region, in_use }: &Status) -> Shown<'_> {
@@ -124,39 +120,25 @@ fn shown(Status { region, in_use }: &Status) -> Shown<'_> {
     Shown { name: &region.name, place, byte_size: region.byte_size, in_use: *in_use, uses: region.uses() }
 }
 
-fn unregister<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Response {
-    let pending = edge.pending(unregister_of(kind));
-    let done = edge.service.unregister_memory(kind, region);
-    pending.finish(done.map(|()| answer::empty(StatusCode::OK)))
+fn unregister<S: Service>(edge: &Edge<S>, kind: Kind, region: Option<&str>) -> Answer {
+    answer::done(edge.service.unregister_memory(kind, region))
 }
 
-async fn register<S: Service>(edge: &Edge<S>, kind: Kind, region: &str, request: Request<Body>) -> Response {
-    let pending = edge.pending(register_of(kind));
-    let result = async {
-        let body = match body::read(&edge.settings.budget, request.into_body(), MAX_BODY, false).await? {
-            Read::Whole(body) => body.join(),
-            Read::TooLarge(size) => {
-                let text = format!("the body has {size} bytes; a registration of shared memory has at most {MAX_BODY}");
-                return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text));
-            }
-        };
-        match kind {
-            Kind::System => {
-                let (key, (offset, byte_size)) = system(&body)?;
-                edge.service.register_system_memory(region, &key, offset, byte_size)?;
-            }
-            Kind::Cuda => {
-                let (handle, (device, byte_size)) = cuda(&body)?;
-                edge.service.register_cuda_memory(region, &handle, device, byte_size).await?;
-            }
+async fn register<S: Service>(edge: &Edge<S>, kind: Kind, region: &str, request: Request<Body>) -> Answer {
+    let body = edge.read_short(request.into_body(), "a shared memory registration").await?;
+    answer::done(match kind {
+        Kind::System => {
+            let (key, (offset, byte_size)) = system(&body)?;
+            edge.service.register_system_memory(region, &key, offset, byte_size)
         }
-        Ok(answer::empty(StatusCode::OK))
-    };
-    let result = result.await;
-    pending.finish(result)
+        Kind::Cuda => {
+            let (handle, (device, byte_size)) = cuda(&body)?;
+            edge.service.register_cuda_memory(region, &handle, device, byte_size).await
+        }
+    })
 }
 
-/// The key, and the offset and size. Without an offset it is 0, as for Triton.
+/// Returns the key, and the offset and size. A missing offset is 0, as in Triton.
 pub(super) fn system(body: &[u8]) -> Result<(String, (u64, u64)), InferError> {
     let System { key, offset, byte_size } = members(body)?;
     let key = text(key.ok_or_else(|| missing("key"))?)?;
@@ -164,7 +146,7 @@ pub(super) fn system(body: &[u8]) -> Result<(String, (u64, u64)), InferError> {
     Ok((key, (offset, number(byte_size.ok_or_else(|| missing("byte_size"))?)?)))
 }
 
-/// The handle, and the device and size.
+/// Returns the handle, and the device and size.
 pub(super) fn cuda(body: &[u8]) -> Result<(Vec<u8>, (i64, u64)), InferError> {
     let Cuda { raw_handle, device_id, byte_size } = members(body)?;
     let raw_handle = raw_handle.ok_or_else(|| missing("raw_handle"))?;
@@ -179,7 +161,7 @@ pub(super) fn cuda(body: &[u8]) -> Result<(Vec<u8>, (i64, u64)), InferError> {
 fn members<'a, T: Default + serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, InferError> {
     match serde_json::from_slice(body) {
         Ok(members) => Ok(members),
-        // JSON, but no object: it has no members.
+        // The text is JSON but not an object, so it has no members.
         Err(error) if error.is_data() => Ok(T::default()),
         Err(error) => Err(parse_error(error)),
     }
@@ -193,7 +175,7 @@ fn absent(member: &str) -> InferError {
     wrong(&format!("attempt to access non-existing object member '{member}'"))
 }
 
-/// What Triton's JSON reader says; its code is that of a server at fault.
+/// Returns an error of Triton's JSON reader, which has the code of a server error.
 fn wrong(text: &str) -> InferError {
     InferError::new(ErrorCode::Internal, Reason::Malformed, text)
 }

@@ -1,4 +1,4 @@
-//! The HTTP edge as a client sees it, over a service that echoes.
+//! Tests of the HTTP edge through its routes, over a service that echoes.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -48,7 +48,7 @@ const INFER: &str = "/v2/models/echo/infer";
 const NOT_ONE: &str = "{\"error\":\"generate expects model to produce exactly 1 response, use";
 const GOOD: &str = r#"{"id":"7","inputs":[{"name":"INPUT0","shape":[2],"datatype":"INT32","data":[1,2]}]}"#;
 
-/// Method, path, body; status, and what the body is.
+/// Method, path and body; the expected status and the expected beginning of the body.
 #[tokio::test]
 #[allow(clippy::too_many_lines)] // a table
 async fn every_route_answers_and_is_counted_once() {
@@ -243,7 +243,7 @@ fn infer_request() -> http::request::Builder {
 }
 
 #[tokio::test]
-async fn binary_data_goes_both_ways() {
+async fn binary_data_is_received_and_sent() {
     let json = r#"{"parameters":{"binary_data_output":true},"inputs":[{"name":"INPUT0","shape":[3],"datatype":"UINT8","parameters":{"binary_data_size":3}}]}"#;
     let body = [json.as_bytes(), &[7, 8, 9]].concat();
     let request = infer_request().header("Inference-Header-Content-Length", json.len()).body(body.into());
@@ -257,7 +257,7 @@ async fn binary_data_goes_both_ways() {
 }
 
 #[tokio::test]
-async fn bodies_may_be_compressed_both_ways() {
+async fn requests_and_responses_may_be_compressed() {
     use compression::{Coding, compress, decompress};
     let plain = Bytes::from(GOOD);
     for (coding, name) in [(Coding::Gzip, "gzip"), (Coding::Deflate, "deflate")] {
@@ -278,7 +278,7 @@ async fn bodies_may_be_compressed_both_ways() {
 }
 
 #[tokio::test]
-async fn too_much_is_refused_however_it_comes() {
+async fn refuses_bodies_over_the_limit_in_every_form() {
     use compression::{Coding, compress};
     let big = Bytes::from(vec![b' '; (1 << 16) + 1]);
     let json = "request JSON size of 65537 bytes exceeds the maximum allowed input size of 65536 bytes. Use --http-max-input-size";
@@ -302,7 +302,7 @@ async fn too_much_is_refused_however_it_comes() {
 }
 
 #[tokio::test]
-async fn binary_data_may_be_as_large_as_the_limit_beside_its_json() {
+async fn binary_data_may_reach_the_limit_in_addition_to_the_json() {
     let json = r#"{"inputs":[{"name":"INPUT0","shape":[65536],"datatype":"UINT8","parameters":{"binary_data_size":65536}}],"outputs":[{"name":"OUTPUT0","parameters":{"binary_data":true}}]}"#;
     let body = [json.as_bytes(), &[1; 65536]].concat();
     let request = infer_request().header("inference-header-content-length", json.len()).body(body.into());
@@ -311,7 +311,7 @@ async fn binary_data_may_be_as_large_as_the_limit_beside_its_json() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_is_counted_as_cancelled() {
+async fn a_client_disconnect_is_counted_as_cancelled() {
     let service = EchoService::default();
     let request = Request::builder().method("POST").uri("/v2/models/slow/infer").body(Body::from(GOOD)).unwrap();
     let call = table(&service, Settings::default()).handle(request);
@@ -338,9 +338,9 @@ async fn metrics_have_their_own_listener() {
     assert_eq!(call("/", "*/*").await.0, 404);
 }
 
-/// Over a socket, as no service sees them: heads that are none or too large are answered, and counted.
+/// Uses a socket, because the service does not receive these requests: malformed and oversized heads are answered and counted.
 #[tokio::test]
-async fn heads_that_cannot_be_read_are_counted() {
+async fn malformed_heads_are_counted() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -369,9 +369,9 @@ async fn heads_that_cannot_be_read_are_counted() {
     assert_eq!(service.records(), expected);
 }
 
-/// A header that cannot be understood does not count as absent.
+/// A malformed header does not count as absent.
 #[tokio::test]
-async fn headers_about_the_body_are_understood_or_refused() {
+async fn malformed_body_headers_are_refused() {
     for (headers, status, text) in [
         (
             &[("inference-header-content-length", &b"\xff"[..])][..],
@@ -397,7 +397,7 @@ async fn headers_about_the_body_are_understood_or_refused() {
     }
 }
 
-/// Over a socket: kept connections, a request in flight at shutdown, and none accepted after it.
+/// Uses a socket: kept-alive connections, a request in flight at shutdown, and no new connections after it.
 #[tokio::test]
 async fn shutdown_lets_requests_finish() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};

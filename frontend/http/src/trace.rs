@@ -1,5 +1,4 @@
-//! `GET` and `POST /v2[/models/M]/trace/setting`: what is traced (spec 2.7); and what the HTTP edge adds to the traces of its
-//! requests.
+//! `GET` and `POST /v2[/models/M]/trace/setting` (spec 2.7), and the request traces of the HTTP edge.
 
 use std::fmt::Write;
 
@@ -7,54 +6,43 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use http::{HeaderName, HeaderValue, Request};
-use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::error::InferError;
 use pharos::request_trace::Traced;
-use pharos::service::{Route, Service, TraceSettings, unchangeable_trace_setting};
+use pharos::service::{Service, TraceSettings, unchangeable_trace_setting};
 use pharos::trace::settings::{Change, Update, count, levels, unsigned};
 use serde_json::value::RawValue;
 
+use super::answer::Answer;
 use super::headers::{TRACEPARENT, text as header_text};
 use super::json::{Members, as_string, parse_error, type_error};
 use super::model::ModelPath;
 use super::{Edge, answer};
-use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::request_trace::HTTP;
 
-/// The most bytes of a change: it has a handful of members.
-const MAX_BODY: u64 = 64 << 10;
-
-pub(super) async fn get<S: Service>(State(edge): State<Edge<S>>) -> Response {
-    edge.pending(Route::TraceSetting).finish(edge.service.trace_settings("").map(shown))
+pub(super) async fn get<S: Service>(State(edge): State<Edge<S>>) -> Answer {
+    Ok(shown(edge.service.trace_settings("")?))
 }
 
-pub(super) async fn get_of<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Response {
-    edge.pending(Route::TraceSetting).finish(edge.service.trace_settings(&path.model).map(shown))
+pub(super) async fn get_of<S: Service>(State(edge): State<Edge<S>>, path: ModelPath) -> Answer {
+    Ok(shown(edge.service.trace_settings(&path.model)?))
 }
 
-pub(super) async fn post<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Response {
-    let pending = edge.pending(Route::TraceSetting);
-    pending.finish(change(&edge, "", request.into_body()).await)
+pub(super) async fn post<S: Service>(State(edge): State<Edge<S>>, request: Request<Body>) -> Answer {
+    change(&edge, "", request.into_body()).await
 }
 
 pub(super) async fn post_of<S: Service>(
     State(edge): State<Edge<S>>,
     path: ModelPath,
     request: Request<Body>,
-) -> Response {
-    let pending = edge.pending(Route::TraceSetting);
-    pending.finish(change(&edge, &path.model, request.into_body()).await)
+) -> Answer {
+    change(&edge, &path.model, request.into_body()).await
 }
 
-async fn change<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Result<Response, InferError> {
-    // As in Triton, that there is no such model is said before what is wrong with the body.
+async fn change<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Answer {
+    // Report an unknown model before errors in the body, as Triton does.
     edge.service.trace_settings(model)?;
-    let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
-        Read::Whole(body) => body.join(),
-        Read::TooLarge(size) => {
-            let text = format!("the body has {size} bytes; a change of the trace settings has at most {MAX_BODY}");
-            return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text));
-        }
-    };
+    let body = edge.read_short(body, "a trace settings update").await?;
     let mut update = Update::default();
     if !body.iter().all(u8::is_ascii_whitespace) {
         let members: Members<'_> = serde_json::from_slice(&body).map_err(parse_error)?;
@@ -62,7 +50,7 @@ async fn change<S: Service>(edge: &Edge<S>, model: &str, body: Body) -> Result<R
             member(&name, value, &mut update)?;
         }
     }
-    edge.service.update_trace_settings(model, &update).map(shown)
+    Ok(shown(edge.service.update_trace_settings(model, &update)?))
 }
 
 fn member(name: &str, value: &RawValue, update: &mut Update) -> Result<(), InferError> {
@@ -86,33 +74,33 @@ fn member(name: &str, value: &RawValue, update: &mut Update) -> Result<(), Infer
     Ok(())
 }
 
-/// A setting's text; a number is taken as its digits.
+/// Returns the text of a setting; a number becomes its digits.
 fn text(name: &str, value: &RawValue) -> Result<String, InferError> {
     match value.get().as_bytes() {
         [b'-' | b'0'..=b'9', ..] => Ok(value.get().to_owned()),
         _ => match as_string(value, &format!("Unable to parse '{name}'")) {
             Ok(text) => Ok(text.into_owned()),
-            Err(error) => Err(told(error, value, "a text or a number")),
+            Err(error) => Err(wrong_type(error, value, "a string or a number")),
         },
     }
 }
 
 fn names(value: &RawValue) -> Result<Vec<String>, InferError> {
     let prefix = "Unable to parse 'trace_level'";
-    let wrong = |error| told(error, value, "an array of texts");
+    let wrong = |error| wrong_type(error, value, "an array of strings");
     let all: Vec<&RawValue> = serde_json::from_str(value.get())
         .map_err(|_| wrong(type_error(prefix, "attempt to access JSON non-array as array")))?;
     all.into_iter().map(|name| Ok(as_string(name, prefix).map_err(wrong)?.into_owned())).collect()
 }
 
-/// Triton's words for a value of the wrong type, and behind them the value and what is allowed.
-fn told(error: InferError, value: &RawValue, allowed: &str) -> InferError {
+/// Appends the value and the allowed ones to Triton's text for a value of the wrong type.
+fn wrong_type(error: InferError, value: &RawValue, allowed: &str) -> InferError {
     let value: String = value.get().chars().take(100).collect();
     InferError { message: format!("{}, got: {value}; allowed is {allowed}", error.message), ..error }
 }
 
 fn shown(settings: TraceSettings) -> Response {
-    // Built by hand because clients see the keys in this order (serde_json's maps sort them).
+    // Built by hand because clients see the order of the keys (serde_json's maps sort them).
     let mut out = String::new();
     for (name, values) in settings {
         let value = if name == "trace_level" { serde_json::json!(values) } else { serde_json::json!(values.concat()) };
@@ -123,12 +111,12 @@ fn shown(settings: TraceSettings) -> Response {
     answer::json(out)
 }
 
-/// Begins to trace a request whose head is here, if it is sampled.
+/// Starts the trace of a request after its head was received, if it is sampled.
 pub(super) fn begin<S: Service>(edge: &Edge<S>, model: &str, headers: &http::HeaderMap) -> Option<Traced> {
     edge.service.trace(model, |name| header_text(headers, name).map(std::borrow::Cow::into_owned))
 }
 
-/// Names the span of a traced request in its response, and stamps when the response is sent.
+/// Adds the span of a traced request to its response, and stamps the sending of the response.
 pub(super) fn sending(traced: Option<Traced>, response: Response) -> Response {
     let Some(traced) = traced else { return response };
     HTTP.send_starts(&traced);

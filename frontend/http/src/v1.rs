@@ -1,7 +1,7 @@
-//! The v1 protocol of KServe and TensorFlow Serving over HTTP: the list of models, the readiness of one, and `:predict`.
+//! The v1 protocol of KServe and TensorFlow Serving over HTTP: the model list, model readiness and `:predict`.
 //!
-//! Paths and bodies follow KServe's data plane v1 and TensorFlow Serving's REST interface. Inference goes the way of v2: the
-//! model's inputs decide what the JSON means, and every request is counted under the route of its v2 counterpart.
+//! Paths and bodies follow KServe's data plane v1 and TensorFlow Serving's REST interface. Inference uses the same path as v2.
+//! The JSON is interpreted by the model's inputs, and each request is counted under the route of its v2 counterpart.
 
 mod request;
 mod response;
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use http::header::EXPECT;
 use http::{HeaderMap, Request, StatusCode};
@@ -20,6 +20,7 @@ use pharos::infer::InferRequest;
 use pharos::service::{Route, Service};
 use serde_json::json;
 
+use super::answer::{Answer, Failure};
 use super::generate::{check_encoding, read};
 use super::headers::{TRACEPARENT, text};
 use super::infer::{LONG, execute, forward, on_a_thread_if};
@@ -28,54 +29,50 @@ use super::{Edge, answer, trace};
 use pharos_listener::request_trace::HTTP;
 use pharos_listener::routing::{Builder, RouteOf};
 
-/// What stands behind the model's name or version in the path of an inference request.
+/// The suffix of the model's name or version in the path of an inference request.
 const PREDICT: &str = ":predict";
 
 /// Adds the routes of v1.
 pub(super) fn routes<S: Service>(router: Builder<Edge<S>>) -> Builder<Edge<S>> {
     let of_model = RouteOf::Path(route_of_model);
     router
-        .route("/", Route::Live, get(alive::<S>))
-        // The list of models shows what the repository's index shows.
+        .route("/", Route::Live, get(alive))
+        // The list of models needs the same access as the repository index.
         .route("/v1/models", Route::RepositoryIndex, get(list::<S>))
         .route("/v1/models/{model}", of_model, get(ready::<S>).post(predict::<S>))
         .route("/v1/models/{model}/versions/{version}", of_model, get(ready::<S>).post(predict::<S>))
 }
 
-/// The route of a path of a model. A last segment with a colon or an escape may end with `:predict`: it needs the access of
+/// Returns the route of a model's path. A last segment with a colon or an escape may end with `:predict` and needs the access of
 /// inference.
 fn route_of_model(path: &str) -> Route {
     let last = path.rsplit('/').next().unwrap_or_default();
     if last.contains([':', '%']) { Route::Infer } else { Route::ModelReady }
 }
 
-/// `GET /`: KServe's liveness of v1.
-async fn alive<S: Service>(State(edge): State<Edge<S>>) -> Response {
-    edge.pending(Route::Live).finish_as(answer::json(r#"{"status":"alive"}"#), None)
+/// `GET /`: KServe's liveness check of v1.
+async fn alive() -> Response {
+    answer::json(r#"{"status":"alive"}"#)
 }
 
-/// `GET /v1/models`: the models that have a version that is ready.
-async fn list<S: Service>(State(edge): State<Edge<S>>) -> Response {
-    let pending = edge.pending(Route::RepositoryIndex);
-    let entries = edge.service.repository_index(true).await;
-    pending.finish(entries.and_then(|entries| {
-        let names: BTreeSet<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
-        answer::json_of(&json!({ "models": names }))
-    }))
+/// `GET /v1/models`: the models with at least one ready version.
+async fn list<S: Service>(State(edge): State<Edge<S>>) -> Answer {
+    let entries = edge.service.repository_index(true).await?;
+    let names: BTreeSet<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+    answer::json_of(&json!({ "models": names }))
 }
 
-/// 200 if the model is ready, 503 if it is not, 404 if it does not exist, as from KServe's model server.
-async fn ready<S: Service>(State(edge): State<Edge<S>>, ModelPath { model, version }: ModelPath) -> Response {
-    let pending = edge.pending(Route::ModelReady);
+/// Answers 200 if the model is ready, 503 if it is not, and 404 if it does not exist, like KServe's model server.
+async fn ready<S: Service>(State(edge): State<Edge<S>>, ModelPath { model, version }: ModelPath) -> Answer {
     let failure = match edge.service.model_ready(&model, &version).await {
-        Ok(true) => return pending.finish(answer::json_of(&json!({ "name": model, "ready": true }))),
+        Ok(true) => return answer::json_of(&json!({ "name": model, "ready": true })),
         Ok(false) => match edge.service.model_metadata(&model, &version) {
             Err(error) if error.reason == Reason::UnknownModel => error,
             _ => InferError::not_ready(format!("Model with name {model} is not ready.")),
         },
         Err(error) => error,
     };
-    refuse(pending, &failure)
+    Ok(refusal(failure))
 }
 
 async fn predict<S: Service>(
@@ -89,12 +86,11 @@ async fn predict<S: Service>(
     };
     match named {
         Some(named) => answer_predict(&edge, named, request).await,
-        None => super::not_found(&edge),
+        None => super::not_found(),
     }
 }
 
 async fn answer_predict<S: Service>(edge: &Edge<S>, model: (&str, &str), request: Request<Body>) -> Response {
-    let pending = edge.pending(Route::Infer);
     let (parts, body) = request.into_parts();
     let traced = trace::begin(edge, model.0, &parts.headers);
     let received = edge.service.now();
@@ -105,14 +101,10 @@ async fn answer_predict<S: Service>(edge: &Edge<S>, model: (&str, &str), request
         on_a_thread_if(size > LONG / 16, move || response::write(&response, form).map(answer::json)).await
     };
     let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
-    let answer = match result {
-        Ok(response) => pending.finish(Ok(response)),
-        Err(error) => refuse(pending, &error),
-    };
-    trace::sending(traced, answer)
+    trace::sending(traced, result.unwrap_or_else(refusal))
 }
 
-/// Reads a request, for the model that it names.
+/// Reads a request for the model in its path.
 async fn receive<S: Service>(
     edge: &Edge<S>,
     (model, version): (&str, &str),
@@ -135,12 +127,12 @@ async fn receive<S: Service>(
     Ok((request, form))
 }
 
-/// An error with the status that KServe's model server has for it.
-fn refuse<S: Service>(pending: answer::Pending<S>, error: &InferError) -> Response {
+/// Returns an error with the status that KServe's model server uses for it.
+fn refusal(error: InferError) -> Response {
     let status = match error.reason {
         Reason::UnknownModel => StatusCode::NOT_FOUND,
         Reason::NotReady => StatusCode::SERVICE_UNAVAILABLE,
-        _ => return pending.finish(Err(error.clone())),
+        _ => return Failure::from(error).into_response(),
     };
-    pending.finish_as(answer::error_text(status, &error.message), Some(error.reason))
+    answer::refused(answer::error_text(status, &error.message), error.reason)
 }

@@ -1,4 +1,4 @@
-//! The fuzzers' corpora and past findings, as an ordinary test.
+//! Runs the fuzz checks on the corpora and on past findings.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ fn every_file_of_every_corpus_passes_its_check() {
         let check = checks::of(target).expect("a check for each target");
         let mut files = 0;
         for folder in ["corpus", "findings"] {
-            // A target without findings has no folder for them.
+            // A target without findings has no directory for them.
             for entry in fs::read_dir(fuzz.join(folder).join(target)).into_iter().flatten() {
                 let path = entry.expect("a folder that can be listed").path();
                 println!("{}", path.display());

@@ -1,12 +1,10 @@
-//! Who may use which part of the protocol: the doer of [`pharos::access`]. It reads token files, and remembers what they
-//! said last. [`routes`] gives the part of a route; [`Guard`] decides about a request, and a listener of HTTP asks its [`Gate`].
+//! Access control: the doer of [`pharos::access`]. Reads token files, classifies [`routes`], and decides on requests ([`Guard`]).
 
 pub mod routes;
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use axum::response::Response;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use pharos::access::tokens::{Keyring, Refusal, Scope, Tokens};
@@ -16,23 +14,23 @@ use pharos::metrics::labels::Route;
 use regex::bytes::Regex;
 use routes::{Class, class};
 
-/// The largest file of tokens.
+/// The maximum size of a token file.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The tokens that open the server. Cheap to clone; all clones see what is read later.
+/// The tokens that grant access. Cheap to clone; all clones share reloaded tokens.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
-    /// `None`: no tokens are asked for. Held to compare or replace.
+    /// `None` if no tokens are required. Held to compare or replace.
     keyring: Option<Arc<RwLock<Keyring>>>,
     inference: Option<PathBuf>,
     management: Option<PathBuf>,
 }
 
 impl Access {
-    /// Reads the files that are given.
+    /// Reads the given files.
     ///
     /// # Errors
-    /// Which of them cannot be used, and why.
+    /// A file cannot be used.
     pub fn new(inference: Option<PathBuf>, management: Option<PathBuf>) -> Result<Self, String> {
         let read_file = |path: &Option<PathBuf>| path.as_ref().map(read).transpose();
         let keyring = Keyring { inference: read_file(&inference)?, management: read_file(&management)? };
@@ -40,24 +38,24 @@ impl Access {
         Ok(Self { keyring: given.then(|| Arc::new(RwLock::new(keyring))), inference, management })
     }
 
-    /// The files of tokens for inference and for management, as far as they are given.
+    /// Returns the token files for inference and management, if given.
     pub fn files(&self) -> (Option<PathBuf>, Option<PathBuf>) {
         (self.inference.clone(), self.management.clone())
     }
 
-    /// Reads the tokens for inference again; gives their number.
+    /// Reloads the tokens for inference; returns their number.
     ///
     /// # Errors
-    /// As [`Access::new`]; then nothing has changed.
+    /// As [`Access::new`]; nothing changes then.
     pub fn reload_inference(&self) -> Result<usize, String> {
         let tokens = self.inference.as_ref().map(read).transpose()?;
         Ok(self.replace(tokens, |keyring| &mut keyring.inference))
     }
 
-    /// Reads the tokens for management again; gives their number.
+    /// Reloads the tokens for management; returns their number.
     ///
     /// # Errors
-    /// As [`Access::new`]; then nothing has changed.
+    /// As [`Access::new`]; nothing changes then.
     pub fn reload_management(&self) -> Result<usize, String> {
         let tokens = self.management.as_ref().map(read).transpose()?;
         Ok(self.replace(tokens, |keyring| &mut keyring.management))
@@ -71,28 +69,28 @@ impl Access {
         count
     }
 
-    /// Whether anybody may do anything.
+    /// Returns whether no tokens are required.
     pub fn is_open(&self) -> bool {
         self.keyring.is_none()
     }
 
-    /// Whether who sends these headers may use a part of the protocol.
+    /// Checks that a request with these headers may use an API.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason for the refusal.
     pub fn check(&self, api: Api, headers: &HeaderMap) -> Result<(), Refusal> {
         let Some(keyring) = &self.keyring else { return Ok(()) };
         let given = headers.get_all(AUTHORIZATION).iter().map(|value| value.as_bytes());
         keyring.read().unwrap_or_else(PoisonError::into_inner).check(api, given)
     }
 
-    /// Whether there are tokens that guard a scope.
+    /// Returns whether a scope requires a token.
     pub fn guards(&self, scope: Scope) -> bool {
         let Some(keyring) = &self.keyring else { return false };
         keyring.read().unwrap_or_else(PoisonError::into_inner).guards(scope)
     }
 
-    /// Whether these headers have a token that opens a scope. `false` where no token is asked for.
+    /// Returns whether these headers have a token for a scope; `false` if the scope requires none.
     pub fn opens(&self, scope: Scope, headers: &HeaderMap) -> bool {
         let Some(keyring) = &self.keyring else { return false };
         let given = headers.get_all(AUTHORIZATION).iter().map(|value| value.as_bytes());
@@ -101,24 +99,24 @@ impl Access {
     }
 }
 
-/// What headers for restricted calls of gRPC begin with.
+/// The prefix of headers for restricted gRPC calls.
 pub const GRPC_PREFIX: &str = "triton-grpc-protocol-";
 
-/// Why a request is refused before its handler runs.
+/// The reason why a request is refused before its handler runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Denied {
-    /// Its route is not known.
+    /// The route is unknown.
     Unknown,
-    /// It lacks a token.
+    /// The request lacks a valid token.
     Token(Refusal),
-    /// The part is restricted; this is the header that is missing or wrong.
+    /// The API is restricted; this header is missing or wrong.
     Restricted(String),
 }
 
-/// How an edge answers a request that is denied its route.
+/// An edge's response to a request that is denied its route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeniedAnswer {
-    /// The status of HTTP, or the code of gRPC.
+    /// The HTTP status or gRPC code.
     pub code: u16,
     /// The error text.
     pub text: String,
@@ -129,7 +127,7 @@ pub struct DeniedAnswer {
 }
 
 impl Denied {
-    /// The answer over HTTP; for tokens that of RFC 6750, 3.1.
+    /// Returns the HTTP response; for tokens as in RFC 6750, 3.1.
     pub fn over_http(&self) -> DeniedAnswer {
         let answer = |code, text: String, reason| DeniedAnswer { code, text, challenge: None, reason };
         match self {
@@ -146,7 +144,7 @@ impl Denied {
         }
     }
 
-    /// The answer over gRPC.
+    /// Returns the gRPC response.
     pub fn over_grpc(&self) -> DeniedAnswer {
         const PERMISSION_DENIED: u16 = 7;
         const UNIMPLEMENTED: u16 = 12;
@@ -154,7 +152,7 @@ impl Denied {
         const UNAUTHENTICATED: u16 = 16;
         let answer = |code, text: String, reason| DeniedAnswer { code, text, challenge: None, reason };
         match self {
-            // As for a method that no service has.
+            // The same as for an unknown method.
             Self::Unknown => answer(UNIMPLEMENTED, String::new(), Reason::Unsupported),
             Self::Token(refusal) => {
                 let code = if *refusal == Refusal::Insufficient { PERMISSION_DENIED } else { UNAUTHENTICATED };
@@ -168,34 +166,27 @@ impl Denied {
     }
 }
 
-/// The access check of an HTTP listener. The [table of routes](crate::routing::Routes) calls it for every request.
-pub trait Gate: Clone + Send + Sync + 'static {
-    /// The answer to a request that may not have its route, which is counted in the metrics; `None` if it may. For
-    /// [`Route::Unknown`] `None` gives the answer of the table of routes, which is 404.
-    fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response>;
-}
-
-/// Decides whether a request may have its route. Every listener asks it before a handler runs.
+/// Decides whether a request may use its route. Every listener checks it before a handler runs.
 #[derive(Clone, Copy)]
 pub struct Guard<'a> {
-    /// Tokens.
+    /// The tokens.
     pub access: &'a Access,
-    /// Restricted parts.
+    /// The restricted APIs.
     pub restricted: &'a Restrictions,
-    /// What the names of their headers begin with.
+    /// The prefix of the names of their headers.
     pub prefix: &'static str,
 }
 
 impl Guard<'_> {
-    /// Whether there is nothing to ask.
+    /// Returns whether all known routes are permitted to all requests.
     pub fn is_open(&self) -> bool {
         self.restricted.is_empty() && self.access.is_open()
     }
 
-    /// Whether a request with these headers may have this route.
+    /// Checks that a request with these headers may use this route.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason for the refusal.
     pub fn check(&self, route: Route, headers: &HeaderMap) -> Result<(), Denied> {
         match class(route) {
             Class::Open => Ok(()),
@@ -208,7 +199,7 @@ impl Guard<'_> {
         }
     }
 
-    /// Whether a request with these headers may use a part, as far as restrictions go.
+    /// Checks that the restrictions permit a request with these headers to use an API.
     ///
     /// # Errors
     /// [`Denied::Restricted`].
@@ -229,33 +220,33 @@ fn read(path: &PathBuf) -> Result<Tokens, String> {
     Tokens::parse(&text).map_err(|reason| format!("the token file '{}' cannot be used: {reason}", path.display()))
 }
 
-/// Which headers of a request become parameters of it (`--http-header-forward-pattern`, `--grpc-header-forward-pattern`).
+/// Selects the headers to forward as request parameters (`--http-header-forward-pattern`, `--grpc-header-forward-pattern`).
 #[derive(Clone, Debug, Default)]
 pub struct Forward {
     pattern: Option<Regex>,
-    /// What is a secret of the server's and not the model's business.
+    /// Whether to omit `authorization`, because it contains tokens of the server.
     without_tokens: bool,
 }
 
-/// Names of parameters that mean something to the server: a header must not say that by accident.
+/// Parameter names that have a meaning for the server, which headers must not set by accident.
 const RESERVED: [&str; 7] =
     ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output", "headers"];
 
 impl Forward {
-    /// Forwards headers in whose name the pattern is found, if there is one. Names come in small letters.
+    /// Forwards headers whose names contain a match of the pattern. Names are in lower case.
     pub fn new(pattern: Option<Regex>, access: &Access) -> Self {
         Self { pattern, without_tokens: !access.is_open() }
     }
 
-    /// Whether no header is forwarded.
+    /// Returns whether no header is forwarded.
     pub fn is_empty(&self) -> bool {
         self.pattern.is_none()
     }
 
-    /// The headers that become parameters, with their values.
+    /// Returns the forwarded headers with their values.
     ///
     /// # Errors
-    /// A header that matches and whose name is reserved, or whose value is no text.
+    /// A matching header has a reserved name, or a value that is not valid UTF-8.
     pub fn parameters(&self, headers: &HeaderMap) -> Result<Vec<(String, String)>, String> {
         let Some(pattern) = &self.pattern else { return Ok(Vec::new()) };
         let mut found = Vec::new();
@@ -273,7 +264,9 @@ impl Forward {
             let mut values = Vec::new();
             for value in headers.get_all(name) {
                 let text = std::str::from_utf8(value.as_bytes());
-                values.push(text.map_err(|_| format!("header '{name}' cannot be forwarded: its value is no UTF-8"))?);
+                values.push(
+                    text.map_err(|_| format!("header '{name}' cannot be forwarded: its value is not valid UTF-8"))?,
+                );
             }
             found.push((name.to_owned(), values.join(", ")));
         }
@@ -295,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_match_become_parameters() {
+    fn forwards_matching_headers_as_parameters() {
         let forward = |pattern: &str| {
             let pattern = RegexBuilder::new(pattern).unicode(false).case_insensitive(true).build().unwrap();
             Forward { pattern: Some(pattern), without_tokens: true }
@@ -319,7 +312,7 @@ mod tests {
                 "'timeout' cannot be forwarded: parameters of this name are reserved for Triton usage",
             ),
             ("triton_x", b"1", "reserved"),
-            ("plain", b"\xff", "no UTF-8"),
+            ("plain", b"\xff", "not valid UTF-8"),
         ] {
             let error = forward(".*").parameters(&headers(&[(name, value)])).unwrap_err();
             assert!(error.contains(expected), "{error}");

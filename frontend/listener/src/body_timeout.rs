@@ -14,25 +14,25 @@ use tokio::time::Sleep;
 
 use pharos_os::clock;
 
-/// Chunks of a chunked body that are not empty (Triton's limit).
+/// The maximum number of non-empty chunks of a body (Triton's limit).
 pub(crate) const MOST_CHUNKS: u32 = 65_536;
-/// What is counted as a chunk. hyper gives chunks as the network brings them: a large one comes in pieces, which are none.
-/// A piece of this size is as long as what came in one packet, and no work to speak of.
+/// Only pieces below this size count as chunks. hyper yields a large chunk in several pieces, as the network delivers them,
+/// but those are about as large as a packet.
 const SMALL: usize = 512;
-/// The least bytes a second, on average, once the patience is over.
+/// The minimum average rate, in bytes per second, of bodies that take longer than the idle timeout.
 const RATE: u64 = 240;
 
-/// Errors of bodies and of services, as the crates between them hand them on.
+/// The error type of bodies and services.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// What is wrong with the way in which a body comes.
+/// A violation of the limits by a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing came for so long.
+    /// No data arrived for this time.
     Stalled(Duration),
-    /// So few bytes came in so much time.
+    /// Only this number of bytes arrived within this time.
     TooSlow(u64, Duration),
-    /// It has too many chunks.
+    /// The body has too many chunks.
     TooManyChunks,
 }
 
@@ -56,38 +56,38 @@ impl fmt::Display for Fault {
 
 impl Error for Fault {}
 
-/// What is asked of a body.
+/// The limits of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// How long nothing may come; zero for ever.
+    /// The maximum time without data; zero for no limit.
     pub patience: Duration,
-    /// Whether it comes in chunks (HTTP/1.1, `Transfer-Encoding: chunked`).
+    /// Whether the body is chunked (HTTP/1.1, `Transfer-Encoding: chunked`).
     pub chunked: bool,
 }
 
-/// A body of which that is asked. Where it fails, reading on gives what comes after.
+/// A body with limits. After an error, reading continues with the next data.
 pub struct Paced<B> {
     body: B,
     pace: Pace,
-    /// The error that a fault becomes.
-    tell: fn(Fault) -> BoxError,
+    /// Converts a fault to the body's error.
+    to_error: fn(Fault) -> BoxError,
     chunks: u32,
     received: u64,
-    /// When it first had to be waited for.
+    /// The time of the first wait for data.
     began: Option<Instant>,
-    /// Set while it is waited for.
-    alarm: Option<Pin<Box<Sleep>>>,
+    /// Set while waiting for data.
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<B> Paced<B> {
-    /// Asks that of `body`; `tell` makes errors of faults.
-    pub fn new(body: B, pace: Pace, tell: fn(Fault) -> BoxError) -> Self {
-        Self { body, pace, tell, chunks: 0, received: 0, began: None, alarm: None }
+    /// Applies the limits to `body`; `to_error` converts faults to errors.
+    pub fn new(body: B, pace: Pace, to_error: fn(Fault) -> BoxError) -> Self {
+        Self { body, pace, to_error, chunks: 0, received: 0, began: None, timer: None }
     }
 
-    /// Data came.
+    /// Records received data.
     fn receive(&mut self, length: usize) -> Result<(), Fault> {
-        self.alarm = None;
+        self.timer = None;
         self.received += length as u64;
         if self.pace.chunked && (1..SMALL).contains(&length) {
             self.chunks += 1;
@@ -99,26 +99,26 @@ impl<B> Paced<B> {
         Ok(())
     }
 
-    /// Data is waited for.
+    /// Waits for data; ready if a limit is exceeded.
     fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
-        let patience = self.pace.patience;
-        if patience.is_zero() {
+        let timeout = self.pace.patience;
+        if timeout.is_zero() {
             return Poll::Pending;
         }
-        if self.alarm.is_none() {
+        if self.timer.is_none() {
             let now = clock::now();
             let taken = now - *self.began.get_or_insert(now);
-            if taken > patience + Duration::from_secs(self.received / RATE) {
+            if taken > timeout + Duration::from_secs(self.received / RATE) {
                 self.began = None;
                 return Poll::Ready(Fault::TooSlow(self.received, taken));
             }
         }
-        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
-        match alarm.as_mut().poll(cx) {
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+        match timer.as_mut().poll(cx) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(()) => {
-                self.alarm = None;
-                Poll::Ready(Fault::Stalled(patience))
+                self.timer = None;
+                Poll::Ready(Fault::Stalled(timeout))
             }
         }
     }
@@ -133,15 +133,15 @@ where
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let tell = self.tell;
+        let to_error = self.to_error;
         match Pin::new(&mut self.body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 let received = self.receive(frame.data_ref().map_or(0, Bytes::len));
-                Poll::Ready(Some(received.map(|()| frame).map_err(tell)))
+                Poll::Ready(Some(received.map(|()| frame).map_err(to_error)))
             }
             Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error.into()))),
             Poll::Ready(None) => Poll::Ready(None),
-            Poll::Pending => self.wait(cx).map(|fault| Some(Err(tell(fault)))),
+            Poll::Pending => self.wait(cx).map(|fault| Some(Err(to_error(fault)))),
         }
     }
 
@@ -164,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    /// Pieces of these sizes; at a `None` it never goes on.
+    /// A body of pieces of these sizes; a `None` never becomes ready.
     struct Pieces(VecDeque<Option<usize>>);
 
     impl http_body::Body for Pieces {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn chunks_are_counted_where_they_are_chunks() {
+    async fn counts_chunks_of_chunked_bodies_only() {
         let pace = |chunked| Pace { patience: Duration::from_secs(60), chunked };
         let small = |count: usize| vec![Some(1); count];
         assert_eq!(read(small(65_536), pace(true)).await, Ok(65_536));
@@ -207,28 +207,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_does_not_go_on_is_given_up() {
-        let patience = Duration::from_millis(20);
-        let stalled = read([Some(1), None], Pace { patience, chunked: false }).await;
-        assert_eq!(stalled, Err(Fault::Stalled(patience)));
-        let mut patient =
+    async fn a_stalled_body_fails_after_the_timeout() {
+        let timeout = Duration::from_millis(20);
+        let stalled = read([Some(1), None], Pace { patience: timeout, chunked: false }).await;
+        assert_eq!(stalled, Err(Fault::Stalled(timeout)));
+        let mut unlimited =
             Paced::new(Pieces([None].into()), Pace { patience: Duration::ZERO, chunked: false }, |fault| {
                 Box::new(fault)
             });
-        let waited = tokio::time::timeout(Duration::from_millis(50), patient.frame()).await;
-        assert!(waited.is_err(), "with patience 0 it is waited for");
+        let waited = tokio::time::timeout(Duration::from_millis(50), unlimited.frame()).await;
+        assert!(waited.is_err(), "a timeout of 0 is no limit");
     }
 
     #[tokio::test]
-    async fn a_trickle_is_given_up() {
+    async fn a_slow_body_fails() {
         let pace = Pace { patience: Duration::from_secs(5), chunked: false };
         let mut body = Paced::new(Pieces([None].into()), pace, |fault| Box::new(fault));
         body.received = 240 * 10;
         let now = clock::now();
         body.began = Some(Instant(now.0 - 14_000_000_000));
         let mut cx = Context::from_waker(std::task::Waker::noop());
-        assert!(body.wait(&mut cx).is_pending(), "14 s for 10 s of bytes and 5 s of patience");
-        body.alarm = None;
+        assert!(body.wait(&mut cx).is_pending(), "14 s for bytes of 10 s, with a timeout of 5 s");
+        body.timer = None;
         body.began = Some(Instant(now.0 - 16_000_000_000));
         assert!(matches!(body.wait(&mut cx), Poll::Ready(Fault::TooSlow(2400, _))));
     }

@@ -1,4 +1,4 @@
-//! One connection, from its first byte to its end.
+//! Serves one connection, from its first byte to its end.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -19,12 +19,12 @@ use super::timeouts::{Activity, Watched};
 use super::traffic::{Sluice, Stream, Traffic};
 use super::{Shared, Speaks};
 
-/// The first byte of a TLS record with a handshake in it (RFC 8446, 5.1).
+/// The first byte of a TLS handshake record (RFC 8446, 5.1).
 const HANDSHAKE: u8 = 0x16;
-/// The ALPN of HTTP/2.
+/// The ALPN identifier of HTTP/2.
 const H2: &[u8] = b"h2";
 
-/// A connection that was let in.
+/// A connection within the connection limit.
 pub(super) struct Accepted {
     pub(super) shared: Arc<Shared>,
     pub(super) activity: Arc<Activity>,
@@ -51,26 +51,26 @@ impl Accepted {
         } else if is_violation(&*error) {
             self.shared.meter.refused(Refused::Protocol, &peer, || describe(&*error));
         }
-        tracing::debug!(error, "a connection ended with an error");
+        tracing::debug!(error, "connection ended with an error");
     }
 
-    /// Finds out what the client speaks, and agrees with it on TLS. `None` if there is nobody to talk to any more.
+    /// Detects the client's protocol, and performs the TLS handshake. `None` if the connection was refused or lost.
     async fn open(&self, stream: TcpStream) -> Option<Stream> {
         let (shared, mut first) = (&*self.shared, [0; 3]);
         let count = stream.peek(&mut first).await.ok()?;
         let first = first.get(..count).filter(|first| !first.is_empty())?;
-        let speaks_tls = first.starts_with(&[HANDSHAKE]);
+        let is_tls = first.starts_with(&[HANDSHAKE]);
         if shared.settings.tls.is_some() {
-            if speaks_tls {
+            if is_tls {
                 return self.handshake(stream).await;
             }
-            let why = || "it speaks no TLS, and this port speaks only that".to_owned();
+            let why = || "the client does not use TLS, which this port requires".to_owned();
             shared.meter.refused(Refused::NotTls, &stream, why);
             shared.speaker.clear_text(stream, first);
             return None;
         }
-        if speaks_tls {
-            let why = || "it speaks TLS, and this port does not".to_owned();
+        if is_tls {
+            let why = || "the client uses TLS, which this port does not support".to_owned();
             shared.meter.refused(Refused::UnexpectedTls, &stream, why);
             shared.speaker.tls(stream);
             return None;
@@ -83,9 +83,9 @@ impl Accepted {
 
     async fn handshake(&self, stream: TcpStream) -> Option<Stream> {
         let (shared, peer) = (&*self.shared, stream.peer_addr().ok());
-        let (acceptor, patience) = (shared.settings.tls.as_ref()?.acceptor(), shared.settings.limits.handshake);
-        let patience = if patience.is_zero() { Duration::MAX } else { patience };
-        match tokio::time::timeout(patience, acceptor.accept(stream)).await {
+        let (acceptor, limit) = (shared.settings.tls.as_ref()?.acceptor(), shared.settings.limits.handshake);
+        let limit = if limit.is_zero() { Duration::MAX } else { limit };
+        match tokio::time::timeout(limit, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => {
                 let agreed = stream.get_ref().1.alpn_protocol();
                 if agreed == Some(H2) || shared.speaks == Speaks::Http2 {
@@ -98,14 +98,14 @@ impl Accepted {
                 None
             }
             Err(_) => {
-                let why = || format!("the TLS handshake took more than {} s", patience.as_secs_f32());
+                let why = || format!("the TLS handshake took more than {} s", limit.as_secs_f32());
                 shared.meter.refused(Refused::HandshakeTimeout, &peer, why);
                 None
             }
         }
     }
 
-    /// Serves until the client goes, or until it is time to part.
+    /// Serves until the client disconnects; shuts down gracefully when the server drains or the connection is too old.
     async fn until_end<S, B>(
         &self,
         mut connection: Pin<&mut auto::Connection<'_, TokioIo<Traffic>, Watched<S>, TokioExecutor>>,
@@ -121,7 +121,7 @@ impl Accepted {
         let grace = {
             let mut parting = pin!(self.parting());
             tokio::select! {
-                // The connection first: it is what is woken.
+                // Most wake-ups are for the connection, so poll it first.
                 biased;
                 ended = sluice.of(connection.as_mut()) => return ended,
                 grace = parting.as_mut() => grace,
@@ -132,7 +132,7 @@ impl Accepted {
             Some(grace) if !grace.is_zero() => {
                 let ended = tokio::time::timeout(grace, sluice.of(connection)).await;
                 ended.unwrap_or_else(|_| {
-                    tracing::debug!("a connection of {} s is closed with calls in flight", limits.age.as_secs());
+                    tracing::debug!("closed a connection of age {} s with calls in flight", limits.age.as_secs());
                     Ok(())
                 })
             }
@@ -140,8 +140,8 @@ impl Accepted {
         }
     }
 
-    /// Ready when the client is to be told to go: because the server goes, or, with the time that its calls may still
-    /// take, because the connection is old.
+    /// Waits until the connection must shut down: because the server drains (`None`), or because the connection has reached
+    /// its maximum age (the time limit for calls in flight).
     async fn parting(&self) -> Option<Duration> {
         let limits = &self.shared.settings.limits;
         if limits.age.is_zero() {
@@ -155,22 +155,22 @@ impl Accepted {
     }
 }
 
-/// The status that hyper has answered with when it could not read the head of an HTTP/1 request.
+/// Returns the status of hyper's response to an HTTP/1 request with an invalid head.
 fn refusal(error: &hyper::Error) -> Option<u16> {
     match error {
-        // Only the text tells them apart.
+        // Only the text distinguishes the two.
         error if error.is_parse_too_large() => Some(if error.to_string().contains("URI") { 414 } else { 431 }),
         error if error.is_parse() => Some(400),
         _ => None,
     }
 }
 
-/// Whether a connection ended because its client broke the rules of HTTP/2. Only the text tells, again.
+/// Returns whether a connection ended because its client violated HTTP/2; only the text of the error shows that.
 fn is_violation(error: &(dyn Error + Send + Sync + 'static)) -> bool {
     describe(error).contains("connection error detected")
 }
 
-/// An error with its causes.
+/// Formats an error with its causes.
 fn describe(error: &(dyn Error + Send + Sync + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -6,14 +6,14 @@ use super::connection_metrics::Meter;
 
 /// Counts the connections of a listener.
 pub(super) struct Gate {
-    /// 0: any number.
+    /// The limit; 0 for none.
     most: usize,
-    // Held while the gauge is set too, so that it ends with the right number.
+    // Held while the gauge is set, so that updates keep their order.
     open: Mutex<usize>,
     meter: Meter,
 }
 
-/// A connection's place; given back when dropped.
+/// The permit of a connection; released when dropped.
 pub(super) struct Permit(Arc<Gate>);
 
 impl Gate {
@@ -21,7 +21,7 @@ impl Gate {
         Arc::new(Self { most, open: Mutex::new(0), meter })
     }
 
-    /// A place for one more connection, if there is one.
+    /// Returns a permit for one more connection, if the limit is not reached.
     pub(super) fn enter(self: &Arc<Self>) -> Option<Permit> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if self.most > 0 && *open >= self.most {
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_one_too_many_waits_for_one_to_leave() {
+    fn refuses_connections_over_the_limit() {
         let gate = Gate::new(2, Meter::new(Listener::Http, None));
         let (first, second) = (gate.enter(), gate.enter());
         assert!(first.is_some() && second.is_some() && gate.enter().is_none());

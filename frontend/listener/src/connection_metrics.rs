@@ -12,8 +12,8 @@ use tokio::net::TcpStream;
 
 use pharos_os::clock;
 
-/// At most one line in this time for each reason: who floods the server must not flood its log.
-const QUIET: Duration = Duration::from_secs(10);
+/// The minimum time between log lines for the same reason, so that a flood of connections does not flood the log.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The counters of one listener. Cheap to clone.
 #[derive(Clone)]
@@ -22,18 +22,18 @@ pub(super) struct Meter(Arc<Inner>);
 struct Inner {
     listener: Listener,
     cache: Option<Arc<Cache>>,
-    // For each reason, held while a line is decided on.
-    told: Mutex<[Told; Refused::ALL.len()]>,
+    // One for each reason; held to decide on a line.
+    logged: Mutex<[Logged; Refused::ALL.len()]>,
 }
 
-/// What the log has been told of a reason.
+/// The log lines for one reason: the time of the last, and the number of unlogged events since.
 #[derive(Clone, Copy, Default)]
-struct Told {
+struct Logged {
     last: Option<Instant>,
-    since: u64,
+    unlogged: u64,
 }
 
-/// Whose connection it is.
+/// A connection's peer, if its address is known.
 pub(super) trait Peer {
     fn address(&self) -> Option<SocketAddr>;
 }
@@ -55,10 +55,10 @@ impl Meter {
         if let Some(cache) = &cache {
             record::listener_opened(cache, listener);
         }
-        Self(Arc::new(Inner { listener, cache, told: Mutex::default() }))
+        Self(Arc::new(Inner { listener, cache, logged: Mutex::default() }))
     }
 
-    /// A connection was accepted; with it there are `open`.
+    /// Counts an accepted connection; `open` includes it.
     pub(super) fn accepted(&self, open: usize) {
         if let Some(cache) = &self.0.cache {
             record::connection_accepted(cache, self.0.listener);
@@ -66,35 +66,35 @@ impl Meter {
         self.open(open);
     }
 
-    /// There are so many connections.
+    /// Sets the number of open connections.
     pub(super) fn open(&self, open: usize) {
         if let Some(cache) = &self.0.cache {
             record::connections_open(cache, self.0.listener, open);
         }
     }
 
-    /// A connection is closed for this reason; `why` is said of it if there is a line.
+    /// Counts a connection refused for this reason, and logs it with `why` unless a recent line had the same reason.
     pub(super) fn refused(&self, reason: Refused, peer: &impl Peer, why: impl FnOnce() -> String) {
         if let Some(cache) = &self.0.cache {
             record::connection_refused(cache, self.0.listener, reason);
         }
-        let Some(unsaid) = self.line(reason, clock::now()) else { return };
+        let Some(unlogged) = self.line(reason, clock::now()) else { return };
         let (listener, peer) = (self.0.listener.as_str(), peer.address().map(|peer| peer.to_string()));
-        let more = if unsaid > 0 { format!(" ({unsaid} more like it before)") } else { String::new() };
-        let peer = peer.unwrap_or_else(|| "a client that is gone".to_owned());
-        tracing::warn!("{listener}: refused a connection of {peer}, {}: {}{more}", reason.as_str(), why());
+        let more = if unlogged > 0 { format!(" ({unlogged} similar ones not logged)") } else { String::new() };
+        let peer = peer.unwrap_or_else(|| "an unknown address".to_owned());
+        tracing::warn!("{listener}: refused a connection from {peer}, {}: {}{more}", reason.as_str(), why());
     }
 
-    /// Whether there is a line now; how many events before had none.
+    /// Returns the number of events since the last line if a line is due, else `None`.
     fn line(&self, reason: Refused, now: Instant) -> Option<u64> {
-        let mut told = self.0.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let told = told.get_mut(reason as usize)?;
-        if told.last.is_some_and(|last| now - last < QUIET) {
-            told.since += 1;
+        let mut logged = self.0.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let logged = logged.get_mut(reason as usize)?;
+        if logged.last.is_some_and(|last| now - last < LOG_INTERVAL) {
+            logged.unlogged += 1;
             return None;
         }
-        told.last = Some(now);
-        Some(std::mem::take(&mut told.since))
+        logged.last = Some(now);
+        Some(std::mem::take(&mut logged.unlogged))
     }
 }
 
@@ -103,11 +103,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_one_line_and_is_counted_in_the_next() {
+    fn logs_one_line_per_interval_and_counts_the_rest() {
         let meter = Meter::new(Listener::Grpc, None);
         let at = |seconds: u64| Instant(seconds * 1_000_000_000);
         let lines = [1, 2, 3, 10, 11, 12].map(|second| meter.line(Refused::NotTls, at(second)));
         assert_eq!(lines, [Some(0), None, None, None, Some(3), None]);
-        assert_eq!(meter.line(Refused::Limit, at(12)), Some(0), "each reason has its own");
+        assert_eq!(meter.line(Refused::Limit, at(12)), Some(0), "each reason has its own interval");
     }
 }

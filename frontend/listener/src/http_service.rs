@@ -1,4 +1,4 @@
-//! The service of an HTTP listener: every listener gives its requests to a [`Handle`], with bodies that must arrive in time.
+//! The service of an HTTP listener: passes requests to a [`Handle`], with timeouts on their bodies.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -16,7 +16,7 @@ use crate::body_timeout::{BoxError, Pace, Paced};
 
 /// Answers the requests of an HTTP listener.
 pub trait Handle: Clone + Send + 'static {
-    /// Answers a request. Its future is dropped if the client goes away.
+    /// Answers a request. The future is dropped if the client disconnects.
     fn handle(self, request: Request<Body>) -> impl Future<Output = Response> + Send;
 }
 
@@ -28,7 +28,7 @@ pub struct HttpService<H> {
 }
 
 impl<H: Handle> HttpService<H> {
-    /// `body_timeout` is the longest time without data of a body; zero for none.
+    /// `body_timeout` is the maximum time without data of a body; zero for no limit.
     pub fn new(handler: H, body_timeout: Duration) -> Self {
         Self { handler, body_timeout }
     }

@@ -1,10 +1,11 @@
 //! One accept loop for every listener of the server: HTTP, metrics and gRPC.
 //!
-//! It owns what protects the process from its clients' connections: TLS, how many there may be, time-outs, sizes of
-//! buffers and windows. It knows no routes. Whoever is refused finds that out by an answer where the protocol has one, the
-//! operator by `pharos_connections_refused_total` and a line now and then.
+//! It protects the process from its clients: TLS, connection limits, timeouts, sizes of buffers and windows. It has no
+//! routes. A refused client gets a response if its protocol has one; `pharos_connections_refused_total` and rate-limited log
+//! lines report refusals to the operator.
 
 pub mod access;
+pub mod answering;
 mod bind;
 pub mod body_timeout;
 mod certificates;
@@ -47,30 +48,30 @@ use self::connection_metrics::Meter;
 use self::refusal::Speaker;
 use self::timeouts::{Patience, Watch};
 
-/// Bytes that one HTTP/2 stream may send ahead. The protocol's 64 KiB would make a tensor of 1 MiB wait 16 round trips.
+/// Flow-control window of an HTTP/2 stream. With the protocol's default of 64 KiB, a tensor of 1 MiB takes 16 round trips.
 const STREAM_WINDOW: u32 = 4 << 20;
-/// Bytes that one HTTP/2 connection may send ahead; bounds its memory, whatever its number of streams.
+/// Flow-control window of an HTTP/2 connection; bounds its memory over all streams.
 const CONNECTION_WINDOW: u32 = 16 << 20;
 /// The largest HTTP/2 frame.
 const FRAME_SIZE: u32 = 1 << 20;
-/// Concurrent streams of one HTTP/2 connection.
+/// Maximum number of concurrent streams of one HTTP/2 connection.
 const STREAMS: u32 = 1024;
-/// Bytes of the headers of one HTTP/2 request.
+/// Maximum size of the headers of one HTTP/2 request.
 const HEADER_LIST: u32 = 64 << 10;
-/// The read buffer of an HTTP/1 connection; larger bodies arrive in pieces of this size, a larger head is refused.
+/// The read buffer of an HTTP/1 connection. Larger bodies arrive in pieces of this size; larger heads are refused.
 const READ_BUFFER: usize = 1 << 20;
 
-/// Which versions of HTTP a listener speaks.
+/// The HTTP versions of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speaks {
-    /// HTTP/1.1, and HTTP/2 by prior knowledge or as agreed by TLS.
+    /// HTTP/1.1, and HTTP/2 by prior knowledge or ALPN.
     Http,
     /// HTTP/2 only (gRPC).
     Http2,
 }
 
 impl Speaks {
-    /// What a TLS client may choose from (ALPN).
+    /// Returns the ALPN protocols to offer to TLS clients.
     pub fn protocols(self) -> Vec<Vec<u8>> {
         match self {
             Self::Http => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
@@ -79,42 +80,42 @@ impl Speaks {
     }
 }
 
-/// How far the server is on its way out.
+/// The phase of the server's shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// It is not.
+    /// The server is not shutting down.
     Serving,
-    /// New work is refused, apart from what finishes work that has begun: each answer asks its client to close the
-    /// connection (HTTP/1) or not to use it any more (HTTP/2), and new connections are still taken.
+    /// Requests are refused unless they continue running work. Responses ask clients to close the connection (HTTP/1), or
+    /// connections are shut down gracefully (HTTP/2). New connections are still accepted.
     Draining,
-    /// Nothing is left to do: no connection is taken any more, and those that wait are closed.
+    /// All work is done: no connections are accepted, and idle ones are closed.
     Stopping,
 }
 
-/// Tells a listener and its connections of the phase.
+/// Receives the phase of the shutdown.
 pub type Life = channel::Receiver<Phase>;
 
-/// What a listener allows its clients. A limit of zero is none.
+/// The limits of a listener; zero disables a limit.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Connections at a time.
+    /// The maximum number of connections.
     pub connections: usize,
-    /// The time for a TLS handshake.
+    /// The timeout of a TLS handshake.
     pub handshake: Duration,
-    /// The time for the head of an HTTP/1 request from its first byte on, and on a new connection for all of it.
+    /// The timeout of the head of an HTTP/1 request from its first byte; on a new connection, from the start.
     pub head: Duration,
-    /// How long an HTTP/1 connection may wait for its next request. Clients keep connections in pools for minutes and do
-    /// not retry, so it must not be short.
+    /// The maximum time that an HTTP/1 connection waits for its next request. Clients keep connections in pools for minutes
+    /// and do not retry, so it must not be short.
     pub idle: Duration,
-    /// How long a client may take nothing of an answer.
+    /// The maximum time without progress of a client that reads a response.
     pub write: Duration,
-    /// How often an idle HTTP/2 peer is asked whether it is still there, so that a vanished one frees its streams.
+    /// The interval of keepalive pings on idle HTTP/2 connections, which detect vanished peers and free their streams.
     pub ping_interval: Duration,
-    /// How long it may take to answer that.
+    /// The timeout of a keepalive ping.
     pub ping_timeout: Duration,
-    /// The age at which an HTTP/2 connection is asked to be replaced by a new one.
+    /// The age at which an HTTP/2 connection is shut down gracefully.
     pub age: Duration,
-    /// How long its calls in flight may then take.
+    /// The maximum time for its calls in flight after that.
     pub age_grace: Duration,
 }
 
@@ -135,33 +136,33 @@ impl Default for Limits {
     }
 }
 
-/// Who has sent a request.
+/// The address of the client of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
-/// How a listener treats its connections.
+/// The settings of a listener.
 #[derive(Clone)]
 pub struct Settings {
-    /// Which it is.
+    /// The listener, for metrics and logs.
     pub listener: Listener,
-    /// What it allows.
+    /// The limits of its connections.
     pub limits: Limits,
-    /// With TLS only.
+    /// TLS, which is then required.
     pub tls: Option<Arc<Tls>>,
-    /// Where connections are counted.
+    /// The metrics cache that counts the connections.
     pub cache: Option<Arc<Cache>>,
-    /// Whether each request has its [`Peer`] among its extensions.
+    /// Whether to add [`Peer`] to the extensions of each request.
     pub tells_peers: bool,
 }
 
 impl Settings {
-    /// In clear text, with the usual limits.
+    /// Clear text, with the default limits.
     pub fn new(listener: Listener) -> Self {
         Self { listener, limits: Limits::default(), tls: None, cache: None, tells_peers: false }
     }
 }
 
-/// What all connections of a listener share.
+/// The state shared by all connections of a listener.
 struct Shared {
     settings: Settings,
     speaks: Speaks,
@@ -172,9 +173,9 @@ struct Shared {
     speaker: Speaker,
 }
 
-/// Serves connections of `listener` with `service` until `life` says to stop; then lets the requests in flight finish and
-/// returns. The caller bounds that wait. `refused` is told the HTTP status of each request that was refused before the
-/// service could see it, because its head is none or too large.
+/// Serves connections of `listener` with `service` until `life` is [`Phase::Stopping`]; then waits for the requests in flight
+/// and returns. The caller bounds that wait. Calls `refused` with the HTTP status of each request that hyper refused because
+/// its head is malformed or too large.
 pub async fn serve<S, B>(
     listener: TcpListener,
     (speaks, settings): (Speaks, Settings),
@@ -224,7 +225,7 @@ impl Shared {
         Self { settings, speaks, builder, watch, gate, meter, speaker: Speaker::new() }
     }
 
-    /// Serves a connection in a task of its own, or refuses it.
+    /// Spawns a task that serves the connection, or refuses it.
     fn accept<S, B>(
         self: &Arc<Self>,
         stream: TcpStream,
@@ -237,15 +238,15 @@ impl Shared {
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        // Answers are written whole; waiting to fill packets would only delay them.
+        // Responses are written at once, so Nagle's algorithm would only delay them.
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "a connection was lost before it was served");
+            tracing::debug!(%error, "connection lost before it was served");
             return;
         }
         let Some(permit) = self.gate.enter() else {
             let most = self.settings.limits.connections;
-            self.meter.refused(Refused::Limit, &stream, || format!("there are {most} connections, as many as allowed"));
-            let text = format!("the server has as many connections as it may ({most}); try again later");
+            self.meter.refused(Refused::Limit, &stream, || format!("the limit of {most} connections is reached"));
+            let text = format!("the server has reached its limit of {most} connections; try again later");
             return self.speaker.overloaded(stream, (self.speaks, self.settings.tls.is_some()), &text);
         };
         let activity = self.watch.activity(stream.peer_addr().ok());
@@ -263,7 +264,7 @@ fn builder(speaks: Speaks, limits: &Limits) -> Builder<TokioExecutor> {
     if speaks == Speaks::Http2 {
         builder = builder.http2_only();
     }
-    // Without its own time-out: see `watch`.
+    // `timeouts` closes slow connections instead of hyper's timer.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(READ_BUFFER);
     builder
         .http2()
@@ -279,12 +280,12 @@ fn builder(speaks: Speaks, limits: &Limits) -> Builder<TokioExecutor> {
     builder
 }
 
-/// Accepting failed. That the descriptors ran out passes when connections close; spinning until then would not help.
+/// Pauses after a failed accept: if descriptors ran out, retrying at once fails until connections close.
 async fn pause(error: &std::io::Error) {
     use std::io::ErrorKind;
     if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted) {
         return;
     }
-    tracing::warn!(%error, "cannot accept a connection; trying again in 50 ms");
+    tracing::warn!(%error, "accept failed; retrying in 50 ms");
     tokio::time::sleep(Duration::from_millis(50)).await;
 }

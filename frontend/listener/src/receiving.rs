@@ -1,6 +1,6 @@
-//! Memory of requests that are being received, over all listeners. What a client promises to send costs nothing: bytes are
-//! counted when they are here, and what decompression makes of them counts too. Beyond the limit requests are refused, so
-//! that clients cannot fill the machine's memory. Bodies that come in one piece are not counted: they do not wait.
+//! Limits the memory of requests that are being received, over all listeners, so that clients cannot exhaust the machine's
+//! memory. Bytes count when they are received, not when they are declared; decompressed data counts too. Bodies that arrive
+//! in one piece are not counted. Requests beyond the limit are refused.
 
 pub mod body;
 pub mod coding;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The limit and what is used of it. Cheap to clone; all clones share it.
+/// The memory limit and its use. Cheap to clone; all clones share it.
 #[derive(Clone, Debug)]
 pub struct Budget(Arc<State>);
 
@@ -20,11 +20,11 @@ pub struct Budget(Arc<State>);
 struct State {
     most: u64,
     used: AtomicU64,
-    /// One for each thread that may compress or decompress at a time: this work must leave processors to requests.
+    /// Limits the threads that compress or decompress, so that cores remain for requests.
     coders: Arc<Semaphore>,
 }
 
-/// The limit is reached.
+/// The error of a reservation beyond the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
     /// The limit.
@@ -35,14 +35,14 @@ impl fmt::Display for Full {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "the server is receiving as much as its memory allows ({} bytes over all requests); try again later, or raise \
+            "the requests being received exceed the memory limit of {} bytes; try again later, or raise \
              --receive-memory-byte-size",
             self.most
         )
     }
 }
 
-/// A part of the budget that one request uses; given back when dropped.
+/// The part of the budget that one request uses; released when dropped.
 #[derive(Debug)]
 pub struct Reservation {
     budget: Budget,
@@ -50,19 +50,19 @@ pub struct Reservation {
 }
 
 impl Budget {
-    /// At most `most` bytes at a time.
+    /// Returns a budget of `most` bytes.
     pub fn new(most: u64) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let coders = Arc::new(Semaphore::new((processors / 2).max(1)));
         Self(Arc::new(State { most, used: AtomicU64::new(0), coders }))
     }
 
-    /// A reservation of nothing.
+    /// Returns an empty reservation.
     pub fn reserve(&self) -> Reservation {
         Reservation { budget: self.clone(), bytes: 0 }
     }
 
-    /// Waits until one more thread may compress or decompress; it may until the permit is dropped.
+    /// Waits for permission to compress or decompress on one thread, which lasts until the permit is dropped.
     pub async fn coder(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed.
         self.0.coders.clone().acquire_owned().await.ok()
@@ -70,17 +70,17 @@ impl Budget {
 }
 
 impl Default for Budget {
-    /// Without a limit.
+    /// Returns a budget without a limit.
     fn default() -> Self {
         Self::new(u64::MAX)
     }
 }
 
 impl Reservation {
-    /// Reserves more.
+    /// Reserves more bytes.
     ///
     /// # Errors
-    /// The limit is reached; the reservation stays as it was.
+    /// The limit would be exceeded; the reservation is unchanged.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), Full> {
         let State { most, used, .. } = &*self.budget.0;
         let bytes = bytes as u64;
@@ -90,12 +90,12 @@ impl Reservation {
         Ok(())
     }
 
-    /// Takes over what another one has.
+    /// Takes over the bytes of another reservation.
     pub(crate) fn absorb(&mut self, mut other: Self) {
         self.bytes += std::mem::take(&mut other.bytes);
     }
 
-    /// Gives everything back.
+    /// Releases all bytes.
     pub(crate) fn release(&mut self) {
         if self.bytes > 0 {
             self.budget.0.used.fetch_sub(self.bytes, Ordering::Relaxed);
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reservations_share_a_limit_and_give_back() {
+    fn reservations_share_a_limit_and_release_it() {
         let budget = Budget::new(10);
         let (mut one, mut other) = (budget.reserve(), budget.reserve());
         assert_eq!((one.grow(6), other.grow(5)), (Ok(()), Err(Full { most: 10 })));

@@ -1,4 +1,4 @@
-//! Refusals of connections that are not served, in the protocol of the client.
+//! Refuses connections with a response in the protocol of the client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use tokio::sync::Semaphore;
 
 use super::Speaks;
 
-/// How long and how much is read on after the last words: a socket that is closed with bytes unread takes them back.
+/// The limits of reading after the response: closing a socket with unread bytes resets it and discards the response.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 256 << 10;
-/// So many connections may linger at a time; the others are closed at once.
+/// The maximum number of lingering connections; others are closed at once.
 const LINGERING: usize = 64;
 
-/// TLS: a fatal alert, `protocol_version`; what a client shows when the other side speaks no TLS.
+/// A fatal TLS alert, `protocol_version`, which clients report if the server does not support TLS.
 const ALERT: [u8; 7] = [0x15, 0x03, 0x01, 0x00, 0x02, 0x02, 0x46];
 
-/// Says last words.
+/// Sends refusals.
 pub(super) struct Speaker(Arc<Semaphore>);
 
 impl Speaker {
@@ -26,41 +26,39 @@ impl Speaker {
         Self(Arc::new(Semaphore::new(LINGERING)))
     }
 
-    /// Refuses a connection for which there is no room. With `tls` it is only closed: a handshake would cost more than it
-    /// tells.
+    /// Refuses a connection over the limit. With `tls` it is only closed, because a handshake is too expensive.
     pub(super) fn overloaded(&self, stream: TcpStream, (speaks, tls): (Speaks, bool), text: &str) {
         if tls {
             return;
         }
-        // gRPC's clients wait longer and longer between connections that are only closed; after a proper farewell in their
-        // own protocol they come again at once.
+        // Connections of gRPC are only closed: clients then back off exponentially, but retry at once after GOAWAY.
         if speaks == Speaks::Http {
-            self.say(stream, http1("503 Service Unavailable", text));
+            self.send(stream, http1("503 Service Unavailable", text));
         }
     }
 
-    /// Refuses a client that speaks no TLS where only that is spoken; `first` are its first bytes.
+    /// Refuses a clear-text client of a TLS port; `first` are its first bytes.
     pub(super) fn clear_text(&self, stream: TcpStream, first: &[u8]) {
         if !first.starts_with(b"PRI") && first.first().is_some_and(u8::is_ascii_uppercase) {
-            self.say(stream, http1("400 Bad Request", "this port speaks TLS: use https"));
+            self.send(stream, http1("400 Bad Request", "this port requires TLS: use https"));
         }
     }
 
-    /// Refuses a client that speaks TLS where none is spoken.
+    /// Refuses a TLS client of a clear-text port.
     pub(super) fn tls(&self, stream: TcpStream) {
-        self.say(stream, ALERT.to_vec());
+        self.send(stream, ALERT.to_vec());
     }
 
-    /// Writes, and reads on for a moment.
-    fn say(&self, mut stream: TcpStream, words: Vec<u8>) {
+    /// Writes a response, then reads within the limits.
+    fn send(&self, mut stream: TcpStream, response: Vec<u8>) {
         let Ok(lingering) = self.0.clone().try_acquire_owned() else {
-            // A new socket's buffer is empty: this does not wait, or it is not worth it.
-            let _ = stream.try_write(&words);
+            // The send buffer of a new socket is empty, so this rarely fails.
+            let _ = stream.try_write(&response);
             return;
         };
         tokio::spawn(async move {
             let all = async {
-                stream.write_all(&words).await?;
+                stream.write_all(&response).await?;
                 stream.shutdown().await?;
                 let (mut buffer, mut read) = ([0; 4096], 0);
                 while read < LINGER_BYTES {
@@ -71,7 +69,7 @@ impl Speaker {
                 }
                 std::io::Result::Ok(())
             };
-            // The client may be gone, or stay: both are well.
+            // Neither a disconnect nor a timeout matters.
             let _ = tokio::time::timeout(LINGER, all).await;
             drop(lingering);
         });
@@ -93,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_has_the_length_that_it_says() {
+    fn content_length_matches_the_body() {
         let answer = String::from_utf8(http1("503 Service Unavailable", "full")).unwrap();
         assert!(answer.contains("Content-Length: 16\r\n") && answer.ends_with("\r\n\r\n{\"error\":\"full\"}"));
     }

@@ -1,19 +1,19 @@
-//! Lines about single requests in the server's log, if they are enabled (`--log-access`).
+//! Log lines for individual requests (`--log-access`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pharos::service::REQUEST_LOG_TARGET as TARGET;
 
-/// Whether single requests are logged. The log sets it at start, for the whole process.
+/// Whether individual requests are logged, for the whole process.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
-/// Whether single requests are logged.
+/// Returns whether individual requests are logged.
 pub fn is_enabled() -> bool {
     ENABLED.load(Ordering::Relaxed)
 }
 
-/// Turns the lines on or off.
+/// Enables or disables the lines.
 pub fn enable(on: bool) {
     ENABLED.store(on, Ordering::Relaxed);
 }
@@ -24,7 +24,7 @@ pub fn answered(protocol: &'static str, request: &str, status: u16, ns: u64) {
     tracing::info!(target: TARGET, protocol, request, status, ms = format_args!("{ms:.3}"), "answered");
 }
 
-/// Logs an answered request as a line that is formatted already.
+/// Logs a formatted line for an answered request.
 pub fn answered_line(line: &str) {
     tracing::info!(target: TARGET, "{line}");
 }

@@ -1,5 +1,4 @@
-//! What an edge adds to the trace of a request: when the request was received and the response sent, by the names of its
-//! protocol.
+//! Adds to the trace of a request when it was received and its response sent, with the activity names of the protocol.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -13,30 +12,30 @@ use pharos::timeline::Instant;
 
 use pharos_os::clock;
 
-/// The activities of a protocol, each with its start and end.
+/// The trace activities of a protocol, each as a start and an end.
 pub struct Activities {
     receive: [Activity; 2],
     send: [Activity; 2],
 }
 
-/// Those of HTTP.
+/// The activities of HTTP.
 pub const HTTP: Activities = Activities {
     receive: [Activity::HttpRecvStart, Activity::HttpRecvEnd],
     send: [Activity::HttpSendStart, Activity::HttpSendEnd],
 };
 
-/// Those of gRPC.
+/// The activities of gRPC.
 pub const GRPC: Activities = Activities {
     receive: [Activity::GrpcWaitReadStart, Activity::GrpcWaitReadEnd],
     send: [Activity::GrpcSendStart, Activity::GrpcSendEnd],
 };
 
 impl Activities {
-    /// The request was read at `end` and is valid: it carries its trace from now on.
+    /// Records that a valid request was read at `end`, and attaches the trace to it.
     pub fn received(&self, traced: Option<&Traced>, end: Instant, request: &mut InferRequest) {
         let Some(traced) = traced else { return };
         self.stamp_receive(traced, request.timeline.received, end);
-        // The exemplars of latencies refer to it.
+        // Exemplars of latencies refer to this trace id.
         request.trace = request.trace.or(traced.traceparent().map(|parent| parent.trace));
         request.traced = Some(traced.clone());
     }
@@ -47,7 +46,7 @@ impl Activities {
         traced.stamp(ends, end);
     }
 
-    /// The request failed, possibly before it reached a model.
+    /// Records that the request failed, possibly before it reached a model.
     pub fn refused(&self, traced: Option<&Traced>, received: Instant, error: &InferError) {
         if let Some(traced) = traced {
             let [starts, ends] = self.receive;
@@ -55,30 +54,30 @@ impl Activities {
         }
     }
 
-    /// Sending the response starts.
+    /// Records the start of sending the response.
     pub fn send_starts(&self, traced: &Traced) {
         traced.stamp(self.send[0], clock::now());
     }
 
-    /// The body of a traced response.
+    /// Returns the body of a traced response.
     pub fn sending_body<B>(&self, traced: Traced, body: B) -> SendingBody<B> {
         SendingBody { body, _sending: self.sending(traced) }
     }
 
-    /// Sending the response ends when what is returned is dropped.
+    /// Returns a guard that records the end of sending when it is dropped.
     pub fn sending(&self, traced: Traced) -> Sending {
         Sending { traced, ends: self.send[1] }
     }
 }
 
-/// The last response of the model is here, or an error in its place.
+/// Records that the last response of the model, or an error, was received.
 pub fn complete(traced: Option<&Traced>) {
     if let Some(traced) = traced {
         traced.complete(clock::now());
     }
 }
 
-/// A response on its way: stamps the end of sending when it is dropped.
+/// A response that is being sent; stamps the end of sending when dropped.
 pub struct Sending {
     traced: Traced,
     ends: Activity,
@@ -90,7 +89,7 @@ impl Drop for Sending {
     }
 }
 
-/// The body of a response on its way; dropped when the connection has taken it.
+/// The body of a response that is being sent; dropped when the connection has read it.
 pub struct SendingBody<B> {
     body: B,
     _sending: Sending,

@@ -1,6 +1,6 @@
-//! The table of routes of an HTTP listener. Each route is declared once, with its path, its [`Route`] and its handlers, and every
-//! request passes the access check of its route before a handler or the 405 answer of the path. A path that is not declared is
-//! [`Route::Unknown`] and reaches no handler.
+//! The table of routes of an HTTP listener. Each route is declared once, with its path, its [`Route`] and its handlers. The
+//! access check of the route precedes its handler and the 405 response. A path that is not declared is [`Route::Unknown`] and
+//! reaches no handler.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -13,10 +13,11 @@ use axum::routing::{MethodRouter, any};
 use http::request::Parts;
 use http::{HeaderMap, Request};
 use percent_encoding::percent_decode_str;
-use pharos::metrics::labels::Route;
+use pharos::error::Reason;
+use pharos::metrics::labels::{Protocol, Route};
 use tower::Service as _;
 
-use crate::access::Gate;
+use crate::answering::{self, Count, Gate};
 use crate::http_service::Handle;
 
 /// The route of a declared path.
@@ -24,7 +25,7 @@ use crate::http_service::Handle;
 pub enum RouteOf {
     /// One route for every request.
     Fixed(Route),
-    /// A route that depends on the path as it was received, which matches the declared path.
+    /// A route that depends on the received path, which matches the declared path.
     Path(fn(&str) -> Route),
 }
 
@@ -34,14 +35,14 @@ impl From<Route> for RouteOf {
     }
 }
 
-/// Declares routes, whose handlers have the state `T`.
+/// Builds a table of routes whose handlers have the state `T`.
 pub struct Builder<T> {
     paths: matchit::Router<Declared>,
     state: T,
     wrong_method: fn(&T) -> Response,
 }
 
-/// What is declared for a path.
+/// The declaration of a path.
 #[derive(Clone)]
 struct Declared {
     route: RouteOf,
@@ -49,16 +50,16 @@ struct Declared {
 }
 
 impl<T: Clone + Send + Sync + 'static> Builder<T> {
-    /// No routes. `wrong_method` answers a request for a declared path with a method that has no handler.
+    /// Returns a builder without routes. `wrong_method` answers requests for a declared path with an undeclared method.
     pub fn new(state: T, wrong_method: fn(&T) -> Response) -> Self {
         Self { paths: matchit::Router::new(), state, wrong_method }
     }
 
-    /// Adds a path in the syntax of axum: `{name}` is a segment that is not empty, `{*name}` at the end is all segments that
-    /// follow. A static segment has priority over a named one.
+    /// Adds a path in axum's syntax: `{name}` matches a non-empty segment, `{*name}` at the end all remaining segments. Static
+    /// segments take precedence over named ones.
     ///
     /// # Panics
-    /// Another route is declared with this path.
+    /// The path conflicts with another route.
     #[must_use]
     pub fn route(mut self, path: &str, route: impl Into<RouteOf>, methods: MethodRouter<T>) -> Self {
         let wrong_method = self.wrong_method;
@@ -68,14 +69,14 @@ impl<T: Clone + Send + Sync + 'static> Builder<T> {
         self
     }
 
-    /// The table, with the access check of its listener. `not_found` answers requests for paths that are not declared.
+    /// Builds the table with the access check of its listener. `not_found` answers requests for undeclared paths.
     pub fn build<G: Gate>(self, gate: G, not_found: fn(&T) -> Response) -> Routes<G> {
         let unknown = any(move |State(state): State<T>| ready(not_found(&state))).with_state(self.state);
         Routes(Arc::new(Table { paths: self.paths, unknown, gate }))
     }
 }
 
-/// The routes of a listener behind its access check. Cheap to clone.
+/// The routes and the access check of a listener. Cheap to clone.
 #[derive(Clone)]
 pub struct Routes<G>(Arc<Table<G>>);
 
@@ -86,22 +87,19 @@ struct Table<G> {
 }
 
 impl<G: Gate> Routes<G> {
-    /// The access check, for requests that reach their handler without the table.
+    /// Returns the access check, for requests that bypass the table.
     pub fn gate(&self) -> &G {
         &self.0.gate
     }
 
-    /// The route that a path is declared with.
+    /// Returns the route of a path.
     pub fn route_of(&self, path: &str) -> Route {
         self.find(path).0
     }
 
-    /// Answers a request. The access check precedes the handler.
+    /// Answers a request: checks access, calls the handler, counts the response.
     pub async fn answer(&self, mut request: Request<Body>) -> Response {
         let (route, found) = self.find(request.uri().path());
-        if let Some(refused) = self.gate().refuse(route, request.headers()) {
-            return refused;
-        }
         let (methods, parameters) = match found {
             Some(found) => (&found.value.methods, decoded(&found.params)),
             None => (&self.0.unknown, None),
@@ -109,14 +107,16 @@ impl<G: Gate> Routes<G> {
         if parameters.is_some() {
             request.extensions_mut().insert(PathParameters(parameters));
         }
-        let Ok(response) = methods.clone().call(request).await;
-        response
+        let handler = async |request| match methods.clone().call(request).await {
+            Ok(response) => response,
+        };
+        answering::answer(self.gate(), route, request, handler).await
     }
 
-    /// The route of a path and what is declared for it; nothing for [`Route::Unknown`].
+    /// Returns the route of a path and its declaration; `None` for [`Route::Unknown`].
     fn find<'t, 'p>(&'t self, path: &'p str) -> (Route, Option<matchit::Match<'t, 'p, &'t Declared>>) {
         let Ok(found) = self.0.paths.at(path) else { return (Route::Unknown, None) };
-        // matchit lets a named segment be empty unless it is the last one.
+        // matchit accepts empty named segments, except the last one.
         let is_complete = found.params.iter().all(|(_, value)| !value.is_empty());
         let route = match found.value.route {
             _ if !is_complete => Route::Unknown,
@@ -133,7 +133,7 @@ impl<G: Gate> Handle for Routes<G> {
     }
 }
 
-/// The named segments of a path in their order, percent-decoded. `None` if there are none or one is not UTF-8.
+/// The named segments of a path in order, percent-decoded. `None` without named segments, or if one is not valid UTF-8.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathParameters(pub Option<Vec<String>>);
 
@@ -153,9 +153,16 @@ fn decoded(parameters: &matchit::Params<'_, '_>) -> Option<Vec<String>> {
     parameters.iter().map(|(_, value)| decode(value)).collect()
 }
 
-/// Lets requests pass to routes of the class [`Class::Open`](crate::access::routes::Class::Open) only.
+/// Permits only routes of the class [`Class::Open`](crate::access::routes::Class::Open).
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOnly(pub fn() -> Response);
+
+impl Count for OpenOnly {
+    const PROTOCOL: Protocol = Protocol::Http;
+
+    /// Does not count, because each scrape would change the metrics that it reads.
+    fn count(&self, _: Route, _: u16, _: Option<Reason>) {}
+}
 
 impl Gate for OpenOnly {
     fn refuse(&self, route: Route, _: &HeaderMap) -> Option<Response> {
@@ -171,9 +178,15 @@ mod tests {
 
     use super::*;
 
-    /// Refuses what needs a token for management, unless the request has the header.
+    /// Refuses all routes except [`Route::Live`] unless the request has the header `manager`.
     #[derive(Clone)]
     struct Manager;
+
+    impl Count for Manager {
+        const PROTOCOL: Protocol = Protocol::Http;
+
+        fn count(&self, _: Route, _: u16, _: Option<Reason>) {}
+    }
 
     impl Gate for Manager {
         fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response> {
@@ -215,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_answer_follows_the_check_of_its_route() {
+    async fn checks_access_before_every_response() {
         for (method, path, refused, allowed) in [
             ("GET", "/models/a%20b/1", (401, "ModelConfig"), (200, "a b 1")),
             ("POST", "/models/a/b?x=y", (401, "ModelConfig"), (200, "a b")),
@@ -239,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_without_credentials_has_open_routes_only() {
+    fn open_only_refuses_other_routes() {
         let gate = OpenOnly(|| with(StatusCode::NOT_FOUND, ""));
         let refused = |route| gate.refuse(route, &HeaderMap::new()).is_some();
         assert!(!refused(Route::Metrics) && refused(Route::Live) && refused(Route::LogSettings));

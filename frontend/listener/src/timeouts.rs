@@ -1,9 +1,8 @@
-//! Closes connections that wait too long: for a request, for the rest of its head, for their client to take an answer.
-//! Without a timer for each of them: hyper could keep one, but arms it anew for each request, which costs a small inference
-//! 5 % of its time.
+//! Closes connections that wait too long for a request, for the rest of its head, or for the client to read a response.
 //!
-//! Every connection notes the tick at which it began to wait; a task looks at all of them every now and then. So a
-//! request costs a few stores, and a connection is closed within one look after its time.
+//! Does not use a timer for each connection: hyper would reset it for each request, which takes 5 % of the time of a small
+//! inference. Instead, each connection stores the tick at which it began to wait, and a task scans all connections
+//! periodically. A request costs a few stores, and a connection is closed at most one scan after its timeout.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -27,28 +26,28 @@ use super::connection_metrics::Meter;
 use super::unread_responses::{Pieces, Unread};
 use super::{Peer, Phase};
 
-/// The longest and the shortest time between two looks; between them a fourth of the shortest patience.
-const LOOKS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(15));
+/// The minimum and maximum interval of scans. Between them it is a quarter of the shortest timeout.
+const SCAN_INTERVALS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(15));
 
-/// How long a connection may wait for what; zero for ever.
+/// The timeouts of a connection; zero disables one.
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
-    /// For the head of a request, from its first byte on; on a new connection for that too.
+    /// For the head of a request from its first byte; on a new connection, from the start.
     pub(super) head: Duration,
     /// For the next request.
     pub(super) idle: Duration,
-    /// For the client to take something of an answer.
+    /// For the client to read more of a response.
     pub(super) write: Duration,
 }
 
 impl Patience {
-    fn look(self) -> Duration {
+    fn scan_interval(self) -> Duration {
         let shortest = [self.head, self.idle, self.write].into_iter().filter(|time| !time.is_zero()).min();
-        shortest.map_or(LOOKS.1, |shortest| (shortest / 4).clamp(LOOKS.0, LOOKS.1))
+        shortest.map_or(SCAN_INTERVALS.1, |shortest| (shortest / 4).clamp(SCAN_INTERVALS.0, SCAN_INTERVALS.1))
     }
 }
 
-/// The same in looks.
+/// The timeouts in ticks.
 #[derive(Clone, Copy)]
 struct Ticks {
     head: u32,
@@ -56,15 +55,15 @@ struct Ticks {
     write: u32,
 }
 
-/// The connections of one listener. The looking ends when it is dropped.
+/// The connections of one listener. The scans end when it is dropped.
 pub(super) struct Watch(Arc<Connections>);
 
 struct Connections {
-    /// Looks so far, from 1.
+    /// The number of scans, from 1.
     tick: Arc<AtomicU32>,
     open: Mutex<Vec<(Arc<Activity>, AbortHandle)>>,
     meter: Meter,
-    /// Connections that come now are not to stay.
+    /// Whether responses on new connections ask the client to close.
     draining: AtomicBool,
 }
 
@@ -74,67 +73,67 @@ impl Connections {
     }
 }
 
-/// What one connection is doing.
+/// The state of one connection.
 pub(super) struct Activity {
     tick: Arc<AtomicU32>,
     peer: Option<SocketAddr>,
-    /// Requests of HTTP/1 in flight in the upper half: while there is one, the connection may take its time. In the lower
-    /// half the tick since which it waits.
+    /// Upper half: HTTP/1 requests in flight, during which no wait is timed. Lower half: the tick at which the wait for a
+    /// request began.
     state: AtomicU64,
-    /// The tick at which the first byte of a head came that is not whole yet; 0 if there is none.
+    /// The tick of the first byte of an incomplete head; 0 without one.
     head_since: AtomicU32,
-    /// The tick since which the client takes nothing; 0 if it does.
+    /// The tick at which a write began to wait for the client; 0 if none waits.
     blocked_since: AtomicU32,
-    /// It has carried a request.
+    /// Whether the connection has received a request.
     served: AtomicBool,
-    /// It speaks HTTP/2, and looks after itself by pings once it has carried a request.
+    /// Whether the protocol is HTTP/2, which uses pings instead of the idle timeout after the first request.
     http2: AtomicBool,
-    /// Its client is to be told to go with the next answer.
+    /// Whether the next response asks the client to close the connection.
     leaving: AtomicBool,
-    /// It is to end when what is in flight is answered.
+    /// Whether the connection ends after the requests in flight.
     parting: AtomicBool,
-    // Who waits for that; held to store or take the waker.
+    // Wakes the task that waits for `parting`; held to store or take the waker.
     waiting: Mutex<Option<Waker>>,
-    /// The answers of HTTP/2 that the client has not taken.
+    /// HTTP/2 responses that the client has not read.
     unread: Unread,
 }
 
-/// One request in flight.
+/// One request in flight, in the upper half of `Activity::state`.
 const ONE: u64 = 1 << 32;
 
 /// Why a connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// It was kept long enough.
+    /// The idle timeout expired.
     Idle,
-    /// For what its client does.
+    /// The client was too slow.
     Refused(Refused),
 }
 
 impl Watch {
-    /// Closes connections that have waited for longer than `patience`.
-    pub(super) fn start(patience: Patience, meter: Meter) -> Self {
+    /// Starts to close connections that exceed their timeouts.
+    pub(super) fn start(timeouts: Patience, meter: Meter) -> Self {
         let tick = Arc::new(AtomicU32::new(1));
         let connections =
             Arc::new(Connections { tick, open: Mutex::default(), meter, draining: AtomicBool::new(false) });
-        let look = patience.look();
-        let ticks = |time: Duration| match time.as_nanos().div_ceil(look.as_nanos().max(1)) {
+        let interval = timeouts.scan_interval();
+        let ticks = |time: Duration| match time.as_nanos().div_ceil(interval.as_nanos().max(1)) {
             0 => u32::MAX,
             ticks => u32::try_from(ticks).unwrap_or(u32::MAX),
         };
-        let ticks = Ticks { head: ticks(patience.head), idle: ticks(patience.idle), write: ticks(patience.write) };
+        let ticks = Ticks { head: ticks(timeouts.head), idle: ticks(timeouts.idle), write: ticks(timeouts.write) };
         let weak = Arc::downgrade(&connections);
         tokio::spawn(async move {
             loop {
-                tokio::time::sleep(look).await;
+                tokio::time::sleep(interval).await;
                 let Some(connections) = weak.upgrade() else { return };
-                connections.look(ticks);
+                connections.scan(ticks);
             }
         });
         Self(connections)
     }
 
-    /// For a new connection, which waits for its first request.
+    /// Returns the state of a new connection, which waits for its first request.
     pub(super) fn activity(&self, peer: Option<SocketAddr>) -> Arc<Activity> {
         let state = u64::from(self.0.tick.load(Ordering::Relaxed));
         Arc::new(Activity {
@@ -152,15 +151,15 @@ impl Watch {
         })
     }
 
-    /// From now on the connection is looked at; `task` serves it.
+    /// Adds a connection to the scans; `task` serves it.
     pub(super) fn add(&self, activity: Arc<Activity>, task: AbortHandle) {
         self.0.open().push((activity, task));
     }
 
-    /// The server goes. HTTP/2 can part without loss as soon as it drains: the client is told which calls were taken, and
-    /// makes new ones on a new connection. A connection of HTTP/1 that is closed while it waits may lose the request that
-    /// is just coming; with each answer its client is asked to close it, and it is closed when nothing is left to be
-    /// finished. The same holds for connections that come while the server drains.
+    /// Applies a phase of the shutdown to all connections, including later ones. An HTTP/2 connection closes without loss while
+    /// the server drains: GOAWAY names the last accepted call, and the client sends others on a new connection. Closing an
+    /// idle HTTP/1 connection may lose a request in transit, so responses ask the client to close it, and the server closes
+    /// it in [`Phase::Stopping`].
     pub(super) fn tell(&self, phase: Phase) {
         for (activity, _) in self.0.open().iter().filter(|_| phase != Phase::Serving) {
             activity.leaving.store(true, Ordering::Relaxed);
@@ -173,7 +172,7 @@ impl Watch {
 }
 
 impl Connections {
-    fn look(&self, ticks: Ticks) {
+    fn scan(&self, ticks: Ticks) {
         let now = self.tick.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let mut open = self.open();
         open.retain(|(activity, task)| {
@@ -183,7 +182,7 @@ impl Connections {
             let Some(verdict) = activity.verdict(now, ticks) else { return true };
             task.abort();
             if let Verdict::Refused(reason) = verdict {
-                self.meter.refused(reason, &activity.peer, || activity.fault(reason).to_owned());
+                self.meter.refused(reason, &activity.peer, || activity.describe(reason).to_owned());
             }
             false
         });
@@ -192,7 +191,7 @@ impl Connections {
 }
 
 impl Activity {
-    /// Whether the connection has waited too long for something.
+    /// Returns why the connection must be closed at tick `now`, if a timeout has expired.
     fn verdict(&self, now: u32, ticks: Ticks) -> Option<Verdict> {
         let over = |since: u32, most: u32| since != 0 && now.wrapping_sub(since) > most;
         let unread = || self.is_http2() && over(self.unread.since(now), ticks.write);
@@ -211,16 +210,16 @@ impl Activity {
         over(since, ticks.idle).then_some(Verdict::Idle)
     }
 
-    /// What is said of a connection that is closed.
-    fn fault(&self, reason: Refused) -> &'static str {
+    /// Describes the cause of a refusal, for the log.
+    fn describe(&self, reason: Refused) -> &'static str {
         match reason {
-            Refused::SlowReader => "it takes nothing of its answer",
-            _ if self.head_since.load(Ordering::Relaxed) == 0 => "it sent no request",
-            _ => "the head of its request does not end",
+            Refused::SlowReader => "the client does not read its response",
+            _ if self.head_since.load(Ordering::Relaxed) == 0 => "the client sent no request",
+            _ => "the head of the request is incomplete",
         }
     }
 
-    /// Bytes came.
+    /// Records that bytes were read.
     pub(super) fn reads(&self) {
         let awaited = self.state.load(Ordering::Relaxed) < ONE && self.head_since.load(Ordering::Relaxed) == 0;
         if awaited && !self.is_http2() {
@@ -228,21 +227,21 @@ impl Activity {
         }
     }
 
-    /// The client takes bytes.
+    /// Records that bytes were written.
     pub(super) fn writes(&self) {
         if self.blocked_since.load(Ordering::Relaxed) != 0 {
             self.blocked_since.store(0, Ordering::Relaxed);
         }
     }
 
-    /// There are bytes that the client does not take.
+    /// Records that a write has to wait for the client.
     pub(super) fn waits_to_write(&self) {
         if self.blocked_since.load(Ordering::Relaxed) == 0 {
             self.blocked_since.store(self.tick.load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }
 
-    /// The connection speaks HTTP/2.
+    /// Records that the protocol is HTTP/2.
     pub(super) fn speaks_http2(&self) {
         self.http2.store(true, Ordering::Relaxed);
     }
@@ -251,7 +250,7 @@ impl Activity {
         self.http2.load(Ordering::Relaxed)
     }
 
-    /// Ends when what is in flight is answered.
+    /// Ends the connection after the requests in flight.
     fn part(&self) {
         self.parting.store(true, Ordering::Release);
         if let Some(waker) = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -259,27 +258,27 @@ impl Activity {
         }
     }
 
-    /// Ready when the connection is to end. Asked at each turn of a connection, it costs one look: its task has one waker,
-    /// which is left here once.
+    /// Waits until the connection must end. Each later poll costs one atomic load, because a connection's task has one waker,
+    /// which is stored at the first poll.
     pub(super) fn parting(&self) -> impl Future<Output = ()> {
-        let mut left = false;
+        let mut stored = false;
         std::future::poll_fn(move |cx| {
-            if !left {
+            if !stored {
                 *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
-                left = true;
+                stored = true;
             }
             if self.parting.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
         })
     }
 
-    /// A time up to a tenth longer or shorter, another one for each client's port: connections that were made at once
-    /// shall not all be made anew at once.
+    /// Varies a time by up to a tenth, depending on the client's port, so that connections opened together are not all
+    /// reopened together.
     pub(super) fn spread(&self, time: Duration) -> Duration {
         let port = self.peer.map_or(0, |peer| u32::from(peer.port()) % 200);
         time * (900 + port) / 1000
     }
 
-    /// A request's head is whole.
+    /// Records that the head of a request is complete.
     fn begin(&self) {
         self.head_since.store(0, Ordering::Relaxed);
         if !self.served.load(Ordering::Relaxed) {
@@ -295,7 +294,7 @@ impl Activity {
     }
 }
 
-/// One request, from its head to the end of its answer.
+/// A request from its head to the end of its response.
 struct Busy(Arc<Activity>);
 
 impl Drop for Busy {
@@ -304,11 +303,11 @@ impl Drop for Busy {
     }
 }
 
-/// A connection's service, with a note of when it works.
+/// A connection's service that records its activity.
 pub(super) struct Watched<S> {
     pub(super) service: S,
     pub(super) activity: Arc<Activity>,
-    /// Told to the service with each request.
+    /// The client's address, added to each request.
     pub(super) peer: Option<SocketAddr>,
 }
 
@@ -334,13 +333,13 @@ where
             self.activity.state.fetch_add(ONE, Ordering::Relaxed);
             Some(Busy(self.activity.clone()))
         };
-        // The services of this server are ready at all times.
+        // The services of this server are always ready, so `poll_ready` is not called.
         let http2 = busy.is_none().then(|| self.activity.clone());
         Answer { answer: self.service.clone().call(request), busy, http2 }
     }
 }
 
-/// An answer in the making.
+/// The future of a response.
 pub(super) struct Answer<F> {
     answer: F,
     busy: Option<Busy>,
@@ -365,11 +364,11 @@ where
     }
 }
 
-/// An answer's body; when it has been handed over, the connection waits again.
+/// The body of a response; dropping it ends the request.
 pub(super) struct Body<B> {
     body: B,
     _busy: Option<Busy>,
-    /// To follow what the client takes.
+    /// Tracks the progress of the client.
     http2: Option<(Arc<Activity>, Pieces)>,
 }
 
@@ -411,22 +410,22 @@ mod tests {
 
     const TICKS: Ticks = Ticks { head: 10, idle: 50, write: 20 };
 
-    fn watch(patience: Patience) -> Watch {
-        Watch::start(patience, Meter::new(Listener::Http, None))
+    fn watch(timeouts: Patience) -> Watch {
+        Watch::start(timeouts, Meter::new(Listener::Http, None))
     }
 
-    fn for_ever() -> Watch {
+    fn without_timeouts() -> Watch {
         watch(Patience { head: Duration::ZERO, idle: Duration::ZERO, write: Duration::ZERO })
     }
 
-    /// The tick at which a connection is closed, looked at from tick 1 on, and why.
+    /// Returns the tick at which a connection is closed, scanned from tick 1, and why.
     fn closed(activity: &Activity) -> Option<(u32, Verdict)> {
         (1..200).find_map(|now| Some((now, activity.verdict(now, TICKS)?)))
     }
 
     #[tokio::test]
-    async fn each_wait_has_its_patience() {
-        let watch = for_ever();
+    async fn each_wait_has_its_timeout() {
+        let watch = without_timeouts();
         let refused = |at, reason| Some((at, Verdict::Refused(reason)));
         let with = |change: &dyn Fn(&Activity)| {
             let activity = watch.activity(None);
@@ -437,20 +436,20 @@ mod tests {
             a.begin();
             a.state.fetch_add(ONE, Ordering::Relaxed);
         };
-        assert_eq!(with(&|_| ()), refused(12, Refused::HeadTimeout), "no byte came");
-        assert_eq!(with(&|a| a.reads()), refused(12, Refused::HeadTimeout), "the head does not end");
-        assert_eq!(with(&|a| a.speaks_http2()), Some((52, Verdict::Idle)), "no request came");
-        assert_eq!(with(&busy), None, "it is being answered");
+        assert_eq!(with(&|_| ()), refused(12, Refused::HeadTimeout), "no bytes received");
+        assert_eq!(with(&|a| a.reads()), refused(12, Refused::HeadTimeout), "the head is incomplete");
+        assert_eq!(with(&|a| a.speaks_http2()), Some((52, Verdict::Idle)), "no request received");
+        assert_eq!(with(&busy), None, "a request is in flight");
         let waits = |a: &Activity| {
             busy(a);
             a.end();
         };
-        assert_eq!(with(&waits), Some((52, Verdict::Idle)), "it waits for its second request");
+        assert_eq!(with(&waits), Some((52, Verdict::Idle)), "waits for a second request");
         let second = |a: &Activity| {
             waits(a);
             a.reads();
         };
-        assert_eq!(with(&second), refused(12, Refused::HeadTimeout), "whose head does not end");
+        assert_eq!(with(&second), refused(12, Refused::HeadTimeout), "the second head is incomplete");
         let unread = |a: &Activity| {
             busy(a);
             a.waits_to_write();
@@ -460,13 +459,13 @@ mod tests {
             unread(a);
             a.writes();
         };
-        assert_eq!(with(&read), None, "it takes its answer again");
+        assert_eq!(with(&read), None, "the client reads its response again");
         let http2 = |a: &Activity| {
             a.speaks_http2();
             a.begin();
             a.reads();
         };
-        assert_eq!(with(&http2), None, "pings look after it");
+        assert_eq!(with(&http2), None, "pings replace the idle timeout");
     }
 
     #[tokio::test]
@@ -490,7 +489,7 @@ mod tests {
     #[tokio::test]
     async fn ages_are_spread_by_a_tenth() {
         let spread = |port: u16| {
-            let activity = for_ever().activity(Some(SocketAddr::from(([127, 0, 0, 1], port))));
+            let activity = without_timeouts().activity(Some(SocketAddr::from(([127, 0, 0, 1], port))));
             activity.spread(Duration::from_secs(1000)).as_secs()
         };
         assert_eq!((spread(0), spread(100), spread(199)), (900, 1000, 1099));

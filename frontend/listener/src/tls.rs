@@ -1,7 +1,7 @@
-//! TLS of a listener: what its files say, and that they may change while it serves.
+//! TLS configuration of a listener, reloaded while it serves.
 //!
-//! A new configuration holds for new connections; those that are open keep theirs. With it come new keys for the
-//! resumption of sessions, so that nobody comes in by what an older list of authorities let in.
+//! A new configuration applies to new connections; open connections keep theirs. It has new keys for session resumption, so
+//! that sessions accepted by an older list of authorities cannot be resumed.
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -13,18 +13,18 @@ use tokio_rustls::rustls::{Error, ServerConfig};
 
 use super::{Speaks, certificates};
 
-/// The files of a listener.
+/// The TLS files of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The server's certificate, and behind it those that lead to an authority.
+    /// The server's certificate, followed by its intermediate certificates.
     pub certificate: PathBuf,
-    /// Its key.
+    /// The certificate's private key.
     pub key: PathBuf,
-    /// The authorities of clients' certificates; with it only clients that have one are let in.
+    /// The authorities of client certificates, which are then required.
     pub authorities: Option<PathBuf>,
 }
 
-/// What a listener does TLS with.
+/// The TLS configuration of a listener.
 pub struct Tls {
     files: TlsFiles,
     speaks: Speaks,
@@ -36,23 +36,23 @@ impl Tls {
     /// Reads the files.
     ///
     /// # Errors
-    /// Which of them cannot be used, and why.
+    /// A file cannot be used.
     pub fn new(files: TlsFiles, speaks: Speaks) -> Result<Self, String> {
         let config = RwLock::new(Arc::new(configure(&files, speaks)?));
         Ok(Self { files, speaks, config })
     }
 
-    /// Reads the files again, for connections to come.
+    /// Reloads the files, for new connections.
     ///
     /// # Errors
-    /// As [`Tls::new`]; then nothing has changed.
+    /// As [`Tls::new`]; nothing changes then.
     pub fn reload(&self) -> Result<(), String> {
         let config = Arc::new(configure(&self.files, self.speaks)?);
         *self.config.write().unwrap_or_else(PoisonError::into_inner) = config;
         Ok(())
     }
 
-    /// The files that it reads.
+    /// Returns the paths of the files.
     pub fn paths(&self) -> Vec<PathBuf> {
         let TlsFiles { certificate, key, authorities } = &self.files;
         [Some(certificate), Some(key), authorities.as_ref()].into_iter().flatten().cloned().collect()
@@ -65,7 +65,7 @@ impl Tls {
 
 fn configure(files: &TlsFiles, speaks: Speaks) -> Result<ServerConfig, String> {
     let (chain, key) = (certificates::chain(&files.certificate)?, certificates::key(&files.key)?);
-    // Named, so that nothing depends on what else may set a default for the process.
+    // Explicit, so that the process-wide default provider does not matter.
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
@@ -91,7 +91,7 @@ fn unusable(files: &TlsFiles, error: &Error) -> String {
             format!("the key in '{key}' does not belong to the certificate in '{certificate}'")
         }
         Error::InvalidCertificate(error) => {
-            format!("the certificate in '{certificate}' cannot be used: {error:?}, it is no valid X.509 certificate")
+            format!("the certificate in '{certificate}' cannot be used: it is not a valid X.509 certificate: {error:?}")
         }
         error => format!("the certificate in '{certificate}' with the key in '{key}' cannot be used: {error}"),
     }

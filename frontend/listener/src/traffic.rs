@@ -1,8 +1,8 @@
-//! A connection's bytes, in clear text or under TLS, with a note of when they move.
+//! The byte stream of a connection, in clear text or TLS, which records when bytes move.
 //!
-//! HTTP/2 cuts an answer into frames, of 16 KiB for most clients, and the library writes and flushes each by itself: 33
-//! system calls for half a megabyte. What it writes in one go of the connection's task is held back here and written
-//! together ([`Held`]); whoever polls the connection lets it go afterwards ([`Sluice`]).
+//! HTTP/2 splits a response into frames, of 16 KiB for most clients, and the library writes and flushes each separately: 33
+//! system calls for half a megabyte. [`Held`] buffers the writes of one poll of the connection, and [`Sluice`] writes them
+//! together after the poll.
 
 use std::future::Future;
 use std::io;
@@ -16,15 +16,15 @@ use tokio_rustls::server::TlsStream;
 
 use super::timeouts::Activity;
 
-/// Bytes that are held back at most: eight times fewer system calls, and what is copied for that stays in a core's cache.
-const HELD: usize = 128 << 10;
-/// The memory that a connection keeps for them while it has nothing to write.
-const KEPT: usize = 4 << 10;
+/// The maximum number of buffered bytes: saves seven of eight system calls, and the copy stays in the core's cache.
+const MAX_HELD: usize = 128 << 10;
+/// The buffer capacity that an idle connection keeps.
+const IDLE_CAPACITY: usize = 4 << 10;
 
-/// What bytes go over.
+/// The transport of a connection.
 pub(super) enum Stream {
     Clear(TcpStream),
-    // A connection of TLS has buffers and keys of some kilobytes.
+    // Boxed, because a TLS stream has buffers and keys of several kilobytes.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
@@ -38,30 +38,30 @@ impl Stream {
     }
 }
 
-/// A stream that tells how it moves.
+/// A stream that records its activity.
 pub(super) struct Traffic {
     wire: Arc<Mutex<Wire>>,
     activity: Arc<Activity>,
 }
 
-/// A stream and what is to be written to it.
+/// A stream and its write buffer.
 struct Wire {
     stream: Stream,
-    /// What the connection has written and the system has not; `None` if everything is passed on at once.
+    /// Buffered writes; `None` if writes are not buffered.
     held: Option<Held>,
 }
 
-/// Bytes to be written, from `sent` on.
+/// Buffered bytes; those from `sent` on are not written yet.
 #[derive(Default)]
 struct Held {
     bytes: Vec<u8>,
     sent: usize,
-    /// Something was written since the stream was flushed.
+    /// Whether bytes were buffered since the last flush.
     unflushed: bool,
 }
 
 impl Traffic {
-    /// Over this stream; if `holds` is set, what is written waits for the [`Sluice`].
+    /// Wraps a stream. If `holds` is set, writes are buffered until the [`Sluice`] flushes them.
     pub(super) fn new(stream: Stream, activity: Arc<Activity>, holds: bool) -> (Self, Sluice) {
         let wire = Arc::new(Mutex::new(Wire { stream, held: holds.then(Held::default) }));
         let sluice = Sluice { wire: holds.then(|| wire.clone()), activity: activity.clone() };
@@ -69,13 +69,13 @@ impl Traffic {
     }
 }
 
-// Nobody waits for the lock: the connection and its sluice are polled by one task.
+// Never contended: one task polls the connection and its sluice.
 fn lock(wire: &Mutex<Wire>) -> MutexGuard<'_, Wire> {
     wire.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Notes whether a write had to wait.
-fn noted<T>(activity: &Activity, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+/// Records whether a write had to wait.
+fn record<T>(activity: &Activity, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
     match &result {
         Poll::Ready(_) => activity.writes(),
         Poll::Pending => activity.waits_to_write(),
@@ -107,8 +107,8 @@ impl Stream {
 }
 
 impl Wire {
-    /// Writes what is held back, and flushes.
-    fn let_go(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// Writes the buffered bytes and flushes the stream.
+    fn flush_held(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(held) = &mut self.held else { return Poll::Ready(Ok(())) };
         while let Some(rest) = held.bytes.get(held.sent..).filter(|rest| !rest.is_empty()) {
             match ready!(self.stream.poll_write(cx, rest))? {
@@ -118,25 +118,25 @@ impl Wire {
         }
         ready!(self.stream.poll_flush(cx))?;
         held.bytes.clear();
-        held.bytes.shrink_to(KEPT);
+        held.bytes.shrink_to(IDLE_CAPACITY);
         (held.sent, held.unflushed) = (0, false);
         Poll::Ready(Ok(()))
     }
 
     fn write(&mut self, cx: &mut Context<'_>, pieces: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let count = pieces.iter().map(|piece| piece.len()).sum::<usize>();
-        let fits = |held: &Held| held.bytes.len() + count <= HELD;
+        let fits = |held: &Held| held.bytes.len() + count <= MAX_HELD;
         if !self.held.as_ref().is_some_and(fits) {
-            ready!(self.let_go(cx))?;
+            ready!(self.flush_held(cx))?;
         }
         if let Some(held) = &mut self.held {
             held.unflushed = true;
         }
         match &mut self.held {
             Some(held) if fits(held) => {
-                // Who writes a frame of a large answer writes more of them.
-                if count > KEPT && held.bytes.capacity() < HELD {
-                    held.bytes.reserve_exact(HELD - held.bytes.len());
+                // A large frame is usually followed by more frames of the same response.
+                if count > IDLE_CAPACITY && held.bytes.capacity() < MAX_HELD {
+                    held.bytes.reserve_exact(MAX_HELD - held.bytes.len());
                 }
                 pieces.iter().for_each(|piece| held.bytes.extend_from_slice(piece));
                 Poll::Ready(Ok(count))
@@ -170,7 +170,7 @@ impl AsyncWrite for Traffic {
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        noted(&self.activity, lock(&self.wire).write(cx, pieces))
+        record(&self.activity, lock(&self.wire).write(cx, pieces))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -181,50 +181,50 @@ impl AsyncWrite for Traffic {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let wire = &mut *lock(&self.wire);
         match (&wire.held, &mut wire.stream) {
-            // The sluice's affair.
+            // The sluice flushes.
             (Some(_), _) => Poll::Ready(Ok(())),
-            // What was written to a socket is the system's.
+            // A socket has no buffer in this process.
             (None, stream @ Stream::Clear(_)) => stream.poll_flush(cx),
-            (None, stream) => noted(&self.activity, stream.poll_flush(cx)),
+            (None, stream) => record(&self.activity, stream.poll_flush(cx)),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut wire = lock(&self.wire);
-        let result = match wire.let_go(cx) {
+        let result = match wire.flush_held(cx) {
             Poll::Ready(Ok(())) => match &mut wire.stream {
                 Stream::Clear(stream) => Pin::new(stream).poll_shutdown(cx),
                 Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
             },
             other => other,
         };
-        noted(&self.activity, result)
+        record(&self.activity, result)
     }
 }
 
-/// Lets go what a connection holds back.
+/// Flushes the buffered writes of a connection.
 pub(super) struct Sluice {
     wire: Option<Arc<Mutex<Wire>>>,
     activity: Arc<Activity>,
 }
 
 impl Sluice {
-    /// The connection, which is to be polled in no other way: each time what it has written goes out.
+    /// Polls the connection and flushes its writes after each poll. The connection must not be polled in any other way.
     pub(super) fn of<C: Future>(&self, connection: Pin<&mut C>) -> impl Future<Output = C::Output> {
         let mut connection = connection;
         std::future::poll_fn(move |cx| {
             let ended = connection.as_mut().poll(cx);
-            // An error comes up again where the connection reads or writes next.
+            // The connection gets an error at its next read or write.
             if let (Poll::Pending, Some(wire)) = (&ended, &self.wire) {
-                let _ = self.let_go(&mut lock(wire), cx);
+                let _ = self.flush(&mut lock(wire), cx);
             }
             ended
         })
     }
 
-    fn let_go(&self, wire: &mut Wire, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn flush(&self, wire: &mut Wire, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &wire.held {
-            Some(held) if held.unflushed => noted(&self.activity, wire.let_go(cx)),
+            Some(held) if held.unflushed => record(&self.activity, wire.flush_held(cx)),
             _ => Poll::Ready(Ok(())),
         }
     }

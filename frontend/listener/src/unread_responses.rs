@@ -1,26 +1,26 @@
-//! What HTTP/2 clients have not taken of their answers. A client that opens no window for a stream stops it without the
-//! connection ever waiting to write, so that has to be noticed for each stream: large pieces of an answer tell when they
-//! have been written, which is when the last who holds their bytes drops them.
+//! Tracks HTTP/2 responses that clients do not read. A client that grants a stream no window blocks that stream, but not the
+//! connection's writes, so progress is tracked for each stream: a large piece of a response records when its bytes are
+//! dropped, which is after they were written.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
-/// Smaller pieces are not followed: a thousand streams of them hold as much as one of the others.
+/// Pieces up to this size are not tracked: a thousand streams of them use no more memory than one large response.
 const SMALL: usize = 16 << 10;
-/// Larger pieces are cut, so that a slow client is seen to move.
+/// Larger pieces are split, so that the progress of a slow client is visible.
 const PIECE: usize = 256 << 10;
 
-/// The answers of a connection that are being read.
+/// The responses of a connection that are being sent.
 #[derive(Default)]
 pub(super) struct Unread {
-    // Held by the looks and when an answer's first large piece leaves.
+    // Held by scans, and when the first large piece of a response is sent.
     answers: Mutex<Vec<Arc<Taken>>>,
 }
 
 impl Unread {
-    /// The tick since which the answer that waits longest has not moved; 0 if none waits.
+    /// Returns the tick of the last progress of the response that waits longest; 0 if none waits.
     pub(super) fn since(&self, now: u32) -> u32 {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         answers.retain(|answer| Arc::strong_count(answer) > 1);
@@ -29,7 +29,7 @@ impl Unread {
         since.max_by_key(|since| now.wrapping_sub(*since)).unwrap_or(0)
     }
 
-    /// Follows one more answer.
+    /// Starts to track a response.
     fn follow(&self, tick: &Arc<AtomicU32>) -> Arc<Taken> {
         let moved = AtomicU32::new(tick.load(Ordering::Relaxed));
         let taken = Arc::new(Taken { tick: tick.clone(), outstanding: AtomicU64::new(0), moved });
@@ -38,16 +38,16 @@ impl Unread {
     }
 }
 
-/// How far the client has taken one answer.
+/// The progress of one response.
 struct Taken {
     tick: Arc<AtomicU32>,
-    /// Bytes that have left for the client and not reached it.
+    /// Bytes that were handed to the connection and not yet written.
     outstanding: AtomicU64,
-    /// The tick at which that last became less.
+    /// The tick at which `outstanding` last decreased.
     moved: AtomicU32,
 }
 
-/// A piece on its way.
+/// A piece that is being sent.
 struct Piece {
     bytes: Bytes,
     taken: Arc<Taken>,
@@ -66,16 +66,16 @@ impl Drop for Piece {
     }
 }
 
-/// Follows the pieces of one answer.
+/// Splits and tracks the pieces of one response.
 #[derive(Default)]
 pub(super) struct Pieces {
     taken: Option<Arc<Taken>>,
-    /// What is left of a piece that is too large.
+    /// The unsent rest of a large piece.
     rest: Bytes,
 }
 
 impl Pieces {
-    /// The next part of a piece that was cut, if there is one.
+    /// Returns the next part of a piece that was split, if there is one.
     pub(super) fn next(&mut self) -> Option<Bytes> {
         let taken = self.taken.as_ref().filter(|_| !self.rest.is_empty())?;
         let bytes = self.rest.split_to(self.rest.len().min(PIECE));
@@ -85,7 +85,7 @@ impl Pieces {
         Some(Bytes::from_owner(Piece { bytes, taken: taken.clone() }))
     }
 
-    /// A piece is to leave; gives what leaves first.
+    /// Splits a piece if it is large, and returns its first part.
     pub(super) fn cut(&mut self, piece: Bytes, (unread, tick): (&Unread, &Arc<AtomicU32>)) -> Bytes {
         if piece.len() <= SMALL {
             return piece;
@@ -95,12 +95,12 @@ impl Pieces {
         self.next().unwrap_or_default()
     }
 
-    /// Whether all of the last piece has left.
+    /// Returns whether the last piece was sent completely.
     pub(super) fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
 
-    /// Bytes of the last piece that have not left.
+    /// Returns the number of unsent bytes of the last piece.
     pub(super) fn left(&self) -> u64 {
         self.rest.len() as u64
     }
@@ -111,11 +111,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_waits_from_its_last_move_on() {
+    fn a_response_waits_since_its_last_progress() {
         let (unread, tick) = (Unread::default(), Arc::new(AtomicU32::new(5)));
         let (mut one, mut other) = (Pieces::default(), Pieces::default());
         assert_eq!(one.cut(Bytes::from(vec![1; SMALL]), (&unread, &tick)).len(), SMALL);
-        assert_eq!(unread.since(9), 0, "small pieces are not followed");
+        assert_eq!(unread.since(9), 0, "small pieces are not tracked");
         let first = one.cut(Bytes::from(vec![2; 2 * PIECE + 1]), (&unread, &tick));
         assert_eq!((first.len(), one.is_empty()), (PIECE, false));
         tick.store(7, Ordering::Relaxed);
@@ -124,7 +124,7 @@ mod tests {
         tick.store(8, Ordering::Relaxed);
         let next = one.next().unwrap_or_default();
         drop(first);
-        assert_eq!(unread.since(9), 7, "the first has moved, the second waits longer");
+        assert_eq!(unread.since(9), 7, "the first made progress, the second waits longer");
         drop((second, next));
         assert_eq!(unread.since(9), 0);
         assert_eq!((one.next().map(|last| last.len()), one.next()), (Some(1), None));

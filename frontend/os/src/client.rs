@@ -1,4 +1,4 @@
-//! The HTTP client of the server: hyper's with rustls, which the tree has anyway.
+//! The HTTP client of the server: hyper with rustls, which the server links anyway.
 
 use std::error::Error;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long a connection may be kept for the next request.
+/// The time for which an idle connection is kept.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Trusts the system's certificates, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+/// Creates a client that trusts the system's certificates, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
 ///
 /// # Errors
-/// TLS cannot be set up. Certificates that are not there are told by the connection that needs them.
+/// TLS cannot be set up. Missing certificates are not an error here; connections that need them fail.
 pub fn new<B>() -> Result<Client<HttpsConnector<HttpConnector>, B>, String>
 where
     B: Body + Send,
@@ -28,7 +28,7 @@ where
     let native = rustls_native_certs::load_native_certs();
     roots.add_parsable_certificates(native.certs);
     if let Some(error) = native.errors.first().filter(|_| roots.is_empty()) {
-        tracing::warn!("no certificates to trust, others are reached over HTTP only: {error}");
+        tracing::warn!("no trusted certificates found, HTTPS connections will fail: {error}");
     }
     let tls = ClientConfig::builder_with_provider(ring::default_provider().into());
     let tls = tls.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
@@ -43,7 +43,7 @@ where
     Ok(client.build(connector.wrap_connector(tcp)))
 }
 
-/// The first cause of an error: what is above it says only that something failed.
+/// Formats an error with its root cause: the outer errors only say that something failed.
 pub fn deepest(error: &dyn Error) -> String {
     let mut cause = error;
     while let Some(next) = cause.source() {

@@ -1,28 +1,27 @@
-//! How many instances the limit of open files allows. Each instance holds descriptors of this process while it exists:
-//! its socket, its memory, its output. A load that would take more than are left fails with that reason, so that neither
-//! connections nor other models find the process without descriptors.
+//! Shares the limit of open files between instances and connections. Each instance holds descriptors of this process: its
+//! socket, its memory, its output. A load that needs more than remain fails with that reason, so that neither connections nor
+//! other models run out of descriptors.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Descriptors that an instance takes: its process, two sockets, the pipes of its output, of its errors and of its metrics' bell;
-/// and one to spare. Its memory is mapped, not held open.
+/// Descriptors of an instance: its process, two sockets, the pipes of its output, its errors and its metrics wake-ups, and one
+/// spare. Its memory is mapped, not held open.
 pub const PER_INSTANCE: usize = 7;
 
-/// Descriptors that neither instances nor connections take: listeners, logs, files that are being read, processes that complete
-/// configurations, the ends of workers that are being started.
+/// Descriptors for other uses: listeners, logs, files being read, processes that complete configurations, starting workers.
 const OTHERS: usize = 96;
 
-/// The most connections of a listener that are planned for.
+/// The maximum number of connections of a listener for which descriptors are reserved.
 const CONNECTIONS: usize = 16_384;
 
 /// The descriptors of instances.
 #[derive(Debug)]
 pub struct Descriptors {
     limit: usize,
-    /// Instances that there may be.
+    /// The maximum number of instances.
     most: usize,
     used: AtomicUsize,
 }
@@ -31,18 +30,18 @@ pub struct Descriptors {
 #[derive(Debug)]
 pub struct Reserved(Arc<Descriptors>);
 
-/// Raises the limit of open files as far as this user may: each connection is one, and many systems start processes with room for
-/// 1024. Gives the limit then.
+/// Raises the limit of open files to the hard limit: each connection needs one, and the default is often only 1024. Returns the
+/// new limit.
 pub fn raise() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "the limit of open files, and so of connections, cannot be raised");
+        tracing::warn!(%error, "cannot raise the limit of open files, which also limits connections");
     }
     size(getrlimit(Resource::Nofile).current)
 }
 
-/// Connections of one listener that the limit of open files leaves room for.
+/// Returns the number of connections of one listener that the limit of open files allows.
 pub fn connections() -> usize {
     of_connections(size(getrlimit(Resource::Nofile).current)).max(1)
 }
@@ -56,42 +55,42 @@ fn of_connections(limit: usize) -> usize {
 }
 
 impl Descriptors {
-    /// Shares out this limit of open files.
+    /// Divides this limit of open files.
     pub fn new(limit: usize) -> Arc<Self> {
         let most = limit.saturating_sub(of_connections(limit)).saturating_sub(OTHERS) / PER_INSTANCE;
         Arc::new(Self { limit, most, used: AtomicUsize::new(0) })
     }
 
-    /// How the limit is shared out, for the log.
+    /// Describes how the limit is divided, for the log.
     pub fn describe(&self) -> String {
         let Self { limit, most, .. } = self;
-        format!("open files: {limit} allowed, {PER_INSTANCE} for each instance of a model: at most {most} instances")
+        format!("open files: limit {limit}, {PER_INSTANCE} per model instance, at most {most} instances")
     }
 
-    /// What is said when so many instances of so many models are more than there is room for.
+    /// Returns a warning if this number of instances exceeds the remaining descriptors.
     pub fn warning(&self, models: usize, instances: usize) -> Option<String> {
         let free = self.most.saturating_sub(self.used.load(Ordering::Relaxed));
         (instances > free).then(|| {
             format!(
-                "{models} models with {instances} instances need {} file descriptors, and there is room for {free} instances; \
-                 those beyond it are not loaded: {}",
+                "{models} models with {instances} instances need {} file descriptors, enough for only {free} instances; \
+                further ones are not loaded: {}",
                 instances.saturating_mul(PER_INSTANCE),
                 self.advice()
             )
         })
     }
 
-    /// Takes the descriptors of so many instances of a model.
+    /// Reserves the descriptors for this number of instances of a model.
     ///
     /// # Errors
-    /// Fewer are left.
+    /// Too few descriptors are left.
     pub fn reserve(self: &Arc<Self>, model: &str, instances: usize) -> Result<Vec<Reserved>, String> {
         let more = |used: usize| used.checked_add(instances).filter(|used| *used <= self.most);
         match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
             Ok(_) => Ok((0..instances).map(|_| Reserved(self.clone())).collect()),
             Err(used) => Err(format!(
-                "too few file descriptors for model '{model}': it has {instances} instances of {PER_INSTANCE} descriptors each, \
-                 and there is room for {} more; {}",
+                "too few file descriptors for model '{model}': it needs {PER_INSTANCE} for each of {instances} instances, \
+                and there is room for {} more; {}",
                 self.most.saturating_sub(used),
                 self.advice()
             )),
@@ -101,7 +100,7 @@ impl Descriptors {
     fn advice(&self) -> String {
         let Self { limit, most, .. } = self;
         format!(
-            "the limit of open files is {limit}, which leaves room for {most} instances beside connections; raise the hard \
+            "the limit of open files is {limit}, enough for connections and {most} instances; raise the hard \
              limit (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of docker)"
         )
     }
@@ -119,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instances_beyond_the_limit_are_refused_until_others_go() {
+    fn refuses_instances_over_the_limit_until_others_are_dropped() {
         let descriptors = Descriptors::new(500);
         assert_eq!(descriptors.most, (500 - 166 - 96) / PER_INSTANCE);
         assert_eq!(Descriptors::new(64).most, 0);

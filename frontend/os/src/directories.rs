@@ -1,9 +1,9 @@
-//! Directories that the server makes for itself: private to its user, and marked. What is removed with all that is in it, or
-//! after a look at names, is in one of these and nowhere else.
+//! Directories that the server creates for its own use: private to its user, and marked. Recursive removal, and removal by file
+//! name, happen only in these directories.
 //!
-//! Single files that have a fixed name in a directory of others are only replaced if the server wrote them ([`replace`]).
+//! Single files with a fixed name in other directories are replaced only if the server wrote them ([`replace`]).
 //!
-//! A temporary directory goes with the server. What a killed server has left is removed by a later one: its lock is free.
+//! A temporary directory is removed when the server ends. A later server removes those of a killed one, whose lock is free.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
@@ -11,37 +11,37 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The file that marks a directory, and what is in it.
+/// The name and content of the file that marks a directory.
 const MARKER: &str = ".pharos-directory";
 const MARK: &[u8] = b"This directory was made by Pharos, which removes what is in it.\n";
 
-/// Held exclusively as long as the server lives that made a temporary directory.
+/// The lock file of a temporary directory, locked while its server lives.
 const LOCK: &str = "lock";
 
-/// What names of temporary directories begin with.
+/// The prefix of the names of temporary directories.
 const PREFIX: &str = "pharos-";
 
-/// The use of a temporary directory; a part of its name.
+/// The purpose of a temporary directory; part of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind(&'static str);
 
 impl Kind {
-    /// The answer of a model's code to auto-complete.
+    /// The result of auto-complete by a model's code.
     pub const COMPLETE: Self = Self("complete");
-    /// Files that clients send with requests to load models.
+    /// Files of load requests.
     pub const LOAD: Self = Self("load");
-    /// Copies of objects of a store.
+    /// Copies of objects from an object store.
     pub const STORE: Self = Self("store");
 
     const ALL: [Self; 3] = [Self::COMPLETE, Self::LOAD, Self::STORE];
 
-    /// Another use. Lower-case letters only.
+    /// Creates another kind. Lower-case letters only.
     pub const fn new(name: &'static str) -> Self {
         Self(name)
     }
 }
 
-/// A directory for temporary files, as long as this is held.
+/// A directory for temporary files, removed when dropped.
 #[derive(Debug)]
 pub struct Temporary {
     path: PathBuf,
@@ -50,25 +50,25 @@ pub struct Temporary {
 }
 
 impl Temporary {
-    /// Makes one that did not exist before, among the temporary files of the system.
+    /// Creates a new directory in the system's temporary directory.
     ///
     /// # Errors
-    /// It cannot be made; the text names it.
+    /// The directory cannot be created; the text names it.
     pub fn new(kind: Kind) -> io::Result<Self> {
-        Self::below(&std::env::temp_dir(), kind)
+        Self::new_in(&std::env::temp_dir(), kind)
     }
 
-    fn below(above: &Path, kind: Kind) -> io::Result<Self> {
+    fn new_in(parent: &Path, kind: Kind) -> io::Result<Self> {
         let mut number = 0u64;
         let path = loop {
-            let path = above.join(format!("{PREFIX}{}-{}-{number}", kind.0, std::process::id()));
+            let path = parent.join(format!("{PREFIX}{}-{}-{number}", kind.0, std::process::id()));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => break path,
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
                 Err(error) => return Err(named(&path, &error)),
             }
         };
-        // Marked only when it is locked: an unlocked directory with a mark was left by a killed server.
+        // Marked only after it is locked: an unlocked directory with a mark belongs to a killed server.
         let lock = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(LOCK));
         let lock = lock.and_then(|lock| {
             lock.try_lock().map_err(io::Error::from)?;
@@ -78,18 +78,18 @@ impl Temporary {
         Ok(Self { path, removed: AtomicBool::new(false), _lock: lock })
     }
 
-    /// The directory. It has the names `lock` and `.pharos-directory`; all others are free.
+    /// Returns the path of the directory. The names `lock` and `.pharos-directory` are in use.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes it with all that is in it, although others may still use it.
+    /// Removes the directory with its content, even if it is still in use.
     pub fn remove(&self) {
         if !self.removed.swap(true, Ordering::Relaxed)
             && let Err(error) = fs::remove_dir_all(&self.path)
             && error.kind() != ErrorKind::NotFound
         {
-            tracing::warn!("'{}' cannot be removed: {error}", self.path.display());
+            tracing::warn!("cannot remove '{}': {error}", self.path.display());
         }
     }
 }
@@ -100,28 +100,28 @@ impl Drop for Temporary {
     }
 }
 
-/// Removes temporary directories of this user whose servers were killed, including those of `other` kinds.
+/// Removes temporary directories of this user whose servers were killed, those of `other` kinds included.
 pub fn remove_left(other: &[Kind]) {
     let kinds: Vec<Kind> = Kind::ALL.iter().chain(other).copied().collect();
-    remove_left_below(&std::env::temp_dir(), &kinds);
+    remove_abandoned_in(&std::env::temp_dir(), &kinds);
 }
 
-fn remove_left_below(above: &Path, kinds: &[Kind]) {
-    for entry in fs::read_dir(above).into_iter().flatten().flatten() {
+fn remove_abandoned_in(parent: &Path, kinds: &[Kind]) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(|name| is_temporary(name, kinds))
-            && let Some(lock) = left(&entry.path())
+            && let Some(lock) = abandoned(&entry.path())
         {
             let path = entry.path();
             match fs::remove_dir_all(&path) {
-                Ok(()) => tracing::info!("removed '{}', which a server that was killed has left", path.display()),
-                Err(error) => tracing::warn!("'{}' cannot be removed: {error}", path.display()),
+                Ok(()) => tracing::info!("removed '{}', left behind by a killed server", path.display()),
+                Err(error) => tracing::warn!("cannot remove '{}': {error}", path.display()),
             }
             drop(lock);
         }
     }
 }
 
-/// Whether [`Temporary`] gives such names to directories of these kinds.
+/// Returns whether [`Temporary`] creates directories of these kinds with this name.
 fn is_temporary(name: &str, kinds: &[Kind]) -> bool {
     let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     kinds.iter().any(|kind| {
@@ -130,45 +130,45 @@ fn is_temporary(name: &str, kinds: &[Kind]) -> bool {
     })
 }
 
-/// The lock of a directory that is ours and that no server uses.
-fn left(path: &Path) -> Option<File> {
+/// Returns the lock of a marked directory that no server uses.
+fn abandoned(path: &Path) -> Option<File> {
     if !is_private(path).ok()? || !is_marked(path) {
         return None;
     }
     let lock = opened(&path.join(LOCK)).ok()?;
     lock.try_lock().ok()?;
-    // Another server may have removed the directory, and a third may have made one of the same name.
+    // Another server may have removed the directory, and a third created one with the same name.
     let (held, there) = (lock.metadata().ok()?, fs::symlink_metadata(path.join(LOCK)).ok()?);
     ((held.dev(), held.ino()) == (there.dev(), there.ino())).then_some(lock)
 }
 
-/// Makes a directory, with those above it, and marks it; one that is there must be marked, or empty.
+/// Creates a directory and its parents, and marks it. An existing directory must be marked or empty.
 ///
 /// # Errors
-/// It cannot be made, others can write to it, or its files are not ours; the text names it.
+/// The directory cannot be created, other users can write to it, or it has other files; the text names it.
 pub fn make(path: &Path) -> io::Result<()> {
     let made = || {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         if !is_private(path)? {
-            return Err(io::Error::other("it is a link, or belongs to another user, or others can write to it"));
+            return Err(io::Error::other("it is a link, belongs to another user, or other users can write to it"));
         }
         if is_marked(path) {
             return Ok(());
         }
-        // Another server may be marking it at this moment.
+        // Another server may be marking it concurrently.
         let is_other = |entry: fs::DirEntry| !entry.file_name().to_string_lossy().starts_with(MARKER);
         if fs::read_dir(path)?.flatten().any(is_other) && !is_marked(path) {
-            return Err(io::Error::other(format!("it has files that Pharos did not make (it has no file '{MARKER}')")));
+            return Err(io::Error::other(format!("it has files that Pharos did not create (there is no '{MARKER}')")));
         }
         mark(path)
     };
     made().map_err(|error| named(path, &error))
 }
 
-/// The lock of a directory that was made by [`make`].
+/// Locks a directory that [`make`] created.
 ///
 /// # Errors
-/// Another process has it.
+/// Another process holds the lock, or the file cannot be opened.
 pub fn lock(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600).custom_flags(FLAGS);
@@ -180,13 +180,13 @@ pub fn lock(path: &Path) -> io::Result<File> {
     Ok(lock)
 }
 
-/// The longest file that [`read`] and [`replace`] take for one of ours.
+/// The maximum number of bytes of a file that [`read`] and [`replace`] read.
 const MOST_BYTES: u64 = 64 << 10;
 
-/// What is in a regular file, and its user; no link is followed. `None` if nothing has this name.
+/// Returns the content and the owner of a regular file; does not follow links. `None` if the file does not exist.
 ///
 /// # Errors
-/// It cannot be read, or is something else than a regular file.
+/// The file cannot be read, or is not a regular file.
 pub fn read(path: &Path) -> io::Result<Option<(String, u32)>> {
     let file = match opened(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -194,23 +194,23 @@ pub fn read(path: &Path) -> io::Result<Option<(String, u32)>> {
     };
     let found = file.metadata()?;
     if !found.is_file() {
-        return Err(io::Error::other("it is no regular file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     let mut text = String::new();
     file.take(MOST_BYTES).read_to_string(&mut text)?;
     Ok(Some((text, found.uid())))
 }
 
-/// Writes a file under a temporary name, then renames it. An existing file is replaced if it is a
-/// regular file of this user and `is_ours` knows its text; it is never written to, and no link is followed.
+/// Writes a file under a temporary name, then renames it. Replaces an existing file only if it is a regular file of this user
+/// and `is_ours` accepts its text; never writes into it or follows a link.
 ///
 /// # Errors
-/// It cannot be written, or something else has its name; the text names it.
+/// The file cannot be written, or the name is in use by another file; the text names it.
 pub fn replace(path: &Path, text: &str, is_ours: impl Fn(&str) -> bool) -> io::Result<()> {
     let written = || {
         let user = rustix::process::geteuid().as_raw();
         if read(path)?.is_some_and(|(there, owner)| owner != user || !(there.is_empty() || is_ours(&there))) {
-            return Err(io::Error::other("a file of this name is there that this server did not write; remove it"));
+            return Err(io::Error::other("it exists and was not written by this server; remove it"));
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let part = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
@@ -221,14 +221,14 @@ pub fn replace(path: &Path, text: &str, is_ours: impl Fn(&str) -> bool) -> io::R
     written().map_err(|error| named(path, &error))
 }
 
-/// No link is followed, and no FIFO is waited for.
+/// Links are not followed, and opening a FIFO does not block.
 const FLAGS: i32 = rustix::fs::OFlags::NOFOLLOW.union(rustix::fs::OFlags::NONBLOCK).bits().cast_signed();
 
 fn opened(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(FLAGS).open(path)
 }
 
-/// Whether it is a directory, and this user's alone.
+/// Returns whether the path is a directory of this user that other users cannot write to.
 fn is_private(path: &Path) -> io::Result<bool> {
     let found = fs::symlink_metadata(path)?;
     Ok(found.is_dir() && found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o022 == 0)
@@ -240,8 +240,8 @@ fn is_marked(path: &Path) -> bool {
     read.is_ok() && text == MARK
 }
 
-/// Marks a directory as made by the server. The marker is written under a temporary name and renamed: several servers and
-/// threads may do so at once, and none of them reads a partial marker.
+/// Marks a directory as created by the server. Writes the marker under a temporary name and renames it, so that several servers
+/// and threads may do so at once without reading a partial marker.
 fn mark(path: &Path) -> io::Result<()> {
     let own = format!("{MARKER}.{}-{:?}", std::process::id(), std::thread::current().id());
     let part = path.join(own);
@@ -263,16 +263,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_temporary_directory_goes_with_its_server_and_what_was_left_with_the_next() {
-        let above = Temporary::new(Kind::LOAD).unwrap();
-        let [one, other] = [(); 2].map(|()| Temporary::below(above.path(), Kind::STORE).unwrap());
+    fn removes_its_own_temporary_directory_and_those_of_killed_servers() {
+        let parent = Temporary::new(Kind::LOAD).unwrap();
+        let [one, other] = [(); 2].map(|()| Temporary::new_in(parent.path(), Kind::STORE).unwrap());
         assert_ne!(one.path(), other.path());
         fs::create_dir_all(one.path().join("models/0")).unwrap();
         let left = one.path().to_owned();
-        // As if its server had been killed: the lock is free, the files are there.
+        // Simulates a killed server: the lock is free, the files exist.
         one.removed.store(true, Ordering::Relaxed);
         drop(one);
-        remove_left_below(above.path(), &Kind::ALL);
+        remove_abandoned_in(parent.path(), &Kind::ALL);
         assert!(!left.exists() && other.path().is_dir());
         let path = other.path().to_owned();
         drop(other);
@@ -280,10 +280,10 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_removed_that_is_not_ours() {
-        let above = Temporary::new(Kind::LOAD).unwrap();
+    fn removes_only_marked_unlocked_directories() {
+        let parent = Temporary::new(Kind::LOAD).unwrap();
         let made = |name: &str, marked: bool, locked: bool| {
-            let path = above.path().join(name);
+            let path = parent.path().join(name);
             DirBuilder::new().mode(0o700).create(&path).unwrap();
             if locked {
                 fs::write(path.join(LOCK), "").unwrap();
@@ -297,20 +297,20 @@ mod tests {
         made("pharos-store-mine", true, true);
         made("pharos-other-1-0", true, true);
         made("target", true, true);
-        symlink(above.path().join("target"), above.path().join("pharos-load-1-0")).unwrap();
-        let names = || fs::read_dir(above.path()).unwrap().count();
+        symlink(parent.path().join("target"), parent.path().join("pharos-load-1-0")).unwrap();
+        let names = || fs::read_dir(parent.path()).unwrap().count();
         let before = names();
-        remove_left_below(above.path(), &Kind::ALL);
+        remove_abandoned_in(parent.path(), &Kind::ALL);
         assert_eq!(names(), before);
         made("pharos-store-1-2", true, true);
-        remove_left_below(above.path(), &Kind::ALL);
+        remove_abandoned_in(parent.path(), &Kind::ALL);
         assert_eq!(names(), before);
     }
 
     #[test]
-    fn only_a_file_of_ours_is_replaced() {
-        let above = Temporary::new(Kind::LOAD).unwrap();
-        let (path, target) = (above.path().join("file"), above.path().join("target"));
+    fn replaces_only_files_of_the_server() {
+        let parent = Temporary::new(Kind::LOAD).unwrap();
+        let (path, target) = (parent.path().join("file"), parent.path().join("target"));
         let is_ours = |text: &str| text.starts_with("ours");
         for text in ["ours 1", "ours 2"] {
             replace(&path, text, is_ours).unwrap();
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         fs::write(&path, "mine").unwrap();
         let error = replace(&path, "ours 3", is_ours).unwrap_err().to_string();
-        assert!(error.contains("file': a file of this name is there that this server did not write"), "{error}");
+        assert!(error.contains("file': it exists and was not written by this server"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
         fs::remove_file(&path).unwrap();
         fs::write(&target, "ours").unwrap();
@@ -330,7 +330,7 @@ mod tests {
         fs::create_dir(&path).unwrap();
         assert!(replace(&path, "ours 5", is_ours).is_err());
         assert!(
-            !fs::read_dir(above.path())
+            !fs::read_dir(parent.path())
                 .unwrap()
                 .flatten()
                 .any(|entry| entry.file_name().to_string_lossy().ends_with(".part"))
@@ -338,9 +338,9 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_with_files_of_others_is_not_taken() {
-        let above = Temporary::new(Kind::LOAD).unwrap();
-        let (fresh, used) = (above.path().join("a/fresh"), above.path().join("used"));
+    fn refuses_a_directory_with_other_files() {
+        let parent = Temporary::new(Kind::LOAD).unwrap();
+        let (fresh, used) = (parent.path().join("a/fresh"), parent.path().join("used"));
         std::thread::scope(|scope| {
             let made: Vec<_> = (0..8).map(|_| scope.spawn(|| make(&fresh))).collect();
             made.into_iter().for_each(|made| made.join().unwrap().unwrap());
@@ -351,8 +351,8 @@ mod tests {
         fs::create_dir(&used).unwrap();
         fs::write(used.join("mine"), "").unwrap();
         let error = make(&used).unwrap_err().to_string();
-        assert!(error.contains("used': it has files that Pharos did not make"), "{error}");
-        let link = above.path().join("link");
+        assert!(error.contains("used': it has files that Pharos did not create"), "{error}");
+        let link = parent.path().join("link");
         symlink(&fresh, &link).unwrap();
         assert!(make(&link).unwrap_err().to_string().contains("it is a link"));
         let held = lock(&fresh).unwrap();

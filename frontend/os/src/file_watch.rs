@@ -1,7 +1,6 @@
-//! Reads files again when they change: certificates and tokens, which are replaced while the server runs.
+//! Reloads files when they change: certificates and tokens, which are replaced while the server runs.
 //!
-//! Files are polled, because that works on every file system, and for links into a directory that is exchanged as a whole, as
-//! Kubernetes does.
+//! Polls the files: this works on every file system and for links into a directory that is replaced as a whole (Kubernetes).
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -13,20 +12,20 @@ use pharos::metrics::labels::Credentials;
 use pharos::metrics::record;
 use tokio::sync::Notify;
 
-/// How often files are looked at.
+/// The polling interval.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// A set of files and how to read them.
 pub struct WatchedFiles {
-    /// What it is, for the metrics.
+    /// The kind of credentials, for the metrics.
     pub what: Credentials,
     /// The files.
     pub paths: Vec<PathBuf>,
-    /// Reads them again and says what they hold now. An error means that nothing has changed.
+    /// Reloads the files and returns a description of their content. After an error, nothing has changed.
     pub read: Box<dyn Fn() -> Result<String, String> + Send + Sync>,
 }
 
-/// What tells one content of a file from the next: inode, size, time of the last change in nanoseconds.
+/// Identifies the content of a file: inode, size, time of the last change in nanoseconds.
 type Stamp = Option<(u64, u64, i64, i64)>;
 
 fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
@@ -37,8 +36,8 @@ fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
     paths.iter().map(stamp).collect()
 }
 
-/// Reads files again when they have changed and when `now` says so; ends with the runtime. A change counts when it has
-/// lasted from one look to the next: a certificate and its key are two files, and replaced one after the other.
+/// Reloads files when they have changed and when `now` is notified; runs until the runtime ends. A change counts after it has
+/// persisted between two polls, because a certificate and its key are two files that are replaced one after the other.
 pub async fn watch(files: WatchedFiles, now: Arc<Notify>, cache: Arc<Cache>) {
     record::credentials_watched(&cache, files.what);
     let files = Arc::new(files);
@@ -70,7 +69,7 @@ async fn read(files: &Arc<WatchedFiles>, cache: &Cache) {
     let result = result.unwrap_or_else(|error| Err(error.to_string()));
     record::credentials_read(cache, files.what, result.is_ok());
     match result {
-        Ok(what) => tracing::info!("{} read again: {what}", files.what.as_str()),
-        Err(reason) => tracing::error!("{} stay as they were: {reason}", files.what.as_str()),
+        Ok(what) => tracing::info!("{} reloaded: {what}", files.what.as_str()),
+        Err(reason) => tracing::error!("{} reload failed, keeping the previous ones: {reason}", files.what.as_str()),
     }
 }

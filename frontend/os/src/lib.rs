@@ -1,5 +1,5 @@
-//! What the frontend takes from the operating system and the network: the clock, the server's directories, the limit of
-//! file descriptors, files that change, and connections to other servers.
+//! Operating system services of the frontend: the clock, the server's directories, the limit of file descriptors, watched files,
+//! and connections to other servers.
 
 pub mod client;
 pub mod clock;

@@ -7,11 +7,11 @@ use super::positive_seconds;
 /// One `--backend-config`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendSetting {
-    /// The backend that it is for; `None` for all.
+    /// The backend; `None` for all.
     pub backend: Option<String>,
-    /// What is set.
+    /// The setting's name.
     pub key: String,
-    /// To what.
+    /// The setting's value.
     pub value: String,
 }
 
@@ -19,14 +19,14 @@ pub struct BackendSetting {
 const NOT_NEEDED: [&str; 4] =
     ["shm-default-byte-size", "shm-growth-byte-size", "shm-region-prefix-name", "thread-pool-size"];
 
-/// How long Triton's Python backend waits for its processes.
+/// The start timeout of Triton's Python backend, in seconds.
 const PYTHON_TIMEOUT: &str = "stub-timeout-seconds";
 
-/// The batch size that auto-complete gives, a setting of every backend.
+/// The maximum batch size that auto-complete sets, a setting of every backend.
 const MAX_BATCH_SIZE: &str = "default-max-batch-size";
 
 impl BackendSetting {
-    /// Why the setting has no effect.
+    /// Returns a message with the reason why the setting has no effect.
     fn without_effect(&self) -> String {
         let Self { backend, key, .. } = self;
         let flag = match backend {
@@ -35,7 +35,7 @@ impl BackendSetting {
         };
         let why = match (backend.as_deref(), key.as_str()) {
             (Some("python"), key) if NOT_NEEDED.contains(&key) || key.starts_with("shm-") => {
-                "tensors are in shared memory that grows as it is used".to_owned()
+                "tensors are in shared memory that grows on demand".to_owned()
             }
             (Some("python"), _) => format!("known settings of python are {PYTHON_TIMEOUT}, {MAX_BATCH_SIZE}"),
             (Some("onnxruntime"), "enable-global-threadpool" | "intra_op_thread_count" | "inter_op_thread_count") => {
@@ -51,7 +51,7 @@ impl BackendSetting {
         format!("{flag} has no effect: {why}")
     }
 
-    /// Whether the setting has an effect.
+    /// Returns whether the setting has an effect.
     fn is_known(&self) -> bool {
         self.key == MAX_BATCH_SIZE || self.is_python_start_timeout()
     }
@@ -60,12 +60,12 @@ impl BackendSetting {
         self.backend.as_deref() == Some("python") && self.key == PYTHON_TIMEOUT
     }
 
-    /// A warning, if the setting has no effect.
+    /// Returns a warning if the setting has no effect.
     pub(super) fn warning(&self) -> Option<String> {
         (!self.is_known()).then(|| self.without_effect())
     }
 
-    /// How long Python workers may take to load their models, if the setting says so.
+    /// Returns the time limit for Python workers to load their models, if this setting is the one that sets it.
     pub(super) fn python_start_timeout(&self) -> Option<Duration> {
         self.is_python_start_timeout().then(|| positive_seconds(&self.value).ok()).flatten()
     }

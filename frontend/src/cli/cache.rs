@@ -1,11 +1,11 @@
-//! What the command line says about the response cache: Triton's forms, and what is allowed in them.
+//! The settings of the response cache, in Triton's forms.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use pharos_engine::cache::{self, Backend, RedisSettings, RedisTls};
 
-/// One `--cache-config`: the cache's name and what is said about it.
+/// One `--cache-config`: the cache's name and its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
     name: CacheName,
@@ -18,10 +18,10 @@ enum CacheName {
     Redis,
 }
 
-const FORM: &str = "allowed are local,size=BYTES and redis,host=HOST,port=PORT, each with more settings if wanted: \
+const FORM: &str = "allowed are local,size=BYTES and redis,host=HOST,port=PORT, each optionally with more settings: \
                     NAME,KEY=VALUE[,KEY=VALUE...]";
 
-/// Reads one `--cache-config`.
+/// Parses one `--cache-config`.
 pub(super) fn config(text: &str) -> Result<CacheConfig, String> {
     let mut parts = text.split(',');
     let name = match parts.next().unwrap_or_default() {
@@ -30,17 +30,18 @@ pub(super) fn config(text: &str) -> Result<CacheConfig, String> {
         other => return Err(format!("there is no cache '{other}'; {FORM}")),
     };
     let setting = |part: &str| {
-        let (key, value) = part.split_once('=').ok_or_else(|| format!("'{part}' is no KEY=VALUE; {FORM}"))?;
+        let (key, value) =
+            part.split_once('=').ok_or_else(|| format!("'{part}' is not of the form KEY=VALUE; {FORM}"))?;
         Ok((key.trim().to_owned(), value.to_owned()))
     };
     Ok(CacheConfig { name, settings: parts.map(setting).collect::<Result<_, String>>()? })
 }
 
-/// The cache that all `--cache-config` and the deprecated `--response-cache-byte-size` name together; `None` for none.
-/// `variable` looks up an environment variable.
+/// Combines all `--cache-config` and the deprecated `--response-cache-byte-size`; `None` without a cache. `variable` looks up
+/// an environment variable.
 ///
 /// # Errors
-/// They contradict each other, or something is missing, unknown or not allowed.
+/// Settings contradict each other, or one is missing, unknown or not allowed.
 pub(super) fn cache(
     configs: &[CacheConfig],
     byte_size: Option<u64>,
@@ -71,7 +72,7 @@ fn local(settings: &Settings<'_>) -> Result<u64, String> {
     settings.only("local", &["size", "single_flight"])?;
     let size =
         |text: &str| text.parse().ok().filter(|size| *size > 0).ok_or("allowed are whole numbers of bytes from 1");
-    settings.parsed("size", size)?.ok_or_else(|| "the cache 'local' needs its size: local,size=BYTES".to_owned())
+    settings.parsed("size", size)?.ok_or_else(|| "the cache 'local' requires a size: local,size=BYTES".to_owned())
 }
 
 fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> Result<RedisSettings, String> {
@@ -94,14 +95,14 @@ fn redis(settings: &Settings<'_>, variable: impl Fn(&str) -> Option<String>) -> 
     let port = |text: &str| text.parse().ok().filter(|port| *port > 0).ok_or("allowed are ports from 1 to 65535");
     let number = |text: &str| text.parse::<u32>().map_err(|_| "allowed are whole numbers from 0");
     let positive = |text: &str| text.parse::<u32>().ok().filter(|n| *n > 0).ok_or("allowed are whole numbers from 1");
-    // Triton's variables, so that no password has to stand on a command line.
+    // Triton's environment variables keep passwords off the command line.
     let text =
         |key: &str, name: &str| settings.get(key).map(str::to_owned).or_else(|| variable(name)).unwrap_or_default();
     Ok(RedisSettings {
         host: settings
             .get("host")
             .filter(|host| !host.is_empty())
-            .ok_or("the cache 'redis' needs its host: redis,host=HOST,port=PORT")?
+            .ok_or("the cache 'redis' requires a host: redis,host=HOST,port=PORT")?
             .to_owned(),
         port: settings.parsed("port", port)?.unwrap_or(6379),
         user: text("user", "TRITONCACHE_REDIS_USERNAME"),
@@ -118,7 +119,7 @@ fn redis_tls(settings: &Settings<'_>) -> Result<Option<RedisTls>, String> {
     let path = |key: &str| settings.get(key).filter(|path| !path.is_empty()).map(PathBuf::from);
     let tls = RedisTls { cacert: path("cacert"), cert: path("cert"), key: path("key") };
     if tls.cert.is_some() != tls.key.is_some() {
-        return Err("the client's certificate needs both settings, cert=FILE and key=FILE".to_owned());
+        return Err("a client certificate requires both settings, cert=FILE and key=FILE".to_owned());
     }
     let enabled = settings.parsed("tls_enabled", super::boolean)?.unwrap_or(false);
     if !enabled && tls != RedisTls::default() {
@@ -127,7 +128,7 @@ fn redis_tls(settings: &Settings<'_>) -> Result<Option<RedisTls>, String> {
     Ok(enabled.then_some(tls))
 }
 
-/// What is said about one cache; of equal keys the last counts.
+/// The settings of one cache; the last of equal keys applies.
 struct Settings<'a>(Vec<&'a (String, String)>);
 
 impl Settings<'_> {
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn tritons_forms_are_taken() {
+    fn accepts_tritons_forms() {
         let local = |size, single_flight| Ok(Some(cache::Settings { backend: Backend::Local(size), single_flight }));
         assert_eq!(read(&["local,size=1048576"], None), local(1_048_576, false));
         assert_eq!(read(&["local,size=1", "local,single_flight=true"], None), local(1, true));
@@ -195,18 +196,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_what_is_allowed() {
+    fn errors_list_the_allowed_values() {
         for (texts, byte_size, expected) in [
             (&["disk,size=1"][..], None, &["'disk'", "local,size=BYTES", "redis,host="][..]),
-            (&["local,size"], None, &["'size' is no KEY=VALUE"]),
+            (&["local,size"], None, &["'size' is not of the form KEY=VALUE"]),
             (&["local,size=big"], None, &["size is 'big'", "whole numbers of bytes"]),
             (&["local,size=0"], None, &["size is '0'"]),
             (&["local,size=-1"], None, &["size is '-1'"]),
-            (&["local"], None, &["needs its size"]),
-            (&["local,single_flight=true"], None, &["needs its size"]),
+            (&["local"], None, &["requires a size"]),
+            (&["local,single_flight=true"], None, &["requires a size"]),
             (&["local,size=1,ttl=3"], None, &["no setting 'ttl'", "size, single_flight"]),
             (&["local,size=1,single_flight=maybe"], None, &["single_flight is 'maybe'", "true, false"]),
-            (&["redis,port=1"], None, &["needs its host"]),
+            (&["redis,port=1"], None, &["requires a host"]),
             (&["redis,host=h,port=0"], None, &["port is '0'", "1 to 65535"]),
             (&["redis,host=h,timeout_ms=0"], None, &["timeout_ms is '0'", "from 1"]),
             (&["redis,host=h,cacert=ca.pem"], None, &["need tls_enabled=true"]),
@@ -221,7 +222,7 @@ mod tests {
         ] {
             let message = read(texts, byte_size).unwrap_err();
             for part in expected {
-                assert!(message.contains(part), "{texts:?} should tell {part:?}: {message}");
+                assert!(message.contains(part), "{texts:?}: no {part:?} in: {message}");
             }
         }
     }

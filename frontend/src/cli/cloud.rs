@@ -1,4 +1,4 @@
-//! The flags of the endpoints for Amazon SageMaker and Google Vertex AI, with Triton's names and defaults.
+//! The flags of the Amazon SageMaker and Google Vertex AI endpoints, with Triton's names and defaults.
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -14,13 +14,13 @@ const VERTEX_AI: &str = "Vertex AI";
 /// The endpoints of Amazon SageMaker.
 #[derive(Clone, Debug, Args)]
 pub struct SageMaker {
-    /// Serve SageMaker's endpoints
+    /// Enable the SageMaker endpoints
     #[arg(id = "allow-sagemaker", long = "allow-sagemaker", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_SAGEMAKER", value_parser = boolean, help_heading = SAGEMAKER)]
     pub allow: bool,
-    /// The port of SageMaker's endpoints
+    /// Port of the SageMaker endpoints
     #[arg(id = "sagemaker-port", long = "sagemaker-port", value_name = "PORT", default_value = "8080", env = "PHAROS_SAGEMAKER_PORT", value_parser = port, help_heading = SAGEMAKER)]
     pub port: u16,
-    /// The ports that the other listeners may have when SageMaker's endpoints are served
+    /// Port range that the other listeners must use if the SageMaker endpoints are enabled
     #[arg(id = "sagemaker-safe-port-range", long = "sagemaker-safe-port-range", value_name = "FIRST-LAST", env = "PHAROS_SAGEMAKER_SAFE_PORT_RANGE", value_parser = port_range, help_heading = SAGEMAKER)]
     pub safe_port_range: Option<RangeInclusive<u16>>,
     /// Accepted, no effect: all listeners share the threads of --http-thread-count
@@ -31,13 +31,13 @@ pub struct SageMaker {
 /// The endpoints of Google Vertex AI.
 #[derive(Clone, Debug, Args)]
 pub struct VertexAi {
-    /// Serve Vertex AI's endpoints [default: whether AIP_MODE is PREDICTION; then HTTP and gRPC are off by default]
+    /// Enable the Vertex AI endpoints [default: true if AIP_MODE is PREDICTION, which also disables HTTP and gRPC by default]
     #[arg(id = "allow-vertex-ai", long = "allow-vertex-ai", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_VERTEX_AI", value_parser = boolean, hide_default_value = true, help_heading = VERTEX_AI)]
     pub allow: bool,
-    /// The port of Vertex AI's endpoints [default: AIP_HTTP_PORT, else 8080]
+    /// Port of the Vertex AI endpoints [default: AIP_HTTP_PORT, else 8080]
     #[arg(id = "vertex-ai-port", long = "vertex-ai-port", value_name = "PORT", default_value = "8080", env = "PHAROS_VERTEX_AI_PORT", value_parser = port, hide_default_value = true, help_heading = VERTEX_AI)]
     pub port: u16,
-    /// The model of Vertex AI requests that name none [default: the only model, if there is one]
+    /// Model for Vertex AI requests without a model name [default: the only model, if there is exactly one]
     #[arg(id = "vertex-ai-default-model", long = "vertex-ai-default-model", value_name = "NAME", env = "PHAROS_VERTEX_AI_DEFAULT_MODEL", help_heading = VERTEX_AI)]
     pub default_model: Option<String>,
     /// Accepted, no effect: all listeners share the threads of --http-thread-count
@@ -45,7 +45,7 @@ pub struct VertexAi {
     threads: Option<u32>,
 }
 
-/// The defaults inside a Vertex AI container, where `AIP_MODE` is `PREDICTION`.
+/// Applies the defaults of a Vertex AI container, in which `AIP_MODE` is `PREDICTION`.
 pub(super) fn with_vertex_ai_defaults(parser: Command, variable: impl Fn(&str) -> Option<OsString>) -> Command {
     if variable("AIP_MODE").is_none_or(|mode| mode != "PREDICTION") {
         return parser;
@@ -54,7 +54,7 @@ pub(super) fn with_vertex_ai_defaults(parser: Command, variable: impl Fn(&str) -
     defaults.iter().fold(parser, |parser, (flag, value)| parser.mut_arg(*flag, |arg| arg.default_value(*value)))
 }
 
-/// The flags that were given and have no effect, each with the reason.
+/// Returns the given flags that have no effect, each with the reason.
 pub(super) fn without_effect(options: &Options) -> Vec<String> {
     let given = [("sagemaker", options.sagemaker.threads), ("vertex-ai", options.vertex_ai.threads)];
     let given = given.iter().filter(|(_, threads)| threads.is_some());
@@ -62,8 +62,7 @@ pub(super) fn without_effect(options: &Options) -> Vec<String> {
     given.map(|(platform, _)| format!("--{platform}-thread-count {why}")).collect()
 }
 
-/// # Errors
-/// A listener has a port that SageMaker does not let through; Triton's text.
+/// Checks that all ports are within the range that SageMaker allows. The error text is Triton's.
 pub(super) fn check(options: &Options) -> Result<(), String> {
     let Some(range) = options.sagemaker.safe_port_range.as_ref().filter(|_| options.sagemaker.allow) else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What the command line says about the definition of the metrics, and the commands that need no server.
+//! The flags of the metrics definition, and the commands that need no server.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -15,12 +15,12 @@ use pharos_torchserve::Arguments;
 pub enum MetricsConfig {
     /// The file that defines the metrics.
     File(PathBuf),
-    /// Triton's form, a change of what the file says.
+    /// A setting in Triton's form, which overrides the file.
     Setting(Setting),
 }
 
 impl MetricsConfig {
-    /// `KEY=VALUE` if what is before the first `=` could be a key; else a file. `./a=b.yaml` is a file in any case.
+    /// Parses `KEY=VALUE` if the text before the first `=` is a possible key, else a file. `./a=b.yaml` is always a file.
     pub(super) fn parse(text: OsString) -> Result<Self, String> {
         let setting = text.to_str().and_then(|text| text.split_once('='));
         match setting.filter(|(key, _)| key.chars().all(|c| c.is_ascii_lowercase() || c == '_')) {
@@ -31,7 +31,7 @@ impl MetricsConfig {
     }
 }
 
-/// The last file that is named, and everything else that is said over it.
+/// Returns the last file that is given, and the settings that override it.
 pub(super) fn definition(configs: &[MetricsConfig], mode: Option<Mode>) -> (Option<PathBuf>, Overrides) {
     let (mut file, mut overrides) = (None, Overrides { settings: Vec::new(), mode });
     for config in configs {
@@ -47,7 +47,7 @@ pub(super) fn mode(text: &str) -> Result<Mode, String> {
     Mode::from_name(text).ok_or_else(|| format!("allowed are {}", Mode::NAMES.join(", ")))
 }
 
-/// TorchServe's variables that mean the same as a flag, with the flag's identifier.
+/// TorchServe's environment variables, each with its equivalent flag.
 const TORCHSERVE: [(&str, &str); 4] = [
     ("TS_METRICS_CONFIG", "metrics-config"),
     ("TS_METRICS_MODE", "metrics-mode"),
@@ -55,7 +55,7 @@ const TORCHSERVE: [(&str, &str); 4] = [
     ("TS_ENABLE_METRICS_API", "allow-metrics"),
 ];
 
-/// Lets a flag be given by TorchServe's variable where its own one is not set. `is_set` says which variables are.
+/// Reads a flag from TorchServe's environment variable if its own variable is not set.
 pub(super) fn with_torchserves_variables(parser: Parser, is_set: impl Fn(&OsStr) -> bool) -> Parser {
     TORCHSERVE.iter().fold(parser, |parser, (variable, flag)| {
         parser.mut_arg(flag, |arg| {
@@ -65,35 +65,35 @@ pub(super) fn with_torchserves_variables(parser: Parser, is_set: impl Fn(&OsStr)
     })
 }
 
-/// A command in place of serving.
+/// A command to run instead of the server.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
-    /// Look at definitions of metrics; no server is needed
+    /// Check and list metrics definitions, without a server
     #[command(subcommand)]
     Metrics(MetricsCommand),
-    /// Look at trace files; no server is needed
+    /// Summarize and convert trace files, without a server
     #[command(subcommand)]
     Trace(TraceCommand),
-    /// Serve as TorchServe does: its arguments, its config.properties, its archives, its endpoints
+    /// Serve TorchServe's endpoints, with its arguments, config.properties and model archives
     #[command(name = "torchserve")]
     TorchServe(Box<Arguments>),
 }
 
-/// What to do with a definition of metrics.
+/// Commands for metrics definitions.
 #[derive(Clone, Debug, Subcommand)]
 pub enum MetricsCommand {
-    /// Say whether a metrics.yaml is right; if not, where and why, and exit with 1
+    /// Check a metrics.yaml; print the position and reason of an error and exit with 1
     Check {
-        /// The file
+        /// File to check
         #[arg(value_name = "FILE")]
         file: PathBuf,
     },
     /// List the metrics that a metrics.yaml defines
     List {
-        /// The file [default: the metrics.yaml built in]
+        /// File to list [default: the built-in metrics.yaml]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
-        /// table, json or markdown
+        /// Output format: table, json or markdown
         #[arg(long, value_name = "FORMAT", default_value = "table", value_parser = form)]
         format: Form,
     },

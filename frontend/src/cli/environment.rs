@@ -1,4 +1,4 @@
-//! How the program was started: under which name, with which variables of other systems. Changes what the parser expects.
+//! Adapts the parser to the program's name and to environment variables of other systems.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -8,25 +8,25 @@ use clap::builder::Resettable;
 
 use super::{cloud, definition};
 
-/// The name under which the server has Triton's defaults.
+/// The program name that selects Triton's defaults.
 const TRITONSERVER: &str = "tritonserver";
 
-/// Defaults of Triton that differ from ours, by flag.
+/// Triton's defaults that differ from ours, by flag.
 const TRITONS_DEFAULTS: [(&str, &str); 2] = [("metrics-port", "8002"), ("grpc-keepalive-time", "7200000")];
 
-/// Variables of other systems that mean the same as a flag, with the flag; used where our own variable is not set.
+/// Environment variables of other systems, each with its equivalent flag; used if the flag's `PHAROS_` variable is not set.
 const VARIABLES: [(&str, &str); 2] = [("AIP_STORAGE_URI", "model-repository"), ("AIP_HTTP_PORT", "vertex-ai-port")];
 
-/// What the parser is given.
+/// The input of the parser.
 pub(super) struct Start {
     pub(super) command: Command,
     pub(super) args: Vec<OsString>,
-    /// Variables that are ignored, a sentence each.
+    /// A message for each environment variable that is ignored.
     pub(super) ignored: Vec<String>,
 }
 
 impl Start {
-    /// `args` begin with the program's name; `variable` looks up a variable of the environment.
+    /// `args` begin with the program's name; `variable` looks up an environment variable.
     pub(super) fn new(command: Command, mut args: Vec<OsString>, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let is_set = |name: &OsStr| name.to_str().and_then(&variable).is_some();
         let mut command = definition::with_torchserves_variables(command, is_set);
@@ -42,7 +42,7 @@ impl Start {
             command = TRITONS_DEFAULTS
                 .iter()
                 .fold(command, |command, (flag, value)| command.mut_arg(*flag, |arg| arg.default_value(*value)));
-            // getopt_long takes the unambiguous beginning of a flag for the flag.
+            // Triton uses getopt_long, which accepts unambiguous prefixes of flags.
             command = command.name(TRITONSERVER).bin_name(TRITONSERVER).infer_long_args(true);
         }
         let (command, ignored) = without_service_links(command, variable);
@@ -50,7 +50,7 @@ impl Start {
     }
 }
 
-/// Whether the program is called `tritonserver`, or its first argument is; that is taken out.
+/// Returns whether the program's name or its first argument is `tritonserver`. Removes that argument.
 fn is_tritonserver(args: &mut Vec<OsString>) -> bool {
     let program = args.first().and_then(|program| Path::new(program).file_name());
     let is_called_so = program == Some(OsStr::new(TRITONSERVER));
@@ -61,8 +61,8 @@ fn is_tritonserver(args: &mut Vec<OsString>) -> bool {
     first || is_called_so
 }
 
-/// Kubernetes sets `NAME_PORT=tcp://ADDRESS:PORT` for each Service in the namespace of a pod; for a Service named
-/// `pharos-http` that is the variable of `--http-port`.
+/// Ignores variables that Kubernetes sets for Services: `NAME_PORT=tcp://ADDRESS:PORT` for each Service in the namespace of
+/// a pod, which for a Service named `pharos-http` is the variable of `--http-port`.
 fn without_service_links(mut command: Command, variable: impl Fn(&str) -> Option<OsString>) -> (Command, Vec<String>) {
     let mut ignored = Vec::new();
     let ports: Vec<(String, String)> = command
@@ -76,7 +76,7 @@ fn without_service_links(mut command: Command, variable: impl Fn(&str) -> Option
             let service = name.strip_suffix("_PORT").unwrap_or(&name).to_lowercase().replace('_', "-");
             ignored.push(format!(
                 "{name}=\"{value}\" is ignored: it is the address that Kubernetes sets for a Service named {service}, not \
-                 a value for --{flag}; enableServiceLinks: false in the pod's specification leaves such variables out"
+                 a value for --{flag}; set enableServiceLinks: false in the pod's specification to omit these variables"
             ));
             command = command.mut_arg(flag, |arg| arg.env(Resettable::<clap::builder::OsStr>::Reset));
         }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_services_are_no_ports() {
+    fn ignores_kubernetes_service_addresses() {
         let variable = |name: &str| match name {
             "PHAROS_HTTP_PORT" => Some("tcp://10.0.0.1:8000".into()),
             "PHAROS_GRPC_PORT" => Some("9001".into()),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vertex_ai_container_serves_vertex_ai_alone() {
+    fn a_vertex_ai_container_serves_only_vertex_ai_by_default() {
         let variable = |name: &str| match name {
             "AIP_MODE" => Some("PREDICTION".into()),
             "AIP_STORAGE_URI" => Some("gs://bucket/models".into()),

@@ -7,18 +7,17 @@ use pharos_telemetry::system::Capability;
 
 const GPUS: &str = "GPUs";
 
-/// How GPUs are used.
+/// Limits on the use of GPUs.
 #[derive(Clone, Debug, Args)]
 pub struct Gpus {
-    /// Refuse to load a model onto a GPU of whose memory more than this share is in use: DEVICE:FRACTION; may be given several
-    /// times, or several separated by ';'
+    /// Refuse to load models onto a GPU if more than this fraction of its memory is in use: DEVICE:FRACTION. May be repeated,
+    /// or given as a list separated by ';'
     #[arg(long, value_name = "DEVICE:FRACTION", env = "PHAROS_MODEL_LOAD_GPU_LIMIT", value_parser = limit, value_delimiter = ';', help_heading = GPUS)]
     pub model_load_gpu_limit: Vec<GpuLimit>,
-    /// Bytes of memory that instances on GPUs register with the driver, so that copies are direct; each takes half of what is
-    /// left
+    /// Bytes of host memory that instances on GPUs pin for direct copies; each instance gets half of the remaining amount
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, env = "PHAROS_PINNED_MEMORY_POOL_BYTE_SIZE", value_parser = whole(0..=u64::MAX), help_heading = GPUS)]
     pub pinned_memory_pool_byte_size: u64,
-    /// GPUs with a lower CUDA compute capability are not used
+    /// Minimum CUDA compute capability; GPUs below it are not used
     #[arg(id = "min-supported-compute-capability", long = "min-supported-compute-capability", value_name = "MAJOR.MINOR", default_value = "0.0", hide_default_value = true, env = "PHAROS_MIN_SUPPORTED_COMPUTE_CAPABILITY", value_parser = capability, help_heading = GPUS)]
     pub min_capability: Capability,
 }
@@ -34,13 +33,13 @@ fn capability(text: &str) -> Result<Capability, String> {
 /// One `--model-load-gpu-limit`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GpuLimit {
-    /// The GPU's number.
+    /// The index of the GPU.
     pub device: u32,
-    /// The share of its memory, 0 to 1.
+    /// The fraction of its memory, 0 to 1.
     pub fraction: f64,
 }
 
-/// Triton's texts for what is out of range.
+/// Parses a limit. The texts of values out of range are Triton's.
 fn limit(text: &str) -> Result<GpuLimit, String> {
     let form = "allowed is DEVICE:FRACTION, for example 0:0.8";
     let (device, fraction) = text.split_once(':').ok_or(form)?;

@@ -1,21 +1,21 @@
-//! Host policies: which processors the instances of a group run on.
+//! Host policies: the CPU affinity of instance groups.
 
 use clap::Args;
 
 use super::WORKERS;
 use pharos_telemetry::system::{HostPolicy, Processors, cores};
 
-/// The processors of instances.
+/// The CPU affinity of instances.
 #[derive(Clone, Debug, Args)]
 pub struct HostPolicies {
-    /// Where the instances run whose instance_group has this host_policy: NAME,cpu-cores=LIST (such as 0-3,8) or
-    /// NAME,numa-node=N (its processors); cpu-cores wins. Groups that name no policy have cpu, gpu_N (N: the GPU) or model. May
-    /// be given several times, or several separated by ';'
+    /// Cores for the instances of each instance_group with this host_policy: NAME,cpu-cores=LIST (for example 0-3,8) or
+    /// NAME,numa-node=N (the cores of that node); cpu-cores takes precedence. Groups without host_policy have the policy cpu,
+    /// gpu_N (N: the GPU) or model. May be repeated, or given as a list separated by ';'
     #[arg(id = "host-policy", long = "host-policy", value_name = "NAME,SETTING=VALUE", env = "PHAROS_HOST_POLICY", value_parser = setting, value_delimiter = ';', help_heading = WORKERS)]
     pub policies: Vec<HostPolicy>,
 }
 
-/// Reads one `--host-policy`.
+/// Parses one `--host-policy`.
 fn setting(text: &str) -> Result<HostPolicy, String> {
     let form = "expected NAME,cpu-cores=LIST or NAME,numa-node=N, for example cpu,cpu-cores=0-3,8";
     let (name, setting) = text.split_once(',').filter(|(name, _)| !name.is_empty()).ok_or(form)?;

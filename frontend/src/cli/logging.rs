@@ -1,4 +1,4 @@
-//! The options of the log.
+//! The flags of the log.
 
 use std::path::PathBuf;
 
@@ -8,13 +8,13 @@ use pharos_telemetry::log;
 
 use super::{LOG, boolean};
 
-/// What is logged.
+/// Logging.
 #[derive(Clone, Debug, Args)]
 pub struct Log {
-    /// How much is told beyond the ordinary: 0 nothing, 1 each request, 2 and more everything
+    /// Level of verbose logging: 0 off, 1 each request, 2 and above everything
     #[arg(id = "log-verbose", long = "log-verbose", value_name = "LEVEL", default_missing_value = "1", num_args = 0..=1, default_value_t = 0, env = "PHAROS_LOG_VERBOSE", value_parser = verbosity, help_heading = LOG)]
     pub verbose: u32,
-    /// Log information
+    /// Log informational messages
     #[arg(id = "log-info", long = "log-info", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_INFO", value_parser = boolean, help_heading = LOG)]
     pub info: bool,
     /// Log warnings
@@ -23,10 +23,10 @@ pub struct Log {
     /// Log errors
     #[arg(id = "log-error", long = "log-error", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_LOG_ERROR", value_parser = boolean, help_heading = LOG)]
     pub error: bool,
-    /// How a line is written: default, ISO8601 (Triton's), or json
+    /// Format of log lines: default, ISO8601 (Triton's) or json
     #[arg(id = "log-format", long = "log-format", value_name = "FORMAT", default_value = "default", env = "PHAROS_LOG_FORMAT", value_parser = log_format, help_heading = LOG)]
     pub format: LogFormat,
-    /// The file to log to instead of standard error; opened again at SIGHUP
+    /// File to log to instead of standard error; reopened on SIGHUP
     #[arg(id = "log-file", long = "log-file", value_name = "FILE", env = "PHAROS_LOG_FILE", help_heading = LOG)]
     pub file: Option<PathBuf>,
     /// Log a line for each request
@@ -35,20 +35,20 @@ pub struct Log {
 }
 
 impl Log {
-    /// How to log from the start.
+    /// Returns the initial settings of the log.
     pub(crate) fn options(&self) -> log::Options {
         let Self { verbose, info, warning, error, format, ref file, access: _ } = *self;
         log::Options { verbose, info, warning, error, format, file: file.clone() }
     }
 }
 
-/// A level; Triton also takes true and false.
+/// Parses a level. Triton also accepts true and false.
 fn verbosity(text: &str) -> Result<u32, String> {
     let of_bool = || boolean(text).map(u32::from).ok();
     text.parse().ok().or_else(of_bool).ok_or_else(|| "expected a whole number from 0, or true or false".to_owned())
 }
 
-/// A format of log lines.
+/// Parses a format of log lines.
 fn log_format(text: &str) -> Result<LogFormat, String> {
     LogFormat::from_name(text).ok_or_else(|| "allowed: default, ISO8601, json".to_owned())
 }

@@ -5,31 +5,31 @@ use pharos::scheduler::rate_limiter::Limit;
 
 const RATE_LIMITER: &str = "Rate limiter";
 
-/// How instances share resources.
+/// The rate limiter.
 #[derive(Clone, Debug, Args)]
 pub struct RateLimiter {
-    /// Let an instance execute only while it holds the resources of its group's rate_limiter: off or execution_count
+    /// Rate limiter: off, or execution_count (an instance executes only while it holds the resources of its rate_limiter)
     #[arg(id = "rate-limit", long = "rate-limit", value_name = "MODE", default_value = "off", env = "PHAROS_RATE_LIMIT", value_parser = mode, help_heading = RATE_LIMITER)]
     pub mode: RateLimit,
-    /// How much there is of a resource: NAME:COUNT on each device (and of a global one), or NAME:COUNT:DEVICE; may be given
-    /// several times, or several separated by ';' [default: the most that a single instance needs]
+    /// Available amount of a resource: NAME:COUNT for each device and for a global resource, or NAME:COUNT:DEVICE. May be
+    /// repeated, or given as a list separated by ';' [default: the largest amount that a single instance requires]
     #[arg(id = "rate-limit-resource", long = "rate-limit-resource", value_name = "NAME:COUNT[:DEVICE]", env = "PHAROS_RATE_LIMIT_RESOURCE", value_parser = resource, value_delimiter = ';', help_heading = RATE_LIMITER)]
     pub resources: Vec<Limit>,
 }
 
 impl RateLimiter {
-    /// The explicit limits; `None` when there is no rate limiter.
+    /// Returns the explicit limits; `None` if the rate limiter is off.
     pub fn limits(&self) -> Option<Vec<Limit>> {
         (self.mode == RateLimit::ExecutionCount).then(|| self.resources.clone())
     }
 }
 
-/// Whether instances wait for resources.
+/// The mode of the rate limiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RateLimit {
-    /// An idle instance executes.
+    /// Idle instances execute at once.
     Off,
-    /// Instances wait for resources, and who has executed less is served first.
+    /// Instances wait for resources; those with fewer executions take precedence.
     ExecutionCount,
 }
 
@@ -41,7 +41,7 @@ fn mode(text: &str) -> Result<RateLimit, String> {
     }
 }
 
-/// Triton's form and text. It takes any integers and an empty name; here what can mean nothing is refused.
+/// Parses a resource in Triton's form, with Triton's error text. Unlike Triton, refuses negative numbers and empty names.
 fn resource(text: &str) -> Result<Limit, String> {
     let form = || {
         format!(

@@ -1,4 +1,4 @@
-//! What is said about a command line that is not accepted: the flag, the value, where it came from, and what is allowed.
+//! Error messages of invalid command lines: they name the flag, the value, its source and the allowed values.
 
 use std::error::Error as _;
 use std::ffi::OsString;
@@ -7,7 +7,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, Error};
 
-/// Flags that variables gave, each with its variable.
+/// Flags that environment variables set, each with its variable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Origins(Vec<(String, String)>);
 
@@ -20,7 +20,7 @@ impl Origins {
         Self(given.filter_map(|arg| Some((arg.get_long()?.to_owned(), variable(arg)?))).collect())
     }
 
-    /// Adds to a message the variables from which the flags came that its first line names.
+    /// Adds the environment variables that set the flags named in the first line of a message.
     pub(super) fn explain(&self, text: &str) -> String {
         let (first, rest) = text.split_at(text.find('\n').unwrap_or(text.len()));
         let names = |flag: &str| {
@@ -36,7 +36,7 @@ impl Origins {
     }
 }
 
-/// The same refusal in our words, where we have some.
+/// Replaces the text of an error of clap where a more specific one exists.
 pub(super) fn explained(error: Error, command: &Command, args: &[OsString]) -> Error {
     let text = match error.kind() {
         ErrorKind::UnknownArgument => context(&error, ContextKind::InvalidArg).map(|name| unknown(&name, command)),
@@ -70,7 +70,7 @@ fn bad_value(error: &Error, command: &Command, args: &[OsString]) -> Option<Stri
     Some(format!("invalid --{flag} \"{value}\": {allowed}{from}"))
 }
 
-/// Whether the command line itself has the flag, under any of its names.
+/// Returns whether the command line contains the flag, under any of its names.
 fn is_on(args: &[OsString], arg: &Arg) -> bool {
     let names =
         || arg.get_long_and_visible_aliases().into_iter().flatten().chain(arg.get_all_aliases().into_iter().flatten());
@@ -91,7 +91,7 @@ fn context(error: &Error, kind: ContextKind) -> Option<String> {
     }
 }
 
-/// Names the flag that was probably meant, if one is near enough that it is no other flag.
+/// Describes an unknown flag, with the flag that was probably meant if one has a similar name.
 fn unknown(given: &str, command: &Command) -> String {
     let Some(name) = given.strip_prefix("--").filter(|name| !name.is_empty()) else {
         return format!("unexpected argument \"{given}\": values are given as --flag=VALUE or --flag VALUE");
@@ -104,11 +104,11 @@ fn unknown(given: &str, command: &Command) -> String {
     match near.map(|(_, one)| one).or(only) {
         Some(one) => format!("unknown flag {given}; did you mean --{one}?"),
         None if begins.is_empty() => format!("unknown flag {given}; --help lists all flags"),
-        None => format!("unknown flag {given}; flags that begin so: --{}", begins.join(", --")),
+        None => format!("unknown flag {given}; flags with this prefix: --{}", begins.join(", --")),
     }
 }
 
-/// How many characters must be inserted, removed, replaced or swapped with their neighbours.
+/// Returns the number of characters to insert, remove, replace or swap with a neighbor (optimal string alignment distance).
 fn distance(one: &str, other: &str) -> usize {
     let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
     let mut rows: Vec<Vec<usize>> = vec![(0..=other.len()).collect()];

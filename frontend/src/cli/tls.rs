@@ -1,4 +1,4 @@
-//! The options of TLS: the same five for each listener. Those of gRPC are Triton's, the others are named after them.
+//! The flags of TLS: the same five for each listener. Those of gRPC are Triton's; the others are named after them.
 
 use std::path::PathBuf;
 
@@ -6,39 +6,39 @@ use clap::{ArgAction, Args};
 
 use super::{GRPC, HTTP, METRICS, boolean};
 
-/// What a listener is told about TLS.
+/// The TLS options of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsOptions {
-    /// What the names of its flags begin with.
+    /// The prefix of its flags.
     pub listener: &'static str,
-    /// Speak TLS.
+    /// Use TLS.
     pub use_ssl: bool,
-    /// Speak TLS, and only with clients that have a certificate.
+    /// Use TLS and require client certificates.
     pub mutual: bool,
-    /// The server's certificates.
+    /// The server's certificate chain.
     pub certificate: Option<PathBuf>,
-    /// Their key.
+    /// Its private key.
     pub key: Option<PathBuf>,
-    /// The authorities of clients.
+    /// The authorities of client certificates.
     pub root: Option<PathBuf>,
 }
 
-/// The files that a listener does TLS with.
+/// The TLS files of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsPaths {
-    /// The server's certificates.
+    /// The server's certificate chain.
     pub certificate: PathBuf,
-    /// Their key.
+    /// Its private key.
     pub key: PathBuf,
-    /// The authorities of clients, who then need a certificate.
+    /// The authorities of client certificates, which are then required.
     pub authorities: Option<PathBuf>,
 }
 
 impl TlsOptions {
-    /// The files, if TLS is to be spoken; `given` is told of each that is given without effect.
+    /// Returns the files if TLS is enabled. Calls `unused` with a message for each flag without effect.
     ///
     /// # Errors
-    /// A file that is needed is not given.
+    /// A required file is not given.
     pub fn paths(&self, mut unused: impl FnMut(String)) -> Result<Option<TlsPaths>, String> {
         let listener = self.listener;
         let flags = [("server-cert", &self.certificate), ("server-key", &self.key), ("root-cert", &self.root)];
@@ -67,23 +67,23 @@ macro_rules! flags {
         #[doc = concat!("TLS of ", $of, ".")]
         #[derive(Clone, Debug, Args)]
         pub struct $name {
-            #[arg(help = concat!("Speak TLS on ", $of), id = concat!($listener, "-use-ssl"), long = concat!($listener, "-use-ssl"), value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = concat!("PHAROS_", $variable, "_USE_SSL"), value_parser = boolean, help_heading = $heading)]
+            #[arg(help = concat!("Use TLS on ", $of), id = concat!($listener, "-use-ssl"), long = concat!($listener, "-use-ssl"), value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = concat!("PHAROS_", $variable, "_USE_SSL"), value_parser = boolean, help_heading = $heading)]
             use_ssl: bool,
-            #[arg(help = concat!("Speak TLS on ", $of, ", and only with clients that have a certificate"), id = concat!($listener, "-use-ssl-mutual"), long = concat!($listener, "-use-ssl-mutual"), value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = concat!("PHAROS_", $variable, "_USE_SSL_MUTUAL"), value_parser = boolean, help_heading = $heading)]
+            #[arg(help = concat!("Use TLS on ", $of, " and require client certificates"), id = concat!($listener, "-use-ssl-mutual"), long = concat!($listener, "-use-ssl-mutual"), value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = concat!("PHAROS_", $variable, "_USE_SSL_MUTUAL"), value_parser = boolean, help_heading = $heading)]
             mutual: bool,
-            /// The server's certificate in PEM, and behind it those that lead to an authority; read again when it changes
+            /// PEM file of the server's certificate, followed by its intermediate certificates; reloaded when it changes
             #[arg(id = concat!($listener, "-server-cert"), long = concat!($listener, "-server-cert"), value_name = "FILE", env = concat!("PHAROS_", $variable, "_SERVER_CERT"), help_heading = $heading)]
             certificate: Option<PathBuf>,
-            /// The key of the server's certificate in PEM (PKCS#8, PKCS#1 or SEC1, without a password)
+            /// PEM file of the certificate's private key (PKCS#8, PKCS#1 or SEC1, unencrypted)
             #[arg(id = concat!($listener, "-server-key"), long = concat!($listener, "-server-key"), value_name = "FILE", env = concat!("PHAROS_", $variable, "_SERVER_KEY"), help_heading = $heading)]
             key: Option<PathBuf>,
-            /// The authorities in PEM that clients' certificates must come from
+            /// PEM file of the authorities that must have signed client certificates
             #[arg(id = concat!($listener, "-root-cert"), long = concat!($listener, "-root-cert"), value_name = "FILE", env = concat!("PHAROS_", $variable, "_ROOT_CERT"), help_heading = $heading)]
             root: Option<PathBuf>,
         }
 
         impl $name {
-            /// What the listener is told.
+            /// Returns the options of the listener.
             pub fn options(&self) -> TlsOptions {
                 let Self { use_ssl, mutual, certificate, key, root } = self.clone();
                 TlsOptions { listener: $listener, use_ssl, mutual, certificate, key, root }
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named_and_what_has_no_effect_is_told() {
+    fn reports_missing_files_and_flags_without_effect() {
         let file = |name: &str| Some(PathBuf::from(name));
         let of = |use_ssl, mutual, certificate, key, root| {
             let options = TlsOptions { listener: "grpc", use_ssl, mutual, certificate, key, root };

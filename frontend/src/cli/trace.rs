@@ -1,4 +1,4 @@
-//! What the command line says about tracing: Triton's forms, the flags that it has given up, and OpenTelemetry's variables.
+//! The flags of tracing: Triton's forms, its deprecated flags, and OpenTelemetry's environment variables.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,31 +14,31 @@ use super::TRACE;
 /// The options of tracing.
 #[derive(Clone, Debug, Args)]
 pub struct TraceOptions {
-    /// A setting of tracing; may be given several times, or several separated by ';'. Of all: mode=triton|opentelemetry,
-    /// level=OFF|TIMESTAMPS|TENSORS (may be repeated), rate=N (one of N requests; 0: only those whose caller is traced), count=N
-    /// (-1: any number). Of files: triton,file=FILE; triton,log-frequency=N (traces in one file; 0: all). Of a collector:
-    /// opentelemetry,url=URL; opentelemetry,protocol=http/protobuf|grpc; opentelemetry,resource=KEY=VALUE (may be repeated);
-    /// opentelemetry,bsp_max_queue_size|bsp_schedule_delay|bsp_max_export_batch_size=N
+    /// Trace setting; may be repeated, or given as a list separated by ';'. General: mode=triton|opentelemetry,
+    /// level=OFF|TIMESTAMPS|TENSORS (may be repeated), rate=N (trace one of N requests; 0: only requests whose caller is
+    /// traced), count=N (-1: no limit). Trace files: triton,file=FILE; triton,log-frequency=N (traces per file; 0: all in one).
+    /// Collector: opentelemetry,url=URL; opentelemetry,protocol=http/protobuf|grpc; opentelemetry,resource=KEY=VALUE (may be
+    /// repeated); opentelemetry,bsp_max_queue_size|bsp_schedule_delay|bsp_max_export_batch_size=N
     #[arg(id = "trace-config", long = "trace-config", value_name = "SETTING", env = "PHAROS_TRACE_CONFIG", value_parser = config, value_delimiter = ';', help_heading = TRACE)]
     pub configs: Vec<TraceConfig>,
-    /// Deprecated: --trace-config triton,file=FILE
+    /// Deprecated: use --trace-config triton,file=FILE
     #[arg(id = "trace-file", long = "trace-file", value_name = "FILE", env = "PHAROS_TRACE_FILE", help_heading = TRACE)]
     pub file: Option<PathBuf>,
-    /// Deprecated: --trace-config level=LEVEL; may be given several times
+    /// Deprecated: use --trace-config level=LEVEL; may be repeated
     #[arg(id = "trace-level", long = "trace-level", value_name = "LEVEL", env = "PHAROS_TRACE_LEVEL", value_delimiter = ',', help_heading = TRACE)]
     pub level: Vec<String>,
-    /// Deprecated: --trace-config rate=N
+    /// Deprecated: use --trace-config rate=N
     #[arg(id = "trace-rate", long = "trace-rate", value_name = "N", env = "PHAROS_TRACE_RATE", help_heading = TRACE)]
     pub rate: Option<String>,
-    /// Deprecated: --trace-config count=N
+    /// Deprecated: use --trace-config count=N
     #[arg(id = "trace-count", long = "trace-count", value_name = "N", allow_negative_numbers = true, env = "PHAROS_TRACE_COUNT", help_heading = TRACE)]
     pub count: Option<String>,
-    /// Deprecated: --trace-config triton,log-frequency=N
+    /// Deprecated: use --trace-config triton,log-frequency=N
     #[arg(id = "trace-log-frequency", long = "trace-log-frequency", value_name = "N", env = "PHAROS_TRACE_LOG_FREQUENCY", help_heading = TRACE)]
     pub log_frequency: Option<String>,
 }
 
-/// One `--trace-config`: the mode that it is for, if it is for one, the setting and its value.
+/// One `--trace-config`: the setting, its value, and the mode if the setting belongs to one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceConfig {
     mode: Option<Mode>,
@@ -47,13 +47,13 @@ pub struct TraceConfig {
 }
 
 impl TraceConfig {
-    /// Without its value.
+    /// Returns the setting without its value.
     fn name(&self) -> String {
         self.mode.map_or_else(|| self.key.clone(), |mode| format!("{},{}", mode.name(), self.key))
     }
 }
 
-/// Reads one `--trace-config`. What is before the first comma is a mode, unless it comes after the first `=`.
+/// Parses one `--trace-config`. The text before the first comma is a mode, unless it contains a `=`.
 fn config(text: &str) -> Result<TraceConfig, String> {
     let form = "the form is MODE,SETTING=VALUE or SETTING=VALUE, with MODE triton or opentelemetry";
     let (mode, setting) = match text.split_once(',').filter(|(before, _)| !before.contains('=')) {
@@ -64,7 +64,8 @@ fn config(text: &str) -> Result<TraceConfig, String> {
             (Some(mode), setting)
         }
     };
-    let (key, value) = setting.split_once('=').ok_or_else(|| format!("'{setting}' is no SETTING=VALUE; {form}"))?;
+    let (key, value) =
+        setting.split_once('=').ok_or_else(|| format!("'{setting}' is not of the form SETTING=VALUE; {form}"))?;
     let known: &[&str] = match mode {
         None => &["mode", "level", "rate", "count"],
         Some(Mode::Triton) => &["file", "log-frequency"],
@@ -74,12 +75,12 @@ fn config(text: &str) -> Result<TraceConfig, String> {
     };
     if !known.contains(&key) {
         let of = mode.map_or_else(|| "traces in general".to_owned(), |mode| format!("the trace mode {}", mode.name()));
-        return Err(format!("there is no setting '{key}' of {of}; allowed are {}; {form}", known.join(", ")));
+        return Err(format!("unknown setting '{key}' of {of}; allowed are {}; {form}", known.join(", ")));
     }
     Ok(TraceConfig { mode, key: key.to_owned(), value: value.to_owned() })
 }
 
-/// What all options and variables say together; `variable` looks up an environment variable.
+/// Combines all options and environment variables of tracing. `variable` looks up an environment variable.
 ///
 /// # Errors
 /// A value is not allowed.
@@ -126,7 +127,7 @@ pub(super) fn tracing(options: &TraceOptions, variable: impl Fn(&str) -> Option<
 }
 
 fn levels_of(names: &[&str]) -> Result<Levels, String> {
-    // Triton's command line takes more words than its protocol.
+    // Triton's command line accepts more words than its protocol.
     let word = |name: &&'_ str| match name.to_ascii_lowercase().as_str() {
         "false" | "off" => "OFF".to_owned(),
         "true" | "on" | "min" | "max" | "timestamps" => "TIMESTAMPS".to_owned(),
@@ -145,7 +146,7 @@ fn count_of(text: &str) -> Result<i32, String> {
     count(text).map_err(|error| error.message)
 }
 
-/// What is given, in order.
+/// The given `--trace-config` settings, in order.
 struct Given<'a>(&'a [TraceConfig]);
 
 impl Given<'_> {
@@ -159,7 +160,7 @@ impl Given<'_> {
     }
 }
 
-/// The collector: from options, else from OpenTelemetry's variables, else where a collector usually is.
+/// Returns the settings of the collector: from options, else from OpenTelemetry's variables, else the defaults.
 fn collector(given: &Given<'_>, variable: impl Fn(&str) -> Option<String>) -> Result<Collector, String> {
     let option = |key: &str| given.last(Some(Mode::OpenTelemetry), key).map(str::to_owned);
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
@@ -212,7 +213,8 @@ fn collector(given: &Given<'_>, variable: impl Fn(&str) -> Option<String>) -> Re
     })
 }
 
-/// The attributes of this server: Triton's name for it, over that what variables say, over that the options.
+/// Returns the resource attributes of this server. Options take precedence over environment variables, and those over
+/// Triton's `service.name`.
 fn resource(given: &[&str], set: impl Fn(&str) -> Option<String>) -> Result<Vec<(String, String)>, String> {
     let mut all = vec![("service.name".to_owned(), "triton-inference-server".to_owned())];
     let mut put = |key: String, value: String| {
@@ -232,32 +234,33 @@ fn resource(given: &[&str], set: impl Fn(&str) -> Option<String>) -> Result<Vec<
     Ok(all)
 }
 
-/// `KEY=VALUE,KEY=VALUE`, values percent-encoded, as OpenTelemetry's variables have them.
+/// Parses `KEY=VALUE,KEY=VALUE` with percent-encoded values, the format of OpenTelemetry's variables.
 fn pairs(name: &str, text: &str) -> Result<Vec<(String, String)>, String> {
     let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
     let pair = |part: &str| {
-        let (key, value) = part.split_once('=').ok_or_else(|| format!("{name}: '{part}' is no KEY=VALUE"))?;
+        let (key, value) =
+            part.split_once('=').ok_or_else(|| format!("{name}: '{part}' is not of the form KEY=VALUE"))?;
         let value = percent_encoding::percent_decode_str(value.trim()).decode_utf8_lossy().into_owned();
         Ok((key.trim().to_owned(), value))
     };
     parts.map(pair).collect()
 }
 
-/// A URL without a scheme, such as `localhost:4318/v1/traces`, is one of HTTP.
+/// Adds `http://` to a URL without a scheme, for example `localhost:4318/v1/traces`.
 fn with_scheme(url: String) -> String {
     if url.contains("://") { url } else { format!("http://{url}") }
 }
 
-/// Host, port and path of `http://HOST[:PORT][/PATH]`.
+/// Returns host, port and path of `http://HOST[:PORT][/PATH]`.
 fn address(url: &str, usual_port: u16) -> Result<(String, u16, String), String> {
     let allowed =
-        "allowed are http://HOST[:PORT][/PATH]; what has to be encrypted goes through a collector beside the server";
+        "allowed are http://HOST[:PORT][/PATH]; for an encrypted connection, send through a collector on this host";
     let wrong = || format!("url is '{url}'; {allowed}");
     let uri: http::Uri = url.parse().map_err(|_| wrong())?;
     let host = uri.host().filter(|host| !host.is_empty() && uri.scheme_str() == Some("http")).ok_or_else(wrong)?;
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let path = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
-    // What stands behind the last colon and is no port is none of `uri`, which would have the usual one used in silence.
+    // `uri.port()` ignores an invalid port, and the default port would be used without an error.
     let port = match uri.authority().and_then(|authority| authority.as_str().rsplit_once(':')) {
         Some((_, port)) if !port.ends_with(']') => port.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?,
         _ => usual_port,
@@ -265,24 +268,24 @@ fn address(url: &str, usual_port: u16) -> Result<(String, u16, String), String> 
     Ok((host.to_owned(), port, path.to_owned()))
 }
 
-/// What to do with trace files.
+/// Commands for trace files.
 #[derive(Clone, Debug, Subcommand)]
 pub enum TraceCommand {
-    /// Where the time of traced requests went: percentiles of each stage for each model
+    /// Show percentiles of the time of each stage of traced requests, by model
     Summary {
-        /// Trace files, of this server or of Triton; what a crash has cut is read as far as it goes
+        /// Trace files of this server or of Triton; a truncated file is read as far as possible
         #[arg(value_name = "FILE", required = true)]
         files: Vec<PathBuf>,
-        /// As JSON instead of a table
+        /// Print JSON instead of a table
         #[arg(long)]
         json: bool,
     },
-    /// The traces as Chrome trace events, for Perfetto (ui.perfetto.dev)
+    /// Convert traces to Chrome trace events, for Perfetto (ui.perfetto.dev)
     Chrome {
         /// Trace files
         #[arg(value_name = "FILE", required = true)]
         files: Vec<PathBuf>,
-        /// The file to write [default: standard output]
+        /// File to write [default: standard output]
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
     },
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn tritons_forms_are_taken() {
+    fn accepts_tritons_forms() {
         let forms = ["triton,file=/a,b=c", "level=TIMESTAMPS", "level=TENSORS", "rate=5", "count=-1"];
         let Tracing { mode, values, file, .. } = read(&[&forms[..], &["triton,log-frequency=9"]].concat()).unwrap();
         let levels = Levels { timestamps: true, tensors: true };
@@ -330,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collector_comes_from_options_or_variables() {
+    fn reads_the_collector_from_options_or_variables() {
         let options = ["mode=opentelemetry", "opentelemetry,url=http://h:1/x?y", "opentelemetry,resource=a=b=c"];
         let more = ["opentelemetry,resource=service.name=n", "opentelemetry,bsp_schedule_delay=500"];
         let collector = read(&[&options[..], &more].concat()).unwrap().collector;
@@ -362,12 +365,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_what_is_allowed() {
+    fn errors_list_the_allowed_values() {
         let otel = "mode=opentelemetry";
         for (args, expected) in [
             (&["zipkin,url=x"][..], "no trace mode 'zipkin'"),
-            (&["rate"], "'rate' is no SETTING=VALUE"),
-            (&["speed=3"], "no setting 'speed' of traces in general; allowed are mode, level, rate, count"),
+            (&["rate"], "'rate' is not of the form SETTING=VALUE"),
+            (&["speed=3"], "unknown setting 'speed' of traces in general; allowed are mode, level, rate, count"),
             (&["triton,rate=3"], "allowed are file, log-frequency"),
             (&["opentelemetry,uri=x"], "allowed are url, protocol"),
             (&["mode=zipkin"], "mode is 'zipkin'; allowed are triton, opentelemetry"),
@@ -383,7 +386,7 @@ mod tests {
             (&[otel, "opentelemetry,protocol=http/json"], "allowed are http/protobuf, grpc"),
         ] {
             let message = read(args).unwrap_err();
-            assert!(message.contains(expected), "{args:?} should tell {expected:?}: {message}");
+            assert!(message.contains(expected), "{args:?}: no {expected:?} in: {message}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Every flag of Triton's `--help` (`tests/python/lifecycle/golden_triton_flags.json`, recorded from a real one) is taken
-//! in each form, and either changes the options or is named as one without effect.
+//! Each flag of Triton's `--help` (`tests/python/lifecycle/golden_triton_flags.json`, recorded from a Triton server) is accepted in all its
+//! forms, and either changes the options or is reported as a flag without effect.
 
 use super::Options;
 
@@ -29,7 +29,7 @@ const WITHOUT_EFFECT: [&str; 15] = [
     "vertex-ai-thread-count",
 ];
 
-/// A value that is not the default, as Triton takes it.
+/// Returns a value in Triton's form that is not the default.
 fn value(flag: &str, form: &str) -> &'static str {
     match (flag, form) {
         ("log-format", _) => "ISO8601",
@@ -51,7 +51,7 @@ fn value(flag: &str, form: &str) -> &'static str {
         ("cuda-memory-pool-byte-size" | "cuda-virtual-address-size", _) => "0:67108864",
         ("metrics-interval-ms", _) => "1500.5",
         ("min-supported-compute-capability", _) => "7.5",
-        // The deprecated flag says the same as --cache-config.
+        // The deprecated flag is equivalent to --cache-config.
         ("response-cache-byte-size", _) => "1048576",
         (_, "integer") => "3",
         (_, "string") => "text",
@@ -66,7 +66,7 @@ fn is_on_by_default(flag: &str) -> bool {
     on.contains(&flag) || ["allow-metrics", "allow-gpu-metrics", "allow-cpu-metrics"].contains(&flag)
 }
 
-/// What a flag needs beside it, in Triton too.
+/// Returns the flags that a flag requires, as in Triton.
 fn beside(flag: &str) -> &'static [&'static str] {
     match flag {
         "load-model" => &["--model-control-mode=explicit"],
@@ -80,13 +80,13 @@ fn parse(flag: &str, given: &[&str]) -> Options {
     Options::from_args(args).unwrap_or_else(|error| panic!("{given:?}: {error}"))
 }
 
-/// All of the options, as text.
+/// Returns all options as text.
 fn shown(options: &Options) -> String {
     format!("{options:?}")
 }
 
 #[test]
-fn every_flag_of_triton_is_taken_in_each_form() {
+fn accepts_every_flag_of_triton_in_all_forms() {
     let golden = include_str!("../../../tests/python/lifecycle/golden_triton_flags.json");
     let golden: Vec<(String, String)> = serde_json::from_str(golden).unwrap();
     let all = golden.iter().map(|(flag, form)| (flag.as_str(), form.as_str())).chain(LATER);
@@ -124,7 +124,7 @@ fn every_flag_of_triton_is_taken_in_each_form() {
 #[test]
 fn tritonserver_has_tritons_defaults() {
     for args in [&["/usr/bin/tritonserver"][..], &["pharos", "tritonserver"]] {
-        // An unambiguous beginning is enough for getopt_long.
+        // getopt_long accepts unambiguous prefixes.
         let options = Options::from_args(args.iter().chain(&["--model-st=m", "--sagemaker-p=9"])).unwrap();
         assert_eq!((options.metrics.port, options.http.port, options.grpc.port), (8002, 8000, 8001));
         assert_eq!(options.grpc_clients.keepalive_time.as_secs(), 7200);
@@ -135,7 +135,7 @@ fn tritonserver_has_tritons_defaults() {
 }
 
 #[test]
-fn deprecated_flags_are_named() {
+fn warns_about_deprecated_flags_and_settings_without_effect() {
     let warnings = |given: &[&str]| parse("", given).warnings().join("\n");
     let strict = parse("", &["--strict-model-config=true"]);
     assert!(!strict.models.auto_complete() && strict.warnings()[0].starts_with("--strict-model-config is deprecated"));

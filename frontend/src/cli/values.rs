@@ -1,4 +1,4 @@
-//! How values of flags are read. Each refusal says what is allowed.
+//! Parsers for the values of flags. Each error lists the allowed values.
 
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -27,12 +27,12 @@ pub(super) fn positive_seconds(text: &str) -> Result<Duration, String> {
     seconds(text).ok().filter(|duration| !duration.is_zero()).ok_or_else(|| allowed.to_owned())
 }
 
-/// A port.
+/// Parses a port.
 pub(super) fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "expected a number from 0 to 65535".to_owned())
 }
 
-/// Whole numbers in a range.
+/// Returns a parser for whole numbers within `range`.
 pub(super) fn whole<N>(range: RangeInclusive<N>) -> impl Fn(&str) -> Result<N, String> + Clone + Send + Sync + 'static
 where
     N: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
@@ -43,7 +43,7 @@ where
     }
 }
 
-/// Milliseconds, of which Triton takes fractions. Less than one counts as one.
+/// Parses milliseconds. Triton accepts fractions; less than 1 ms becomes 1 ms.
 pub(super) fn fractional_milliseconds(text: &str) -> Result<Duration, String> {
     let allowed = "expected milliseconds greater than 0, at most 86400000, for example 500 or 1500.5";
     let milliseconds =
@@ -65,7 +65,7 @@ pub(super) fn input_size(text: &str) -> Result<u64, String> {
     if size == 0 { Err("--http-max-input-size must be greater than 0.".to_owned()) } else { Ok(size) }
 }
 
-/// An IP address, or `localhost`.
+/// Parses an IP address or `localhost`.
 pub(super) fn address(text: &str) -> Result<IpAddr, String> {
     if text == "localhost" {
         return Ok(IpAddr::from([127, 0, 0, 1]));
@@ -74,7 +74,8 @@ pub(super) fn address(text: &str) -> Result<IpAddr, String> {
         .map_err(|_| "allowed are IPv4 and IPv6 addresses, for example 127.0.0.1 or ::, and localhost".to_owned())
 }
 
-/// `HOST:PORT`, with an IPv6 address in brackets, or `unix:PATH`; `unixgram:` and `udp:` as other programs write them.
+/// Parses `HOST:PORT` (IPv6 addresses in brackets) or `unix:PATH`. Also accepts the prefixes `unixgram:` and `udp:` of other
+/// programs.
 pub(super) fn statsd_address(text: &str) -> Result<StatsdAddress, String> {
     let allowed = "allowed are HOST:PORT for UDP, for example 127.0.0.1:8125 or [::1]:8125, and unix:PATH for a Unix \
                    datagram socket, for example unix:/run/pharos/statsd.sock";
@@ -84,8 +85,8 @@ pub(super) fn statsd_address(text: &str) -> Result<StatsdAddress, String> {
     }
     let (host, port) = without("udp:").unwrap_or(text).rsplit_once(':').ok_or(allowed)?;
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let port = port.parse().map_err(|_| format!("'{port}' is no port from 0 to 65535; {allowed}"))?;
-    // Without brackets, the end of an IPv6 address cannot be told from the port.
+    let port = port.parse().map_err(|_| format!("'{port}' is not a port from 0 to 65535; {allowed}"))?;
+    // Without brackets, the last group of an IPv6 address would be ambiguous with the port.
     let bare = host.contains(':') && !text.contains('[');
     if host.is_empty() || host.contains('/') || bare {
         Err(allowed.to_owned())

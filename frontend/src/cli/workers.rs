@@ -1,4 +1,4 @@
-//! The options of the processes that run models.
+//! The flags of the processes that run models.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,45 +11,45 @@ use super::{WORKERS, positive_seconds, seconds, whole};
 /// The processes that run models.
 #[derive(Clone, Debug, Args)]
 pub struct Workers {
-    /// The worker executable [default: pharos-worker beside this executable]
+    /// Worker executable [default: pharos-worker next to this executable]
     #[arg(long, value_name = "FILE", env = "PHAROS_WORKER_BINARY", help_heading = WORKERS)]
     pub worker_binary: Option<PathBuf>,
-    /// The ONNX Runtime library [default: ORT_DYLIB_PATH, else that of the Python on the PATH; without one, the embedded
-    /// runtime serves ONNX models]
+    /// ONNX Runtime library [default: ORT_DYLIB_PATH, else the library of the Python on the PATH; without one, the embedded
+    /// runtime executes ONNX models]
     #[arg(long, value_name = "FILE", env = "PHAROS_ONNXRUNTIME_LIBRARY", help_heading = WORKERS)]
     pub onnxruntime_library: Option<PathBuf>,
-    /// Seconds that a worker may take to load its model
+    /// Maximum seconds for a worker to load its model
     #[arg(long, value_name = "SECONDS", default_value = "300", env = "PHAROS_WORKER_START_TIMEOUT_SECS", value_parser = positive_seconds, help_heading = WORKERS)]
     pub worker_start_timeout_secs: Duration,
-    /// The longest pause in seconds before a worker that keeps dying is started again; the first is 0.1 s, each is twice the last
+    /// Maximum seconds between restarts of a worker that fails repeatedly; the delay starts at 0.1 s and doubles
     #[arg(long, value_name = "SECONDS", default_value = "30", env = "PHAROS_WORKER_MAX_BACKOFF_SECS", value_parser = positive_seconds, help_heading = WORKERS)]
     pub worker_max_backoff_secs: Duration,
-    /// The longest time in seconds that a request waits while no instance of its model is ready because all are started again
+    /// Maximum seconds that a request waits while all instances of its model restart
     #[arg(long, value_name = "SECONDS", default_value = "60", env = "PHAROS_WORKER_MAX_WAIT_SECS", value_parser = seconds, help_heading = WORKERS)]
     pub worker_max_wait_secs: Duration,
-    /// Seconds that a worker may take to execute one batch; 0 for no limit
+    /// Maximum seconds for a worker to execute one batch; 0 for no limit
     #[arg(long, value_name = "SECONDS", default_value = "0", env = "PHAROS_WORKER_EXECUTION_TIMEOUT_SECS", value_parser = seconds, help_heading = WORKERS)]
     pub worker_execution_timeout_secs: Duration,
-    /// Threads that one instance computes with [default: the cores divided by the instances]
+    /// Compute threads of one instance [default: the number of cores divided by the number of instances]
     #[arg(long, value_name = "N", env = "PHAROS_WORKER_THREADS", value_parser = whole(1..=1024u32), help_heading = WORKERS)]
     pub worker_threads: Option<u32>,
-    /// The Python of models that bring none with them; it needs the package pharos-worker [default: python3 of the PATH]
+    /// Python interpreter for models without their own; requires the package pharos-worker [default: python3 on the PATH]
     #[arg(long, value_name = "FILE", env = "PHAROS_PYTHON", help_heading = WORKERS)]
     pub python: Option<PathBuf>,
-    /// Variables of the environment that workers do not get: those whose whole name matches this regular expression
+    /// Regular expression of environment variables to hide from workers; it must match the whole name
     #[arg(long, value_name = "REGEX", env = "PHAROS_WORKER_HIDDEN_VARIABLES", value_parser = whole_name, help_heading = WORKERS)]
     pub worker_hidden_variables: Option<Regex>,
-    /// Where further backends are: DIR/NAME/libpharos_NAME.so, DIR/NAME/pharos-worker-NAME or DIR/NAME/model.py [default:
-    /// backends beside this executable, if that is there]
+    /// Directory of additional backends: DIR/NAME/libpharos_NAME.so, DIR/NAME/pharos-worker-NAME or DIR/NAME/model.py
+    /// [default: backends next to this executable, if it exists]
     #[arg(long, value_name = "DIR", env = "PHAROS_BACKEND_DIRECTORY", help_heading = WORKERS)]
     pub backend_directory: Option<PathBuf>,
-    /// Where archives that EXECUTION_ENV_PATH names are unpacked, once for all who use them; what is unused for two weeks goes
-    /// [default: pharos/environments in the user's cache folder]
+    /// Directory for unpacked archives of EXECUTION_ENV_PATH, one copy for all models; copies unused for two weeks are removed
+    /// [default: pharos/environments in the user's cache directory]
     #[arg(long, value_name = "DIR", env = "PHAROS_ENVIRONMENT_CACHE_DIRECTORY", help_heading = WORKERS)]
     pub environment_cache_directory: Option<PathBuf>,
 }
 
-/// A regular expression for whole names.
+/// Parses a regular expression that must match whole names.
 fn whole_name(text: &str) -> Result<Regex, String> {
-    Regex::new(&format!("^(?:{text})$")).map_err(|error| format!("it is no regular expression: {error}"))
+    Regex::new(&format!("^(?:{text})$")).map_err(|error| format!("invalid regular expression: {error}"))
 }

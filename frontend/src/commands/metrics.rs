@@ -1,4 +1,4 @@
-//! `pharos metrics`: what a `metrics.yaml` defines.
+//! `pharos metrics`: checks and lists the definitions of a `metrics.yaml`.
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `pharos trace`: what trace files say, without a server.
+//! `pharos trace`: summarizes and converts trace files.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn failed(reason: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// What is to be written, and where to if not to standard output.
+/// Returns the output, and the file to write it to; `None` for standard output.
 fn text(command: &TraceCommand) -> Result<(String, Option<&Path>), String> {
     match command {
         TraceCommand::Summary { files, json } => {
@@ -37,7 +37,7 @@ fn text(command: &TraceCommand) -> Result<(String, Option<&Path>), String> {
     }
 }
 
-/// The traces of all files. Numbers begin anew in each server's files, so those of the files are made different.
+/// Reads the traces of all files. Ids are only unique within one file, so the ids of later files are offset.
 fn read_all(files: &[PathBuf]) -> Result<Vec<Trace>, String> {
     let mut all: Vec<Trace> = Vec::new();
     for path in files {
@@ -45,10 +45,10 @@ fn read_all(files: &[PathBuf]) -> Result<Vec<Trace>, String> {
         let bytes = std::fs::read(path).map_err(|error| wrong(&error))?;
         let found = read(&bytes).map_err(|error| wrong(&error))?;
         if found.cut {
-            eprintln!("{}", wrong(&"the file is cut: what is whole of it is read"));
+            eprintln!("{}", wrong(&"the file is cut off; only its complete records are read"));
         }
         if found.broken > 0 {
-            eprintln!("{}", wrong(&format!("{} records are no JSON and left out", found.broken)));
+            eprintln!("{}", wrong(&format!("skipped {} records that are not valid JSON", found.broken)));
         }
         let base = all.iter().map(|trace| trace.id).max().unwrap_or(0);
         all.extend(found.traces.into_iter().map(|mut trace| {
@@ -64,7 +64,7 @@ fn write(text: &str, output: Option<&Path>) -> Result<(), String> {
     match output {
         Some(path) => std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display())),
         None => match std::io::stdout().write_all(text.as_bytes()) {
-            // Who reads the table may have seen enough.
+            // The reader may close the pipe early, as `head` does.
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.to_string()),
             _ => Ok(()),
         },

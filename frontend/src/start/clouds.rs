@@ -1,4 +1,4 @@
-//! The endpoints of cloud platforms at the start of the server.
+//! Sets up the endpoints of cloud platforms at start.
 
 use crate::cli::{ControlMode, Options};
 use pharos_engine::engine::Engine;
@@ -14,8 +14,8 @@ pub(super) struct Clouds {
 }
 
 impl Clouds {
-    /// The platforms that the options name, set up as the environment of the container says. With TorchServe's endpoints there
-    /// are none.
+    /// Sets up the platforms that the options enable, from the environment variables of their containers. With TorchServe's
+    /// endpoints, no platform is served.
     ///
     /// # Errors
     /// A variable is missing, or has a value that is not allowed.
@@ -24,7 +24,7 @@ impl Clouds {
         let Options { sagemaker, vertex_ai, .. } = options;
         let has_effect = |flag: &str, allow: bool| {
             if allow && torchserve {
-                tracing::info!("{flag} has no effect: TorchServe's endpoints are served in place of Triton's");
+                tracing::info!("{flag} has no effect: TorchServe's endpoints replace Triton's");
             }
             allow && !torchserve
         };
@@ -36,18 +36,18 @@ impl Clouds {
         Ok(Self { sagemaker: sagemaker.transpose()?, vertex_ai: vertex_ai.transpose()?, registered })
     }
 
-    /// The directories that requests register as models.
+    /// Returns the directories that requests register as models.
     pub(super) fn registered(&self) -> Option<Registered> {
         self.registered.clone()
     }
 
-    /// What listeners are opened for.
+    /// Returns the platforms to open listeners for.
     pub(super) fn platforms(&self) -> Vec<Platform> {
         let sagemaker = self.sagemaker.clone().map(Platform::SageMaker);
         sagemaker.into_iter().chain(self.vertex_ai.clone().map(Platform::VertexAi)).collect()
     }
 
-    /// Called when the models of the start are loaded.
+    /// Chooses Vertex AI's default model. Call this after the models of the start are loaded.
     ///
     /// # Errors
     /// Vertex AI has no default model.

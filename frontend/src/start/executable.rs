@@ -1,4 +1,4 @@
-//! This executable, as the launcher of TorchServe's command line sees it.
+//! The interface of this executable for the launcher of TorchServe's command line.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

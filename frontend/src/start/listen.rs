@@ -1,4 +1,4 @@
-//! The listeners: what each is told, and the files that are read again while they serve.
+//! Configures and opens the listeners, and watches their TLS and token files.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -29,19 +29,19 @@ use pharos_torchserve::ServerAccess;
 const HTTP_RESTRICTED: (&str, &str) = ("--http-restricted-api", "api");
 const GRPC_RESTRICTED: (&str, &str) = ("--grpc-restricted-protocol", "protocol");
 
-/// What listeners are made of.
+/// The shared parts of all listeners.
 pub(super) struct Listeners<'a> {
     pub(super) options: &'a Options,
     pub(super) engine: &'a Engine,
     pub(super) life: Life,
-    /// Notified when files are to be read again.
+    /// Notified to reload the files.
     pub(super) hangup: Arc<Notify>,
-    /// The memory of what is being received.
+    /// The memory limit of requests being received.
     pub(super) budget: Budget,
 }
 
 impl Listeners<'_> {
-    /// Opens the listeners and serves on them; those of cloud platforms for each of `platforms`.
+    /// Opens the listeners, including one for each of `platforms`, and returns their tasks.
     pub(super) async fn open(
         &self,
         guards: &ServerAccess,
@@ -71,7 +71,7 @@ impl Listeners<'_> {
             let socket = statsd::bind(address).await?;
             let mut life = self.life.clone();
             let stopped = async move {
-                // An error means that the sender is gone: the server ends too.
+                // An error means that the sender was dropped, so the server ends.
                 let _ = life.wait_for(|phase| *phase == Phase::Stopping).await;
             };
             tasks.push(tokio::spawn(statsd::serve(socket, engine.cache().clone(), stopped)));
@@ -92,7 +92,7 @@ impl Listeners<'_> {
         Ok(tokio::spawn(http::serve(listener, self.engine.clone(), (settings, connections), self.life.clone())))
     }
 
-    /// The settings that all listeners of the v2 protocol over HTTP share. Headers are not forwarded.
+    /// Returns the settings shared by all HTTP listeners of the v2 protocol; they forward no headers.
     fn http_settings(&self, guards: &ServerAccess) -> http::Settings {
         http::Settings {
             max_input_size: self.options.http.max_input_size,
@@ -104,7 +104,7 @@ impl Listeners<'_> {
         }
     }
 
-    /// Opens the listener of a cloud platform: without TLS and on all addresses, as in Triton.
+    /// Opens the listener of a cloud platform, without TLS and on all interfaces, as in Triton.
     fn cloud(&self, guards: &ServerAccess, platform: Platform) -> Result<JoinHandle<()>, String> {
         let Options { sagemaker, vertex_ai, http_clients, .. } = self.options;
         let (what, flag, port) = match &platform {
@@ -144,37 +144,37 @@ impl Listeners<'_> {
         let (engine, life) = (self.engine.clone(), self.life.clone());
         Ok(tokio::spawn(async move {
             if let Err(error) = grpc::serve(listener, engine, (settings, connections), life).await {
-                tracing::error!("gRPC does not serve: {error}");
+                tracing::error!("gRPC listener failed: {error}");
             }
         }))
     }
 
     fn connections(&self, listener: Listener, tls: Option<Arc<Tls>>, connections: usize) -> listener::Settings {
-        let patience = &self.options.patience;
+        let timeouts = &self.options.patience;
         let limits = Limits {
             connections,
-            handshake: patience.handshake,
-            head: patience.head,
-            idle: patience.idle,
-            write: patience.write,
+            handshake: timeouts.handshake,
+            head: timeouts.head,
+            idle: timeouts.idle,
+            write: timeouts.write,
             ..Limits::default()
         };
         listener::Settings { listener, limits, tls, cache: Some(self.engine.cache().clone()), tells_peers: false }
     }
 
-    /// TLS of a listener, if it is to speak that.
-    fn tls(&self, listener: Listener, (options, speaks): (TlsOptions, Speaks)) -> Result<Option<Arc<Tls>>, String> {
+    /// Returns the TLS configuration of a listener, if enabled, and watches its files.
+    fn tls(&self, listener: Listener, (options, protocols): (TlsOptions, Speaks)) -> Result<Option<Arc<Tls>>, String> {
         let Some(paths) = options.paths(|unused| tracing::warn!("{unused}"))? else { return Ok(None) };
         let files = TlsFiles { certificate: paths.certificate, key: paths.key, authorities: paths.authorities };
-        let tls = Tls::new(files, speaks).map_err(|reason| format!("TLS of {}: {reason}", options.listener))?;
+        let tls = Tls::new(files, protocols).map_err(|reason| format!("TLS of {}: {reason}", options.listener))?;
         let tls = Arc::new(tls);
         let (paths, reading) = (tls.paths(), tls.clone());
-        let read = move || reading.reload().map(|()| "for connections from now on".to_owned());
+        let read = move || reading.reload().map(|()| "for new connections".to_owned());
         self.watch(Credentials::Tls(listener), paths, read);
         Ok(Some(tls))
     }
 
-    /// What guards the listeners: tokens and restricted parts.
+    /// Returns the access control of the listeners: tokens and restrictions.
     pub(super) fn guards(&self) -> Result<ServerAccess, String> {
         Ok(ServerAccess {
             tokens: self.access()?,
@@ -183,7 +183,7 @@ impl Listeners<'_> {
         })
     }
 
-    /// The tokens.
+    /// Reads the token files and watches them.
     fn access(&self) -> Result<Access, String> {
         let tokens = &self.options.tokens;
         let access = Access::new(tokens.inference.clone(), tokens.management.clone())?;
@@ -211,7 +211,7 @@ impl Listeners<'_> {
     }
 }
 
-/// The restrictions of an edge.
+/// Parses the restrictions of an edge.
 fn restricted(groups: &[String], option: (&str, &str)) -> Result<Arc<Restrictions>, String> {
     let mut restrictions = Restrictions::default();
     groups.iter().try_for_each(|group| restrictions.add(group, option))?;
@@ -223,6 +223,6 @@ fn bind(what: &str, flag: &str, (address, port, shared): (IpAddr, u16, bool)) ->
     let unusable = |error: io::Error| format!("{what} cannot listen on {wanted}: {error}; {flag} chooses another port");
     let listener = listener::bind(wanted, shared).map_err(unusable)?;
     let bound = listener.local_addr().map_err(unusable)?;
-    tracing::info!("{what} on {bound}");
+    tracing::info!("{what} listening on {bound}");
     Ok(listener)
 }

@@ -9,7 +9,7 @@ use pharos::access::{Api, Restrictions};
 use crate::cli::{ControlMode, Options};
 use pharos_torchserve::{Plan, ServerAccess, Settings};
 
-/// Warns if it is so.
+/// Logs a warning with the addresses that allow this.
 pub(super) fn warn(options: &Options, plan: Option<&Plan<Options>>, guards: &ServerAccess) {
     if guards.tokens.guards(Scope::Management) {
         return;
@@ -22,7 +22,7 @@ pub(super) fn warn(options: &Options, plan: Option<&Plan<Options>>, guards: &Ser
     if open.is_empty() {
         return;
     }
-    // A line each: the log escapes line breaks.
+    // One event per line, because the log escapes line breaks.
     tracing::warn!(
         "models can be loaded by request without a token: every client that reaches one of these addresses can run code on \
          this machine"
@@ -35,7 +35,7 @@ pub(super) fn warn(options: &Options, plan: Option<&Plan<Options>>, guards: &Ser
     );
 }
 
-/// The server's own addresses that are open.
+/// Returns the open addresses of the server's own listeners.
 fn of_server(options: &Options, guards: &ServerAccess) -> Vec<String> {
     if options.models.control_mode != ControlMode::Explicit {
         return Vec::new();
@@ -48,7 +48,7 @@ fn of_server(options: &Options, guards: &ServerAccess) -> Vec<String> {
     open.map(|(name, _, address, port, _)| format!("{name} on {}", SocketAddr::new(address, port))).collect()
 }
 
-/// The addresses of cloud platforms that are open. The listeners are on all addresses.
+/// Returns the open addresses of cloud platforms. Their listeners bind all interfaces.
 fn of_clouds(options: &Options, guards: &ServerAccess) -> Vec<String> {
     if options.models.control_mode != ControlMode::Explicit {
         return Vec::new();
@@ -62,7 +62,8 @@ fn of_clouds(options: &Options, guards: &ServerAccess) -> Vec<String> {
     open.map(|(name, _, port)| format!("{name} on {}", SocketAddr::new(any, port))).collect()
 }
 
-/// TorchServe's addresses that are open. Both of a protocol take loads: the one TorchServe's, the other the v2 protocol's.
+/// Returns TorchServe's open addresses. For each protocol, the management address accepts TorchServe's load requests and the
+/// inference address those of the v2 protocol.
 fn of_torchserve(settings: &Settings, guards: &ServerAccess) -> Vec<String> {
     if !settings.model_api || settings.token.is_some() {
         return Vec::new();
@@ -77,7 +78,7 @@ fn of_torchserve(settings: &Settings, guards: &ServerAccess) -> Vec<String> {
     open.map(|(name, address, _)| format!("{name} on {}", address.socket)).collect()
 }
 
-/// Whether other machines can load models at this address.
+/// Returns whether other machines can load models at this address.
 fn is_open(address: IpAddr, rules: &Restrictions) -> bool {
     !address.to_canonical().is_loopback() && !rules.restricts(Api::ModelRepository)
 }

@@ -1,5 +1,5 @@
-//! Joins TorchServe's endpoints to the server: models are registered first, then a snapshot is written, then the ports open. Each
-//! later change is written to a snapshot too.
+//! Starts TorchServe's endpoints: registers their models, writes a snapshot, then opens the ports. Each later change writes a
+//! snapshot too.
 
 use std::sync::Arc;
 
@@ -18,16 +18,16 @@ use pharos_torchserve::{
     self, Kind, Kserve, ModelProperties, Plan, Registry, ServerAccess, Settings, Start, Uncounted, snapshot,
 };
 
-/// The endpoints of a plan, and the models that they show.
+/// The endpoints of a plan and their models.
 pub(super) struct Endpoints {
     registry: Arc<Registry<Engine>>,
     settings: Arc<Settings>,
-    /// What [`Endpoints::start`] opens the ports with; `None` once they are open.
+    /// The input of [`Endpoints::start`]; `None` once the ports are open.
     start: Option<Start<Engine, grpc::Services<Engine>>>,
 }
 
 impl Endpoints {
-    /// Prepares the endpoints. No port is open yet; addresses that are in use are reported now, before models load.
+    /// Prepares the endpoints. Opens no port, but checks the addresses, so that one in use is reported before models load.
     ///
     /// # Errors
     /// An address cannot be used.
@@ -55,8 +55,8 @@ impl Endpoints {
         Ok(Self { registry, settings: plan.settings.clone(), start: Some(start) })
     }
 
-    /// Registers the models of the start, writes their snapshot, opens the ports, and prints the line that scripts wait for.
-    /// Workers may still load their models then. Gives the tasks of the ports.
+    /// Registers the initial models, writes their snapshot, opens the ports, and prints the line that scripts wait for. Workers
+    /// may still be loading their models then. Returns the tasks of the ports.
     ///
     /// # Errors
     /// A snapshot cannot be restored, or a port cannot be opened.
@@ -79,8 +79,8 @@ impl Endpoints {
         Ok(tasks)
     }
 
-    /// Ends the wait for workers, writes the last snapshot and removes the tokens, which are no longer valid. After an
-    /// unfinished start it does nothing: not all models are registered, and their snapshot would replace a complete one.
+    /// Ends the wait for workers, writes the last snapshot and removes the invalidated tokens. Does nothing after an incomplete
+    /// start: not all models are registered, and their snapshot would replace a complete one.
     pub(super) fn stopping(&self) {
         if self.start.is_some() {
             return;
@@ -93,7 +93,7 @@ impl Endpoints {
     }
 }
 
-/// The v2 protocol for the ports of TorchServe, with TorchServe's limits.
+/// Returns the services of the v2 protocol for TorchServe's ports, with TorchServe's limits.
 fn kserve(
     service: &Engine,
     settings: &Settings,
@@ -118,19 +118,19 @@ fn kserve(
     })
 }
 
-/// Writes a snapshot of what is registered, on a thread that may block.
+/// Writes a snapshot of the registered models on a blocking thread.
 async fn write(settings: &Arc<Settings>, kind: Kind, registry: &Arc<Registry<Engine>>) {
     let (settings, registry) = (settings.clone(), registry.clone());
     if let Err(error) = tokio::task::spawn_blocking(move || save(&settings, kind, &registry)).await {
-        tracing::error!("no snapshot can be written: {error}");
+        tracing::error!("cannot write a snapshot: {error}");
     }
 }
 
-/// Writes a snapshot of what is registered.
+/// Writes a snapshot of the registered models.
 fn save(settings: &Settings, kind: Kind, registry: &Registry<Engine>) {
     let models: Vec<ModelProperties> =
         registry.deployments().iter().map(|(deployment, default)| deployment.properties(*default)).collect();
     if let Err(error) = snapshot::write(settings, kind, &models) {
-        tracing::error!("no snapshot can be written: {error}");
+        tracing::error!("cannot write a snapshot: {error}");
     }
 }

@@ -1,7 +1,6 @@
-//! What leaves and enters the frontend as numbers and lines: its log, metric logs, traces, StatsD, samples of workers,
-//! readings of the host and of GPUs.
+//! Telemetry of the frontend: its log, metric logs, traces, StatsD, samples of workers, and readings of the host and of GPUs.
 //!
-//! It consumes the enumeration of `pharos::metrics` and serves no requests.
+//! It works with the metrics of `pharos::metrics` and serves no requests.
 
 pub mod log;
 pub mod metrics;

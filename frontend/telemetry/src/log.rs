@@ -1,8 +1,8 @@
-//! The log of the server: lines on standard error or in a file. What is logged, and how, can change while it runs (the
-//! logging extension), for the whole process.
+//! The log of the server: lines on standard error or in a file. The settings apply to the whole process and can be changed while
+//! it runs (the logging extension).
 //!
-//! Logging never blocks: lines are queued, and threads of the log write them (`outlet`). Nothing else in the server may write
-//! to standard output or standard error.
+//! Logging never blocks: lines are queued, and threads write them (`outlet`). No other code may write to standard output or
+//! error.
 
 mod lines;
 mod outlet;
@@ -29,22 +29,22 @@ use pharos_os::clock;
 use sinks::Plain;
 use torchserve::Journal;
 
-/// The field of a worker's line that says which stream it came from, if not from standard output.
+/// The field of a worker's line that names its stream, if that is not standard output.
 const STREAM: &str = "stream";
 
-/// How long the last lines may take to be written when the server ends, all destinations together.
+/// The time limit for writing the last lines to all destinations at the end of the server.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-/// TorchServe's log, if that is on.
+/// TorchServe's log, if enabled.
 static JOURNAL: OnceLock<Journal> = OnceLock::new();
 
 /// The destinations of the log of this process.
 static OUTLETS: OnceLock<Vec<Arc<Outlet>>> = OnceLock::new();
 
-/// How to log from the start.
+/// The initial log settings.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Log debug lines (1), trace lines too (2 and more), or neither (0).
+    /// 0: neither debug nor trace lines; 1: debug lines; 2 or more: trace lines too.
     pub verbose: u32,
     /// Log information.
     pub info: bool,
@@ -52,7 +52,7 @@ pub struct Options {
     pub warning: bool,
     /// Log errors.
     pub error: bool,
-    /// The form of a line.
+    /// The format of lines.
     pub format: Format,
     /// The file to log to; `None` for standard error.
     pub file: Option<PathBuf>,
@@ -78,10 +78,10 @@ static CURRENT: Current = Current {
     path: OnceLock::new(),
 };
 
-/// Starts logging as the options say, until the guard is dropped. A second call in one process changes the settings only.
+/// Starts logging with these options, until the guard is dropped. A second call in one process changes only the settings.
 ///
 /// # Errors
-/// The file cannot be opened, or no thread is left.
+/// The file cannot be opened, or the thread cannot be started.
 pub fn start(options: &Options) -> Result<Guard, String> {
     let file = options.file.as_deref();
     let sink = Plain::new(file).map_err(|error| {
@@ -96,16 +96,16 @@ pub fn start(options: &Options) -> Result<Guard, String> {
     let writers = Writers(outlet.clone());
     let lines = tracing_subscriber::fmt::layer().with_ansi(false).log_internal_errors(false);
     let lines = lines.event_format(lines::Lines).with_writer(writers);
-    // Fails only when a subscriber exists already, which then stays.
+    // Fails only if a subscriber exists already, which then remains.
     let _ = tracing_subscriber::registry().with(lines.with_filter(filter_fn(is_wanted))).try_init();
     Ok(Guard::new(vec![outlet], options))
 }
 
 /// Starts logging as TorchServe does: into its files in `directory` and to standard output, until the guard is dropped. A file
-/// that the options name takes their place.
+/// in the options replaces both.
 ///
 /// # Errors
-/// As [`start`].
+/// The same as for [`start`].
 pub fn start_torchserve(options: &Options, directory: &Path) -> Result<Guard, String> {
     if options.file.is_some() {
         return start(options);
@@ -118,10 +118,10 @@ pub fn start_torchserve(options: &Options, directory: &Path) -> Result<Guard, St
 }
 
 fn not_started(error: io::Error) -> String {
-    format!("the log cannot be started: {error}")
+    format!("cannot start the log: {error}")
 }
 
-/// The log, as long as this is held; dropping it writes the last lines, for a limited time.
+/// Keeps the log running; dropping it writes the last lines, for a limited time.
 pub struct Guard(Vec<Arc<Outlet>>);
 
 impl Guard {
@@ -150,13 +150,13 @@ impl Drop for Guard {
     }
 }
 
-/// Lines lost since the last call, by destination.
+/// Returns the number of lines lost since the last call, by destination.
 pub fn take_lost() -> Vec<(&'static str, u64)> {
     let outlets = OUTLETS.get().map(Vec::as_slice).unwrap_or_default();
     outlets.iter().map(|outlet| (outlet.name(), outlet.take_lost())).collect()
 }
 
-/// Writes a line to standard output, where TorchServe's log also goes; waits for nothing.
+/// Writes a line to standard output, which TorchServe's log also uses. Does not wait.
 pub fn announce(line: &str) {
     let line = format!("{line}\n");
     match JOURNAL.get() {
@@ -165,7 +165,7 @@ pub fn announce(line: &str) {
     }
 }
 
-/// Writes a line to standard error even when logging is off, for the moment before the process ends. Waits for a limited time.
+/// Writes a line to standard error even if logging is off, before the process exits. Waits for a limited time.
 pub fn last_words(line: &str) {
     let line = format!("{line}\n");
     if let Some(written) = written_by_a_thread(move || sinks::write(rustix::stdio::stderr(), &line)) {
@@ -181,34 +181,34 @@ fn written_by_a_thread(write: impl FnOnce() -> u64 + Send + 'static) -> Option<m
     thread::Builder::new().name("log".to_owned()).spawn(work).ok().map(|_| written)
 }
 
-/// What a log in the plain form says where lines are missing.
+/// Returns the line that replaces dropped lines in a plain log.
 fn plain_notice(lost: u64) -> String {
     let line = formatted(format(), (Level::WARN, module_path!()), &Parts::message(missing(lost))).unwrap_or_default();
     format!("{line}\n")
 }
 
 fn missing(lost: u64) -> String {
-    format!("{lost} lines of the log were dropped here: they were not written as fast as they came")
+    format!("{lost} log lines were dropped here because the destination was too slow")
 }
 
-/// Whether lines of the metrics are in the log too: in TorchServe's.
+/// Returns whether the log includes lines of the metrics, as TorchServe's does.
 pub(crate) fn takes_metrics() -> bool {
     JOURNAL.get().is_some()
 }
 
-/// Puts lines of the metrics, as the console has them, into the log.
+/// Adds lines of the metrics, in the console layout, to the log.
 pub(crate) fn metrics(lines: &str) {
     if let Some(journal) = JOURNAL.get().filter(|_| !lines.is_empty()) {
         journal.push_metrics(lines);
     }
 }
 
-/// Whether a line is logged as the settings are now.
+/// Returns whether the current settings log a line.
 fn is_wanted(metadata: &Metadata<'_>) -> bool {
     let on = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
     let verbose = |least| CURRENT.verbose.load(Ordering::Relaxed) >= least && is_ours(metadata.target());
     match *metadata.level() {
-        // The edges log a request only if that is enabled, whatever the other settings.
+        // The edges log a request only if that is enabled; the other settings do not apply.
         Level::INFO if metadata.target() == REQUEST_LOG_TARGET => true,
         Level::ERROR => on(&CURRENT.error),
         Level::WARN => on(&CURRENT.warning),
@@ -218,7 +218,7 @@ fn is_wanted(metadata: &Metadata<'_>) -> bool {
     }
 }
 
-/// The settings now.
+/// Returns the current settings.
 pub fn settings() -> Settings {
     Settings {
         file: CURRENT.path.get().cloned().unwrap_or_default(),
@@ -230,13 +230,13 @@ pub fn settings() -> Settings {
     }
 }
 
-/// How a line is written now.
+/// Returns the current format.
 fn format() -> Format {
     let format = CURRENT.format.load(Ordering::Relaxed);
     Format::ALL.into_iter().find(|known| *known as u8 == format).unwrap_or_default()
 }
 
-/// Changes the settings, and gives those that hold now.
+/// Changes the settings and returns the result.
 pub fn update(update: Update) -> Settings {
     let set =
         |flag: &AtomicBool, wanted: Option<bool>| wanted.into_iter().for_each(|on| flag.store(on, Ordering::Relaxed));
@@ -249,22 +249,22 @@ pub fn update(update: Update) -> Settings {
     if let Some(format) = update.format {
         CURRENT.format.store(format as u8, Ordering::Relaxed);
     }
-    // What is logged is asked once for each place in the code, not for each line.
+    // `tracing` caches the decision for each call site.
     tracing::callsite::rebuild_interest_cache();
     settings()
 }
 
-/// Has the files opened again, because they may have been moved away.
+/// Reopens the files, because they may have been moved away.
 pub fn reopen() {
     OUTLETS.get().map(Vec::as_slice).unwrap_or_default().iter().for_each(|outlet| outlet.reopen());
 }
 
-/// What libraries say in detail is of no use to those who run a server.
+/// Returns whether a target is of the server or a worker: the details of libraries are of no use to operators.
 fn is_ours(target: &str) -> bool {
     target.starts_with("pharos") || target == "worker"
 }
 
-/// Queues each line, whole.
+/// Queues whole lines.
 struct Writers(Arc<Outlet>);
 
 struct LineWriter<'a>(&'a Outlet);
@@ -279,7 +279,7 @@ impl<'a> MakeWriter<'a> for Writers {
 
 impl Write for LineWriter<'_> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // The formatter makes text, one line for each call.
+        // The formatter writes text, one line per call.
         self.0.push(&String::from_utf8_lossy(line));
         Ok(line.len())
     }

@@ -1,4 +1,4 @@
-//! The frontend's end of the metrics: reads the definition, and drains what workers send.
+//! The frontend's side of the metrics: reads their definition and drains the samples of workers.
 
 mod definition;
 mod ring;
@@ -18,16 +18,16 @@ pub struct RefusedLinesLog {
 }
 
 impl RefusedLinesLog {
-    /// About lines `from` somewhere.
+    /// Creates a log for lines that come `from` a source.
     pub fn new(from: String) -> Self {
         Self { from, throttle: Throttle::default() }
     }
 
-    /// A line was refused.
+    /// Reports a refused line.
     pub fn tell(&mut self, line: &[u8], refusal: &Refusal) {
         let Some(held) = self.throttle.pass(clock::now()) else { return };
         let (from, line) = (&self.from, shortened(line));
-        let more = if held > 0 { format!(" (and {held} others since the last such message)") } else { String::new() };
-        tracing::warn!("a metric line from {from} was refused: {refusal}; it is `{line}`{more}");
+        let more = if held > 0 { format!(" (and {held} others since the last message)") } else { String::new() };
+        tracing::warn!("a metric line from {from} was refused: {refusal}; line: `{line}`{more}");
     }
 }

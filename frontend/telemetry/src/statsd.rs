@@ -1,7 +1,7 @@
-//! Receives StatsD datagrams, over UDP or a Unix datagram socket, and hands them to the metrics.
+//! Receives StatsD datagrams over UDP or a Unix datagram socket and passes them to the metrics.
 //!
-//! Off unless `--statsd-address` is given. Nobody is asked who they are: what comes is believed as far as the definition of
-//! the metrics allows it, bounded in memory by that definition and in time by a turn's `TURN` datagrams.
+//! Off unless `--statsd-address` is given. Senders are not authenticated. The definition of the metrics limits which samples are
+//! accepted and how much memory they use; `TURN` limits the datagrams handled in one turn.
 
 use std::fs;
 use std::io;
@@ -20,18 +20,18 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::metrics::RefusedLinesLog;
 
-/// Bytes that the kernel is asked to keep for us; it gives no more than `net.core.rmem_max`.
+/// The requested size of the kernel's receive buffer, bytes; the kernel grants at most `net.core.rmem_max`.
 const RECEIVE_BUFFER: usize = 8 << 20;
-/// The most datagrams that are taken before others of the runtime get their turn.
+/// The maximum number of datagrams handled before yielding to the runtime.
 const TURN: usize = 64;
-/// The most that are taken at the end of what senders had sent before.
+/// The maximum number of waiting datagrams handled at shutdown.
 const LAST: usize = 4096;
-/// How long sets collect members: the interval of StatsD's own flushes.
+/// The time for which sets collect members: the flush interval of StatsD.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// What a failing socket is left alone for.
+/// The pause after a failed receive.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Where StatsD datagrams are received.
+/// The address that receives StatsD datagrams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StatsdAddress {
     /// UDP on this host (an address or a name) and port.
@@ -43,7 +43,7 @@ pub enum StatsdAddress {
 /// A bound socket.
 pub struct Socket {
     kind: Kind,
-    /// Kept as long as the socket is read.
+    /// Removes the file of a Unix socket when dropped.
     _file: Option<SocketFile>,
 }
 
@@ -52,10 +52,10 @@ enum Kind {
     Unix(UnixDatagram),
 }
 
-/// The file of a Unix socket, which goes with it.
+/// The file of a Unix socket, removed when the socket is dropped.
 struct SocketFile {
     path: PathBuf,
-    /// Device and number of the file, so that nobody else's is removed.
+    /// Device and inode of the file, so that a file of another process is not removed.
     identity: Option<(u64, u64)>,
 }
 
@@ -74,7 +74,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 /// Binds the address.
 ///
 /// # Errors
-/// Why it cannot be, with the flag and what helps.
+/// The address cannot be bound; the text has the flag to change.
 pub async fn bind(address: &StatsdAddress) -> Result<Socket, String> {
     let (bound, shown) = match address {
         StatsdAddress::Udp(host, port) => {
@@ -83,13 +83,13 @@ pub async fn bind(address: &StatsdAddress) -> Result<Socket, String> {
         }
         StatsdAddress::Unix(path) => (bind_unix(path), format!("unix:{}", path.display())),
     };
-    bound.map_err(|error| format!("StatsD cannot listen on {shown}: {error}; --statsd-address chooses another address"))
+    bound.map_err(|error| format!("cannot receive StatsD on {shown}: {error}; change --statsd-address"))
 }
 
 async fn bind_udp(host: &str, port: u16) -> io::Result<Socket> {
     let socket = UdpSocket::bind((host, port)).await?;
     widen(&socket);
-    tracing::info!("StatsD on {} (UDP)", socket.local_addr()?);
+    tracing::info!("receiving StatsD on {} (UDP)", socket.local_addr()?);
     Ok(Socket { kind: Kind::Udp(socket), _file: None })
 }
 
@@ -97,19 +97,19 @@ fn bind_unix(path: &Path) -> io::Result<Socket> {
     remove_stale(path)?;
     let socket = UnixDatagram::bind(path)?;
     widen(&socket);
-    tracing::info!("StatsD on {} (Unix datagrams)", path.display());
+    tracing::info!("receiving StatsD on {} (Unix datagrams)", path.display());
     let file = SocketFile { path: path.to_owned(), identity: identity(path) };
     Ok(Socket { kind: Kind::Unix(socket), _file: Some(file) })
 }
 
-/// Senders of UDP do not wait: what the kernel cannot keep while we are busy is lost.
+/// Enlarges the receive buffer: UDP senders do not wait, so datagrams beyond the buffer are lost while the server is busy.
 fn widen(socket: &impl AsFd) {
     if let Err(error) = sockopt::set_socket_recv_buffer_size(socket, RECEIVE_BUFFER) {
-        tracing::debug!(%error, "the receive buffer of StatsD cannot be made larger");
+        tracing::debug!(%error, "cannot enlarge the receive buffer of StatsD");
     }
 }
 
-/// Removes the socket that an ended server has left, and nothing else.
+/// Removes the socket of a server that has ended, and nothing else.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let file = match fs::symlink_metadata(path) {
         Ok(file) => file,
@@ -117,13 +117,13 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         Err(error) => return Err(error),
     };
     if !file.file_type().is_socket() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path exists and is no socket"));
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path exists and is not a socket"));
     }
     let probe = std::os::unix::net::UnixDatagram::unbound()?;
     match probe.connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
         Err(error) => Err(error),
-        Ok(()) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process receives there")),
+        Ok(()) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process uses this socket")),
     }
 }
 
@@ -135,7 +135,7 @@ impl Socket {
         }
     }
 
-    /// A datagram that is there already; `None` if there is none. Asks the kernel itself: what the runtime knows may be older.
+    /// Returns the length of a waiting datagram; `None` if none waits. Queries the kernel: the runtime's readiness may be stale.
     fn receive_now(&self, buffer: &mut [u8]) -> Option<usize> {
         let received = match &self.kind {
             Kind::Udp(socket) => recv(socket, buffer, RecvFlags::DONTWAIT),
@@ -145,25 +145,25 @@ impl Socket {
     }
 }
 
-/// What has been received and where it goes.
+/// The state of the receiver.
 struct Receiver {
     socket: Socket,
     cache: Arc<Cache>,
     statsd: Statsd,
-    complaints: RefusedLinesLog,
-    /// One byte more than a datagram may have, to see when one has.
+    refused_lines: RefusedLinesLog,
+    /// Has one byte more than a datagram may have, to detect longer ones.
     buffer: Vec<u8>,
 }
 
 impl Receiver {
-    /// Takes the datagram of this length.
+    /// Handles the datagram of this length in the buffer.
     fn take(&mut self, length: usize) {
-        let Self { cache, statsd, complaints, buffer, .. } = self;
+        let Self { cache, statsd, refused_lines, buffer, .. } = self;
         let datagram = buffer.get(..length).unwrap_or(buffer);
-        statsd.datagram(cache, datagram, |line, refusal| complaints.tell(line, &refusal));
+        statsd.datagram(cache, datagram, |line, refusal| refused_lines.tell(line, &refusal));
     }
 
-    /// Takes what has come already, `most` datagrams at most.
+    /// Handles at most `most` waiting datagrams.
     fn take_waiting(&mut self, most: usize) {
         for _ in 0..most {
             let Some(length) = self.socket.receive_now(&mut self.buffer) else { return };
@@ -172,17 +172,17 @@ impl Receiver {
     }
 }
 
-/// Receives until `shutdown` is ready; what had been sent before is taken.
+/// Receives until `shutdown` is ready, then handles the datagrams that were sent before.
 pub async fn serve(socket: Socket, cache: Arc<Cache>, shutdown: impl Future<Output = ()>) {
     receive(socket, cache, INTERVAL, shutdown).await;
 }
 
-/// As [`serve`]; sets collect members for `interval`.
+/// Does the same as [`serve`], with `interval` as the time for which sets collect members.
 async fn receive(socket: Socket, cache: Arc<Cache>, interval: Duration, shutdown: impl Future<Output = ()>) {
     let mut shutdown = std::pin::pin!(shutdown);
-    let (statsd, complaints) = (Statsd::default(), RefusedLinesLog::new("StatsD".to_owned()));
-    let mut receiver = Receiver { socket, cache, statsd, complaints, buffer: vec![0; MAX_DATAGRAM + 1] };
-    // Only while there are sets: a server without them is never woken.
+    let (statsd, refused_lines) = (Statsd::default(), RefusedLinesLog::new("StatsD".to_owned()));
+    let mut receiver = Receiver { socket, cache, statsd, refused_lines, buffer: vec![0; MAX_DATAGRAM + 1] };
+    // Set only while sets exist, so that a server without sets is never woken.
     let mut interval_end: Option<Instant> = None;
     loop {
         tokio::select! {
@@ -193,7 +193,7 @@ async fn receive(socket: Socket, cache: Arc<Cache>, interval: Duration, shutdown
                     tokio::task::yield_now().await;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "StatsD cannot receive; trying again in {} ms", PAUSE.as_millis());
+                    tracing::warn!(%error, "StatsD receive failed; retrying in {} ms", PAUSE.as_millis());
                     sleep(PAUSE).await;
                 }
             },
@@ -238,7 +238,7 @@ model_metrics:
     }
 
     #[tokio::test]
-    async fn what_was_sent_before_the_end_is_taken_and_the_file_goes() {
+    async fn shutdown_handles_waiting_datagrams_and_removes_the_file() {
         let (folder, cache) = (tempfile::tempdir().unwrap(), cache());
         let path = folder.path().join("socket");
         let socket = bind(&StatsdAddress::Unix(path.clone())).await.unwrap();
@@ -255,20 +255,20 @@ model_metrics:
     }
 
     #[tokio::test]
-    async fn only_a_socket_that_nobody_reads_is_removed() {
+    async fn removes_only_a_socket_without_a_reader() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let at = StatsdAddress::Unix(path.clone());
         drop(std::os::unix::net::UnixDatagram::bind(&path).unwrap());
         let socket = bind(&at).await.unwrap();
         let error = bind(&at).await.err().unwrap();
-        assert!(error.contains("another process receives there") && error.contains("--statsd-address"), "{error}");
+        assert!(error.contains("another process uses this socket") && error.contains("--statsd-address"), "{error}");
         fs::remove_file(&path).unwrap();
         fs::write(&path, "mine").unwrap();
         drop(socket);
-        assert_eq!(fs::read_to_string(&path).unwrap(), "mine", "what is not ours stays");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "mine", "a file of another process is kept");
         let error = bind(&at).await.err().unwrap();
-        assert!(error.contains("is no socket"), "{error}");
+        assert!(error.contains("is not a socket"), "{error}");
         fs::remove_file(&path).unwrap();
         let nowhere = bind(&StatsdAddress::Unix(path.join("x"))).await.err().unwrap();
         assert!(nowhere.contains("No such file"), "{nowhere}");
@@ -289,7 +289,7 @@ model_metrics:
         for expected in [2.0, 0.0] {
             let deadline = Instant::now() + Duration::from_secs(20);
             while users.value() != expected {
-                assert!(Instant::now() < deadline, "{expected} users were not shown, but {}", users.value());
+                assert!(Instant::now() < deadline, "expected {expected} users, got {}", users.value());
                 sleep(Duration::from_millis(1)).await;
             }
         }

@@ -1,8 +1,8 @@
-//! What the machine, this process, the workers and the GPUs do: read in process every few seconds.
+//! Measures the machine, this process, the workers and the GPUs, in process, every few seconds.
 //!
-//! `Sampler::sample` gives plain readings in natural units; `publish` turns them into metrics, `polling` is the thread
-//! that does both. Nothing here may run on a request's way: the driver's library may take its time, and is known to
-//! hang when a device falls off the bus, which costs this thread and nothing else.
+//! `Sampler::sample` returns readings in natural units, `publish` turns them into metrics, and `polling` is the thread that does
+//! both. Nothing here may run on the path of a request: the driver's library can be slow, and it is known to hang when a device
+//! falls off the bus, which then only blocks this thread.
 
 mod container;
 mod devices;
@@ -36,7 +36,7 @@ use host::{Host, HostReading};
 pub use process::process_of;
 use process::{ProcessReading, Processes};
 
-/// What is read, and how often.
+/// The settings of the readings.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The time between two readings.
@@ -45,21 +45,21 @@ pub struct Settings {
     pub log_interval: Duration,
     /// Whether the host, this process and the workers are read.
     pub cpu: bool,
-    /// The GPUs, if they are to be read and there are any.
+    /// The GPUs to read, if any.
     pub gpus: Option<Arc<Gpus>>,
-    /// Where the system shows itself.
+    /// The roots of the system's file systems.
     pub roots: Roots,
 }
 
 impl Settings {
-    /// Whether there is anything to read.
+    /// Returns whether the settings enable any reading.
     pub(crate) fn any(&self) -> bool {
         self.cpu || self.gpus.is_some()
     }
 }
 
-/// Bytes of memory that this process may use: the machine's, the smallest limit of the container's, or that of the address
-/// space (`ulimit -v`), whichever is least.
+/// Returns the bytes of memory that this process may use: the minimum of the machine's memory, the container's limits, and the
+/// limit of the address space (`ulimit -v`).
 pub fn memory_limit(roots: &Roots) -> u64 {
     use rustix::process::{Resource, getrlimit};
     let info = rustix::system::sysinfo();
@@ -69,7 +69,7 @@ pub fn memory_limit(roots: &Roots) -> u64 {
     [container, space].into_iter().flatten().fold(machine, u64::min)
 }
 
-/// Where the system's own file systems are mounted.
+/// The mount points of the system's file systems.
 #[derive(Clone, Debug)]
 pub struct Roots {
     /// Processes.
@@ -89,37 +89,37 @@ pub struct Worker {
     pub instance: String,
 }
 
-/// What was read about the process of an instance.
+/// The reading of the process of an instance.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct WorkerReading {
     pub(crate) worker: Worker,
-    /// `None` while it has none.
+    /// `None` without a process.
     pub(crate) pid: Option<u32>,
-    /// Computed since the last reading.
+    /// Processor time since the last reading.
     pub(crate) cpu_seconds: f64,
     pub(crate) resident_bytes: u64,
 }
 
-/// Everything that was read at one time.
+/// All readings of one time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Readings {
     pub(crate) host: Option<HostReading>,
     pub(crate) process: Option<ProcessReading>,
     pub(crate) workers: Vec<WorkerReading>,
     pub(crate) gpus: Vec<GpuReading>,
-    /// What the workers have and do on the GPUs.
+    /// The use of the GPUs by workers.
     pub(crate) worker_gpus: Vec<WorkerOnGpu>,
 }
 
-/// What was read about the process of an instance on a GPU, or on a MIG device.
+/// The use of a GPU or MIG device by the process of an instance.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct WorkerOnGpu {
     pub(crate) worker: Worker,
-    /// The device's.
+    /// The UUID of the device.
     pub(crate) uuid: String,
-    /// Its memory, if it has some.
+    /// The memory of the process, if any.
     pub(crate) bytes: Option<u64>,
-    /// The share of the time since the last reading in which its kernels ran, 0 to 1, where the device tells.
+    /// The share of the time since the last reading in which its kernels ran, 0 to 1, if the device reports it.
     pub(crate) utilization: Option<f64>,
 }
 
@@ -129,22 +129,22 @@ pub(crate) struct Sampler {
     processes: Option<Processes>,
     gpus: Option<Arc<Gpus>>,
     seen: LastSamples,
-    /// The devices that could not be read last time; all of them under `None`.
+    /// The devices whose last read failed; `None` stands for all.
     lost: BTreeSet<Option<u32>>,
 }
 
 impl Sampler {
-    /// Reads what the settings say.
+    /// Creates a sampler for these settings.
     pub(crate) fn new(settings: &Settings) -> Self {
         let roots = &settings.roots;
-        let without = |error: &sysinfo::Error| tracing::warn!("the host cannot be measured: {error}");
+        let without = |error: &sysinfo::Error| tracing::warn!("cannot measure the host: {error}");
         let host = settings.cpu.then(|| Host::new(roots).inspect_err(without).ok()).flatten();
         let boot = || sysinfo::System::boot_time().ok();
         let processes = settings.cpu.then(|| Processes::new(&roots.proc, boot(), std::process::id()));
         Self { host, processes, gpus: settings.gpus.clone(), seen: LastSamples::new(), lost: BTreeSet::new() }
     }
 
-    /// Reads everything once. `workers` are the instances there are now, each with its process if it has one.
+    /// Reads everything once. `workers` are the current instances, each with its process if it has one.
     pub(crate) fn sample(&mut self, now: Instant, workers: &[(Worker, Option<u32>)]) -> Readings {
         let gpus = self.gpus();
         let worker_gpus = on_gpus(&gpus, workers);
@@ -154,15 +154,15 @@ impl Sampler {
         Readings { host, process, workers, gpus, worker_gpus }
     }
 
-    /// Reads the GPUs, and says in the log which have begun to fail or to answer again.
+    /// Reads the GPUs. Logs which ones begin to fail or answer again.
     fn gpus(&mut self) -> Vec<GpuReading> {
         let Some(gpus) = &self.gpus else { return Vec::new() };
         let mut readings = Vec::new();
         let mut lost = BTreeSet::new();
         let mut failed = |index: Option<u32>, reason: String| {
             if !self.lost.contains(&index) {
-                let who = index.map_or_else(|| "the GPUs".to_owned(), |index| format!("GPU {index}"));
-                tracing::warn!("{who} cannot be read: {reason}; the metrics go on without until it answers again");
+                let device = index.map_or_else(|| "the GPUs".to_owned(), |index| format!("GPU {index}"));
+                tracing::warn!("{device} cannot be read: {reason}; no metrics until the next successful reading");
             }
             lost.insert(index);
         };
@@ -187,7 +187,7 @@ impl Sampler {
     }
 }
 
-/// What the workers have and do on the GPUs: their own processes, not what those start.
+/// Returns the use of the GPUs by the workers' processes, without their child processes.
 fn on_gpus(gpus: &[GpuReading], workers: &[(Worker, Option<u32>)]) -> Vec<WorkerOnGpu> {
     let mut found = Vec::new();
     for gpu in gpus {
@@ -205,7 +205,7 @@ fn on_gpus(gpus: &[GpuReading], workers: &[(Worker, Option<u32>)]) -> Vec<Worker
 }
 
 impl Roots {
-    /// The usual places; `cgroup` is `--cgroup-root`.
+    /// Returns the usual mount points; `cgroup` is `--cgroup-root`.
     pub fn new(cgroup: &Path) -> Self {
         Self { proc: PathBuf::from("/proc"), cgroup: cgroup.to_owned(), bus: PathBuf::from("/sys/bus/pci/devices") }
     }

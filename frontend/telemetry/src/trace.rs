@@ -1,8 +1,8 @@
-//! Tracing at work: holds the settings, samples requests, and gives what was collected of them to a thread that writes files
-//! or sends spans. What is sampled and what it looks like decides `pharos::trace`.
+//! Runs tracing: holds the settings, samples requests, and passes the collected traces to a thread that writes files or sends
+//! spans. `pharos::trace` decides what is sampled and how traces are encoded.
 //!
-//! Nothing here makes a request wait: with tracing off it costs one relaxed load, and what the thread cannot take is dropped
-//! and counted.
+//! Requests never wait: tracing that is off costs one relaxed load, and traces that do not fit the queue are dropped and
+//! counted.
 
 mod collector;
 mod files;
@@ -28,14 +28,14 @@ use collector::Exporter;
 use files::Files;
 pub use options::{Collector, Tracing};
 
-/// The most bytes of a caller's `tracestate` that are passed on (W3C Trace Context, 3.3.1.5, asks for 512 at least).
+/// The maximum length of a caller's `tracestate` that is passed on (W3C Trace Context, 3.3.1.5, requires at least 512).
 const MOST_STATE: usize = 512;
 
 /// The tracing of a server.
 pub struct Traces {
     /// Whether any request may be sampled.
     active: AtomicBool,
-    // Held to sample and to change; never while anything is written.
+    // Locked to sample and to change settings; never during a write.
     state: Mutex<State>,
     tracing: Tracing,
     sink: Arc<dyn Destination>,
@@ -46,17 +46,17 @@ struct State {
     random: SplitMix,
 }
 
-/// Where traces go.
+/// The destination of traces.
 trait Destination: Sink {
-    /// Writes or sends what waits, for so long at most, and ends.
-    fn stop(&self, patience: Duration);
+    /// Writes or sends the waiting traces, at most for `limit`, and ends.
+    fn stop(&self, limit: Duration);
 }
 
 impl Traces {
-    /// Starts what the options ask for.
+    /// Starts tracing as the options define.
     ///
     /// # Errors
-    /// The trace file could not be written, or no thread is left.
+    /// The trace file is not writable, or the thread cannot be started.
     pub fn start(tracing: &Tracing, metrics: &Arc<Cache>) -> std::io::Result<Self> {
         let settings = Settings::new(
             tracing.mode,
@@ -64,13 +64,13 @@ impl Traces {
             tracing.mode == Mode::OpenTelemetry || !tracing.file.as_os_str().is_empty(),
         );
         if let Some(fault) = settings.fault(&tracing.values).filter(|_| !tracing.values.levels.is_off()) {
-            tracing::warn!("nothing is traced as --trace-config says: {fault}");
+            tracing::warn!("--trace-config traces nothing: {fault}");
         }
         for flag in &tracing.overridden {
-            tracing::warn!("{flag} is deprecated and means nothing beside the --trace-config that says the same");
+            tracing::warn!("{flag} is deprecated and ignored: --trace-config sets the same");
         }
         for setting in &tracing.of_other_mode {
-            tracing::warn!("--trace-config {setting} means nothing with mode={}", tracing.mode.name());
+            tracing::warn!("--trace-config {setting} has no effect with mode={}", tracing.mode.name());
         }
         let counts = Counts::new(metrics);
         let sink: Arc<dyn Destination> = match tracing.mode {
@@ -83,8 +83,8 @@ impl Traces {
         Ok(Self { active, state, tracing: tracing.clone(), sink })
     }
 
-    /// A request for a model has come: what collects its course, if it is sampled. `header` gives the request's headers (or
-    /// metadata) by name.
+    /// Decides whether a request to a model is sampled, and returns the collector of its trace if so. `header` returns the
+    /// request's headers (or metadata) by name.
     #[inline]
     pub fn sample(&self, model: &str, header: impl Fn(&str) -> Option<String>) -> Option<Traced> {
         if !self.active.load(Ordering::Relaxed) {
@@ -107,15 +107,15 @@ impl Traces {
         Some(Traced::new(sample, context, self.sink.clone()))
     }
 
-    /// The settings of a model, or (empty) of the server.
+    /// Returns the settings of a model, or (empty) of the server.
     pub fn settings(&self, model: &str) -> TraceSettings {
         shown(&self.lock().settings.of(model), &self.tracing)
     }
 
-    /// Changes the settings of a model, or (empty) of the server, and gives those that hold now.
+    /// Changes the settings of a model, or (empty) of the server, and returns the result.
     ///
     /// # Errors
-    /// INVALID_ARG if something would be traced and could not be; then nothing has changed.
+    /// INVALID_ARG if requests would be traced without a destination; then nothing has changed.
     pub fn update(&self, model: &str, update: &Update) -> Result<TraceSettings, InferError> {
         let mut state = self.lock();
         state.settings.update(model, update)?;
@@ -123,10 +123,10 @@ impl Traces {
         Ok(shown(&state.settings.of(model), &self.tracing))
     }
 
-    /// Samples nothing any more, and writes or sends what was collected, for so long at most.
-    pub fn stop(&self, patience: Duration) {
+    /// Stops sampling, and writes or sends the collected traces, at most for `limit`.
+    pub fn stop(&self, limit: Duration) {
         self.active.store(false, Ordering::Relaxed);
-        self.sink.stop(patience);
+        self.sink.stop(limit);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -134,7 +134,7 @@ impl Traces {
     }
 }
 
-/// As Triton shows them: the file's settings, or those of the collector.
+/// Lists the settings as Triton does: with those of the file or of the collector.
 fn shown(values: &Values, tracing: &Tracing) -> TraceSettings {
     let one = |value: String| vec![value];
     let mut all = vec![
@@ -183,12 +183,12 @@ fn context(caller: Option<Traceparent>, random: &mut SplitMix, header: impl Fn(&
     }
 }
 
-/// Another number for each start of the server: what the standard library seeds its hash maps with.
+/// Returns a seed that differs in each process: the random keys of the standard library's hash maps.
 fn seed() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// Tracing without a file: nothing is ever sampled.
+/// The destination without a file: nothing is ever sampled.
 #[derive(Default)]
 struct WithoutTracing(PartIds);
 
@@ -204,7 +204,7 @@ impl Destination for WithoutTracing {
     fn stop(&self, _: Duration) {}
 }
 
-/// What is counted.
+/// The counters of traces and spans.
 #[derive(Clone)]
 struct Counts {
     written: Option<Arc<Series>>,
@@ -225,10 +225,10 @@ impl Counts {
     }
 }
 
-/// Adds to a counter, if the definition of the metrics has it.
+/// Adds to a counter, if the definition of the metrics includes it.
 fn add(series: Option<&Arc<Series>>, count: usize) {
     if let Some(series) = series.filter(|_| count > 0) {
-        // A counter takes every whole number.
+        // A counter accepts every whole number.
         let _ = series.add_or_update(count as f64);
     }
 }

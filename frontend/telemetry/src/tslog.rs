@@ -1,10 +1,10 @@
-//! Writes the metric logs: one thread that sleeps until something is recorded, then writes every few milliseconds.
+//! Writes the metric logs: one thread that sleeps until a sample is recorded, then writes every few milliseconds.
 //!
-//! No request waits for its lines: handing one over to the thread and back would cost more than a small request takes.
-//! They are written `LINGER` after the first sample if the thread slept, otherwise within `TICK`.
+//! Requests do not wait for their lines: passing a line to the thread and back would cost more than a small request takes. Lines
+//! are written `LINGER` after the first sample if the thread slept, otherwise within `TICK`.
 //!
-//! What is written decides `pharos::metrics::journal`, how a line looks `pharos::metrics::tslog`; here are the thread, the
-//! time and the files. Inference never waits for any of it: a full disk costs lines, which are counted.
+//! `pharos::metrics::journal` decides what is written, and `pharos::metrics::tslog` formats lines; this module has the thread,
+//! the time and the files. Inference never waits for them: a full disk only loses lines, which are counted.
 
 mod archive;
 mod sink;
@@ -27,33 +27,33 @@ use crate::log;
 use pharos_os::clock;
 use sink::{LogFile, Sink, Stdout};
 
-/// How often lines are written while there are any. The bound of the delay between an answer and its lines.
+/// The interval of writes while samples arrive. It bounds the delay between a response and its lines.
 const TICK: Duration = Duration::from_millis(3);
-/// How long the thread waits for further samples after the first one: a request's samples come within one short execution.
+/// The time that the thread waits for further samples after the first: those of a request arrive within one short execution.
 const LINGER: Duration = Duration::from_millis(1);
-/// How often sums are written while the bound on lines leaves no lines to single requests.
+/// The interval at which sums are written while the line limit leaves no lines for single requests.
 const SUMS: Duration = Duration::from_millis(50);
-/// How long after a failure a write is tried again.
+/// The pause before a failed write is retried.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Where and how metrics are logged.
+/// The settings of the metric logs.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The directory of the files; `None` for standard output alone.
+    /// The directory of the files; `None` for standard output only.
     pub location: Option<PathBuf>,
-    /// The size at which a file is put into the archive; 0 for never.
+    /// The size in bytes at which a file is archived; 0 for never.
     pub max_bytes: u64,
-    /// How many archived files are kept of each.
+    /// The number of archived files to keep of each log.
     pub keep: usize,
-    /// Whether lines go to standard output too.
+    /// Whether lines are also written to standard output.
     pub stdout: bool,
-    /// JSON objects instead of lines of text.
+    /// Whether to write JSON objects instead of lines of text.
     pub json: bool,
-    /// The most lines in a second; 0 for no bound.
+    /// The maximum number of lines per second; 0 for no limit.
     pub lines_per_second: u32,
 }
 
-/// The thread that writes.
+/// The handle of the writing thread.
 pub struct Writer {
     thread: Thread,
     stopping: Arc<AtomicBool>,
@@ -61,10 +61,10 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Starts the thread. It writes nothing while the definition of the metrics wants no lines.
+    /// Starts the thread. It writes nothing while the mode of the metrics needs no lines.
     ///
     /// # Errors
-    /// No thread is left.
+    /// The thread cannot be started.
     pub fn start(cache: Arc<Cache>, settings: Settings) -> std::io::Result<Self> {
         let stopping = Arc::new(AtomicBool::new(false));
         let (ending, ended) = mpsc::channel();
@@ -79,17 +79,17 @@ impl Writer {
         Ok(Self { thread, stopping, ended })
     }
 
-    /// Writes what waits and ends the thread, for at most `patience`. To be called when nothing is recorded any more.
-    pub fn stop(self, patience: Duration) {
+    /// Writes the waiting lines and ends the thread, at most for `limit`. Call it when no samples are recorded any more.
+    pub fn stop(self, limit: Duration) {
         self.stopping.store(true, Ordering::Release);
         self.thread.unpark();
-        if self.ended.recv_timeout(patience).is_err() {
+        if self.ended.recv_timeout(limit).is_err() {
             tracing::error!("the last lines of the metric logs could not be written in time");
         }
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct WriterThread {
     cache: Arc<Cache>,
     settings: Settings,
@@ -97,16 +97,16 @@ struct WriterThread {
     zone: TimeZone,
     batch: Batch,
     counters: Counters,
-    /// Lines are wanted.
+    /// Whether the files are open, because lines are written.
     open: bool,
-    /// While lines are wanted: one for each of [`File::ALL`], unless there is standard output alone.
+    /// One for each of [`File::ALL`] while `open`, unless lines go only to standard output.
     files: Vec<LogFile>,
     stdout: Option<Stdout>,
     allowance: Allowance,
-    /// When all counters were last told, whatever the bound.
-    told_all: Instant,
+    /// When all counters were last written regardless of the line limit.
+    all_written_at: Instant,
     /// When sums were last written.
-    told_sums: Instant,
+    sums_written_at: Instant,
 }
 
 impl WriterThread {
@@ -121,8 +121,8 @@ impl WriterThread {
             files: Vec::new(),
             stdout: settings.stdout.then(Stdout::new),
             allowance: Allowance::new(settings.lines_per_second),
-            told_all: clock::now(),
-            told_sums: clock::now(),
+            all_written_at: clock::now(),
+            sums_written_at: clock::now(),
             settings,
         }
     }
@@ -140,7 +140,7 @@ impl WriterThread {
                 self.sleep(TICK);
             } else {
                 journal.rest();
-                // Whoever recorded something at this moment may have seen us awake: one more look.
+                // A concurrent sample may have found the thread awake and not woken it: check once more.
                 self.sleep(TICK);
                 if journal.resting() && !self.visit(false) {
                     self.rest();
@@ -151,7 +151,7 @@ impl WriterThread {
         self.files.iter_mut().for_each(LogFile::finish);
     }
 
-    /// Waits until something is recorded, or until what could not be written is tried again.
+    /// Waits until a sample is recorded, or until a failed write is due for a retry.
     fn rest(&self) {
         let waits = self.files.iter().any(|file| file.waits()) || self.stdout.as_ref().is_some_and(Sink::waits);
         while self.cache.journal().resting() && self.cache.journal().wanted() && !self.stopping.load(Ordering::Acquire)
@@ -161,11 +161,11 @@ impl WriterThread {
             }
             thread::park();
         }
-        // The first of many: the others come with it.
+        // Further samples usually follow the first.
         self.sleep(LINGER);
     }
 
-    /// Sleeps, but not past the order to stop.
+    /// Sleeps until `time` has passed or the thread is stopped.
     fn sleep(&self, time: Duration) {
         let until = clock::now() + time;
         loop {
@@ -177,7 +177,7 @@ impl WriterThread {
         }
     }
 
-    /// Writes what there is; `all`: whatever the bound. Returns whether to come again soon.
+    /// Writes the waiting lines; with `all`, regardless of the line limit. Returns whether to visit again soon.
     fn visit(&mut self, all: bool) -> bool {
         let wanted = self.cache.journal().wanted();
         if wanted && !self.open {
@@ -202,14 +202,14 @@ impl WriterThread {
         busy
     }
 
-    /// Formats everything that waits. Returns whether there was anything, or is something left for the next time.
+    /// Formats the waiting lines. Returns whether there were any or some remain.
     fn gather(&mut self, stamp: &Stamp, now: Instant, all: bool) -> bool {
-        let all = all || now - self.told_all >= RETRY;
-        self.told_all = if all { now } else { self.told_all };
+        let all = all || now - self.all_written_at >= RETRY;
+        self.all_written_at = if all { now } else { self.all_written_at };
         let (room, kept) = (self.allowance.refill(now), self.allowance.kept());
-        // Sums at every visit would use up the bound when there are many series.
-        let sums = all || room > kept || now - self.told_sums >= SUMS;
-        self.told_sums = if sums { now } else { self.told_sums };
+        // With many series, sums at every visit would use up the line limit.
+        let sums = all || room > kept || now - self.sums_written_at >= SUMS;
+        self.sums_written_at = if sums { now } else { self.sums_written_at };
         let journal = self.cache.journal().clone();
         let Self { batch, counters, files, stdout, settings, allowance, cache, open, .. } = self;
         let logged = log::takes_metrics().then(String::new);
@@ -222,13 +222,13 @@ impl WriterThread {
         });
         let bound = if all { u64::MAX } else { output.lines.saturating_add(room as u64) };
         let mut waits = !sums;
-        let mut told = |text: &Text, value| {
+        let mut write = |text: &Text, value| {
             waits |= output.lines >= bound;
             output.lines < bound && output.line(text, value, "")
         };
         if sums {
-            journal.settle(batch, |line, value| told(line.text(), line.shown(value)));
-            counters.collect(cache, room.saturating_sub(kept) as u64, &mut told);
+            journal.settle(batch, |line, value| write(line.text(), line.shown(value)));
+            counters.collect(cache, room.saturating_sub(kept) as u64, &mut write);
         }
         allowance.used = output.lines;
         log::metrics(output.logged.as_deref().unwrap_or_default());
@@ -241,7 +241,7 @@ impl WriterThread {
         Stamp::new(now, self.zone.to_offset(time).seconds())
     }
 
-    /// Puts what was written, skipped and in vain into the metrics.
+    /// Counts written and skipped lines and errors in the metrics.
     fn count(&mut self) {
         let journal = self.cache.journal().clone();
         for (at, file) in File::ALL.into_iter().enumerate() {
@@ -263,16 +263,16 @@ fn add(cache: &Cache, counter: Builtin, file: &str, count: u64) {
     if count > 0
         && let Ok(series) = cache.counter(counter.name(), &[file])
     {
-        // A counter takes every whole number.
+        // A counter accepts every whole number.
         let _ = series.add_or_update(count as f64);
     }
 }
 
-/// Where the lines of one visit go.
+/// The destinations of the lines of one visit.
 struct Output<'a> {
     files: &'a mut [LogFile],
     stdout: &'a mut Option<Stdout>,
-    /// Lines for the server's log.
+    /// Lines for the log of the server.
     logged: Option<String>,
     json: bool,
     open: bool,
@@ -281,7 +281,7 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
-    /// Takes a line, unless its file has no room for it.
+    /// Adds a line. Returns false if its file has no room.
     fn line(&mut self, text: &Text, value: f64, request_ids: &str) -> bool {
         if !self.open {
             return true;
@@ -304,7 +304,7 @@ impl Output<'_> {
     }
 }
 
-/// How many lines may still be written: the bound of one second, filled up with time.
+/// The number of lines that may still be written: a token bucket that holds one second.
 struct Allowance {
     per_second: u32,
     tokens: f64,
@@ -318,21 +318,20 @@ impl Allowance {
         Self { per_second, tokens: f64::from(per_second), filled: clock::now(), used: 0 }
     }
 
-    /// How many samples may be taken until the next call.
+    /// Returns the number of samples that may be taken until the next call.
     fn refill(&mut self, now: Instant) -> usize {
         if self.per_second == 0 {
             return MAX_WAITING;
         }
         let bound = f64::from(self.per_second);
         let grown = (now - self.filled).as_secs_f64() * bound;
-        // Below 0 after counters were told in full: others' lines are owed then.
+        // Below 0 after all counters were written: those lines exceeded the limit.
         self.tokens = (self.tokens - self.used as f64 + grown).clamp(-bound, bound);
         (self.filled, self.used) = (now, 0);
         self.tokens as usize
     }
 
-    /// How many of them are left to what is lost if it is not taken: half. Counters are told request by request only while
-    /// there are more.
+    /// Returns the number of lines reserved for samples that would otherwise be lost: half. Lines of counters use only the rest.
     fn kept(&self) -> usize {
         self.per_second as usize / 2
     }

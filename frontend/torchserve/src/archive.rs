@@ -1,5 +1,5 @@
-//! Archives of models: `.mar` (zip), `.tar.gz`, and directories, from the model store or a URL. Whoever made an archive is
-//! not trusted: nothing is written outside its own directory, nothing beyond bounds, and no link is followed.
+//! Model archives: `.mar` (zip), `.tar.gz` and directories, from the model store or a URL. Archives are untrusted input:
+//! unpacking never writes outside the archive's directory, never exceeds the limits, and never follows links.
 
 mod fetch;
 mod keep;
@@ -21,21 +21,21 @@ use super::{ModelYaml, Refused, RegistrationParameters, Settings};
 
 pub use keep::Kept;
 
-/// The files of an archive. What was unpacked goes with the last owner; a directory of the user stays.
+/// The files of an archive. Dropping the last owner removes unpacked files; a directory of the user is never removed.
 #[derive(Debug)]
 pub struct Unpacked {
     root: PathBuf,
-    /// What is removed at the end.
+    /// The unpacked directory, which is removed on drop; `None` for a directory of the user.
     own: Option<PathBuf>,
 }
 
 impl Unpacked {
-    /// Whether it was made for the archive.
+    /// Whether the files were unpacked by this server.
     fn is_own(&self) -> bool {
         self.own.is_some()
     }
 
-    /// The directory that has the model's files.
+    /// The directory with the model's files.
     pub fn path(&self) -> &Path {
         &self.root
     }
@@ -46,51 +46,51 @@ impl Drop for Unpacked {
         if let Some(own) = &self.own
             && let Err(error) = fs::remove_dir_all(own)
         {
-            tracing::warn!("'{}' cannot be removed: {error}", own.display());
+            tracing::warn!("cannot remove '{}': {error}", own.display());
         }
     }
 }
 
-/// An archive that can be served.
+/// An opened archive.
 #[derive(Clone, Debug)]
 pub struct Archive {
-    /// As the manifest says, else the file's name.
+    /// The name in the manifest, else the name of the archive file.
     pub model_name: String,
-    /// As the manifest says, else `1.0`.
+    /// The version in the manifest, else `1.0`.
     pub version: String,
-    /// As it was asked for.
+    /// The URL as requested.
     pub url: String,
-    /// As the manifest says.
+    /// The handler in the manifest.
     pub handler: Option<String>,
-    /// `python`, `python3`.
+    /// `python` or `python3`.
     pub runtime: String,
-    /// The whole manifest; that of an archive without one has what is known.
+    /// The whole manifest. For an archive without a manifest: an object with the runtime, name and version.
     pub manifest: Value,
     /// The files.
     pub directory: Arc<Unpacked>,
-    /// What `requirements.txt` lists, where it is not installed beside the files.
+    /// The packages of `requirements.txt`, if they are not installed beside the files.
     pub packages: Option<Arc<Unpacked>>,
-    /// The name of the file of the model store that a URL led to.
+    /// The name of the file in the model store that the URL was resolved to.
     stored: Option<String>,
-    /// The same file, if it was fetched for this archive.
+    /// The file in the model store, if it was downloaded for this archive.
     pub kept: Option<Kept>,
-    /// What `model-config.yaml` says.
+    /// The contents of `model-config.yaml`.
     pub yaml: ModelYaml,
 }
 
 impl Archive {
-    /// What a snapshot calls it: the file of the model store, else the URL.
+    /// Returns the archive's name in snapshots: the file in the model store, else the URL.
     pub fn mar_name(&self) -> String {
         self.stored.clone().unwrap_or_else(|| self.url.clone())
     }
 }
 
-/// Opens the archive that `url` names: a file or a directory of the model store, `file://`, `http://` or `https://`, or the
-/// path of a directory. What a URL leads to is kept in the model store. Blocks, for as long as it takes to fetch and unpack
-/// it; within a runtime it must be called where blocking is allowed.
+/// Opens the archive at `url`: a file or a directory in the model store, a `file://`, `http://` or `https://` URL, or the path of
+/// a directory. Keeps downloaded archives in the model store. Blocks during download and unpacking; inside a runtime, call it
+/// where blocking is allowed.
 ///
 /// # Errors
-/// It is not there, not allowed, or nothing that can be served; then nothing of it is kept.
+/// The archive is missing, not allowed or invalid. In these cases a downloaded file is removed again.
 pub fn open(settings: &Settings, url: &str, asked: &RegistrationParameters) -> Result<Archive, Refused> {
     let found = find(settings, url, asked.at_start)?;
     let opened = opened(settings, url, asked, &found);
@@ -109,18 +109,18 @@ fn opened(settings: &Settings, url: &str, asked: &RegistrationParameters, found:
     let mut archive = manifest::read(url, files, named)?;
     archive.packages = requirements::install(settings, &archive)?.map(Arc::new);
     (archive.stored, archive.kept) = (found.name.clone(), found.kept.clone());
-    tracing::info!(model = archive.model_name, version = archive.version, "archive '{url}' opened");
+    tracing::info!(model = archive.model_name, version = archive.version, "opened archive '{url}'");
     Ok(archive)
 }
 
-/// Where the archive of a URL is on this machine.
+/// The location of an archive on this machine.
 struct Found {
     path: PathBuf,
-    /// The name of the file of the model store, where the URL is another.
+    /// The name of the file in the model store, if it differs from the URL.
     name: Option<String>,
-    /// It was fetched into the model store.
+    /// The file in the model store, if this call downloaded it.
     kept: Option<Kept>,
-    /// It was fetched to this place, which goes once it is unpacked.
+    /// A temporary directory with the download, which is removed after unpacking.
     _fetched: Option<Unpacked>,
 }
 
@@ -130,7 +130,7 @@ impl Found {
     }
 }
 
-/// Finds the archive that a URL names, or fetches it.
+/// Finds the archive of a URL on this machine, or downloads it.
 fn find(settings: &Settings, url: &str, at_start: bool) -> Result<Found, Refused> {
     if url.is_empty() {
         return Err(Refused::not_found("empty url"));
@@ -176,7 +176,7 @@ fn is_remote(url: &str) -> bool {
     lower.starts_with("http://") || lower.starts_with("https://")
 }
 
-/// The path of a `file://` URL.
+/// Returns the path of a `file://` URL.
 fn file_url(url: &str) -> Option<PathBuf> {
     let scheme = url.get(.."file://".len()).filter(|scheme| scheme.eq_ignore_ascii_case("file://"))?;
     let path = url.get(scheme.len()..).unwrap_or_default();
@@ -184,7 +184,7 @@ fn file_url(url: &str) -> Option<PathBuf> {
     Some(PathBuf::from(&*path))
 }
 
-/// Where on this machine an archive is to be; `None` of one that is fetched over the network.
+/// Returns where the archive should be on this machine; `None` for an archive that is downloaded.
 pub(super) fn local_path(settings: &Settings, url: &str) -> Option<PathBuf> {
     if is_remote(url) {
         return None;
@@ -192,8 +192,8 @@ pub(super) fn local_path(settings: &Settings, url: &str) -> Option<PathBuf> {
     file_url(url).or_else(|| settings.model_store.as_ref().map(|store| store.join(url)))
 }
 
-/// What `fetch` writes, as a file of the model store; where that cannot be written to, as one that does not stay. A file of
-/// this name that is there is an error, as in TorchServe. At the start it is the one that an earlier start has fetched.
+/// Writes the output of `fetch` to a file of the model store, or to a temporary file if the store is read-only. As in TorchServe,
+/// an existing file of the same name is an error; at server start, the existing file is used instead.
 fn fetched(
     settings: &Settings,
     url: &str,
@@ -213,7 +213,7 @@ fn fetched(
         if !at_start {
             return Err(not_saved(io::ErrorKind::AlreadyExists.into()));
         }
-        tracing::info!("'{url}' is not fetched: '{name}' is in the model store");
+        tracing::info!("skipped download of '{url}': the model store has '{name}'");
         return Ok(Found { name: Some(name), ..Found::at(known) });
     }
     match keep::Part::new(store, &name) {
@@ -225,8 +225,8 @@ fn fetched(
         Err(error) if matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied) => {
             let shown = store.display();
             tracing::warn!(
-                "the model store '{shown}' cannot be written to ({error}): '{url}' is not kept there, and every start \
-                 fetches it again"
+                "cannot write to the model store '{shown}': {error}; '{url}' is not kept there and is downloaded again at \
+                 every start"
             );
             let place = new_directory(settings)?;
             let path = place.path().join("fetched");
@@ -238,7 +238,7 @@ fn fetched(
     }
 }
 
-/// Refuses what no pattern of `allowed_urls` matches.
+/// Returns an error if no pattern of `allowed_urls` matches.
 fn allow(settings: &Settings, url: &str, whole: &str) -> Result<(), Refused> {
     if settings.allowed_urls.iter().any(|pattern| pattern.is_match(whole)) {
         return Ok(());
@@ -254,7 +254,7 @@ fn unpacked(settings: &Settings, url: &str, file: &Path) -> Result<Unpacked, Ref
     Ok(directory)
 }
 
-/// The directory, or what is in it if that is one directory and no manifest.
+/// Returns the directory itself, or its only entry if that is a directory other than the manifest's.
 fn within(directory: &Path) -> PathBuf {
     let mut entries = fs::read_dir(directory).into_iter().flatten().flatten();
     match (entries.next(), entries.next()) {
@@ -263,13 +263,13 @@ fn within(directory: &Path) -> PathBuf {
     }
 }
 
-/// Makes a new directory below the server's work directory.
+/// Creates a new directory below the server's work directory.
 fn new_directory(settings: &Settings) -> Result<Unpacked, Refused> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let path = settings.work_directory.join("models").join(number.to_string());
     fs::create_dir_all(&path)
-        .map_err(|error| Refused::internal(format!("The directory '{}' cannot be made: {error}", path.display())))?;
+        .map_err(|error| Refused::internal(format!("Cannot create the directory '{}': {error}", path.display())))?;
     Ok(Unpacked { root: path.clone(), own: Some(path) })
 }
 

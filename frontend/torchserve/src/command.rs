@@ -1,4 +1,4 @@
-//! `pharos torchserve`: TorchServe's launcher. Stops a server, sends one to the background, or says what this process is to
+//! `pharos torchserve`: TorchServe's launcher. Stops a server, starts one in the background, or returns what this process should
 //! serve.
 
 use std::ffi::OsString;
@@ -17,22 +17,22 @@ use super::work_directory::WorkDirectory;
 use super::{Settings, options, snapshot};
 use crate::arguments::Arguments;
 
-/// The release whose behaviour this is.
+/// The TorchServe release that this command emulates.
 const VERSION: &str = "0.12.0";
 
-/// A server that goes to the background is watched for so long: what is wrong at once is told by the launcher's exit code.
+/// How long the launcher watches a background server. If the server exits within this time, the launcher fails too.
 const WATCHED: Duration = Duration::from_millis(500);
 
-/// What this process is to serve.
+/// The configuration of a server in the foreground.
 #[derive(Debug)]
 pub struct Plan<O> {
-    /// As if the command line of `pharos` had said so.
+    /// The options, as if given on the command line of `pharos`.
     pub options: O,
-    /// What TorchServe's configuration says.
+    /// TorchServe's configuration.
     pub settings: Arc<Settings>,
-    /// The repository of the engine.
+    /// The engine's model repository.
     pub repository: PathBuf,
-    /// Where the logs are.
+    /// The directory of the logs.
     pub logs: PathBuf,
     notes: Vec<Noted>,
     _pid: PidFile,
@@ -40,7 +40,7 @@ pub struct Plan<O> {
 }
 
 impl<O> Plan<O> {
-    /// Creates the files of the metric logs in the directory `metrics`, which exist from the start in every mode; logs notes about
+    /// Creates the files of the metric logs in the directory `metrics`: they exist from the start in every mode. Logs notes about
     /// the configuration.
     pub fn begin(&self, metrics: &Path) {
         for name in ["ts_metrics.log", "model_metrics.log"] {
@@ -48,7 +48,7 @@ impl<O> Plan<O> {
             let made =
                 fs::create_dir_all(metrics).and_then(|()| OpenOptions::new().create(true).append(true).open(&path));
             if let Err(error) = made {
-                tracing::error!("'{}' cannot be made: {error}", path.display());
+                tracing::error!("cannot create '{}': {error}", path.display());
             }
         }
         for Noted { warning, text } in &self.notes {
@@ -57,19 +57,19 @@ impl<O> Plan<O> {
     }
 }
 
-/// What is left to do after the arguments were looked at.
+/// What remains to be done after handling the arguments.
 #[derive(Debug)]
 pub enum Step<O> {
-    /// Nothing.
+    /// Exit: everything is done.
     Done,
-    /// To serve.
+    /// Serve according to the plan.
     Serve(Box<Plan<O>>),
 }
 
-/// Does what the arguments say.
+/// Executes the command line.
 ///
 /// # Errors
-/// It cannot be done; the text says why.
+/// The command failed; the text says why.
 pub fn run<E: Executable>(arguments: &Arguments, executable: &E) -> Result<Step<E::Options>, String> {
     if arguments.version {
         println!("TorchServe Version is {VERSION} (served by pharos {})", env!("CARGO_PKG_VERSION"));
@@ -87,7 +87,7 @@ pub fn run<E: Executable>(arguments: &Arguments, executable: &E) -> Result<Step<
     if arguments.foreground {
         return plan(arguments, configuration, executable).map(|plan| Step::Serve(Box::new(plan)));
     }
-    // What is wrong is told here, where somebody reads it.
+    // Check the configuration in the launcher, while its errors still reach the terminal.
     let (settings, _) = Settings::new(configuration.properties, Vec::new(), PathBuf::new())?;
     check_store(&settings)?;
     snapshot::check(&settings)?;
@@ -95,7 +95,7 @@ pub fn run<E: Executable>(arguments: &Arguments, executable: &E) -> Result<Step<
     background().map(|()| Step::Done)
 }
 
-/// Set for a server in the background: its launcher has written the file that names it.
+/// Set for a server in the background, whose process id file the launcher has already written.
 const BACKGROUND: &str = "PHAROS_TORCHSERVE_BACKGROUND";
 
 fn is_background() -> bool {
@@ -107,8 +107,7 @@ fn plan<E: Executable>(
     configuration: Configuration,
     executable: &E,
 ) -> Result<Plan<E::Options>, String> {
-    let work_directory =
-        WorkDirectory::new().map_err(|error| format!("no directory for archives can be made: {error}"))?;
+    let work_directory = WorkDirectory::new().map_err(|error| format!("cannot create the work directory: {error}"))?;
     let Configuration { properties, mut notes } = configuration;
     let wanted = options::with_repository(&arguments.options);
     // Invalid options are reported later, with the options that the settings add.
@@ -139,7 +138,7 @@ fn plan<E: Executable>(
     })
 }
 
-/// TorchServe starts without a model store only if nobody says that there is one.
+/// Checks that the model store exists. TorchServe does not start without one.
 fn check_store(settings: &Settings) -> Result<(), String> {
     match &settings.model_store {
         None => Err("Missing mandatory parameter --model-store".to_owned()),
@@ -148,9 +147,9 @@ fn check_store(settings: &Settings) -> Result<(), String> {
     }
 }
 
-/// Starts this program again, apart from this terminal's signals.
+/// Starts this program again in the background, in its own process group.
 fn background() -> Result<(), String> {
-    let failed = |error: std::io::Error| format!("the server cannot be started: {error}");
+    let failed = |error: std::io::Error| format!("cannot start the server: {error}");
     let own = std::env::current_exe().map_err(failed)?;
     let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let at = arguments.iter().position(|argument| argument == "torchserve").map_or(0, |at| at + 1);
@@ -162,7 +161,7 @@ fn background() -> Result<(), String> {
     let step = Duration::from_millis(20);
     for _ in 0..WATCHED.as_millis() / step.as_millis() {
         if let Some(status) = child.try_wait().map_err(failed)? {
-            return Err(format!("the server has ended: {status}"));
+            return Err(format!("the server exited during startup: {status}"));
         }
         std::thread::sleep(step);
     }

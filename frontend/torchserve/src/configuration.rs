@@ -1,6 +1,6 @@
-//! Where the configuration comes from: the file, the command line, and `TS_*` variables of the environment, the later over
-//! the earlier. As in TorchServe, variables override the command line too: `TS_DISABLE_TOKEN_AUTHORIZATION=false` keeps the
-//! tokens where a script passes `--disable-token-auth`.
+//! Reads the configuration from the file, the command line and the `TS_*` environment variables; later sources override earlier
+//! ones. As in TorchServe, variables override the command line too: `TS_DISABLE_TOKEN_AUTHORIZATION=false` keeps token
+//! authorization enabled even with `--disable-token-auth`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,27 +10,27 @@ use super::settings::{KEYS, Noted};
 use super::{properties, snapshot};
 use crate::arguments::Arguments;
 
-/// What was found.
+/// The merged configuration.
 #[derive(Debug, Default)]
 pub(super) struct Configuration {
-    /// Keys and values.
+    /// The keys and values.
     pub(super) properties: Vec<(String, String)>,
-    /// What is to be told about them.
+    /// Notes to log about the configuration.
     pub(super) notes: Vec<Noted>,
 }
 
-/// Reads variables.
+/// A lookup of environment variables.
 pub(super) type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 impl Configuration {
     /// # Errors
-    /// A file that is named is not there or is none; a variable that it names is not set.
+    /// A named file is missing or invalid, or an environment variable that it refers to is not set.
     pub(super) fn read(arguments: &Arguments, variables: Variables<'_>) -> Result<Self, String> {
         let mut found = Self::default();
         if let Some(file) = found.file(arguments, variables)? {
             let shown = file.display();
-            let text = fs::read(&file).map_err(|error| format!("'{shown}' cannot be read: {error}"))?;
-            // Java's encoding of these files is Latin-1; UTF-8 is what people write.
+            let text = fs::read(&file).map_err(|error| format!("cannot read '{shown}': {error}"))?;
+            // Java reads these files as Latin-1, but in practice most are UTF-8.
             let text =
                 String::from_utf8(text).unwrap_or_else(|error| error.as_bytes().iter().map(|b| *b as char).collect());
             let wrong = |error: String| format!("'{shown}': {error}");
@@ -39,14 +39,14 @@ impl Configuration {
                 let variable = |name: &str| Some(variables(name)?.to_string_lossy().into_owned());
                 *value = properties::expand(value, variable).map_err(|error| format!("'{shown}', {key}: {error}"))?;
             }
-            found.note(false, format!("configured by '{shown}'"));
+            found.note(false, format!("read configuration from '{shown}'"));
         }
         found.take_arguments(arguments);
         found.take_variables(variables);
         Ok(found)
     }
 
-    /// The file, if there is one.
+    /// Returns the configuration file, if there is one.
     fn file(&mut self, arguments: &Arguments, variables: Variables<'_>) -> Result<Option<PathBuf>, String> {
         let named = variables("TS_CONFIG_FILE").filter(|file| !file.is_empty()).map(PathBuf::from);
         if let Some(file) = named.or_else(|| arguments.ts_config.clone()) {
@@ -59,7 +59,7 @@ impl Configuration {
         if !arguments.no_config_snapshots
             && let Some(newest) = snapshot::newest(&snapshot::directory(variables))
         {
-            self.note(true, "the newest snapshot is the configuration; --ncs starts without".to_owned());
+            self.note(true, "using the newest snapshot as configuration; --ncs disables snapshots".to_owned());
             return Ok(Some(newest));
         }
         let usual = Path::new("config.properties");
@@ -79,17 +79,14 @@ impl Configuration {
         self.properties.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
     }
 
-    /// Variables of the environment are read if the file says so; one is read in any case.
+    /// Applies environment variables if the file enables them; `TS_OPEN_INFERENCE_PROTOCOL` always applies.
     fn take_variables(&mut self, variables: Variables<'_>) {
         if self.get("enable_envvars_config").is_some_and(|value| value.trim().eq_ignore_ascii_case("true")) {
             for key in KEYS.iter().filter(|key| key.variable) {
                 let name = variable(key.name);
                 let Some(value) = variables(&name).map(|value| value.to_string_lossy().into_owned()) else { continue };
                 if self.get(key.name).is_some_and(|before| before != value) {
-                    self.note(
-                        false,
-                        format!("{name} overrides what the command line or the file says about {}", key.name),
-                    );
+                    self.note(false, format!("{name} overrides {} of the command line or the file", key.name));
                 }
                 self.set(key.name, value);
             }
@@ -105,7 +102,7 @@ impl Configuration {
         }
         if !arguments.models.is_empty() {
             if self.get("model_snapshot").is_some() {
-                self.note(true, "--models has no effect: model_snapshot says what is registered".to_owned());
+                self.note(true, "--models has no effect: model_snapshot determines the registered models".to_owned());
             }
             self.set("load_models", arguments.models.join(","));
         }
@@ -116,23 +113,23 @@ impl Configuration {
             self.set("enable_model_api", "true".to_owned());
         }
         for (given, flag, why) in [
-            (arguments.workflow_store.is_some(), "--workflow-store", "workflows are not served"),
+            (arguments.workflow_store.is_some(), "--workflow-store", "workflows are not supported"),
             (
                 arguments.log_config.is_some(),
                 "--log-config",
-                "layouts of log4j are not read; --log-format and --tslog-format after '--' choose others",
+                "log4j layouts are not read; use --log-format and --tslog-format after '--'",
             ),
-            (arguments.cpp_log_config.is_some(), "--cpp-log-config", "handlers in C++ are not run"),
-            (arguments.plugins_path.is_some(), "--plugins-path", "plugins in Java are not run"),
+            (arguments.cpp_log_config.is_some(), "--cpp-log-config", "C++ handlers are not supported"),
+            (arguments.plugins_path.is_some(), "--plugins-path", "Java plugins are not supported"),
         ] {
             if given {
-                self.note(false, format!("{flag} has no effect here: {why}"));
+                self.note(false, format!("{flag} has no effect: {why}"));
             }
         }
     }
 }
 
-/// The variable that stands for a key.
+/// Returns the environment variable of a key.
 fn variable(key: &str) -> String {
     let upper = key.to_ascii_uppercase();
     if upper.starts_with("TS_") { upper } else { format!("TS_{upper}") }
@@ -144,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_override_the_command_line_and_that_overrides_the_file() {
+    fn variables_override_the_command_line_which_overrides_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("config.properties");
         fs::write(
@@ -163,7 +160,7 @@ mod tests {
         let read = Configuration::read(&arguments, &variables).unwrap();
         assert_eq!(read.get("job_queue_size"), Some("2"));
         assert_eq!(read.get("model_store"), Some("/there/store"));
-        assert_eq!(read.get("metric_time_interval"), Some("7"), "has no variable");
+        assert_eq!(read.get("metric_time_interval"), Some("7"), "the key has no variable");
         assert_eq!(read.get("ts_open_inference_protocol"), Some("true"));
         arguments.model_store = Some("/mine".into());
         arguments.models = vec!["a=a.mar".to_owned(), "b.mar".to_owned()];

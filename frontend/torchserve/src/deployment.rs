@@ -1,5 +1,5 @@
-//! A model as it is to be served: what was asked for, what the archive says, what the configuration says, in that order; and
-//! the configuration of the engine that follows from it.
+//! A model to serve: merges the registration, the archive and the configuration, in this order of precedence, and writes the
+//! engine's configuration.
 
 mod write;
 
@@ -9,72 +9,72 @@ use std::sync::Arc;
 
 use super::{Archive, ModelProperties, ModelYaml, Refused, RegistrationParameters, Settings};
 
-/// Where workers run.
+/// The devices that workers run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// On the processors.
+    /// The CPUs.
     Cpu,
-    /// On these GPUs, in turn.
+    /// These GPUs; workers are distributed over them in turn.
     Gpu(Vec<u32>),
 }
 
-/// How a model treats sequences; `None` in [`Deployment::sequence`] if it does not.
+/// How a model batches sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sequence {
-    /// Milliseconds after which a sequence without requests ends; 0 for ever.
+    /// Milliseconds without requests after which a sequence ends; 0 for no limit.
     pub max_idle: u32,
-    /// Milliseconds that a request may wait; 0 for ever.
+    /// `sequenceTimeoutMSec`, which is only reported.
     pub timeout: u32,
-    /// Sequences at the same time.
+    /// The most concurrent sequences.
     pub most: u32,
-    /// Requests of one sequence that may wait.
+    /// The most queued requests of one sequence.
     pub queue: u32,
 }
 
-/// A model as it is served.
+/// A model to serve.
 #[derive(Clone, Debug)]
 pub struct Deployment {
-    /// Its name in the engine.
+    /// The model's name in the engine.
     pub name: String,
-    /// Its name in TorchServe's endpoints.
+    /// The model's name in TorchServe's endpoints.
     pub model_name: String,
-    /// Its files.
+    /// The model's files.
     pub archive: Arc<Archive>,
-    /// `MODULE`, `MODULE:FUNCTION` or the name of one that is built in.
+    /// `MODULE`, `MODULE:FUNCTION`, or the name of a built-in handler.
     pub handler: String,
-    /// `python` or `python3`, which is only reported: `--python` says which interpreter runs.
+    /// `python` or `python3`. Only reported: `--python` chooses the interpreter.
     pub runtime: String,
-    /// Requests in a batch.
+    /// The most requests in a batch.
     pub batch_size: u32,
-    /// Milliseconds.
+    /// How long a batch waits for more requests, in milliseconds.
     pub max_batch_delay: u32,
-    /// Workers that are kept running.
+    /// The number of workers that are kept running.
     pub min_workers: u32,
     /// The most workers.
     pub max_workers: u32,
-    /// Requests that may wait.
+    /// The most queued requests.
     pub queue: u32,
     /// `service_envelope`.
     pub envelope: Option<String>,
-    /// Seconds.
+    /// The timeout of a batch, in seconds.
     pub response_timeout: u32,
-    /// Seconds.
+    /// The timeout of loading the model, in seconds.
     pub startup_timeout: u32,
-    /// Seconds for which a worker that dies is started again.
+    /// How long a worker that dies is restarted, in seconds.
     pub max_retry_timeout: u32,
-    /// Milliseconds after which a client no longer waits; 0 for ever.
+    /// The timeout of a request in milliseconds; 0 for none.
     pub client_timeout: u32,
-    /// Requests are only accepted while a worker is idle.
+    /// Accept requests only while a worker is idle.
     pub use_job_ticket: bool,
-    /// Where workers run.
+    /// The devices that workers run on.
     pub device: Device,
-    /// How sequences are treated.
+    /// How sequences are batched; `None` if the model does not use sequences.
     pub sequence: Option<Sequence>,
-    /// The handler sends parts of an answer.
+    /// The handler sends its response in parts.
     pub streaming: bool,
-    /// Requests stay in their batch until they are done.
+    /// Requests stay in their batch until they are complete (continuous batching).
     pub continuous: bool,
-    /// It was registered at the start.
+    /// The model was registered at server start.
     pub at_start: bool,
     /// See [`Settings::limit_max_image_pixels`].
     pub limit_max_image_pixels: bool,
@@ -87,10 +87,10 @@ const BATCH_DELAY: u32 = 100;
 const RETRY_TIMEOUT: u32 = 300;
 
 impl Deployment {
-    /// What follows from all that is said. It is called `name` in the engine.
+    /// Merges all settings of a model. `name` is its name in the engine.
     ///
     /// # Errors
-    /// It does not hold together.
+    /// The settings are invalid or contradict each other.
     pub fn new(
         settings: &Settings,
         archive: Arc<Archive>,
@@ -101,7 +101,7 @@ impl Deployment {
         pharos::repository::check_model_name(&model_name).map_err(Refused::bad_request)?;
         let handler = asked.handler.clone().or_else(|| archive.handler.clone());
         let handler = handler.or_else(|| settings.default_handler.clone()).ok_or_else(|| {
-            Refused::bad_request(format!("The archive '{}' names no handler; parameter handler does", archive.url))
+            Refused::bad_request(format!("The archive '{}' names no handler; set the parameter handler", archive.url))
         })?;
         let yaml = &archive.yaml;
         let said = settings.said(&model_name, &archive.version).cloned().unwrap_or_default();
@@ -126,7 +126,7 @@ impl Deployment {
                 said.response_timeout,
                 settings.default_response_timeout,
             ),
-            // As in TorchServe 0 can be asked for, with which no worker starts.
+            // As in TorchServe, a request may set 0; then no worker starts.
             startup_timeout: asked.startup_timeout.unwrap_or_else(|| {
                 timeout(None, yaml.startup_timeout, said.startup_timeout, settings.default_startup_timeout)
             }),
@@ -145,7 +145,7 @@ impl Deployment {
         })
     }
 
-    /// What a snapshot says about it.
+    /// Returns the model's properties for a snapshot.
     pub fn properties(&self, default_version: bool) -> ModelProperties {
         ModelProperties {
             name: self.model_name.clone(),
@@ -162,22 +162,22 @@ impl Deployment {
         }
     }
 
-    /// Whether a request of a sequence may enter the batch while the one before it is still streamed.
+    /// Whether a request of a sequence may enter the batch while the previous one is still streaming its response.
     pub fn overlaps(&self) -> bool {
         self.continuous && self.sequence.is_some()
     }
 
-    /// Writes the model into a repository: `NAME/config.pbtxt`, and `NAME/1`, a link to the archive's files. What was there
-    /// under this name is replaced.
+    /// Writes the model into a repository: `NAME/config.pbtxt`, and `NAME/1`, a link to the archive's files. Replaces an existing
+    /// model of this name.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// Writing failed.
     pub fn write(&self, repository: &Path) -> io::Result<()> {
         write::write(self, repository)
     }
 }
 
-/// The fewest and the most workers.
+/// Returns the minimum and the maximum number of workers.
 fn workers(
     settings: &Settings,
     asked: &RegistrationParameters,
@@ -214,7 +214,7 @@ fn sequence(yaml: &ModelYaml) -> Option<Sequence> {
     })
 }
 
-/// Whether the handler sends parts of an answer: as `model-config.yaml` says, else whether its code calls what does.
+/// Whether the handler streams its response: as set in `model-config.yaml`, else whether its code calls the streaming function.
 fn streaming(archive: &Archive) -> bool {
     const CALL: &str = "send_intermediate_predict_response";
     let calls = || {

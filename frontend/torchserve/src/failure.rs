@@ -1,24 +1,24 @@
-//! What TorchServe's clients are told when a prediction fails: the engine's errors in its codes, types and sentences.
+//! Maps the engine's errors to TorchServe's statuses, exception types and messages for predictions.
 
 use pharos::error::{ErrorCode, InferError, Reason};
 
 use super::Refused;
 
-/// What a worker's message begins with if its status is not 503.
+/// The prefix of a worker's error message that sets a status other than 503.
 const STATUS: &str = "HTTP ";
 
-/// How a worker ended that had a request.
+/// How a worker process ended that was executing a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The system killed it, which it does when memory runs out.
+    /// Killed by a signal from the system, as the out-of-memory killer does.
     Killed,
-    /// Any other way.
+    /// Any other exit.
     Died,
 }
 
-/// The refusal of requests that no worker can take: `version` as in the URL, empty if there is none. `more` stands behind it.
+/// Returns the refusal for a model without workers. `version` is as in the URL, or empty. `more` is appended to the message.
 pub fn no_worker(model: &str, version: &str, more: &str) -> Refused {
-    // TorchServe's own quotation marks.
+    // The unbalanced quotation mark is TorchServe's.
     let of_version = if version.is_empty() { String::new() } else { format!(" Version {version}\"") };
     let message = format!(
         "Model \"{model}\"{of_version} has no worker to serve inference request. Please use scale workers API to add \
@@ -28,7 +28,7 @@ pub fn no_worker(model: &str, version: &str, more: &str) -> Refused {
     Refused { status: 503, kind: "ServiceUnavailableException", message }
 }
 
-/// What clients read of an error.
+/// Returns the client's view of an engine error.
 pub fn refused(error: &InferError, (model, version): (&str, &str), end: impl FnOnce() -> End) -> Refused {
     let message = without_id(&error.message);
     let kind = |status: u16, kind: &'static str| Refused { status, kind, message: message.to_owned() };
@@ -56,20 +56,20 @@ pub fn refused(error: &InferError, (model, version): (&str, &str), end: impl FnO
     }
 }
 
-/// The worker that had the request is gone.
+/// Returns the refusal of a request whose worker process ended.
 pub fn worker_died(end: End) -> Refused {
     let status = if end == End::Killed { 507 } else { 500 };
     Refused { status, kind: "InternalServerException", message: "Worker died.".to_owned() }
 }
 
-/// The status that a worker's message begins with, and the rest of it.
+/// Splits a worker's message into the status that it sets and the rest.
 fn with_status(message: &str) -> (u16, &str) {
     let given = message.strip_prefix(STATUS).and_then(|rest| rest.split_once(": "));
     let given = given.and_then(|(status, text)| Some((status.parse().ok()?, text)));
     given.filter(|(status, _)| (100..=999).contains(status)).unwrap_or((503, message))
 }
 
-/// A message without the id of its request, which clients find in a header.
+/// Strips the request id from a message; clients find the id in a header.
 fn without_id(message: &str) -> &str {
     let rest = message.strip_prefix("[request id: ").and_then(|rest| rest.split_once("] "));
     rest.map_or(message, |(_, rest)| rest)
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_have_torchserves_codes() {
+    fn errors_have_torchserve_codes() {
         let backend = |text: &str| InferError::new(ErrorCode::Internal, Reason::Backend, text);
         let full =
             InferError::new(ErrorCode::Unavailable, Reason::QueueFull, "[request id: 1] Exceeds maximum queue size");

@@ -1,4 +1,4 @@
-//! What a handler gets as `data`: the parts of a request's body. A body is one part, `body`, unless it is a form.
+//! Splits a request's body into the parts that a handler gets as `data`. A body other than a form is one part, `body`.
 
 use bytes::Bytes;
 use futures_util::stream;
@@ -8,35 +8,34 @@ use serde_json::{Value, json};
 
 use super::Refused;
 
-/// The content type of a file of a form that names none.
+/// The content type of a file in a form that states none.
 const FILE: &str = "application/octet-stream";
 
 /// The most parts of a form.
 const MOST_PARTS: usize = 10_000;
 
-/// One part.
+/// One part of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// The key in the handler's dict.
+    /// The part's key in the handler's dict.
     pub name: String,
-    /// Without parameters; empty if it has none.
+    /// The media type without parameters; empty if the part has none.
     pub content_type: String,
-    /// Its bytes.
+    /// The part's bytes.
     pub data: Bytes,
 }
 
 impl Part {
-    /// A part of this name without a content type.
+    /// Creates a part without a content type.
     pub fn bare(name: impl Into<String>, data: impl Into<Bytes>) -> Self {
         Self { name: name.into(), content_type: String::new(), data: data.into() }
     }
 }
 
-/// The parts of a body with this `Content-Type`. One that is said to be a form of several parts without saying what is
-/// between them is one part, as in TorchServe.
+/// Splits a body with this `Content-Type` into parts. As in TorchServe, a multipart form without a boundary is one part.
 ///
 /// # Errors
-/// It is said to be a form and is none.
+/// The content type is a multipart form, but the body is malformed.
 pub async fn parts(content_type: &str, body: Bytes) -> Result<Vec<Part>, Refused> {
     let media = media_type(content_type);
     if media.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
@@ -50,12 +49,12 @@ pub async fn parts(content_type: &str, body: Bytes) -> Result<Vec<Part>, Refused
     Ok(vec![Part { name: "body".to_owned(), content_type: media.to_owned(), data: body }])
 }
 
-/// What stands before the parameters of a content type.
+/// Returns a content type without its parameters.
 fn media_type(content_type: &str) -> &str {
     content_type.split(';').next().unwrap_or_default().trim()
 }
 
-/// The pairs of a query or of a form that looks like one, decoded.
+/// Decodes the pairs of a query or of a URL-encoded form.
 pub fn pairs(text: &str) -> Vec<Part> {
     let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).collect::<Vec<u8>>();
     let pairs = text.split('&').filter(|pair| !pair.is_empty());
@@ -78,7 +77,7 @@ async fn multipart(boundary: String, body: Bytes) -> Result<Vec<Part>, Refused> 
         }
         let name = field.name().unwrap_or_default().to_owned();
         let own = field.headers().get("content-type").and_then(|value| value.to_str().ok()).map(media_type);
-        // A field that is no file has no content type for handlers.
+        // As in TorchServe, handlers get no content type for a field that is not a file.
         let content_type = field.file_name().map(|_| own.unwrap_or(FILE).to_owned()).unwrap_or_default();
         let data = field.bytes().await.map_err(wrong)?;
         parts.push(Part { name, content_type, data });
@@ -86,7 +85,7 @@ async fn multipart(boundary: String, body: Bytes) -> Result<Vec<Part>, Refused> 
     Ok(parts)
 }
 
-/// Parts as the element of the worker's one input, with its length in front, and as what the request says about them.
+/// Joins parts into the element of the worker's only input, a length followed by all bytes, and a JSON description of the parts.
 pub fn join(parts: &[Part]) -> Option<(Vec<u8>, Value)> {
     let length: usize = parts.iter().map(|part| part.data.len()).sum();
     let mut data = Vec::with_capacity(length + 4);
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_form_is_refused() {
+    async fn refuses_malformed_forms() {
         for (content_type, body) in [
             ("multipart/form-data; boundary=B", "garbage"),
             ("multipart/form-data; boundary=B", "--B\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\n1"),

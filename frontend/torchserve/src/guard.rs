@@ -1,8 +1,8 @@
-//! Decides who may call what on TorchServe's ports, for REST and gRPC, and for TorchServe's API and the v2 protocol alike.
+//! Checks access on TorchServe's ports, for REST and gRPC, and for TorchServe's API and the v2 protocol alike.
 //!
-//! TorchServe's keys are asked for first, unless they are disabled; where the server has token files, a token of the same
-//! scope opens too. Without TorchServe's keys the token files decide alone. Restricted parts need their header in any case.
-//! Loading and unloading through the v2 protocol needs `enable_model_api`, as registering does.
+//! TorchServe's keys are checked first, unless they are disabled; if the server has token files, a token of the same scope is
+//! accepted too. Without TorchServe's keys, the token files alone decide. Restricted APIs always require their header. Loading
+//! and unloading through the v2 protocol requires `enable_model_api`, as registration does.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::token::{Purpose, Tokens};
 use pharos_listener::access::routes::Class;
 use pharos_listener::access::{self, Access, GRPC_PREFIX};
 
-/// What guards the ports.
+/// The access checks of the ports.
 pub(super) struct Guard {
     /// TorchServe's keys; `None` if they are disabled.
     pub(super) tokens: Option<Tokens>,
@@ -27,39 +27,39 @@ pub(super) struct Guard {
     pub(super) http: Arc<Restrictions>,
     /// `--grpc-restricted-protocol`.
     pub(super) grpc: Arc<Restrictions>,
-    /// Whether models can be loaded and unloaded by request.
+    /// Whether clients may load and unload models.
     pub(super) model_api: bool,
 }
 
-/// What a request asks for.
+/// The access that a request requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) route: Route,
     pub(super) class: Class,
-    /// The key that it needs; `None` if it needs none.
+    /// The key that is required; `None` if no key is.
     pub(super) purpose: Option<Purpose>,
 }
 
-/// Why a request is refused.
+/// The reason for denying a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Denied {
-    /// It has no valid key of TorchServe's.
+    /// A valid TorchServe key is missing.
     Key(Refused),
-    /// Models cannot be loaded by request.
+    /// Clients may not load and unload models.
     ModelApi,
-    /// As on the server's own ports.
+    /// Denied by the same checks as on the server's own ports.
     Server(access::Denied),
 }
 
-/// The text of [`Denied::ModelApi`].
+/// The message of [`Denied::ModelApi`].
 pub(super) const NO_MODEL_API: &str =
     "Model API disabled: loading and unloading models by request needs enable_model_api=true (--enable-model-api)";
 
 impl Guard {
-    /// Whether a request with these headers may have what it asks for.
+    /// Checks whether a request with these headers is allowed.
     ///
     /// # Errors
-    /// Why not.
+    /// The request is denied.
     pub(super) fn check(&self, protocol: Protocol, wanted: Wanted, headers: &HeaderMap) -> Result<(), Denied> {
         self.check_key(wanted.purpose, headers)?;
         let api = match wanted.class {
@@ -85,7 +85,7 @@ impl Guard {
         }
     }
 
-    /// Whether these headers have TorchServe's key for a purpose, or a token of the server's that stands for it.
+    /// Checks for TorchServe's key for a purpose, or a server token with the equivalent scope.
     fn check_key(&self, purpose: Option<Purpose>, headers: &HeaderMap) -> Result<(), Denied> {
         let (Some(tokens), Some(purpose)) = (&self.tokens, purpose) else { return Ok(()) };
         let given = headers.get(AUTHORIZATION).map(|value| value.as_bytes());
@@ -102,14 +102,14 @@ impl Guard {
     }
 }
 
-/// The key that a class of routes needs. `otherwise` is that of routes that are not known.
+/// Returns the key that a class of routes requires. `otherwise` is the key for unknown routes.
 pub(super) fn purpose(class: Class, otherwise: Option<Purpose>) -> Option<Purpose> {
     match class {
         Class::Open => None,
         Class::Unknown => otherwise,
         Class::Part(api) => Some(match Scope::of(api) {
             Some(Scope::Management) => Purpose::Management,
-            // TorchServe asks for its key for health too.
+            // TorchServe requires its key for health checks too.
             Some(Scope::Inference) | None => Purpose::Inference,
         }),
     }

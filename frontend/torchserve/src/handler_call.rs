@@ -1,5 +1,5 @@
-//! Translates between requests of TorchServe's endpoints and calls of a handler. Headers and parts of a request travel to the
-//! worker in one JSON parameter beside the body, and the status, content type and headers of the answer travel back in one.
+//! Translates between TorchServe's requests and calls of a handler. A JSON parameter carries the headers and the parts of a
+//! request to the worker, and another one the status, content type and headers of the response back.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use pharos::error::InferError;
@@ -16,20 +16,20 @@ use super::form::{self, Part};
 /// A call of a handler, without the parts of the body.
 #[derive(Clone, Debug, Default)]
 pub struct HandlerCall {
-    /// The headers of the request, as the handler sees them.
+    /// The headers of the request, as passed to the handler.
     pub headers: Map<String, Value>,
-    /// The handler is to describe itself.
+    /// Ask the handler to describe the model.
     pub describe: bool,
-    /// The handler is to explain.
+    /// Ask the handler for an explanation.
     pub explain: bool,
 }
 
-/// The headers of a request for its handler. HTTP's names come in small letters and are written as people do.
+/// Converts the headers of a request for a handler. HTTP header names arrive in lower case; handlers get them in title case.
 pub fn headers(all: &HeaderMap) -> Map<String, Value> {
     let mut headers = Map::new();
     for name in all.keys() {
         let mut values = all.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
-        // As in TorchServe the last one counts.
+        // As in TorchServe, the last value wins.
         if let Some(value) = values.next_back() {
             headers.insert(title_case(name.as_str()), Value::String(value.into_owned()));
         }
@@ -37,7 +37,7 @@ pub fn headers(all: &HeaderMap) -> Map<String, Value> {
     headers
 }
 
-/// A header's name with a capital behind each hyphen. Names with an underscore are TorchServe's own and stay.
+/// Capitalizes each word of a header name. Names with an underscore are TorchServe's own and are not changed.
 fn title_case(name: &str) -> String {
     if name.contains('_') {
         return name.to_owned();
@@ -51,7 +51,7 @@ fn title_case(name: &str) -> String {
     name.chars().map(capital).collect()
 }
 
-/// A request with these parts. `None`: they are too long.
+/// Creates the request to the engine. `None` if the parts are too long.
 pub fn request((model, version, id): (&str, &str, &str), parts: &[Part], call: HandlerCall) -> Option<InferRequest> {
     let (data, said) = form::join(parts)?;
     let HandlerCall { headers, describe, explain } = call;
@@ -67,7 +67,7 @@ pub fn request((model, version, id): (&str, &str, &str), parts: &[Part], call: H
     })
 }
 
-/// What a handler says about its answer.
+/// The handler's description of its response.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Said {
@@ -77,25 +77,25 @@ struct Said {
     headers: Map<String, Value>,
 }
 
-/// An answer as the client is to get it.
+/// A response to a client.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    /// The status; 200 if the handler says none.
+    /// The HTTP status; 200 if the handler sets none.
     pub status: u16,
-    /// What stands behind the status.
+    /// The reason phrase.
     pub reason: String,
-    /// Headers, with the content type if there is one.
+    /// The headers, including the content type if there is one.
     pub headers: HeaderMap,
     /// The body.
     pub body: Bytes,
 }
 
-/// The answer of a response.
+/// Converts the engine's response.
 ///
 /// # Errors
-/// The worker has said something that is no answer.
+/// The worker's response is malformed.
 pub fn answer(response: InferResponse) -> Result<Answer, InferError> {
-    let wrong = |what: String| InferError::internal(format!("the worker's answer cannot be used: {what}"));
+    let wrong = |what: String| InferError::internal(format!("invalid response of the worker: {what}"));
     let said = response.parameters.iter().find(|(name, _)| name == PARAMETER);
     let said: Said = match said {
         Some((_, Parameter::String(text))) => serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?,
@@ -104,7 +104,7 @@ pub fn answer(response: InferResponse) -> Result<Answer, InferError> {
     let output = response.outputs.into_iter().find(|output| output.name == OUTPUT);
     let body = output.map_or_else(Bytes::new, |output| {
         let mut data = output.tensor.data.join();
-        // The length of the one element.
+        // Skip the length prefix of the element.
         if data.len() < 4 { Bytes::new() } else { data.split_off(4) }
     });
     let mut headers = HeaderMap::new();
@@ -113,7 +113,7 @@ pub fn answer(response: InferResponse) -> Result<Answer, InferError> {
     for (name, value) in said.headers.iter().map(|(name, value)| (name.clone(), shown(value))).chain(content_type) {
         let header = (HeaderName::try_from(&name), HeaderValue::try_from(&value));
         let (Ok(name), Ok(value)) = header else {
-            return Err(wrong(format!("'{}: {}' is no header", name.escape_debug(), value.escape_debug())));
+            return Err(wrong(format!("'{}: {}' is not a valid header", name.escape_debug(), value.escape_debug())));
         };
         headers.insert(name, value);
     }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_what_the_handler_says() {
+    fn converts_the_handlers_response() {
         let plain = answer(response("", b"xy")).unwrap();
         assert_eq!((plain.status, &*plain.reason, &plain.body[..], plain.headers.len()), (200, "", &b"xy"[..], 0));
         let said = r#"{"status": 418, "reason": "Tea", "content_type": "a/b", "headers": {"X-A": "1", "x-b": 2}}"#;
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!((header("x-a"), header("x-b"), header("content-type")), ("1", "2", "a/b"));
         for wrong in ["{", r#"{"headers": {"a b": "1"}}"#, r#"{"headers": {"a": "\n"}}"#] {
             let error = answer(response(wrong, b"")).unwrap_err();
-            assert!(error.message.starts_with("the worker's answer cannot be used: "), "{error}");
+            assert!(error.message.starts_with("invalid response of the worker: "), "{error}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Ids of requests, and keys for clients. What is random comes from the kernel; ids are made of one such secret and a number,
-//! so that making one asks nobody.
+//! Request ids, and keys for clients. Keys are random bytes of the kernel. Ids are derived from one random secret and a counter,
+//! so creating one takes no system call.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,22 +8,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE;
 
-/// Makes ids.
+/// A generator of request ids.
 pub(super) struct Ids {
     secret: [u8; 32],
     next: AtomicU64,
 }
 
 impl Ids {
-    /// Ids that are no other server's.
+    /// Creates a generator whose ids differ from those of other servers.
     ///
     /// # Errors
-    /// The kernel gives no random bytes.
+    /// The kernel returned no random bytes.
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self { secret: random()?, next: AtomicU64::new(0) })
     }
 
-    /// A new one: a UUID of version 4 (RFC 9562).
+    /// Returns a new id: a UUID of version 4 (RFC 9562).
     pub(super) fn next(&self) -> String {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let hash = blake3::keyed_hash(&self.secret, &number.to_le_bytes());
@@ -36,10 +36,10 @@ impl Ids {
     }
 }
 
-/// A key of eight characters, as TorchServe's are.
+/// Returns a random key of eight characters, as in TorchServe.
 ///
 /// # Errors
-/// The kernel gives no random bytes.
+/// The kernel returned no random bytes.
 pub(super) fn key() -> io::Result<String> {
     Ok(URL_SAFE.encode(random::<6>()?))
 }

@@ -1,5 +1,5 @@
-//! A home for TorchServe's users: their `config.properties`, archives and endpoints. What is here reads and writes their
-//! forms; models run on the ordinary engine, from a private repository that this module writes.
+//! TorchServe's interfaces: `config.properties`, model archives, and the REST and gRPC endpoints. This crate reads and writes
+//! TorchServe's formats. Models run on the ordinary engine, from a private model repository that this crate writes.
 
 pub mod archive;
 mod arguments;

@@ -26,32 +26,32 @@ use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
 use pharos_listener::{Life, Limits, Speaks, Tls, TlsFiles};
 
-/// What the endpoints are made of.
+/// The parts that the endpoints are built from.
 pub struct Start<S: Management, D> {
-    /// The server for clients, which call models by TorchServe's names.
+    /// The server for clients, which use TorchServe's model names.
     pub service: S,
-    /// The same server for requests of the endpoints themselves: by the repository's names, and not counted by name.
+    /// The same server for internal requests of the endpoints: with the engine's model names, and without per-name counting.
     pub uncounted: S,
-    /// The v2 protocol, which the ports serve too.
+    /// The v2 protocol, which TorchServe's ports also serve.
     pub kserve: Kserve<S, D>,
-    /// Counts connections.
+    /// The metrics cache that counts connections.
     pub metrics: Arc<Cache>,
-    /// What the configuration says.
+    /// TorchServe's configuration.
     pub settings: Arc<Settings>,
-    /// The models.
+    /// The registered models.
     pub registry: Arc<Registry<S>>,
-    /// Says when to stop.
+    /// The server's lifetime, which ends the listeners.
     pub life: Life,
-    /// What guards the server's own ports.
+    /// The access checks of the server's own ports.
     pub server: ServerAccess,
-    /// The memory of what is being received.
+    /// The memory budget for bodies that are being received.
     pub budget: Budget,
 }
 
-/// What guards the server's own ports, and TorchServe's too.
+/// The access checks of the server's own ports, which TorchServe's ports apply too.
 #[derive(Clone, Debug, Default)]
 pub struct ServerAccess {
-    /// The tokens of files.
+    /// The tokens of the token files.
     pub tokens: Access,
     /// `--http-restricted-api`.
     pub http: Arc<Restrictions>,
@@ -59,10 +59,10 @@ pub struct ServerAccess {
     pub grpc: Arc<Restrictions>,
 }
 
-/// Checks that every address can be bound, without opening a port: what is in use is known before models load.
+/// Checks that every address can be bound, without listening, so that conflicts are reported before models load.
 ///
 /// # Errors
-/// An address cannot be bound; the text names it and the key that chooses another.
+/// An address cannot be bound; the text names it and the key that sets it.
 pub fn check_addresses(settings: &Settings) -> Result<(), String> {
     let rest = apis(settings).into_iter().map(|(address, apis)| {
         let what = name_of(apis);
@@ -77,15 +77,15 @@ pub fn check_addresses(settings: &Settings) -> Result<(), String> {
     Ok(())
 }
 
-/// Opens the listeners and serves on them. Gives their tasks.
+/// Opens the listeners and serves on them. Returns their tasks.
 ///
 /// # Errors
-/// An address, a certificate or the file of tokens cannot be used.
+/// An address, a certificate or the key file is unusable.
 pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<JoinHandle<()>>, String> {
     let Start { service, uncounted, kserve, metrics, settings, registry, life, server, budget } = start;
-    let unmade = |what: &str, error: io::Error| format!("{what}: {error}");
+    let failed = |what: &str, error: io::Error| format!("{what}: {error}");
     let tokens = settings.token.clone().map(Tokens::new).transpose();
-    let tokens = tokens.map_err(|error| unmade("the file of tokens cannot be written", error))?;
+    let tokens = tokens.map_err(|error| failed("cannot write the key file", error))?;
     if tokens.is_some() && !server.tokens.is_open() {
         tracing::info!("TorchServe's ports accept TorchServe's keys and the tokens of the token files");
     }
@@ -98,7 +98,7 @@ pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<Joi
         metrics,
         guard,
         budget,
-        ids: Ids::new().map_err(|error| unmade("ids of requests cannot be made", error))?,
+        ids: Ids::new().map_err(|error| failed("cannot generate request ids", error))?,
         settings: settings.clone(),
     });
     let Kserve { http, grpc, with_reflection } = kserve;
@@ -112,7 +112,7 @@ pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<Joi
     Ok(tasks)
 }
 
-/// Each address once, with all that it serves.
+/// Returns each address once, with all APIs that it serves.
 fn apis(settings: &Settings) -> Vec<(Address, Apis)> {
     let open = Apis::default();
     let wanted = [
@@ -134,7 +134,7 @@ fn apis(settings: &Settings) -> Vec<(Address, Apis)> {
     all
 }
 
-/// What a listener is called in messages and keys.
+/// Returns the name of a listener in messages and keys.
 fn name_of(apis: Apis) -> &'static str {
     match apis {
         Apis { inference: true, .. } => "inference",
@@ -175,11 +175,11 @@ fn grpc_ports<S: Management, D: KserveGrpc>(
     Ok([serve(inference, for_inference), serve(management, for_management)])
 }
 
-/// How a listener treats its connections.
+/// Returns the settings of a listener.
 fn connections<S: Management>(
     shared: &Shared<S>,
     listener: Listener,
-    (address, speaks): (Address, Speaks),
+    (address, protocol): (Address, Speaks),
     age: Age,
 ) -> Result<listener::Settings, String> {
     let limits = Limits {
@@ -190,10 +190,10 @@ fn connections<S: Management>(
     let tls = match (&shared.settings.tls, address.tls) {
         (Some(paths), true) => {
             let files = TlsFiles { certificate: paths.certificate.clone(), key: paths.key.clone(), authorities: None };
-            let tls = Tls::new(files, speaks).map_err(|reason| format!("TLS of {}: {reason}", address.socket))?;
+            let tls = Tls::new(files, protocol).map_err(|reason| format!("TLS of {}: {reason}", address.socket))?;
             Some(Arc::new(tls))
         }
-        (None, true) => return Err(format!("{} is to speak TLS, and there is no certificate", address.socket)),
+        (None, true) => return Err(format!("{} needs TLS, but no certificate is configured", address.socket)),
         (_, false) => None,
     };
     let cache = Some(shared.metrics.clone());
@@ -204,10 +204,10 @@ fn bind(what: &str, key: &str, wanted: SocketAddr) -> Result<TcpListener, String
     let unusable = |error: io::Error| cannot_listen((what, key), wanted, &error);
     let listener = listener::bind(wanted, false).map_err(unusable)?;
     let bound = listener.local_addr().map_err(unusable)?;
-    tracing::info!("{what} on {bound}");
+    tracing::info!("{what} listening on {bound}");
     Ok(listener)
 }
 
 fn cannot_listen((what, key): (&str, &str), wanted: SocketAddr, error: &io::Error) -> String {
-    format!("{what} cannot listen on {wanted}: {error}; {key} chooses another place")
+    format!("{what} cannot listen on {wanted}: {error}; set {key} to use another address")
 }

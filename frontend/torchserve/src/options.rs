@@ -1,4 +1,4 @@
-//! What TorchServe's settings mean in options of `pharos`. What a user gives after `--` comes last and wins.
+//! Converts TorchServe's settings to options of `pharos`. The user's options after `--` come last and take precedence.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -6,28 +6,28 @@ use std::path::PathBuf;
 use super::Settings;
 use super::settings::Noted;
 
-/// The executable that this launcher is part of: its options, and the GPUs that it finds.
+/// The executable that this launcher is part of.
 pub trait Executable {
-    /// Its parsed options.
+    /// Parsed options of the executable.
     type Options;
 
-    /// Parses options. The first argument is the program's name.
+    /// Parses options. The first argument is the program name.
     ///
     /// # Errors
-    /// They are invalid.
+    /// The options are invalid.
     fn parse(&self, arguments: Vec<OsString>) -> Result<Self::Options, String>;
 
-    /// The Python interpreter that options name.
+    /// Returns the Python interpreter named in options.
     fn python(&self, options: &Self::Options) -> Option<PathBuf>;
 
-    /// The numbers of the GPUs that can be used with these options; `None`: with the default options.
+    /// Returns the ids of the GPUs that are usable with these options; `None` means default options.
     fn gpus(&self, options: Option<&Self::Options>) -> Vec<u32>;
 }
 
-/// Options that say what the settings say, then `given`; and what is to be told about them.
+/// Returns options equivalent to the settings followed by `given`, and notes to log.
 ///
 /// # Errors
-/// `given` cannot be used.
+/// `given` is invalid.
 pub(super) fn options(
     settings: &Settings,
     given: &[OsString],
@@ -36,7 +36,7 @@ pub(super) fn options(
     let mut notes = Vec::new();
     let names = |prefix: &str| given.iter().any(|option| option.to_str().is_some_and(|text| text.starts_with(prefix)));
     let mut options: Vec<OsString> = vec!["--model-control-mode=explicit".into(), "--exit-on-error=false".into()];
-    // KServe's own ports are open if somebody gives them.
+    // KServe's own ports are only opened if the user sets them.
     for protocol in ["http", "grpc", "metrics"] {
         let asked = names(&format!("--{protocol}-port"));
         options.push(format!("--allow-{protocol}={asked}").into());
@@ -61,10 +61,10 @@ fn metrics(settings: &Settings, notes: &mut Vec<Noted>) -> Vec<OsString> {
     let mut options: Vec<OsString> = vec![format!("--metrics-mode={mode}").into(), "--tslog-stdout=true".into()];
     match &settings.metrics_config {
         Some(file) if file.is_file() => options.push(joined("--metrics-config=", file)),
-        // TorchServe goes on without any metrics.
+        // TorchServe continues without any metrics.
         Some(file) => notes.push(Noted {
             warning: true,
-            text: format!("metrics_config={} is not there: the metrics that are built in are used", file.display()),
+            text: format!("metrics_config={} does not exist; using the built-in metrics", file.display()),
         }),
         None => {}
     }
@@ -78,7 +78,7 @@ fn metrics(settings: &Settings, notes: &mut Vec<Noted>) -> Vec<OsString> {
     options
 }
 
-/// A command line of `pharos` with these options that can be parsed before the repository is known.
+/// Returns a command line of `pharos` with these options that parses before the repository is known.
 pub(super) fn with_repository(options: &[OsString]) -> Vec<OsString> {
     let program = ["pharos", "--model-repository=none"].into_iter().map(OsString::from);
     program.chain(options.iter().cloned()).collect()
@@ -90,12 +90,12 @@ fn joined(option: &str, value: &std::path::Path) -> OsString {
     whole
 }
 
-/// A place that a variable names.
+/// Returns the directory that a variable names, else `logs`.
 fn location(variable: &str) -> PathBuf {
     std::env::var_os(variable).filter(|place| !place.is_empty()).map_or_else(|| "logs".into(), PathBuf::from)
 }
 
-/// The directory of the logs that have no metrics.
+/// Returns the directory of logs other than metric logs.
 pub(super) fn logs() -> PathBuf {
     location("LOG_LOCATION")
 }

@@ -1,4 +1,4 @@
-//! The file that names the running server, where TorchServe has it, so that `torchserve --stop` finds it.
+//! The process id file of the running server, at TorchServe's path, for `torchserve --stop`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,10 +9,10 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use pharos_os::directories;
 
-/// How long a server may take to stop before it is killed: TorchServe's patience.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a server may take to stop before it is killed, as in TorchServe.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The file, as long as the server runs.
+/// The process id file, which is removed on drop.
 #[derive(Debug)]
 pub(super) struct PidFile {
     path: PathBuf,
@@ -20,19 +20,19 @@ pub(super) struct PidFile {
 }
 
 impl PidFile {
-    /// Names the process `pid`.
+    /// Writes `pid` to the file.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// Writing failed.
     pub(super) fn write(pid: u32) -> Result<Self, String> {
         let path = path();
         let is_ours = |text: &str| number(text).is_some();
         directories::replace(&path, &pid.to_string(), is_ours)
-            .map_err(|error| format!("the file of the process id cannot be written: {error}"))?;
+            .map_err(|error| format!("cannot write the process id file: {error}"))?;
         Ok(Self { path, pid })
     }
 
-    /// The file stays when this is dropped.
+    /// Keeps the file when the value is dropped.
     pub(super) fn keep(self) {
         std::mem::forget(self);
     }
@@ -40,25 +40,25 @@ impl PidFile {
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        // Another server may have taken its place.
+        // Another server may have replaced the file.
         if named(&self.path).is_some_and(|(pid, _)| pid.as_raw_nonzero().get().cast_unsigned() == self.pid) {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// The process id that a text is.
+/// Parses a process id.
 fn number(text: &str) -> Option<Pid> {
     Pid::from_raw(text.trim().parse().ok().filter(|pid| *pid > 1)?)
 }
 
-/// The process id that the file names, if it is such a file, and the user who wrote it.
+/// Returns the process id in the file and the owner of the file; `None` if the file does not contain a process id.
 fn named(path: &Path) -> Option<(Pid, u32)> {
     let (text, owner) = directories::read(path).ok()??;
     Some((number(&text)?, owner))
 }
 
-/// Removes the file if it is one with a process id.
+/// Removes the file if it contains a process id.
 fn remove() {
     if named(&path()).is_some() {
         let _ = fs::remove_file(path());
@@ -69,16 +69,16 @@ fn path() -> PathBuf {
     std::env::temp_dir().join(".model_server.pid")
 }
 
-/// The server that the file names, if it runs and is one.
+/// Returns the process id in the file if that process is a running server.
 pub(super) fn running() -> Option<Pid> {
     let (pid, owner) = named(&path())?;
-    // A file of another user must not name a server that is not that user's.
+    // Do not trust a file of another user that names a process of a third one.
     let user = fs::metadata(format!("/proc/{}", pid.as_raw_nonzero())).ok()?.uid();
     let trusted = owner == rustix::process::geteuid().as_raw() || owner == user;
     (trusted && test_kill_process(pid).is_ok() && is_server(pid)).then_some(pid)
 }
 
-/// Whether it is this program: the number may have been given to another process since.
+/// Whether the process runs this program. The id may have been reused by another process.
 fn is_server(pid: Pid) -> bool {
     let executable = fs::read_link(format!("/proc/{}/exe", pid.as_raw_nonzero()));
     let own = std::env::current_exe().ok();
@@ -87,19 +87,19 @@ fn is_server(pid: Pid) -> bool {
     executable.is_ok_and(|executable| name(&executable) == own.as_deref().and_then(name))
 }
 
-/// Stops the server that the file names, and says so.
+/// Stops the server of the process id file and returns a message.
 ///
 /// # Errors
-/// It runs and cannot be stopped.
+/// The server is running and cannot be stopped.
 pub(super) fn stop() -> Result<&'static str, String> {
     let Some(pid) = running() else {
         remove();
         return Ok("TorchServe is not currently running.");
     };
-    let failed = |error| format!("the server {} cannot be stopped: {error}", pid.as_raw_nonzero());
+    let failed = |error| format!("cannot stop the server with process id {}: {error}", pid.as_raw_nonzero());
     kill_process(pid, Signal::TERM).map_err(failed)?;
     let step = Duration::from_millis(50);
-    let steps = PATIENCE.as_millis() / step.as_millis();
+    let steps = STOP_TIMEOUT.as_millis() / step.as_millis();
     for _ in 0..steps {
         if test_kill_process(pid).is_err() || ended(pid) {
             remove();
@@ -112,7 +112,7 @@ pub(super) fn stop() -> Result<&'static str, String> {
     Ok("TorchServe has stopped.")
 }
 
-/// Whether it has ended and only its parent has not noticed.
+/// Whether the process has exited and is a zombie.
 fn ended(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z') || rest.starts_with('X'))

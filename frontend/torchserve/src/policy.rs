@@ -1,4 +1,4 @@
-//! What the parameters that a deployment writes into a model's configuration mean to the engine.
+//! Applies the `torchserve_*` parameters of a model's configuration to the engine.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use pharos::supervisor::{self, Backoff, RestartPolicy};
 /// The backend that executes handlers.
 pub const BACKEND: &str = "torchserve";
 
-/// TorchServe's pauses before restarts, in seconds.
+/// TorchServe's backoff before restarts, in seconds.
 const PAUSES: &[u64] = &[1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597];
 
-/// Reads `torchserve_*` parameters.
+/// The model policy that reads `torchserve_*` parameters.
 #[derive(Debug)]
 pub struct Policy;
 
@@ -27,7 +27,7 @@ impl ModelPolicy for Policy {
             value.map(Duration::from_secs)
         };
         let restart = match seconds("max_retry_timeout") {
-            // The pauses begin again after each time that the worker was ready.
+            // The backoff starts over each time the worker becomes ready.
             Some(window) => RestartPolicy {
                 backoff: Backoff::Schedule(PAUSES),
                 healthy_after: Duration::ZERO,
@@ -48,7 +48,7 @@ impl ModelPolicy for Policy {
     }
 }
 
-/// How requests are counted by the names that clients use. Workers are numbered from `first_worker` on.
+/// Returns the naming for counting requests by the names that clients use. Workers are numbered from `first_worker`.
 pub fn metric_naming(first_worker: u16) -> alias::Naming {
     let first_worker = u32::from(first_worker);
     let worker = move |number, name: &str, version: &str| format!("W-{}-{name}_{version}", first_worker + number);

@@ -1,10 +1,9 @@
-//! Java's properties files, as `java.util.Properties` reads them, and `$$NAME$$`, which TorchServe takes from the
-//! environment.
+//! Parses Java properties files as `java.util.Properties` does, and expands `$$NAME$$` from the environment as TorchServe does.
 
-/// Keys and values in their order; of a key that is there twice, the last counts.
+/// Parses keys and values, in order. If a key occurs twice, the last value wins.
 ///
 /// # Errors
-/// An escape that is none; the text names the line.
+/// An invalid escape sequence; the text names the line.
 pub fn parse(text: &str) -> Result<Vec<(String, String)>, String> {
     let mut all: Vec<(String, String)> = Vec::new();
     for (number, line) in logical_lines(text) {
@@ -17,11 +16,11 @@ pub fn parse(text: &str) -> Result<Vec<(String, String)>, String> {
     Ok(all)
 }
 
-/// What is blank for Java here.
+/// Blank characters in Java properties files.
 const BLANK: [char; 3] = [' ', '\t', '\x0c'];
 
-/// Lines with those joined that end in an odd number of `\`, without comments and blank ones; each with the number of its
-/// first line.
+/// Splits the text into logical lines: joins lines that end in an odd number of `\`, and skips comments and blank lines. Returns
+/// each with the number of its first line.
 fn logical_lines(text: &str) -> Vec<(usize, String)> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text).replace("\r\n", "\n");
     let mut lines: Vec<(usize, String)> = Vec::new();
@@ -42,8 +41,8 @@ fn logical_lines(text: &str) -> Vec<(usize, String)> {
     lines
 }
 
-/// The key ends at the first blank, `=` or `:` that is not escaped; blanks and one `=` or `:` after it are no part of the
-/// value.
+/// Splits a line into key and value. The key ends at the first unescaped blank, `=` or `:`; blanks and one `=` or `:` after it
+/// are skipped.
 fn split(line: &str) -> (&str, &str) {
     let mut escaped = false;
     let end = line.char_indices().find(|(_, c)| {
@@ -67,9 +66,9 @@ fn unescaped(text: &str) -> Result<String, String> {
                 Some('u') => {
                     let digits: String = rest.by_ref().take(4).collect();
                     let unit = u16::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 4);
-                    units.push(
-                        unit.ok_or_else(|| format!("'\\u{digits}' is no character; \\u has four hexadecimal digits"))?,
-                    );
+                    units.push(unit.ok_or_else(|| {
+                        format!("'\\u{digits}' is not a character; \\u takes four hexadecimal digits")
+                    })?);
                     continue;
                 }
                 Some('t') => '\t',
@@ -86,10 +85,10 @@ fn unescaped(text: &str) -> Result<String, String> {
     Ok(String::from_utf16_lossy(&units))
 }
 
-/// `value` with each `$$NAME$$` replaced by what `variable` gives.
+/// Replaces each `$$NAME$$` in `value` by the result of `variable`.
 ///
 /// # Errors
-/// A variable is not set; TorchServe's text.
+/// A variable is not set. The text is TorchServe's.
 pub fn expand(value: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String, String> {
     let (mut done, mut rest) = (String::new(), value);
     while let Some((before, after)) = rest.split_once("$$") {
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn files_mean_what_they_mean_in_java() {
+    fn parses_files_as_java_does() {
         check("a=1\nb = 2\nc:3\nd 4\ne\n", &[("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"), ("e", "")]);
         check("# no=1\n  ! no=2\n\n \t\nk=v # part of it\n", &[("k", "v # part of it")]);
         check(
@@ -137,12 +136,12 @@ mod tests {
         check("k=v\\", &[("k", "v")]);
         assert_eq!(
             parse("a=1\n\nk=\\u12x").unwrap_err(),
-            "line 3: '\\u12x' is no character; \\u has four hexadecimal digits"
+            "line 3: '\\u12x' is not a character; \\u takes four hexadecimal digits"
         );
     }
 
     #[test]
-    fn variables_stand_between_pairs_of_dollars() {
+    fn expands_variables_between_pairs_of_dollars() {
         let variable = |name: &str| match name {
             "PORT" => Some("80".to_owned()),
             "EMPTY" => Some(String::new()),

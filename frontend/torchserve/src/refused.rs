@@ -1,50 +1,50 @@
-//! What TorchServe's endpoints refuse with: a status, the simple name of a Java exception that clients look for, and a text.
+//! Errors of TorchServe's endpoints: a status, the simple name of a Java exception that clients check, and a message.
 
 use std::fmt;
 
-/// A refusal, as the body of an error has it.
+/// An error, as in the response body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// The status of HTTP.
+    /// The HTTP status.
     pub status: u16,
     /// The `type` of the JSON body.
     pub kind: &'static str,
-    /// What is wrong.
+    /// The message.
     pub message: String,
 }
 
 impl Refused {
-    /// There is no such model.
+    /// The model does not exist.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self { status: 404, kind: "ModelNotFoundException", message: message.into() }
     }
 
-    /// The archive is none, or a hostile one.
+    /// The archive is invalid or malicious.
     pub fn invalid_model(message: impl Into<String>) -> Self {
         Self { status: 400, kind: "InvalidModelException", message: message.into() }
     }
 
-    /// The archive is from a place that is not allowed.
+    /// The archive's URL is not allowed.
     pub fn invalid_url(message: impl Into<String>) -> Self {
         Self { status: 400, kind: "InvalidArchiveURLException", message: message.into() }
     }
 
-    /// The archive cannot be fetched.
+    /// The archive cannot be downloaded.
     pub fn download(message: impl Into<String>) -> Self {
         Self { status: 400, kind: "DownloadArchiveException", message: message.into() }
     }
 
-    /// The request makes no sense.
+    /// The request is invalid.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self { status: 400, kind: "BadRequestException", message: message.into() }
     }
 
-    /// There is one already.
+    /// The model version is already registered.
     pub fn conflict(message: impl Into<String>) -> Self {
         Self { status: 409, kind: "ConflictStatusException", message: message.into() }
     }
 
-    /// The server's own fault.
+    /// An internal error.
     pub fn internal(message: impl Into<String>) -> Self {
         Self { status: 500, kind: "InternalServerException", message: message.into() }
     }

@@ -1,26 +1,26 @@
-//! The parameters that a model is registered with.
+//! The parameters of a model's registration.
 
-/// The parameters of a request to register a model, or of a model of the start. `None`: not given.
+/// The parameters of a request to register a model, or of a model registered at server start. `None` means not given.
 #[derive(Clone, Debug, Default)]
 pub struct RegistrationParameters {
-    /// In place of the archive's name.
+    /// Replaces the archive's name.
     pub model_name: Option<String>,
-    /// In place of the archive's handler.
+    /// Replaces the archive's handler.
     pub handler: Option<String>,
-    /// In place of the archive's runtime.
+    /// Replaces the archive's runtime.
     pub runtime: Option<String>,
-    /// Requests in a batch.
+    /// The most requests in a batch.
     pub batch_size: Option<u32>,
-    /// Milliseconds that a batch waits for more requests.
+    /// How long a batch waits for more requests, in milliseconds.
     pub max_batch_delay: Option<u32>,
-    /// Workers that are kept running.
+    /// The number of workers that are kept running.
     pub initial_workers: Option<u32>,
-    /// The most workers, as a snapshot says.
+    /// The most workers; set by snapshots.
     pub max_workers: Option<u32>,
-    /// Seconds for a batch.
+    /// The timeout of a batch, in seconds.
     pub response_timeout: Option<u32>,
-    /// Seconds for loading the model.
+    /// The timeout of loading the model, in seconds.
     pub startup_timeout: Option<u32>,
-    /// It is registered at the start.
+    /// The model is registered at server start.
     pub at_start: bool,
 }

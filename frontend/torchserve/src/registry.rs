@@ -1,7 +1,7 @@
-//! TorchServe's models: names, each with versions (which are texts), one of them the default one. Each version is a model of
-//! the engine with a name of its own: the first of NAME is called NAME there, others `NAME@VERSION`.
+//! The registered TorchServe models. Each has a default version and possibly others; versions are strings. In the engine each
+//! version is a separate model: the first version of NAME has the name NAME, others `NAME@VERSION`.
 //!
-//! What is in here is what TorchServe would say is registered, whether or not its workers run.
+//! The registry contains what TorchServe would report as registered, whether or not workers are running.
 
 mod describe;
 mod health;
@@ -23,32 +23,32 @@ use super::{Archive, Deployment, Refused, RegistrationParameters, Settings};
 pub use describe::{Listed, Listing, ModelDescription};
 pub use version::{InFlight, Version};
 
-/// A model.
+/// A registered model.
 struct Model {
-    /// The version that requests without one mean.
+    /// The version for requests that name none.
     default: String,
     versions: BTreeMap<String, Arc<Version>>,
 }
 
-/// All models.
+/// The registered models.
 pub struct Registry<S: Management> {
     service: S,
     settings: Arc<Settings>,
-    /// Where deployments are written.
+    /// The directory that deployments are written to.
     repository: PathBuf,
-    // Held to look up or to change, never over anything that waits.
+    // Locked only for lookups and changes, never while waiting.
     models: RwLock<BTreeMap<String, Model>>,
-    // Held while a version is registered or unregistered, over the choice of its name and its entry.
+    // Locked while a version is registered or unregistered, from choosing its name until its entry is changed.
     turn: Mutex<()>,
     changes: watch::Sender<u64>,
 }
 
-/// What came of a request to change something: a status, and a sentence.
+/// The result of a change: a status and a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// Of HTTP: 200, or 202 if it is not done yet.
+    /// The HTTP status: 200, or 202 if the change is still in progress.
     pub status: u16,
-    /// The sentence.
+    /// The message.
     pub text: String,
 }
 
@@ -62,31 +62,31 @@ impl Done {
     }
 }
 
-/// How workers are to be scaled.
+/// Parameters for scaling workers.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// Workers that are kept running.
+    /// The number of workers that are kept running.
     pub min: u32,
-    /// The most.
+    /// The most workers.
     pub max: u32,
-    /// Whether to wait until they are there.
+    /// Whether to wait until the workers have loaded the model.
     pub wait: bool,
 }
 
 impl<S: Management> Registry<S> {
-    /// No models yet.
+    /// Creates an empty registry.
     pub fn new(service: S, settings: Arc<Settings>, repository: PathBuf) -> Arc<Self> {
         let changes = watch::Sender::new(0);
         let (models, turn) = (RwLock::default(), Mutex::new(()));
         Arc::new(Self { service, settings, repository, models, turn, changes })
     }
 
-    /// Changes whenever something was registered, scaled, unregistered, or made the default.
+    /// Returns a receiver that is notified of every registration, scaling, unregistration and change of the default version.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// All that is registered, and whether it is the default version of its model.
+    /// Returns all registered versions, each with whether it is the default version of its model.
     pub fn deployments(&self) -> Vec<(Arc<Deployment>, bool)> {
         let models = self.read();
         let of_model = |model: &Model| {
@@ -96,10 +96,10 @@ impl<S: Management> Registry<S> {
         models.values().flat_map(of_model).collect()
     }
 
-    /// Registers an archive, and starts its workers; `wait` until they are there, or else gone again.
+    /// Registers an archive and starts its workers. With `wait`, waits for them, and unregisters the archive if they fail.
     ///
     /// # Errors
-    /// The archive cannot be used, is registered already, or its workers do not start.
+    /// The archive is invalid or already registered, or its workers do not start.
     pub async fn register(
         self: &Arc<Self>,
         url: &str,
@@ -107,7 +107,7 @@ impl<S: Management> Registry<S> {
         wait: bool,
     ) -> Result<Done, Refused> {
         let (registry, url) = (self.clone(), url.to_owned());
-        to_the_end(async move { registry.register_now(&url, asked, wait).await }).await
+        run_to_completion(async move { registry.register_now(&url, asked, wait).await }).await
     }
 
     async fn register_now(
@@ -135,7 +135,7 @@ impl<S: Management> Registry<S> {
         }
     }
 
-    /// Opens an archive and makes it a version of a model; its workers do not run yet.
+    /// Opens an archive and registers it as a version of a model, without starting workers.
     async fn add(self: &Arc<Self>, url: &str, asked: RegistrationParameters) -> Result<Arc<Version>, Refused> {
         let (settings, place, wanted) = (self.settings.clone(), url.to_owned(), asked.clone());
         let opened = tokio::task::spawn_blocking(move || super::open(&settings, &place, &wanted)).await;
@@ -144,12 +144,12 @@ impl<S: Management> Registry<S> {
         let kept = archive.kept.clone();
         let added = self.enter(archive, asked).await;
         if added.is_err() {
-            forget(kept).await;
+            remove_download(kept).await;
         }
         added
     }
 
-    /// Makes an archive a version of a model.
+    /// Registers an archive as a version of a model.
     async fn enter(self: &Arc<Self>, archive: Archive, asked: RegistrationParameters) -> Result<Arc<Version>, Refused> {
         let _turn = self.turn.lock().await;
         let name = asked.model_name.clone().unwrap_or_else(|| archive.model_name.clone());
@@ -169,7 +169,7 @@ impl<S: Management> Registry<S> {
         Ok(version)
     }
 
-    /// A name for the engine that no version has.
+    /// Returns a model name for the engine that no version uses yet.
     fn free_name(&self, name: &str, version: &str) -> String {
         let models = self.read();
         let taken = |called: &str| {
@@ -190,7 +190,7 @@ impl<S: Management> Registry<S> {
     /// There is no such version, `max` is less than `min`, or the workers do not start.
     pub async fn scale(self: &Arc<Self>, name: &str, version: &str, scale: Scale) -> Result<Done, Refused> {
         let (registry, name, version) = (self.clone(), name.to_owned(), version.to_owned());
-        to_the_end(async move { registry.scale_now(&name, &version, scale).await }).await
+        run_to_completion(async move { registry.scale_now(&name, &version, scale).await }).await
     }
 
     async fn scale_now(self: &Arc<Self>, name: &str, version: &str, scale: Scale) -> Result<Done, Refused> {
@@ -210,13 +210,13 @@ impl<S: Management> Registry<S> {
         Ok(Done::ok(format!("Workers scaled to {min} for model: {name}{of_version}")))
     }
 
-    /// Unregisters a version (empty: the default one) and ends its workers.
+    /// Unregisters a version (empty: the default one) and stops its workers.
     ///
     /// # Errors
-    /// There is none, or it is the default one and others are left.
+    /// The version does not exist, or is the default of several versions.
     pub async fn unregister(self: &Arc<Self>, name: &str, version: &str) -> Result<Done, Refused> {
         let (registry, name, version) = (self.clone(), name.to_owned(), version.to_owned());
-        to_the_end(async move { registry.unregister_now(&name, &version).await }).await
+        run_to_completion(async move { registry.unregister_now(&name, &version).await }).await
     }
 
     async fn unregister_now(self: &Arc<Self>, name: &str, version: &str) -> Result<Done, Refused> {
@@ -232,7 +232,7 @@ impl<S: Management> Registry<S> {
         Ok(Done::ok(format!("Model \"{name}\" unregistered")))
     }
 
-    /// Ends the workers of a version, and forgets it.
+    /// Stops the workers of a version and removes its files.
     async fn remove(self: &Arc<Self>, version: &Arc<Version>) {
         let _turn = self.turn.lock().await;
         {
@@ -245,13 +245,13 @@ impl<S: Management> Registry<S> {
             models.retain(|_, model| !model.versions.is_empty());
         }
         version.stop(self).await;
-        // Another version may have been registered by the name of the file.
+        // Another version may have been registered with the same archive file.
         let kept = version.deployment().archive.kept.clone().filter(|kept| !self.uses(kept.path()));
-        forget(kept).await;
+        remove_download(kept).await;
         self.changed();
     }
 
-    /// Whether the archive of a version is this file.
+    /// Whether a version uses this archive file.
     fn uses(&self, path: &Path) -> bool {
         let is = |deployment: &Deployment| {
             archive::local_path(&self.settings, &deployment.archive.mar_name()).as_deref() == Some(path)
@@ -259,10 +259,10 @@ impl<S: Management> Registry<S> {
         self.deployments().iter().any(|(deployment, _)| is(deployment))
     }
 
-    /// Makes a version the one that requests without a version mean.
+    /// Makes a version the default for requests that name none.
     ///
     /// # Errors
-    /// There is none.
+    /// The version does not exist.
     pub fn set_default(&self, name: &str, version: &str) -> Result<Done, Refused> {
         {
             let mut models = self.write();
@@ -276,10 +276,10 @@ impl<S: Management> Registry<S> {
         Ok(Done::ok(format!("Default version successfully updated for model \"{name}\" to \"{version}\"")))
     }
 
-    /// A version (empty: the default one) of a model.
+    /// Finds a version (empty: the default one) of a model.
     ///
     /// # Errors
-    /// There is none.
+    /// The model or version does not exist.
     pub fn find(&self, name: &str, version: &str) -> Result<Arc<Version>, Refused> {
         let models = self.read();
         let model = models.get(name).ok_or_else(|| unknown(name))?;
@@ -291,22 +291,22 @@ impl<S: Management> Registry<S> {
             .ok_or_else(|| unknown_version(format!("Model version: {text} does not exist for model: {name}")))
     }
 
-    /// All versions of a model.
+    /// Returns all versions of a model.
     ///
     /// # Errors
-    /// There is no such model.
+    /// The model does not exist.
     pub fn all_of(&self, name: &str) -> Result<Vec<Arc<Version>>, Refused> {
         let models = self.read();
         let model = models.get(name).ok_or_else(|| unknown(name))?;
         Ok(model.versions.values().cloned().collect())
     }
 
-    /// Requests no longer wait for workers that have not come: the server ends.
+    /// Ends the wait of requests for workers that are still loading, because the server is shutting down.
     pub fn stop_waiting(&self) {
         self.read().values().flat_map(|model| model.versions.values()).for_each(|version| version.stop_waiting());
     }
 
-    /// The one model that was registered at the start, if it is one.
+    /// Returns the model that was registered at server start, if there is exactly one.
     pub fn only_startup_model(&self) -> Option<String> {
         let models = self.read();
         let at_start = |model: &Model| model.versions.values().any(|version| version.deployment().at_start);
@@ -343,7 +343,7 @@ impl<S: Management> Naming for Registry<S> {
     }
 }
 
-/// Requests of the server's own: called by the engine's names, and counted by no name.
+/// Naming for internal requests: the engine's model names, without per-name counting.
 pub struct Uncounted;
 
 impl Naming for Uncounted {
@@ -360,19 +360,21 @@ impl Naming for Uncounted {
     }
 }
 
-/// Removes the file that was fetched into the model store for an archive that is not registered any more.
-async fn forget(kept: Option<Kept>) {
+/// Removes the downloaded file of an archive that is no longer registered.
+async fn remove_download(kept: Option<Kept>) {
     if let Some(kept) = kept
         && let Err(error) = tokio::task::spawn_blocking(move || kept.remove()).await
     {
-        tracing::warn!("an archive in the model store was not removed: {error}");
+        tracing::warn!("failed to remove an archive from the model store: {error}");
     }
 }
 
-/// Does something to its end, whether or not the client waits for it: nothing is left half done because one went away.
-async fn to_the_end(work: impl Future<Output = Result<Done, Refused>> + Send + 'static) -> Result<Done, Refused> {
+/// Runs a change to completion, even if the client disconnects, so that no change is left half done.
+async fn run_to_completion(
+    work: impl Future<Output = Result<Done, Refused>> + Send + 'static,
+) -> Result<Done, Refused> {
     let done = tokio::spawn(work).await;
-    done.unwrap_or_else(|error| Err(Refused::internal(format!("it broke off: {error}"))))
+    done.unwrap_or_else(|error| Err(Refused::internal(format!("the task failed: {error}"))))
 }
 
 fn unknown(name: &str) -> Refused {
@@ -385,7 +387,7 @@ fn unknown_version(message: String) -> Refused {
 
 fn not_started(version: &Version, reason: &str) -> Refused {
     let (name, text) = (&version.name, &version.text);
-    // The engine's own words for the one version that it knows of.
+    // The reason that the engine reports for the model's only version.
     let why = reason.split_once(" is at UNAVAILABLE state: ").map_or(reason, |(_, why)| why);
     let why = why.trim().trim_end_matches(';').trim_end();
     Refused::internal(format!("Failed to start workers for model {name} version: {text}: {why}"))

@@ -1,4 +1,4 @@
-//! Maps paths to endpoints. A path is decoded and then split at `/`; trailing empty segments are ignored, as in Java.
+//! Maps paths to endpoints. A path is decoded and then split at `/`. As in Java, trailing empty segments are ignored.
 
 use http::Method;
 use percent_encoding::percent_decode_str;
@@ -13,31 +13,31 @@ use pharos_listener::access::routes::{self, Class};
 pub struct Apis {
     /// Predictions and health.
     pub inference: bool,
-    /// Models.
+    /// Model management.
     pub management: bool,
     /// Metrics.
     pub metrics: bool,
 }
 
-/// A prediction.
+/// The target of a prediction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Target {
-    /// The model; `None` where the query or the form names it.
+    /// The model; `None` if the query or the form names it.
     pub model: Option<String>,
-    /// The version, if there is one.
+    /// The version; empty if not given.
     pub version: String,
-    /// The header `explain`, where TorchServe sets it.
+    /// The value of the header `explain`, if TorchServe sets it.
     pub explain: Option<bool>,
-    /// The header `url_path`, where TorchServe sets it.
+    /// The value of the header `url_path`, if TorchServe sets it.
     pub url_path: Option<String>,
-    /// The query's pairs are parts too.
+    /// Whether the query's pairs are also parts.
     pub query: bool,
 }
 
-/// What a request asks for.
+/// The endpoint of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// What the API is.
+    /// The description of the API.
     ApiDescription,
     /// Health.
     Ping,
@@ -45,40 +45,40 @@ pub enum Endpoint {
     Predict(Target),
     /// The v2 protocol, which has its own table of routes and access check.
     Kserve,
-    /// The models.
+    /// List the models.
     List,
-    /// A new model.
+    /// Register a model.
     Register,
-    /// A version (empty: the default one) or `all`.
+    /// Describe a version (empty: the default one) or `all` versions.
     Describe(String, String),
-    /// What can be done with a version.
+    /// Describe the management API of a version.
     ManagementApi(String, String),
-    /// Workers of a version (empty: the default one, or that of the query).
+    /// Scale the workers of a version (empty: the default one, or the one in the query).
     Scale(String, String),
-    /// Another default version.
+    /// Set the default version.
     SetDefault(String, String),
-    /// The end of a version (empty: the default one).
+    /// Unregister a version (empty: the default one).
     Unregister(String, String),
-    /// Whether a model has workers, for KServe.
+    /// Readiness of a model in KServe's v1 protocol: whether it has workers.
     V1Ready(String),
-    /// A new token.
+    /// Create a new token.
     Token,
     /// The list of workflows, which is always empty.
     Workflows,
-    /// A prediction by a workflow. Workflows are not supported: the answer is not found.
+    /// A prediction by a workflow. Workflows are not supported; the response is 404.
     Workflow(String),
-    /// The management of a workflow. Workflows are not supported: the answer is not found.
+    /// Management of a workflow. Workflows are not supported; the response is 404.
     ManageWorkflow(String),
     /// The metrics.
     Metrics,
-    /// Nothing is there.
+    /// The path is unknown.
     NotFound,
-    /// Something is there, for another method.
+    /// The path does not support this method.
     WrongMethod,
 }
 
 impl Endpoint {
-    /// How answers are counted.
+    /// Returns the route for counting responses.
     pub fn route(&self) -> Route {
         match self {
             Self::ApiDescription | Self::ManagementApi(..) => Route::ApiDescription,
@@ -103,10 +103,10 @@ impl Endpoint {
         }
     }
 
-    /// What it belongs to.
+    /// Returns the class of the endpoint for access checks.
     pub(crate) fn class(&self) -> Class {
         match self {
-            // These have no route of their own, or one that inference needs too.
+            // These have no route, or share one with inference.
             Self::ManagementApi(..) | Self::Workflows | Self::ManageWorkflow(_) | Self::V1Ready(_) => {
                 Class::Part(Api::ModelRepository)
             }
@@ -115,7 +115,7 @@ impl Endpoint {
         }
     }
 
-    /// The key that it needs; `None` if none.
+    /// Returns the key that the endpoint requires; `None` if it requires none.
     pub fn purpose(&self, apis: Apis) -> Option<Purpose> {
         let otherwise = match apis {
             Apis { inference: true, .. } => Some(Purpose::Inference),
@@ -126,7 +126,7 @@ impl Endpoint {
     }
 }
 
-/// The endpoint of a request on a listener with these APIs.
+/// Returns the endpoint of a request on a listener with these APIs.
 pub fn endpoint(apis: Apis, method: &Method, path: &str) -> Endpoint {
     let decoded = percent_decode_str(path).decode_utf8_lossy();
     let mut segments: Vec<&str> = decoded.strip_prefix('/').unwrap_or(&decoded).split('/').collect();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn predictions_have_many_ways() {
+    fn maps_all_paths_of_predictions() {
         for (path, expected) in [
             ("/ping", Endpoint::Ping),
             ("/ping/x", Endpoint::Ping),
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn models_are_managed() {
+    fn maps_management_paths() {
         let m = || "m".to_owned();
         for (method, path, expected) in [
             (Method::GET, "/models", Endpoint::List),
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn one_listener_may_be_several() {
+    fn one_listener_can_serve_several_apis() {
         let both = Apis { inference: true, management: true, metrics: false };
         assert_eq!(endpoint(both, &Method::GET, "/models"), Endpoint::List);
         assert_eq!(endpoint(both, &Method::POST, "/models/m/invoke"), predict("m", "", (None, None, true)));
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_which_token() {
+    fn endpoints_require_the_key_of_their_purpose() {
         let purpose = |apis: Apis, method: Method, path: &str| endpoint(apis, &method, path).purpose(apis);
         assert_eq!(purpose(INFERENCE, Method::GET, "/ping"), Some(Purpose::Inference));
         assert_eq!(purpose(INFERENCE, Method::GET, "/nowhere"), Some(Purpose::Inference));

@@ -1,5 +1,4 @@
-//! What `config.properties`, the environment and the command line of TorchServe say, checked: whatever is in a [`Settings`]
-//! can be used as it is.
+//! TorchServe's `config.properties`, environment and command line, validated: a [`Settings`] value needs no further checks.
 
 mod address;
 mod keys;
@@ -16,34 +15,34 @@ pub use keys::{Effect, KEYS, Key};
 pub use models::{LoadModels, ModelProperties};
 pub use read::Noted;
 
-/// Where a listener listens.
+/// The address of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Address and port.
+    /// The IP address and port.
     pub socket: SocketAddr,
-    /// Whether it speaks TLS, with the files of [`Settings::tls`].
+    /// Whether the listener uses TLS, with the files of [`Settings::tls`].
     pub tls: bool,
 }
 
-/// How requests are let in.
+/// Token authorization.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// How long a token is good.
+    /// The lifetime of a token.
     pub expiration: Duration,
-    /// Where the tokens are written for the operator.
+    /// The file that the tokens are written to for the operator.
     pub file: PathBuf,
 }
 
-/// The files of TLS, both PEM.
+/// The PEM files for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsPaths {
-    /// The server's certificate and those that it leads to.
+    /// The server's certificate chain.
     pub certificate: PathBuf,
-    /// Its key.
+    /// The private key.
     pub key: PathBuf,
 }
 
-/// What browsers of other origins may do.
+/// The CORS headers for browsers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cors {
     /// `access-control-allow-origin`.
@@ -54,74 +53,74 @@ pub struct Cors {
     pub headers: Option<String>,
 }
 
-/// How long connections of gRPC live: until asked to go, and from then until they are closed.
+/// Limits on the lifetime of gRPC connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Age {
-    /// `grpc_*_max_connection_age_ms`.
+    /// `grpc_*_max_connection_age_ms`: the age after which clients must reconnect.
     pub age: Option<Duration>,
-    /// `grpc_*_max_connection_age_grace_ms`.
+    /// `grpc_*_max_connection_age_grace_ms`: the time from then until the connection is closed.
     pub grace: Option<Duration>,
 }
 
-/// Everything that TorchServe's routes of configuration say.
+/// TorchServe's configuration.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Predictions.
+    /// The address for predictions.
     pub inference: Address,
-    /// Management; if it equals [`Settings::inference`], one listener serves both.
+    /// The address for management. If it equals [`Settings::inference`], one listener serves both.
     pub management: Address,
-    /// Metrics; `None` with `enable_metrics_api=false`.
+    /// The address for metrics; `None` with `enable_metrics_api=false`.
     pub metrics: Option<Address>,
-    /// `InferenceAPIsService`.
+    /// The address of `InferenceAPIsService`.
     pub grpc_inference: Address,
-    /// Connections of it.
+    /// The connection lifetime of `InferenceAPIsService`.
     pub grpc_inference_age: Age,
-    /// `ManagementAPIsService`.
+    /// The address of `ManagementAPIsService`.
     pub grpc_management: Address,
-    /// Connections of it.
+    /// The connection lifetime of `ManagementAPIsService`.
     pub grpc_management_age: Age,
-    /// Present if any address speaks TLS.
+    /// The TLS files; present if any address uses TLS.
     pub tls: Option<TlsPaths>,
-    /// What browsers of other origins may do.
+    /// The CORS headers for browsers.
     pub cors: Cors,
-    /// The most bytes of a request's body.
+    /// The largest request body, in bytes.
     pub max_request_size: u64,
-    /// The most bytes of a response's body.
+    /// The largest response body, in bytes.
     pub max_response_size: u64,
-    /// `None`: no token is asked for.
+    /// Token authorization; `None` if it is disabled.
     pub token: Option<Token>,
     /// Whether models can be registered and unregistered through the management API.
     pub model_api: bool,
-    /// Whether `/v2` answers as with `ts_open_inference_protocol=true`.
+    /// Whether `/v2` behaves as with `ts_open_inference_protocol=true`.
     pub open_inference_protocol: bool,
-    /// The names of the headers that tell a sequence, its start and its end.
+    /// The headers for the id, the start and the end of a sequence.
     pub sequence_headers: [String; 3],
 
-    /// Where archives are looked for by name.
+    /// The directory of model archives.
     pub model_store: Option<PathBuf>,
-    /// What is registered at the start, unless a snapshot says.
+    /// The models to register at server start, unless a snapshot determines them.
     pub load_models: LoadModels,
-    /// `model_snapshot`: what is registered at the start in place of [`Settings::load_models`].
+    /// `model_snapshot`: the models to register at server start instead of [`Settings::load_models`].
     pub snapshot: Vec<ModelProperties>,
-    /// `models`: what is said about single models and versions.
+    /// `models`: properties of single model versions.
     pub models: Vec<ModelProperties>,
-    /// From where archives may be fetched.
+    /// The patterns of URLs that archives may be loaded from.
     pub allowed_urls: Vec<Regex>,
     /// `install_py_dep_per_model`.
     pub install_requirements: bool,
-    /// The interpreter that installs them.
+    /// The interpreter that runs pip.
     pub python: PathBuf,
     /// `default_workers_per_model`; 0 if it is not configured.
     pub configured_workers: u32,
-    /// The numbers of the GPUs that workers are spread over.
+    /// The ids of the GPUs that workers are distributed over.
     pub gpus: Vec<u32>,
-    /// Requests that may wait for one model version.
+    /// The most queued requests of a model version.
     pub job_queue_size: u32,
-    /// For a batch.
+    /// The timeout of a batch, in seconds.
     pub default_response_timeout: u32,
-    /// For loading a model.
+    /// The timeout of loading a model, in seconds.
     pub default_startup_timeout: u32,
-    /// For unregistering.
+    /// `unregister_model_timeout`, which has no effect.
     pub unregister_model_timeout: u32,
     /// The handler of archives that name none.
     pub default_handler: Option<String>,
@@ -129,14 +128,14 @@ pub struct Settings {
     pub envelope: Option<String>,
     /// Whether workers decode bodies by their content type.
     pub decode_input_request: bool,
-    /// Whether handlers of images refuse the largest.
+    /// Whether image handlers refuse very large images.
     pub limit_max_image_pixels: bool,
-    /// The number that the first worker's name and id have.
+    /// The number in the name and id of the first worker.
     pub initial_worker_port: u16,
-    /// Variables of the environment that workers do not see.
+    /// The environment variables to hide from workers.
     pub blacklist_env_vars: Option<String>,
 
-    /// `metrics_mode` (`log`, `prometheus` or `legacy`); `None` if it is not said.
+    /// `metrics_mode` (`log`, `prometheus` or `legacy`); `None` if not set.
     pub metrics_mode: Option<String>,
     /// `metrics_config`.
     pub metrics_config: Option<PathBuf>,
@@ -147,17 +146,17 @@ pub struct Settings {
     /// `metric_time_interval`, in seconds.
     pub metric_time_interval: u32,
 
-    /// Whether snapshots are written, and the newest is read at the start.
+    /// Whether to write snapshots, and to start from the newest one.
     pub snapshots: bool,
-    /// The configuration as it was read, for snapshots.
+    /// The configuration as read, for snapshots.
     pub properties: Vec<(String, String)>,
-    /// A private directory of this server: archives are unpacked in it, and the repository is in it.
+    /// The private directory of this server, with unpacked archives and the model repository.
     pub work_directory: PathBuf,
 }
 
 impl Settings {
-    /// Workers of a model at the start where nothing else says: as configured, else one for each GPU, else one for each
-    /// processor.
+    /// Returns the default number of workers of a model at server start: the configured one, else one for each GPU, else one for
+    /// each CPU.
     pub fn default_workers(&self) -> u32 {
         let cores = || std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(1));
         match (self.configured_workers, u32::try_from(self.gpus.len()).unwrap_or(0)) {
@@ -167,7 +166,7 @@ impl Settings {
         }
     }
 
-    /// What `models` says about a version of a model.
+    /// Returns the properties in `models` for a model version.
     pub fn said(&self, name: &str, version: &str) -> Option<&ModelProperties> {
         self.models.iter().find(|said| said.name == name && said.version == version)
     }

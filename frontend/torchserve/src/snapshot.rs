@@ -1,4 +1,4 @@
-//! Snapshots: files that say how the server is configured and what it serves, so that the next start goes on from there.
+//! Snapshots: files with the server's configuration and its registered models, from which the next start restores them.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
@@ -13,14 +13,14 @@ use serde_json::{Map, Value, json};
 use super::{ModelProperties, Settings, archive};
 use pharos_os::clock;
 
-/// Why a snapshot is written.
+/// The occasion of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The server has started.
     Startup,
-    /// A model has changed.
+    /// The registered models have changed.
     Snapshot,
-    /// The server stops.
+    /// The server is shutting down.
     Shutdown,
 }
 
@@ -34,20 +34,20 @@ impl Kind {
     }
 }
 
-/// Where snapshots are: below the place of logs.
+/// Returns the directory of snapshots, which is below the directory of logs.
 pub(super) fn directory(variables: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
     let logs = variables("LOG_LOCATION").filter(|place| !place.is_empty()).map_or_else(|| "logs".into(), PathBuf::from);
     logs.join("config")
 }
 
-/// The newest snapshot, by the time in its name.
+/// Returns the newest snapshot, by the time in its name.
 pub(super) fn newest(directory: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(directory).ok()?.flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     names.filter(|name| is_snapshot(name)).max().map(|name| directory.join(name))
 }
 
-/// `yyyyMMddHHmmssSSS-KIND.cfg`.
+/// Whether a file name has the form `yyyyMMddHHmmssSSS-KIND.cfg`.
 fn is_snapshot(name: &str) -> bool {
     let Some((time, rest)) = name.split_once('-') else { return false };
     let kinds = [Kind::Startup, Kind::Snapshot, Kind::Shutdown];
@@ -55,10 +55,10 @@ fn is_snapshot(name: &str) -> bool {
     kind && time.len() == 17 && time.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Writes a snapshot of what is served, unless the settings say that none are. Gives the file.
+/// Writes a snapshot unless the settings disable snapshots. Returns the file.
 ///
 /// # Errors
-/// It cannot be written.
+/// Writing failed.
 pub fn write(settings: &Settings, kind: Kind, models: &[ModelProperties]) -> io::Result<Option<PathBuf>> {
     if !settings.snapshots {
         return Ok(None);
@@ -86,7 +86,7 @@ fn write_at(
     let shown = serde_json::to_string_pretty(&snapshot).map_err(io::Error::other)?;
     text.push_str(&format!("model_snapshot={}\n", escaped(&shown, false)));
     let path = directory.join(&name);
-    // Whoever starts at this moment must not read half of it.
+    // Rename, so that a server that starts now does not read half of it.
     let part = directory.join(format!(".{name}.part"));
     let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&part)?;
     let written = file.write_all(text.as_bytes()).and_then(|()| fs::rename(&part, &path));
@@ -94,10 +94,10 @@ fn write_at(
     Ok(path)
 }
 
-/// Checks that the archives of the snapshot that is to be restored are there.
+/// Checks that the archives of the snapshot to be restored exist.
 ///
 /// # Errors
-/// One is not there; the text names it and says what to do.
+/// An archive is missing; the text names it and says what to do.
 pub(super) fn check(settings: &Settings) -> Result<(), String> {
     for ModelProperties { name, version, mar_name, .. } in &settings.snapshot {
         let Some(mar_name) = mar_name else {
@@ -114,15 +114,15 @@ pub(super) fn check(settings: &Settings) -> Result<(), String> {
     Ok(())
 }
 
-/// The refusal to start without a model of the snapshot.
+/// Returns the error for a model of the snapshot that cannot be registered.
 pub(super) fn refused(model: &str, why: &str) -> String {
     format!(
-        "the snapshot is not restored, since model {model} cannot be registered: {why}. Put the archive back, or remove the \
-         model from model_snapshot, or start with --ncs and a configuration without model_snapshot"
+        "cannot restore the snapshot: failed to register model {model}: {why}. Put the archive back, or remove the model from \
+         model_snapshot, or start with --ncs and a configuration without model_snapshot"
     )
 }
 
-/// Names, below them versions, below them properties.
+/// Builds the JSON of `model_snapshot`: names map to versions, which map to properties.
 fn tree(models: &[ModelProperties]) -> Value {
     let mut tree = Map::new();
     for model in models {
@@ -152,7 +152,7 @@ fn tree(models: &[ModelProperties]) -> Value {
     Value::Object(tree)
 }
 
-/// As Java writes keys and values: what would be read as something else behind a `\`.
+/// Escapes a key or a value as Java does: puts a `\` before characters with a special meaning.
 fn escaped(text: &str, key: bool) -> String {
     let mut escaped = String::with_capacity(text.len());
     for (at, c) in text.chars().enumerate() {
@@ -176,7 +176,7 @@ mod tests {
     use crate::properties;
 
     #[test]
-    fn a_snapshot_is_read_as_it_was_written() {
+    fn a_snapshot_reads_back_as_written() {
         let directory = tempfile::tempdir().unwrap();
         let folder = directory.path().to_owned();
         let said = [("inference_address", "http://127.0.0.1:1"), ("model_store", " a=b#\\c "), ("load_models", "all")];

@@ -1,5 +1,5 @@
-//! TorchServe's tokens: three keys that the server makes at its start and writes into a file that only its user can read.
-//! One opens inference, one management, and one gets new ones of either kind.
+//! TorchServe's tokens: three keys that the server creates at startup and writes to a file that only its user can read. They
+//! authorize inference, management, and the creation of new keys.
 
 use std::io;
 use std::path::Path;
@@ -15,25 +15,25 @@ use super::settings::Token;
 use pharos_os::clock;
 use pharos_os::directories;
 
-/// What a request wants to do.
+/// The operation that a key authorizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Predictions and health.
     Inference,
-    /// Models.
+    /// Model management.
     Management,
-    /// New tokens.
+    /// Creating a new key.
     Renewal,
 }
 
-/// The text of every refusal.
+/// The message of every refusal.
 pub const FAILED: &str = "Token Authorization failed. Token either incorrect, expired, or not provided correctly";
 
-/// A key that expires.
+/// A key with an expiration time.
 struct Expiring {
     key: String,
     until: Instant,
-    /// The same on the clock on the wall, for people.
+    /// The expiration time in wall-clock time, for the file.
     shown: String,
 }
 
@@ -43,7 +43,7 @@ struct Keys {
     renewal: String,
 }
 
-/// The file, in TorchServe's order.
+/// The key file, with its fields in TorchServe's order.
 #[derive(Serialize, Deserialize)]
 struct KeyFile {
     management: Shown,
@@ -59,18 +59,18 @@ struct Shown {
     expiration: Option<String>,
 }
 
-/// The tokens of a server.
+/// The keys of a server.
 pub struct Tokens {
     settings: Token,
-    // Held to compare or to replace.
+    // Locked to compare or to replace keys.
     keys: Mutex<Keys>,
 }
 
 impl Tokens {
-    /// New keys, written into the file of the settings.
+    /// Creates new keys and writes them to the configured file.
     ///
     /// # Errors
-    /// The file cannot be written, or the kernel gives no random bytes.
+    /// The file cannot be written, or the kernel returned no random bytes.
     pub fn new(settings: Token) -> io::Result<Self> {
         let expiration = settings.expiration;
         let keys = Keys { management: expiring(expiration)?, inference: expiring(expiration)?, renewal: key()? };
@@ -79,10 +79,10 @@ impl Tokens {
         Ok(tokens)
     }
 
-    /// Whether who sends this `Authorization` may.
+    /// Checks the key in an `Authorization` header.
     ///
     /// # Errors
-    /// TorchServe's refusal.
+    /// The key is missing, wrong or expired; the error is TorchServe's.
     pub fn check(&self, purpose: Purpose, authorization: Option<&[u8]>) -> Result<(), Refused> {
         let given = authorization.and_then(bearer).unwrap_or_default();
         let keys = self.keys();
@@ -91,7 +91,7 @@ impl Tokens {
             Purpose::Management => (&keys.management.key, Some(keys.management.until)),
             Purpose::Renewal => (&keys.renewal, None),
         };
-        // Hashes are compared in constant time.
+        // Comparing hashes takes constant time.
         let same = blake3::hash(given) == blake3::hash(known.as_bytes());
         if same && until.is_none_or(|until| clock::now() < until) {
             return Ok(());
@@ -99,10 +99,10 @@ impl Tokens {
         Err(Refused { status: 400, kind: "InvalidKeyException", message: FAILED.to_owned() })
     }
 
-    /// A new key for this purpose, in the file from now on. `None`: there are none for it.
+    /// Replaces the key of the given name and writes the file. Returns `None` for an unknown name.
     ///
     /// # Errors
-    /// As [`Tokens::new`]; then the old one stays.
+    /// As for [`Tokens::new`]; the old key stays valid.
     pub fn renew(&self, name: &str) -> io::Result<Option<()>> {
         let new = expiring(self.settings.expiration)?;
         let mut keys = self.keys();
@@ -142,14 +142,14 @@ fn is_key_file(text: &str) -> bool {
     serde_json::from_str::<KeyFile>(text).is_ok()
 }
 
-/// Removes the file of a server that ends: its keys are good for nothing any more. A file of others stays.
+/// Removes the key file of a server that stops. A file of another server is kept.
 pub fn remove(file: &Path) {
     if directories::read(file).is_ok_and(|found| found.is_some_and(|(text, _)| is_key_file(&text))) {
         let _ = std::fs::remove_file(file);
     }
 }
 
-/// The token of a header's value.
+/// Returns the token of a `Bearer` header value.
 fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn each_key_opens_what_it_is_for() {
+    fn each_key_authorizes_only_its_purpose() {
         let (_folder, tokens, file) = tokens(60);
         let keys = read(&file);
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);

@@ -1,5 +1,5 @@
-//! The private directory of a running server, for unpacked archives and the model repository. It is removed with the server;
-//! directories of killed servers are removed by the next start.
+//! The private directory of a running server, with the unpacked archives and the model repository. It is removed when the server
+//! stops; directories of killed servers are removed by the next start.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 
 use pharos_os::directories::{Kind, Temporary};
 
-/// The use of the directory.
+/// The kind of the directory.
 pub const DIRECTORY: Kind = Kind::new("torchserve");
 
-/// The directory, as long as this is held.
+/// The directory, which is removed on drop.
 #[derive(Debug)]
 pub(super) struct WorkDirectory(Temporary);
 
 impl WorkDirectory {
     /// # Errors
-    /// It cannot be made.
+    /// The directory cannot be created.
     pub(super) fn new() -> io::Result<Self> {
         let directory = Temporary::new(DIRECTORY)?;
         for inside in ["repository", "models"] {
@@ -26,12 +26,12 @@ impl WorkDirectory {
         Ok(Self(directory))
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     pub(super) fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// The repository of the engine.
+    /// Returns the path of the engine's model repository.
     pub(super) fn repository(&self) -> PathBuf {
         self.path().join("repository")
     }

@@ -1,10 +1,10 @@
-//! `model-config.yaml`: what it tells the frontend. The whole of it is the handler's (`context.model_yaml_config`).
+//! `model-config.yaml`: parses the keys that the frontend uses. The handler gets the whole file (`context.model_yaml_config`).
 
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
-/// The most bytes of a file.
+/// The largest size of the file, in bytes.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// TorchServe's keys.
@@ -36,65 +36,65 @@ const KEYS: [&str; 25] = [
     "micro_batching",
 ];
 
-/// Keys of TorchServe's that nothing here follows from, and why.
+/// TorchServe's keys that have no effect here, and the reasons.
 const NO_EFFECT: [(&str, &str); 5] = [
-    ("useVenv", "each model's requirements are in a folder of its own, and all models run under one interpreter"),
+    ("useVenv", "requirements are installed separately for each model, and all models use one interpreter"),
     ("parallelType", "a worker is one process, which may use all GPUs that it sees"),
     ("parallelLevel", "a worker is one process, which may use all GPUs that it sees"),
     ("torchrun", "a worker is one process, which may use all GPUs that it sees"),
-    ("sequenceTimeoutMSec", "a sequence lasts until it ends or is silent for sequenceMaxIdleMSec"),
+    ("sequenceTimeoutMSec", "a sequence ends explicitly or after sequenceMaxIdleMSec without requests"),
 ];
 
-/// The frontend's keys. A key that is not there, or that has a wrong type, is `None`.
+/// The keys that the frontend uses. A key that is missing or has the wrong type is `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelYaml {
-    /// Workers that are kept running.
+    /// The number of workers that are kept running.
     pub min_workers: Option<u32>,
     /// The most workers.
     pub max_workers: Option<u32>,
-    /// Requests in a batch.
+    /// The most requests in a batch.
     pub batch_size: Option<u32>,
-    /// Milliseconds that a batch waits for more requests.
+    /// How long a batch waits for more requests, in milliseconds.
     pub max_batch_delay: Option<u32>,
-    /// Seconds for a batch.
+    /// The timeout of a batch, in seconds.
     pub response_timeout: Option<u32>,
-    /// Seconds for loading the model.
+    /// The timeout of loading the model, in seconds.
     pub startup_timeout: Option<u32>,
     /// `cpu` or `gpu`.
     pub device_type: Option<String>,
-    /// Numbers of GPUs.
+    /// The ids of GPUs.
     pub device_ids: Option<Vec<u32>>,
     /// `pp`, `tp`, `pptp` or `custom`.
     pub parallel_type: Option<String>,
-    /// Processes of one worker.
+    /// The number of processes of a worker.
     pub parallel_level: Option<u32>,
-    /// Seconds for which a worker that dies is started again.
+    /// How long a worker that dies is restarted, in seconds.
     pub max_retry_timeout: Option<u32>,
-    /// Milliseconds after which a client no longer waits.
+    /// The timeout of a request, in milliseconds.
     pub client_timeout: Option<u32>,
-    /// Requests that may wait.
+    /// The most queued requests.
     pub job_queue_size: Option<u32>,
-    /// Requests are only accepted while a worker is idle.
+    /// Accept requests only while a worker is idle.
     pub use_job_ticket: Option<bool>,
-    /// Milliseconds after which a sequence without requests ends.
+    /// Milliseconds without requests after which a sequence ends.
     pub sequence_max_idle: Option<u32>,
-    /// Milliseconds that a request of a sequence may wait.
+    /// `sequenceTimeoutMSec`, which has no effect.
     pub sequence_timeout: Option<u32>,
-    /// Requests of one sequence that may wait.
+    /// The most queued requests of one sequence.
     pub max_sequence_job_queue_size: Option<u32>,
-    /// Sequences at the same time.
+    /// The most concurrent sequences.
     pub max_num_sequence: Option<u32>,
-    /// Requests stay in their batch until they are done.
+    /// Requests stay in their batch until they are complete (continuous batching).
     pub continuous_batching: Option<bool>,
-    /// Requests of a sequence go to one worker, in their order.
+    /// All requests of a sequence go to one worker, in order.
     pub sequence_batching: Option<bool>,
     /// The handler is asynchronous.
     pub async_communication: Option<bool>,
-    /// The model has an environment of its own.
+    /// The model has a separate virtual environment.
     pub use_venv: Option<bool>,
-    /// Whether the handler sends parts of an answer; this server's own key.
+    /// Whether the handler streams its response; a key of this server only.
     pub streaming: Option<bool>,
-    /// The whole file; an empty object if there is none.
+    /// The whole file; an empty object if the file is empty or missing.
     pub whole: Value,
 }
 
@@ -102,21 +102,21 @@ impl ModelYaml {
     /// Reads a file.
     ///
     /// # Errors
-    /// It is not there, too long, or no YAML. What is only wrong in single keys is told to `warn`.
+    /// The file is missing, too long or not YAML. Reports errors of single keys to `warn` instead.
     pub fn read(path: &Path, warn: &mut dyn FnMut(String)) -> Result<Self, String> {
         let shown = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let bytes = std::fs::metadata(path).map_err(|error| format!("{shown} cannot be read: {error}"))?.len();
+        let bytes = std::fs::metadata(path).map_err(|error| format!("cannot read {shown}: {error}"))?.len();
         if bytes > MOST_BYTES {
             return Err(format!("{shown} has {bytes} bytes; at most {MOST_BYTES} are allowed"));
         }
-        let text = std::fs::read_to_string(path).map_err(|error| format!("{shown} cannot be read: {error}"))?;
-        Self::parse(&text, warn).map_err(|error| format!("{shown} cannot be used: {error}"))
+        let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {shown}: {error}"))?;
+        Self::parse(&text, warn).map_err(|error| format!("{shown} is invalid: {error}"))
     }
 
-    /// Reads a text.
+    /// Parses the text of a file.
     ///
     /// # Errors
-    /// It is no YAML, or no mapping.
+    /// The text is not YAML, or not a mapping.
     pub fn parse(text: &str, warn: &mut dyn FnMut(String)) -> Result<Self, String> {
         let mut document: serde_yaml::Value = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
         document.apply_merge().map_err(|error| error.to_string())?;
@@ -125,7 +125,7 @@ impl ModelYaml {
         match &whole {
             Value::Null => {}
             Value::Object(keys) => yaml.take(keys, warn),
-            _ => return Err("it is no mapping of keys to values".to_owned()),
+            _ => return Err("expected a mapping of keys to values".to_owned()),
         }
         yaml.whole = if whole.is_null() { Value::Object(Map::new()) } else { whole };
         Ok(yaml)
@@ -134,21 +134,21 @@ impl ModelYaml {
     fn take(&mut self, keys: &Map<String, Value>, warn: &mut dyn FnMut(String)) {
         for (key, value) in keys {
             if let Err(allowed) = self.take_one(key, value) {
-                warn(format!("{key} is {value}; allowed are {allowed}; it is ignored"));
+                warn(format!("{key} is {value}; allowed are {allowed}; ignored"));
             }
             let meant = |known: &&&str| *known != key && known.eq_ignore_ascii_case(key);
             if let Some(meant) = KEYS.iter().find(meant) {
-                warn(format!("{key} is not known here; did you mean {meant}?"));
+                warn(format!("unknown key {key}; did you mean {meant}?"));
             }
             let no_effect = NO_EFFECT.iter().find(|(name, _)| name == key);
             if let Some((_, why)) = no_effect.filter(|_| !matches!(value, Value::Null | Value::Bool(false))) {
-                warn(format!("{key} is {value}, and has no effect here: {why}"));
+                warn(format!("{key} is {value}, which has no effect: {why}"));
             }
         }
     }
 
     /// # Errors
-    /// What is allowed in place of this value.
+    /// The allowed values, if this value is invalid.
     fn take_one(&mut self, key: &str, value: &Value) -> Result<(), &'static str> {
         if let Some(number) = self.number(key) {
             *number = Some(whole_number(value).ok_or("whole numbers from 0 to 4294967295")?);

@@ -1,4 +1,4 @@
-//! Destinations of the times of executed batches: gauges of the host, and a model's latencies as log lines.
+//! The destinations of the times of executed batches: gauges of the host, and the latencies of a model as log lines.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use super::super::series::{ModelSeries, Times};
 use super::super::source::LabelSet;
 use super::{Cache, Series};
 
-/// Nanoseconds in a microsecond: latencies named `ts_*` are in microseconds, cells in nanoseconds.
+/// Nanoseconds in a microsecond: metrics named `ts_*_latency_microseconds` show cells in nanoseconds.
 const NS_OF_MICROSECOND: f64 = 1000.0;
 
 impl Cache {
-    /// The gauges that every executed batch writes: `QueueTime` and `WorkerThreadTime`, as far as they are defined.
+    /// Returns the gauges that every executed batch sets, `QueueTime` and `WorkerThreadTime`, if they are defined.
     pub(super) fn host_times(&self) -> [Option<Arc<Series>>; 2] {
         let gauge = |builtin: Builtin| self.gauge(builtin.name(), &["Host", self.hostname()]).ok();
         [Builtin::QueueTime, Builtin::WorkerThreadTime].map(gauge)
     }
 
-    /// Where the times of this model's batches go under the definition of now.
+    /// Returns the destinations of the times of this model's batches under the current definition.
     pub(super) fn times(&self, model: &ModelSeries) -> Times {
         let [queue, worker_thread] = self.host_times();
         let Lines { latency, queue_latency } = match self.naming() {
@@ -30,7 +30,7 @@ impl Cache {
         Times { queue, worker_thread, latency, queue_latency }
     }
 
-    /// The log lines of the latencies of requests by this name and version.
+    /// Returns the log lines of the latencies of requests by this name and version.
     pub(super) fn alias_lines(&self, name: &str, version: &str) -> Lines {
         self.latency_lines(&[("model_name", name), ("model_version", version), ("hostname", self.hostname())])
     }
@@ -45,8 +45,8 @@ impl Cache {
     }
 }
 
-/// Label values in the order of the metric's dimensions; those of a built-in metric are given in the order of
-/// [`Builtin::dimensions`]. What is not given is left out.
+/// Returns label values in the order of the metric's dimensions. Those of a built-in metric are given in the order of
+/// [`Builtin::dimensions`]. Omits missing values.
 pub(super) fn in_order(spec: &MetricSpec, labels: &[&str]) -> Vec<String> {
     let given: Vec<&str> = spec.builtin.map_or_else(Vec::new, |builtin| builtin.dimensions().to_vec());
     let position = |label: &String| given.iter().position(|name| name == label);

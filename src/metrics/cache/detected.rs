@@ -10,13 +10,13 @@ use crate::metrics::channel::Described;
 use crate::metrics::family::Registry;
 use crate::metrics::sample_error::MAX_DETECTED;
 
-/// The most buckets of a histogram that a model describes.
+/// The number of buckets of a described histogram, at most.
 const MAX_BUCKETS: usize = 1_000;
-/// The most labels that all series of such a metric have together.
+/// The number of labels that the series of a described metric have together, at most.
 const MAX_LABELS: usize = 64;
 
 impl Described {
-    /// Whether it could be a metric, whatever others there are.
+    /// Checks names and buckets, without regard to other metrics.
     ///
     /// # Errors
     /// A name or the buckets are not allowed.
@@ -35,16 +35,15 @@ impl Described {
 }
 
 impl Cache {
-    /// Registers a metric that a model describes. One that there is already stays as it is, but that one which a model has
-    /// described may get further labels.
+    /// Adds a metric that a model describes. Does not change an existing metric, except that a described one may get more labels.
     ///
     /// # Errors
-    /// It is not allowed, collides with another, or is one too many.
+    /// The metric is not allowed, collides with another, or exceeds the limit.
     pub fn describe(&self, metric: &Described) -> Result<(), SampleError> {
         if self.registry().catalog().find(&metric.name).is_none() {
             self.register_described(metric)?;
         }
-        // Also when it is new: another model may have been quicker, with other labels.
+        // Needed for a new metric too: another model may have described it with other labels in between.
         self.widen(metric)
     }
 
@@ -62,7 +61,7 @@ impl Cache {
         self.register(spec).map(drop)
     }
 
-    /// Adds the labels that a described metric does not have yet: each of its series may have its own, as in Triton.
+    /// Adds missing labels to a described metric: in Triton, each of its series may have different labels.
     fn widen(&self, metric: &Described) -> Result<(), SampleError> {
         let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
         let known = registry.catalog().find(&metric.name).map(|(_, spec)| spec);
@@ -82,7 +81,7 @@ impl Cache {
             return Err(SampleError::BadValue(text));
         }
         *registry = Arc::new(registry.with_labels(spec));
-        // Who holds series of it looks them up again, and has them with all labels.
+        // Feeds look up their series again and then use the series with all labels.
         self.generation.fetch_add(1, Ordering::Release);
         Ok(())
     }
@@ -105,7 +104,7 @@ impl Cache {
     }
 }
 
-/// Whether a metric and its labels may have these names.
+/// Checks the names of a metric and its labels.
 fn check_names(name: &str, kind: Kind, labels: &[String]) -> Result<(), SampleError> {
     if !is_metric_name(name) || Builtin::from_name(name).is_some() {
         return Err(SampleError::BadName(name.to_owned()));
@@ -149,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_described_metric_needs_no_definition() {
+    fn a_described_metric_needs_no_definition_in_the_file() {
         let cache = cache();
         let series = |kind| {
             let labels = vec![("shop".to_owned(), "a".to_owned())];
@@ -158,7 +157,7 @@ mod tests {
         assert!(matches!(series(Kind::Histogram), Err(SampleError::Undeclared(_))));
         cache.describe(&described("waited", Kind::Histogram, &[0.5, 2.0])).unwrap();
         series(Kind::Histogram).unwrap().add_or_update(1.0).unwrap();
-        // Described once more, by another instance or otherwise: what is there stays.
+        // A second description, by another instance or with other properties, changes nothing.
         cache.describe(&described("waited", Kind::Gauge, &[])).unwrap();
         assert!(matches!(series(Kind::Gauge), Err(SampleError::WrongKind { .. })));
         let (spec, _) = cache.find("waited").unwrap();
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn series_of_a_described_metric_may_have_labels_of_their_own() {
+    fn series_of_a_described_metric_may_have_different_labels() {
         let cache = Arc::new(cache());
         let describe = |labels: &[&str]| {
             let dimensions = labels.iter().map(|label| (*label).to_owned()).collect();
@@ -199,13 +198,13 @@ mod tests {
         assert_eq!(cache.generation(), generation + 2, "nothing new");
         series(&[("till", "2"), ("shop", "a")]).unwrap().add_or_update(2.0).unwrap();
         series(&[]).unwrap().add_or_update(3.0).unwrap();
-        // An old handle and a new one are of one value.
+        // A handle from before the labels were added and a new one share one cell.
         first.add_or_update(4.0).unwrap();
         series(&[("shop", "a")]).unwrap().add_or_update(5.0).unwrap();
         let expected = ["held 3", "held{shop=\"a\"} 10", "held{shop=\"a\",till=\"2\"} 2"];
         assert_eq!(shown()[2..], expected, "{:?}", shown());
         assert!(matches!(series(&[("other", "x")]), Err(SampleError::WrongLabels { .. })), "never described");
-        // It goes with its model, also by the handle from before.
+        // The series is removed with its model, even if the model holds the earlier handle.
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         model.own(&first);
         cache.model_unloaded(&model);
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_metric_is_refused() {
+    fn refuses_invalid_descriptions() {
         let cache = cache();
         cache.describe(&described("waited", Kind::Histogram, &[1.0])).unwrap();
         for (metric, expected) in [
@@ -233,6 +232,6 @@ mod tests {
             let refused = format!("{:?}", cache.describe(&metric).unwrap_err());
             assert!(refused.starts_with(expected), "{metric:?}: {refused}");
         }
-        assert_eq!(cache.describe(&described("Orders", Kind::Gauge, &[])), Ok(()), "met again in its series");
+        assert_eq!(cache.describe(&described("Orders", Kind::Gauge, &[])), Ok(()), "its series are refused");
     }
 }

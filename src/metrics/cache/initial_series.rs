@@ -1,7 +1,7 @@
-//! Series that exist from the start: those whose label values are known before anything is counted. A rate, and an alert on
-//! it, then sees the first event too, and zero differs from absent.
+//! Series that exist from the start: those whose label values are known before the first event. A rate and an alert
+//! then include the first event, and 0 differs from absent.
 //!
-//! Gauges are left out, because 0 would be a value. The series of models begin with their load.
+//! Gauges are omitted, because 0 would be a value. Series of models start with the load.
 
 use std::sync::atomic::Ordering;
 
@@ -12,10 +12,10 @@ use super::super::tslog::{File, STDOUT};
 use super::{Cache, is_host_label};
 
 impl Cache {
-    /// Creates them at 0, as far as they are not there and the definition has them.
+    /// Creates the missing series at 0, if the definition contains their metrics.
     pub(super) fn create_initial_series(&self) {
         for (builtin, value) in self.closed_lists() {
-            // One that is not defined stays so.
+            // Fails for metrics that are not defined, which is fine.
             let _ = self.counter(builtin.name(), &[value]);
         }
         for change in ModelChange::ALL {
@@ -31,13 +31,13 @@ impl Cache {
         for family in registry.families().iter().filter(|family| known(&family.spec)) {
             let labels: Vec<String> = family.spec.dimensions.iter().map(|_| self.hostname().to_owned()).collect();
             if let Ok(series) = self.bounded(family, &labels) {
-                // It belongs to the server too: it stays when the last model that writes it goes.
+                // The server owns it too, so it remains when the last model that writes it is unloaded.
                 series.cell.owners.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
-    /// Counters with one label whose values are a closed list, as far as what they count is in use.
+    /// Returns counters whose single label has a closed list of values, for the features that are in use.
     fn closed_lists(&self) -> Vec<(Builtin, &'static str)> {
         let mut known: Vec<_> = RELOAD_RESULTS.into_iter().map(|result| (Builtin::Reloads, result)).collect();
         for source in Source::ALL.into_iter().filter(|source| *source != Source::Statsd || self.settings.statsd) {

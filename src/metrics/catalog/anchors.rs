@@ -1,9 +1,9 @@
-//! Which anchors a YAML text defines and names, for the message that the YAML reader gives without names.
+//! The anchors and aliases of a YAML text, to add names to the YAML reader's error about an unknown anchor.
 
-/// What the YAML reader says of an alias to nothing.
+/// The YAML reader's message for an alias without an anchor.
 const UNKNOWN: &str = "unknown anchor";
 
-/// The most anchors that a message lists.
+/// The number of anchors that a message lists at most.
 const SHOWN: usize = 20;
 
 /// An anchor (`&name`) or an alias (`*name`) and its line, from 1.
@@ -13,7 +13,7 @@ struct Mark<'a> {
     line: usize,
 }
 
-/// The message of the YAML reader; that of an alias to nothing with its name and the anchors that stand before it.
+/// Adds to the YAML reader's message about an unknown anchor its name and the anchors defined before it.
 pub(super) fn explain(message: &str, text: &str, line: usize) -> String {
     if message != UNKNOWN {
         return message.to_owned();
@@ -38,10 +38,10 @@ fn listed(defined: &[&str]) -> String {
     let names: Vec<String> = defined.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
     let more = defined.len().saturating_sub(SHOWN);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("defined before it are {}{more}", names.join(", "))
+    format!("anchors defined before it: {}{more}", names.join(", "))
 }
 
-/// Anchors and aliases outside of comments and quoted texts, as far as a line by itself tells.
+/// Finds anchors and aliases outside of comments and quoted texts. Looks at each line by itself.
 fn marks(text: &str) -> impl Iterator<Item = Mark<'_>> {
     (1..).zip(text.lines()).flat_map(|(number, line)| marks_of_line(line, number))
 }
@@ -74,9 +74,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_alias_to_nothing_is_named() {
+    fn an_unknown_anchor_is_named() {
         let text = "a: [&x 1, &y \"*no\"] # *nor\nb: '&z *z'\nc: [*x,*nope]\nd: *later\n";
-        assert_eq!(explain(UNKNOWN, text, 3), "unknown anchor `nope`; defined before it are `x`, `y`");
+        assert_eq!(explain(UNKNOWN, text, 3), "unknown anchor `nope`; anchors defined before it: `x`, `y`");
         assert_eq!(explain("other", text, 3), "other");
         assert_eq!(explain(UNKNOWN, "a: b\n", 1), UNKNOWN);
         assert!(explain(UNKNOWN, "a: *b\n", 1).starts_with("unknown anchor `b`; no anchor is defined before it"));

@@ -1,24 +1,24 @@
-//! What a new definition changes, in words for the log.
+//! What a new definition changes, as a text for the log.
 
 use std::fmt;
 
 use super::{Catalog, MetricSpec, Mode};
 
-/// How two catalogs differ, by the metrics' names. Switching one on or off adds or removes it.
+/// The difference between two catalogs, by metric name. Switching a metric on or off counts as adding or removing it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// Only in the new one, in its order.
+    /// Metrics that only the new catalog has, in its order.
     pub added: Vec<String>,
-    /// Only in the old one, in its order.
+    /// Metrics that only the old catalog has, in its order.
     pub removed: Vec<String>,
-    /// In both, but not the same, in the new one's order.
+    /// Metrics in both whose definitions differ, in the new catalog's order.
     pub changed: Vec<String>,
-    /// The modes, if they are not the same: before and now.
+    /// The old and the new mode, if they differ.
     pub mode: Option<(Mode, Mode)>,
 }
 
 impl Difference {
-    /// From `old` to `new`.
+    /// Compares `old` with `new`.
     pub fn between(old: &Catalog, new: &Catalog) -> Self {
         let names = |catalog: &Catalog, wanted: &dyn Fn(&MetricSpec) -> bool| {
             let specs = catalog.iter().map(|(_, spec)| spec).filter(|spec| wanted(spec));
@@ -43,7 +43,7 @@ impl fmt::Display for Difference {
             }
         }
         if let Some((before, now)) = self.mode {
-            parts.push(format!("mode {} instead of {}", now.as_str(), before.as_str()));
+            parts.push(format!("mode changed from {} to {}", before.as_str(), now.as_str()));
         }
         if parts.is_empty() {
             parts.push("nothing has changed".to_owned());
@@ -66,13 +66,13 @@ mod tests {
     }
 
     #[test]
-    fn metrics_come_go_and_change() {
+    fn lists_added_removed_and_changed_metrics() {
         let old = "\n    - {name: a, unit: ms}\n    - {name: b, unit: ms}\n    - {name: c, unit: ms}\n";
         let new = "\n    - {name: d, unit: ms}\n    - {name: b, unit: s}\n    - {name: c, unit: ms, enabled: false}\n";
         assert_eq!(between(old, new), "added d; removed a, c; changed b");
         assert_eq!(between(old, old), "nothing has changed");
         let shipped = Catalog::shipped();
         let difference = Difference::between(&shipped, &shipped.clone().with_mode(Mode::Tslog));
-        assert_eq!(difference.to_string(), "mode tslog instead of both");
+        assert_eq!(difference.to_string(), "mode changed from both to tslog");
     }
 }

@@ -1,4 +1,4 @@
-//! The fields of a metric, checked one by one.
+//! The fields of a metric, each with its checks.
 
 use serde::de::{self, SeqAccess};
 
@@ -7,7 +7,7 @@ use super::node::{Node, Seed};
 use super::worker_labels;
 use super::{Kind, MAX_QUANTILES, Section, Views};
 
-/// A metric's name, not used before; a built-in one must stand where it belongs.
+/// A metric's name: unique, and for a built-in metric in the right section and type.
 pub(super) struct Name<'a> {
     pub(super) kind: Kind,
     pub(super) section: Section,
@@ -53,7 +53,7 @@ impl Node<'_> for Unit {
         // A log line ends the unit with `:` and its dimensions with `|`.
         if text.len() > MAX_UNIT || text.chars().any(|c| c.is_control() || c == ':' || c == '|') {
             let allowed = format!("allowed are up to {MAX_UNIT} bytes without `:`, `|` and control characters");
-            return Err(E::custom(format!("`{}` is no unit; {allowed}", shortened(text))));
+            return Err(E::custom(format!("`{}` is not a valid unit; {allowed}", shortened(text))));
         }
         Ok(text.to_owned())
     }
@@ -71,7 +71,7 @@ impl Node<'_> for Help {
     }
 }
 
-/// The labels of a metric, whose name is `None` if the file has not said it yet.
+/// The labels of a metric. `metric` is its name, or `None` if the file gives the name later.
 pub(super) struct Labels<'a> {
     pub(super) metric: Option<&'a str>,
 }
@@ -92,7 +92,7 @@ impl<'de> Node<'de> for Labels<'_> {
     }
 }
 
-/// One label name; appends itself to those before it.
+/// One label name, which is appended to `before`.
 pub(super) struct Label<'a> {
     pub(super) metric: Option<&'a str>,
     pub(super) before: &'a mut Vec<String>,
@@ -105,10 +105,10 @@ impl Node<'_> for Label<'_> {
     }
     fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
         if !is_label_name(text) {
-            let allowed = "allowed are letters, digits (not first) and `_` (not twice at the start)";
-            return Err(E::custom(format!("`{}` is no label name; {allowed}", shortened(text))));
+            let allowed = "allowed are letters, digits (not first) and `_`, but no `__` at the start";
+            return Err(E::custom(format!("`{}` is not a valid label name; {allowed}", shortened(text))));
         }
-        // Labels for the host are filled in whatever their case.
+        // The server fills in host labels regardless of case, so two spellings of one name would be ambiguous.
         match self.before.iter().find(|label| label.eq_ignore_ascii_case(text)) {
             Some(label) if label == text => return Err(E::custom(format!("label `{text}` is given twice"))),
             Some(label) => return Err(E::custom(format!("labels `{label}` and `{text}` differ only in case"))),
@@ -127,7 +127,7 @@ impl Node<'_> for Label<'_> {
 const MAX_LABELS: usize = 64;
 const MAX_BUCKETS: usize = 1000;
 
-/// Room for one more.
+/// Checks that one more element is allowed.
 fn within<E: de::Error>(count: usize, most: usize, what: &str) -> Result<(), E> {
     if count < most { Ok(()) } else { Err(E::custom(format!("a metric has at most {most} {what}"))) }
 }
@@ -146,7 +146,7 @@ impl<'de> Node<'de> for Buckets {
     }
 }
 
-/// One upper bound; appends itself to those before it.
+/// One upper bound, which is appended to the bounds before it.
 struct Bound<'a>(&'a mut Vec<f64>);
 
 impl Node<'_> for Bound<'_> {
@@ -157,10 +157,10 @@ impl Node<'_> for Bound<'_> {
     fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
         let bound = text.parse::<f64>().ok().filter(|bound| bound.is_finite());
         let Some(bound) = bound else {
-            return Err(E::custom(format!("a bucket must be a finite number, `{text}` is not (+Inf is always there)")));
+            return Err(E::custom(format!("a bucket must be a finite number, not `{text}` (+Inf is implied)")));
         };
         if let Some(last) = self.0.last().filter(|&&last| last >= bound) {
-            return Err(E::custom(format!("buckets must ascend, {bound} follows {last}")));
+            return Err(E::custom(format!("buckets must be in ascending order, but {bound} follows {last}")));
         }
         within(self.0.len(), MAX_BUCKETS, "buckets")?;
         self.0.push(bound);
@@ -182,7 +182,7 @@ impl<'de> Node<'de> for Quantiles {
     }
 }
 
-/// One quantile; appends itself to those before it.
+/// One quantile, which is appended to the quantiles before it.
 struct Quantile<'a>(&'a mut Vec<f64>);
 
 impl Node<'_> for Quantile<'_> {
@@ -193,10 +193,10 @@ impl Node<'_> for Quantile<'_> {
     fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
         let quantile = text.parse::<f64>().ok().filter(|quantile| (0.0..=1.0).contains(quantile));
         let Some(quantile) = quantile else {
-            return Err(E::custom(format!("a quantile must be a number between 0 and 1, `{text}` is not")));
+            return Err(E::custom(format!("a quantile must be a number between 0 and 1, not `{text}`")));
         };
         if let Some(last) = self.0.last().filter(|&&last| last >= quantile) {
-            return Err(E::custom(format!("quantiles must ascend, {quantile} follows {last}")));
+            return Err(E::custom(format!("quantiles must be in ascending order, but {quantile} follows {last}")));
         }
         within(self.0.len(), MAX_QUANTILES, "quantiles")?;
         self.0.push(quantile);
@@ -204,7 +204,7 @@ impl Node<'_> for Quantile<'_> {
     }
 }
 
-/// The ways out of one metric: at least one.
+/// The `modes` of one metric: at least one.
 pub(super) struct Modes;
 
 impl<'de> Node<'de> for Modes {
@@ -217,7 +217,7 @@ impl<'de> Node<'de> for Modes {
         while list.next_element_seed(Seed(OneMode(&mut views)))?.is_some() {}
         match views {
             Views { tslog: false, prometheus: false } => {
-                Err(de::Error::custom("a metric needs a mode to be seen at all; `enabled: false` switches it off"))
+                Err(de::Error::custom("`modes` is empty; switch the metric off with `enabled: false`"))
             }
             views => Ok(views),
         }

@@ -1,8 +1,8 @@
-//! A catalog for readers: one line for the whole, a table of its metrics.
+//! Texts that describe a catalog: a summary in one line, and a table of its metrics.
 
 use super::{Catalog, Kind, MetricSpec, RECORDED_BY_WORKER, STATE_BYTES, Section, Views};
 
-/// The forms of a list.
+/// The formats of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Columns for a terminal.
@@ -14,10 +14,10 @@ pub enum Form {
 }
 
 impl Form {
-    /// The names of the forms.
+    /// The names of the formats.
     pub const NAMES: [&str; 3] = ["table", "json", "markdown"];
 
-    /// The form of this name.
+    /// Returns the format of this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "table" => Self::Table,
@@ -30,7 +30,7 @@ impl Form {
 
 const HEADS: [&str; 8] = ["NAME", "TYPE", "UNIT", "DIMENSIONS", "MODES", "ON", "RECORDED BY", "HELP"];
 
-/// The catalog in one line: how many metrics of which type, and the mode.
+/// Summarizes the catalog in one line: the number of metrics of each type, and the mode.
 pub fn summary(catalog: &Catalog) -> String {
     let kinds = [(Kind::Counter, "counters"), (Kind::Gauge, "gauges"), (Kind::Histogram, "histograms")];
     let kinds = kinds.into_iter().chain([(Kind::Summary, "summaries")]);
@@ -40,7 +40,7 @@ pub fn summary(catalog: &Catalog) -> String {
     format!("{} metrics ({}), {off} switched off, mode {mode}", catalog.len(), counts.join(", "))
 }
 
-/// Every metric, those that are switched off last.
+/// Lists every metric; those that are switched off come last.
 pub fn list(catalog: &Catalog, form: Form) -> String {
     let on = catalog.iter().map(|(_, spec)| (spec, true));
     let metrics: Vec<_> = on.chain(catalog.disabled().iter().map(|spec| (spec, false))).collect();
@@ -51,7 +51,7 @@ pub fn list(catalog: &Catalog, form: Form) -> String {
     }
 }
 
-/// Who records it: `server` itself, the `worker` for every backend, the `models`, or other `programs` (StatsD).
+/// Returns what records a metric: the `server`, the `worker` for every backend, the `models`, or other `programs` (StatsD).
 fn recorded_by(spec: &MetricSpec) -> &'static str {
     match spec.section {
         _ if spec.builtin.is_some() => "server",
@@ -149,7 +149,7 @@ model_metrics:
 ";
 
     #[test]
-    fn the_forms_say_the_same() {
+    fn all_formats_list_the_same_metrics() {
         let catalog = Catalog::parse(TEXT, "m.yaml").unwrap();
         let expected = "\
 NAME            TYPE       UNIT     DIMENSIONS      MODES  ON   RECORDED BY  HELP
@@ -169,7 +169,7 @@ Own             gauge      ms                       tslog  off  programs     Own
     }
 
     #[test]
-    fn forms_have_names() {
+    fn formats_have_names() {
         assert!(Form::NAMES.iter().all(|name| Form::from_name(name).is_some()));
         assert_eq!(Form::from_name("yaml"), None);
     }

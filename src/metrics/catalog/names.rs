@@ -1,4 +1,4 @@
-//! Which names may be used, and which a metric takes up: its own, and those that a scrape makes of it.
+//! Rules for names of metrics and labels, and the names that a metric occupies in a scrape.
 
 use std::collections::HashMap;
 
@@ -9,19 +9,19 @@ use crate::metrics::builtin::Builtin;
 /// The longest name of a metric or label, in bytes.
 const MAX_NAME: usize = 255;
 
-/// The beginning of the server's own names.
+/// The prefix of this server's own metrics.
 const OWN_PREFIX: &str = "pharos_";
 
-/// The beginnings of names that Triton and TorchServe keep for the server itself. Models may use them, as TorchServe's
-/// handlers do (`ts_handler_preprocess`).
+/// Prefixes that Triton and TorchServe reserve for metrics of the server. Models may use them, as TorchServe's handlers
+/// do (`ts_handler_preprocess`).
 const FRONTEND_PREFIXES: [&str; 2] = ["nv_", "ts_"];
 
-/// Whether Prometheus takes it as a metric's name.
+/// Returns whether Prometheus accepts this metric name.
 pub(in crate::metrics) fn is_metric_name(text: &str) -> bool {
     is_name(text, |c| c == '_' || c == ':')
 }
 
-/// Whether Prometheus takes it as a label's name.
+/// Returns whether Prometheus accepts this label name.
 pub(in crate::metrics) fn is_label_name(text: &str) -> bool {
     is_name(text, |c| c == '_') && !text.starts_with("__")
 }
@@ -33,11 +33,11 @@ fn is_name(text: &str, special: impl Fn(char) -> bool) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || special(c))
 }
 
-/// Whether a metric may be called so in this place; the text says why not, and what is allowed.
+/// Checks a metric's name for its type and section. Returns an error that says why it is not allowed, and what is.
 pub(super) fn check(name: &str, kind: Kind, section: Section) -> Result<(), String> {
     if !is_metric_name(name) {
-        let allowed = format!("allowed are letters, digits (not first), `_` and `:`, {MAX_NAME} at most");
-        return Err(format!("`{}` is no metric name; {allowed}", shortened(name)));
+        let allowed = format!("allowed are up to {MAX_NAME} letters, digits (not first), `_` and `:`");
+        return Err(format!("`{}` is not a valid metric name; {allowed}", shortened(name)));
     }
     if let Some(builtin) = Builtin::from_name(name) {
         let wanted = builtin.kind();
@@ -55,10 +55,10 @@ pub(super) fn check(name: &str, kind: Kind, section: Section) -> Result<(), Stri
 
 fn no_builtin(name: &str, reserved: &str) -> String {
     let nearest = nearest_to(name);
-    format!("there is no built-in metric `{name}`, and {reserved} are reserved for those of the server{nearest}")
+    format!("no built-in metric is named `{name}`, and {reserved} are reserved for built-in metrics{nearest}")
 }
 
-/// What a metric that is not built in must not be called.
+/// Checks that a metric that is not built in does not use a reserved name.
 pub(in crate::metrics) fn check_reserved(name: &str) -> Result<(), String> {
     if name.starts_with("__") {
         return Err(format!("`{name}` begins with `__`, which is reserved for Prometheus itself"));
@@ -72,15 +72,15 @@ pub(in crate::metrics) fn check_reserved(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// A text that somebody wrote, short enough for a message.
+/// Shortens a text from the file for a message.
 pub(super) fn shortened(text: &str) -> String {
     let mut chars = text.chars();
     let head: String = chars.by_ref().take(60).collect();
     if chars.next().is_some() { format!("{head}...") } else { head }
 }
 
-/// The names that a metric takes up in a scrape in either format: its own, those of its samples, and its family's in
-/// OpenMetrics, which calls a counter `x_total` the family `x` and reserves `_created` for what is counted.
+/// Returns the names that a metric occupies in a scrape, in both formats: its own, those of its samples, and that of its family
+/// in OpenMetrics. There the family of a counter `x_total` is `x`, and `_created` is reserved for all types that count.
 fn taken(name: &str, kind: Kind) -> Vec<String> {
     let (stem, suffixes): (&str, &[&str]) = match kind {
         Kind::Histogram => (name, &["", "_bucket", "_sum", "_count", "_created"]),
@@ -94,25 +94,25 @@ fn taken(name: &str, kind: Kind) -> Vec<String> {
     suffixes.iter().map(|suffix| format!("{stem}{suffix}")).collect()
 }
 
-/// The names that are taken up, and by which metric.
+/// The occupied names, each with the metric that occupies it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Names(HashMap<String, (String, Kind)>);
 
 impl Names {
-    /// Whether a metric has room beside the others; the text says what it collides with.
+    /// Checks that the names of a new metric are free. Returns an error that names the colliding metric.
     pub(super) fn check(&self, name: &str, kind: Kind) -> Result<(), String> {
         let collision = taken(name, kind).into_iter().find_map(|sample| Some((self.0.get(&sample)?, sample)));
         match collision {
             None => Ok(()),
             Some(((other, _), _)) if other == name => Err(format!("metric `{name}` is defined twice")),
             Some(((other, of), sample)) => Err(format!(
-                "metric `{name}` collides with the {} `{other}`: a scrape would show both as `{sample}`",
+                "metric `{name}` collides with the {} `{other}`: both would appear in a scrape as `{sample}`",
                 of.as_str()
             )),
         }
     }
 
-    /// Takes up the names of a metric.
+    /// Occupies the names of a metric.
     pub(super) fn insert(&mut self, name: &str, kind: Kind) {
         let names = taken(name, kind).into_iter();
         self.0.extend(names.map(|sample| (sample, (name.to_owned(), kind))));

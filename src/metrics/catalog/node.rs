@@ -1,14 +1,14 @@
-//! Places in a YAML file as small visitors, each of which checks what stands there.
+//! The places of a YAML file as small visitors, each of which checks its value.
 
 use std::fmt;
 
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// One place in the file and what may stand there. What a place does not override is an error there.
+/// One place in the file and the values allowed there. Methods that an implementation does not override return an error.
 pub(super) trait Node<'de>: Sized {
     type Out;
 
-    /// What the place takes, for messages.
+    /// Describes the expected value, for messages.
     fn takes(&self) -> &'static str;
 
     fn text<E: de::Error>(self, text: &str) -> Result<Self::Out, E> {
@@ -73,7 +73,7 @@ impl<'de, N: Node<'de>> Visitor<'de> for Seed<N> {
     }
 }
 
-/// A key of a mapping: one of a closed list, each at most once.
+/// A key of a mapping: one of `allowed`, each at most once.
 pub(super) struct Key<'a> {
     pub(super) allowed: &'static [&'static str],
     pub(super) seen: &'a mut Vec<&'static str>,

@@ -1,4 +1,4 @@
-//! What the command line says over the file: Triton's `--metrics-config KEY=VALUE`, and the mode.
+//! Command-line settings that override the file: Triton's `--metrics-config KEY=VALUE`, and the mode.
 
 use super::{Catalog, Kind, Mode};
 use crate::metrics::builtin::Builtin;
@@ -6,25 +6,25 @@ use crate::metrics::builtin::Builtin;
 /// One `KEY=VALUE`, with Triton's keys.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Setting {
-    /// `counter_latencies`: whether the counters of durations are kept. Unlike in Triton, the counts of requests and
-    /// inferences go on without them.
+    /// `counter_latencies`: whether the server keeps counters of durations. Unlike in Triton, the counters of requests
+    /// and inferences stay on without them.
     CounterLatencies(bool),
-    /// `histogram_latencies`: whether durations are counted in buckets.
+    /// `histogram_latencies`: whether the server keeps histograms of durations.
     HistogramLatencies(bool),
-    /// `summary_latencies`: whether quantiles of durations are kept.
+    /// `summary_latencies`: whether the server keeps quantiles of durations.
     SummaryLatencies(bool),
-    /// `summary_quantiles`: which ones, between 0 and 1, ascending.
+    /// `summary_quantiles`: the quantiles, ascending, between 0 and 1.
     SummaryQuantiles(Vec<f64>),
 }
 
 impl Setting {
-    /// The keys.
+    /// The allowed keys.
     pub const KEYS: [&str; 4] = ["counter_latencies", "histogram_latencies", "summary_latencies", "summary_quantiles"];
 
-    /// The setting of this key and value.
+    /// Parses a setting.
     ///
     /// # Errors
-    /// An unknown key or a bad value: with what is allowed.
+    /// Returns an error for an unknown key or an invalid value, with the allowed ones.
     pub fn parse(key: &str, value: &str) -> Result<Self, String> {
         let switch = || match value.to_ascii_lowercase().as_str() {
             "true" | "on" | "yes" | "1" => Ok(true),
@@ -55,8 +55,8 @@ impl Setting {
     }
 }
 
-/// Triton's form: quantiles with their allowed errors, `0.5:0.05,0.9:0.01`. The errors may be left out and are only
-/// checked: the error of a quantile here does not depend on the quantile.
+/// Parses Triton's form: quantiles with their allowed errors, `0.5:0.05,0.9:0.01`. The errors are optional and only
+/// checked, because this server computes exact quantiles of a window.
 fn quantiles(value: &str) -> Result<Vec<f64>, String> {
     let allowed = "allowed are up to 100 numbers between 0 and 1, each with its allowed error if wanted, \
                    for example 0.5:0.05,0.9:0.01";
@@ -74,7 +74,7 @@ fn quantiles(value: &str) -> Result<Vec<f64>, String> {
     Ok(quantiles)
 }
 
-/// Switches a built-in metric on or off. One that the file leaves out is taken from the shipped file to be switched on.
+/// Switches a built-in metric on or off. Takes its definition from the shipped file if this file omits it.
 fn switched(catalog: Catalog, name: &str, on: bool) -> Catalog {
     let there = catalog.find(name).is_some() || catalog.is_disabled(name);
     if !on || there {
@@ -88,20 +88,20 @@ fn switched(catalog: Catalog, name: &str, on: bool) -> Catalog {
     }
 }
 
-/// Everything that the command line says over the file.
+/// All command-line settings that override the file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overrides {
-    /// The settings in the order given; of equal keys the last wins.
+    /// The settings in the given order; the last one with a key wins.
     pub settings: Vec<Setting>,
-    /// The mode.
+    /// The mode, if it is set.
     pub mode: Option<Mode>,
 }
 
 impl Overrides {
-    /// The catalog of a file with all of it applied.
+    /// Applies all settings to the catalog of a file.
     pub fn apply(&self, catalog: Catalog) -> Catalog {
         let catalog = self.settings.iter().fold(catalog, |catalog, setting| setting.apply(catalog));
-        // Whether quantiles came before or after the switch makes no difference.
+        // Applied once more at the end, so that the order of quantiles and switches does not matter.
         let quantiles = self.settings.iter().filter(|setting| matches!(setting, Setting::SummaryQuantiles(_)));
         let catalog = quantiles.fold(catalog, |catalog, setting| setting.apply(catalog));
         match self.mode {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn latencies_are_switched_and_counts_stay() {
+    fn switching_latencies_off_keeps_the_counts() {
         let catalog = applied(
             Catalog::shipped(),
             &[("counter_latencies", "false"), ("histogram_latencies", "off"), ("summary_latencies", "true")],
@@ -144,14 +144,14 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_tritons_in_any_order() {
+    fn parses_tritons_quantiles_in_any_order() {
         let settings = [("summary_quantiles", "0.9:0.01, 0.5:0.05,0.9"), ("summary_latencies", "1")];
         let catalog = applied(Catalog::shipped(), &settings);
         assert_eq!(catalog.find("nv_inference_request_summary_us").unwrap().1.quantiles, [0.5, 0.9]);
     }
 
     #[test]
-    fn what_the_file_leaves_out_is_taken_from_the_shipped_one() {
+    fn switching_on_an_omitted_metric_uses_the_shipped_definition() {
         let empty = || Catalog::parse("mode: both", "m.yaml").unwrap();
         let settings = [("summary_quantiles", "0.5"), ("summary_latencies", "true"), ("counter_latencies", "false")];
         let catalog = applied(empty(), &settings);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_setting_says_what_is_allowed() {
+    fn errors_of_bad_settings_list_the_allowed_values() {
         for (key, value, expected) in [
             ("latencies", "true", "unknown setting 'latencies'; allowed are counter_latencies, "),
             ("summary_latencies", "maybe", "summary_latencies is 'maybe'; allowed are true, false,"),

@@ -1,5 +1,5 @@
-//! YAML to checked specs: the file, its sections and their metrics. Everything is checked while the YAML reader stands on
-//! it, since only then is the position known.
+//! Parses YAML into checked definitions: the file, its sections and their metrics. Each value is checked while the YAML
+//! reader is at it, because the position is only known then.
 
 use std::collections::HashMap;
 
@@ -15,13 +15,13 @@ use super::{anchors, worker_labels};
 use crate::metrics::builtin::Builtin;
 use crate::metrics::emitter::default_buckets;
 
-/// What a file says, checked.
+/// The content of a file, checked.
 pub(super) struct Parsed {
-    /// `None`: the file says none.
+    /// `None` if the file does not set it.
     pub(super) mode: Option<Mode>,
     pub(super) specs: Vec<MetricSpec>,
     pub(super) disabled: Vec<MetricSpec>,
-    /// The place in the file of each of them.
+    /// The position in the file of each metric.
     pub(super) places: HashMap<String, usize>,
 }
 
@@ -30,7 +30,7 @@ impl Parsed {
         self.specs.iter_mut().chain(&mut self.disabled)
     }
 
-    /// Gives every metric of models a label for the host, as TorchServe does.
+    /// Adds a host label to every metric of models that has none, as TorchServe does.
     fn append_hostname(&mut self) {
         for spec in self.all().filter(|spec| spec.section == Section::Model) {
             if !spec.dimensions.iter().any(|label| WorkerLabel::of(label) == Some(WorkerLabel::Host)) {
@@ -39,7 +39,7 @@ impl Parsed {
         }
     }
 
-    /// Gives metrics without a help text that of the shipped file, or else one of their name and unit.
+    /// Fills in missing help texts: with those of the shipped file, or with the name and the unit.
     fn fill_help(&mut self) {
         let known = |spec: &MetricSpec| spec.builtin.is_some() || RECORDED_BY_WORKER.contains(&&*spec.name);
         let mut shipped = None;
@@ -61,8 +61,8 @@ impl Parsed {
 pub const MAX_BYTES: usize = 1 << 20;
 const MAX_METRICS: usize = 10_000;
 
-/// How deep brackets may be nested: the time that the YAML reader takes grows with the product of depth and length.
-/// Far more than is needed, because brackets that quotes make part of a text count as well.
+/// The deepest nesting of brackets: the YAML reader's time grows with the product of depth and length. The limit is far
+/// above what files need, because brackets within quoted texts count as well.
 const MAX_DEPTH: usize = 1000;
 
 /// Parses the text of a `metrics.yaml`.
@@ -72,7 +72,7 @@ pub(super) fn parse(text: &str, file: &str) -> Result<Parsed, CatalogError> {
     Ok(parsed)
 }
 
-/// As the file has it: help texts may be empty.
+/// Parses without filling in help texts.
 fn read(text: &str, file: &str) -> Result<Parsed, CatalogError> {
     check_size(text).map_err(|(line, column, message)| CatalogError {
         file: file.to_owned(),
@@ -90,7 +90,7 @@ fn read(text: &str, file: &str) -> Result<Parsed, CatalogError> {
     })
 }
 
-/// What would make the YAML reader itself take long; line, column and message.
+/// Checks limits on what would make the YAML reader slow. Returns line, column and message.
 fn check_size(text: &str) -> Result<(), (usize, usize, String)> {
     if text.len() > MAX_BYTES {
         return Err((1, 1, format!("the file has more than {MAX_BYTES} bytes")));
@@ -139,13 +139,13 @@ impl<'de> Node<'de> for File {
     }
 }
 
-/// Whose form a file has, which its `dimensions` tell.
+/// The dialect of a file, recognized by its `dimensions`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// That of TorchServe's design document, and the one that this server ships: a mapping, or no `dimensions` at all.
-    /// The labels of a metric are those that it names.
+    /// The form of TorchServe's design document and of the shipped file: a mapping, or no `dimensions`. A metric has
+    /// exactly the labels that it lists.
     Designed,
-    /// That of TorchServe: a list. Metrics of models have `Hostname` besides the labels that they name.
+    /// The form of TorchServe's files: a list. Metrics of models also get the label `Hostname`.
     TorchServe,
 }
 
@@ -162,8 +162,8 @@ impl Node<'_> for ModeName {
     }
 }
 
-/// The `dimensions`: a mapping of any alias to a label name, or a list of label names as TorchServe has it. Only its
-/// anchors matter, which YAML itself resolves.
+/// The `dimensions`: a mapping from aliases to label names, or TorchServe's list of label names. Only the anchors in it
+/// matter, and YAML itself resolves them.
 struct Aliases;
 
 impl<'de> Node<'de> for Aliases {
@@ -186,7 +186,7 @@ impl<'de> Node<'de> for Aliases {
     }
 }
 
-/// A name that means nothing here.
+/// A key whose text is ignored.
 struct AnyText;
 
 impl Node<'_> for AnyText {
@@ -199,7 +199,7 @@ impl Node<'_> for AnyText {
     }
 }
 
-/// Where parsed metrics go.
+/// The collections that parsed metrics are added to.
 struct Target<'a> {
     section: Section,
     parsed: &'a mut Parsed,
@@ -352,9 +352,9 @@ impl Fields {
         })
     }
 
-    /// The labels of a metric that code records.
+    /// Checks the labels of a metric that code records.
     fn check_labels(&self, name: &str, builtin: Option<Builtin>) -> Result<(), String> {
-        // Those that stand behind the name have been checked where they stand.
+        // Labels listed after the name were checked while they were read; this also covers those listed before it.
         self.dimensions.iter().try_for_each(|label| worker_labels::check(name, label))?;
         let Some(builtin) = builtin else { return Ok(()) };
         let mut labels: Vec<&str> = self.dimensions.iter().map(String::as_str).collect();
@@ -368,7 +368,7 @@ impl Fields {
         Err(format!("the dimensions of the built-in metric `{name}` must be [{wanted}]"))
     }
 
-    /// What only one type of metric may have.
+    /// Checks the fields and labels that only one type of metric may have.
     fn check_type(&self, name: &str, kind: Kind) -> Result<(), String> {
         let named = kind.as_str();
         if kind != Kind::Histogram && self.buckets.is_some() {

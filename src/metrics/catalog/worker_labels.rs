@@ -1,10 +1,10 @@
-//! Labels that a worker's runtime can fill in without being told: in TorchServe's spelling, in that of TorchServe's
-//! design document, and in this server's own.
+//! Labels whose values the worker's runtime supplies. They may have the names that TorchServe uses, those of
+//! TorchServe's design document, or this server's own.
 
 use super::RECORDED_BY_WORKER;
 use super::names::shortened;
 
-/// What a worker knows of itself.
+/// A label value that a worker's runtime has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerLabel {
     /// The name of its model.
@@ -18,11 +18,11 @@ pub enum WorkerLabel {
 }
 
 impl WorkerLabel {
-    /// The label names that mean one of them; `Hostname` does in any case.
+    /// The names of these labels; `Hostname` also counts in any other case.
     pub const NAMES: [&str; 9] =
         ["ModelName", "model_name", "model", "ModelVersion", "model_version", "version", "Level", "Hostname", "host"];
 
-    /// What the label of this name means to a worker, if anything.
+    /// Returns the meaning of a label name to a worker, if it has one.
     pub fn of(name: &str) -> Option<Self> {
         Some(match name {
             "ModelName" | "model_name" | "model" => Self::Model,
@@ -34,14 +34,14 @@ impl WorkerLabel {
         })
     }
 
-    /// Whether a model need not give it even if it has named it: those that TorchServe's `ts.metrics` appends.
+    /// Returns whether a model may omit a value for this label although it declared it: `ts.metrics` of TorchServe appends these.
     pub fn is_appended(name: &str) -> bool {
         matches!(name, "ModelName" | "Level" | "Hostname")
     }
 }
 
-/// Whether a metric may have this label: of those that every worker records, only what it can fill in. The text says
-/// which are allowed.
+/// Checks that a metric may have this label: one that every worker records may only have labels with values known to
+/// the worker. Returns an error that lists them.
 pub(super) fn check(metric: &str, label: &str) -> Result<(), String> {
     if !RECORDED_BY_WORKER.contains(&metric) || WorkerLabel::of(label).is_some() {
         return Ok(());
@@ -49,7 +49,7 @@ pub(super) fn check(metric: &str, label: &str) -> Result<(), String> {
     let allowed = WorkerLabel::NAMES.join("`, `");
     let label = shortened(label);
     Err(format!(
-        "no worker can fill in the label `{label}` of `{metric}`, which it records itself; allowed are `{allowed}`"
+        "the label `{label}` is not allowed on `{metric}`, because workers have no value for it; allowed are `{allowed}`"
     ))
 }
 
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_means_something() {
+    fn every_listed_name_is_recognized() {
         assert!(WorkerLabel::NAMES.iter().all(|name| WorkerLabel::of(name).is_some()));
         assert_eq!(WorkerLabel::of("hostname"), Some(WorkerLabel::Host));
         assert_eq!((WorkerLabel::of("level"), WorkerLabel::of("Model")), (None, None));

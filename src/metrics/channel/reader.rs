@@ -1,4 +1,4 @@
-//! The consumer's end: in the frontend, which trusts no worker.
+//! The consumer's end, in the frontend. It does not trust the worker.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use crate::metrics::catalog::Kind;
 use crate::shm::SharedMemory;
 use crate::timeline::Instant;
 
-/// A ring that does not hold what its layout says, and how. Nothing more is read from it.
+/// A ring whose content violates the layout, and how. The reader reads nothing more from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Corrupt(pub(super) String);
 
@@ -26,25 +26,24 @@ impl std::error::Error for Corrupt {}
 /// One record.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event<'a> {
-    /// From here on, the next number (from 0, in order) stands for this series.
-    /// Not checked against any catalog.
+    /// Defines the series of the next number (from 0, in order). Not checked against any catalog.
     Series(Definition),
-    /// The model describes a metric of its own. Not checked.
+    /// A metric that the model describes. Not checked against any catalog.
     Metric(Described),
-    /// A sample of a series that was told before.
+    /// A sample of a series that was defined before.
     Sample(Sample<'a>),
 }
 
-/// Give the producer room after this many words, though more are waiting.
+/// The number of words after which the reader gives room back to the producer, while it still reads.
 const GIVE_BACK_WORDS: u64 = 512;
 
 /// Reads records from a ring.
 #[derive(Debug)]
 pub struct Reader {
     ring: Ring,
-    /// Words read so far. The ring's copy is only ever set from this one.
+    /// Words read so far. The ring's copy is only ever written from this one.
     tail: u64,
-    /// Series told so far.
+    /// Number of series defined so far.
     series: usize,
     /// The record being read.
     record: Vec<u64>,
@@ -53,36 +52,36 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// A reader from the ring's start; [`create`](super::create) makes one with its ring.
+    /// Creates a reader at the ring's start; [`create`](super::create) creates one with its ring.
     ///
     /// # Errors
-    /// When the header is not that of a ring of this version and size.
+    /// The header does not match this version or the size of the memory.
     pub fn open(memory: SharedMemory) -> Result<Self, Corrupt> {
         let ring = Ring::open(memory)?;
         Ok(Self { ring, tail: 0, series: 0, record: Vec::new(), text: Vec::new(), failed: None })
     }
 
-    /// Whether nothing waits to be read.
+    /// Returns whether no committed record is waiting.
     pub fn is_empty(&self) -> bool {
         self.ring.load(HEAD, Ordering::Relaxed) == self.tail
     }
 
-    /// Bytes of committed records that wait to be read; at most the ring's capacity, whatever the producer says.
+    /// Returns the number of bytes of committed records that wait to be read; at most the ring's capacity.
     pub fn waiting_bytes(&self) -> u64 {
         let words = self.ring.load(HEAD, Ordering::Relaxed).wrapping_sub(self.tail);
         words.min(self.ring.capacity as u64) * size_of::<u64>() as u64
     }
 
-    /// The samples that the producer could not write, since the start. The producer's word, believed only as a number.
+    /// Returns the number of samples that the producer could not write, since the start. Not trustworthy: any number is possible.
     pub fn dropped(&self) -> u64 {
         self.ring.load(DROPPED, Ordering::Relaxed)
     }
 
-    /// Reads every record committed before the call, in order; returns how many. Never waits, and ends whatever the
-    /// producer does. Costs one load when nothing is waiting.
+    /// Reads every record committed before the call, in order, and returns their number. Never waits, and always ends,
+    /// whatever the producer writes meanwhile. Costs one load if the ring is empty.
     ///
     /// # Errors
-    /// At the first record that is not valid; from then on every call gives the same error.
+    /// The first invalid record. From then on, every call returns the same error.
     pub fn drain(&mut self, mut each: impl FnMut(Event<'_>)) -> Result<usize, Corrupt> {
         if let Some(corrupt) = &self.failed {
             return Err(corrupt.clone());
@@ -99,7 +98,7 @@ impl Reader {
     }
 
     fn drain_committed(&mut self, each: &mut impl FnMut(Event<'_>)) -> Result<usize, Corrupt> {
-        // Acquire: the words of all records before this head are there.
+        // Acquire: all words of the records before this head are visible.
         let head = self.ring.load(HEAD, Ordering::Acquire);
         let waiting = head.wrapping_sub(self.tail);
         if waiting > self.ring.capacity as u64 {
@@ -119,8 +118,8 @@ impl Reader {
         Ok(records)
     }
 
-    /// Copies the record at the tail, of which at most `available` words are committed, and gives its first word; the
-    /// others are then in `record`. Each shared word is read once.
+    /// Copies the record at the tail, of which at most `available` words are committed. Returns its first word and
+    /// stores the others in `record`. Reads each shared word once.
     fn copy_record(&mut self, available: u64) -> Result<u64, Corrupt> {
         let (data, mask) = (self.ring.data(), self.ring.capacity - 1);
         let mut at = self.tail as usize;
@@ -144,7 +143,7 @@ impl Reader {
         match (kind, self.record.as_slice()) {
             (KIND_SAMPLE, &[value, clock, ref text @ ..]) => {
                 if number as usize >= self.series {
-                    return Err(Corrupt(format!("a sample of series {number}, {} are known", self.series)));
+                    return Err(Corrupt(format!("a sample of series {number}, but {} are defined", self.series)));
                 }
                 let request_id = unpack(&mut self.text, text, padding)?;
                 let request_id = std::str::from_utf8(request_id).map_err(|_| not_utf8("request id"))?;
@@ -153,7 +152,7 @@ impl Reader {
             }
             (KIND_SERIES, &[kind, ref text @ ..]) => {
                 if number as usize != self.series || self.series >= MAX_SERIES {
-                    return Err(Corrupt(format!("series {number} is told, {} are known", self.series)));
+                    return Err(Corrupt(format!("a definition of series {number} after {} series", self.series)));
                 }
                 let definition = definition(kind_of(kind)?, unpack(&mut self.text, text, padding)?)?;
                 self.series += 1;
@@ -161,7 +160,7 @@ impl Reader {
             }
             (KIND_METRIC, &[kind, count, ref rest @ ..]) => {
                 let count = usize::try_from(count).ok().filter(|count| *count <= rest.len());
-                let count = count.ok_or_else(|| Corrupt("buckets that pass their record".to_owned()))?;
+                let count = count.ok_or_else(|| Corrupt("buckets that exceed their record".to_owned()))?;
                 let (buckets, text) = rest.split_at(count);
                 let buckets = buckets.iter().map(|bits| f64::from_bits(*bits)).collect();
                 described(kind_of(kind)?, buckets, unpack(&mut self.text, text, padding)?).map(Event::Metric)
@@ -175,7 +174,7 @@ fn not_utf8(what: &str) -> Corrupt {
     Corrupt(format!("a {what} that is not UTF-8"))
 }
 
-/// The bytes packed in `words`, without the padding.
+/// Returns the bytes packed in `words`, without the padding.
 fn unpack<'a>(bytes: &'a mut Vec<u8>, words: &[u64], padding: usize) -> Result<&'a [u8], Corrupt> {
     bytes.clear();
     words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
@@ -219,7 +218,7 @@ fn split(mut text: &[u8]) -> Result<Vec<String>, Corrupt> {
             rest.split_at_checked(length)
         });
         let Some((piece, rest)) = piece else {
-            return Err(Corrupt("a text that passes its record".to_owned()));
+            return Err(Corrupt("a text that exceeds its record".to_owned()));
         };
         texts.push(String::from_utf8(piece.to_vec()).map_err(|_| not_utf8("text of a series"))?);
         text = rest;

@@ -1,4 +1,4 @@
-//! The ring: round trips, two threads, and a producer that lies.
+//! The ring: round trips, two threads, and a malicious producer.
 
 use std::sync::atomic::AtomicBool;
 
@@ -13,10 +13,10 @@ fn series(number: u32, values: &[String]) -> Definition {
     Definition { name: number.to_string(), kind: Some(Kind::Histogram), unit: "ms".to_owned(), labels }
 }
 
-/// The words of the record that tells `series(0, &[])`.
+/// The number of words of the record that defines `series(0, &[])`.
 const SERIES_WORDS: u64 = 4;
 
-/// What was read, owned.
+/// An event as owned data.
 #[derive(Clone, Debug, PartialEq)]
 enum Read {
     Metric(Described),
@@ -28,10 +28,10 @@ fn drain(reader: &mut Reader) -> Result<Vec<Read>, Corrupt> {
     let mut read = Vec::new();
     let count = reader.drain(|event| {
         read.push(match event {
-            Event::Series(told) => {
-                assert_eq!((told.kind, told.unit.as_str()), (Some(Kind::Histogram), "ms"));
-                assert!(told.labels.iter().enumerate().all(|(at, (name, _))| *name == format!("l{at}")));
-                Read::Series(told.name.parse().unwrap(), told.labels.into_iter().map(|(_, value)| value).collect())
+            Event::Series(series) => {
+                assert_eq!((series.kind, series.unit.as_str()), (Some(Kind::Histogram), "ms"));
+                assert!(series.labels.iter().enumerate().all(|(at, (name, _))| *name == format!("l{at}")));
+                Read::Series(series.name.parse().unwrap(), series.labels.into_iter().map(|(_, value)| value).collect())
             }
             Event::Metric(metric) => Read::Metric(metric),
             Event::Sample(s) => Read::Sample(s.series, s.value, s.clock.0, s.request_id.to_owned()),
@@ -81,7 +81,7 @@ fn records_arrive_as_written() {
 }
 
 #[test]
-fn what_a_dead_producer_committed_is_read() {
+fn committed_records_of_a_dead_producer_are_read() {
     let (fd, mut writer, mut reader) = ring();
     writer.intern(&series(0, &[])).unwrap();
     writer.sample(&sample(0, 1.0, "")).unwrap();
@@ -90,7 +90,7 @@ fn what_a_dead_producer_committed_is_read() {
 }
 
 #[test]
-fn a_full_ring_waits_and_then_drops_and_counts() {
+fn a_full_ring_waits_then_drops_and_counts() {
     let (_fd, mut writer, mut reader) = ring();
     writer.intern(&series(0, &[])).unwrap();
     let mut written = 0;
@@ -117,7 +117,7 @@ fn a_full_ring_waits_and_then_drops_and_counts() {
 }
 
 #[test]
-fn the_reader_is_called_once_for_each_half_of_the_ring() {
+fn the_reader_is_woken_once_for_each_half_of_the_ring() {
     let (_fd, mut writer, mut reader) = ring();
     writer.intern(&series(0, &[])).unwrap();
     let (mut calls, mut most) = (0, 0);
@@ -125,7 +125,7 @@ fn the_reader_is_called_once_for_each_half_of_the_ring() {
         writer.sample(&sample(0, 1.0, "")).unwrap();
         most = most.max(reader.waiting_bytes());
         if writer.wants_reader() {
-            assert!(!writer.wants_reader(), "once is enough");
+            assert!(!writer.wants_reader(), "woken twice");
             assert!(reader.waiting_bytes() > 8 * MAX_RECORD_WORDS as u64);
             calls += 1;
             drain(&mut reader).unwrap();
@@ -134,12 +134,12 @@ fn the_reader_is_called_once_for_each_half_of_the_ring() {
     assert!((28..=30).contains(&calls), "{calls} calls for 30 halves");
     assert!(
         most < 8 * 2 * MAX_RECORD_WORDS as u64,
-        "a reader that comes when it is called keeps the ring from filling"
+        "a reader that drains when it is woken keeps the ring from filling"
     );
 }
 
 #[test]
-fn what_the_layout_cannot_hold_is_refused() {
+fn refuses_records_that_exceed_the_layout() {
     let (fd, mut writer, _) = ring();
     assert_eq!(writer.intern(&series(0, &["x".repeat(8 * MAX_RECORD_WORDS)])), Err(PushError::TooLong));
     assert_eq!(writer.sample(&sample(0, 1.0, "")), Err(PushError::UnknownSeries));
@@ -150,7 +150,7 @@ fn what_the_layout_cannot_hold_is_refused() {
 }
 
 #[test]
-fn a_header_with_a_wrong_capacity_is_refused() {
+fn refuses_a_header_with_a_wrong_capacity() {
     for capacity in [0, 1, 3000, 1 << 20, u64::MAX, 1 << 63] {
         let (fd, _, _) = ring();
         map(&fd).words()[CAPACITY].store(capacity, Ordering::Relaxed);
@@ -160,7 +160,7 @@ fn a_header_with_a_wrong_capacity_is_refused() {
     assert!(Reader::open(map(&tiny)).is_err());
 }
 
-/// Writes `words` as the first record, commits `head` words, and gives what the reader makes of it after one series.
+/// Writes `words` as the first record after one series, commits `head` words, and returns the reader's result.
 fn hostile(words: &[u64], head: u64) -> Result<Vec<Read>, Corrupt> {
     let (fd, mut writer, mut reader) = ring();
     writer.intern(&series(0, &[])).unwrap();
@@ -172,13 +172,13 @@ fn hostile(words: &[u64], head: u64) -> Result<Vec<Read>, Corrupt> {
     memory.words()[HEAD].store(SERIES_WORDS.wrapping_add(head), Ordering::Release);
     let result = drain(&mut reader);
     if result.is_err() {
-        assert_eq!(drain(&mut reader), result, "an error stays");
+        assert_eq!(drain(&mut reader), result, "an error is permanent");
     }
     result
 }
 
 #[test]
-fn a_hostile_ring_is_corrupt() {
+fn invalid_records_are_reported_as_corrupt() {
     let first = |kind: u64, padding: u64, words: u64, number: u64| kind | padding << 8 | words << 16 | number << 32;
     let ok = [first(2, 0, 3, 0), 1f64.to_bits(), 9];
     assert_eq!(hostile(&ok, 3).unwrap(), [Read::Sample(0, 1.0, 9, String::new())]);
@@ -194,20 +194,20 @@ fn a_hostile_ring_is_corrupt() {
         (&[first(3, 0, 2, 0), 0], 2, "a record of kind 3 with 2 words"),
         (&[first(3, 0, 3, 0), 0, 0], 3, "a metric without name and description"),
         (&[first(3, 0, 3, 0), 4, 0], 3, "a metric of an unknown type"),
-        (&[first(3, 0, 4, 0), 0, 2, 0], 4, "buckets that pass their record"),
-        (&[first(3, 0, 4, 0), 0, u64::MAX, 0], 4, "buckets that pass their record"),
-        (&[first(2, 0, 3, 1), 0, 0], 3, "a sample of series 1, 1 are known"),
+        (&[first(3, 0, 4, 0), 0, 2, 0], 4, "buckets that exceed their record"),
+        (&[first(3, 0, 4, 0), 0, u64::MAX, 0], 4, "buckets that exceed their record"),
+        (&[first(2, 0, 3, 1), 0, 0], 3, "a sample of series 1, but 1 are defined"),
         (&[first(2, 1, 3, 0), 0, 0], 3, "1 bytes of padding in 0 words"),
         (&[first(2, 8, 4, 0), 0, 0, 0], 4, "8 bytes of padding in 1 words"),
         (&[first(2, 0, 4, 0), 0, 0, u64::MAX], 4, "a request id that is not UTF-8"),
-        (&[first(1, 0, 2, 0), 0], 2, "series 0 is told, 1 are known"),
-        (&[first(1, 0, 2, 2), 0], 2, "series 2 is told, 1 are known"),
+        (&[first(1, 0, 2, 0), 0], 2, "a definition of series 0 after 1 series"),
+        (&[first(1, 0, 2, 2), 0], 2, "a definition of series 2 after 1 series"),
         (&[first(1, 0, 2, 1), 4], 2, "a metric of an unknown type"),
         (&[first(1, 0, 2, 1), 1 << 32], 2, "a metric of an unknown type"),
         (&[first(1, 4, 4, 1), 0, 0, 0], 4, "a label without a value"),
         (&[first(1, 4, 3, 1), 0, 0], 3, "a series without name and unit"),
-        (&[first(1, 0, 3, 1), 0, 5], 3, "a text that passes its record"),
-        (&[first(1, 6, 3, 1), 0, 0], 3, "a text that passes its record"),
+        (&[first(1, 0, 3, 1), 0, 5], 3, "a text that exceeds its record"),
+        (&[first(1, 6, 3, 1), 0, 0], 3, "a text that exceeds its record"),
         (&[first(1, 0, 3, 1), 0, 0xff00_0000_0000_0004], 3, "a text of a series that is not UTF-8"),
     ];
     for (words, head, expected) in cases {
@@ -252,13 +252,13 @@ fn two_threads_lose_nothing() {
 }
 
 #[test]
-fn a_reader_survives_a_ring_that_is_scribbled_over() {
+fn a_reader_survives_random_writes_to_the_ring() {
     let mut failures = 0;
     for round in 0..50u64 {
         let (fd, mut writer, mut reader) = ring();
         let memory = map(&fd);
         writer.intern(&series(0, &[])).unwrap();
-        let (scribbling, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (writing, stop) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut state = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -267,10 +267,10 @@ fn a_reader_survives_a_ring_that_is_scribbled_over() {
                     let at = HEAD + (state >> 33) as usize % 600;
                     // Small values make lengths and kinds that pass the first checks.
                     memory.words()[at].store(state & 0x1_0007_0703, Ordering::Relaxed);
-                    scribbling.store(true, Ordering::Relaxed);
+                    writing.store(true, Ordering::Relaxed);
                 }
             });
-            while !scribbling.load(Ordering::Relaxed) {
+            while !writing.load(Ordering::Relaxed) {
                 std::thread::yield_now();
             }
             for at in 0..2000 {
@@ -283,7 +283,7 @@ fn a_reader_survives_a_ring_that_is_scribbled_over() {
             stop.store(true, Ordering::Relaxed);
         });
     }
-    assert!(failures > 0, "the scribbling was never noticed, so it proves nothing");
+    assert!(failures > 0, "no random write was detected");
 }
 
 #[derive(Clone, Debug)]
@@ -303,7 +303,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_writing_and_draining_keeps_order_and_content(steps in prop::collection::vec(step(), 0..2000)) {
+    fn any_sequence_of_writes_and_drains_keeps_order_and_content(steps in prop::collection::vec(step(), 0..2000)) {
         let (_fd, mut writer, mut reader) = ring();
         let mut expected = Vec::new();
         for number in 0..4 {
@@ -324,12 +324,12 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_end_without_a_panic(words in prop::collection::vec(prop_oneof![any::<u64>(), 0..0x0008_0703u64], 1..64), head in 0..80u64) {
+    fn no_content_of_the_ring_causes_a_panic(words in prop::collection::vec(prop_oneof![any::<u64>(), 0..0x0008_0703u64], 1..64), head in 0..80u64) {
         let _ = hostile(&words, head);
     }
 }
 
-/// Prints what a push costs; run with `--nocapture`.
+/// Prints the cost of a push; run with `--nocapture`.
 #[test]
 fn cost_of_a_push() {
     let (fd, mut reader) = create(1 << 22).unwrap();
@@ -356,7 +356,7 @@ fn cost_of_a_push() {
 }
 
 #[test]
-fn a_metric_that_a_model_describes_comes_as_it_was_told() {
+fn a_described_metric_arrives_unchanged() {
     let (_fd, mut writer, mut reader) = ring();
     let metric = Described {
         name: "seconds".to_owned(),

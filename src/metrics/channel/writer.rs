@@ -1,4 +1,4 @@
-//! The producer's end: in a worker.
+//! The producer's end, in a worker.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,11 +17,11 @@ use crate::timeline::Instant;
 /// Why a record was not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushError {
-    /// The ring has no room for it now.
+    /// The ring has no room at the moment.
     Full,
-    /// It is longer than [`MAX_RECORD_WORDS`] allows: label values or a request id of more than 8,000 bytes.
+    /// The record exceeds [`MAX_RECORD_WORDS`]: label values or a request id of more than 8,000 bytes.
     TooLong,
-    /// The ring already names [`MAX_SERIES`] series.
+    /// The ring already defines [`MAX_SERIES`] series.
     TooManySeries,
     /// The series was not interned in this ring.
     UnknownSeries,
@@ -31,37 +31,37 @@ impl fmt::Display for PushError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Full => f.write_str("the metrics channel is full"),
-            Self::TooLong => write!(f, "a metric's labels or request id pass {} bytes", 8 * (MAX_RECORD_WORDS - 8)),
-            Self::TooManySeries => write!(f, "a worker may have {MAX_SERIES} series of metrics at most"),
-            Self::UnknownSeries => f.write_str("the metric series was never interned in this channel"),
+            Self::TooLong => write!(f, "a metric's labels or request id exceed {} bytes", 8 * (MAX_RECORD_WORDS - 8)),
+            Self::TooManySeries => write!(f, "a worker may have at most {MAX_SERIES} series of metrics"),
+            Self::UnknownSeries => f.write_str("the metric series is not defined in this channel"),
         }
     }
 }
 
 impl std::error::Error for PushError {}
 
-/// One number for one series.
+/// One value of one series.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample<'a> {
     /// The series' number in its ring.
     pub series: u32,
     /// A counter's increment, a gauge's value, a histogram's observation.
     pub value: f64,
-    /// When.
+    /// The time of recording.
     pub clock: Instant,
-    /// For which request (or requests, comma-joined); empty for none.
+    /// The ids of the requests that it belongs to, joined by commas; may be empty.
     pub request_id: &'a str,
 }
 
-/// Writes records into a ring. One producer: a worker with several threads puts it behind a mutex.
+/// Writes records into a ring. There is only one producer: a worker with several threads must put it behind a mutex.
 #[derive(Debug)]
 pub struct Writer {
     ring: Ring,
-    /// Words written so far. The copy in the ring is only ever set from this one.
+    /// Words written so far. The ring's copy is only ever written from this one.
     head: u64,
-    /// The consumer's tail when last looked at.
+    /// The consumer's tail when it was last read.
     tail: u64,
-    /// The consumer's tail when it was last called; see [`Writer::wants_reader`].
+    /// The consumer's tail when it was last woken; see [`Writer::wants_reader`].
     called_at: Option<u64>,
     series: HashMap<Definition, u32>,
     text: Vec<u8>,
@@ -71,7 +71,7 @@ impl Writer {
     /// Opens the ring that the frontend created.
     ///
     /// # Errors
-    /// `InvalidData` when it is no such ring; else what the kernel says.
+    /// `InvalidData` if the memory is not such a ring; otherwise the kernel's error.
     pub fn open(fd: impl AsFd) -> io::Result<Self> {
         let len = usize::try_from(rustix::fs::fstat(&fd)?.st_size).unwrap_or(0);
         let memory = SharedMemory::map(&fd, len)?;
@@ -80,11 +80,11 @@ impl Writer {
         Ok(Self { ring, head, tail, called_at: None, series: HashMap::new(), text: Vec::new() })
     }
 
-    /// The number of a series, told to the consumer when it is new. Keep it: this costs a look-up, a sample does not. A
-    /// definition without a type is told as a gauge.
+    /// Returns the number of a series, and defines it for the consumer if it is new. Keep the number: this call costs a
+    /// look-up, a sample does not. A definition without a type is written as a gauge.
     ///
     /// # Errors
-    /// When the series is new and cannot be told; asking again later is allowed.
+    /// The series is new and its definition does not fit; the caller may try again later.
     pub fn intern(&mut self, series: &Definition) -> Result<u32, PushError> {
         if let Some(&number) = self.series.get(series) {
             return Ok(number);
@@ -105,10 +105,10 @@ impl Writer {
         Ok(number)
     }
 
-    /// Tells a metric that the model itself describes; before its series.
+    /// Describes a metric of the model to the consumer. Call it before the metric's series are defined.
     ///
     /// # Errors
-    /// When it does not fit; asking again later is allowed.
+    /// The description does not fit; the caller may try again later.
     pub fn describe(&mut self, metric: &Described) -> Result<(), PushError> {
         let mut text = Vec::new();
         put_texts(&mut text, [&metric.name, &metric.description].into_iter().chain(&metric.dimensions))?;
@@ -120,7 +120,7 @@ impl Writer {
     /// Writes one sample.
     ///
     /// # Errors
-    /// When it does not fit; nothing is written then.
+    /// The sample does not fit, and nothing is written.
     pub fn sample(&mut self, sample: &Sample<'_>) -> Result<(), PushError> {
         if sample.series as usize >= self.series.len() {
             return Err(PushError::UnknownSeries);
@@ -129,11 +129,10 @@ impl Writer {
         self.push(KIND_SAMPLE, sample.series, &fixed, sample.request_id.as_bytes())
     }
 
-    /// Writes one sample, waiting for room: while the ring is full, calls `wait`, which waits a little and says whether to
-    /// try once more.
+    /// Writes one sample. While the ring is full, calls `wait`, which should wait a little and return whether to try again.
     ///
     /// # Errors
-    /// Why the sample was not written; it is then counted as dropped, where the frontend sees it.
+    /// The sample was not written; it is counted as dropped, which the frontend reads.
     pub fn sample_or_drop(&mut self, sample: &Sample<'_>, mut wait: impl FnMut() -> bool) -> Result<(), PushError> {
         loop {
             match self.sample(sample) {
@@ -147,8 +146,8 @@ impl Writer {
         }
     }
 
-    /// Whether the consumer should be woken now: more than half of the ring is in use, and it has not been called since it
-    /// last gave room back. To be asked after each record that was written; costs a comparison while there is room.
+    /// Returns whether to wake the consumer now: more than half of the ring is in use, and the consumer has not been
+    /// woken since it last gave room back. Call it after each record; costs a comparison while there is room.
     pub fn wants_reader(&mut self) -> bool {
         let half = self.ring.capacity as u64 / 2;
         if self.head.wrapping_sub(self.tail) <= half || self.called_at == Some(self.tail) {
@@ -162,9 +161,9 @@ impl Writer {
         true
     }
 
-    /// Counts a sample that could not be written (because its series could not be interned, for example).
+    /// Counts a sample that could not be written, for example because its series could not be defined.
     pub fn count_dropped(&mut self) {
-        // The producer is the only one who writes this word.
+        // The producer is the only writer of this word.
         let dropped = self.ring.load(DROPPED, Ordering::Relaxed).wrapping_add(1);
         self.ring.store(DROPPED, dropped, Ordering::Relaxed);
     }
@@ -206,7 +205,7 @@ impl Writer {
             used.checked_add(words as u64).is_some_and(|used| used <= self.ring.capacity as u64)
         };
         if !fits(self.head, self.tail) {
-            // Acquire: the consumer has finished reading what it gave back before we write over it.
+            // Acquire: the consumer has finished reading the words that it gave back before they are overwritten.
             self.tail = self.ring.load(TAIL, Ordering::Acquire);
             if !fits(self.head, self.tail) {
                 return Err(PushError::Full);
@@ -216,12 +215,12 @@ impl Writer {
     }
 }
 
-/// The type's number in a record.
+/// Returns the type's number in a record.
 fn number_of(kind: Kind) -> u64 {
     KINDS.iter().position(|known| *known == kind).unwrap_or_default() as u64
 }
 
-/// Adds texts, each behind its length.
+/// Appends texts, each after its length.
 fn put_texts<'a>(out: &mut Vec<u8>, texts: impl Iterator<Item = &'a String>) -> Result<(), PushError> {
     for text in texts {
         let length = u32::try_from(text.len()).map_err(|_| PushError::TooLong)?;

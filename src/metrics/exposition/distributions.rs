@@ -1,5 +1,5 @@
-//! Histograms with exemplars and summaries, which prometheus-client cannot encode (it writes no time of an exemplar, and has
-//! no summaries).
+//! Histograms with exemplars, and summaries. prometheus-client cannot encode them: it writes no timestamps of exemplars
+//! and does not support summaries.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use crate::metrics::catalog::Kind;
 use crate::metrics::reading::{Exemplar, Histogram, Reading, Summary};
 
 impl View {
-    /// Whether prometheus-client cannot encode a family.
+    /// Returns whether prometheus-client cannot encode a family.
     pub(super) fn is_by_hand(&self, family: &Family) -> bool {
         family.spec.kind == Kind::Summary || self.readings.has_exemplars(&family.spec)
     }
@@ -32,7 +32,7 @@ impl View {
     }
 }
 
-/// Labels as they stand between braces, each with a comma behind it.
+/// Formats labels as they appear between braces, with a comma after each.
 fn pairs(labels: &Labels<'_>) -> String {
     labels.0.iter().map(|(name, value)| format!("{name}=\"{}\",", escape_label(value))).collect()
 }

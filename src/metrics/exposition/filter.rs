@@ -1,40 +1,40 @@
-//! The names that a scrape asks for (`?name[]=`): of families or of samples, as Prometheus' Java client takes them.
+//! The names that a scrape requests (`?name[]=`): families or samples, as in Prometheus' Java client.
 
 use std::collections::BTreeSet;
 
-/// The names asked for; none for everything.
+/// The requested names; all metrics if empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names(BTreeSet<String>);
 
-/// What a sample's name may have behind its family's.
+/// The suffixes of samples after the name of their family.
 const SUFFIXES: [&str; 4] = ["_bucket", "_sum", "_count", "_total"];
 
 impl Names {
-    /// Those of a query's pairs: the values of `name[]`. Other keys mean nothing.
+    /// Collects the values of `name[]` from the pairs of a query. Ignores other keys.
     pub fn of_query<K: AsRef<str>, V: Into<String>>(pairs: impl IntoIterator<Item = (K, V)>) -> Self {
         let names = pairs.into_iter().filter(|(key, _)| key.as_ref() == "name[]").map(|(_, name)| name.into());
         Self(names.collect())
     }
 
-    /// Whether everything is asked for.
+    /// Returns whether all metrics are requested.
     pub fn is_all(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether a family, or one of its samples, may be asked for.
+    /// Returns whether a family, or one of its samples, may be requested.
     pub(super) fn may_want(&self, family: &str) -> bool {
         let stems = |name: &String| SUFFIXES.iter().any(|suffix| name.strip_suffix(suffix) == Some(family));
-        // Under OpenMetrics a counter's family is its sample without `_total`.
+        // In OpenMetrics, a counter's family is its sample without `_total`.
         let stem = family.strip_suffix("_total").is_some_and(|stem| self.0.contains(stem));
         self.is_all() || self.0.contains(family) || stem || self.0.iter().any(stems)
     }
 
-    /// Whether a sample of this name is asked for.
+    /// Returns whether a sample of this name is requested.
     pub(super) fn wants_sample(&self, sample: &str) -> bool {
         self.is_all() || self.0.contains(sample)
     }
 
-    /// Leaves only what is asked for of a rendered text: whole families by their name, else single samples.
+    /// Removes everything else from a rendered text: keeps whole families by their names, and single samples by theirs.
     pub(super) fn keep(&self, text: String) -> String {
         if self.is_all() {
             return text;
@@ -56,7 +56,7 @@ impl Names {
     }
 }
 
-/// The parts of a text that begin with `# HELP`.
+/// Splits a text at the lines that start with `# HELP`.
 pub(super) fn families(text: &str) -> impl Iterator<Item = &str> {
     let starts = text.match_indices("# HELP ").map(|(at, _)| at).filter(|&at| at == 0 || text[..at].ends_with('\n'));
     let starts: Vec<usize> = starts.collect();
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn families_and_samples_are_asked_for_by_name() {
+    fn families_and_samples_are_requested_by_name() {
         assert_eq!(keep(&[]), TEXT);
         assert_eq!(keep(&["a"]), "# HELP a A\n# TYPE a counter\na{x=\"# HELP \"} 1\n");
         assert_eq!(keep(&["b_sum"]), "# HELP b B\n# TYPE b histogram\nb_sum 1\n");

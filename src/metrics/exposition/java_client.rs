@@ -1,6 +1,6 @@
-//! The text format of Prometheus' Java client (`simpleclient`), for scrapers that expect it: every family that is defined,
-//! with samples or without; labels in the order of the definition and each with a comma behind it; all numbers with a
-//! decimal point. `name[]` names samples there, not families. The help is the caller's.
+//! The text format of Prometheus' Java client (`simpleclient`), for scrapers that expect it. It contains every defined
+//! family, even without samples. Labels are in the order of the definition, each followed by a comma; all numbers have
+//! a decimal point. `name[]` selects samples, not families. The caller supplies the help texts.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ use crate::metrics::reading::Reading;
 use crate::metrics::readings::Readings;
 use crate::metrics::tslog::push_double;
 
-/// Renders the samples that are asked for; `help` gives the text behind `# HELP`.
+/// Renders the requested samples; `help` returns the text after `# HELP`.
 pub fn render(cache: &Cache, names: &Names, help: impl Fn(&MetricSpec) -> String) -> String {
     let readings = Readings::new(cache);
     let mut out = String::new();
@@ -36,7 +36,7 @@ pub fn render(cache: &Cache, names: &Names, help: impl Fn(&MetricSpec) -> String
     out
 }
 
-/// Labels in the order of the definition; those that it does not name (a model's namespace and tags) stand behind.
+/// Sorts labels into the order of the definition, followed by those that it does not list (a model's namespace and tags).
 fn in_order<'a>(spec: &MetricSpec, labels: &'a [(&'a str, &'a str)]) -> Labels<'a> {
     let mut labels = Labels::new(labels);
     let place = |label: &str| spec.dimensions.iter().position(|name| name == label).unwrap_or(usize::MAX);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_that_of_the_java_client() {
+    fn renders_the_text_of_the_java_client() {
         let expected = r#"# HELP Requests2XX Torchserve prometheus counter metric with unit: Count
 # TYPE Requests2XX counter
 Requests2XX{Level="Host",Hostname="h",} 1.0
@@ -196,11 +196,11 @@ H_bucket{ModelName="m",Hostname="h",le="+Inf",} 1.0
             true
         });
         assert_eq!(lines.iter().filter(|line| **line == (true, 1.0)).count(), 2, "{lines:?}");
-        assert_eq!(lines.len(), 3, "those of the version by its number are not told: {lines:?}");
+        assert_eq!(lines.len(), 3, "no series for the version number: {lines:?}");
     }
 
     #[test]
-    fn samples_are_asked_for_by_their_own_names() {
+    fn samples_are_requested_by_their_own_names() {
         assert_eq!(shown(&["H"]), "");
         assert_eq!(shown(&["none", "G"]), "");
         let sum = shown(&["H_sum"]);

@@ -1,4 +1,4 @@
-//! Golden texts of what is scraped.
+//! Golden texts of scrapes.
 
 use super::*;
 use crate::error::Reason;
@@ -25,7 +25,7 @@ fn timeline() -> Timeline {
     }
 }
 
-/// One model with one of each event.
+/// One model with one event of each kind.
 fn recorded() -> Arc<Cache> {
     let cache = Arc::new(Cache::new(Catalog::shipped(), Settings::new("host-1")));
     let tags = [("team".to_owned(), "a \"b\"\\\n".to_owned()), ("te-am".to_owned(), "x".to_owned())];
@@ -51,7 +51,7 @@ fn recorded() -> Arc<Cache> {
     cache
 }
 
-/// Compares with a file beside this one; the environment variable UPDATE_GOLDEN rewrites the file instead.
+/// Compares with a file in `testdata`. The environment variable UPDATE_GOLDEN rewrites the file instead.
 fn golden(name: &str, text: &str) {
     let path = format!("{}/src/metrics/testdata/{name}", env!("CARGO_MANIFEST_DIR"));
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -82,7 +82,7 @@ fn statistics_of_one_model() {
 fn every_series_exists_from_the_load() {
     let cache = Arc::new(Cache::new(Catalog::shipped(), Settings::new("h")));
     let empty = render(&cache, Format::Text);
-    assert!(!empty.contains("nv_inference"), "families without series are left out: {empty}");
+    assert!(!empty.contains("nv_inference"), "families without series are omitted: {empty}");
     let series = cache.model_loaded(&ModelVersion::new("m", 3), &[]);
     let text = render(&cache, Format::Text);
     for line in [
@@ -103,7 +103,7 @@ fn every_series_exists_from_the_load() {
 }
 
 #[test]
-fn users_metrics_are_rendered() {
+fn metrics_of_users_are_rendered() {
     let text = "
 model_metrics:
   counter:
@@ -150,7 +150,7 @@ time_count{shop="b"} 2
 }
 
 #[test]
-fn a_metric_that_the_file_leaves_out_is_not_shown() {
+fn a_metric_that_the_file_omits_is_not_shown() {
     let text = "ts_metrics:\n  counter:\n    - {name: nv_inference_count, unit: c, dimensions: [model, version]}\n";
     let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("h")));
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
@@ -160,7 +160,7 @@ fn a_metric_that_the_file_leaves_out_is_not_shown() {
 }
 
 #[test]
-fn a_scrape_says_that_metrics_go_to_the_logs() {
+fn a_scrape_in_mode_tslog_refers_to_the_logs() {
     let cache = Arc::new(Cache::new(Catalog::shipped().with_mode(Mode::Tslog), Settings::new("h")));
     cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     assert_eq!(render(&cache, Format::Text), LOGS_ONLY);
@@ -230,7 +230,7 @@ fn formats_are_negotiated() {
     check(Some(",;q=,\u{fffd};;="), Format::Text);
 }
 
-/// Prints what a scrape costs; run with `--nocapture`.
+/// Prints the cost of a scrape; run with `--nocapture`.
 #[test]
 fn cost_of_a_scrape_of_200_models() {
     let cache = Arc::new(Cache::new(Catalog::shipped(), Settings::new("host-1")));

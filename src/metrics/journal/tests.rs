@@ -1,4 +1,4 @@
-//! The queue's bounds, and sums that stay exact whatever is put off.
+//! The queue's limits, and exact sums when increments are held back.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -22,7 +22,7 @@ model_metrics:
     - {name: Level, unit: m}
 ";
 
-/// A cache whose journal is read by the test, and the number of times that it was woken.
+/// A cache whose journal the test reads, and the number of wake-ups.
 fn cache(text: &str) -> (Cache, Arc<AtomicUsize>) {
     let cache = Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("h"));
     let woken = Arc::new(AtomicUsize::new(0));
@@ -33,7 +33,7 @@ fn cache(text: &str) -> (Cache, Arc<AtomicUsize>) {
     (cache, woken)
 }
 
-/// A visit of the writer: the lines without their times, and what was held back.
+/// Visits as the writer. Returns the lines without their times, including those of held increments.
 fn visit(cache: &Cache, room: usize) -> Vec<String> {
     visit_keeping(cache, room, 0)
 }
@@ -47,16 +47,16 @@ fn visit_keeping(cache: &Cache, room: usize, kept: usize) -> Vec<String> {
         line.replace("1970-01-01T00:00:00,000 - ", "").replace(",timestamp:0\n", "")
     };
     journal.take(&mut batch, room, kept);
-    batch.for_each(|told, value, ids| out.push(line(told.text(), told.shown(value), ids)));
-    journal.settle(&mut batch, |told, value| {
-        out.push(line(told.text(), told.shown(value), ""));
+    batch.for_each(|logged, value, ids| out.push(line(logged.text(), logged.shown(value), ids)));
+    journal.settle(&mut batch, |logged, value| {
+        out.push(line(logged.text(), logged.shown(value), ""));
         true
     });
     out
 }
 
 #[test]
-fn samples_come_out_as_they_went_in() {
+fn samples_come_out_unchanged() {
     let (cache, _) = cache(CUSTOM);
     visit(&cache, 10);
     cache.gauge("Level", &[]).unwrap().add_or_update_for(-1.5, "a,b").unwrap();
@@ -72,7 +72,7 @@ fn samples_come_out_as_they_went_in() {
 }
 
 #[test]
-fn beyond_the_bound_counters_are_summed_and_the_others_skipped() {
+fn beyond_the_limit_counters_are_summed_and_others_skipped() {
     let (cache, _) = cache(CUSTOM);
     let (orders, level) = (cache.counter("Orders", &["x"]).unwrap(), cache.gauge("Level", &[]).unwrap());
     visit(&cache, 2);
@@ -140,12 +140,12 @@ fn the_writer_is_woken_once_and_only_when_it_rests() {
     assert!(visit(&cache, 10).is_empty());
 }
 
-/// What the counters tell in one visit, in sums.
+/// The lines of counters in one visit, with the growth of each.
 fn grown(counters: &mut Counters, cache: &Cache) -> Vec<String> {
     grown_singly(counters, cache, 0)
 }
 
-/// What they tell where so many lines may be of single requests.
+/// The same, where up to `singles` lines may be of single requests.
 fn grown_singly(counters: &mut Counters, cache: &Cache, singles: u64) -> Vec<String> {
     let mut lines = Vec::new();
     counters.collect(cache, singles, |text, value| {
@@ -167,7 +167,7 @@ fn timeline(queue_ns: u64) -> Timeline {
 }
 
 #[test]
-fn counters_are_told_by_how_much_they_have_grown() {
+fn counters_are_logged_by_their_growth() {
     let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
     let mut counters = Counters::new();
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
@@ -189,14 +189,14 @@ fn counters_are_told_by_how_much_they_have_grown() {
     assert_eq!(grown(&mut counters, &cache), expected);
     assert!(grown(&mut counters, &cache).is_empty());
 
-    // What cannot be written is told the next time.
+    // Growth that cannot be written is written at the next visit.
     let line = |value: &str| format!("ts_inference_requests_total.Count:{value}{of_model}");
     record::inference_requested(&model);
     counters.collect(&cache, 0, |_, _| false);
     record::inference_requested(&model);
     assert_eq!(grown(&mut counters, &cache), [line("2.0")]);
 
-    // One by one where there is room for it; what cannot be written is told the next time here, too.
+    // One line for each request where there is room; growth that cannot be written is again written at the next visit.
     let answered =
         || record::request_answered(&cache, Protocol::Http, Route::Infer, Outcome { code: 200, reason: None });
     answered();
@@ -215,7 +215,7 @@ fn counters_are_told_by_how_much_they_have_grown() {
     assert_eq!(grown_singly(&mut counters, &cache, 9).len(), 1);
 }
 
-/// Records a batch of requests that waited so many nanoseconds and took twice as long.
+/// Records a batch of requests that waited these nanoseconds and took twice as long.
 fn batch(model: &ModelSeries, queue_ns: &[u64]) {
     let timelines: Vec<Timeline> = queue_ns.iter().copied().map(timeline).collect();
     timelines.iter().for_each(|timeline| record::inference_done(model, timeline, 1));
@@ -223,7 +223,7 @@ fn batch(model: &ModelSeries, queue_ns: &[u64]) {
 }
 
 #[test]
-fn latencies_are_told_request_by_request_while_there_is_room() {
+fn latencies_are_logged_for_each_request_while_there_is_room() {
     let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     visit(&cache, 100);
@@ -233,16 +233,16 @@ fn latencies_are_told_request_by_request_while_there_is_room() {
     let latencies = |lines: Vec<String>| lines.into_iter().filter(|line| line.starts_with("ts_")).collect::<Vec<_>>();
     batch(&model, &[1_001, 132_249]);
     let each = [("inference", "2.002"), ("queue", "1.001"), ("inference", "264.498"), ("queue", "132.249")];
-    // Of the ten places that are given now, nine are not for counters.
+    // Of the ten places until the next visit, nine are not for counters.
     assert_eq!(latencies(visit_keeping(&cache, 10, 9)), each.map(|(name, value)| line(name, value)));
     batch(&model, &[1_001, 132_249]);
     let sums = [line("inference", "266.5"), line("queue", "133.25")];
     let lines = visit_keeping(&cache, 0, 0);
-    assert_eq!(lines.iter().filter(|line| line.starts_with("QueueTime")).count(), 2, "the others go on: {lines:?}");
+    assert_eq!(lines.iter().filter(|line| line.starts_with("QueueTime")).count(), 2, "other series: {lines:?}");
     assert_eq!(latencies(lines), sums);
     batch(&model, &[1_001, 132_249]);
     assert_eq!(visit(&cache, 9), sums);
-    // A definition that switches them off is followed; what was held back is told.
+    // A new definition switches them off. Held increments are still written.
     visit(&cache, 0);
     batch(&model, &[1_001]);
     cache.reload(Catalog::parse("mode: both\n", "m.yaml").unwrap());
@@ -255,7 +255,7 @@ fn sums_of_latencies_are_exact_under_contention() {
     let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let running = AtomicUsize::new(4);
-    let mut told = [0; 2];
+    let mut logged = [0; 2];
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let (model, running) = (&model, &running);
@@ -272,7 +272,7 @@ fn sums_of_latencies_are_exact_under_contention() {
                 let text = format!("{:?}", line.text());
                 let sum = if text.contains("ts_inference") { 0 } else { 1 };
                 if text.contains("ts_") {
-                    told[sum] += (line.shown(value) * 1000.0).round() as u64;
+                    logged[sum] += (line.shown(value) * 1000.0).round() as u64;
                 }
                 true
             };
@@ -282,15 +282,15 @@ fn sums_of_latencies_are_exact_under_contention() {
             cache.journal().settle(&mut taken, add);
         }
     });
-    assert_eq!(told, [model.counts.success_ns.get(), model.counts.queue_ns.get()]);
+    assert_eq!(logged, [model.counts.success_ns.get(), model.counts.queue_ns.get()]);
 }
 
 #[test]
-fn a_model_that_is_unloaded_is_told_to_its_end() {
+fn an_unloaded_model_is_logged_to_its_end() {
     let (cache, _) = cache(crate::metrics::catalog::SHIPPED);
     let mut counters = Counters::new();
     grown(&mut counters, &cache);
-    // Loaded and unloaded between two visits; a request of it ends even later.
+    // Loaded and unloaded between two visits; one of its requests ends even later.
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     record::inference_requested(&model);
     cache.model_unloaded(&model);
@@ -298,18 +298,18 @@ fn a_model_that_is_unloaded_is_told_to_its_end() {
     assert_eq!(grown(&mut counters, &cache), line);
     record::inference_requested(&model);
     assert_eq!(grown(&mut counters, &cache), line);
-    // The next load begins at 0, and the old one is forgotten.
+    // The next load starts at 0, and the earlier one is released.
     let next = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     record::inference_requested(&next);
     record::inference_requested(&model);
-    let forgotten = Arc::downgrade(&model);
+    let released = Arc::downgrade(&model);
     drop(model);
     assert_eq!(grown(&mut counters, &cache), [line, line].concat());
-    assert!(forgotten.upgrade().is_none());
+    assert!(released.upgrade().is_none());
 }
 
 #[test]
-fn a_counter_that_comes_into_the_logs_later_is_told_from_then_on() {
+fn a_counter_added_to_the_logs_is_logged_from_then_on() {
     let only = |modes: &str| {
         let entry =
             format!("{{name: nv_inference_count, unit: Count, dimensions: [version, model], modes: [{modes}]}}");
@@ -348,7 +348,7 @@ fn batches_set_the_gauges_of_the_host() {
     assert_eq!((cache.gauge("QueueTime", &["Host", "h"]).unwrap().value(), load_time()), (0.0, 1));
     cache.model_unloaded(&model);
     assert_eq!(load_time(), 0);
-    // A definition that switches them off is followed.
+    // A new definition switches them off.
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     cache.reload(Catalog::parse("mode: both\n", "m.yaml").unwrap());
     record::batch_times(&model, [timeline(0)].iter(), 0);

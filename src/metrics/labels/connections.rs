@@ -1,21 +1,21 @@
-//! What can happen to connections, and to the files that say who may connect.
+//! Label values of events of connections, and of files with certificates and tokens.
 
-/// Where a connection came in (label `listener`).
+/// The listener that accepted a connection (label `listener`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listener {
     /// HTTP.
     Http,
     /// gRPC.
     Grpc,
-    /// The metrics.
+    /// The metrics endpoint.
     Metrics,
 }
 
 impl Listener {
-    /// Every value, in order.
+    /// All values, in order.
     pub const ALL: [Self; 3] = [Self::Http, Self::Grpc, Self::Metrics];
 
-    /// The label's value.
+    /// Returns the label's value.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -25,29 +25,29 @@ impl Listener {
     }
 }
 
-/// Why the server closed a connection that would have gone on (label `reason` of `pharos_connections_refused_total`).
+/// Why the server refused or closed a connection (label `reason` of `pharos_connections_refused_total`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// There were as many as are allowed.
+    /// The limit of connections was reached.
     Limit,
-    /// The client spoke no TLS where only that is spoken.
+    /// The client did not use TLS on a TLS listener.
     NotTls,
-    /// The client spoke TLS where none is spoken.
+    /// The client used TLS on a listener without TLS.
     UnexpectedTls,
-    /// The TLS handshake failed: versions, certificates, or bytes that are none.
+    /// The TLS handshake failed: versions, certificates, or malformed records.
     Handshake,
     /// The TLS handshake took too long.
     HandshakeTimeout,
-    /// The head of a request took too long.
+    /// The client took too long to send the head of a request.
     HeadTimeout,
-    /// The client did not take its answer.
+    /// The client read its response too slowly.
     SlowReader,
-    /// What the client sent is no HTTP, or more of it than is allowed.
+    /// The client sent invalid HTTP, or exceeded a limit of the protocol.
     Protocol,
 }
 
 impl Refused {
-    /// Every value, in order.
+    /// All values, in order.
     pub const ALL: [Self; 8] = [
         Self::Limit,
         Self::NotTls,
@@ -59,7 +59,7 @@ impl Refused {
         Self::Protocol,
     ];
 
-    /// The label's value.
+    /// Returns the label's value.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Limit => "LIMIT",
@@ -74,10 +74,10 @@ impl Refused {
     }
 }
 
-/// Files that say who may connect, and are read again when they change (label `file`).
+/// Files with certificates or tokens, which are reread when they change (label `file`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credentials {
-    /// Certificates and key of a listener.
+    /// Certificate and key of a listener.
     Tls(Listener),
     /// `--inference-token-file`.
     InferenceTokens,
@@ -86,7 +86,7 @@ pub enum Credentials {
 }
 
 impl Credentials {
-    /// The label's value.
+    /// Returns the label's value.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Tls(Listener::Http) => "http_tls",

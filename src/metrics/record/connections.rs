@@ -1,10 +1,10 @@
-//! Events of connections, and of the files that say who may connect.
+//! Events of connections, and of the files with certificates and tokens.
 
 use super::super::builtin::Builtin;
 use super::super::cache::Cache;
 use super::super::labels::{Credentials, Listener, RELOAD_RESULTS, Refused};
 
-/// The series of a listener are there from now on, at 0: a rate then sees the first event too.
+/// Creates the series of a listener at 0, so that a rate includes the first event.
 pub fn listener_opened(cache: &Cache, listener: Listener) {
     count(cache, Builtin::Connections, &[listener.as_str()], 0.0);
     for reason in Refused::ALL {
@@ -13,32 +13,32 @@ pub fn listener_opened(cache: &Cache, listener: Listener) {
     connections_open(cache, listener, 0);
 }
 
-/// A connection was accepted.
+/// Counts an accepted connection.
 pub fn connection_accepted(cache: &Cache, listener: Listener) {
     count(cache, Builtin::Connections, &[listener.as_str()], 1.0);
 }
 
-/// So many connections are open now.
+/// Sets the number of open connections.
 pub fn connections_open(cache: &Cache, listener: Listener, open: usize) {
     if let Ok(gauge) = cache.gauge(Builtin::ConnectionsOpen.name(), &[listener.as_str()]) {
-        // A gauge takes every value.
+        // A gauge accepts every value.
         let _ = gauge.add_or_update(open as f64);
     }
 }
 
-/// A connection was closed by the server for this reason.
+/// Counts a connection that the server closed, with the reason.
 pub fn connection_refused(cache: &Cache, listener: Listener, reason: Refused) {
     count(cache, Builtin::ConnectionsRefused, &[listener.as_str(), reason.as_str()], 1.0);
 }
 
-/// The series of these files are there from now on, at 0.
+/// Creates the series of these files at 0.
 pub fn credentials_watched(cache: &Cache, file: Credentials) {
     for result in RELOAD_RESULTS {
         count(cache, Builtin::CredentialReloads, &[file.as_str(), result], 0.0);
     }
 }
 
-/// The files were read again, with or without success.
+/// Counts a reload of these files, successful or not.
 pub fn credentials_read(cache: &Cache, file: Credentials, succeeded: bool) {
     let [success, failure] = RELOAD_RESULTS;
     count(cache, Builtin::CredentialReloads, &[file.as_str(), if succeeded { success } else { failure }], 1.0);
@@ -46,7 +46,7 @@ pub fn credentials_read(cache: &Cache, file: Credentials, succeeded: bool) {
 
 fn count(cache: &Cache, counter: Builtin, labels: &[&str], by: f64) {
     if let Ok(series) = cache.counter(counter.name(), labels) {
-        // A counter takes every number that is not negative.
+        // A counter accepts every number that is not negative.
         let _ = series.add_or_update(by);
     }
 }

@@ -1,10 +1,10 @@
-//! Events of model repositories in object stores; `repository` is an address as the operator has given it.
+//! Events of model repositories in object stores; `repository` is the address that the operator configured.
 
 use super::super::builtin::Builtin;
 use super::super::cache::Cache;
 use super::super::labels::RELOAD_RESULTS;
 
-/// The counters of a store are there from now on, at 0: a rate then sees the first event too.
+/// Creates the counters of a store at 0, so that a rate includes the first event.
 pub fn store_opened(cache: &Cache, repository: &str) {
     for result in RELOAD_RESULTS {
         count(cache, Builtin::RepositoryFetches, &[repository, result], 0.0);
@@ -13,7 +13,7 @@ pub fn store_opened(cache: &Cache, repository: &str) {
     count(cache, Builtin::RepositorySeconds, &[repository], 0.0);
 }
 
-/// An object of `bytes` bytes was fetched, in `seconds` seconds.
+/// Counts an object of `bytes` bytes that was fetched in `seconds` seconds.
 pub fn object_fetched(cache: &Cache, repository: &str, bytes: u64, seconds: f64) {
     let [success, _] = RELOAD_RESULTS;
     count(cache, Builtin::RepositoryFetches, &[repository, success], 1.0);
@@ -21,23 +21,23 @@ pub fn object_fetched(cache: &Cache, repository: &str, bytes: u64, seconds: f64)
     count(cache, Builtin::RepositorySeconds, &[repository], seconds);
 }
 
-/// An object could not be fetched.
+/// Counts an object that could not be fetched.
 pub fn object_not_fetched(cache: &Cache, repository: &str) {
     let [_, failure] = RELOAD_RESULTS;
     count(cache, Builtin::RepositoryFetches, &[repository, failure], 1.0);
 }
 
-/// The store was asked for what it has, and has answered or not.
+/// Records whether the store answered a request for its contents.
 pub fn store_asked(cache: &Cache, repository: &str, answered: bool) {
     if let Ok(gauge) = cache.gauge(Builtin::RepositoryReachable.name(), &[repository]) {
-        // A gauge takes every value.
+        // A gauge accepts every value.
         let _ = gauge.add_or_update(f64::from(u8::from(answered)));
     }
 }
 
 fn count(cache: &Cache, counter: Builtin, labels: &[&str], by: f64) {
     if let Ok(series) = cache.counter(counter.name(), labels) {
-        // A counter takes every number that is not negative.
+        // A counter accepts every number that is not negative.
         let _ = series.add_or_update(by);
     }
 }

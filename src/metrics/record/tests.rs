@@ -1,4 +1,4 @@
-//! Which event changes which number: the table of the specification.
+//! Tests which numbers each event changes, after the table of the specification.
 
 use std::sync::Arc;
 
@@ -98,7 +98,7 @@ fn hit() -> Timeline {
 }
 
 #[test]
-fn a_cache_hit_is_a_success_and_no_inference() {
+fn a_cache_hit_is_a_success_but_not_an_inference() {
     let mut expected = ModelStatistics::default();
     expected.inference_stats.success = duration(1, 2_000_000);
     expected.inference_stats.queue = duration(1, 100_000);
@@ -186,7 +186,7 @@ fn an_execution_counts_its_batch_once() {
 }
 
 #[test]
-fn failures_count_by_what_happened() {
+fn failures_are_counted_by_reason() {
     let counted = [
         (Reason::Backend, "BACKEND"),
         (Reason::InstanceLost, "BACKEND"),
@@ -214,7 +214,7 @@ fn failures_count_by_what_happened() {
 }
 
 #[test]
-fn pending_and_asked_for_are_their_own_numbers() {
+fn pending_and_requested_are_counted_separately() {
     let none = ModelStatistics::default();
     let pending = |series: &ModelSeries| {
         request_pending(series, 1);
@@ -226,7 +226,7 @@ fn pending_and_asked_for_are_their_own_numbers() {
 }
 
 #[test]
-fn every_answer_has_a_series_of_its_own() {
+fn every_answer_has_a_separate_series() {
     let (cache, _) = loaded();
     let mut expected = 0.0;
     for protocol in Protocol::ALL {
@@ -246,7 +246,7 @@ fn every_answer_has_a_series_of_its_own() {
 }
 
 #[test]
-fn a_status_that_no_protocol_has_is_still_counted() {
+fn an_invalid_status_is_counted() {
     let (cache, _) = loaded();
     for (protocol, code) in
         [(Protocol::Http, 0), (Protocol::Http, 600), (Protocol::Grpc, 17), (Protocol::Grpc, u16::MAX)]
@@ -293,7 +293,7 @@ fn concurrent_events_are_all_counted() {
     assert_eq!((end.last_inference, series.pending.get()), (EACH - 1, 0));
 }
 
-/// Prints what recording costs; run with `--nocapture`.
+/// Prints the cost of recording; run with `--nocapture`.
 #[test]
 fn cost_of_recording() {
     let (_, series) = loaded();

@@ -1,4 +1,4 @@
-//! Of single lines, of what surrounds them, and of the parser's own faults.
+//! Single lines, datagrams, and the faults of the parser.
 
 use super::*;
 use proptest::prelude::*;
@@ -27,7 +27,7 @@ fn observe(value: f64, times: u32, milliseconds: bool) -> Update {
 }
 
 #[test]
-fn every_type_is_read() {
+fn parses_every_type() {
     use Update::{Change, Increment, Set};
     check("gorets:1|c", "gorets", &[], &[Increment(1.0)]);
     check("gorets:1|c|@0.1", "gorets", &[], &[Increment(10.0)]);
@@ -42,11 +42,11 @@ fn every_type_is_read() {
 }
 
 #[test]
-fn tags_are_labels_whatever_stands_around_them() {
+fn tags_become_labels_among_any_other_fields() {
     let labels = &[("env", "prod"), ("url", "http://h:80/x")];
     let one = &[Update::Increment(2.0)];
     check("n:1|c|@0.5|#url:http://h:80/x,env:prod", "n", labels, one);
-    // What statsd-parser would lose: a rate behind the tags, tags behind an unknown field, tags behind an empty one.
+    // Cases that statsd-parser would lose: a rate after the tags, tags after an unknown field, tags after an empty one.
     check("n:1|c|#url:http://h:80/x,env:prod|@0.5", "n", labels, one);
     check("n:1|c|@0.5|c:container|#url:http://h:80/x,env:prod|T1656581400", "n", labels, one);
     check("n:1|c|@0.5|#url:http://h:80/x,,env:prod,", "n", labels, one);
@@ -72,22 +72,22 @@ fn names_are_made_valid_and_may_begin_like_a_service_check() {
 }
 
 #[test]
-fn a_bad_line_harms_no_other() {
+fn a_bad_line_does_not_affect_others() {
     let found = all(b"a:1|c\r\n\nb\nc:2|g\n\xff:1|c\n");
     let shown: Vec<_> = found.iter().map(|outcome| outcome.as_ref().map(|(name, ..)| name.as_str())).collect();
-    let form = "a line is name:value|type, with |@rate and |#tags where needed";
+    let form = "expected name:value|type, optionally followed by |@rate and |#tags";
     assert_eq!(shown, [Ok("a"), Err(&form), Ok("c"), Err(&"the line is not UTF-8")]);
     assert!(all(b"").is_empty() && all(b"\n\n").is_empty());
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_name_the_fault() {
     for (line, expected) in [
-        ("n", "a line is name:value|type"),
-        (":1|c", "a line is name:value|type"),
-        ("n|c|#a:b", "a line is name:value|type"),
+        ("n", "expected name:value|type"),
+        (":1|c", "expected name:value|type"),
+        ("n|c|#a:b", "expected name:value|type"),
         ("n:1", "no |type"),
-        ("n:1|x", "none of c, g, ms"),
+        ("n:1|x", "allowed are c, g, ms"),
         ("n:|c", "not a number"),
         ("n:x|g", "not a number"),
         ("n:nan|g", "not a finite"),
@@ -107,18 +107,18 @@ fn what_is_wrong_is_said() {
 }
 
 #[test]
-fn length_and_number_are_bounded() {
+fn lengths_and_counts_are_limited() {
     let tags = |n: usize| format!("n:1|c|#{}", (0..n).map(|n| format!("t{n}:v")).collect::<Vec<_>>().join(","));
     assert!(all(tags(MAX_TAGS).as_bytes())[0].as_ref().is_ok_and(|(_, labels, _)| labels.len() == MAX_TAGS));
     assert!(all(tags(MAX_TAGS + 2).as_bytes())[0].is_err());
     assert!(all(format!("{}:1|c", "n".repeat(MAX_NAME)).as_bytes())[0].is_ok());
     assert!(all(format!("{}:1|c", "n".repeat(MAX_NAME + 1)).as_bytes())[0].is_err());
-    // A whole datagram of values, beside the most tags: a piece of work that a wrong order of loops would make endless.
+    // A datagram full of values with the maximum number of tags: quadratic work in a naive implementation.
     let long = format!("n:{}1|c|#{}", "1:".repeat(30_000), "t:v,".repeat(MAX_TAGS));
     assert_eq!(all(long.as_bytes()).len(), 30_001);
 }
 
-/// Why this module does not hand lines to the parser as they come. When one of these fails, the parser has got better.
+/// Why this module does not pass lines to the parser unchanged. If one of these assertions fails, the parser has improved.
 #[test]
 fn faults_of_the_parser() {
     let parse = |line: &'static str| statsd_parser::parse(line);
@@ -137,7 +137,7 @@ fn faults_of_the_parser() {
 }
 
 #[test]
-fn labels_go_to_the_declared_ones_by_name() {
+fn labels_are_matched_to_declared_ones_by_name() {
     let declared = ["a", "Hostname", "b"].map(str::to_owned);
     let labels = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
         pairs.iter().map(|&(k, v)| (k.to_owned(), v.to_owned())).collect()
@@ -148,7 +148,7 @@ fn labels_go_to_the_declared_ones_by_name() {
 }
 
 #[test]
-fn a_set_counts_what_is_distinct_and_falls_to_zero_once() {
+fn a_set_counts_distinct_members_and_falls_to_zero_once() {
     let mut sets = Sets::default();
     let feed = |sets: &mut Sets, text: &str| {
         for outcome in all(text.as_bytes()) {
@@ -197,7 +197,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_client_writes_is_read(value in -1e12..1e12_f64, tags in proptest::collection::btree_map("[a-z_]{1,5}", "[a-z:/.]{0,6}", 0..4)) {
+    fn lines_of_clients_are_parsed(value in -1e12..1e12_f64, tags in proptest::collection::btree_map("[a-z_]{1,5}", "[a-z:/.]{0,6}", 0..4)) {
         let written: Vec<String> = tags.iter().map(|(k, v)| format!("{k}:{v}")).collect();
         let line = format!("n:{value}|h|#{}", written.join(","));
         let expected = tags.into_iter().collect::<Vec<_>>();

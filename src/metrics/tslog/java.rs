@@ -1,4 +1,4 @@
-//! Numbers as Java writes them: `Double.toString` since JDK 19 (the shortest decimal that rounds to the number).
+//! Formats numbers as Java does: `Double.toString` since JDK 19 (the shortest decimal that rounds to the number).
 
 use std::fmt::Write;
 
@@ -28,8 +28,8 @@ pub fn push_double(out: &mut String, value: f64) {
     };
 }
 
-/// `D.DDDEN` with at least one digit behind the point. Where one digit is enough to tell the number, Java looks for the
-/// nearest of two digits.
+/// Formats as `D.DDDEN` with at least one digit after the point. Where one digit would identify the number, Java uses
+/// the nearest number of two digits.
 fn push_scientific(out: &mut String, value: f64) -> std::fmt::Result {
     let start = out.len();
     write!(out, "{value:e}")?;
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_look_as_in_java() {
+    fn numbers_are_formatted_as_in_java() {
         for (value, expected) in [
             (1.0, "1.0"),
             (0.0, "0.0"),
@@ -87,7 +87,7 @@ mod tests {
             (123e-10, "1.23E-8"),
             (f64::MAX, "1.7976931348623157E308"),
             (f64::MIN_POSITIVE, "2.2250738585072014E-308"),
-            // One digit (5E-324) would do; of two digits this is the nearest.
+            // One digit (5E-324) would identify it; this is the nearest number of two digits.
             (f64::from_bits(1), "4.9E-324"),
             (f64::from_bits(2), "9.9E-324"),
             (f64::NAN, "NaN"),
@@ -100,7 +100,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(bits: u64, whole in -100_000_000i32..100_000_000) {
+        fn written_numbers_parse_to_the_same_value(bits: u64, whole in -100_000_000i32..100_000_000) {
             for value in [f64::from_bits(bits), f64::from(whole), f64::from(whole) / 1000.0] {
                 let read: f64 = java(value).parse().unwrap();
                 prop_assert!(read.to_bits() == value.to_bits() || (read.is_nan() && value.is_nan()), "{value:?}");

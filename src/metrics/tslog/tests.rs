@@ -1,11 +1,11 @@
-//! Lines against those that a real TorchServe 0.12 wrote, and against the expressions that people read them with.
+//! Compares lines with those that a real TorchServe 0.12 wrote, and with common regular expressions for reading them.
 
 use super::*;
 use crate::metrics::catalog::Catalog;
 use proptest::prelude::*;
 use regex::Regex;
 
-/// The expression that read every line of a real TorchServe, of files and of the console.
+/// The expression that matched every line of a real TorchServe, in files and on the console.
 const SAFE: &str = r"^(?P<ts>\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2},\d{3}) (?:\[(?P<lvl>[A-Z ]{5})\] (?P<thread>\S+) (?P<logger>TS_METRICS|MODEL_METRICS) )?- (?P<name>[\w ]+)\.(?P<unit>[^:|]*):(?P<value>-?[0-9.]+(?:E-?\d+)?|NaN|-?Infinity)\|#(?P<dims>[^|]*)\|#hostname:(?P<host>[^,]+)(?:,requestID:(?P<rid>.*))?,timestamp:(?P<epoch>\d+)$";
 
 fn spec(section: &str, name: &str, unit: &str, dimensions: &[&str]) -> MetricSpec {
@@ -23,7 +23,7 @@ fn line(spec: &MetricSpec, values: &[&str], layout: Layout, (value, ids): (f64, 
 }
 
 #[test]
-fn lines_are_those_of_torchserve() {
+fn lines_equal_those_of_torchserve() {
     let level = spec("ts_metrics", "Loaded", "Milliseconds", &["WorkerName", "Level", "Hostname"]);
     assert_eq!(
         line(&level, &["W-29001-noop_1.11", "Host", "h.example"], Layout::File, (17868.0, "")),
@@ -48,7 +48,7 @@ fn lines_are_those_of_torchserve() {
 }
 
 #[test]
-fn ids_that_are_missing_are_null() {
+fn missing_ids_are_null() {
     for (ids, expected) in [("", "null"), (",,", "null"), ("a,,b", "a,null,b"), ("a%2Cb", "a%2Cb"), ("a|b", "a%7Cb")] {
         let mut out = String::new();
         push_request_ids(&mut out, ids);
@@ -74,8 +74,8 @@ fn times_are_local_and_have_no_zone() {
 }
 
 #[test]
-fn units_are_verbatim_but_for_what_would_break_the_line() {
-    // A file may not say everything that a sample may, so the unit is put in afterwards.
+fn units_are_unescaped_except_for_line_breaking_characters() {
+    // A definition refuses some of these units, so they are set afterwards.
     let of = |unit: &str| {
         let spec = MetricSpec { unit: unit.to_owned(), ..spec("ts_metrics", "n:s", "ms", &[]) };
         line(&spec, &[], Layout::File, (1.0, ""))
@@ -116,7 +116,7 @@ fn decode(text: &str) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// Texts that try to forge.
+/// Texts that try to forge lines.
 fn hostile() -> impl Strategy<Value = String> {
     prop_oneof![
         "\\PC{0,20}",
@@ -156,7 +156,7 @@ proptest! {
         let expected = if ids.iter().all(String::is_empty) { vec![null()] } else { expected };
         let given: Option<Vec<_>> = fields.name("rid").map(|ids| ids.as_str().split(',').map(decode).collect());
         prop_assert_eq!(given, model.then_some(expected));
-        // The idioms of log shippers: cut at bars, and the number behind the third colon.
+        // Common rules of log shippers: split at bars, and take the number after the third colon.
         prop_assert_eq!(body.split('|').count(), 3);
         let number: f64 = body.split('|').next().unwrap().split(':').nth(3).unwrap().parse().unwrap();
         prop_assert!(number.to_bits() == value.to_bits() || (number.is_nan() && value.is_nan()));

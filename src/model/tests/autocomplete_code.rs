@@ -1,5 +1,5 @@
-//! Models whose code completes their configuration. The texts and outcomes are a real Triton 2.51's for the same
-//! configurations and the same calls of `pb_utils.ModelConfig`, but for what `asked` says.
+//! Models whose code completes their configuration. Texts and results are those of a real Triton 2.51 for the same
+//! configurations and the same calls of `pb_utils.ModelConfig`, except for tests of the JSON exchange.
 
 use super::super::*;
 
@@ -19,7 +19,7 @@ fn answered(source: &str, answer: &str) -> Result<ModelConfig, String> {
     draft.complete(&completion).map_err(|error| error.to_string())
 }
 
-/// What clients would notice, in short.
+/// Summarizes what clients would see.
 fn short(source: &str, answer: &str) -> String {
     match answered(source, answer) {
         Ok(config) => {
@@ -39,7 +39,7 @@ fn short(source: &str, answer: &str) -> String {
 }
 
 #[test]
-fn answers_add_and_do_not_change() {
+fn answers_add_fields_and_change_none() {
     let io = format!(r#""input":[{IN}],"output":[{OUT}]"#);
     let check = |source: &str, config: &str, expected: &str| {
         assert_eq!(short(source, &format!("{{\"config\":{{{config}}}}}")), expected, "{source} {config}");
@@ -62,7 +62,7 @@ fn answers_add_and_do_not_change() {
     check(only_names, &io, "0 IN:FP32[4] -> OUT:FP32[4] default false");
     let more = "input { name: 'EXTRA' data_type: TYPE_INT32 dims: [1] optional: true }";
     check(more, &io, "0 EXTRA:INT32[1] IN:FP32[4] -> OUT:FP32[4] default false");
-    // What is left out of the answer stays too, and what is not the model's to say is passed over.
+    // Fields that the answer omits keep their values; fields that a model may not set are ignored.
     let said = "input { name: 'IN' data_type: TYPE_FP32 dims: [4] }";
     let other = r#""name":"n","version_policy":{"all":{}},"parameters":{"a":{"string_value":"b"}},"backend":"x""#;
     check(said, other, "0 IN:FP32[4] ->  default false");
@@ -104,8 +104,8 @@ fn answers_that_contradict_are_refused() {
             r#"{"config":{"nonsense":1}}"#.to_owned(),
             "auto-complete of model 'm' has answered what is no model configuration: ",
         ),
-        ("", "{\"config\":{".to_owned(), "auto-complete of model 'm' has answered what is not of the agreed form: "),
-        ("", String::new(), "auto-complete of model 'm' has answered what is not of the agreed form: "),
+        ("", "{\"config\":{".to_owned(), "auto-complete of model 'm' has answered JSON of the wrong form: "),
+        ("", String::new(), "auto-complete of model 'm' has answered JSON of the wrong form: "),
         (
             "",
             r#"{"config":{"input":[{"name":"IN","data_type":"TYPE_FP32"}]}}"#.to_owned(),
@@ -117,9 +117,9 @@ fn answers_that_contradict_are_refused() {
     }
 }
 
-/// Triton's models see the configuration in this form.
+/// Triton's models receive the configuration in this form.
 #[test]
-fn the_question_has_all_defaults() {
+fn the_query_has_all_defaults() {
     let place = CodeLocation { version: 3, directory: "/models/m/3", model_directory: "/models/\"m\"" };
     let question = resolved("max_batch_size: 8 dynamic_batching {}").question(&place, &[]);
     for part in [
@@ -135,12 +135,12 @@ fn the_question_has_all_defaults() {
         "{{\"config\":{}",
         question.strip_prefix("{\"config\":").unwrap().split(",\"directory\"").next().unwrap()
     );
-    // A model that gives back what it was given changes nothing: defaults of its batch size stay what they are.
+    // A model that returns its configuration unchanged changes nothing, including defaults of the batch size.
     assert_eq!(short("max_batch_size: 8 dynamic_batching {}", &(again + "}")), "8  ->  dynamic[8] false");
 }
 
 #[test]
-fn a_resolved_draft_says_what_is_known() {
+fn a_resolved_draft_has_backend_file_and_policy() {
     let draft =
         resolved("parameters { key: 'EXECUTION_ENV_PATH' value { string_value: '/env' } } version_policy { all {} }");
     assert_eq!(
@@ -182,16 +182,16 @@ fn workers_of_an_archive_take_the_gpus_in_turn() {
         let [group] = &placed("", &format!(r#""kind":"KIND_CPU","count":{count}"#), gpus)[..] else { panic!() };
         assert_eq!((group.kind, group.count, group.gpus.len()), (InstanceKind::Cpu, count, 0));
     }
-    // One instance is called as where nothing is said, wherever it is.
+    // A single instance has the default name, wherever it runs.
     let name = |group: &str| placed("", group, all)[0].name.clone();
     assert_eq!([r#""count":1"#, r#""kind":"KIND_CPU""#, &named(1, "[2]")].map(name), ["m", "m", "m"]);
-    // Who has written groups has said where.
+    // Configured groups take precedence.
     let said = placed("instance_group { kind: KIND_GPU gpus: [1] }", r#""kind":"KIND_CPU","count":3"#, all);
     assert_eq!(short(said), [(1, vec![1])]);
 }
 
 #[test]
-fn a_python_model_without_tensors_is_doubtful() {
+fn warns_about_a_python_model_without_tensors() {
     let warnings = |io: &str| answered("", &format!("{{\"config\":{{{io}}}}}")).unwrap().warnings;
     assert!(warnings("")[0].starts_with("it has neither inputs nor outputs"));
     assert!(warnings(&format!(r#""input":[{IN}],"output":[{OUT}]"#)).is_empty());

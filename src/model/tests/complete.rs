@@ -1,4 +1,4 @@
-//! Drafts into configurations: defaults, auto-complete, refusals, and golden JSON.
+//! Converting drafts to configurations: defaults, auto-complete, refusals, and golden JSON.
 
 use super::super::*;
 use super::{IDENTITY, SIMPLE, complete, config};
@@ -34,9 +34,9 @@ fn with_signature(source: &str, signature: &ModelSignature) -> Result<ModelConfi
     draft.complete(&completion).map_err(|error| error.to_string())
 }
 
-/// What a real Triton 2.51 answered for these configurations, byte for byte.
+/// The answers of a real Triton 2.51 for these configurations, byte for byte.
 #[test]
-fn json_is_tritons() {
+fn json_equals_tritons() {
     let simple = SIMPLE.replace("builtin", "python") + "instance_group [ { kind: KIND_CPU } ]";
     let full = r#"
 backend: "python"
@@ -72,7 +72,7 @@ sequence_batching { oldest { max_candidate_sequences: 4 } control_input [ { name
 }
 
 #[test]
-fn metadata_has_the_batch_in_front() {
+fn metadata_shapes_start_with_the_batch() {
     let metadata = config("simple", SIMPLE).metadata(&[1, 3]);
     assert_eq!((&*metadata.name, &*metadata.platform), ("simple", "builtin"));
     assert_eq!(metadata.versions, ["1", "3"]);
@@ -112,14 +112,14 @@ fn an_onnx_model_without_configuration_is_completed() {
     assert!(matches!(&config.scheduling, Scheduling::Dynamic(dynamic) if dynamic.preferred_batch_sizes == [4]));
     let metadata = config.metadata(&[1]);
     assert_eq!(metadata.inputs[0], TensorMetadata { name: "image".to_owned(), datatype: "FP32", shape: vec![-1, 64] });
-    // One label for each item: the protocol shows [-1,1], the model's tensor has no second dimension.
+    // One label for each item: the protocol's shape is [-1,1], the model's tensor has no second dimension.
     assert_eq!(metadata.outputs[0].shape, [-1, 1]);
     assert_eq!(config.outputs[0].protocol_shape(&[3], true), [3, 1]);
     assert_eq!(config.outputs[1].protocol_shape(&[3, 10], true), [3, 10]);
 }
 
 #[test]
-fn what_is_left_out_is_completed() {
+fn missing_fields_are_filled_in() {
     let io = |config: &ModelConfig| {
         let dims: Vec<_> = config.inputs.iter().chain(&config.outputs).map(|tensor| tensor.dims.clone()).collect();
         (config.max_batch_size, dims)
@@ -246,11 +246,11 @@ fn an_archive_of_torchserve_may_have_any_name() {
         Draft::from_text("", "f").unwrap().resolve(&completion).map(|draft| draft.backend().to_owned())
     };
     assert_eq!(backend(&["mnist.mar"]).unwrap(), "torchserve");
-    assert_eq!(backend(&["mnist.mar", "model.py"]).unwrap(), "python", "what every backend knows goes first");
+    assert_eq!(backend(&["mnist.mar", "model.py"]).unwrap(), "python", "other model files take precedence");
     assert!(backend(&["mnist.tar"]).is_err());
 }
 
-/// Texts that a real Triton gave for the same configurations, where it refuses them too.
+/// Error texts of a real Triton for the same configurations, where it refuses them too.
 #[test]
 fn schedulers_that_cannot_work_are_refused() {
     let input = "input { name: 'INPUT0' data_type: TYPE_INT32 dims: [16] }";
@@ -339,9 +339,9 @@ fn tensors_that_cannot_work_are_refused() {
     }
 }
 
-/// As above; Triton takes those from the repeated input on.
+/// As above; Triton accepts the cases from the repeated input on.
 #[test]
-fn what_does_not_fit_together_is_refused() {
+fn contradictory_settings_are_refused() {
     let input = "input { name: 'INPUT0' data_type: TYPE_INT32 dims: [16] }";
     let output = "output { name: 'OUTPUT0' data_type: TYPE_INT32 dims: [16] }";
     let io = format!("{input} {output}");
@@ -392,7 +392,7 @@ fn what_does_not_fit_together_is_refused() {
 }
 
 #[test]
-fn ensembles_are_plans_and_nothing_else() {
+fn invalid_ensembles_are_refused() {
     let io = "platform: 'ensemble' input { name: 'a' data_type: TYPE_INT32 dims: [1] } output { name: 'b' data_type: TYPE_INT32 dims: [1] }";
     let step = "step { model_name: 'simple' model_version: -1 input_map { key: 'x' value: 'a' } output_map { key: 'y' value: 'b' } }";
     let good = format!("{io} ensemble_scheduling {{ {step} }}");
@@ -434,9 +434,9 @@ fn ensembles_are_plans_and_nothing_else() {
     }
 }
 
-/// Triton takes all of these and says nothing.
+/// Triton accepts all of these silently.
 #[test]
-fn what_is_hardly_meant_is_told_and_taken() {
+fn probably_unintended_settings_are_accepted_with_a_warning() {
     let io = "platform: 'ensemble' input { name: 'a' data_type: TYPE_INT32 dims: [1] } output { name: 'b' data_type: TYPE_INT32 dims: [1] }";
     let maps = "output_map { key: 'y' value: 'b' } input_map { key: 'x' value: 'c' } input_map { key: 'x' value: 'a' }";
     let step = |more: &str| format!("step {{ model_name: 'simple' model_version: -1 {maps} {more} }}");
@@ -447,13 +447,13 @@ fn what_is_hardly_meant_is_told_and_taken() {
     assert_eq!(steps[0].input_map["x"], "a");
     let decoupled = config("e", &(ensemble("") + " model_transaction_policy { decoupled: true }"));
     assert_eq!(decoupled.with_decoupled(true).unwrap().warnings.len(), 1);
-    let vain = "'model_transaction_policy' says that it is decoupled, but none of its members is: it answers once";
-    assert_eq!(decoupled.with_decoupled(false).unwrap().warnings[1], vain);
+    let expected = "'model_transaction_policy' says that it is decoupled, but none of its members is: it answers once";
+    assert_eq!(decoupled.with_decoupled(false).unwrap().warnings[1], expected);
     assert_eq!(twice.with_decoupled(false).unwrap().warnings.len(), 1);
 }
 
 #[test]
-fn shapes_are_remapped_both_ways() {
+fn shapes_are_converted_in_both_directions() {
     let spec = |dims: &[i64], reshape: Option<&[i64]>| TensorSpec {
         name: "t".to_owned(),
         datatype: DataType::Fp32,

@@ -1,4 +1,4 @@
-//! Control inputs of sequences: what is refused, in the words of a real Triton 2.51, and the bytes of each kind and type.
+//! Control inputs of sequences: error texts, which are those of a real Triton 2.51, and the bytes of each kind and type.
 
 use super::complete;
 use crate::infer::CorrelationId;
@@ -28,7 +28,7 @@ fn refused(batching: &str, expected: &str) {
 }
 
 #[test]
-fn controls_that_cannot_be_are_refused_as_triton_does() {
+fn invalid_controls_are_refused_as_triton_does() {
     let start = |what: &str| control("A", "START", what);
     let of_start = |text: &str| format!("sequence batching {text} for CONTROL_SEQUENCE_START for m");
     refused(&control("", "START", INTS), "sequence batching control tensor must have a name for m");
@@ -55,9 +55,9 @@ fn controls_that_cannot_be_are_refused_as_triton_does() {
     assert_eq!(silent.warnings, ["the control input 'A' has no 'control': the model is not given this input"]);
 }
 
-/// Triton loads these two, and the model sees one of the two tensors of the name.
+/// Triton loads these two, and the model receives only one of the two tensors with this name.
 #[test]
-fn a_tensor_that_would_be_two_is_refused() {
+fn tensors_of_the_same_name_are_refused() {
     let input = "sequence batching control tensor 'X' is also an input of the model for m";
     refused(&control("X", "START", INTS), input);
     let two = format!("{{ kind: CONTROL_SEQUENCE_START {INTS} }}, {{ kind: CONTROL_SEQUENCE_END {INTS} }}");
@@ -89,7 +89,7 @@ fn check(text: &str, id: &CorrelationId, expected: &[&[u8]]) {
 }
 
 #[test]
-fn each_place_has_its_element() {
+fn each_slot_has_its_element() {
     let id = CorrelationId::Uint(0x1_2345_6789);
     check(&control("A", "START", "int32_false_true: [ 7, -1 ]"), &id, &[&[255; 4], &[7, 0, 0, 0], &[7, 0, 0, 0]]);
     check(&control("A", "END", "bool_false_true: [ false, true ]"), &id, &[&[0], &[0], &[1]]);

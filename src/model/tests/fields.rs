@@ -1,5 +1,5 @@
-//! Every field of the schema: it does something, or a warning names it when the model is loaded, or it is refused. A field that
-//! is in none of the tables fails the test.
+//! Every field of the schema has an effect, causes a warning when the model is loaded, or is refused. A field that is in no
+//! table fails the test.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ const DONE: [(&str, &[&str]); 41] = [
     ("sequence_batching.control_input.control", &["bool_false_true", "data_type"]),
     ("sequence_batching.state", &["input_name", "output_name", "data_type", "dims"]),
     ("sequence_batching.state.initial_state", &["data_type", "dims", "zero_data", "data_file"]),
-    // A name for people.
+    // For readers only.
     ("sequence_batching.state.initial_state", &["name"]),
     ("ensemble_scheduling", &["max_inflight_requests"]),
     ("ensemble_scheduling.step", &["model_name", "model_version", "input_map", "output_map", "model_namespace"]),
@@ -58,7 +58,7 @@ const DONE: [(&str, &[&str]); 41] = [
 const QUEUE_POLICY: [&str; 4] =
     ["timeout_action", "default_timeout_microseconds", "allow_timeout_override", "max_queue_size"];
 
-/// Fields without effect: all that are in a message, or a field; and a text that has it.
+/// Fields without effect, or messages whose fields all have no effect; and a configuration that contains them.
 const WARNED: [(&str, &str); 15] = [
     ("runtime", "runtime: 'x.so'"),
     ("cc_model_filenames", "cc_model_filenames { key: '7.5' value: 'm.onnx' }"),
@@ -91,7 +91,7 @@ const WARNED: [(&str, &str); 15] = [
     ("instance_group.profile", "instance_group { kind: KIND_CPU profile: '1' }"),
 ];
 
-/// As above, of what has an effect on other backends only.
+/// As above, for fields that have an effect for other backends only.
 const WARNED_OF_OTHER_BACKENDS: [(&str, &str); 9] = [
     ("instance_group.secondary_devices", "instance_group { kind: KIND_CPU secondary_devices { device_id: 0 } }"),
     ("model_operations.op_library_filename", "model_operations { op_library_filename: 'x.so' }"),
@@ -119,10 +119,10 @@ const WARNED_OF_OTHER_BACKENDS: [(&str, &str); 9] = [
 const IO: &str =
     "input { name: 'INPUT0' data_type: TYPE_INT32 dims: 1 } output { name: 'OUTPUT0' data_type: TYPE_INT32 dims: 1 }";
 
-/// The fields that hold values, each with the way to it.
-fn leaves(message: &MessageDescriptor, way: &str, all: &mut BTreeSet<String>) {
+/// Collects the fields that hold values, each with its path.
+fn leaves(message: &MessageDescriptor, path: &str, all: &mut BTreeSet<String>) {
     for field in message.fields() {
-        let way = if way.is_empty() { field.name().to_owned() } else { format!("{way}.{}", field.name()) };
+        let path = if path.is_empty() { field.name().to_owned() } else { format!("{path}.{}", field.name()) };
         let inner = match field.kind() {
             Kind::Message(entry) if field.is_map() => match entry.map_entry_value_field().kind() {
                 Kind::Message(value) => Some(value),
@@ -132,8 +132,8 @@ fn leaves(message: &MessageDescriptor, way: &str, all: &mut BTreeSet<String>) {
             _ => None,
         };
         match inner.filter(|inner| inner.fields().len() > 0) {
-            Some(inner) => leaves(&inner, &way, all),
-            None => drop(all.insert(way)),
+            Some(inner) => leaves(&inner, &path, all),
+            None => drop(all.insert(path)),
         }
     }
 }
@@ -142,8 +142,8 @@ fn leaves(message: &MessageDescriptor, way: &str, all: &mut BTreeSet<String>) {
 fn every_field_has_an_effect_or_a_warning() {
     let mut all = BTreeSet::new();
     leaves(&descriptor(), "", &mut all);
-    let done = DONE.iter().flat_map(|(way, fields)| {
-        fields.iter().map(move |field| if way.is_empty() { (*field).to_owned() } else { format!("{way}.{field}") })
+    let done = DONE.iter().flat_map(|(path, fields)| {
+        fields.iter().map(move |field| if path.is_empty() { (*field).to_owned() } else { format!("{path}.{field}") })
     });
     let done: BTreeSet<String> = done.collect();
     let warned: Vec<&str> = WARNED.iter().chain(&WARNED_OF_OTHER_BACKENDS[..1]).map(|(field, _)| *field).collect();
@@ -154,7 +154,7 @@ fn every_field_has_an_effect_or_a_warning() {
     assert!(unknown.is_empty(), "fields that the schema does not have: {unknown:?}");
     for field in warned {
         assert!(all.iter().any(|leaf| leaf.starts_with(field)), "{field} is not in the schema");
-        assert!(!done.contains(field), "{field} has an effect and has none");
+        assert!(!done.contains(field), "{field} is in both tables");
     }
 }
 
@@ -173,7 +173,7 @@ fn fields_without_effect_are_named() {
     }
     let own =
         config("m", &format!("backend: 'custom' {IO} optimization {{ eager_batching: true graph {{ level: 7 }} }}"));
-    assert_eq!(own.warnings, Vec::<String>::new(), "a backend of the user's own reads the configuration itself");
+    assert_eq!(own.warnings, Vec::<String>::new(), "a custom backend reads the configuration itself");
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn agents_are_checked_or_refused() {
         (agent("MD5:../other/f", sum), "'MD5:../other/f' must name a file in the model's directory"),
         (agent("MD5:/etc/passwd", sum), "must name a file in the model's directory"),
         (agent("MD5:", sum), "must name a file in the model's directory"),
-        (agent("MD5:f", "12"), "'12' is no MD5 sum of 'f': 32 hexadecimal digits"),
+        (agent("MD5:f", "12"), "'12' is not an MD5 sum for 'f': expected 32 hexadecimal digits"),
     ] {
         let error = sums(&agents).unwrap_err();
         assert!(error.contains(why), "{error}");
@@ -205,7 +205,7 @@ fn agents_are_checked_or_refused() {
     }
 }
 
-/// The session options of an ONNX model that is configured so.
+/// Returns the session options of an ONNX model with this configuration.
 fn options(more: &str) -> Result<SessionOptions, String> {
     let config = complete("m", &format!("backend: 'onnxruntime' {IO} {more}"))?;
     config.session_options().map_err(|error| error.to_string())
@@ -273,7 +273,7 @@ fn wrong_options_of_sessions_are_refused() {
 }
 
 #[test]
-fn models_of_other_backends_are_told_what_to_do() {
+fn errors_for_unsupported_backends_include_advice() {
     for (text, expected) in [
         ("platform: 'tensorflow_savedmodel'", "python -m tf2onnx.convert --saved-model DIR --output model.onnx"),
         ("platform: 'tensorrt_plan'", "serve the ONNX file that the plan was built from"),
@@ -289,7 +289,7 @@ fn models_of_other_backends_are_told_what_to_do() {
 }
 
 #[test]
-fn groups_of_kind_gpu_fall_back_where_there_is_none() {
+fn groups_of_kind_gpu_fall_back_to_cpus_without_gpus() {
     let fallback = "parameters { key: 'allow_cpu_fallback' value { string_value: 'true' } }";
     for backend in ["python", "onnxruntime", "xgboost", "builtin", "custom", "tract"] {
         let text = format!("backend: '{backend}' {IO} instance_group {{ name: 'g' kind: KIND_GPU gpus: [0] }}");
@@ -298,18 +298,18 @@ fn groups_of_kind_gpu_fall_back_where_there_is_none() {
         let config = config("m", &format!("{text} {fallback}"));
         let group = &config.instance_groups[0];
         assert_eq!((group.kind, group.gpus.len()), (InstanceKind::Cpu, 0), "{backend}");
-        let told = "instance group g runs on processors, as allow_cpu_fallback allows: no GPUs are available";
-        assert!(config.warnings.iter().any(|warning| warning == told), "{:?}", config.warnings);
+        let expected = "instance group g runs on processors, as allow_cpu_fallback allows: no GPUs are available";
+        assert!(config.warnings.iter().any(|warning| warning == expected), "{:?}", config.warnings);
     }
     let tract = format!("backend: 'tract' {IO} instance_group {{ name: 'g' kind: KIND_GPU }} {fallback}");
     let completion = Completion { directory: "m", gpus: &[0], ..Completion::default() };
     let config = Draft::from_text(&tract, "config.pbtxt").unwrap().complete(&completion).unwrap();
     assert_eq!(config.instance_groups[0].kind, InstanceKind::Cpu);
-    assert!(config.warnings[0].ends_with("its backend 'tract' computes on processors alone"), "{:?}", config.warnings);
+    assert!(config.warnings[0].ends_with("its backend 'tract' runs on CPUs only"), "{:?}", config.warnings);
 }
 
 #[test]
-fn a_value_in_quotes_is_told_what_is_allowed() {
+fn the_error_for_a_quoted_enum_value_lists_allowed_values() {
     let error = Draft::from_text("input { name: 'a' data_type: \"FP32\" dims: 1 }", "config.pbtxt").unwrap_err();
     let error = error.to_string();
     assert!(error.contains("expected a value of DataType without quotes, found"), "{error}");

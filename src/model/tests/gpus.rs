@@ -2,7 +2,7 @@
 
 use super::super::*;
 
-/// The kinds and GPUs of a model's groups on a machine with GPUs 0 and 2, and GPU 3 that cannot be used.
+/// Returns the kinds and GPUs of a model's groups on a machine with GPUs 0 and 2, and GPU 3, which cannot be used.
 fn on_gpus(source: &str, no_cuda_provider: Option<&str>) -> Result<Vec<(InstanceKind, Vec<u32>)>, String> {
     let io = "input { name: 'INPUT0' data_type: TYPE_INT32 dims: [16] } output { name: 'OUTPUT0' data_type: TYPE_INT32 dims: [16] }";
     let completion =
@@ -42,20 +42,20 @@ fn models_whose_backend_can_use_gpus_are_put_on_all_of_them() {
 }
 
 #[test]
-fn what_cannot_run_on_gpus_is_refused_there() {
+fn kind_gpu_is_refused_for_models_that_cannot_run_on_gpus() {
     let group = "instance_group { name: 'g' kind: KIND_GPU }";
     let this = "instance group g of model m";
     for (source, expected) in [
-        ("backend: 'sklearn'", "has kind KIND_GPU but its backend 'sklearn' computes on processors alone"),
+        ("backend: 'sklearn'", "has kind KIND_GPU but its backend 'sklearn' runs on CPUs only"),
         (
             "backend: 'tract'",
-            "has kind KIND_GPU but its backend 'tract' computes on processors alone; ONNX models run on GPUs with backend \
+            "has kind KIND_GPU but its backend 'tract' runs on CPUs only; ONNX models run on GPUs with backend \
              'onnxruntime' and `pip install onnxruntime-gpu`",
         ),
         (
             "backend: 'onnxruntime'",
-            "has kind KIND_GPU but x.so is missing; the parameter allow_cpu_fallback: \"true\" lets a model run on processors \
-             in its place",
+            "has kind KIND_GPU but x.so is missing; the parameter allow_cpu_fallback: \"true\" lets the model run on CPUs \
+             instead",
         ),
     ] {
         let refused = on_gpus(&format!("{source} {group}"), Some("x.so is missing"));
@@ -67,12 +67,12 @@ fn what_cannot_run_on_gpus_is_refused_there() {
     for (value, here) in [("yes", None), ("", Some("x.so is missing"))] {
         let unclear = fallback.replace("'true'", &format!("'{value}'"));
         let refused = on_gpus(&format!("backend: 'onnxruntime' {group} {unclear}"), here);
-        let text = format!("parameter 'allow_cpu_fallback' is '{value}', it must be true or false, for m");
+        let text = format!("parameter 'allow_cpu_fallback' must be true or false for m, got '{value}'");
         assert_eq!(refused, Err(text));
     }
     let on_cpu =
         format!("backend: 'onnxruntime' instance_group {{ kind: KIND_CPU }} {}", fallback.replace("true", "yes"));
-    assert!(on_gpus(&on_cpu, None).is_err(), "whatever the machine has");
+    assert!(on_gpus(&on_cpu, None).is_err(), "the parameter is checked on any machine");
     let denied = fallback.replace("'true'", "'false'");
     assert!(on_gpus(&format!("backend: 'onnxruntime' {group} {denied}"), Some("x.so is missing")).is_err());
     assert_eq!(

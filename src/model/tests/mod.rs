@@ -1,4 +1,4 @@
-//! Tests of the model configuration, by boundary.
+//! Tests of the model configuration, one file per interface.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod autocomplete_code;
@@ -13,7 +13,7 @@ mod text;
 
 use super::{Completion, Draft, ModelConfig};
 
-/// The classic add/sub model.
+/// The add/sub model of Triton's examples.
 const SIMPLE: &str = r#"
 backend: "builtin"
 max_batch_size: 8
@@ -28,7 +28,7 @@ output [
 dynamic_batching { }
 "#;
 
-/// An identity model of strings that does not batch.
+/// An identity model for strings, without batching.
 const IDENTITY: &str = r#"
 backend: "builtin"
 input [ { name: "INPUT0" data_type: TYPE_STRING dims: [ -1 ] } ]

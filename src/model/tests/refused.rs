@@ -1,4 +1,4 @@
-//! What a load refuses in Triton's words, and in which order; and the backend that a model's name says.
+//! Configurations that a load refuses with Triton's texts, in Triton's order; and backends in model names.
 
 use super::{Completion, Draft, complete};
 
@@ -6,7 +6,7 @@ const TENSORS: &str = "max_batch_size: 4 input { name: 'a' data_type: TYPE_FP32 
                        output { name: 'b' data_type: TYPE_FP32 dims: 1 } output { name: 'c' data_type: TYPE_FP32 dims: 1 }";
 
 #[test]
-fn a_name_may_say_the_backend() {
+fn the_backend_may_be_in_the_model_name() {
     let backend = |directory: &str, files: &[&str]| {
         let files: Vec<String> = files.iter().map(|&file| file.to_owned()).collect();
         let completion = Completion { directory, files: &files, ..Completion::default() };
@@ -41,19 +41,19 @@ fn the_name_of_the_directory_is_compared_last() {
 }
 
 #[test]
-fn a_batch_output_has_each_target_once() {
+fn duplicate_targets_of_a_batch_output_are_refused() {
     let scattered = |targets: &str| format!("batch_output {{ source_input: 'a' target_name: {targets} }}");
     let with = |more: String| complete("m", &format!("backend: 'builtin' {TENSORS} {more}"));
     assert_eq!(
         with(scattered("['b', 'c', 'b']")).unwrap_err(),
         "target output name 'b' can only be specified once for m"
     );
-    // As Triton.
+    // As in Triton.
     assert!(with(scattered("['b', 'c']") + &scattered("'b'")).is_ok());
 }
 
 #[test]
-fn buckets_must_be_said() {
+fn histogram_options_without_buckets_are_refused() {
     let with = |options: &str| {
         let control = format!("metric_control {{ metric_identifier {{ family: 'f' }} {options} }}");
         complete("m", &format!("backend: 'builtin' {TENSORS} model_metrics {{ {control} }}"))

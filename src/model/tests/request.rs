@@ -1,4 +1,4 @@
-//! Which requests fit a model, and how the others are refused.
+//! Checking requests: accepted ones, and the error texts of refused ones.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -33,7 +33,7 @@ fn request(inputs: Vec<InferInput>) -> InferRequest {
     InferRequest { inputs, ..InferRequest::default() }
 }
 
-/// `expected` without the prefix that errors of a parsed request carry; a text that starts with `!` carries none.
+/// Checks an error text. `expected` is without the prefix of errors of parsed requests; a leading `!` means no prefix.
 fn refused(config: &ModelConfig, mut request: InferRequest, expected: &str) {
     let error = config.check(&mut request).expect_err(expected);
     let expected = match expected.strip_prefix('!') {
@@ -49,7 +49,7 @@ const NOTE: &str = "NOTE: Setting a non-zero max_batch_size in the model config 
                     max_batch_size to zero. See the model configuration docs for more info on max_batch_size.";
 
 #[test]
-fn a_good_request_passes_and_is_put_in_order() {
+fn a_valid_request_passes_and_its_inputs_are_sorted() {
     let simple = config("simple", SIMPLE);
     let mut good = request(vec![int32("INPUT1", &[3, 16]), int32("INPUT0", &[3, 16])]);
     let checked = simple.check(&mut good).unwrap();
@@ -63,7 +63,7 @@ fn a_good_request_passes_and_is_put_in_order() {
     assert_eq!(identity.check(&mut request(vec![strings("INPUT0", &[0], &[])])).unwrap().batch_size, 1);
 }
 
-/// Texts that a real Triton gave for the same requests.
+/// Error texts of a real Triton for the same requests.
 #[test]
 #[allow(clippy::too_many_lines)] // a table
 fn wrong_inputs_are_refused() {
@@ -159,9 +159,9 @@ fn wrong_outputs_are_refused_before_inputs() {
     }
 }
 
-/// Texts that a real Triton gave for the same requests.
+/// Error texts of a real Triton for the same requests.
 #[test]
-fn string_framing_is_walked() {
+fn the_framing_of_strings_is_checked() {
     let identity = config("ident", IDENTITY);
     let indicator =
         "incomplete string length indicator for inference input 'INPUT0' for model 'ident', expecting 4 bytes but only";
@@ -207,7 +207,7 @@ fn sizes_do_not_overflow() {
 }
 
 #[test]
-fn optional_inputs_may_be_left_out() {
+fn optional_inputs_may_be_omitted() {
     let source = SIMPLE.replace("{ name: \"INPUT", "{ optional: true name: \"INPUT");
     let optional = config("m", &source);
     let key = |inputs: Vec<InferInput>| optional.check(&mut request(inputs)).unwrap().shape_key;
@@ -225,7 +225,7 @@ fn optional_inputs_may_be_left_out() {
 }
 
 #[test]
-fn shape_keys_are_equal_for_what_may_share_a_batch() {
+fn shape_keys_are_equal_for_requests_that_may_share_a_batch() {
     let key = |config: &ModelConfig, a: &[i64], b: &[i64]| {
         config.check(&mut request(vec![int32("INPUT0", a), int32("INPUT1", b)])).unwrap().shape_key
     };
@@ -312,9 +312,9 @@ fn raw_bodies_become_the_one_input() {
 }
 
 proptest! {
-    /// Whatever passes is consistent: the sizes fit the shapes, in the order of the configuration.
+    /// An accepted request is consistent: sizes match shapes, and inputs are in the order of the configuration.
     #[test]
-    fn what_passes_fits(
+    fn accepted_requests_are_consistent(
         shapes in prop::collection::vec(prop::collection::vec(-2i64..20, 0..4), 0..4),
         sizes in prop::collection::vec(0usize..400, 4),
         names in prop::collection::vec(prop::sample::select(vec!["INPUT0", "INPUT1", "X"]), 4),

@@ -1,11 +1,11 @@
-//! Implicit states: what a configuration may say, and what the model file must have.
+//! Implicit states: their configuration, and the tensors that the model file must have.
 
 use super::super::*;
 use crate::tensor::DataType;
 
 const STATE: &str = "input_name: 'S' output_name: 'T' data_type: TYPE_FP32 dims: [2, -1]";
 
-/// A model with these states, and more beside its input X and output Y.
+/// Completes a model with these states, the input X, the output Y, and further settings.
 fn with(states: &str, rest: &str) -> Result<ModelConfig, String> {
     let source = format!(
         "backend: 'builtin' input [ {{ name: 'X' data_type: TYPE_FP32 dims: [1] }} ] \
@@ -35,7 +35,7 @@ fn states_follow_all_other_inputs_and_outputs() {
     assert_eq!(outputs, [("Y", DataType::Fp32), ("T", DataType::Fp32), ("C", DataType::Bytes)]);
     let numbers: Vec<usize> = config.states.iter().map(|state| state.output).collect();
     assert_eq!(numbers, [1, 0, 2]);
-    // Clients neither see nor send them.
+    // States are hidden from clients.
     assert_eq!((config.inputs.len(), config.outputs.len()), (1, 1));
     let again = ModelConfig::decode(&config.encode()).unwrap();
     assert_eq!(again.states, config.states);
@@ -67,10 +67,10 @@ fn first_values() {
     }
 }
 
-/// A real Triton 2.51 loads all of these: what is there twice unless both have an `initial_state`, what is left out, an
-/// input that clients send too.
+/// A real Triton 2.51 loads all of these: duplicate names (unless both have an `initial_state`), missing fields, and names of
+/// inputs that clients send too.
 #[test]
-fn what_a_state_may_not_be() {
+fn invalid_states_are_refused() {
     let state = |fields: &str| format!("state [ {{ {fields} }} ]");
     for (states, expected) in [
         (
@@ -99,20 +99,20 @@ fn what_a_state_may_not_be() {
         ),
         (
             state("input_name: 'S' output_name: 'T' data_type: TYPE_FP32 dims: [1000000, 1000000]"),
-            "state 'S' would begin with more than 1073741824 bytes for each sequence for m",
+            "the initial value of state 'S' takes more than 1073741824 bytes for each sequence for m",
         ),
     ] {
         assert_eq!(with(&states, "").unwrap_err(), expected, "{states}");
     }
     let ragged = "max_batch_size: 2 batch_input { kind: BATCH_ELEMENT_COUNT target_name: 'N' data_type: TYPE_INT32 source_input: 'X' }";
-    let expected = "state 'S' has variable dimensions, which cannot go together with ragged batches for m";
+    let expected = "state 'S' has variable dimensions, which cannot be combined with ragged batches for m";
     assert_eq!(with(&state(STATE), ragged).unwrap_err(), expected);
     assert!(with(&state(&STATE.replace("-1", "3")), ragged).is_ok());
 }
 
-/// What a real Triton 2.51 says for these configurations, word for word; but it reads files outside of the directory.
+/// Error texts of a real Triton 2.51 for these configurations. Triton also reads files outside the directory.
 #[test]
-fn what_an_initial_state_may_not_be() {
+fn invalid_initial_states_are_refused() {
     let state = |fields: &str| format!("state [ {{ {fields} }} ]");
     let good = "name: 'i' data_type: TYPE_FP32 dims: [2, 3]";
     for (states, expected) in [
@@ -154,7 +154,7 @@ fn tensor(name: &str, dims: &[i64]) -> SignatureTensor {
     SignatureTensor { name: name.to_owned(), datatype: DataType::Fp32, dims: Some(dims.to_vec()) }
 }
 
-/// What is made of a configuration for a model file with a state of `[batch, 2, 4]`.
+/// Completes a configuration for a model file with a state of `[batch, 2, 4]`.
 fn completed(source: &str) -> Result<ModelConfig, String> {
     let signature = ModelSignature {
         inputs: vec![tensor("X", &[-1, 3]), tensor("S", &[-1, 2, 4])],
@@ -175,18 +175,18 @@ fn completed(source: &str) -> Result<ModelConfig, String> {
 }
 
 #[test]
-fn the_model_file_has_the_states() {
+fn states_are_compared_with_the_model_file() {
     let state = |fields: &str| format!("sequence_batching {{ state [ {{ {fields} }} ] }}");
     let good = "input_name: 'S' output_name: 'T' data_type: TYPE_FP32 dims: [2, 4]";
     let names = |tensors: &[TensorSpec]| tensors.iter().map(|tensor| tensor.name.clone()).collect::<Vec<_>>();
     let config = completed(&state(good)).unwrap();
     assert_eq!((names(&config.inputs), names(&config.outputs)), (vec!["X".to_owned()], vec!["Y".to_owned()]));
-    assert_eq!(config.max_batch_size, 4, "the state has room for the batch");
+    assert_eq!(config.max_batch_size, 4, "the state's dims leave out the batch");
     let shown = completed(&format!("{} output [ {{ name: 'T' }}, {{ name: 'Y' }} ]", state(good))).unwrap();
     assert_eq!((names(&shown.outputs), shown.states[0].output), (vec!["T".to_owned(), "Y".to_owned()], 0));
     assert_eq!(shown.outputs[0].dims, [2, 4]);
     let whole = completed(&state(&good.replace("[2, 4]", "[-1, 2, 4]"))).unwrap();
-    assert_eq!(whole.max_batch_size, 0, "the state says its whole shape");
+    assert_eq!(whole.max_batch_size, 0, "the state's dims include the batch");
     for (fields, expected) in [
         (good.replace("'S'", "'Q'"), "unexpected inference input 'Q' for model 'm', allowed inputs are: X, S"),
         (good.replace("'T'", "'Q'"), "unexpected inference output 'Q' for model 'm', allowed outputs are: Y, T"),

@@ -1,4 +1,4 @@
-//! The text format: what is read, and where an error is said to be.
+//! The text format and its JSON form: accepted text, and the positions of errors.
 
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ fn parsed(source: &str) -> proto::ModelConfig {
 }
 
 #[test]
-fn every_way_of_writing_means_the_same() {
+fn all_notations_are_equivalent() {
     let plain = parsed(
         r#"name: "m" max_batch_size: 4
            input { name: "a" data_type: TYPE_FP32 dims: 3 dims: -1 }
@@ -52,7 +52,7 @@ fn floats_and_groups_are_read() {
 }
 
 #[test]
-fn errors_say_where_what_and_what_is_allowed() {
+fn errors_have_position_cause_and_allowed_values() {
     let fields = "allowed: backend, batch_input, batch_output, cc_model_filenames, default_model_filename, dynamic_batching, \
                   ensemble_scheduling, input, instance_group, max_batch_size, metric_tags, model_metrics, model_operations, \
                   model_repository_agents, model_transaction_policy, model_warmup, name, optimization, output, parameters, \
@@ -104,7 +104,7 @@ fn errors_say_where_what_and_what_is_allowed() {
 }
 
 #[test]
-fn json_is_read_in_either_style() {
+fn json_accepts_both_naming_styles() {
     let json = r#"{"name":"m","maxBatchSize":"16","input":[{"name":"a","data_type":"TYPE_INT8","dims":["4",-1]}]}"#;
     let text = r#"name: "m" max_batch_size: 16 input { name: "a" data_type: TYPE_INT8 dims: [4, -1] }"#;
     assert_eq!(Draft::from_json(json).unwrap().proto, parsed(text));
@@ -119,19 +119,19 @@ fn json_is_read_in_either_style() {
 }
 
 #[test]
-fn drafts_survive_the_wire() {
+fn drafts_round_trip_through_protobuf() {
     let draft = Draft::from_text(SIMPLE, "config.pbtxt").unwrap();
     assert_eq!(Draft::decode(&draft.encode()).unwrap(), draft);
     assert!(Draft::decode(&[0xff]).is_err());
 }
 
-/// A configuration with `more` in it.
+/// Parses a JSON object with these members.
 fn json_with(more: &str) -> Result<Draft, ConfigError> {
     Draft::from_json(&format!("{{{more}}}"))
 }
 
 #[test]
-fn json_is_read_as_leniently_as_by_protobuf() {
+fn json_is_as_lenient_as_in_protobuf() {
     for (json, text) in [
         ("max_batch_size:4, 'name':'m',", "max_batch_size: 4 name: 'm'"),
         ("input:[{dims:[4,-1,],},]", "input { dims: [4, -1] }"),
@@ -180,14 +180,14 @@ fn json_that_protobuf_refuses_is_refused() {
 
 proptest! {
     #[test]
-    fn no_text_panics(source in "\\PC*") {
+    fn arbitrary_text_does_not_panic(source in "\\PC*") {
         let _ = Draft::from_text(&source, "f");
         let _ = Draft::from_json(&source);
         let _ = json_with(&source);
     }
 
     #[test]
-    fn no_almost_right_json_panics(
+    fn almost_valid_json_does_not_panic(
         words in prop::collection::vec(
             prop::sample::select(vec![
                 "input", "dims", ":", "{", "}", "[", "]", ",", "-", "1", "0x", "08", "1e", "\"a\"", "\"", "'", "\\", "\\u12", "\\ud83d",
@@ -202,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_written_as_json_is_read_again(batch in 0..9i32, name in "\\PC{0,9}", dims in prop::collection::vec(any::<i64>(), 0..4)) {
+    fn json_round_trips(batch in 0..9i32, name in "\\PC{0,9}", dims in prop::collection::vec(any::<i64>(), 0..4)) {
         let input = serde_json::json!({"name": name, "dims": dims, "data_type": "TYPE_FP32"});
         let json = serde_json::json!({"max_batch_size": batch, "input": [input], "metric_tags": {&name: name}});
         let draft = Draft::from_json(&json.to_string()).unwrap();
@@ -212,7 +212,7 @@ proptest! {
     }
 
     #[test]
-    fn no_almost_right_text_panics(
+    fn almost_valid_text_does_not_panic(
         words in prop::collection::vec(
             prop::sample::select(vec![
                 "input", "dims", ":", "{", "}", "[", "]", "<", ">", ",", ";", "-", "1", "0x", "08", "1e", ".5", "'a'", "\"",
@@ -228,7 +228,7 @@ proptest! {
     }
 
     #[test]
-    fn no_cut_or_changed_configuration_panics(at in 0usize..600, byte in any::<u8>()) {
+    fn truncated_or_changed_configurations_do_not_panic(at in 0usize..600, byte in any::<u8>()) {
         let source = format!("{SIMPLE}{IDENTITY}");
         let mut bytes = source.into_bytes();
         if let Some(place) = bytes.get_mut(at) {

@@ -1,50 +1,50 @@
-//! How much there is of each resource, and how much is in use.
+//! The amount of each resource, and how much is in use.
 
 use std::collections::BTreeMap;
 
-/// Some of a resource, as an instance needs it.
+/// An amount of a resource that an instance needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
-    /// The resource.
+    /// The resource's name.
     pub name: String,
-    /// The device whose share it is; `None` for a global resource, of which all devices have one share together.
+    /// The device; `None` for a global resource, which all devices share.
     pub device: Option<u32>,
-    /// How many; 0 needs nothing.
+    /// The number of units; 0 for none.
     pub count: u32,
 }
 
-/// How much there is of a resource (`--rate-limit-resource`).
+/// A configured amount of a resource (`--rate-limit-resource`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The resource.
+    /// The resource's name.
     pub name: String,
-    /// How many.
+    /// The number of units.
     pub count: u32,
-    /// On which device; `None` for each. Of no meaning for global resources, as in Triton.
+    /// The device; `None` for each device. Ignored for global resources, as in Triton.
     pub device: Option<u32>,
 }
 
-/// One resource on one device, or a global one.
+/// The amount and use of a resource on one device, or of a global one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// The resource.
+    /// The resource's name.
     pub name: String,
-    /// `None` for a global one.
+    /// The device; `None` for a global resource.
     pub device: Option<u32>,
-    /// How many there are.
+    /// The total number of units.
     pub total: u32,
-    /// How many are held. More than there are when a model has been unloaded that needed more than all others.
+    /// The number of units held. It exceeds the total after a model was unloaded that needed more than all others.
     pub used: u64,
 }
 
 #[derive(Debug)]
 struct Pool {
     usage: Usage,
-    /// Instances that need it; a pool that nobody needs may become another.
+    /// The number of instances that need it; an unused pool may be reused for another resource.
     members: usize,
 }
 
-/// All resources; a pool is told by its position, which it keeps while an instance needs it.
+/// All resources. A pool is identified by its position, which does not change while an instance needs it.
 #[derive(Debug, Default)]
 pub(super) struct Pools {
     limits: Vec<Limit>,
@@ -56,7 +56,7 @@ impl Pools {
         Self { limits, pools: Vec::new() }
     }
 
-    /// Makes room for more instances, all or none; gives what each needs by pool.
+    /// Adds instances, all or none, and returns the pools and amounts that each needs.
     ///
     /// # Errors
     /// See [`RateLimiter::register`](super::RateLimiter::register).
@@ -83,7 +83,7 @@ impl Pools {
         Ok(instances.into_iter().map(|needs| self.enter(needs)).collect())
     }
 
-    /// An instance needs these no more; [`Pools::resize`] follows.
+    /// Removes the needs of an instance; [`Pools::resize`] must follow.
     pub(super) fn remove(&mut self, needs: &[(usize, u32)]) {
         for &(pool, _) in needs {
             if let Some(pool) = self.pools.get_mut(pool) {
@@ -92,7 +92,7 @@ impl Pools {
         }
     }
 
-    /// How much there is once only these instances are left.
+    /// Sets the amounts for the remaining instances.
     pub(super) fn resize<'a>(&mut self, instances: impl Iterator<Item = &'a [(usize, u32)]>) {
         let mut most = vec![0; self.pools.len()];
         for &(pool, count) in instances.flatten() {
@@ -104,7 +104,7 @@ impl Pools {
         }
     }
 
-    /// How many can be taken.
+    /// Returns the number of free units.
     pub(super) fn free(&self, pool: usize) -> u64 {
         self.pools.get(pool).map_or(0, |pool| u64::from(pool.usage.total).saturating_sub(pool.usage.used))
     }
@@ -142,7 +142,7 @@ impl Pools {
         }
     }
 
-    /// The pools of one more instance. One that names a resource twice needs the larger amount.
+    /// Adds one instance and returns its pools. If it names a resource twice, it needs the larger amount.
     fn enter(&mut self, needs: &[Need]) -> Vec<(usize, u32)> {
         let mut entered = BTreeMap::<usize, u32>::new();
         for need in needs.iter().filter(|need| need.count > 0) {
@@ -156,7 +156,7 @@ impl Pools {
         entered.into_iter().collect()
     }
 
-    /// The position of a resource, which has at least as much as is needed now.
+    /// Returns the position of a resource, and raises its amount to at least this need.
     fn pool(&mut self, need: &Need) -> usize {
         let Need { name, device, count } = need;
         let limit = limit(&self.limits, name, *device);
@@ -181,8 +181,9 @@ impl Pools {
     }
 }
 
-/// The explicit limit of a resource: the larger of that for its device and that for each device; a global resource takes
-/// the largest of all. Of several for the same device the smallest holds. (Triton's rules, tried with 2.51.)
+/// Returns the configured limit of a resource: the larger of that for its device and that for each device. A global resource
+/// takes the largest of all limits; of several limits for the same device the smallest applies (Triton's rules, tested with
+/// 2.51).
 fn limit(limits: &[Limit], name: &str, device: Option<u32>) -> Option<u32> {
     let mut by_device = BTreeMap::<Option<u32>, u32>::new();
     for limit in limits.iter().filter(|limit| limit.name == name) {

@@ -1,4 +1,4 @@
-//! When the steps of sequences go to an instance as a batch, by either strategy, and through the rate limiter if it is on.
+//! Forms batches from the steps of sequences, with either strategy, and requests resources from the rate limiter if it is on.
 
 use std::ops::Bound;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::scheduler::Scheduler;
 use crate::scheduler::dynamic::DynamicBatcher;
 use crate::timeline::{Instant, SendReason};
 
-/// What an instance has of the rate limiter while it executes nothing.
+/// An idle instance's state at the rate limiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Resources {
     None,
@@ -20,13 +20,13 @@ enum Resources {
 
 /// A ready instance.
 pub(super) struct Instance {
-    /// For the strategy `oldest`: the requests that were issued.
+    /// For the strategy `oldest`: the issued requests.
     batcher: Option<DynamicBatcher>,
-    /// The sequences of the batch that it executes.
+    /// The sequences of the batch in execution.
     executing: Vec<Number>,
     resources: Resources,
     rate_limited: bool,
-    /// For `oldest`: requests that must have been issued before the first batch.
+    /// For `oldest`: the number of requests that must have been issued before the first batch.
     hold: Option<usize>,
 }
 
@@ -56,7 +56,7 @@ impl Instance {
         !self.executing.is_empty()
     }
 
-    /// What it has or waits for of the rate limiter is free.
+    /// Returns the action that releases the instance's resources or withdraws its request for them.
     pub(super) fn limiter_action(&self, id: InstanceId) -> Option<Action> {
         match self.resources {
             _ if !self.rate_limited => None,
@@ -66,14 +66,14 @@ impl Instance {
         }
     }
 
-    /// It has its resources, if it waits for them.
+    /// Marks the resources as granted, if the instance waits for them.
     pub(super) fn granted(&mut self) {
         if self.resources == Resources::Requested {
             self.resources = Resources::Granted;
         }
     }
 
-    /// Its batch is over; gives the sequences of it.
+    /// Ends the batch and returns its sequences.
     pub(super) fn done(&mut self, id: InstanceId, now: Instant) -> Vec<Number> {
         if let Some(batcher) = &mut self.batcher {
             batcher.batch_done(id, now);
@@ -88,7 +88,7 @@ impl Instance {
         }
     }
 
-    /// Takes back what was issued.
+    /// Withdraws an issued request.
     pub(super) fn withdraw(&mut self, request: RequestId) {
         if let Some(batcher) = &mut self.batcher {
             batcher.withdraw(request);
@@ -104,11 +104,11 @@ impl Instance {
     }
 }
 
-/// The sequences whose next steps go, by place, and why now.
+/// The sequences whose next steps are sent, by slot, and the reason for sending.
 type Batch = (Vec<Option<Number>>, SendReason);
 
 impl SequenceBatcher {
-    /// The next batch that can go, or what the rate limiter is to be told.
+    /// Returns the next batch that can be sent, or the next action for the rate limiter.
     pub(super) fn next_batch(&mut self, now: Instant) -> Option<Action> {
         let mut from = Bound::Unbounded;
         while let Some((&id, instance)) = self.instances.range((from, Bound::Unbounded)).next() {
@@ -116,7 +116,8 @@ impl SequenceBatcher {
             if !instance.executing.is_empty() || self.is_held(id) {
                 continue;
             }
-            let action = if self.settings.rate_limited { self.next_wish(id, now) } else { self.batch(id, now) };
+            let action =
+                if self.settings.rate_limited { self.next_resource_action(id, now) } else { self.batch(id, now) };
             if action.is_some() {
                 return action;
             }
@@ -124,8 +125,8 @@ impl SequenceBatcher {
         None
     }
 
-    /// With the rate limiter: a batch for an instance that has its resources; else whether it wants them.
-    fn next_wish(&mut self, id: InstanceId, now: Instant) -> Option<Action> {
+    /// With the rate limiter: returns a batch for an instance that has its resources; otherwise requests or withdraws them.
+    fn next_resource_action(&mut self, id: InstanceId, now: Instant) -> Option<Action> {
         let resources = self.instances.get(&id)?.resources;
         let ready = self.could_send(id, now);
         let (after, action) = match (resources, ready) {
@@ -149,7 +150,7 @@ impl SequenceBatcher {
         }
     }
 
-    /// A batch for an idle instance.
+    /// Returns a batch for an idle instance.
     fn batch(&mut self, id: InstanceId, now: Instant) -> Option<Action> {
         let overlaps = self.overlaps();
         let (batch, reason) = match &mut self.instances.get_mut(&id)?.batcher {
@@ -160,7 +161,7 @@ impl SequenceBatcher {
                     }
                     (requests.iter().map(|request| self.table.waiting_in(*request)).collect(), reason)
                 }
-                other => unreachable!("{other:?} of a batcher without limits and timeouts"),
+                other => unreachable!("{other:?} from a batcher without limits and timeouts"),
             },
             None => {
                 let (batch, reason) = self.direct(id, now)?;
@@ -173,7 +174,7 @@ impl SequenceBatcher {
         Some(self.send(id, (batch, reason)))
     }
 
-    /// Makes issued steps a batch of the instance.
+    /// Sends issued steps to the instance as a batch.
     fn send(&mut self, id: InstanceId, (batch, reason): Batch) -> Action {
         let mut ended = Vec::new();
         let mut slots = Vec::with_capacity(batch.len());
@@ -184,7 +185,7 @@ impl SequenceBatcher {
         if let Some(instance) = self.instances.get_mut(&id) {
             instance.executing = batch.into_iter().flatten().collect();
         }
-        self.seat_all();
+        self.assign_free_slots();
         let execute = Action::ExecuteSteps { instance: id, slots, reason };
         if ended.is_empty() {
             return execute;
@@ -193,7 +194,7 @@ impl SequenceBatcher {
         Action::SequencesEnded { instance: id, keys: ended }
     }
 
-    /// A step is sent: what the backend is told of it. A key that it takes the place of has ended.
+    /// Returns the step as it is sent to the backend. Adds a key that it replaces to `ended`.
     fn begin(&mut self, number: Number, current: &Current, ended: &mut Vec<u64>) -> SlotStep {
         let &Current { request, key, end, .. } = current;
         let before = self.table.get_mut(number).and_then(|sequence| {
@@ -207,7 +208,7 @@ impl SequenceBatcher {
         SlotStep { request, key, start: before != Some(key), end }
     }
 
-    /// With the strategy `oldest`: gives the sequence's next request to its instance's batcher, unless one is there.
+    /// With the strategy `oldest`: passes the sequence's next request to its instance's batcher, unless one is there.
     pub(super) fn issue(&mut self, number: Number) {
         let Some(sequence) = self.table.get(number) else { return };
         let (Assignment::Slot(instance, _) | Assignment::Continued(instance)) = sequence.assignment else { return };
@@ -224,7 +225,7 @@ impl SequenceBatcher {
         matches!(self.sequences.strategy, SequenceStrategy::Direct { .. })
     }
 
-    /// With the strategy `direct`: the batch that an idle instance would execute now.
+    /// With the strategy `direct`: returns the batch that an idle instance would execute now.
     fn direct(&self, id: InstanceId, now: Instant) -> Option<Batch> {
         let owners = self.table.owners(id);
         let front = |owner: &Option<Number>| {
@@ -244,7 +245,7 @@ impl SequenceBatcher {
         Some((batch, if other_shape { SendReason::Shape } else { reason }))
     }
 
-    /// Why a batch goes now in which so many slots are ready, the oldest for so long; `None`: it waits.
+    /// Returns why a batch with `ready` slots, of which the oldest has waited for `age`, is sent now; `None` if it waits.
     fn direct_reason(&self, ready: usize, age: Duration) -> Option<SendReason> {
         let all = self.settings.max_batch_size.max(1) as usize;
         let wait = self.direct_wait();
@@ -252,7 +253,7 @@ impl SequenceBatcher {
             _ if ready >= all => SendReason::Full,
             _ if self.stopping => SendReason::Drain,
             None => SendReason::Idle,
-            // Both are small whole numbers.
+            // Both are small integers.
             #[allow(clippy::cast_precision_loss)]
             Some((_, utilization)) if ready as f32 / all as f32 >= utilization => SendReason::Preferred,
             Some((delay, _)) if age >= delay => SendReason::Delay,
@@ -260,7 +261,7 @@ impl SequenceBatcher {
         })
     }
 
-    /// How long a batch may wait for which utilization, if it may wait at all.
+    /// Returns how long a batch may wait, and for which utilization; `None` if it may not wait.
     fn direct_wait(&self) -> Option<(Duration, f32)> {
         match self.sequences.strategy {
             SequenceStrategy::Direct { minimum_slot_utilization: utilization }
@@ -272,7 +273,7 @@ impl SequenceBatcher {
         }
     }
 
-    /// When an idle instance should be looked at although nothing happens.
+    /// Returns when a batch for an idle instance may become due without any further event.
     pub(super) fn next_look(&self, id: InstanceId) -> Option<Instant> {
         let instance = self.instances.get(&id)?;
         if !instance.executing.is_empty() || instance.resources != Resources::None {
@@ -286,7 +287,7 @@ impl SequenceBatcher {
         self.table.owners(id).iter().filter_map(front).min().map(|oldest| oldest + delay)
     }
 
-    /// The hold ends for good when enough requests are there.
+    /// Returns whether execution is held. The hold ends permanently once enough requests wait.
     fn is_held(&mut self, id: InstanceId) -> bool {
         let Some(instance) = self.instances.get_mut(&id) else { return true };
         let (hold, count) = match &instance.batcher {
@@ -303,7 +304,7 @@ impl SequenceBatcher {
         true
     }
 
-    /// A request in flight waits again, before all others of its sequence, which may be held.
+    /// Puts a request in flight back, before all others of its sequence. With `hold` it waits until it is resumed.
     pub(super) fn push_back_current(&mut self, request: RequestId, hold: bool) -> bool {
         let executing = self.instances.values().flat_map(|instance| &instance.executing);
         let found = executing.copied().find_map(|number| {

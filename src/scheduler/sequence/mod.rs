@@ -1,38 +1,36 @@
-//! The sequence batcher, after Triton's `sequence_batch_scheduler.cc`: the requests of a sequence run one after the other
+//! The sequence batcher, modelled on Triton's `sequence_batch_scheduler.cc`: the requests of a sequence run one after the other
 //! on one instance, which keeps the sequence's state.
 //!
 //! # Sequences and slots
-//! A START request makes a sequence, which takes the free slot with the smallest number, or waits with all its requests
-//! in the backlog, first come first served. An END request drops the id as soon as it is queued, so that the id may begin
-//! again at once; the slot becomes free when END is sent (`direct`: the batch has the place no longer) or done (`oldest`).
-//! Requests of one sequence never overtake each other and never
-//! run at the same time. START for an id that is active goes on in the same slot, as another sequence for the backend:
-//! each has a *key* of its own, whatever its correlation id.
+//! A START request creates a sequence. It takes the free slot with the smallest number, or waits with all its requests in the
+//! backlog, first come first served. An END request releases the id as soon as it is queued, so that the id can start again at
+//! once. The slot becomes free when END is sent (`direct`: the sequence no longer needs its slot of the batch) or done
+//! (`oldest`). Requests of one sequence never overtake each other and never run at the same time. START for an active id
+//! continues in the same slot, as another sequence for the backend: each has a unique *key*, independent of its correlation id.
 //!
-//! A sequence is given up when one of its requests is cancelled while it waits (with all that wait behind it; those before
-//! it are executed; where sequences begin unasked, only that request goes), when it was idle too long, when its timeout
-//! passes in the backlog, or when its instance is lost. The instance is told of those that end without an END step
-//! ([`Action::SequencesEnded`]). Idle is a sequence of which nothing waits or executes
-//! (so says Triton's schema; its code also ends sequences whose last request takes longer than the idle time). What an
-//! instance lost is never continued: everything that waits is answered, and so is what comes for the same id until START
-//! or the idle time is over.
+//! A sequence is ended early in these cases: a waiting request is cancelled (with all that wait behind it; those before it are
+//! executed; with implicit starts only that request is removed), it was idle for too long, its timeout passes in the backlog,
+//! or its instance is lost. [`Action::SequencesEnded`] reports sequences that end without an END step to the instance. A
+//! sequence is idle if none of its requests waits or executes (as in Triton's schema; Triton's code also ends sequences whose
+//! last request takes longer than the idle time). A sequence whose instance is lost is never continued: all its waiting
+//! requests are rejected, and so are later ones of the same id until START or until the idle time has passed.
 //!
 //! # Strategies
-//! `direct`: slots are places in the batch. A batch reaches up to the last slot in which something waits; slots without a
-//! request, or with one of another shape than the first, are padding. `oldest`: each instance has a dynamic batcher, in
-//! which each sequence has at most one request. Its responses leave in the order in which requests were issued, because
-//! an instance executes one batch at a time: `preserve_ordering` needs nothing more.
+//! `direct`: slots are positions in the batch. A batch extends to the last slot with a waiting request; slots without a request,
+//! or with another shape than the first, are padding. `oldest`: each instance has a dynamic batcher, which holds at most one
+//! request of each sequence. Its responses are sent in the order in which requests were issued, because an instance executes one
+//! batch at a time, so `preserve_ordering` needs no further work.
 //!
 //! # Overlapping requests
-//! With [`SequenceSettings::overlapping`] each request is a sequence for the backend, as an iterative one, and the id of the
-//! client decides when and where it begins: on the instance of the id, in the order of arrival, as soon as the request
-//! before it was executed for the first time, even if that one is executed again. A batch has at most one request of an
-//! id that begins, beside any number that are executed again, and lists its requests in the order of arrival.
-//! An id is idle only when none of its requests waits or executes. Requests do not depend on each other: cancelling one
-//! ends no other. START of an active id changes nothing for the scheduler.
+//! With [`SequenceSettings::overlapping`] each request is a sequence for the backend, like an iterative one, and the client's
+//! id determines when and where it begins: on the instance of the id, in the order of arrival, as soon as the previous request
+//! was executed for the first time, even if that one is rescheduled. A batch has at most one beginning request of an id, beside
+//! any number of rescheduled ones, and lists its requests in the order of arrival. An id is idle only when none of its
+//! requests waits or executes. Requests are independent: cancelling one does not end others. START of an active id has no
+//! effect on the scheduler.
 //!
-//! No batch is sent to an instance that executes: the next step of a sequence is only known to be possible when the one
-//! before is done. No request is sent twice: a second try would not find the state of the first.
+//! No batch is sent to a busy instance: whether a sequence's next step is possible is known only when the previous one is done.
+//! No request is sent twice: a second attempt would not find the state of the first.
 
 mod batches;
 mod overlap;
@@ -51,15 +49,15 @@ use super::{Action, RejectReason, Scheduler, Settings, Ticket, Waiting};
 use crate::id::{CorrelationId, InstanceId, RequestId};
 use crate::timeline::Instant;
 
-/// See the module.
+/// The sequence batcher; see the module's documentation.
 pub(super) struct SequenceBatcher {
     settings: Settings,
     sequences: SequenceSettings,
     table: Table,
     instances: BTreeMap<InstanceId, Instance>,
-    /// What is to be told before the next batch.
+    /// Actions that precede the next batch.
     decided: VecDeque<Action>,
-    /// Requests that must wait before anything runs.
+    /// The number of requests that must be queued before the first execution.
     hold: Option<usize>,
     stopping: bool,
     idle_evicted: u64,
@@ -87,7 +85,7 @@ impl SequenceBatcher {
         }
     }
 
-    /// The sequence that takes a request.
+    /// Returns the sequence for a request, after opening it if necessary.
     fn admit(&mut self, wanted: &InSequence) -> Result<Number, RejectReason> {
         let starts = wanted.start || self.sequences.implicit_start;
         let known = || self.sequences.implicit_start && self.table.find(&wanted.id).is_some();
@@ -117,7 +115,7 @@ impl SequenceBatcher {
         self.open(wanted.id.clone())
     }
 
-    /// A new sequence. That of an iterative request is closed at once, so that it is found by no id.
+    /// Opens a sequence. The sequence of an iterative request is closed at once, so that no id refers to it.
     fn open(&mut self, id: CorrelationId) -> Result<Number, RejectReason> {
         let full = |limit| !self.table.has_free_slot() && self.table.backlogged() >= limit;
         if self.sequences.max_backlog.is_some_and(full) {
@@ -126,12 +124,12 @@ impl SequenceBatcher {
         Ok(self.table.open(id))
     }
 
-    /// Puts an admitted request into its sequence.
+    /// Adds an admitted request to its sequence.
     fn add(&mut self, number: Number, ticket: &Ticket, (wanted, now): (&InSequence, Instant)) {
         let Some(sequence) = self.table.get_mut(number) else { return };
         let begun = !sequence.is_idle() || sequence.running.is_some();
         let backlogged = sequence.assignment == Assignment::Backlog;
-        // Whether an iterative request is the last step is for the backend to say.
+        // The backend decides whether an iterative request is the last step.
         let end = wanted.end && !self.sequences.iterative;
         let step = Step { request: ticket.request, key: 0, shape_key: ticket.shape_key, queued: now, end };
         let overlaps = self.overlaps();
@@ -152,7 +150,7 @@ impl SequenceBatcher {
         self.issue(number);
     }
 
-    /// Why what an instance had is not executed any more.
+    /// Returns the reason for rejecting requests of a lost instance.
     fn lost(&self) -> RejectReason {
         if self.sequences.iterative { RejectReason::RequestLost } else { RejectReason::SequenceLost }
     }
@@ -161,7 +159,7 @@ impl SequenceBatcher {
         self.decided.push_back(Action::Reject { request, reason });
     }
 
-    /// Gives back everything that waits in a sequence, or everything from one request on, and lets no more in.
+    /// Closes a sequence and rejects all its waiting requests, or all from one request on.
     fn give_back(&mut self, number: Number, from: Option<RequestId>, reason: RejectReason) {
         self.table.close(number);
         for request in self.table.take_waiting(number, from) {
@@ -172,8 +170,8 @@ impl SequenceBatcher {
         }
     }
 
-    /// A request of a sequence that goes on is not executed.
-    fn leave_out(&mut self, number: Number, request: RequestId) {
+    /// Removes a cancelled request from a sequence that continues.
+    fn remove_one(&mut self, number: Number, request: RequestId) {
         self.table.take_one(number, request);
         if let Some(instance) = self.instance_of(number) {
             instance.withdraw(request);
@@ -181,8 +179,8 @@ impl SequenceBatcher {
         self.reject(request, RejectReason::Cancelled);
     }
 
-    /// What comes after a sequence's request is done, or nothing of it waits any more: its next request, its end, or its
-    /// idle time.
+    /// Continues a sequence after a request is done, or when no request of it waits any more: issues its next request, ends it,
+    /// or starts its idle time.
     fn settle(&mut self, number: Number, now: Instant) {
         let Some(sequence) = self.table.get(number) else { return };
         if sequence.current.is_some() || sequence.assignment == Assignment::Lost {
@@ -205,24 +203,24 @@ impl SequenceBatcher {
         self.table.set_alarm(number, Some(now + idle));
     }
 
-    /// Forgets a sequence of which nothing waits or executes.
+    /// Removes a sequence without waiting or executing requests.
     fn finish(&mut self, number: Number) {
         let Some(sequence) = self.table.get(number) else { return };
         if let (Some(instance), Some(key)) = (sequence.instance(), sequence.running) {
             self.decided.push_back(Action::SequencesEnded { instance, keys: vec![key] });
         }
         self.table.remove(number);
-        self.seat_all();
+        self.assign_free_slots();
     }
 
-    /// Free slots go to the backlog.
-    fn seat_all(&mut self) {
+    /// Assigns free slots to sequences in the backlog.
+    fn assign_free_slots(&mut self) {
         while let Some(number) = self.table.seat() {
             self.issue(number);
         }
     }
 
-    /// Gives up the sequences whose time has come.
+    /// Ends the sequences whose timeout or idle time has passed.
     fn expire(&mut self, now: Instant) {
         while let Some(number) = self.table.pop_alarm(now) {
             match self.table.get(number).map(|sequence| sequence.assignment) {
@@ -235,7 +233,7 @@ impl SequenceBatcher {
         }
     }
 
-    /// Everything that the instance had is lost, and nothing of it comes back.
+    /// Removes an instance and rejects the requests of its sequences.
     fn lose(&mut self, instance: InstanceId, now: Instant) {
         if let Some(gone) = self.instances.remove(&instance) {
             self.decided.extend(gone.limiter_action(instance));
@@ -264,8 +262,8 @@ impl SequenceBatcher {
         }
     }
 
-    /// The sequences of the batch that the instance had.
-    fn batch_over(&mut self, instance: InstanceId, now: Instant) -> Vec<Number> {
+    /// Ends the instance's batch and returns the sequences in it.
+    fn end_batch(&mut self, instance: InstanceId, now: Instant) -> Vec<Number> {
         let Some(known) = self.instances.get_mut(&instance) else { return Vec::new() };
         if !known.is_executing() {
             return Vec::new();
@@ -302,7 +300,7 @@ impl Scheduler for SequenceBatcher {
     fn cancel(&mut self, request: RequestId, now: Instant) {
         if let Some(number) = self.table.waiting_in(request) {
             match self.sequences.implicit_start || self.overlaps() {
-                true => self.leave_out(number, request),
+                true => self.remove_one(number, request),
                 false => self.give_back(number, Some(request), RejectReason::Cancelled),
             }
             self.settle(number, now);
@@ -310,7 +308,7 @@ impl Scheduler for SequenceBatcher {
     }
 
     fn batch_done(&mut self, instance: InstanceId, now: Instant) {
-        for number in self.batch_over(instance, now) {
+        for number in self.end_batch(instance, now) {
             self.settle(number, now);
         }
     }
@@ -321,8 +319,8 @@ impl Scheduler for SequenceBatcher {
             return self.batch_done(instance, now);
         }
         let idle = Duration::from_micros(self.sequences.max_idle_us);
-        for number in self.batch_over(instance, now) {
-            // A step is missing: going on without it would be going on with a wrong state.
+        for number in self.end_batch(instance, now) {
+            // A step is missing: continuing without it would use a wrong state.
             for request in self.table.take_waiting(number, None) {
                 self.reject(request, self.lost());
             }
@@ -346,7 +344,7 @@ impl Scheduler for SequenceBatcher {
         self.lose(instance, now);
         self.instances.insert(instance, Instance::new(instance, &self.settings, &self.sequences, now));
         self.table.join(instance);
-        self.seat_all();
+        self.assign_free_slots();
     }
 
     fn instance_lost(&mut self, instance: InstanceId, now: Instant) {
@@ -365,7 +363,7 @@ impl Scheduler for SequenceBatcher {
         self.table.owners(instance).iter().any(Option::is_some)
     }
 
-    /// What was sent once is not sent again.
+    /// Rejects the request: no request is sent twice.
     fn requeue(&mut self, ticket: Ticket, _queued: Instant, _now: Instant) {
         if self.table.waiting_in(ticket.request).is_none() {
             self.reject(ticket.request, self.lost());
@@ -380,7 +378,7 @@ impl Scheduler for SequenceBatcher {
 
     fn reject_all(&mut self, reason: RejectReason, now: Instant) {
         let mut all: Vec<Number> = self.table.all().map(|(number, _)| number).collect();
-        // The youngest first, so that no slot is given to one that is about to go.
+        // Start with the youngest, so that no slot is assigned to a sequence that is about to be removed.
         all.sort_unstable_by(|one, other| other.cmp(one));
         for number in all {
             self.give_back(number, None, reason);
@@ -403,7 +401,7 @@ impl Scheduler for SequenceBatcher {
     }
 
     fn handle_timeout(&mut self, now: Instant) {
-        // A queue delay that is over shows when the next batch is asked for.
+        // An expired queue delay takes effect when the next batch is polled.
         self.expire(now);
     }
 

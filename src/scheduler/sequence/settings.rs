@@ -1,15 +1,15 @@
-//! The types that others use of sequences: their settings, their places in tickets and batches, and their counts.
+//! The public types of sequences: settings, positions in tickets and batches, and counts.
 
 use crate::id::{CorrelationId, RequestId};
 
-/// A request's place in a sequence, as its client says.
+/// A request's position in a sequence, as its client declares it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InSequence {
-    /// The sequence's id, not none.
+    /// The sequence's id, not empty.
     pub id: CorrelationId,
-    /// It begins the sequence.
+    /// Whether it begins the sequence.
     pub start: bool,
-    /// It is the last one.
+    /// Whether it is the last request of the sequence.
     pub end: bool,
 }
 
@@ -18,26 +18,27 @@ pub struct InSequence {
 pub struct SlotStep {
     /// The request.
     pub request: RequestId,
-    /// The number of its sequence: another one each time an id is begun.
+    /// The key of its sequence; a new one each time an id starts.
     pub key: u64,
-    /// Nothing of the sequence was sent before.
+    /// Whether no request of the sequence was sent before.
     pub start: bool,
-    /// Nothing comes after it.
+    /// Whether it is the last request of the sequence.
     pub end: bool,
 }
 
 /// How sequences share an instance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SequenceStrategy {
-    /// As many slots as the maximum batch has places, each of them one. [`Settings::max_queue_delay_us`](crate::scheduler::Settings::max_queue_delay_us) holds only if
-    /// neither it nor this utilization is 0: a batch goes when this part of the slots is ready or the delay is over.
+    /// One slot for each position of the maximum batch.
+    /// [`Settings::max_queue_delay_us`](crate::scheduler::Settings::max_queue_delay_us) applies only if it and this utilization
+    /// are not 0: a batch is sent when this share of the slots is ready or the delay has passed.
     Direct {
-        /// From 0 to 1.
+        /// The share of ready slots, from 0 to 1.
         minimum_slot_utilization: f32,
     },
-    /// So many slots (at least one) that have nothing to do with the batch.
+    /// A number of slots (at least one) that is independent of the batch.
     Oldest {
-        /// Slots of each instance.
+        /// The number of slots of each instance.
         max_candidate_sequences: u32,
     },
 }
@@ -47,39 +48,39 @@ pub enum SequenceStrategy {
 pub struct SequenceSettings {
     /// How sequences share an instance.
     pub strategy: SequenceStrategy,
-    /// Microseconds that a sequence may be idle.
+    /// How long a sequence may be idle, in microseconds.
     pub max_idle_us: u64,
-    /// One request makes a sequence, which ends when it is done and was not rescheduled.
+    /// Whether each request is a sequence, which ends when the request is done and was not rescheduled.
     pub iterative: bool,
-    /// Iterative requests of one id share an instance and begin in the order of arrival, each while those before it may
+    /// Whether iterative requests of one id share an instance and begin in the order of arrival, even while earlier ones may
     /// still be rescheduled. Has an effect only with `iterative` and the strategy `Oldest`.
     pub overlapping: bool,
-    /// Sequences that may wait for a slot; `None`: any number.
+    /// The maximum number of sequences that may wait for a slot; `None` for no limit.
     pub max_backlog: Option<usize>,
-    /// Requests that may wait in one sequence, beside the one that executes; 0: any number.
+    /// The maximum number of requests that may wait in one sequence, besides the executing one; 0 for no limit.
     pub max_queue: usize,
-    /// A sequence begins with the first request of its id, with START or without.
+    /// Whether the first request of an id starts a sequence, with or without START.
     pub implicit_start: bool,
-    /// [`Settings::delay_scheduler`](crate::scheduler::Settings::delay_scheduler) also waits until the backlog holds so many requests
-    /// (`TRITONSERVER_BACKLOG_DELAY_SCHEDULER`, for tests).
+    /// The number of requests in the backlog that [`Settings::delay_scheduler`](crate::scheduler::Settings::delay_scheduler) also
+    /// waits for (`TRITONSERVER_BACKLOG_DELAY_SCHEDULER`, for tests).
     pub backlog_hold: usize,
 }
 
-/// What there is of sequences.
+/// The current and total counts of sequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SequenceCounts {
-    /// That have a slot, or whose last request is on its way.
+    /// Sequences that have a slot, or whose last request is executing.
     pub active: usize,
-    /// That wait for a slot.
+    /// Sequences that wait for a slot.
     pub backlogged: usize,
-    /// Slots that a sequence has.
+    /// Occupied slots.
     pub slots_used: usize,
     /// Slots of all ready instances.
     pub slots: u64,
-    /// That were given up because they were idle, so far.
+    /// The total of sequences that were ended because they were idle.
     pub idle_evicted: u64,
-    /// Requests that were refused because their sequence had not been started, so far.
+    /// The total of requests that were rejected because their sequence had not been started.
     pub start_errors: u64,
-    /// Sequences that START began anew while they were active, so far.
+    /// The total of active sequences that START restarted.
     pub restarts: u64,
 }

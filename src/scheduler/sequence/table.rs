@@ -1,5 +1,5 @@
-//! Which sequences there are, what waits in them and which slot each has. The only place where slots change hands: a
-//! sequence takes one in [`Table::seat`] and gives it up in [`Table::vacate`], and nothing else writes an owner.
+//! The table of sequences: their waiting requests and their slots. Slots are assigned only in [`Table::seat`] and released only
+//! in [`Table::vacate`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -9,33 +9,33 @@ use crate::timeline::Instant;
 /// A sequence's number, in the order in which sequences began.
 pub(super) type Number = u64;
 
-/// A request of a sequence that waits.
+/// A waiting request of a sequence.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) request: RequestId,
-    /// The sequence as backends know it; another one from each START on.
+    /// The sequence's id for backends; each START begins another one.
     pub(super) key: u64,
     pub(super) shape_key: u64,
     pub(super) queued: Instant,
     pub(super) end: bool,
 }
 
-/// Which slot a sequence has, if any.
+/// The assignment of a sequence to a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Assignment {
     /// It waits for a slot.
     Backlog,
-    /// It has this slot.
+    /// It occupies this slot.
     Slot(InstanceId, u32),
-    /// Its last request executes on this instance; its slot is another's.
+    /// Its last request executes on this instance; its slot is already free.
     Leaving(InstanceId),
-    /// It holds one request that is executed again on this instance, and has no slot: see [`Table::split`].
+    /// It contains one rescheduled request on this instance, and has no slot: see [`Table::split`].
     Continued(InstanceId),
-    /// Its instance was lost: it is kept only so that its next request can be told.
+    /// Its instance was lost: it is kept only to reject its next requests with this reason.
     Lost,
 }
 
-/// The request of a sequence that has left the sequence's queue and is not done.
+/// The request of a sequence that was taken from its queue and is not done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Current {
     pub(super) request: RequestId,
@@ -43,7 +43,7 @@ pub(super) struct Current {
     pub(super) shape_key: u64,
     pub(super) queued: Instant,
     pub(super) end: bool,
-    /// It is in a batch; else it waits in its instance's batcher.
+    /// Whether it is in a batch; otherwise it waits in its instance's batcher.
     pub(super) sent: bool,
 }
 
@@ -53,19 +53,19 @@ pub(super) struct Sequence {
     pub(super) assignment: Assignment,
     pub(super) queue: VecDeque<Step>,
     pub(super) current: Option<Current>,
-    /// The key of requests that come now.
+    /// The key of requests that arrive now.
     pub(super) key: u64,
-    /// The key whose state the instance holds.
+    /// The key whose state the instance keeps.
     pub(super) running: Option<u64>,
-    /// Nothing more can come.
+    /// Whether it accepts no more requests.
     pub(super) closed: bool,
-    /// What waits in it must not go yet.
+    /// Whether its next request must wait until it is resumed.
     pub(super) held: bool,
-    /// The sequence that its request belongs to, if it is [`Assignment::Continued`].
+    /// The original sequence of its request, if it is [`Assignment::Continued`].
     pub(super) origin: Option<Number>,
-    /// Its requests that are [`Assignment::Continued`].
+    /// The number of its requests that are [`Assignment::Continued`].
     pub(super) continued: usize,
-    /// When it is given up: the timeout in the backlog, else the end of its idle time.
+    /// When the sequence is ended: the timeout in the backlog, otherwise the end of its idle time.
     alarm: Option<Instant>,
 }
 
@@ -76,12 +76,12 @@ impl Sequence {
         Self { id, assignment, queue, current, key, running, closed, held, origin, continued, alarm }
     }
 
-    /// Whether nothing of it waits or executes.
+    /// Returns whether none of its requests waits or executes.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.current.is_none() && self.continued == 0
     }
 
-    /// The instance that executes it.
+    /// Returns the instance that executes it.
     pub(super) fn instance(&self) -> Option<InstanceId> {
         match self.assignment {
             Assignment::Slot(instance, _) | Assignment::Leaving(instance) | Assignment::Continued(instance) => {
@@ -91,35 +91,35 @@ impl Sequence {
         }
     }
 
-    /// Its requests that do not execute.
+    /// Returns the number of its requests that do not execute.
     pub(super) fn waiting(&self) -> usize {
         self.queue.len() + usize::from(self.current.is_some_and(|current| !current.sent))
     }
 
-    /// Its next request, if that may go.
+    /// Returns its next request, if it may be executed.
     pub(super) fn next(&self) -> Option<&Step> {
         self.queue.front().filter(|_| !self.held)
     }
 
-    /// When its oldest request that waits came.
+    /// Returns the arrival time of its oldest waiting request.
     pub(super) fn oldest(&self) -> Option<Instant> {
         let issued = self.current.filter(|current| !current.sent).map(|current| current.queued);
         issued.or_else(|| self.queue.front().map(|step| step.queued))
     }
 }
 
-/// The slots of an instance, which are made when they are first used.
+/// The slots of an instance, which are created when they are first used.
 #[derive(Debug, Default)]
 struct Slots {
     owners: Vec<Option<Number>>,
-    /// Those of `owners` that nobody owns.
+    /// The free slots of `owners`.
     free: BTreeSet<u32>,
-    /// Sequences that have slots keep them; no other gets one.
+    /// Whether slots are no longer assigned; sequences that have one keep it.
     closing: bool,
 }
 
 impl Slots {
-    /// The smallest free slot of `most`.
+    /// Returns the smallest free slot of `most`.
     fn first_free(&self, most: u32) -> Option<u32> {
         if self.closing {
             return None;
@@ -129,26 +129,26 @@ impl Slots {
     }
 }
 
-/// See the module.
+/// The table of sequences; see the module's documentation.
 #[derive(Debug)]
 pub(super) struct Table {
-    /// Slots of each instance.
+    /// The number of slots of each instance.
     capacity: u32,
     sequences: HashMap<Number, Sequence>,
-    /// Sequences that take more requests.
+    /// Sequences that accept requests.
     by_id: HashMap<CorrelationId, Number>,
-    /// Requests that wait, in whatever queue.
+    /// Waiting requests, in any queue.
     waiting: RequestMap<Number>,
-    /// In order of arrival.
+    /// Sequences that wait for a slot, in order of arrival.
     backlog: BTreeSet<Number>,
     alarms: BTreeSet<(Instant, Number)>,
     instances: BTreeMap<InstanceId, Slots>,
-    /// Numbers of sequences and keys.
+    /// The latest number of a sequence or key.
     next: u64,
 }
 
 impl Table {
-    /// With so many slots for each instance.
+    /// Creates a table with `capacity` slots for each instance.
     pub(super) fn new(capacity: u32) -> Self {
         Self {
             capacity,
@@ -170,66 +170,66 @@ impl Table {
         self.sequences.get_mut(&number)
     }
 
-    /// All sequences, in no order.
+    /// Returns all sequences in arbitrary order.
     pub(super) fn all(&self) -> impl Iterator<Item = (Number, &Sequence)> {
         self.sequences.iter().map(|(number, sequence)| (*number, sequence))
     }
 
-    /// The sequence that takes requests with this id.
+    /// Returns the sequence that accepts requests with this id.
     pub(super) fn find(&self, id: &CorrelationId) -> Option<Number> {
         self.by_id.get(id).copied()
     }
 
-    /// The sequence in which the request waits.
+    /// Returns the sequence in which the request waits.
     pub(super) fn waiting_in(&self, request: RequestId) -> Option<Number> {
         self.waiting.get(&request).copied()
     }
 
-    /// Requests that wait.
+    /// Returns the number of waiting requests.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Sequences in the backlog.
+    /// Returns the number of sequences in the backlog.
     pub(super) fn backlogged(&self) -> usize {
         self.backlog.len()
     }
 
-    /// Requests of the sequences in the backlog.
+    /// Returns the number of requests of sequences in the backlog.
     pub(super) fn waiting_in_backlog(&self) -> usize {
         self.backlog.iter().filter_map(|number| self.get(*number)).map(|sequence| sequence.queue.len()).sum()
     }
 
-    /// Slots that are owned, and all.
+    /// Returns the number of occupied slots, and the total.
     pub(super) fn slots(&self) -> (usize, u64) {
         let used = self.instances.values().map(|slots| slots.owners.len() - slots.free.len()).sum();
         let open = self.instances.values().filter(|slots| !slots.closing).count();
         (used, open as u64 * u64::from(self.capacity))
     }
 
-    /// The owners of an instance's slots, as far as they were ever used.
+    /// Returns the owners of an instance's slots, as far as they were ever used.
     pub(super) fn owners(&self, instance: InstanceId) -> &[Option<Number>] {
         self.instances.get(&instance).map_or(&[], |slots| &slots.owners)
     }
 
-    /// A number that no sequence and no key has.
+    /// Returns an unused number for a sequence or key.
     fn fresh(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
-    /// Whether a new sequence would have a slot at once.
+    /// Returns whether a slot is free.
     pub(super) fn has_free_slot(&self) -> bool {
         self.free_slot().is_some()
     }
 
-    /// The free slot with the smallest number, so that instances fill evenly.
+    /// Returns the free slot with the smallest number, so that instances fill evenly.
     fn free_slot(&self) -> Option<(InstanceId, u32)> {
         let free = self.instances.iter().filter_map(|(id, slots)| Some((slots.first_free(self.capacity)?, *id)));
         free.min().map(|(slot, instance)| (instance, slot))
     }
 
-    /// A new sequence, with a free slot if there is one, else at the end of the backlog.
+    /// Adds a sequence. It takes a free slot if there is one, otherwise it is last in the backlog.
     pub(super) fn open(&mut self, id: CorrelationId) -> Number {
         let number = self.insert(id, Assignment::Backlog);
         self.backlog.insert(number);
@@ -237,7 +237,7 @@ impl Table {
         number
     }
 
-    /// Remembers until `at` that the sequence with this id was lost.
+    /// Records until `at` that the sequence with this id was lost.
     pub(super) fn mark_lost(&mut self, id: CorrelationId, at: Instant) {
         let number = self.insert(id, Assignment::Lost);
         self.set_alarm(number, Some(at));
@@ -250,8 +250,8 @@ impl Table {
         number
     }
 
-    /// Moves the request that a sequence executes, and that is to be executed again, to a sequence without a slot on the
-    /// same instance. Then the next request of the sequence can follow. Returns the number of the new sequence.
+    /// Moves the request that a sequence executes and that is rescheduled to a new sequence without a slot on the same instance,
+    /// so that the sequence's next request can follow. Returns the number of the new sequence.
     pub(super) fn split(&mut self, number: Number) -> Option<Number> {
         let fresh = self.fresh();
         let origin = self.sequences.get_mut(&number)?;
@@ -264,7 +264,7 @@ impl Table {
         Some(fresh)
     }
 
-    /// Gives the smallest free slot to the first sequence of the backlog, which is then no longer there.
+    /// Assigns the smallest free slot to the first sequence of the backlog, and removes it from there.
     pub(super) fn seat(&mut self) -> Option<Number> {
         let (instance, slot) = self.free_slot()?;
         let number = self.backlog.pop_first()?;
@@ -282,7 +282,7 @@ impl Table {
         Some(number)
     }
 
-    /// Takes a sequence's slot away, if it has one.
+    /// Releases a sequence's slot, if it has one.
     pub(super) fn vacate(&mut self, number: Number) {
         let Some(sequence) = self.sequences.get_mut(&number) else { return };
         let Assignment::Slot(instance, slot) = sequence.assignment else { return };
@@ -295,7 +295,7 @@ impl Table {
         }
     }
 
-    /// Appends a request. `again`: from it on the sequence is another one.
+    /// Appends a request. With `again` it starts a new key.
     pub(super) fn push(&mut self, number: Number, step: Step, again: bool) {
         let key = if again { self.fresh() } else { 0 };
         let Some(sequence) = self.sequences.get_mut(&number) else { return };
@@ -306,14 +306,14 @@ impl Table {
         sequence.queue.push_back(Step { key: sequence.key, ..step });
     }
 
-    /// The request of a sequence waits again, before all others of it.
+    /// Puts a request back to the front of a sequence's queue.
     pub(super) fn push_front(&mut self, number: Number, step: Step) {
         let Some(sequence) = self.sequences.get_mut(&number) else { return };
         self.waiting.insert(step.request, number);
         sequence.queue.push_front(step);
     }
 
-    /// The sequence's next request is about to be executed; it still waits until it is [`Table::sent`].
+    /// Takes the sequence's next request for execution. It counts as waiting until it is [`Table::sent`].
     pub(super) fn issue(&mut self, number: Number) -> Option<Step> {
         let sequence = self.sequences.get_mut(&number)?;
         let step = sequence.queue.pop_front()?;
@@ -322,7 +322,7 @@ impl Table {
         Some(step)
     }
 
-    /// What was issued is in a batch and does not wait any more.
+    /// Marks the issued request as sent: it no longer waits.
     pub(super) fn sent(&mut self, number: Number) -> Option<Current> {
         let current = self.sequences.get_mut(&number)?.current.as_mut()?;
         current.sent = true;
@@ -331,7 +331,7 @@ impl Table {
         Some(current)
     }
 
-    /// Takes out the requests of a sequence that wait, in order: all, or those from the one that is named on.
+    /// Removes the waiting requests of a sequence and returns them in order: all, or those starting at `from`.
     pub(super) fn take_waiting(&mut self, number: Number, from: Option<RequestId>) -> Vec<RequestId> {
         let Some(sequence) = self.sequences.get_mut(&number) else { return Vec::new() };
         let first = from.and_then(|from| sequence.queue.iter().position(|step| step.request == from));
@@ -347,7 +347,7 @@ impl Table {
         requests
     }
 
-    /// Takes out one request of a sequence that waits.
+    /// Removes one waiting request of a sequence.
     pub(super) fn take_one(&mut self, number: Number, request: RequestId) {
         let Some(sequence) = self.sequences.get_mut(&number) else { return };
         let issued = sequence.current.take_if(|current| !current.sent && current.request == request);
@@ -357,7 +357,7 @@ impl Table {
         self.waiting.remove(&request);
     }
 
-    /// No more requests come for this sequence; its id may begin another.
+    /// Closes a sequence: it accepts no more requests, and its id may start another.
     pub(super) fn close(&mut self, number: Number) {
         let Some(sequence) = self.sequences.get_mut(&number) else { return };
         sequence.closed = true;
@@ -366,7 +366,7 @@ impl Table {
         }
     }
 
-    /// Forgets a sequence of which nothing waits; its slot is free.
+    /// Removes a sequence without waiting requests, and releases its slot.
     pub(super) fn remove(&mut self, number: Number) {
         self.close(number);
         self.vacate(number);
@@ -375,7 +375,7 @@ impl Table {
         self.sequences.remove(&number);
     }
 
-    /// When the sequence is given up.
+    /// Sets when the sequence is ended.
     pub(super) fn set_alarm(&mut self, number: Number, at: Option<Instant>) {
         let Some(sequence) = self.sequences.get_mut(&number) else { return };
         if let Some(old) = std::mem::replace(&mut sequence.alarm, at) {
@@ -386,38 +386,38 @@ impl Table {
         }
     }
 
-    /// As [`Table::set_alarm`], unless an earlier time is set.
+    /// Like [`Table::set_alarm`], unless an earlier time is set.
     pub(super) fn set_earlier_alarm(&mut self, number: Number, at: Instant) {
         if self.get(number).is_some_and(|sequence| sequence.alarm.is_none_or(|alarm| at < alarm)) {
             self.set_alarm(number, Some(at));
         }
     }
 
-    /// When the next sequence is given up.
+    /// Returns when the next sequence is ended.
     pub(super) fn next_alarm(&self) -> Option<Instant> {
         self.alarms.first().map(|(at, _)| *at)
     }
 
-    /// A sequence whose time has come; its alarm is off.
+    /// Returns a sequence whose alarm time has passed, and clears its alarm.
     pub(super) fn pop_alarm(&mut self, now: Instant) -> Option<Number> {
         let &(_, number) = self.alarms.first().filter(|(at, _)| *at <= now)?;
         self.set_alarm(number, None);
         Some(number)
     }
 
-    /// An instance with free slots only.
+    /// Adds an instance with free slots only.
     pub(super) fn join(&mut self, instance: InstanceId) {
         self.instances.entry(instance).or_default();
     }
 
-    /// No sequence gets a slot of the instance any more.
+    /// Stops assigning slots of the instance.
     pub(super) fn close_instance(&mut self, instance: InstanceId) {
         if let Some(slots) = self.instances.get_mut(&instance) {
             slots.closing = true;
         }
     }
 
-    /// The instance is gone with its slots. Gives the sequences that it had, the oldest first; they have no place.
+    /// Removes an instance and its slots. Returns its sequences, the oldest first, which no longer have slots.
     pub(super) fn leave(&mut self, instance: InstanceId) -> Vec<Number> {
         self.instances.remove(&instance);
         let mut lost = Vec::new();

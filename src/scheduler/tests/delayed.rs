@@ -17,7 +17,7 @@ fn a_delayed_request_is_served_after_all_others() {
 }
 
 #[test]
-fn a_delayed_request_waits_for_others_until_the_queue_delay_of_its_arrival() {
+fn the_queue_delay_of_a_delayed_request_starts_with_its_arrival() {
     let queue_policy =
         QueuePolicy { default_timeout_us: 100_000, timeout_action: TimeoutAction::Delay, ..QueuePolicy::default() };
     let mut sim = sim(Settings { queue_policy, ..batching(8, &[4, 8], 10_000_000) });

@@ -1,5 +1,5 @@
-//! Several models that share a rate limiter, in virtual time: random demands, arrivals, losses, loads and unloads, and
-//! grants that reach their driver late, as they do when two threads are at work.
+//! Several models that share a rate limiter, in virtual time: random demands, arrivals, losses, loads and unloads, and grants
+//! that reach their driver late, as with two threads.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -19,7 +19,7 @@ enum Event {
     Join(usize, InstanceId),
     Load(usize),
     Unload(usize),
-    /// The grant that has been on its way for longest arrives.
+    /// The oldest pending grant arrives.
     Deliver,
     Wake(usize),
 }
@@ -37,9 +37,9 @@ struct Model {
     scheduler: Box<dyn Scheduler>,
     members: Vec<Member>,
     instances: Vec<Instance>,
-    /// Requests without an answer: their tickets, when they came, and whether they were lost once.
+    /// Requests without an answer: their tickets, their arrival times, and whether they were lost once.
     open: BTreeMap<RequestId, (Ticket, Instant, bool)>,
-    /// Executions of each instance.
+    /// The number of executions of each instance.
     executed: Vec<u64>,
     service: u64,
     loaded: bool,
@@ -55,7 +55,7 @@ struct World {
     events: BTreeMap<(Instant, u64), Event>,
     planned: u64,
     mailbox: VecDeque<Member>,
-    /// Since when each staged instance has waited.
+    /// When each staged instance was staged.
     staged: BTreeMap<Member, Instant>,
     longest_wait: u64,
     arrived: u64,
@@ -88,7 +88,7 @@ impl World {
         self.events.insert((time, self.planned), event);
     }
 
-    /// A model that is not loaded yet; each of its executions takes `service` microseconds, some twice that.
+    /// Adds a model that is not loaded yet; each of its executions takes `service` microseconds, some twice that.
     fn add(&mut self, settings: Settings, demands: Vec<Demand>, service: u64) -> usize {
         let settings = Settings { rate_limited: true, ..settings };
         let scheduler = create(settings.clone());
@@ -214,7 +214,7 @@ impl World {
         self.answered += 1;
     }
 
-    /// What the driver does: performs decisions, and passes on what the limiter grants.
+    /// Acts as the driver: performs decisions, and passes on grants of the limiter.
     fn turn(&mut self, model: usize) {
         loop {
             while let Some(action) = self.models[model].scheduler.poll_action(self.now) {
@@ -245,7 +245,7 @@ impl World {
         }
     }
 
-    /// A grant reaches its driver, perhaps after its instance or its model has gone.
+    /// Delivers a grant to its driver, possibly after its instance or its model was removed.
     fn grant(&mut self, member: Member) {
         let Some(&(model, instance)) = self.owners.get(&member) else { return };
         if self.limiter.holds(member) {
@@ -271,7 +271,7 @@ impl World {
             }
             Action::Release { instance } => self.limiter.release(member(instance)),
             Action::Execute { instance, requests, .. } => {
-                assert!(self.limiter.holds(member(instance)), "it executes without its resources");
+                assert!(self.limiter.holds(member(instance)), "an instance executes without its resources");
                 let at = instance.0 as usize;
                 let service = us(self.models[model].service * (1 + self.random.below(2)));
                 let executing = &mut self.models[model].instances[at];
@@ -284,10 +284,10 @@ impl World {
         }
     }
 
-    /// When resources are granted, what is held is within the limits: counted here by itself, over what executes and what
-    /// is on its way.
+    /// Checks that held resources are within the limits at each grant. Counts them independently of the limiter, over executing
+    /// instances and pending grants.
     fn check_grant(&mut self, member: Member) {
-        let since = self.staged.remove(&member).expect("only who is staged is granted");
+        let since = self.staged.remove(&member).expect("only staged instances get resources");
         self.longest_wait = self.longest_wait.max(self.now.ns_since(since));
         let (model, instance) = self.owners[&member];
         for need in &self.models[model].demands[instance.0 as usize].resources {
@@ -305,13 +305,13 @@ impl World {
         holding.map(|(_, (model, instance))| &self.models[*model].demands[instance.0 as usize])
     }
 
-    /// Who holds resources executes, or its grant is on its way.
+    /// Checks that each instance that holds resources executes, or has a pending grant.
     fn check_no_leak(&self) {
         for (member, (model, instance)) in &self.owners {
             let executes = self.models[*model].instances[instance.0 as usize].batch.is_some();
             let on_its_way = self.mailbox.contains(member);
-            assert!(executes <= self.limiter.holds(*member), "{instance:?} of {model} executes and holds nothing");
-            assert!(executes || on_its_way || !self.limiter.holds(*member), "{instance:?} of {model} holds on");
+            assert!(executes <= self.limiter.holds(*member), "{instance:?} of {model} executes without resources");
+            assert!(executes || on_its_way || !self.limiter.holds(*member), "{instance:?} of {model} leaks");
         }
     }
 
@@ -321,7 +321,7 @@ impl World {
             self.happen(event);
             self.check_no_leak();
         }
-        assert_eq!(self.answered, self.arrived, "everything is answered, and once");
+        assert_eq!(self.answered, self.arrived, "each request is answered once");
         assert!(self.staged.is_empty() && self.mailbox.is_empty());
         assert!(self.limiter.usage().iter().all(|usage| usage.used == 0), "{:?}", self.limiter.usage());
     }
@@ -360,7 +360,7 @@ fn random_settings(random: &mut Random) -> Settings {
     }
 }
 
-/// A random world with this many requests for each model, all its events planned.
+/// Creates a random simulation with this many requests for each model, with all its events planned.
 fn random_world(seed: u64, requests: u64) -> World {
     let mut random = Random(seed);
     let limits =
@@ -393,7 +393,7 @@ fn random_world(seed: u64, requests: u64) -> World {
                 world.at(Instant(0) + us(time + random.below(20_000)), Event::Load(model));
             }
         }
-        // Whatever was lost comes back at last, so that everything can be answered.
+        // All lost instances return at the end, so that every request can be answered.
         for number in 0..instances as u32 {
             world.at(Instant(0) + us(time + 30_000), Event::Join(model, InstanceId(number)));
         }
@@ -401,9 +401,9 @@ fn random_world(seed: u64, requests: u64) -> World {
     world
 }
 
-/// More than a million requests: never more than there is is held, nothing stays held, each is answered once, nobody starves.
+/// Checks over a million requests: limits hold, all resources are released, each request is answered once, and none starves.
 #[test]
-fn models_share_resources_and_keep_the_rules() {
+fn models_share_resources_within_the_limits() {
     let (mut arrived, mut refused_to_load) = (0, 0);
     for seed in 0..SEEDS {
         let mut world = random_world(seed, REQUESTS);
@@ -412,7 +412,7 @@ fn models_share_resources_and_keep_the_rules() {
         refused_to_load += world.models.iter().filter(|model| model.executed.iter().sum::<u64>() == 0).count();
         let slowest = world.models.iter().map(|model| 2 * model.service + 400).max().unwrap_or_default();
         let instances: usize = world.models.iter().map(|model| model.demands.len()).sum();
-        // An instance of priority 10 lets ten executions of each other pass, and waits for those that wait before it.
+        // An instance of priority 10 lets ten executions of each other pass, and waits for those before it.
         let bound = us(slowest * (instances * instances * 11) as u64);
         assert!(world.longest_wait < bound.as_nanos() as u64, "seed {seed}: {} ns", world.longest_wait);
     }
@@ -426,7 +426,7 @@ fn one(name: &str, count: u32, priority: u32) -> Demand {
     Demand { resources: vec![need(name, None, count)], priority }
 }
 
-/// A world of models with one instance each that are always busy for a second.
+/// Creates a simulation of models with one instance each that are always busy for a second.
 fn busy_world(seed: u64, demands: &[Demand], limits: Vec<Limit>) -> World {
     let mut world = World::new(seed, limits);
     for demand in demands {
@@ -442,7 +442,7 @@ fn busy_world(seed: u64, demands: &[Demand], limits: Vec<Limit>) -> World {
     world
 }
 
-/// Always busy instances that exclude each other execute in inverse proportion to their priorities, at any time.
+/// Instances that are always busy and exclude each other execute in inverse proportion to their priorities, at any time.
 #[test]
 fn executions_are_shared_by_priority() {
     for seed in 0..200 {
@@ -469,9 +469,9 @@ fn executions_are_shared_by_priority() {
     }
 }
 
-/// One that needs all of a resource is served among many that need little, as often as the weights say.
+/// An instance that needs all of a resource is served among many that need little, as often as its weight requires.
 #[test]
-fn a_large_need_is_not_passed_for_ever() {
+fn an_instance_with_a_large_need_does_not_starve() {
     let mut demands = vec![one("R", 1, 1); 6];
     demands.push(one("R", 4, 1));
     let mut world = busy_world(7, &demands, Vec::new());
@@ -481,9 +481,9 @@ fn a_large_need_is_not_passed_for_ever() {
     assert!(executed[6] >= 200 && executed[6] <= 2 * least, "{executed:?}");
 }
 
-/// Instances without a common resource do not hold each other up.
+/// Instances without a common resource do not delay each other.
 #[test]
-fn others_go_on_while_one_waits() {
+fn others_continue_while_one_waits() {
     let demands = [one("R", 1, 1), one("R", 1, 1), one("S", 1, 1), Demand::default()];
     let mut world = busy_world(3, &demands, Vec::new());
     world.run();

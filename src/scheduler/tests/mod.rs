@@ -1,4 +1,4 @@
-//! Tables of single decisions; `properties` holds what is true of every run.
+//! Tests of single decisions. `properties` tests invariants of random runs.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeMap;
@@ -38,14 +38,14 @@ fn batching(max_batch_size: u32, preferred: &[u32], max_queue_delay_us: u64) -> 
     Settings { max_batch_size, preferred_batch_sizes: preferred.to_vec(), max_queue_delay_us, ..Settings::default() }
 }
 
-/// One instance with a service time of 100 ms, ready from the start.
+/// Creates a simulation with one instance with a service time of 100 ms, ready from the start.
 fn sim(settings: Settings) -> Sim {
     let mut sim = Sim::new(create(settings), ms(100));
     sim.at(us(0), Event::Join(InstanceId(0)));
     sim
 }
 
-/// The batches and when they were sent, in milliseconds.
+/// Returns the batches and when they were sent, in milliseconds.
 fn timed(sim: &Sim) -> Vec<(u64, Vec<u64>)> {
     let record = |record: &Record| match record {
         Record::Sent { at, requests, .. } => Some((at.0 / 1_000_000, requests.iter().map(|id| id.0).collect())),
@@ -59,7 +59,7 @@ fn outcome(sim: &Sim, number: u64) -> (u64, Outcome) {
     (at.0 / 1_000_000, outcome)
 }
 
-/// All tickets come at once, 1 ms after the instance; then the batches with their times.
+/// Checks the batches and their times when all tickets arrive at once, 1 ms after the instance.
 #[track_caller]
 fn check(settings: Settings, tickets: impl IntoIterator<Item = Ticket>, expected: &[(u64, &[u64])]) {
     let mut sim = sim(settings);
@@ -70,13 +70,13 @@ fn check(settings: Settings, tickets: impl IntoIterator<Item = Ticket>, expected
 }
 
 #[test]
-fn without_preference_or_delay_whatever_waits_goes_to_an_idle_instance() {
+fn without_preferred_sizes_or_delay_an_idle_instance_gets_all_waiting_requests() {
     check(batching(8, &[], 0), (1..4).map(ticket), &[(1, &[1, 2, 3])]);
     check(batching(2, &[], 0), (1..4).map(ticket), &[(1, &[1, 2]), (101, &[3])]);
 }
 
 #[test]
-fn the_default_scheduler_executes_each_request_alone_whatever_its_size() {
+fn the_default_scheduler_executes_each_request_alone() {
     check(Settings::default(), [sized(1, 1), sized(2, 8), sized(3, 0)], &[(1, &[1]), (1, &[2]), (101, &[3])]);
     let unbatched = Settings { max_batch_size: 0, ..Settings::default() };
     check(unbatched, [sized(1, 0), sized(2, 0)], &[(1, &[1]), (1, &[2])]);
@@ -88,14 +88,14 @@ fn the_largest_preferred_size_wins_and_is_sent_without_waiting() {
 }
 
 #[test]
-fn a_batch_that_can_reach_no_preferred_size_goes_when_the_next_would_pass_the_largest() {
+fn a_batch_is_sent_when_the_next_request_would_exceed_the_largest_preferred_size() {
     check(batching(8, &[4], 500_000), [sized(1, 3), sized(2, 3)], &[(1, &[1]), (501, &[2])]);
 }
 
 #[test]
-fn after_the_delay_everything_goes_up_to_the_maximum() {
+fn after_the_delay_all_requests_are_sent_up_to_the_maximum() {
     check(batching(8, &[4, 6], 50_000), (1..3).map(ticket), &[(51, &[1, 2])]);
-    // The instance is busy for longer than the delay with the first: then 4 is preferred no more.
+    // The first request keeps the instance busy for longer than the delay: then 4 is no longer preferred.
     let mut sim = sim(batching(8, &[4], 50_000));
     sim.at(ms(1), Event::Arrive(sized(1, 8)));
     sim.at(ms(2), Event::Arrive(ticket(2)));
@@ -105,7 +105,7 @@ fn after_the_delay_everything_goes_up_to_the_maximum() {
 }
 
 #[test]
-fn a_request_above_the_largest_preferred_size_goes_alone_at_once() {
+fn a_request_above_the_largest_preferred_size_is_sent_alone_at_once() {
     check(batching(8, &[2], 500_000), [sized(1, 5)], &[(1, &[1])]);
     check(batching(8, &[], 500_000), [sized(1, 20)], &[(1, &[1])]);
 }
@@ -133,7 +133,7 @@ fn the_delay_counts_from_the_oldest_request() {
 
 #[test]
 fn a_busy_instance_gets_a_batch_only_when_waiting_could_not_improve_it() {
-    // Full: goes behind the running one. Partial: waits, grows, and goes when the instance is idle.
+    // A full batch is sent behind the running one. A partial one waits, grows, and is sent when the instance is idle.
     let mut full = sim(batching(2, &[], 0));
     full.at(ms(0), Event::Arrive(ticket(1)));
     (2..4).for_each(|number| full.at(ms(5), Event::Arrive(ticket(number))));
@@ -141,14 +141,14 @@ fn a_busy_instance_gets_a_batch_only_when_waiting_could_not_improve_it() {
     full.at(ms(150), Event::Arrive(ticket(5)));
     full.run();
     assert_eq!(timed(&full), [(0, vec![1]), (5, vec![2, 3]), (150, vec![4, 5])]);
-    // Cut off by another shape: cannot grow.
+    // A batch that is followed by another shape cannot grow.
     let mut cut = sim(batching(8, &[], 0));
     cut.at(ms(0), Event::Arrive(ticket(1)));
     cut.at(ms(5), Event::Arrive(shaped(2, 7)));
     cut.at(ms(6), Event::Arrive(shaped(3, 8)));
     cut.run();
     assert_eq!(timed(&cut), [(0, vec![1]), (6, vec![2]), (200, vec![3])]);
-    // The delay being over is no reason.
+    // An expired delay does not matter.
     let mut delayed = sim(batching(8, &[], 10_000));
     delayed.at(ms(0), Event::Arrive(ticket(1)));
     delayed.at(ms(20), Event::Arrive(ticket(2)));
@@ -158,7 +158,7 @@ fn a_busy_instance_gets_a_batch_only_when_waiting_could_not_improve_it() {
 }
 
 #[test]
-fn prefetch_can_be_switched_off_and_a_queue_policy_or_levels_forbid_it() {
+fn prefetch_is_disabled_by_its_setting_a_queue_policy_or_levels() {
     let limited = QueuePolicy { max_queue_size: 10, ..QueuePolicy::default() };
     let timed_out = QueuePolicy { default_timeout_us: 10, ..QueuePolicy::default() };
     let overridable = QueuePolicy { allow_timeout_override: true, ..QueuePolicy::default() };
@@ -182,9 +182,9 @@ fn prefetch_can_be_switched_off_and_a_queue_policy_or_levels_forbid_it() {
     check(with(limited), (1..3).map(ticket), &[(1, &[1]), (101, &[2])]);
 }
 
-/// Section 4.5: ten requests, maximum batch 4, 2 s a run.
+/// Ten requests, a maximum batch size of 4, and 2 s for each execution.
 #[test]
-fn the_pending_gauge_reads_as_in_triton() {
+fn the_pending_gauge_has_tritons_values() {
     for delay in [0, 500_000] {
         let mut sim = sim(batching(4, &[], delay));
         sim.drain = delay == 0;
@@ -232,7 +232,7 @@ fn an_expired_request_is_rejected_on_time_even_without_an_instance() {
 }
 
 #[test]
-fn a_request_shortens_its_timeout_only_where_there_is_one_and_it_may() {
+fn a_request_can_only_shorten_a_default_timeout_if_allowed() {
     for (default_timeout_us, allow_timeout_override, requested, expected) in [
         (0, false, 0, None),
         (0, true, 50, None),
@@ -254,7 +254,7 @@ fn a_cancelled_request_is_answered_at_once_and_never_sent() {
     sim.run();
     assert_eq!(timed(&sim), [(0, vec![1, 2]), (0, vec![3, 4])]);
     assert_eq!(outcome(&sim, 5), (10, Outcome::Rejected(RejectReason::Cancelled)));
-    assert_eq!(outcome(&sim, 1), (100, Outcome::Done), "too late for a request that executes");
+    assert_eq!(outcome(&sim, 1), (100, Outcome::Done), "an executing request is not cancelled");
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn work_goes_to_the_least_loaded_instance_in_turn() {
     let mut sim = sim(Settings::default());
     sim.at(us(0), Event::Join(InstanceId(1)));
     (1..5).for_each(|number| sim.at(ms(1), Event::Arrive(ticket(number))));
-    // One after the other, each to an instance that is idle: they still take turns.
+    // Single requests, each with idle instances only: the instances still take turns.
     (5..8).for_each(|number| sim.at(ms(1000 * number), Event::Arrive(ticket(number))));
     sim.run();
     let chosen = |record: &Record| match record {
@@ -276,7 +276,7 @@ fn work_goes_to_the_least_loaded_instance_in_turn() {
 }
 
 #[test]
-fn what_a_lost_instance_held_goes_first_elsewhere_once() {
+fn requests_of_a_lost_instance_are_requeued_first_and_once() {
     let mut sim = sim(batching(2, &[], 0));
     (1..6).for_each(|number| sim.at(ms(0), Event::Arrive(ticket(number))));
     sim.at(ms(10), Event::Lose(InstanceId(0)));
@@ -300,7 +300,7 @@ fn an_instance_that_joins_again_holds_nothing() {
     assert_eq!(scheduler.poll_action(now), sent);
     scheduler.instance_ready(InstanceId(0), now);
     scheduler.requeue(ticket(1), now, now);
-    assert_eq!((scheduler.poll_action(now), scheduler.poll_action(now)), (sent, None), "and there is one of it");
+    assert_eq!((scheduler.poll_action(now), scheduler.poll_action(now)), (sent, None), "the instance is known once");
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn stopping_refuses_new_requests_and_finishes_the_queued_ones_without_delay() {
 }
 
 #[test]
-fn everything_can_be_rejected() {
+fn all_queued_requests_can_be_rejected() {
     let mut scheduler = create(Settings::default());
     (1..3).for_each(|number| scheduler.enqueue(ticket(number), Instant(1)));
     scheduler.reject_all(RejectReason::NoInstance, Instant(2));
@@ -341,7 +341,7 @@ fn everything_can_be_rejected() {
 }
 
 #[test]
-fn the_test_hook_holds_everything_until_enough_are_queued_once() {
+fn the_test_setting_holds_execution_until_enough_requests_are_queued() {
     let mut sim = sim(Settings { delay_scheduler: Some(3), ..batching(8, &[], 0) });
     for (time, number) in [(1, 1), (2, 2), (3, 3), (200, 4)] {
         sim.at(ms(time), Event::Arrive(ticket(number)));
@@ -351,7 +351,7 @@ fn the_test_hook_holds_everything_until_enough_are_queued_once() {
 }
 
 #[test]
-fn lower_levels_go_first_and_unknown_ones_are_the_default() {
+fn lower_levels_are_served_first_and_unknown_ones_are_the_default() {
     let settings = Settings { priority_levels: 3, default_priority_level: 2, ..Settings::default() };
     let tickets = [(1, 3), (2, 3), (3, 3), (4, 0), (5, 99), (6, 1)]
         .map(|(number, priority)| Ticket { priority, ..ticket(number) });
@@ -360,14 +360,14 @@ fn lower_levels_go_first_and_unknown_ones_are_the_default() {
 }
 
 #[test]
-fn a_more_important_arrival_joins_the_batch_in_front_of_others() {
+fn a_request_of_a_higher_priority_joins_the_batch_before_others() {
     let levels = Settings { priority_levels: 2, default_priority_level: 1, ..batching(8, &[], 500_000) };
     let mut scheduler = create(levels);
     let now = Instant(1);
     scheduler.instance_ready(InstanceId(0), now);
     scheduler.enqueue(ticket(2), now);
-    assert_eq!(scheduler.poll_action(now), None, "it waits for company");
-    // The walk has seen 2; now 3 (level 2, another shape) and 4 (level 1) come before it goes on.
+    assert_eq!(scheduler.poll_action(now), None, "it waits for further requests");
+    // The scan has reached 2; now 3 (level 2, another shape) and 4 (level 1) arrive before it continues.
     scheduler.enqueue(Ticket { priority: 2, ..shaped(3, 9) }, now);
     scheduler.enqueue(ticket(4), now);
     let expected = Action::Execute {
@@ -379,7 +379,7 @@ fn a_more_important_arrival_joins_the_batch_in_front_of_others() {
 }
 
 #[test]
-fn what_has_waited_too_long_for_an_instance_is_rejected() {
+fn requests_that_wait_too_long_for_an_instance_are_rejected() {
     let mut scheduler = create(batching(8, &[], 0));
     (1..4).for_each(|number| scheduler.enqueue(ticket(number), Instant(number)));
     scheduler.reject_queued_before(Instant(3), RejectReason::NotBack, Instant(9));
@@ -391,7 +391,7 @@ fn what_has_waited_too_long_for_an_instance_is_rejected() {
 }
 
 #[test]
-fn a_closing_instance_ends_its_batch_and_gets_no_other() {
+fn a_closing_instance_finishes_its_batch_and_gets_no_other() {
     let mut scheduler = create(Settings { rate_limited: true, ..batching(1, &[], 0) });
     let (now, instance) = (Instant(1), InstanceId(0));
     scheduler.instance_ready(instance, now);
@@ -408,7 +408,7 @@ fn a_closing_instance_ends_its_batch_and_gets_no_other() {
 }
 
 #[test]
-fn what_makes_no_sense_is_ignored() {
+fn invalid_calls_are_ignored() {
     let mut scheduler = create(Settings::default());
     let now = Instant(1);
     scheduler.batch_done(InstanceId(4), now);
@@ -422,7 +422,7 @@ fn what_makes_no_sense_is_ignored() {
     scheduler.enqueue(ticket(1), now);
     scheduler.requeue(ticket(1), now, now);
     assert!(scheduler.poll_action(now).is_some());
-    assert_eq!(scheduler.poll_action(now), None, "one request is queued once");
+    assert_eq!(scheduler.poll_action(now), None, "the request is queued only once");
 }
 
 #[test]
@@ -444,7 +444,7 @@ fn errors_have_tritons_codes_and_texts() {
     assert_eq!(RejectReason::NoInstance.error("m", &CorrelationId::default()).code, ErrorCode::Unavailable);
 }
 
-/// The reason for which the first batch of these requests goes, asked for at `at` microseconds.
+/// Returns the reason of the first batch of these requests, polled at `at` microseconds.
 fn first_reason(settings: Settings, shapes: &[u64], at: u64, stop: bool) -> SendReason {
     let mut scheduler = create(settings);
     scheduler.instance_ready(InstanceId(0), Instant(0));
@@ -461,7 +461,7 @@ fn first_reason(settings: Settings, shapes: &[u64], at: u64, stop: bool) -> Send
 }
 
 #[test]
-fn every_batch_says_why_it_goes_now() {
+fn every_batch_has_a_reason() {
     let batching = Settings { max_batch_size: 4, ..Settings::default() };
     let delayed = Settings { max_queue_delay_us: 10, ..batching.clone() };
     let preferring = Settings { preferred_batch_sizes: vec![2, 3], ..delayed.clone() };
@@ -481,7 +481,7 @@ fn every_batch_says_why_it_goes_now() {
 }
 
 #[test]
-fn what_waits_is_told_by_level() {
+fn waiting_requests_are_counted_by_level() {
     let levels = Settings { priority_levels: 2, default_priority_level: 2, ..Settings::default() };
     let mut scheduler = create(levels);
     assert_eq!(scheduler.waiting(), Waiting::default());

@@ -1,4 +1,4 @@
-//! What must hold for every run: random settings, arrivals, cancellations, lost instances and service times.
+//! Invariants of random runs: random settings, arrivals, cancellations, lost instances and service times.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,11 +18,11 @@ use crate::timeline::Instant;
 struct Scenario {
     settings: Settings,
     instances: u32,
-    /// Microseconds since the one before, and the request.
+    /// Microseconds since the previous request, and the request.
     arrivals: Vec<(u64, Ticket)>,
-    /// How long after its arrival, and which of the requests.
+    /// The time after the arrival in microseconds, and the number of the request.
     cancels: Vec<(u64, u64)>,
-    /// When, which instance, and how long it is away.
+    /// The time, the instance, and the duration of its absence.
     losses: Vec<(u64, u32, u64)>,
     service: Vec<u64>,
     stop: Option<u64>,
@@ -107,7 +107,7 @@ impl Scenario {
         let mut away_until: BTreeMap<u32, u64> = BTreeMap::new();
         for &(time, number, away) in &self.losses {
             let number = number % self.instances;
-            // An instance that is away cannot be lost again.
+            // An instance that is absent cannot be lost again.
             if away_until.get(&number).is_none_or(|&until| until < time) && !away_until.contains_key(&number) {
                 sim.at(us(time), Event::Lose(InstanceId(number)));
                 sim.at(us(time + away), Event::Join(InstanceId(number)));
@@ -138,16 +138,16 @@ fn sent(sim: &Sim) -> impl Iterator<Item = (Instant, usize, &[RequestId])> {
     })
 }
 
-/// Between two events nothing that could run waits, and the scheduler knows when it wants to be woken.
+/// Checks that between two events no request waits that could run, and that the scheduler has the right timeout.
 fn check_at_rest(scenario: &Scenario, sim: &Sim, stopped: bool) {
     let settings = &scenario.settings;
     let delay = us(settings.max_queue_delay_us);
     let oldest = sim.waiting().map(|known| known.queued).min();
     let idle = sim.in_flight().any(|batches| batches == 0);
     if let (Some(oldest), true) = (oldest, idle) {
-        assert!(sim.now - oldest < delay, "at {:?} one waits since {oldest:?} for an idle instance", sim.now);
-        assert!(sim.scheduler().poll_timeout().is_some_and(|due| due <= oldest + delay), "nobody would wake it");
-        assert!(!stopped, "nothing waits for a batch to fill when no more is let in");
+        assert!(sim.now - oldest < delay, "at {:?} waiting since {oldest:?}, an instance is idle", sim.now);
+        assert!(sim.scheduler().poll_timeout().is_some_and(|due| due <= oldest + delay), "there is no timeout for it");
+        assert!(!stopped, "no request waits for a batch to fill while stopping");
     }
     assert!(sim.scheduler().poll_timeout().is_none_or(|due| due > sim.now), "a busy loop");
     assert!(sim.in_flight().all(|batches| batches <= settings.max_in_flight() as usize));
@@ -170,7 +170,7 @@ fn check_batches(scenario: &Scenario, sim: &Sim) {
     }
 }
 
-/// Each level is served in order of arrival, and no level while a more important one waits.
+/// Checks that each level is served in order of arrival, and no level while a higher priority waits.
 fn check_order(scenario: &Scenario, sim: &Sim) {
     let undisturbed = |request: &RequestId| {
         let delayed = |at: Instant| scenario.deadline(sim, *request).is_some_and(|deadline| deadline <= at);
@@ -192,8 +192,8 @@ fn check_order(scenario: &Scenario, sim: &Sim) {
 
 fn check_answers(scenario: &Scenario, sim: &Sim) {
     let answered: BTreeSet<RequestId> = sim.answers().map(|(_, request, _)| request).collect();
-    assert_eq!(answered.len(), scenario.arrivals.len(), "everything is answered");
-    assert_eq!(sim.answers().count(), answered.len(), "and once");
+    assert_eq!(answered.len(), scenario.arrivals.len(), "every request is answered");
+    assert_eq!(sim.answers().count(), answered.len(), "each request is answered once");
     for (at, request, outcome) in sim.answers() {
         let known = &sim.requests[&request];
         match outcome {
@@ -202,22 +202,22 @@ fn check_answers(scenario: &Scenario, sim: &Sim) {
                 assert!(scenario.cancels.iter().any(asked), "{request:?} was not cancelled at {at:?}");
             }
             Outcome::Rejected(RejectReason::Timeout) if !known.retried => {
-                assert_eq!(Some(at), scenario.deadline(sim, request), "{request:?} is rejected when its time is over");
+                assert_eq!(Some(at), scenario.deadline(sim, request), "{request:?} is rejected at its deadline");
             }
             Outcome::Rejected(reason) if reason.refused_on_arrival() => assert_eq!(at, known.queued),
-            Outcome::Lost => assert!(known.retried, "a lost request gets a second chance"),
+            Outcome::Lost => assert!(known.retried, "a lost request is retried"),
             _ => {}
         }
     }
     if scenario.settings.preserve_ordering {
-        let in_turn = |outcome: &Outcome| !matches!(outcome, Outcome::Rejected(_));
+        let in_order = |outcome: &Outcome| !matches!(outcome, Outcome::Rejected(_));
         let order: Vec<RequestId> =
-            sim.answers().filter(|(_, _, outcome)| in_turn(outcome)).map(|(_, request, _)| request).collect();
-        assert!(order.is_sorted(), "answers leave in order of arrival: {order:?}");
+            sim.answers().filter(|(_, _, outcome)| in_order(outcome)).map(|(_, request, _)| request).collect();
+        assert!(order.is_sorted(), "answers are sent in order of arrival: {order:?}");
     }
 }
 
-fn keeps_the_rules(scenario: &Scenario) {
+fn check_invariants(scenario: &Scenario) {
     let mut sim = scenario.sim(create(scenario.settings.clone()));
     while sim.step() {
         let stopped = scenario.stop.is_some_and(|time| Instant(0) + us(time) <= sim.now);
@@ -228,15 +228,15 @@ fn keeps_the_rules(scenario: &Scenario) {
     check_answers(scenario, &sim);
 }
 
-/// The same over more than a million requests, always the same ones.
+/// Checks the same invariants over more than a million requests, with a fixed seed.
 #[test]
-fn a_million_requests_keep_the_rules() {
+fn a_million_requests_keep_the_invariants() {
     let config = ProptestConfig { cases: 40_000, failure_persistence: None, ..ProptestConfig::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let requests = Cell::new(0);
     let result = runner.run(&scenario(), |scenario| {
         requests.set(requests.get() + scenario.arrivals.len());
-        keeps_the_rules(&scenario);
+        check_invariants(&scenario);
         Ok(())
     });
     assert!(result.is_ok(), "{result:?}");
@@ -247,12 +247,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_run_keeps_the_rules(scenario in scenario()) {
-        keeps_the_rules(&scenario);
+    fn random_runs_keep_the_invariants(scenario in scenario()) {
+        check_invariants(&scenario);
     }
 
     #[test]
-    fn it_decides_as_the_plain_one(scenario in scenario()) {
+    fn decisions_equal_those_of_the_reference(scenario in scenario()) {
         let mut real = scenario.sim(create(scenario.settings.clone()));
         let mut plain = scenario.sim(Box::new(Reference::new(scenario.settings.clone())));
         real.run();
@@ -261,7 +261,7 @@ proptest! {
     }
 }
 
-/// Long queues stay cheap: this is a second's work for lists that are searched, and milliseconds for ours.
+/// Checks that long queues are cheap: a linear search would take a second here, the queue takes milliseconds.
 #[test]
 fn a_hundred_thousand_waiting_requests_are_cheap() {
     let settings = Settings { max_batch_size: 8, ..Settings::default() };

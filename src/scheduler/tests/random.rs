@@ -1,6 +1,6 @@
-//! Random numbers for worlds that are built by hand.
+//! Random numbers for hand-written simulations.
 
-/// Random numbers (SplitMix64).
+/// A random number generator (SplitMix64).
 pub(in crate::scheduler) struct Random(pub(in crate::scheduler) u64);
 
 impl Random {
@@ -12,7 +12,7 @@ impl Random {
         (z ^ (z >> 31)) % end
     }
 
-    /// One in `of`.
+    /// Returns true with a probability of one in `of`.
     pub(in crate::scheduler) fn chance(&mut self, of: u64) -> bool {
         self.below(of) == 0
     }

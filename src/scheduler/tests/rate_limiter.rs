@@ -1,11 +1,11 @@
-//! Tables of single decisions of the rate limiter.
+//! Tests of single decisions of the rate limiter.
 
 use crate::scheduler::rate_limiter::{Demand, Limit, Member, Need, RateLimiter};
 use crate::timeline::Instant;
 
 const NOW: Instant = Instant(0);
 
-/// `R 2, S@1 3`: two of the global `R` and three of device 1's `S`.
+/// Parses a demand: `R 2, S@1 3` is two of the global `R` and three of device 1's `S`.
 fn demand(text: &str, priority: u32) -> Demand {
     let need = |part: &str| {
         let (resource, count) = part.trim().split_once(' ').unwrap();
@@ -22,7 +22,7 @@ fn limit(name: &str, count: u32, device: Option<u32>) -> Limit {
     Limit { name: name.to_owned(), count, device }
 }
 
-/// A limiter with one instance for each demand.
+/// Creates a limiter with one instance for each demand.
 fn limiter(demands: &[(&str, u32)], limits: Vec<Limit>) -> (RateLimiter, Vec<Member>) {
     let mut limiter = RateLimiter::new(limits);
     let demands: Vec<Demand> = demands.iter().map(|(text, priority)| demand(text, *priority)).collect();
@@ -30,7 +30,7 @@ fn limiter(demands: &[(&str, u32)], limits: Vec<Limit>) -> (RateLimiter, Vec<Mem
     (limiter, members)
 }
 
-/// Everybody who gets resources now, by position.
+/// Returns the positions of all instances that get resources now.
 fn granted(limiter: &mut RateLimiter, members: &[Member]) -> Vec<usize> {
     let granted = std::iter::from_fn(|| limiter.poll(NOW));
     granted.map(|member| members.iter().position(|other| *other == member).unwrap()).collect()
@@ -41,7 +41,7 @@ fn usage(limiter: &RateLimiter) -> Vec<(String, u32, u64)> {
     limiter.usage().into_iter().map(|usage| (name(usage.name, usage.device), usage.total, usage.used)).collect()
 }
 
-/// All are busy all the time and one at a time fits: who executes, in order.
+/// Returns the order of executions when all instances are always busy and only one can execute at a time.
 fn rounds(limiter: &mut RateLimiter, members: &[Member], count: usize) -> String {
     let mut order = String::new();
     for _ in 0..count {
@@ -54,7 +54,7 @@ fn rounds(limiter: &mut RateLimiter, members: &[Member], count: usize) -> String
 }
 
 #[test]
-fn there_is_as_much_as_one_instance_needs_at_most() {
+fn the_amount_is_the_maximum_need_of_one_instance() {
     let (mut limiter, members) = limiter(&[("R 2, S@0 3", 1), ("R 4", 1), ("S@1 1", 1)], Vec::new());
     let total = |name: &str, total: u32| (name.to_owned(), total, 0);
     assert_eq!(usage(&limiter), [total("R", 4), total("S@0", 3), total("S@1", 1)]);
@@ -86,7 +86,7 @@ fn an_explicit_limit_fixes_the_amount() {
 }
 
 #[test]
-fn what_could_never_be_scheduled_is_refused_and_changes_nothing() {
+fn unsatisfiable_demands_are_refused_without_effect() {
     let mut limiter = RateLimiter::new(vec![limit("R", 4, None)]);
     limiter.register(&[demand("S@0 1", 1)]).unwrap();
     let before = usage(&limiter);
@@ -125,7 +125,7 @@ fn staged_instances_are_served_by_executions_times_priority() {
 }
 
 #[test]
-fn a_newcomer_and_one_that_was_idle_begin_where_the_others_are() {
+fn new_and_idle_instances_start_near_the_others() {
     let (mut limiter, mut members) = limiter(&[("R 1", 1), ("R 1", 1), ("R 1", 1)], Vec::new());
     members[..2].iter().for_each(|member| limiter.stage(*member, NOW));
     rounds(&mut limiter, &members, 1_000);
@@ -133,19 +133,19 @@ fn a_newcomer_and_one_that_was_idle_begin_where_the_others_are() {
     members.extend(limiter.register(&[demand("R 1", 1)]).unwrap());
     limiter.stage(members[3], NOW);
     let order = rounds(&mut limiter, &members, 12);
-    for who in 'a'..='d' {
-        assert_eq!(order.chars().filter(|c| *c == who).count(), 3, "{order}");
+    for member in 'a'..='d' {
+        assert_eq!(order.chars().filter(|c| *c == member).count(), 3, "{order}");
     }
 }
 
 #[test]
-fn one_that_waits_keeps_what_it_needs_and_others_take_the_rest() {
+fn a_waiting_instance_reserves_its_needs_and_others_get_the_rest() {
     let (mut limiter, members) =
         limiter(&[("R 1", 1), ("R 3, S 1", 1), ("R 1", 1), ("S 2", 1), ("T 1", 1)], Vec::new());
     limiter.stage(members[0], NOW);
     assert_eq!(granted(&mut limiter, &members), [0]);
     members[1..].iter().for_each(|member| limiter.stage(*member, NOW));
-    // Two of R are free and one is missing; of S one of two is kept.
+    // Two units of R are free and one is missing; one of the two units of S is reserved.
     assert_eq!(granted(&mut limiter, &members), [4]);
     limiter.release(members[0]);
     assert_eq!(granted(&mut limiter, &members), [1]);
@@ -154,8 +154,8 @@ fn one_that_waits_keeps_what_it_needs_and_others_take_the_rest() {
 }
 
 #[test]
-fn nobody_is_passed_more_often_than_the_priorities_say() {
-    // A chain: the first keeps the second's resource busy most of the time, the third is always ready for the second's.
+fn overtaking_is_bounded_by_the_priorities() {
+    // The first keeps one resource of the second busy most of the time; the third always competes for the other one.
     let (mut limiter, members) = limiter(&[("R 1", 1), ("R 1, S 1", 1_000), ("S 1", 1)], Vec::new());
     members.iter().for_each(|member| limiter.stage(*member, NOW));
     let mut passed = 0;
@@ -170,8 +170,8 @@ fn nobody_is_passed_more_often_than_the_priorities_say() {
 }
 
 #[test]
-fn a_count_made_elsewhere_is_not_held_against_anybody() {
-    // The third has executed ten thousand times without company; the second begins beside it, and so far behind the first.
+fn executions_without_competitors_cause_no_disadvantage() {
+    // The third has executed ten thousand times without competitors. The second starts near it, and so far behind the first.
     let (mut limiter, members) = limiter(&[("R 1", 1), ("R 1, S 1", 1), ("S 1", 1)], Vec::new());
     limiter.stage(members[2], NOW);
     rounds(&mut limiter, &members, 10_000);
@@ -188,7 +188,7 @@ fn a_count_made_elsewhere_is_not_held_against_anybody() {
 }
 
 #[test]
-fn what_is_withdrawn_is_free_and_no_execution() {
+fn withdrawn_resources_are_free_and_count_as_no_execution() {
     let (mut limiter, members) = limiter(&[("R 1", 1), ("R 1", 1)], Vec::new());
     for _ in 0..5 {
         limiter.stage(members[0], NOW);
@@ -204,7 +204,7 @@ fn what_is_withdrawn_is_free_and_no_execution() {
 }
 
 #[test]
-fn an_unloaded_holder_gives_back_and_a_smaller_amount_is_not_exceeded_again() {
+fn unloading_a_holder_frees_its_resources_and_may_reduce_the_amount() {
     let (mut limiter, members) = limiter(&[("R 4", 1), ("R 2", 1), ("R 2", 1)], Vec::new());
     members[1..].iter().for_each(|member| limiter.stage(*member, NOW));
     assert_eq!(granted(&mut limiter, &members), [1, 2]);
@@ -212,13 +212,13 @@ fn an_unloaded_holder_gives_back_and_a_smaller_amount_is_not_exceeded_again() {
     assert_eq!(usage(&limiter), [("R".to_owned(), 2, 4)]);
     limiter.release(members[1]);
     limiter.stage(members[1], NOW);
-    assert_eq!(granted(&mut limiter, &members), [0; 0], "both of two are still held");
+    assert_eq!(granted(&mut limiter, &members), [0; 0], "both units are still held");
     limiter.unregister(&members[2..]);
     assert_eq!(granted(&mut limiter, &members), [1]);
 }
 
 #[test]
-fn waiting_is_measured() {
+fn waiting_times_are_measured() {
     let (mut limiter, members) = limiter(&[("R 1", 1), ("R 1", 1)], Vec::new());
     members.iter().for_each(|member| limiter.stage(*member, Instant(10)));
     assert!(limiter.poll(Instant(10)).is_some());

@@ -1,5 +1,5 @@
-//! The dynamic batcher once more, as plainly as the specification puts it: a list that is walked from its start whenever
-//! something is asked. Slow and without any state that could go stale; the real one must decide the same.
+//! A reference implementation of the dynamic batcher: a list that is scanned from its start at every call. It is slow but keeps
+//! no derived state; the real batcher must make the same decisions.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -54,7 +54,7 @@ impl Reference {
         self.settings.policy(item.level).timeout_action == TimeoutAction::Delay
     }
 
-    /// The index of the first late request that the walk comes to.
+    /// Returns the index of the first late request that the scan reaches.
     fn late(&self, now: Instant) -> Option<usize> {
         let max = self.settings.max_batch_size.max(1);
         let mut items = 0;
@@ -70,7 +70,7 @@ impl Reference {
         None
     }
 
-    /// Serves the late requests that the walk comes to after the others of their levels.
+    /// Moves the late requests that the scan reaches behind the others of their levels.
     fn delay(&mut self, now: Instant) {
         while let Some(index) = self.late(now) {
             let item = self.queue.remove(index);
@@ -79,7 +79,7 @@ impl Reference {
         }
     }
 
-    /// Steps 1 to 4 of section 4.2 over the list, and the rule for the second batch in flight.
+    /// Returns the length of the batch to send now, by the rules in the documentation of the dynamic batcher.
     fn count(&self, idle: bool, now: Instant) -> Option<usize> {
         let max = self.settings.max_batch_size.max(1);
         let mut preferred: Vec<u32> = self.settings.preferred_batch_sizes.clone();

@@ -1,4 +1,4 @@
-"""max(x W, 0) with PyTorch on the instance's device, and where that was."""
+"""Computes max(x W, 0) with PyTorch on the instance's device, and returns the device."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""max(x W, 0) with CuPy on the instance's device, and where that was."""
+"""Computes max(x W, 0) with CuPy on the instance's device, and returns the device."""
 
 import cupy
 import numpy as np

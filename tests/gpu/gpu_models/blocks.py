@@ -1,17 +1,17 @@
-"""Blocks of a transformer in BF16, as a model in Python and as the class that `plain_loop.py` calls: one code for both."""
+"""Transformer blocks in BF16, as a model in Python and as the class that `plain_loop.py` calls: both share one implementation."""
 
 import torch
 from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
 
 DIFFERENT = 4
-"""So many blocks have weights of their own; they are run through again and again."""
+"""Number of blocks with different weights; passes cycle through them."""
 
 
 class Blocks:
     def __init__(self, device, tokens, hidden, passes):
         self.device, self.tokens, self.hidden, self.passes = torch.device(device), tokens, hidden, passes
         self.heads = max(hidden // 128, 1)
-        # Made on the device: on the CPU a thousand million numbers take long.
+        # Generated on the device: generating a thousand million numbers on the CPU takes long.
         numbers = torch.Generator(self.device).manual_seed(3)
         shapes = [(hidden, 3 * hidden), (hidden, hidden), (hidden, 4 * hidden), (4 * hidden, hidden)]
         self.blocks = [[self.weights(numbers, shape) for shape in shapes] for _ in range(DIFFERENT)]
@@ -21,7 +21,7 @@ class Blocks:
 
     @torch.inference_mode()
     def __call__(self, given):
-        """FP16 [tokens, hidden], wherever it is, to FP32 [hidden] on the CPU."""
+        """Converts FP16 [tokens, hidden] on any device to FP32 [hidden] on the CPU."""
         values = given.to(self.device, non_blocking=True).to(torch.bfloat16)
         for number in range(self.passes):
             values = self.block(values, *self.blocks[number % DIFFERENT])

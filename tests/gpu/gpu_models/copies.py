@@ -1,4 +1,4 @@
-"""Copies its input to the device and says how many milliseconds that took, by events, and whether the memory was pinned."""
+"""Copies its input to the device; returns the milliseconds of the copy, measured by events, and whether the memory was pinned."""
 
 import time
 
@@ -17,7 +17,7 @@ class TritonPythonModel:
         return [self.one(request) for request in requests]
 
     def copied(self, given):
-        """The copy, and its milliseconds."""
+        """Returns the copy and its duration in milliseconds."""
         if not self.on_gpu:
             begun = time.perf_counter()
             copy = given.clone()

@@ -1,10 +1,10 @@
-"""Twice its input with PyTorch, all requests together, on the instance's device, where inputs are taken and outputs are left."""
+"""Doubles its input with PyTorch, all requests together, on the instance's device; inputs and outputs stay there."""
 
 import torch
 import triton_python_backend_utils as pb_utils
 
 SLEEP = 20_000_000
-"""Cycles of the device before the result is there: who copies it sooner copies what was there before."""
+"""Device cycles before the result is ready: a copy that does not wait gets the previous content."""
 
 
 class TritonPythonModel:

@@ -1,4 +1,4 @@
-"""A handler of TorchServe: twice the numbers of a JSON list, on the device that its context names, and where that was."""
+"""A TorchServe handler: doubles the numbers of a JSON list on the device that its context names, and returns the device."""
 
 import json
 

@@ -1,5 +1,5 @@
-"""Holds memory of the device, waits before that while a file `slow` is beside it, ends in a kernel when it is told to, and goes
-through its memory N times when it is given -N."""
+"""Holds memory of the device; if a file `slow` is beside it, waits before that. Fails in a kernel on request, and makes N passes
+over its memory for an input of -N."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ class TritonPythonModel:
         if given == 1 and not self.on_gpu:
             os.kill(os.getpid(), signal.SIGKILL)
         if given == 1:
-            # The kernel looks at an element that is not there, and its assertion fails.
+            # The kernel accesses an element that does not exist, and its assertion fails.
             self.held[torch.tensor([1 << 40], device=self.device)].sum().item()
         for _ in range(-given):
             self.held.add_(0)

@@ -134,7 +134,7 @@ def test_the_example_in_c_normalizes(served, protocol):
         values[2] = 7
         with pytest.raises(InferenceServerException) as error:
             client.infer("normalize", request(protocol, values, "INPUT"))
-    assert "row 2 has a standard deviation of 0; at least 0.001 is needed" in error.value.message()
+    assert "row 2 has a standard deviation of 0; the minimum is 0.001" in error.value.message()
 
 
 @pytest.mark.smoke
@@ -167,8 +167,8 @@ def test_configuration_of_the_example_is_checked(tmp_path):
     compile(EXAMPLE / "normalize.c", place(tmp_path / "backends", "normalize"))
     with native_backends.server(tmp_path, tmp_path / "models", tmp_path / "backends") as running:
         reasons = eventually("both are told", 20, lambda: reasons_of(running, 2))
-    assert "parameter 'least_deviation' is 'little'; it must be a number over 0" in reasons["wrong_number"]
-    assert "normalize takes one input of TYPE_FP32 and gives one output of TYPE_FP32" in reasons["wrong_tensors"]
+    assert "parameter 'least_deviation' is 'little'; expected a number greater than 0" in reasons["wrong_number"]
+    assert "normalize needs one input and one output, both of TYPE_FP32" in reasons["wrong_tensors"]
 
 
 def reasons_of(running, count: int) -> dict:
@@ -246,15 +246,15 @@ REFUSED = {
     "overflow": "which has no size",
     "negative": "output 'OUT' has shape [-1,2], which has no size",
     "rank": "the output's shape has 1000 values; at most 64 are allowed",
-    "null_shape": "the output's shape is 0x0, which is no valid pointer",
-    "small_structure": "output says that it has 8 bytes; it has",
-    "bytes": "output 'OUT' has 9 bytes, which is not what its shape [1,2] needs",
-    "few_bytes": "output 'TEXT' has 3 bytes, which is not what its shape [1,2] needs",
-    "null_output": "output is 0x0, which is no valid pointer",
-    "null_data": "the result is wanted at 0x0, which is no valid pointer",
+    "null_shape": "the output's shape is 0x0, which is not a valid pointer",
+    "small_structure": "output has size 8; expected at least",
+    "bytes": "output 'OUT' has 9 bytes, which does not match its shape [1,2]",
+    "few_bytes": "output 'TEXT' has 3 bytes, which does not match its shape [1,2]",
+    "null_output": "output is 0x0, which is not a valid pointer",
+    "null_data": "the destination of the result is 0x0, which is not a valid pointer",
     "twice": "output 'OUT' is allocated already",
     "fail_far": "there is no request 1000 in a batch of 1, counted from 0",
-    "fail_oddly": "77 is no code of an error; 1 to 9 are",
+    "fail_oddly": "77 is not an error code; allowed are 1 to 9",
     "reschedule": "while the model is not configured to handle such a flag",
     "respond": "its model_transaction_policy is not decoupled",
     "code": "the backend returned the code 2 and gave no reason",
@@ -292,7 +292,7 @@ def test_outputs_unlike_their_configuration_are_passed_on(served, what):
 @pytest.mark.parametrize("code", [-1, 10, 12345, 2**31 - 1])
 def test_codes_that_are_none(served, code):
     """What is no code is an internal error."""
-    assert refused(served, "plain", do="code", code=code) == f"the backend returned {code}, which is no code"
+    assert refused(served, "plain", do="code", code=code) == f"the backend returned {code}, which is not a valid code"
 
 
 def test_codes_become_statuses(served):
@@ -417,7 +417,7 @@ def test_requests_that_a_library_answers_later(served):
         assert all(answer.result() for answer in others)
     assert ask(served, "whole", [1, 2, 3], ["OUT"], do="detach").as_numpy("OUT").tolist() == [6]
     assert refused(served, "plain", do="detach_and_fail") == "not today"
-    assert "let go of the request without answering it" in refused(served, "plain", do="detach_and_forget")
+    assert "released the request without answering it" in refused(served, "plain", do="detach_and_forget")
     assert answers(served) and "sent twice" not in log(served)
 
 
@@ -485,7 +485,7 @@ def test_what_cannot_be_recorded_is_told(tmp_path, library):
     shutil.copy(library, place(tmp_path / "backends", "testing"))
     with native_backends.server(tmp_path, tmp_path / "models", tmp_path / "backends") as running:
         assert answers(running)
-        assert "series is 0x0, which is no valid pointer" in refused(running, "plain", do="record")
+        assert "series is 0x0, which is not a valid pointer" in refused(running, "plain", do="record")
         eventually("the log says so", 10, lambda: "Baked" in log(running) and "metrics.yaml" in log(running))
 
 
@@ -502,13 +502,13 @@ OLD = '#include "pharos_backend.h"\nuint32_t pharos_backend_abi_version(void) { 
 HALF = OLD.replace("4711", "PHAROS_BACKEND_ABI_VERSION") + "void pharos_backend_destroy(void *i) { (void)i; }\n"
 UNDEFINED = HALF + "void not_there(void);\nvoid use(void) { not_there(); }\n"
 NO_BACKENDS = {
-    "no_symbols": (EMPTY, "has no function pharos_backend_abi_version: it is no backend for this server"),
-    "old": (OLD, "is made for version 4711 of pharos_backend.h, this server has version 1: build it anew"),
+    "no_symbols": (EMPTY, "has no function pharos_backend_abi_version: it is not a backend for this server"),
+    "old": (OLD, "was built for version 4711 of pharos_backend.h, this server has version 1: rebuild it"),
     "half": (HALF, "has no function pharos_backend_create, pharos_backend_execute"),
     "undefined": (UNDEFINED, "cannot be loaded: undefined symbol: not_there"),
-    "foreign": (None, "is made for aarch64, this server runs on x86-64"),
-    "cut": (None, "is cut off: it has 1000 bytes and should have "),
-    "text": (None, "is no shared library (no ELF file)"),
+    "foreign": (None, "was built for aarch64, this server runs on x86-64"),
+    "cut": (None, "is truncated: it has 1000 bytes, expected at least "),
+    "text": (None, "is not a shared library (not an ELF file)"),
 }
 """Libraries that are no backends, and how the sentence about them ends."""
 
@@ -531,7 +531,7 @@ def test_libraries_that_are_no_backends(tmp_path, library):
         reasons = eventually("all are told", 30, lambda: reasons_of(running, len(NO_BACKENDS)))
     ends = {name: text for name, (_, text) in NO_BACKENDS.items()}
     if whole[18:20] != b"\x3e\x00":
-        ends["foreign"] = "is made for x86-64, this server runs on aarch64"
+        ends["foreign"] = "was built for x86-64, this server runs on aarch64"
     for name, text in ends.items():
         assert f"backend library '{place(tmp_path / 'backends', name)}' {text}" in reasons[name]
 

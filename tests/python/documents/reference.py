@@ -11,10 +11,10 @@ FOLDER = ROOT / "docs/src/reference"
 GUIDES = {
     "Server": "guides/production.md", "Model repository": "guides/model-repository.md", "Workers": "guides/backends.md",
     "GPUs": "guides/gpus.md", "Rate limiter": "guides/scheduling.md#rate-limiter",
-    "Accepted for Triton's command lines, no effect": "triton/triton.md", "Response cache": "guides/response-cache.md",
-    "HTTP": "guides/limits.md", "Metrics": "metrics/overview.md", "gRPC": "guides/limits.md", "Access": "guides/security.md",
-    "Clients": "guides/limits.md", "Metric logs": "metrics/tslog.md", "Log": "guides/production.md#the-log",
-    "Traces": "guides/traces.md", "SageMaker": "guides/cloud-platforms.md#sagemaker",
+    "Accepted for compatibility with Triton (no effect)": "triton/triton.md", "Response cache": "guides/response-cache.md",
+    "HTTP": "guides/limits.md", "Metrics": "metrics/overview.md", "gRPC": "guides/limits.md",
+    "Access control": "guides/security.md", "Client timeouts": "guides/limits.md", "Metric logs": "metrics/tslog.md",
+    "Logging": "guides/production.md#the-log", "Tracing": "guides/traces.md", "SageMaker": "guides/cloud-platforms.md#sagemaker",
     "Vertex AI": "guides/cloud-platforms.md#vertex-ai",
 }  # fmt: skip
 """The page that describes the flags of each section of the help."""

@@ -1,4 +1,4 @@
-"""The model `digits` through the server is the model `digits` run offline, whichever way the pictures travel."""
+"""The served model `digits` returns the results of the same model run offline, with every encoding of the pictures."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ from harness.server import EXAMPLES, ROOT, Server
 HELD_OUT = np.load(ROOT / "examples/digits_held_out.npz")
 BATCH = 32
 MODELS = ["digits", "digits_onnxruntime", "digits_tract", "digits_bare"]
-"""As in the examples; with each backend named; without any configuration."""
+"""As in the examples; with each backend set; without any configuration."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def pictures() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def offline(pictures) -> dict:
-    """What ONNX Runtime says in this process."""
+    """The results of ONNX Runtime in this process."""
     session = onnxruntime.InferenceSession(str(EXAMPLES / "digits/1/model.onnx"), providers=["CPUExecutionProvider"])
     names = ["probabilities", "label"]
     return dict(zip(names, session.run(names, {"image": pictures})))
@@ -34,7 +34,7 @@ def offline(pictures) -> dict:
 
 @pytest.fixture(scope="module")
 def digits_server(tmp_path_factory):
-    """A server of the four variants of the model."""
+    """A server with the four variants of the model."""
     folder = tmp_path_factory.mktemp("digits")
     for name in MODELS:
         shutil.copytree(EXAMPLES / "digits", folder / "models" / name)
@@ -47,7 +47,7 @@ def digits_server(tmp_path_factory):
 
 
 def by_json(server, model: str, pictures: np.ndarray) -> tuple:
-    """JSON in and out."""
+    """Requests and answers in JSON."""
     image = {"name": "image", "datatype": "FP32", "shape": list(pictures.shape), "data": pictures.tolist()}
     status, answer = server.infer(model, {"inputs": [image]})
     assert status == 200, answer
@@ -74,7 +74,7 @@ ENCODINGS = {
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("model", MODELS)
 def test_served_is_offline(digits_server, pictures, offline, model, encoding):
-    """All 360 held-out pictures: the same digits, the same probabilities, so the same accuracy."""
+    """All 360 held-out pictures have the same digits and probabilities, and so the same accuracy."""
     size = 4 if model == "digits_bare" else BATCH
     parts = [ENCODINGS[encoding](digits_server, model, pictures[i : i + size]) for i in range(0, len(pictures), size)]
     probabilities, labels = (np.concatenate(column) for column in zip(*parts))
@@ -86,13 +86,13 @@ def test_served_is_offline(digits_server, pictures, offline, model, encoding):
 
 
 def test_the_onnxruntime_backend_computes_exactly_as_offline(digits_server, pictures, offline):
-    """The same library on the same machine gives the same bits, one picture at a time."""
+    """The same library on the same machine returns identical bits, one picture at a time."""
     for index in range(10):
         got, _ = ENCODINGS["binary"](digits_server, "digits_onnxruntime", pictures[index : index + 1])
         np.testing.assert_allclose(got[0], offline["probabilities"][index], rtol=1e-6)
 
 
-def test_without_a_configuration_the_file_says_it(digits_server):
+def test_without_a_configuration_the_file_defines_the_model(digits_server):
     """Inputs, outputs and the batch dimension come from the ONNX file; Triton's default batch limit is 4."""
     with tritonclient.http.InferenceServerClient(digits_server.http) as client:
         config = client.get_model_config("digits_bare")
@@ -103,8 +103,8 @@ def test_without_a_configuration_the_file_says_it(digits_server):
     assert sorted(output["name"] for output in metadata["outputs"]) == ["label", "probabilities"]
 
 
-def test_which_backend_runs_is_visible(digits_server):
-    """The configuration names it."""
+def test_the_configuration_shows_the_backend(digits_server):
+    """The configuration has the selected backend."""
     with tritonclient.http.InferenceServerClient(digits_server.http) as client:
         named = {model: client.get_model_config(model)["backend"] for model in MODELS}
     assert named["digits_onnxruntime"] == "onnxruntime"
@@ -114,7 +114,7 @@ def test_which_backend_runs_is_visible(digits_server):
 
 @pytest.mark.parametrize("options", [[], ["--grpc"]])
 def test_classify_example(server, options):
-    """The example program finds the digit that is in every picture's name."""
+    """The example program recognises the digit in every picture's name."""
     address = server.grpc if options else server.http
     paths = sorted((ROOT / "examples/images").glob("digit_*.pgm"))
     command = [sys.executable, str(ROOT / "examples/classify.py"), "--url", address, *options, *map(str, paths)]

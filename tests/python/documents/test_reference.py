@@ -47,8 +47,8 @@ def test_flags_and_variables_exist(page, help_texts):
     flags = set(re.findall(r"--[a-z0-9-]*[a-z0-9]", help_texts)) | OTHER_FLAGS
     text = page.read_text()
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", text)) - flags == set()
-    # The script `torchserve` and Grafana's provisioning read these; the others are constants of the C interface.
-    others = {"PHAROS_BIN", "PHAROS_DASHBOARDS", "PHAROS_FP32", "PHAROS_OK"}
+    # The script `torchserve`, Grafana's provisioning and unit tests read these; the others are constants of the C interface.
+    others = {"PHAROS_BIN", "PHAROS_DASHBOARDS", "PHAROS_FP32", "PHAROS_OK", "PHAROS_TEST_PTXAS"}
     assert set(re.findall(r"\bPHAROS_\w+", text)) - set(re.findall(r"env:\s+(\w+)", help_texts)) - others == set()
 
 

@@ -1,5 +1,5 @@
-"""The example configurations of Triton's description of its architecture, each as it stands there, with models that show
-what they are told. Only what no server has without a GPU is another: `platform` names ONNX Runtime."""
+"""The example configurations of Triton's architecture description, unchanged, with models that output the controls that they
+receive. Only `platform` is replaced by ONNX Runtime, because the original needs a GPU."""
 
 import concurrent.futures
 import threading
@@ -16,7 +16,7 @@ from harness.waiting import holds_for
 
 
 def control(name: str, kind: str, what="fp32_false_true: [ 0, 1 ]") -> str:
-    """One entry of `control_input`."""
+    """Returns one entry of `control_input`."""
     return f'{{ name: "{name}" control [ {{ kind: CONTROL_SEQUENCE_{kind} {what} }} ] }}'
 
 
@@ -64,11 +64,11 @@ ensemble_scheduling { step [
 
 
 def told(*controls) -> bytes:
-    """A model whose output begins with the sum of its input and then has what its controls are."""
+    """Returns a model whose output begins with the sum of its input, followed by its controls."""
     cast = [node("Cast", [name], [f"{name}_fp32"], to=1) for name in controls]
     columns = ["sum", *(f"{name}_fp32" for name in controls), "rest"]
     nodes = [node("ReduceSum", ["INPUT", "axes"], ["three_dims"], keepdims=1), node("Squeeze", ["three_dims", "last"], ["sum"])]
-    # Nothing of its own: as many columns of the sum as are missing, times nought.
+    # Fill the missing columns with the sum times zero.
     nodes += [node("Mul", ["sum", "noughts"], ["rest"]), *cast, node("Concat", columns, ["OUTPUT"], axis=1)]
     return model(
         nodes,
@@ -86,7 +86,7 @@ DATATYPES = {"START": "FP32", "END": "FP32", "READY": "FP32", "CORRID": "UINT64"
 
 
 def accumulator(has_start: bool) -> bytes:
-    """The sum of all inputs of a sequence; with START it begins there, whatever the state is then."""
+    """Returns a model that sums all inputs of a sequence; with START the sum is reset, whatever the state is."""
     nodes = [node("Add", ["INPUT", "INPUT_STATE"], ["added"])]
     if has_start:
         nodes += [node("Cast", ["START"], ["starts"], to=9), node("Where", ["starts", "INPUT", "added"], ["OUTPUT"])]
@@ -99,7 +99,7 @@ def accumulator(has_start: bool) -> bytes:
 
 
 def member(name: str, read: tuple, wrote: tuple, nodes: list) -> tuple:
-    """A model of the ensemble: its configuration and its file. `read` and `wrote` are `(name, datatype, dims)`."""
+    """Returns the configuration and the file of a model of the ensemble. `read` and `wrote` are `(name, datatype, dims)`."""
     text = f'name: "{name}" platform: "onnxruntime_onnx" max_batch_size: 4 dynamic_batching {{ }}\n'
     for kind, (tensor, datatype, dims) in [("input", read), ("output", wrote)]:
         text += f'{kind} [ {{ name: "{tensor}" data_type: TYPE_{datatype.replace("BYTES", "STRING")} dims: {dims} }} ]\n'
@@ -137,7 +137,7 @@ SEGMENT = member(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server of all of them."""
+    """A server with all these models."""
     folder = tmp_path_factory.mktemp("architecture")
     models = folder / "models"
     text = 'input [ { name: "VALUE" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
@@ -162,13 +162,13 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def client(server):
-    """tritonclient over gRPC, whose client threads can share."""
+    """A gRPC client of tritonclient that several threads can share."""
     with tritonclient.grpc.InferenceServerClient(server.grpc) as one:
         yield one
 
 
 def ask(client, name: str, tensor: str, array: np.ndarray, flags="", **options):
-    """One request of one input; `flags` has `(` for START and `)` for END."""
+    """Sends one request with one input; `flags` has `(` for START and `)` for END."""
     datatypes = {"i": "INT32", "f": "FP32", "O": "BYTES"}
     given = tritonclient.grpc.InferInput(tensor, array.shape, datatypes[array.dtype.kind])
     given.set_data_from_numpy(array)
@@ -178,7 +178,7 @@ def ask(client, name: str, tensor: str, array: np.ndarray, flags="", **options):
 
 
 def test_all_control_signals(client):
-    """START, END, READY as FP32, and the correlation id, over a sequence of three."""
+    """START, END, READY as FP32, and the correlation id, over a sequence of three requests."""
     seen = []
     for flags in ["(", "", ")"]:
         result = ask(client, "controls", "VALUE", np.array([[1]], np.int32), flags, sequence_id=5)
@@ -188,7 +188,8 @@ def test_all_control_signals(client):
 
 @pytest.mark.parametrize(("name", "first"), [("uninitialised", 0), ("zero", 0), ("file", 1000)])
 def test_states_begin_as_they_say(client, name, first):
-    """Without a value the model looks at START; else zeros, or the file. The state is there for who asks for it."""
+    """Without an initial value the model evaluates START; otherwise the state starts with zeros or the file. The state can be
+    requested as an output."""
     total = np.full((1, 3), first, np.int32)
     for number, flags in enumerate(["(", "", "", ")"]):
         x = np.array([[1, 10, 100]], np.int32) * (number + 1)
@@ -199,18 +200,18 @@ def test_states_begin_as_they_say(client, name, first):
 
 
 def picture(value: float) -> np.ndarray:
-    """100 x 100 numbers with this sum."""
+    """Returns 100 x 100 numbers with this sum."""
     return np.full((1, 100, 100), value / 10_000, np.float32)
 
 
 def step(client, name: str, sequence: int, flags="") -> list:
-    """The first four elements of the output: the sum, then the controls."""
+    """Returns the first four elements of the output: the sum, then the controls."""
     result = ask(client, name, "INPUT", picture(sequence), flags, sequence_id=sequence)
     return [round(float(value), 2) for value in result.as_numpy("OUTPUT")[0, :4]]
 
 
 def test_direct_has_two_slots_in_each_of_two_instances(client, server):
-    """Four sequences run; the fifth waits in the backlog until one of them ends, with what it has said meanwhile."""
+    """Four sequences run; the requests of a fifth wait in the backlog until one of the four ends."""
     name = "direct_stateful_model"
     for sequence in (1, 2, 3, 4):
         assert step(client, name, sequence, "(") == [sequence, 1, 1, 0]
@@ -219,7 +220,7 @@ def test_direct_has_two_slots_in_each_of_two_instances(client, server):
 
 
 def test_oldest_has_four_candidates(client, server):
-    """Batches of two, from four sequences at most; the fifth waits."""
+    """Batches of two requests from at most four sequences; the fifth sequence waits."""
     name = "oldest_stateful_model"
     for sequence in (1, 2, 3, 4):
         assert step(client, name, sequence, "(") == [sequence, 1, 0, sequence]
@@ -233,7 +234,7 @@ def test_oldest_has_four_candidates(client, server):
 
 
 def waits_for_a_slot(client, name: str, started: list, ended: list):
-    """A fifth sequence is in the backlog until the second of four has ended; then all end."""
+    """A fifth sequence stays in the backlog until the second of four has ended; then all end."""
     seen = []
     fifth = threading.Thread(target=lambda: seen.append(step(client, name, 5, "(")))
     fifth.start()
@@ -249,7 +250,7 @@ def waits_for_a_slot(client, name: str, started: list, ended: list):
 
 
 def test_the_ensemble_of_three_models(client):
-    """One request for the client; three models, each of which serves by itself as well."""
+    """One client request runs three models, each of which can also be used separately."""
     image = np.array([[b"0.25"]], np.object_)
     result = ask(client, "ensemble_model", "IMAGE", image)
     classes, segments = result.as_numpy("CLASSIFICATION"), result.as_numpy("SEGMENTATION")

@@ -1,5 +1,5 @@
-"""Ensembles with decoupled members: slow readers, cancellation, lost workers, statistics, `max_inflight_requests`, order.
-What a real Triton makes of them is compared in `test_streams.py` and `test_ensemble_tables.py`."""
+"""Ensembles with decoupled members: slow readers, cancellation, lost workers, statistics, `max_inflight_requests` and order.
+`test_streams.py` and `test_ensemble_tables.py` compare them with a real Triton."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ FAILURES, STEP = "nv_inference_request_failure", "pharos_ensemble_step_duration_
 IN_FLIGHT = "pharos_ensemble_inflight_requests"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server of all of them."""
+    """A server with all these models."""
     folder = tmp_path_factory.mktemp("decoupled")
     repository = build(folder / "models", MEMBERS | ENSEMBLES)
     (repository / "sums/1").mkdir(parents=True)
@@ -45,30 +45,30 @@ def server(tmp_path_factory):
 
 
 def inference(server, name: str) -> dict:
-    """The statistics of a model's requests."""
+    """Returns the statistics of a model's requests."""
     return server.statistics(name)["inference_stats"]
 
 
 def grown(before: dict, after: dict, what="count") -> dict:
-    """By how much."""
+    """Returns the increases of the statistics."""
     return {key: after[key][what] - before[key][what] for key in after}
 
 
 @pytest.mark.parametrize("name", ["chain", "order"])
 def test_responses_keep_the_producers_order(server, name):
-    """However the steps behind are answered: here by four instances that take their time."""
+    """Even if the following steps finish out of order, here in four slow instances."""
     elements = list(range(300))
     assert values(server, asked(name, elements)) == [("a", n) for n in elements]
 
 
 def test_several_decoupled_members_multiply(server):
-    """Each response of the first is a request of the second, which answers three times; those of one stay together."""
+    """Each response of the first member is a request to the second, which answers three times; those responses stay together."""
     assert values(server, asked("multiplied", [5, 6, 7])) == [("a", n) for n in (5, 6, 7) for _ in range(3)]
     assert values(server, asked("multiplied", range(200))) == [("a", n) for n in range(200) for _ in range(3)]
 
 
 def test_one_hundred_requests_on_one_stream(server):
-    """With tritonclient: every response once, in its request's order, every request ends once."""
+    """With tritonclient: each response arrives once and in its request's order, and each request ends once."""
     got = Collected()
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(got)
@@ -100,8 +100,8 @@ def test_tritonclient_aio(server):
     assert sorted(got) == [5, 5, 6, 6, 7]
 
 
-def test_responses_leave_as_they_are_made(server):
-    """The first is there long before the last is computed, over server-sent events too."""
+def test_responses_are_sent_as_they_are_made(server):
+    """The first response arrives long before the last is computed, also as server-sent events."""
     with connect(server.http_port) as connection:
         began = time.monotonic()
         body = json.dumps({"IN": [1, 2, 3], "DELAY": [0, 300, 300]}).encode()
@@ -115,9 +115,9 @@ def test_responses_leave_as_they_are_made(server):
         assert time.monotonic() - began > 0.55
 
 
-def test_where_there_is_one_answer(server):
-    """Unary calls refuse, in Triton's words; `generate` gives the one response that there must be; the configuration says
-    what the ensemble is."""
+def test_interfaces_with_one_answer(server):
+    """Unary calls are refused with Triton's text; `generate` returns the response if there is exactly one; the configuration
+    declares the ensemble decoupled."""
     body = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [1]}]}
     status, answer = server.infer("chain", body)
     assert (status, answer["error"]) == (501, "HTTP end point doesn't support models with decoupled transaction policy")
@@ -138,8 +138,8 @@ def test_a_cache_is_refused(server):
 
 
 def test_statistics(server):
-    """A request counts once, its compute times are the sums of all its steps' requests; responses count by their number;
-    each step's requests have their time by the wall clock."""
+    """A request counts once; its compute times are the sums over all requests of its steps; responses are counted individually;
+    the requests of each step have their wall-clock time."""
     names = ("multiplied", "thrice", "rows_of_any", "repeat")
     before = {name: inference(server, name) for name in names}
     scraped = server.scrape()
@@ -149,7 +149,7 @@ def test_statistics(server):
     assert counts == {"multiplied": 2, "thrice": 2, "rows_of_any": 3, "repeat": 3}
     took = {name: grown(before[name], after[name], "ns") for name in names}
     for key in ("compute_input", "compute_infer", "compute_output"):
-        # What starts and ends a stamp is rounded for each.
+        # Start and end of each interval are rounded separately.
         assert abs(took["multiplied"][key] - sum(took[name][key] for name in names[1:])) < 1000, key
     assert took["multiplied"]["success"] > 0
     stats = server.statistics("multiplied")
@@ -166,7 +166,7 @@ def test_statistics(server):
 
 
 def test_a_failure_counts_once(server):
-    """In the ensemble as OTHER; the member that failed has counted its own."""
+    """As OTHER for the ensemble; the failed member counts its own failure."""
     before = server.scrape()
     assert values(server, asked("fails_behind", [1, 2]), asked("fails_behind", [3], "b"))[-1][1].startswith(
         "in ensemble 'fails_behind', requested failure"
@@ -179,13 +179,13 @@ def test_a_failure_counts_once(server):
 
 
 def canceled(server, name: str) -> float:
-    """Requests of a model that were given up."""
+    """Returns the number of a model's cancelled requests."""
     return total(server.scrape(), FAILURES, model=name, reason="CANCELED")
 
 
 @pytest.mark.parametrize("way", ["grpc cancel", "grpc disconnect", "http disconnect"])
-def test_a_client_that_leaves_ends_all_steps(server, way):
-    """In mid-stream: the producer, which would go on for 20 s, and the request behind it, which would take 3 s."""
+def test_a_client_disconnect_ends_all_steps(server, way):
+    """Within the stream: ends the producer, which would run for 20 s, and the dependent request, which would take 3 s."""
     names = ("waits", "repeat", "slower")
     before = {name: canceled(server, name) for name in names}
     elements = list(range(1000))
@@ -202,22 +202,22 @@ def test_a_client_that_leaves_ends_all_steps(server, way):
             if way == "grpc cancel":
                 call.cancel()
     began = time.monotonic()
-    eventually("all are given up", 2, lambda: all(canceled(server, name) > before[name] for name in names))
+    eventually("all are cancelled", 2, lambda: all(canceled(server, name) > before[name] for name in names))
     assert canceled(server, "waits") == before["waits"] + 1
     assert server.ask("POST", "/v2/models/chain/generate", '{"IN":1}')[0] == 200
     assert time.monotonic() - began < 2.5
 
 
 def test_a_failure_ends_the_producer(server):
-    """A step that fails ends the request at once, and with it the member whose response it was for."""
+    """A failed step ends the request at once, and cancels the member that produced the failed step's input."""
     before, began = canceled(server, "repeat"), time.monotonic()
     [answer] = values(server, asked("fails_behind", range(1000), delay_ms=20))
     assert answer == ("a", "in ensemble 'fails_behind', requested failure") and time.monotonic() - began < 2
-    eventually("the producer is given up", 2, lambda: canceled(server, "repeat") == before + 1)
+    eventually("the producer is cancelled", 2, lambda: canceled(server, "repeat") == before + 1)
 
 
-def test_a_lost_worker_is_told_in_the_stream(server):
-    """What was made before is there, then the error, then the stream goes on."""
+def test_a_lost_worker_is_an_error_in_the_stream(server):
+    """The stream has the responses made before, then the error, and continues with the next request."""
     answers = values(server, asked("breaks", [4, 5, 6, 7]))
     text = "in ensemble 'breaks', the worker of model 'crashing' version 1 died in the middle of the responses"
     assert answers[:2] == [("a", 4), ("a", 5)] and len(answers) == 3 and answers[2][1].startswith(text)
@@ -226,14 +226,14 @@ def test_a_lost_worker_is_told_in_the_stream(server):
 
 
 def sent(server, name: str) -> int:
-    """Responses that a model has given."""
+    """Returns the number of responses that a model has sent."""
     return sum(entry["success"]["count"] for entry in server.statistics(name)["response_stats"].values())
 
 
 @pytest.mark.parametrize("way", ["http", "grpc"])
 def test_a_reader_that_does_not_read_stops_the_members(server, way):
-    """1 GiB of responses through two members and nobody reads: some dozen are held, the producer waits, nobody is killed
-    for it; who comes next is served when the reader has gone."""
+    """1 GiB of responses through two members to a client that does not read: a few dozen are buffered, the producer waits without
+    being killed, and the next client is served after the reader has disconnected."""
     workers, before = server.workers(), memory(server)
     first, given_up = sent(server, "wide"), canceled(server, "wide")
     if way == "http":
@@ -252,12 +252,12 @@ def test_a_reader_that_does_not_read_stops_the_members(server, way):
     assert memory(server) - before < 400 << 20
     assert server.workers() == workers
     leave()
-    eventually("the producer is given up", 10, lambda: canceled(server, "wide") == given_up + 1)
+    eventually("the producer is cancelled", 10, lambda: canceled(server, "wide") == given_up + 1)
     assert server.ask("POST", "/v2/models/big/generate", '{"IN":1}')[0] == 200
 
 
 def test_a_slow_reader_gets_everything(server):
-    """128 MiB through two members, with pauses: all of it, in order."""
+    """128 MiB through two members to a reader with pauses: complete and in order."""
     with grpc.insecure_channel(server.grpc, options=[("grpc.max_receive_message_length", -1)]) as channel:
         got = []
         for message in stub(channel).ModelStreamInfer(iter([asked("big", range(128))]), timeout=60):
@@ -267,7 +267,7 @@ def test_a_slow_reader_gets_everything(server):
 
 
 class Watch:
-    """Looks at a number again and again while something runs."""
+    """Samples a number repeatedly in the background."""
 
     def __init__(self, look):
         self.look, self.seen, self.over = look, [], threading.Event()
@@ -287,19 +287,19 @@ class Watch:
 
 
 def pending(server, name: str) -> float:
-    """Requests that wait for a model."""
+    """Returns the number of requests that wait for a model."""
     return total(server.scrape(), "nv_inference_pending_request_count", model=name)
 
 
 def test_without_a_limit_responses_wait_for_the_slow_step(server):
-    """What the limit is there for: 150 responses of a fast producer queue up at once, as in Triton."""
+    """The problem that the limit solves: 150 responses of a fast producer queue up at once, as in Triton."""
     with Watch(lambda: pending(server, "slow_alone")) as watch:
         assert [value for _, value in values(server, asked("free", range(150)))] == list(range(150))
     assert max(watch.seen) > 60
 
 
 def test_max_inflight_requests(server):
-    """Three requests of a step at once, those of all clients together; the producer waits."""
+    """At most three requests of a step run at once, over all clients; the producer waits."""
     with Watch(lambda: {labels: n for (name, labels), n in server.scrape().items() if name == IN_FLIGHT}) as watch:
         answers = values(server, *(asked("limited", range(40), str(n)) for n in range(5)))
     for n in range(5):
@@ -315,19 +315,19 @@ def test_max_inflight_requests(server):
 
 
 def test_the_limit_holds_the_producer(server):
-    """What the slow step has not been given has not been made: beyond the limit the member keeps its own few."""
+    """Responses that the slow step cannot accept are not made: beyond the limit the member buffers only a few."""
     first = sent(server, "repeat")
     with grpc.insecure_channel(server.grpc) as channel:
         call = stub(channel).ModelStreamInfer(iter([asked("limited", range(1000))]))
         assert read(next(call)) == ("a", 0)
-        # Three in the step, one on its way to it, and those that the member may send before they are read.
+        # Three in the step, one on its way to it, and those that the member may send ahead.
         assert sent(server, "repeat") - first < 60
         call.cancel()
 
 
 @pytest.mark.parametrize("name", ["limited_twice", "limited_once"])
 def test_limits_do_not_lock_up(server, name):
-    """One place in each step of a chain of decoupled members, and eight clients."""
+    """One place in each step of a chain of decoupled members, with eight clients."""
     done = queue.Queue()
 
     def ask(number: int):
@@ -343,8 +343,9 @@ def test_limits_do_not_lock_up(server, name):
     assert all(done.get(timeout=30) for _ in threads)
 
 
-def test_a_member_may_say_which_sequence_its_responses_are(server):
-    """A decoupled member's responses become the steps of a sequence of the model behind it, and the client is told."""
+def test_a_member_may_set_the_sequence_of_its_responses(server):
+    """The responses of a decoupled member become the steps of a sequence in the next model; its
+    answers have the sequence parameters."""
     with grpc.insecure_channel(server.grpc) as channel:
         for _ in range(2):
             call = stub(channel).ModelStreamInfer(iter([asked("steps_of_a_sequence", [1, 2, 3])]), timeout=20)
@@ -357,7 +358,7 @@ def test_a_member_may_say_which_sequence_its_responses_are(server):
 
 
 def test_exit_finishes_a_stream(tmp_path):
-    """SIGTERM in mid-stream: the client gets everything, and the server ends."""
+    """SIGTERM within a stream: the client gets all responses, and the server exits."""
     models = {name: (MEMBERS | ENSEMBLES)[name] for name in ("repeat", "rows_of_any", "chain")}
     with Server(tmp_path, [build(tmp_path / "models", models)]) as server:
         with grpc.insecure_channel(server.grpc) as channel:

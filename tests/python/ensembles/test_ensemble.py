@@ -1,5 +1,5 @@
-"""Ensembles: steps side by side, pruning, cancellation, statistics, the response cache, classification, and the example.
-What a real Triton makes of ensembles is compared in `test_ensemble_tables.py`."""
+"""Ensembles: concurrent steps, pruning, cancellation, statistics, the response cache, classification, and the example.
+`test_ensemble_tables.py` compares ensembles with a real Triton."""
 
 import concurrent.futures
 import json
@@ -26,9 +26,9 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 STEP, OVERHEAD = "pharos_ensemble_step_duration_us", "pharos_ensemble_overhead_duration_us"
 DELAY_S = 0.3
-"""What the member `slow` takes for a batch."""
+"""Execution time of a batch in the member `slow`."""
 HELD_S = 3
-"""What the member `held` takes for a batch, unless it is cancelled."""
+"""Execution time of a batch in the member `held`, unless it is cancelled."""
 
 TOP = Ensemble("cached", chain("fp32", "slow"), more="response_cache { enable: true }\n")
 FAILS_BESIDE = Ensemble(
@@ -48,14 +48,14 @@ TOGETHER = Ensemble(
 
 
 def delay_model(folder, name: str, seconds: float, more: str = ""):
-    """A model of one input that takes its time."""
+    """Writes a model with one input and this execution time."""
     config = f'backend: "builtin"\nmax_batch_size: 8\n{one_to_one("FP32")}{more}'
     write(folder, name, config + parameters(function="delay", delay_ms=int(seconds * 1000)))
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server of the ensembles of the tables and of those here, with a response cache."""
+    """A server with the ensembles of the tables and of this module, with a response cache."""
     folder = tmp_path_factory.mktemp("ensembles")
     own = [TOP, FAILS_BESIDE, HELD, MANY, TOGETHER]
     repository = ensembles.build(folder / "models", [*SERVING, *own], False)
@@ -68,7 +68,7 @@ def server(tmp_path_factory):
 
 
 def tensor(module, values, name="X"):
-    """An input."""
+    """Returns an input."""
     array = np.asarray(values)
     datatype = {"float32": "FP32", "uint8": "UINT8"}[array.dtype.name]
     made = module.InferInput(name, list(array.shape), datatype)
@@ -77,21 +77,21 @@ def tensor(module, values, name="X"):
 
 
 def ask(server, model: str, values, module=tritonclient.http, **more):
-    """One request with the input X."""
+    """Sends one request with the input X."""
     address = server.http if module is tritonclient.http else server.grpc
     with module.InferenceServerClient(address) as client:
         return client.infer(model, [tensor(module, np.asarray(values, np.float32))], **more)
 
 
 def success(server, model: str) -> int:
-    """How many requests of a model have succeeded."""
+    """Returns the number of successful requests of a model."""
     return server.statistics(model)["inference_stats"]["success"]["count"]
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
-def test_steps_side_by_side(server, module):
-    """Two steps of 300 ms that need nothing of each other take 300 ms; the members' sums say 600."""
+def test_independent_steps_run_concurrently(server, module):
+    """Two independent steps of 300 ms take 300 ms; the members' sums are 600 ms."""
     before = server.statistics("together")["inference_stats"]
     begun = time.monotonic()
     result = ask(server, "together", [[1, 2]], module)
@@ -104,8 +104,8 @@ def test_steps_side_by_side(server, module):
     assert grown["queue"] < 0.1 * DELAY_S * 1e9
 
 
-def test_what_is_not_asked_for_does_not_run(server):
-    """With only A asked for, the failing and the other step are left alone."""
+def test_steps_that_are_not_needed_do_not_run(server):
+    """If only A is requested, the failing step and the other step do not run."""
     counts = {name: success(server, name) for name in ("fp32", "small")}
     wanted = [tritonclient.http.InferRequestedOutput("A")]
     assert ask(server, "branches", [[1, 2]], outputs=wanted).as_numpy("A").tolist() == [[1, 2]]
@@ -113,7 +113,7 @@ def test_what_is_not_asked_for_does_not_run(server):
 
 
 def test_requests_meet_in_a_members_batch(server):
-    """Four requests of the ensemble are one batch of its member."""
+    """Four requests of the ensemble form one batch of its member."""
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda n: ask(server, "gathered", [[n]]).as_numpy("Y").tolist(), range(4)))
     assert answers == [[[n]] for n in range(4)]
@@ -124,7 +124,7 @@ def test_requests_meet_in_a_members_batch(server):
 
 
 def test_a_failed_step_ends_the_others(server):
-    """The answer does not wait for the step beside the one that failed, and that one is given up."""
+    """The answer does not wait for the step concurrent with the failed one; that step is cancelled."""
     before = server.statistics("held")["inference_stats"]["fail"]["count"]
     begun = time.monotonic()
     with pytest.raises(InferenceServerException, match="in ensemble 'fails_beside', requested failure"):
@@ -137,8 +137,8 @@ def test_a_failed_step_ends_the_others(server):
     assert total(server.scrape(), "nv_inference_request_failure", **failure) == 1
 
 
-def test_a_client_that_goes_away_ends_the_steps(server):
-    """A gRPC call that is cancelled cancels the step that runs, long before it would have ended."""
+def test_a_cancelled_call_ends_the_steps(server):
+    """A cancelled gRPC call cancels the running step long before its end."""
     cancelled = lambda model: total(  # noqa: E731
         server.scrape(), "nv_inference_request_failure", model=model, reason="CANCELED"
     )
@@ -157,7 +157,7 @@ def test_a_client_that_goes_away_ends_the_steps(server):
 
 @pytest.mark.smoke
 def test_statistics_and_metrics(server):
-    """An ensemble counts as Triton's does; its pending gauge stays 0; each step has its time by the wall clock."""
+    """An ensemble is counted as by Triton; its pending gauge stays 0; each step has its wall-clock time."""
     before = server.scrape()
     counts = lambda metrics, name, **labels: total(metrics, name, model="diamond", **labels)  # noqa: E731
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
@@ -176,21 +176,21 @@ def test_statistics_and_metrics(server):
     assert grown(f"{STEP}_sum", step="1") >= 3 * DELAY_S * 1e6
     assert grown(f"{STEP}_sum", step="0") < DELAY_S * 1e6
     assert grown(f"{OVERHEAD}_count") == 3
-    # Wall clock: what was not overhead was the first step, one of the slow ones or both, and the last.
+    # Wall clock: all but the overhead was spent in the first step, in one or both of the slow steps, and in the last.
     assert grown(f"{OVERHEAD}_sum") < 0.1 * grown("nv_inference_request_duration_us")
     assert counts(after, "pharos_instances") == 0
 
 
-def test_series_of_steps_are_there_from_the_start(server):
-    """At 0, before a request has come."""
+def test_series_of_steps_exist_from_the_start(server):
+    """They are 0 before the first request."""
     metrics = server.scrape()
     labels = {"model": "optional_needed", "version": "1", "step": "0", "member": "fp32"}
     assert [v for (n, pairs), v in metrics.items() if n == f"{STEP}_count" and set(labels.items()) <= set(pairs)] == [0]
 
 
 @pytest.mark.smoke
-def test_the_cache_stands_before_the_steps(server):
-    """The second equal request touches no member, and only the ensemble counts a hit."""
+def test_a_cache_hit_runs_no_step(server):
+    """The second of two equal requests reaches no member, and only the ensemble counts a hit."""
     first = ask(server, "cached", [[5, 6]], request_id="one")
     counts = {name: success(server, name) for name in ("fp32", "slow")}
     begun = time.monotonic()
@@ -207,7 +207,7 @@ def test_the_cache_stands_before_the_steps(server):
 
 
 def test_classification_with_inherited_labels(server):
-    """The ensemble has no label file; the model that makes the output has."""
+    """The ensemble has no label file; the model that makes the output has one."""
     with tritonclient.http.InferenceServerClient(server.http) as client:
         wanted = [tritonclient.http.InferRequestedOutput("probabilities", class_count=2)]
         picture = tensor(tritonclient.http, scanned()[:3], "picture")
@@ -221,21 +221,21 @@ def test_classification_with_inherited_labels(server):
 
 
 def held_out() -> tuple:
-    """Pictures of the example that the network has not seen, and their digits."""
+    """Returns the held-out pictures of the example and their digits."""
     data = np.load(ROOT / "examples/digits_held_out.npz")
     return data["images"], data["labels"]
 
 
 def scanned() -> np.ndarray:
-    """The same pictures as a scanner gives them."""
+    """Returns the same pictures in the format of a scanner."""
     from classify import as_scanned
 
     return as_scanned(held_out()[0].astype(np.float32))
 
 
 @pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
-def test_the_example_is_its_steps_one_by_one(server, module):
-    """The pipeline's answers are those of its members, asked one behind the other; and they are right."""
+def test_the_example_equals_its_steps_run_separately(server, module):
+    """The pipeline's answers are those of its members called one after the other, and they are correct."""
     address = server.http if module is tritonclient.http else server.grpc
     pictures, digits = scanned()[:32], held_out()[1][:32]
     with module.InferenceServerClient(address) as client:
@@ -260,7 +260,7 @@ def test_the_examples_command(server):
 
 
 def test_the_examples_files_are_what_its_script_writes(tmp_path):
-    """The committed ONNX files."""
+    """The committed ONNX files are up to date."""
     import make_digits_pipeline as script
 
     for name, file in [("digits_preprocess", script.preprocess()), ("digits_postprocess", script.postprocess())]:
@@ -273,8 +273,8 @@ def test_large_tensors_pass(server):
     np.testing.assert_array_equal(ask(server, "nested", values, tritonclient.grpc).as_numpy("Y"), values)
 
 
-def test_exit_finishes_what_an_ensemble_has_begun(tmp_path):
-    """SIGTERM while the first of two slow steps runs: the second still runs, and the client has its answer."""
+def test_exit_finishes_a_running_ensemble(tmp_path):
+    """SIGTERM while the first of two slow steps runs: the second still runs, and the client gets its answer."""
     ensemble = Ensemble("two_slow", chain("slow", "slow"))
     with Server(tmp_path, [ensembles.build(tmp_path / "models", [ensemble], False)]) as server:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -287,7 +287,7 @@ def test_exit_finishes_what_an_ensemble_has_begun(tmp_path):
 
 
 def test_an_ensemble_is_as_ready_as_its_members(tmp_path):
-    """A member whose worker is killed makes the ensemble unready until it is back."""
+    """If a member's worker is killed, the ensemble is not ready until it is back."""
     ensemble = Ensemble("one", chain("fp32"))
     with Server(tmp_path, [ensembles.build(tmp_path / "models", [ensemble], False)]) as server:
         ready = lambda: server.get("/v2/models/one/ready")[0] == 200  # noqa: E731
@@ -302,7 +302,8 @@ def test_an_ensemble_is_as_ready_as_its_members(tmp_path):
 
 
 def test_parameters_reach_the_members(tmp_path):
-    """Priority and timeout of the request are those of its steps: in a member with levels, the important one goes first."""
+    """Priority and timeout of the request apply to its steps: in a member with priority levels, the higher priority is served
+    first."""
     ensemble = Ensemble("ranked", chain("levels"))
     repository = ensembles.build(tmp_path / "models", [ensemble], False)
     levels = "dynamic_batching { priority_levels: 2 default_priority_level: 2 preferred_batch_size: [ 1 ] "
@@ -329,7 +330,7 @@ def test_parameters_reach_the_members(tmp_path):
 
 
 def test_over_a_grpc_stream(server):
-    """Requests of a stream are answered in their order, errors in band."""
+    """The requests of a stream are answered in order, with errors in band."""
     answers = queue.Queue()
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: answers.put(error or result))

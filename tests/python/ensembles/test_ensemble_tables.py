@@ -1,6 +1,5 @@
-"""Ensembles as a real Triton loads and answers them: `ensemble_tables.py` beside what `golden_ensembles.json` has of
-Triton. Where this server does otherwise on purpose, [`DIFFERENCES`] says why. With the peer, the golden file is renewed
-and compared."""
+"""Compares loads and answers of ensembles in `ensemble_tables.py` with those of a real Triton in `golden_ensembles.json`.
+[`DIFFERENCES`] has the reasons for intended differences. With the peer, the golden file is renewed and compared."""
 
 import json
 
@@ -16,13 +15,13 @@ WHY_NOT = missing("triton", "triton")
 
 
 def golden() -> dict:
-    """What Triton answered."""
+    """Returns Triton's recorded answers."""
     return json.loads(ensembles.GOLDEN.read_text())
 
 
 REQUEST, OF_MANY = "the request", "each response of model 'many'"
 LOAD_DIFFERENCES = {
-    # Triton ends with some circles, and has no reason for others that it has found before.
+    # Triton exits on some cycles, and reports no reason for others that it has found before.
     "circle_b": "circular dependency between ensembles: circle_b -> ... -> circle_a -> circle_b",
     **{
         f"circle_of_three_{a}": "circular dependency between ensembles: "
@@ -32,14 +31,14 @@ LOAD_DIFFERENCES = {
     },
     "of_a_circle": "ensemble 'of_a_circle' depends on 'circle_a' which is not valid. Model 'circle_a' failed with error: "
     "circular dependency between ensembles: circle_a -> ... -> circle_b -> circle_a",
-    # Told to load one ensemble, Triton looks no further than the first member that is missing.
+    # When it loads a single ensemble, Triton stops at the first missing member.
     "two_missing": "ensemble two_missing contains models that are not available or ambiguous: elsewhere, nowhere",
-    # The end of the reason is what the backend says.
+    # The end of the reason is the backend's text.
     "of_a_broken_one": (OF_BROKEN := "ensemble 'of_a_broken_one' depends on 'broken' which has no loaded version. Model 'broken' "
     "loading failed with error: version 1 is at UNAVAILABLE state: "),
     "of_one_of_a_broken_one": "ensemble 'of_one_of_a_broken_one' depends on 'of_a_broken_one' which is not valid. Model "
     f"'of_a_broken_one' failed with error: {OF_BROKEN}",
-    # Triton does not say which inputs it means, and where the step makes an output of the ensemble, not which step.
+    # Triton does not name the inputs and, if the step makes an output of the ensemble, does not name the step.
     **{
         name: f"in ensemble {name}, step of model '{model}' receives inputs originated from different decoupled models: "
         + ", ".join(f"'{tensor}' comes of {REQUEST if of is None else OF_MANY}" for tensor, of in origins)
@@ -52,19 +51,19 @@ LOAD_DIFFERENCES = {
             ("decoupled_meets_the_one_before", "two", [("a", 0), ("b", 1)]),
         ]
     },
-    # Triton names another tensor of the ring.
+    # Triton names another tensor of the cycle.
     "steps_in_a_ring": "ensemble tensor 'u' is unused in ensemble 'steps_in_a_ring': it can never be made: 'u' needs 't' needs "
     "'u' (step 0, model 'fp32', step 1, model 'fp32')",
     "from_nowhere": "ensemble tensor 'u' is unused in ensemble 'from_nowhere': input 'INPUT0' of step 0 (model 'fp32') takes "
     "'nowhere', which no step makes and which is no input of the ensemble",
-    # Triton loads it; which of the two makes the tensor that the last step takes is not said anywhere.
+    # Triton loads it; which of the two makes the input of the last step is undefined.
     "input_is_an_output": "ensemble tensor 'X' is an input of ensemble 'input_is_an_output' and made by a step",
 }
 
 
 @pytest.fixture(scope="module")
 def serving_loads(tmp_path_factory):
-    """What became of the ensembles of `LOADS` on a server of their own."""
+    """Loads the ensembles of `LOADS` on a separate server."""
     folder = tmp_path_factory.mktemp("loads")
     repository = ensembles.build(folder / "models", LOADS, False)
     server = Server(folder, [repository], ["--exit-on-error=false"])
@@ -82,7 +81,7 @@ def serving_loads(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def loads(serving_loads):
-    """Why each ensemble is not loaded, empty if it is."""
+    """The reason for which each ensemble is not loaded, empty if it is."""
     return serving_loads[0]
 
 
@@ -102,7 +101,7 @@ def logged(serving_loads):
     ],
 )
 def test_refusals_name_the_cause(loads, name, told):
-    """What Triton's words leave out: the value, the step, what is allowed."""
+    """The additions to Triton's texts: the value, the step, the allowed values."""
     assert told in loads[name]
 
 
@@ -114,28 +113,28 @@ def test_refusals_name_the_cause(loads, name, told):
         ("decoupled_itself", "says that it is decoupled, but none of its members is"),
     ],
 )
-def test_what_is_hardly_meant_is_told_in_the_log(loads, logged, name, told):
-    """Triton loads these without a word; here they are loaded with a warning."""
+def test_probable_mistakes_are_logged(loads, logged, name, told):
+    """Triton loads these silently; this server loads them with a warning."""
     assert loads[name] == ""
     assert any(told in line and f"model={name}/1" in line and "WARN" in line for line in logged.read_text().splitlines())
 
 
-def test_circles_end_triton():
-    """The recorded answers are those that the differences are about."""
+def test_cycles_crash_triton():
+    """The recorded answers are those that the differences describe."""
     told = golden()["loads"]
     assert told["of_a_circle"][0] == ensembles.CRASHED
     assert "of_itself -> ... -> of_itself" in told["of_itself"][1]
 
 
 @pytest.mark.parametrize("name", ["of_a_broken_one", "of_one_of_a_broken_one"])
-def test_reasons_of_members_are_passed_on_in_tritons_words(name):
-    """What is promised above of these is how Triton's reason begins."""
+def test_reasons_of_members_begin_with_tritons_text(name):
+    """Triton's recorded reasons begin with the texts above."""
     assert golden()["loads"][name][1].startswith(LOAD_DIFFERENCES[name])
 
 
 @pytest.mark.parametrize("name", [name for name in LOAD_DIFFERENCES if name.startswith("decoupled")])
-def test_what_responses_are_made_of_is_refused_as_by_triton(name):
-    """Triton refuses the same ensembles, and begins as the reasons here do."""
+def test_invalid_response_tensors_are_refused_as_by_triton(name):
+    """Triton refuses the same ensembles with reasons that begin like those here."""
     text, told = LOAD_DIFFERENCES[name], golden()["loads"][name][1]
     if name == "decoupled_meets_the_request":
         text = text.replace("model 'two'", f"model '{name}'")
@@ -144,19 +143,19 @@ def test_what_responses_are_made_of_is_refused_as_by_triton(name):
 
 @pytest.mark.parametrize("ensemble", LOADS, ids=lambda ensemble: ensemble.name)
 def test_loads(loads, ensemble):
-    """An ensemble is loaded if Triton loads it, and refused in Triton's words if not."""
+    """An ensemble is loaded if Triton loads it, and otherwise refused with Triton's text."""
     ours, name = loads[ensemble.name], ensemble.name
     if name in LOAD_DIFFERENCES:
         assert ours.startswith(LOAD_DIFFERENCES[name])
         return
     _, theirs = golden()["loads"][name]
     plain = lambda text: text.replace("'", "").removesuffix(".")  # noqa: E731 (Triton forgets a quote here and there)
-    # What more is known follows Triton's words.
+    # Additional information follows Triton's text.
     assert plain(ours) == plain(theirs) or (theirs and plain(ours).startswith(f"{plain(theirs)}: "))
 
 
 RUN_DIFFERENCES = {
-    # Triton ends in a deadlock when an output is asked for whose next step is not needed.
+    # Triton deadlocks if an output is requested whose next step is not needed.
     "pruned: the first": ("A", {"branches": 1, "fp32": 1}),
     "pruned: the second": ("B", {"branches": 1, "fp32": 1, "small": 1}),
 }
@@ -164,7 +163,7 @@ RUN_DIFFERENCES = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """What this server makes of the requests, and of its description of an ensemble."""
+    """This server's answers to the requests, and its metadata and configuration of the ensembles."""
     folder = tmp_path_factory.mktemp("serving")
     with Server(folder, [ensembles.build(folder / "models", SERVING, False)]) as server:
         yield ensembles.served(server)
@@ -172,7 +171,7 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize("row", RUNS, ids=lambda row: row.name)
 def test_answers(runs, row):
-    """Status, outputs, parameters, errors, and what the statistics of all models count."""
+    """Status, outputs, parameters, errors, and the counts in the statistics of all models."""
     ours, theirs = runs["runs"][row.name], golden()["runs"][row.name]
     if row.name in RUN_DIFFERENCES:
         output, successes = RUN_DIFFERENCES[row.name]
@@ -182,14 +181,14 @@ def test_answers(runs, row):
         return
     assert ours["status"] == theirs["status"], ours
     assert normal(ours["answer"]) == normal(theirs["answer"])
-    # A step that runs beside one that fails may have ended, or be cancelled: only the ensemble is certain then.
+    # A step concurrent with a failing one may have ended or been cancelled: only the ensemble's counts are deterministic.
     certain = [row.ensemble] if row.name in RACES else None
     assert failures_once(ours["counted"], certain) == failures_once(theirs["counted"], certain)
     assert all(counted.get("fail", 1) == 1 for counted in ours["counted"].values())
 
 
 def normal(answer: dict) -> dict:
-    """An answer with its outputs by name: their order is Triton's hash map's, and the configuration's here."""
+    """Returns an answer with its outputs by name: Triton orders them by hash, this server by the configuration."""
     outputs = {"outputs": sorted(answer["outputs"], key=lambda o: o["name"])} if "outputs" in answer else {}
     return answer | outputs
 
@@ -198,14 +197,14 @@ RACES = ("not pruned", "not pruned: the failing one", "a step fails while anothe
 
 
 def failures_once(counted: dict, certain=None) -> dict:
-    """The counts of these models (all but the one that fails) without the failures: Triton counts those of most
-    ensembles twice, and those of a Python model that answers with an error as successes."""
+    """Returns the counts of these models without failures (except for the failing model). Triton counts most failures of
+    ensembles twice, and errors of Python models as successes."""
     kept = {model: {k: v for k, v in counts.items() if k != "fail"} for model, counts in counted.items()}
     return {m: counts for m, counts in kept.items() if (m in certain if certain else m != "failing") and counts}
 
 
 def test_failures_count_once_here_and_twice_in_triton(runs):
-    """The one difference in the statistics, spelled out."""
+    """Checks the only difference in the statistics explicitly."""
     name = "a step fails"
     assert golden()["runs"][name]["counted"]["fails"] == {"fail": 2}
     assert runs["runs"][name]["counted"]["fails"] == {"fail": 1}
@@ -213,7 +212,7 @@ def test_failures_count_once_here_and_twice_in_triton(runs):
 
 
 def test_metadata_and_configuration(runs):
-    """An ensemble describes itself as Triton's does, apart from the order of its tensors."""
+    """Metadata and configuration are those of Triton apart from the order of tensors."""
     theirs = golden()
     for part in ("metadata", "config"):
         left, right = dict(runs[part]), dict(theirs[part])
@@ -221,7 +220,7 @@ def test_metadata_and_configuration(runs):
             if key in left:
                 left[key], right[key] = (sorted(d[key], key=lambda t: t["name"]) for d in (left, right))
         if part == "config":
-            # Newer than the Triton that was asked.
+            # Newer than the recorded Triton.
             assert left["ensemble_scheduling"].pop("max_inflight_requests") == 0
         assert left == right
 
@@ -236,6 +235,6 @@ def test_live_triton_answers_as_recorded(tmp_path):
         certain = [row.ensemble] if row.name in RACES else None
         assert (ours["status"], ours["answer"]) == (theirs["status"], theirs["answer"]), row.name
         assert failures_once(ours["counted"], certain) == failures_once(theirs["counted"], certain), row.name
-    # Circles end it, at one time or another.
+    # Cycles crash it at varying points.
     stable = lambda loads: {n: told for n, told in loads.items() if "circle" not in n}  # noqa: E731
     assert stable(live["loads"]) == stable(recorded["loads"])

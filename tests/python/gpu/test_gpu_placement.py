@@ -1,7 +1,7 @@
-"""Where instances run: GPUs by kind, number and count, what their processes are told, limits, lost devices, processors.
+"""Placement of instances: GPUs by kind, number and count, environments of processes, limits, lost devices, CPUs.
 
-The GPUs are those of a made-up library in NVML's place (`fake_gpus.py`); nothing here needs a driver, since a Python model that
-does not use its device needs none."""
+A library in place of NVML simulates the GPUs (`fake_gpus.py`). No driver is needed, because the Python models do not use their
+device."""
 
 import json
 import os
@@ -45,25 +45,25 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_worker, reason=f"{PYTH
 
 
 ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""What every process is told, so that numbers of devices mean the same in all."""
+"""The variable that makes device numbers mean the same in all processes."""
 
 
 def order(*uuids) -> dict:
-    """The variables of a process that sees these devices."""
+    """Returns the environment variables of a process that sees these devices."""
     return {**ORDER, "CUDA_VISIBLE_DEVICES": ",".join(uuids)}
 
 
 @pytest.fixture
 def world(tmp_path):
-    """A world of one test, ended with it."""
+    """A server and its repository for one test."""
     made = World(tmp_path)
     yield made
     if made.server and made.server.process.poll() is None:
         made.server.kill()
 
 
-def test_without_gpus_all_runs_on_processors(world):
-    """As before: the environment is untouched; who asks for a GPU is told that there is none, and the others go on."""
+def test_without_gpus_everything_runs_on_cpus(world):
+    """The environment is unchanged; a model that requires a GPU is refused with the reason, and the others are served."""
     world.model("plain")
     world.model("wants", "instance_group { kind: KIND_GPU }")
     world.model("names", "instance_group { gpus: [ 0 ] }")
@@ -80,7 +80,7 @@ def test_without_gpus_all_runs_on_processors(world):
 
 @pytest.mark.smoke
 def test_automatic_placement(world):
-    """A Python model has an instance on each GPU, each with its own first; other backends stay on processors."""
+    """A Python model has an instance on each GPU, with that GPU first in its process; other backends stay on CPUs."""
     world.model("auto")
     world.model("bare", config="")
     world.model("cpu", "instance_group { kind: KIND_CPU }")
@@ -93,7 +93,7 @@ def test_automatic_placement(world):
         "auto_0": order("GPU-a", "GPU-b"),
         "auto_1": order("GPU-b", "GPU-a"),
     }
-    # Each has its device as the first of its process, whatever its number on the machine.
+    # The device is the first of its process, whatever its number on the machine.
     assert {(place["kind"], place["device"]) for place in places.values()} == {("GPU", "0")}
     assert [group["gpus"] for group in places["auto_0"]["config"]] == [[0, 1]]
     assert len({place["pid"] for place in places.values()}) == 2
@@ -101,15 +101,16 @@ def test_automatic_placement(world):
     assert (place["kind"], place["device"], place["cuda"]) == ("CPU", "0", ORDER)
     for name in ("simple", "digits"):
         assert [group["kind"] for group in world.groups(name)] == ["KIND_CPU"]
-    # The code that completes a configuration sees what will be.
+    # The code that completes a configuration gets the same placement.
     assert world.groups("bare")[0]["gpus"] == [0, 1]
     asked = [line for line in server.log.read_text().splitlines() if "asked with" in line and "model=bare" in line]
     assert '"kind": "KIND_GPU"' in asked[0] and '"gpus": [0, 1]' in asked[0], asked
-    assert world.pinned() == (256 * MIB, 0), "there is no driver that anything could be registered with"
+    assert world.pinned() == (256 * MIB, 0), "without a driver no memory can be pinned"
 
 
 def test_gpus_and_counts(world):
-    """`gpus` chooses, `count` counts on each of them; as in Triton each GPU has its first instance before any has its second."""
+    """`gpus` selects devices and `count` applies to each; as in Triton each GPU gets its first instance before any gets its
+    second."""
     world.model("second", "instance_group { kind: KIND_GPU gpus: [ 1 ] count: 2 }")
     world.model("both", 'instance_group [ { name: "g" count: 2 kind: KIND_GPU }, { name: "c" kind: KIND_CPU } ]')
     world.start(TWO, "--allow-gpu-metrics=false")
@@ -123,7 +124,7 @@ def test_gpus_and_counts(world):
 
 
 def test_more_instances_in_place(world):
-    """With a higher count those that are there go on as they are."""
+    """With a higher count the existing instances continue."""
     world.model("grows", "instance_group { kind: KIND_GPU }")
     server = world.start(TWO, "--model-control-mode=explicit", "--load-model=grows")
     before = {name: place["pid"] for name, place in world.places("grows", 2).items()}
@@ -135,7 +136,8 @@ def test_more_instances_in_place(world):
 
 
 def test_what_cannot_be_placed_is_refused(world):
-    """An unknown GPU, a backend that has no use for one: the text names group, model, device, and what is there."""
+    """An unknown GPU or a backend without GPU support: the error has the group, the model, the device and the available
+    devices."""
     world.model("unknown", 'instance_group { name: "g" kind: KIND_GPU gpus: [ 0, 7 ] }')
     for name, backend in (("onnx", "onnxruntime"), ("embedded", "tract")):
         shutil.copytree(EXAMPLES / "digits", world.models / name)
@@ -146,7 +148,7 @@ def test_what_cannot_be_placed_is_refused(world):
     server.wait_until_ready("/v2/models/fine/ready")
     gone = "instance group g of model unknown specifies invalid or unsupported gpu id 7; GPUs here: 0, 1"
     assert gone in world.reason("unknown")
-    alone = "instance group embedded_0 of model embedded has kind KIND_GPU but its backend 'tract' computes on processors alone"
+    alone = "instance group embedded_0 of model embedded has kind KIND_GPU but its backend 'tract' runs on CPUs only"
     assert alone in world.reason("embedded")
     onnx = world.reason("onnx")
     assert "instance group onnx_0 of model onnx has kind KIND_GPU but ONNX Runtime" in onnx
@@ -155,7 +157,8 @@ def test_what_cannot_be_placed_is_refused(world):
 
 
 def test_limits_of_memory(world):
-    """A model is not loaded onto a device of whose memory too much is in use; what runs there goes on, and comes back."""
+    """A model is not loaded onto a device with too much memory in use; existing instances continue there and are restarted
+    there."""
     world.model("first", 'instance_group { name: "g" kind: KIND_GPU gpus: [ 0 ] }')
     world.model("second", "instance_group { kind: KIND_GPU gpus: [ 1 ] }")
     server = world.start(
@@ -180,14 +183,14 @@ def test_limits_of_memory(world):
 
 
 def test_mig_devices_are_taken_in_turn(world):
-    """A process sees one MIG device alone; who has a whole device sees no device in MIG mode."""
+    """A process sees only one MIG device; a process with a whole device sees no device in MIG mode."""
     world.model("auto", "instance_group { count: 3 }")
     world.model("whole", "instance_group { kind: KIND_GPU gpus: [ 0 ] }")
     world.model("empty", 'instance_group { name: "g" kind: KIND_GPU gpus: [ 2 ] }')
     server = world.start(MIG, wait=False)
     server.wait_until_ready("/v2/models/auto/ready")
     server.wait_until_ready("/v2/models/whole/ready")
-    assert world.groups("auto")[0]["gpus"] == [0, 1], "the third has no MIG devices"
+    assert world.groups("auto")[0]["gpus"] == [0, 1], "the third GPU has no MIG devices"
     uuids = {name: place["cuda"]["CUDA_VISIBLE_DEVICES"] for name, place in world.places("auto", 6).items()}
     assert [uuids[f"auto_0_{n}"] for n in range(6)] == ["GPU-a", "MIG-2", "GPU-a", "MIG-5", "GPU-a", "MIG-2"]
     assert world.places("whole", 1)["whole_0_0"]["cuda"] == order("GPU-a")
@@ -198,7 +201,7 @@ def test_mig_devices_are_taken_in_turn(world):
 
 
 def test_a_lost_gpu_and_its_return(world):
-    """What runs there is not ready and says why; the others go on; when it is back, so are the instances."""
+    """Instances on it are not ready and report the reason; others continue; the instances recover with the device."""
     world.model("first", 'instance_group { name: "g" kind: KIND_GPU gpus: [ 0 ] }')
     world.model("second", "instance_group { kind: KIND_GPU gpus: [ 1 ] }")
     world.model("both", "instance_group { kind: KIND_GPU }")
@@ -215,17 +218,17 @@ def test_a_lost_gpu_and_its_return(world):
         return server.get("/v2/models/first/ready")[1]
 
     about = "Model version not ready: instance group g of model first: GPU 0 (GPU-a) "
-    eventually("readiness says why", 10, lambda: about in readiness())
+    eventually("readiness reports the reason", 10, lambda: about in readiness())
     eventually("it was tried again", 10, lambda: "cannot be used" in readiness())
     assert "GPUs that can be used: 1 (GPU-b)" in readiness()
-    eventually("requests are told as well", 10, lambda: about.partition(": ")[2] in str(server.infer("first", REQUEST)))
+    eventually("requests report the reason too", 10, lambda: about.partition(": ")[2] in str(server.infer("first", REQUEST)))
     assert server.infer("first", REQUEST)[0] == 503
     assert server.get("/v2/models/both/ready")[0] == 200
     eventually("the other instance has all", 10, lambda: set(world.places("both", 1)) == {"both_0_1"})
     for name in ("second", "cpu"):
         assert world.places(name, 1) == before[name], "it is the same process"
     assert total(server.scrape(), "pharos_instance_state", instance="g_0", state="ready") == 0
-    # A process that is started now sees the devices that are left.
+    # A process that is started now sees the remaining devices.
     pid = list(before["second"].values())[0]["pid"]
     os.kill(pid, signal.SIGKILL)
     eventually("it is another", 10, lambda: list(world.places("second", 1).values())[0]["pid"] != pid)
@@ -240,7 +243,7 @@ def test_a_lost_gpu_and_its_return(world):
 
 
 def test_a_gpu_that_is_lost_at_the_start(world):
-    """It is used by nobody who does not name it, and named when it is back."""
+    """It is used only by models that name it, and those can be loaded when it is back."""
     world.model("auto")
     world.model("named", 'instance_group { name: "g" kind: KIND_GPU gpus: [ 0 ] }')
     server = world.start(
@@ -255,8 +258,8 @@ def test_a_gpu_that_is_lost_at_the_start(world):
     assert world.places("named", 1)["g_0"]["cuda"] == order("GPU-a", "GPU-b")
 
 
-def test_processors_near_the_device(world):
-    """A worker keeps to them, with as many threads; nobody else does. Where none is known all are used."""
+def test_cpus_near_the_device(world):
+    """A worker is bound to them, with as many threads; other processes are not. If none are known, all CPUs are used."""
     world.model("auto")
     world.model("cpu", "instance_group { kind: KIND_CPU }")
     near = ALL[-1]
@@ -270,7 +273,7 @@ def test_processors_near_the_device(world):
 
 
 def test_the_servers_own_variable_hides_gpus(world):
-    """As for any program of CUDA, which counts those that are left."""
+    """As for any CUDA program: device numbers count the visible GPUs."""
     world.model("auto")
     world.model("hidden", "instance_group { kind: KIND_GPU gpus: [ 1 ] }")
     world.environment = {"CUDA_VISIBLE_DEVICES": "GPU-b"}
@@ -283,7 +286,7 @@ def test_the_servers_own_variable_hides_gpus(world):
 
 
 def test_the_pool_of_pinned_memory(world):
-    """Its size is shown while an instance on a GPU lives, and is as the option says."""
+    """Its size is shown while an instance runs on a GPU, and has the value of the option."""
     world.model("auto")
     server = world.start(
         TWO, f"--pinned-memory-pool-byte-size={8 * MIB}", "--model-control-mode=explicit", "--load-model=auto"
@@ -294,8 +297,8 @@ def test_the_pool_of_pinned_memory(world):
 
 
 def test_what_instances_have_pinned(world):
-    """It is counted as long as the process lives, in the gauges and the statistics. The stand-in for the package says that it has
-    registered what it is told to."""
+    """It is counted while the process lives, in the gauges and the statistics. The stand-in for the package reports the
+    registrations that its model configures."""
     told = world.folder / "told"
     told.mkdir()
     world.environment = {"PYTHONPATH": str(STANDIN), "PHAROS_STANDIN": str(told)}
@@ -316,7 +319,7 @@ def test_what_instances_have_pinned(world):
 
 
 def test_resources_are_those_of_the_device(world):
-    """The rate limiter has each device's own: as many instances of one GPU execute at a time as its resources allow."""
+    """The rate limiter keeps separate resources per device: they limit how many instances on one GPU execute concurrently."""
     limiter = 'rate_limiter { resources [ { name: "R" count: 1 } ] }'
     world.model("auto", f"instance_group {{ kind: KIND_GPU count: 2 {limiter} }}")
     server = world.start(TWO, "--rate-limit=execution_count", "--rate-limit-resource=R:1")
@@ -327,7 +330,7 @@ def test_resources_are_those_of_the_device(world):
 
 
 def test_devices_of_an_archive(world):
-    """`deviceType` and `deviceIds` of an archive count in any repository, where its configuration has no instance groups."""
+    """`deviceType` and `deviceIds` of an archive apply in any repository if its configuration has no instance groups."""
     yaml = {
         "cpu": "deviceType: cpu\ndeviceIds: [1]\n",
         "two": "deviceType: cpu\nminWorkers: 2\n",
@@ -354,13 +357,13 @@ def test_devices_of_an_archive(world):
     for name in ("absent", "odd", "plain"):
         assert groups(name) == [("KIND_GPU", 1, [0, 1])], name
     log = server.log.read_text()
-    assert "deviceIds is [1, 7], the GPUs that it may have are [0, 1]; it is left out" in log
-    assert "deviceType is 'tpu', it must be cpu or gpu; it is left out" in log
-    assert "deviceIds is 1, it must be list; it is left out" in log
+    assert "deviceIds is [1, 7], but the available GPUs are [0, 1]; ignored" in log
+    assert "deviceType is 'tpu', but must be cpu or gpu; ignored" in log
+    assert "deviceIds is 1, but must be list; ignored" in log
 
 
-def test_what_a_gpu_does_is_told_by_its_number_here(tmp_path, monkeypatch):
-    """Which is CUDA's with the server's own variable, not the management library's."""
+def test_gpu_usage_is_reported_by_the_servers_device_number(tmp_path, monkeypatch):
+    """That is CUDA's number with the server's own variable, not the number in the management library."""
     (tmp_path / "nvml").mkdir()
     gpus = Gpus(tmp_path / "nvml")
     gpus.tell(BUSY)
@@ -371,11 +374,11 @@ def test_what_a_gpu_does_is_told_by_its_number_here(tmp_path, monkeypatch):
     with home:
         home.register(url, "&synchronous=true")
         usage = lambda: home.manage("GET", "/models/second")[1][0]["workers"][0]["gpuUsage"]  # noqa: E731
-        eventually("it is told", 10, lambda: "gpuId::1 utilization.gpu [%]::37 %" in usage())
+        eventually("it is reported", 10, lambda: "gpuId::1 utilization.gpu [%]::37 %" in usage())
 
 
 def test_torchserves_devices(tmp_path):
-    """deviceIds, deviceType and number_of_gpu choose among the GPUs, and workers take them in turn; what the GPUs do is told."""
+    """deviceIds, deviceType and number_of_gpu select GPUs, and workers use them in turn; the usage of the GPUs is reported."""
     (tmp_path / "nvml").mkdir()
     gpus = Gpus(tmp_path / "nvml")
     gpus.tell(BUSY)
@@ -404,7 +407,7 @@ def test_torchserves_devices(tmp_path):
 
         part = "gpuId::{} utilization.gpu [%]::{} % utilization.memory [%]::{} % memory.used [MiB]::{} MiB"
         first, second = part.format(0, 37, 12, 8192), part.format(1, 0, 0, 0)
-        eventually("their devices are told", 10, lambda: usages("spread") == [first, second])
+        eventually("their devices are reported", 10, lambda: usages("spread") == [first, second])
         assert (usages("second"), usages("cpu")) == ([second], ["N/A", "N/A"])
         gpus.tell("0 all !15\n" + BUSY)
         eventually("it cannot be read", 10, lambda: set(usages("spread")) >= {"failed to obtained gpu usage"})

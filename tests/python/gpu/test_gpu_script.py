@@ -1,5 +1,5 @@
-"""The script for a machine with a GPU, `tests/gpu/check.py`, without one: its steps run on processors, one that fails or
-hangs costs itself alone, and what `pack.py` collects is enough."""
+"""Runs the script for a machine with a GPU, `tests/gpu/check.py`, without one: its steps run on CPUs, a step that fails or hangs
+does not affect others, and the files that `pack.py` collects are sufficient."""
 
 import json
 import os
@@ -27,7 +27,7 @@ import rows  # noqa: E402
 
 
 def check(folder, *arguments, script=GPU / "check.py", environment=None) -> tuple:
-    """Runs the script without a device: its exit status, its rows, and what it printed."""
+    """Runs the script without a device; returns its exit status, its rows and its output."""
     command = [sys.executable, script, "--cpu", f"--python={PYTHON}", f"--out={folder}", *arguments]
     given = os.environ | {"PHAROS_BIN": str(binary().absolute())} | (environment or {})
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=given, cwd=folder.parent)
@@ -37,7 +37,7 @@ def check(folder, *arguments, script=GPU / "check.py", environment=None) -> tupl
 
 @pytest.mark.slow
 def test_the_quick_steps(tmp_path):
-    """All rows are right or say why they cannot be had, and each step has rows that were right."""
+    """All rows are ok or have the reason for which they are skipped, and each step has rows that are ok."""
     steps = ["packages", "builtin", "instances", "onnxruntime", "missing_device", "metrics", "idle"]
     code, found, printed = check(tmp_path / "out", f"--only={','.join(steps)},cupy,shared_memory")
     assert code == 0, printed
@@ -52,7 +52,7 @@ def test_the_quick_steps(tmp_path):
 
 
 def test_a_failure_is_a_row(tmp_path):
-    """A server that does not start fails its step with the reason; the next step goes on, and the script ends with 1."""
+    """A server that does not start fails its step with the reason; the next step runs, and the script exits with 1."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "pharos").write_text("#!/bin/sh\necho cannot start; exit 3\n")
@@ -67,14 +67,14 @@ def test_a_failure_is_a_row(tmp_path):
 
 
 def test_no_time_is_left(tmp_path):
-    """Steps that do not fit into the whole time are named."""
+    """Steps that do not fit into the total time are listed."""
     code, found, _ = check(tmp_path / "out", "--only=builtin,idle", "--minutes=0")
     assert code == 0
     assert [(row["step"], row["reason"]) for row in found] == [(s, "no time was left") for s in ("builtin", "idle")]
 
 
 def test_a_step_that_hangs(tmp_path):
-    """It is ended with all that it has started, and the rows that it has written stay."""
+    """It is killed with all processes that it has started, and the rows that it has written are kept."""
     code = (
         "import subprocess, sys, time, pathlib; sys.path.append(sys.argv[1]); import rows\n"
         "file = pathlib.Path(sys.argv[2])\n"
@@ -88,11 +88,11 @@ def test_a_step_that_hangs(tmp_path):
     assert [(row["name"], row["state"]) for row in found] == [("first", "ok"), ("slow", "FAIL")]
     assert found[1]["reason"] == "no end within 3 s"
     child = int((tmp_path / "child").read_text())
-    eventually("what it has started is gone", 10, lambda: not alive(child))
+    eventually("its child process is gone", 10, lambda: not alive(child))
 
 
-def test_what_a_step_leaves_behind_is_ended(tmp_path):
-    """Also where its parent is gone and it has a session of its own."""
+def test_processes_that_a_step_leaves_behind_are_killed(tmp_path):
+    """Even if the parent has exited and the process has its own session."""
     code = (
         "import subprocess, sys, time; sys.path.append(sys.argv[1]); import rows; rows.adopt()\n"
         "print(subprocess.run(['sh', '-c', 'setsid sleep 100 >/dev/null 2>&1 & echo $!'], capture_output=True, text=True).stdout)\n"
@@ -104,13 +104,13 @@ def test_what_a_step_leaves_behind_is_ended(tmp_path):
 
 
 def test_an_unknown_step(tmp_path):
-    """The text names those that there are."""
+    """The error lists the known steps."""
     code, _, printed = check(tmp_path / "out", "--only=nothing")
     assert code == 2 and "there is no step nothing: they are packages, builtin, instances, " in printed
 
 
-def test_the_pack_is_enough(tmp_path):
-    """It works from another place, without this repository's executables and packages."""
+def test_the_pack_is_complete(tmp_path):
+    """It works in another directory, without this repository's executables and packages."""
     wheels = binary().parent.parent / "wheels"
     if not list(wheels.glob("pharos_worker-*.whl")):
         pytest.skip(f"there is no wheel in {wheels}: make python-worker")
@@ -127,8 +127,8 @@ def test_the_pack_is_enough(tmp_path):
     assert {row["state"] for row in found if row["step"] == "idle"} == {"ok", "skipped"}
 
 
-def test_what_is_packed_comes_first(tmp_path):
-    """Wheels for this Python are unpacked, whatever it has itself, and whatever folders they have inside; others are not."""
+def test_packed_wheels_come_first(tmp_path):
+    """Wheels for this Python are unpacked, whatever packages it has and whatever folders they contain; others are not."""
     import check as script
 
     wheels = tmp_path / "wheels"
@@ -146,7 +146,7 @@ def test_what_is_packed_comes_first(tmp_path):
 
 
 def test_a_model_that_cannot_be_served(tmp_path):
-    """The step fails with the reason as soon as that is known."""
+    """The step fails with the reason as soon as it is known."""
     import world
 
     place = world.World(tmp_path / "step", "any", 0, True)
@@ -160,11 +160,11 @@ def test_a_model_that_cannot_be_served(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not has_client, reason=f"{PYTHON} does not have tritonclient with HTTP")
 def test_the_checks_of_cuda_shared_memory(tmp_path):
-    """tritonclient's own code, over the made-up driver: all is right, with PyTorch too where it is installed."""
+    """tritonclient's own code over the simulated driver: all checks pass, also with PyTorch if it is installed."""
     devices, gpus = Devices(tmp_path / "cuda"), Gpus(tmp_path)
     gpus.tell(TWO)
     program = tmp_path / "pharos"
-    # Variables with this prefix are the server's own to its tests: they do not come so far by themselves.
+    # Variables with this prefix configure the server under test and are not inherited.
     program.write_text(f'#!/bin/sh\nPHAROS_FAKE_CUDA={devices.folder} exec {binary().absolute()} "$@"\n')
     program.chmod(0o755)
     given = os.environ | devices.environment | {"PHAROS_BIN": str(program)}
@@ -191,8 +191,8 @@ print("4194305, 512" if "pid" in fields else ", ".join(values.get(field, "[N/A]"
 
 @pytest.mark.parametrize("temperature, wrong", [("55", set()), ("75", {"pharos_gpu_temperature_celsius"})])
 def test_readings_beside_nvidia_smi(tmp_path, monkeypatch, temperature, wrong):
-    """What the driver's library tells the server is compared with what `nvidia-smi` shows, in the same units; energy, which the
-    made-up device does not spend, is not there."""
+    """Compares the server's readings from the driver's library with those of `nvidia-smi`, in the same units; energy is absent
+    because the simulated device does not report it."""
     import readings
     import world
 

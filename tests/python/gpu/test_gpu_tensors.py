@@ -1,7 +1,7 @@
-"""Tensors on devices in Python models: inputs that clients have there, and outputs that libraries make there.
+"""Tensors on devices in Python models: inputs in device memory of clients, and outputs that libraries make on a device.
 
-There is no GPU here. The driver is a made-up one (`fake_cuda`), whose memory can be read where it is mapped; PyTorch and CuPy are
-stood in for by what they have for copies from a device, and PyTorch itself, where it is installed, by tensors that say so."""
+No GPU is needed. A simulated driver (`fake_cuda`) provides device memory that can be read where it is mapped. Stand-ins replace
+PyTorch and CuPy for copies from a device; real PyTorch, if installed, is used with tensors that claim a device."""
 
 import json
 import os
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_worker, reason=f"{PYTH
 
 
 class Made(World):
-    """A world whose workers have the made-up driver."""
+    """A server whose workers use the simulated driver."""
 
     def __init__(self, folder):
         super().__init__(folder)
@@ -42,14 +42,14 @@ class Made(World):
         self.environment = dict(self.devices.environment)
 
     def code(self, name, code, parameters="", group=GPU):
-        """A model of this code."""
+        """Writes a model with this code."""
         version = self.models / name / "1"
         version.mkdir(parents=True)
         (version / "model.py").write_text((CODE / f"{code}.py").read_text())
         (version.parent / "config.pbtxt").write_text(f"{CONFIG % parameters}\n{group}\n")
 
     def region(self, name, content: bytes, number=1):
-        """A registered region on a device of the machine."""
+        """Registers a region on a device of the machine."""
         body = {"raw_handle": {"b64": self.devices.allocate(name, content)}, "device_id": number, "byte_size": len(content)}
         status, text = self.server.ask("POST", f"/v2/cudasharedmemory/region/{name}/register", json.dumps(body))
         assert status == 200, text
@@ -59,7 +59,8 @@ class Made(World):
         assert self.server.ask("POST", f"/v2/cudasharedmemory/region/{name}/unregister")[0] == 200
 
     def infer(self, model, given, how="tensor", out=None, **more):
-        """A request: what the model tells, and its output. `given` is a list of floats, or (region, offset, shape)."""
+        """Sends a request; returns what the model reports, and its output. `given` is a list of floats, or (region, offset,
+        shape)."""
         entry = {"name": "IN", "datatype": "FP32"}
         if isinstance(given, tuple):
             region, offset, shape = given
@@ -80,7 +81,7 @@ class Made(World):
 
 @pytest.fixture
 def world(tmp_path):
-    """A world of one test, ended with it."""
+    """A server and its devices for one test."""
     made = Made(tmp_path)
     yield made
     if made.server and made.server.process.poll() is None:
@@ -88,13 +89,13 @@ def world(tmp_path):
 
 
 def floats(*values) -> bytes:
-    """Values as bytes."""
+    """Returns values as bytes."""
     return np.array(values, np.float32).tobytes()
 
 
 def test_inputs_on_the_device_stay_there(world):
-    """With FORCE_CPU_ONLY_INPUT_TENSORS "no", as in Triton: a tensor on the device, whose elements go through nobody's hands. The
-    output, which is the input, is copied once, and to where the client wants it."""
+    """With FORCE_CPU_ONLY_INPUT_TENSORS "no", as in Triton: the tensor stays on the device and its elements are not copied. The
+    output, which is the input, is copied once, to the place that the client requested."""
     world.code("there", "own_device", ON_DEVICE % "no")
     world.start(TWO)
     world.region("own", floats(*range(16)) + bytes(64))
@@ -110,19 +111,19 @@ def test_inputs_on_the_device_stay_there(world):
         assert output == [4, 5, 6]
         assert told.pop("again", [False, [2, 0]]) == [False, [2, 0]]
         assert (told, world.devices.calls("read", "own")) == (expected, number)
-    # To another place on a device they are copied there.
+    # Outputs for another place on a device are copied on the device.
     world.region("other", bytes(64), number=0)
     for how, region in [("tensor", "own"), ("capsule", "own"), ("lent", "own"), ("tensor", "other"), ("lent", "other")]:
         before = [world.devices.calls(*call) for call in (("copy_to", region), ("wait", "default stream"))]
-        # What is given back says nothing of elements that went elsewhere.
+        # The answer has no elements of outputs that went to shared memory.
         assert world.infer("there", ("own", 16, [3]), how, (region, 52, 12))[1] is None
         assert world.devices.floats(region, 3, 52) == [4, 5, 6], how
         after = [world.devices.calls(*call) for call in (("copy_to", region), ("wait", "default stream"))]
         assert [now - then for now, then in zip(after, before)] == [1, 1], how
         (world.devices.folder / region).open("r+b").write(floats(*range(16)))
-    # A library is told which stream waits for its work: the driver's default one.
+    # The library gets the stream that waits for its work: the driver's default stream.
     assert world.infer("there", ("own", 16, [3]), "streams")[0]["streams"][-1] == 1
-    # Too small a place is an error, and nothing is written.
+    # A place that is too small is an error, and nothing is written.
     status, answer = world.server.infer("there", {
         "inputs": [{"name": "IN", "datatype": "FP32", "shape": [3], "parameters": {
             "shared_memory_region": "own", "shared_memory_offset": 16, "shared_memory_byte_size": 12}}],
@@ -131,13 +132,13 @@ def test_inputs_on_the_device_stay_there(world):
     })  # fmt: skip
     assert (status, world.devices.floats("other", 3)) == (500, [0, 1, 2]), answer
     assert "(8 bytes) should be at least 12 bytes" in answer["error"]
-    # What comes with the request is where it always was.
+    # Data in the request itself is in CPU memory as usual.
     told, output = world.infer("there", [7.0, 8.0], "capsule")
     assert (told["cpu"], told["capsule"], told["numpy"], output) == (True, [1, 0], [7, 8], [7, 8])
 
 
-def test_memory_of_other_devices_and_places_that_kernels_cannot_take(world):
-    """Another device's memory is on that one, by the process's number. What is not aligned is copied to the processor's."""
+def test_memory_of_other_devices_and_unaligned_memory(world):
+    """Memory of another device is reported on that device, by the process's number. Unaligned memory is copied to the CPU."""
     world.code("there", "own_device", ON_DEVICE % "no")
     world.start(TWO)
     world.region("other", floats(1, 2, 3, 4), number=0)
@@ -149,7 +150,7 @@ def test_memory_of_other_devices_and_places_that_kernels_cannot_take(world):
 
 
 def test_inputs_are_copied_unless_a_model_asks_for_them(world):
-    """"yes" is the default, an instance on processors has no device, and any other word is an error."""
+    """"yes" is the default, an instance on CPUs has no device, and any other word is an error."""
     world.code("default", "own_device")
     world.code("yes", "own_device", ON_DEVICE % "yes")
     world.code("cpu", "own_device", ON_DEVICE % "no", CPU)
@@ -166,7 +167,7 @@ def test_inputs_are_copied_unless_a_model_asks_for_them(world):
 
 
 def test_each_request_of_a_batch_has_its_own_tensor(world):
-    """Some on a device, some not; one that cannot be had fails alone."""
+    """Some are on a device and some are not; one that cannot be read fails only its own request."""
     world.code("batch", "own_device", f"{BATCHED}{ON_DEVICE % 'no'}")
     server = world.start(TWO)
     world.region("own", floats(*range(16)))
@@ -180,8 +181,8 @@ def test_each_request_of_a_batch_has_its_own_tensor(world):
     assert server.statistics("batch")["execution_count"] == 1
 
 
-def test_outputs_over_inputs_wait_until_all_are_made(world):
-    """What is passed on is what came, also when its request, or another one of the batch, wants its output there."""
+def test_outputs_over_inputs_are_written_after_all_are_made(world):
+    """An input that is passed on is unchanged, even if its request, or another one of the batch, writes its output there."""
     world.code("alone", "own_device", ON_DEVICE % "no")
     world.code("batch", "own_device", f"{BATCHED}{ON_DEVICE % 'no'}")
     server = world.start(TWO)
@@ -192,7 +193,7 @@ def test_outputs_over_inputs_wait_until_all_are_made(world):
         assert world.devices.floats("own", 3, offset) == given
     (world.devices.folder / "own").open("r+b").write(floats(*range(16)))
     with ThreadPoolExecutor(3) as clients:
-        # The first two swap, the third has a place of its own.
+        # The first two swap, the third has a separate place.
         places = [(0, 32), (32, 0), (16, 48)]
         swap = lambda place: world.infer("batch", ("own", place[0], [1, 4]), "tensor", ("own", place[1], 16))  # noqa: E731
         told = [told for told, _ in clients.map(swap, places)]
@@ -203,11 +204,11 @@ def test_outputs_over_inputs_wait_until_all_are_made(world):
 
 
 def test_a_tensor_that_is_kept_keeps_its_memory_open(world):
-    """The client takes its region back while the model still holds the tensor: it is closed when the model lets go."""
+    """The client unregisters its region while the model holds the tensor: the memory is closed when the model releases it."""
     world.code("keeps", "own_device", ON_DEVICE % "no")
     world.start(TWO)
     world.region("own", floats(1, 2, 3, 4))
-    # By the process that has looked at it.
+    # By the process that has mapped it.
     before = world.devices.calls("close", "own")
     world.infer("keeps", ("own", 0, [4]), "keep")
     world.forget("own")
@@ -220,7 +221,7 @@ def test_a_tensor_that_is_kept_keeps_its_memory_open(world):
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
-    """A world with a model of the made-up libraries, and one of PyTorch's own if that is there."""
+    """A server with a model of the simulated libraries, and one with real PyTorch if it is installed."""
     world = Made(tmp_path_factory.mktemp("outputs"))
     world.code("made", "own_outputs", group=CPU)
     if has_torch:
@@ -239,7 +240,7 @@ ARENA = "/memfd:pharos-outputs"
 HOW = {
     "torch": [["copy_", ARENA, True, False]],
     "cupy": [["get", ARENA]],
-    # Versions that cannot write to memory that is there, and libraries that are neither: by a copy of their own.
+    # Versions that cannot write to existing memory, and other libraries: through an additional copy.
     "old": ["get"],
     "fails": ["cpu"],
     "other": ["cpu"],
@@ -248,7 +249,7 @@ HOW = {
 
 @pytest.mark.parametrize("how", HOW)
 def test_outputs_are_copied_into_the_servers_memory(outputs, how):
-    """Once, by the library that has them, into the memory in which they travel."""
+    """Once, by the library that owns them, into the shared memory in which they are sent."""
     outputs.infer("made", VALUES, "told")
     _, output = outputs.infer("made", VALUES, how)
     assert output == VALUES
@@ -256,8 +257,8 @@ def test_outputs_are_copied_into_the_servers_memory(outputs, how):
     assert told == HOW[how]
 
 
-def test_a_view_that_a_library_keeps_harms_nobody(outputs):
-    """Its memory is not used for an answer, this one or another, while somebody could write there."""
+def test_a_view_that_a_library_keeps_is_harmless(outputs):
+    """Its memory is not used for any answer while the library could write there."""
     for number in range(20):
         values = [float(number)] * 100
         assert outputs.infer("made", values, "kept")[1] == values
@@ -268,14 +269,14 @@ def test_a_view_that_a_library_keeps_harms_nobody(outputs):
 @pytest.mark.parametrize("how", ["tensor", "runner"])
 @pytest.mark.parametrize("torch_type", TYPES)
 def test_torchs_own_tensors(outputs, torch_type, how):
-    """Each type, without a detour; the elements of BF16 too, which numpy does not have."""
+    """Each type, without an intermediate copy, including BF16, which numpy lacks."""
     request = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [4], "data": [0, 1, 2, 3]}],
                "parameters": {"how": how, "type": torch_type},
                "outputs": [{"name": torch_type, "parameters": {"binary_data": True}}]}  # fmt: skip
     body = json.dumps(request)
     status, text = outputs.server.ask("POST", f"/v2/models/{torch_type}/infer", body)
     if torch_type == "bfloat16":
-        # In JSON it has no form, in bytes it has.
+        # It has a binary form but no JSON form.
         connection_status, raw = binary(outputs.server, torch_type, body)
         assert (connection_status, raw[-8:]) == (200, np.array([0, 0x3F80, 0x4000, 0x4040], np.uint16).tobytes())
         return
@@ -287,7 +288,7 @@ def test_torchs_own_tensors(outputs, torch_type, how):
 
 
 def binary(server, model, body):
-    """A request with its answer in bytes."""
+    """Sends a request for a binary answer."""
     import http.client
 
     connection = http.client.HTTPConnection(server.http, timeout=30)
@@ -300,13 +301,13 @@ def binary(server, model, body):
 
 
 def test_copies_that_a_model_makes_and_times_count_as_input(world):
-    """In the statistics; what cannot be a time is refused, and the next batch knows nothing of it."""
+    """In the statistics; a value that is not a time is refused and does not affect the next batch."""
     world.code("copies", "own_copies", group=CPU)
     server = world.start("* devices 0")
     assert world.infer("copies", [1.0])[1] == [1]
     body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [-2]}]}
     status, answer = server.infer("copies", body)
-    assert status == 500 and "-2 is no time that inputs can take" in answer["error"]
+    assert status == 500 and "-2 is not a valid duration of input copies" in answer["error"]
     assert world.infer("copies", [1.0])[1] == [1]
     stats = server.statistics("copies")["inference_stats"]
     spent = {name: stats[name]["ns"] / stats[name]["count"] / 1e9 for name in ("compute_input", "compute_infer", "compute_output")}
@@ -344,7 +345,7 @@ print(told)
 
 
 def test_the_runner_for_pytorchs_files_waits_for_the_device():
-    """Also when the model fails: the copies of its inputs may still be under way. It says how long they took there."""
+    """Even if the model fails, because the copies of its inputs may still be running. It reports the time of the copies."""
     ran = subprocess.run([PYTHON, "-c", RUNNER], capture_output=True, text=True, env=dict(os.environ))
     assert (ran.stdout.strip(), ran.stderr) == ("['cuda:0', 1.5, 'emptied', 'emptied']", "")
 

@@ -1,4 +1,4 @@
-"""How the server goes: what has begun is finished, running sequences too; what is new is refused; nobody is cut off."""
+"""Shutdown: requests and running sequences are finished, new ones are refused, and no connection is cut."""
 
 import concurrent.futures
 import http.client
@@ -40,7 +40,7 @@ ensemble_scheduling { step [ { model_name: "direct" model_version: -1
 
 @pytest.fixture
 def repository(tmp_path):
-    """Models with sequences, an ensemble of one, and others."""
+    """Models with sequences, an ensemble of one of them, and others."""
     folder = copy_models(tmp_path / "repository", ["identity_fp32", "delay_200", "hang"])
     for name, text in (MODELS | {"pipeline": ENSEMBLE}).items():
         write(folder, name, text)
@@ -49,25 +49,25 @@ def repository(tmp_path):
 
 @pytest.fixture
 def server(start, repository):
-    """A server with them."""
+    """A server with these models."""
     return start([], repository=repository)
 
 
 def leave(server):
-    """SIGTERM, and waits until the server says that it goes."""
+    """Sends SIGTERM and waits until the server logs that it exits."""
     server.process.send_signal(signal.SIGTERM)
     eventually("the server exits", 10, lambda: "exiting: waiting" in server.log_tail())
 
 
 def step(module, value: int, name: str = "VALUE"):
-    """The input of a step."""
+    """Returns the input of a step."""
     tensor = module.InferInput(name, [1, 1], "INT32")
     tensor.set_data_from_numpy(np.array([[value]], np.int32))
     return [tensor]
 
 
 def frames(data: bytes):
-    """The frames of HTTP/2 in what a server sent: kind, flags, payload."""
+    """Yields the HTTP/2 frames in a server's bytes: kind, flags, payload."""
     while len(data) >= 9:
         length = int.from_bytes(data[:3], "big")
         yield data[3], data[4], data[9 : 9 + length]
@@ -75,7 +75,7 @@ def frames(data: bytes):
 
 
 def ends_well(server):
-    """Exit code 0, with everything finished."""
+    """Expects exit code 0 with everything finished."""
     assert server.process.wait(20) == 0, server.log_tail()
 
 
@@ -84,8 +84,8 @@ def ends_well(server):
 ])  # fmt: skip
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_running_sequence_is_finished(server, protocol, model, names):
-    """Its steps are let in while the server exits, over the network and with unmodified clients; a new one and all else
-    are refused with 503; with its END the server is done and ends with 0."""
+    """Steps of the sequence are accepted while the server exits, with unmodified clients; new sequences and other requests are
+    refused with 503. After the sequence's END the server exits with 0."""
     module = {"http": tritonclient.http, "grpc": tritonclient.grpc}[protocol]
     given, made = names
     with module.InferenceServerClient(getattr(server, protocol)) as client:
@@ -106,14 +106,14 @@ def test_a_running_sequence_is_finished(server, protocol, model, names):
         assert (status, answer) == (503, {"error": "Server exiting"})
         with pytest.raises(InferenceServerException, match="must specify the START flag"):
             client.infer(model, step(module, 1, given), sequence_id=9)
-        assert server.get("/v2/health/ready")[0] == 503, "not ready any more"
-        assert server.process.poll() is None, "it waits for the sequence"
+        assert server.get("/v2/health/ready")[0] == 503, "the server must not be ready"
+        assert server.process.poll() is None, "the server must wait for the sequence"
         assert send(5, sequence_end=True) == 15
     ends_well(server)
 
 
 def test_a_running_sequence_is_finished_on_its_stream(server):
-    """As above, on the stream of gRPC that it began on."""
+    """As above, on the gRPC stream on which the sequence began."""
     answers = queue.Queue()
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: answers.put(error or result.as_numpy("SUM").item()))
@@ -129,8 +129,8 @@ def test_a_running_sequence_is_finished_on_its_stream(server):
     ends_well(server)
 
 
-def test_a_sequence_whose_client_has_gone(server):
-    """Ends when it has been idle for as long as its model allows; the server waits for no longer."""
+def test_a_sequence_whose_client_has_disconnected(server):
+    """The sequence ends after the idle timeout of its model; the server waits no longer than that."""
     with tritonclient.http.InferenceServerClient(server.http) as client:
         client.infer("short", step(tritonclient.http, 1), sequence_id=7, sequence_start=True)
     server.process.send_signal(signal.SIGTERM)
@@ -138,7 +138,7 @@ def test_a_sequence_whose_client_has_gone(server):
 
 
 def test_a_sequence_that_is_not_finished_in_time(start, repository):
-    """Triton's line and exit code 1; a step that is executing and one that waits are told."""
+    """Triton's log line and exit code 1; an executing and a waiting step get an error."""
     server = start([], "--exit-timeout-secs=1", repository=repository)
     with tritonclient.http.InferenceServerClient(server.http) as client:
         client.infer("direct", step(tritonclient.http, 1), sequence_id=7, sequence_start=True)
@@ -149,7 +149,7 @@ def test_a_sequence_that_is_not_finished_in_time(start, repository):
 
 
 def test_requests_that_wait_when_the_time_is_over(start, repository):
-    """Those that wait in the queue and the one that is being executed are told that the server exits."""
+    """Waiting requests and the executing one get the error that the server exits."""
     server = start([], "--exit-timeout-secs=1", repository=repository)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         request = one("UINT8", [1], [1])
@@ -166,8 +166,8 @@ def test_requests_that_wait_when_the_time_is_over(start, repository):
     assert "Exit timeout expired. Exiting immediately. 6 requests were not answered" in server.log_tail()
 
 
-def test_readiness_goes_first(start, repository):
-    """`--exit-delay-secs`: no longer ready, and serving as before until the delay is over."""
+def test_readiness_ends_first(start, repository):
+    """`--exit-delay-secs`: the server is not ready but serves until the delay has passed."""
     server = start([], "--exit-delay-secs=2", repository=repository)
     server.process.send_signal(signal.SIGTERM)
     eventually("it is not ready", 5, lambda: server.get("/v2/health/ready")[0] == 400)
@@ -179,8 +179,7 @@ def test_readiness_goes_first(start, repository):
 
 
 def test_kept_connections_over_http(server):
-    """While the server exits, an answer asks its client to close; a connection that waits is closed at the end, not
-    before."""
+    """While the server exits, its answers ask clients to close the connection; it closes an idle connection only at the end."""
     waiting = http.client.HTTPConnection(server.http, timeout=30)
     waiting.request("GET", "/v2/health/live")
     waiting.getresponse().read()
@@ -196,8 +195,8 @@ def test_kept_connections_over_http(server):
     ends_well(server)
 
 
-def test_connections_of_grpc_are_told(server):
-    """GOAWAY as soon as the server exits, and the call in flight is answered."""
+def test_grpc_connections_get_goaway(server):
+    """GOAWAY is sent as soon as the server exits, and the call in flight is answered."""
     connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
     message = tritonclient.grpc.service_pb2.ModelInferRequest(model_name="delay_200")
     message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 1])
@@ -212,7 +211,7 @@ def test_connections_of_grpc_are_told(server):
         name = "ts_inference_requests_total"
         eventually("the request is there", 5, lambda: total(server.scrape(), name, model_name="delay_200") == 1)
         server.process.send_signal(signal.SIGTERM)
-        # The client library speaks no more after GOAWAY, and the server wants its ping answered.
+        # The client library stops sending after GOAWAY, but the server expects an answer to its ping.
         answered = False
         while received := wire.recv(65536):
             seen += received
@@ -221,13 +220,13 @@ def test_connections_of_grpc_are_told(server):
                 answered = True
                 wire.sendall(bytes([0, 0, 8, 6, 1, 0, 0, 0, 0]) + pings[0])
     kinds = [kind for kind, _, _ in frames(seen)]
-    assert kinds.count(7) == 2, "GOAWAY: first that it goes, then which calls it took"
+    assert kinds.count(7) == 2, "expected two GOAWAY frames: the announcement, then the last accepted call"
     assert any(kind == 0 and np.float32(7).tobytes() in payload for kind, _, payload in frames(seen))
     ends_well(server)
 
 
-def test_a_second_signal_ends_the_patience(server):
-    """And the exit code says that something was not finished."""
+def test_a_second_signal_aborts_the_drain(server):
+    """The exit code reports unfinished requests."""
     with tritonclient.http.InferenceServerClient(server.http) as client:
         client.infer("direct", step(tritonclient.http, 1), sequence_id=7, sequence_start=True)
     leave(server)
@@ -237,8 +236,8 @@ def test_a_second_signal_ends_the_patience(server):
     assert time.monotonic() - begun < 10
 
 
-def test_a_second_signal_kills_what_hangs(start):
-    """A batch that hangs is not waited for: its request is refused and its worker killed."""
+def test_a_second_signal_kills_hanging_workers(start):
+    """A hanging batch is not awaited: its request is refused and its worker killed."""
     server = start(["hang"])
     with socket.create_connection(("127.0.0.1", server.http_port)) as client:
         body = json.dumps(one("UINT8", [1], [1]))
@@ -256,8 +255,8 @@ def test_a_second_signal_kills_what_hangs(start):
     eventually("the workers are gone", 10, lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers))
 
 
-def test_a_port_that_is_shared(start):
-    """`--reuse-http-port`, `--reuse-grpc-port`: a second server on the same ports takes over when the first goes."""
+def test_a_shared_port(start):
+    """`--reuse-http-port`, `--reuse-grpc-port`: a second server on the same ports takes over when the first exits."""
     shared = ["--reuse-http-port=true", "--reuse-grpc-port=true"]
     first = start(["identity_fp32"], *shared)
     second = start(["identity_fp32"], *shared, f"--http-port={first.http_port}", f"--grpc-port={first.grpc_port}", wait=False)
@@ -266,7 +265,7 @@ def test_a_port_that_is_shared(start):
     for _ in range(10):
         assert first.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
     third = start(["identity_fp32"], f"--http-port={first.http_port}", wait=False)
-    assert third.process.wait(30) == 1, "who does not share is refused"
+    assert third.process.wait(30) == 1, "a server without the option must not start"
     assert "--http-port chooses another port" in third.log_tail()
     second.process.send_signal(signal.SIGTERM)
     assert second.process.wait(30) == 0

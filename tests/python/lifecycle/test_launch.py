@@ -1,7 +1,6 @@
-"""Which program runs a model, and what is said if there is none.
+"""Selection of the program that runs a model, and the errors if there is none.
 
-The package `pharos-worker` is stood in for by `standin`, which says with what it was started; interpreters and environments
-are real.
+`standin` replaces the package `pharos-worker` and reports its arguments; interpreters and environments are real.
 """
 
 import json
@@ -30,7 +29,7 @@ COMPLETING = PLAIN + "    def auto_complete_config(config): pass\n"
 
 
 class Place:
-    """A repository, environments, and what the stand-in is told, in a folder."""
+    """A folder with a repository, environments and the configuration of the stand-in."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -39,7 +38,7 @@ class Place:
             path.mkdir()
 
     def model(self, name: str, config='backend: "python"', versions=(1,), environment=None, code=COMPLETING, **told) -> Path:
-        """A model with a `model.py`; without a configuration file if `config` is None."""
+        """Writes a model with a `model.py`; without a configuration file if `config` is None."""
         for version in versions:
             directory = self.repository / name / str(version)
             directory.mkdir(parents=True)
@@ -52,7 +51,7 @@ class Place:
         return self.repository / name
 
     def environment(self, path: str, on_import: str = "") -> Path:
-        """A virtual environment; importing the package there runs the code `on_import`."""
+        """Creates a virtual environment; importing the package there runs the code `on_import`."""
         home = self.folder / path
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
         if on_import:
@@ -60,7 +59,7 @@ class Place:
         return home
 
     def interpreter(self, path: str, script: str) -> Path:
-        """An environment whose interpreter is a script."""
+        """Creates an environment whose interpreter is a script."""
         home = self.folder / path
         (home / "bin").mkdir(parents=True)
         (home / "bin/python3").write_text(f"#!/bin/sh\n{script}\n")
@@ -68,7 +67,7 @@ class Place:
         return home
 
     def server(self, *options, package=True) -> Server:
-        """A server for it all that goes on whatever fails."""
+        """Returns a server for the repository that continues if a load fails."""
         options = ["--exit-on-error=false", "--strict-readiness=false", *options]
         options.append(f"--environment-cache-directory={self.folder / 'environments'}")
         server = Server(self.folder, [self.repository], options)
@@ -78,12 +77,12 @@ class Place:
         return server
 
     def runs(self, model: str) -> list:
-        """With what the stand-in was started for a model, each time."""
+        """Returns the arguments of each start of the stand-in for a model."""
         path = self.told / f"{model}.runs"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def served(self, model: str) -> dict:
-        """With what the model's only worker was started."""
+        """Returns the arguments with which the model's only worker was started."""
         (run,) = [run for run in self.runs(model) if "instance" in run]
         return run
 
@@ -94,7 +93,7 @@ def place(tmp_path):
 
 
 def loaded(server: Server, *models):
-    """Waits until each of these models is ready or has failed, and gives the state and the reason of each."""
+    """Waits until each of these models is ready or has failed; returns the state and the reason of each."""
 
     def check():
         index = server.index()
@@ -112,14 +111,14 @@ def check_ready(server: Server, *models):
 
 
 def config(server: Server, model: str, version="") -> dict:
-    """The configuration of a model as clients see it."""
+    """Returns the configuration of a model from the server."""
     status, text = server.get(f"/v2/models/{model}{version}/config")
     assert status == 200, text
     return json.loads(text)
 
 
 def test_every_choice_of_an_interpreter(place):
-    """Virtual environments in the model's directory, named by EXECUTION_ENV_PATH, in an archive, and --python."""
+    """Virtual environments in the model's directory, from EXECUTION_ENV_PATH, in an archive, and from --python."""
     default, named = place.environment("default"), place.environment("named")
     packed = place.environment("packed")
     with tarfile.open(place.folder / "packed.tar.gz", "w:gz") as archive:
@@ -159,15 +158,15 @@ def test_every_choice_of_an_interpreter(place):
         assert seen["two"]["prefix"] == seen["one"]["prefix"], "the same archive is unpacked once"
         assert stat.S_IMODE(unpacked.parent.stat().st_mode) == 0o700
         assert server.log.read_text().count("unpacking the environment") == 1
-        # Auto-complete has run in the same environments.
+        # Auto-complete ran in the same environments.
         for model in models:
             assert place.runs(model)[0]["question"]["config"]["name"] == model
             assert place.runs(model)[0]["prefix"] == seen[model]["prefix"]
 
 
 @pytest.mark.slow
-def test_files_of_others_in_the_cache_stay(place):
-    """Lock files of other programs, however old, cost nothing in the folder of environments or below it."""
+def test_foreign_files_in_the_cache_are_kept(place):
+    """Lock files of other programs, of any age, have no effect in the folder of environments or below it."""
     archive = place.folder / "env.tar.gz"
     with tarfile.open(archive, "w:gz") as file:
         file.add(place.environment("packed"), ".")
@@ -200,8 +199,8 @@ def test_files_of_others_in_the_cache_stay(place):
 
 
 @pytest.mark.slow
-def test_a_changed_archive_is_unpacked_anew(place):
-    """A model whose archive has changed gets another environment with its next load, and only then."""
+def test_a_changed_archive_is_unpacked_again(place):
+    """A model whose archive has changed gets a new environment with its next load, not before."""
     archive = place.folder / "env.tar.gz"
 
     def pack(mark):
@@ -227,8 +226,8 @@ def test_a_changed_archive_is_unpacked_anew(place):
         assert mark() == "second" and "unpacking" not in server.log_tail(), "the cache outlives the server"
 
 
-def test_interpreters_that_cannot_be_used(place):
-    """Each refusal names the model, the interpreter, and what to do; none is tried again and again."""
+def test_unusable_interpreters(place):
+    """Each refusal has the model, the interpreter and the remedy; none is retried endlessly."""
     missing = place.environment("missing")
     (next(missing.glob("lib/python*")) / "site-packages/sitecustomize.py").write_text(
         f"import sys\nsys.path = [path for path in sys.path if path != {str(STANDIN)!r}]\n"
@@ -255,20 +254,20 @@ def test_interpreters_that_cannot_be_used(place):
             f"EXECUTION_ENV_PATH) does not have; run: {missing / python3} -m pip install ./worker/python, in the server's source tree",
         ),
         "broken": (broken, f"'{broken / python3}' (the model's EXECUTION_ENV_PATH) cannot import: ImportError: no numpy here"),
-        "crashes": (crashes, f"'{crashes / python3}' (the model's EXECUTION_ENV_PATH) ends when it imports 'pharos_worker' (killed by signal 6); run: {crashes / python3} -m pip install {HELP}"),
-        "silent": (silent, "ends when it imports 'pharos_worker' (exit status 9)"),
-        "other": (other, f"is not this server's (frontend and worker are of different builds: wire versions"),
-        "old": (old, f"model 'old' needs Python 3.9 or newer, and '{old / python3}' (the model's EXECUTION_ENV_PATH) is Python 3.8: --python"),
-        "no_python": (no_python, "is no Python interpreter, or a broken one (exit status 7)"),
+        "crashes": (crashes, f"'{crashes / python3}' (the model's EXECUTION_ENV_PATH) exits when it imports 'pharos_worker' (killed by signal 6); run: {crashes / python3} -m pip install {HELP}"),
+        "silent": (silent, "exits when it imports 'pharos_worker' (exit status 9)"),
+        "other": (other, f"does not match this server (frontend and worker are of different builds: wire versions"),
+        "old": (old, f"model 'old' needs Python 3.9 or newer, and '{old / python3}' (the model's EXECUTION_ENV_PATH) is Python 3.8; choose another with --python"),
+        "no_python": (no_python, "is not a working Python interpreter (exit status 7)"),
         "not_executable": (not_executable, f"the Python interpreter '{not_executable / python3}' (the model's EXECUTION_ENV_PATH) is not executable by this user"),
         "format_error": (format_error, f"the Python interpreter '{format_error / python3}' (the model's EXECUTION_ENV_PATH) cannot be started: Exec format error"),
         "nowhere": ("/nonexistent/env", "model 'nowhere': EXECUTION_ENV_PATH is '/nonexistent/env', which does not exist; allowed are the directory of a virtual or conda environment, and a .tar.gz"),
-        "empty": (place.folder / "empty", "is no Python environment: it has neither bin/python3 nor bin/python"),
+        "empty": (place.folder / "empty", "is not a Python environment: it has neither bin/python3 nor bin/python"),
         "packed": (place.folder / "packed.tar.gz", f"does not have; run: python3 -m pip install ./worker/python, in the server's source tree and in the environment that is packed into '{place.folder}/packed.tar.gz', and pack it again"),
         "wrong": (place.folder / "wrong.tar.gz", f"model 'wrong': the environment '{place.folder}/wrong.tar.gz' cannot be used: it cannot be unpacked"),
     }
     for model, (environment, _) in expected.items():
-        # Without auto-complete it is the worker itself that does not start.
+        # Without auto-complete the worker itself fails to start.
         place.model(model, environment=environment, die=1, exit=1)
     names = tuple(expected)
     for options in ((), ("--disable-auto-complete-config",)):
@@ -284,7 +283,7 @@ def test_interpreters_that_cannot_be_used(place):
 
 
 def test_a_server_without_the_package(place):
-    """The sentence names the interpreter of the PATH, and of --python."""
+    """The error names the interpreter from PATH, or that of --python."""
     place.model("m")
     python3 = place.environment("bare") / "bin/python3"
     for options, by in (((), "of the PATH"), ((f"--python={python3}",), "of --python")):
@@ -302,20 +301,20 @@ def test_a_server_without_the_package(place):
 
 
 def test_workers_of_other_builds_and_models_that_fail(place):
-    """What a worker says about its model is the reason; of another build it comes with what to do."""
+    """The reason is the worker's error about its model; a worker of another build adds the remedy."""
     place.model("refused", refuse="ModuleNotFoundError: No module named 'torch'")
     place.model("other", refuse="frontend and worker are of different builds: wire versions 8 and 7")
     place.model("dies", die=5)
     with place.server() as server:
         outcome = loaded(server, "refused", "other", "dies")
         assert outcome["refused"] == ("UNAVAILABLE", "ModuleNotFoundError: No module named 'torch'")
-        assert "is not this server's (frontend and worker are of different builds: wire versions 8 and 7); run: " in outcome["other"][1]
+        assert "does not match this server (frontend and worker are of different builds: wire versions 8 and 7); run: " in outcome["other"][1]
         assert HELP in outcome["other"][1]
         assert outcome["dies"] == ("UNAVAILABLE", "Stub process 'dies_0' is not healthy. The worker process ended: exit status 5")
 
 
 def test_auto_complete(place):
-    """Outcomes are those of a real Triton 2.51 for models whose `auto_complete_config` does the same."""
+    """The outcomes are those of a real Triton 2.51 for models with an equivalent `auto_complete_config`."""
     eight = IO | {"max_batch_size": 8, "dynamic_batching": {}}
     place.model("bare", config=None, answer=eight, print="hello", complain="careful")
     place.model("larger", config='backend: "python"\nmax_batch_size: 4\ndynamic_batching {}', answer=IO | {"max_batch_size": 16})
@@ -346,12 +345,12 @@ def test_auto_complete(place):
         assert (question["model_directory"], question["backend"]) == (str(place.repository / "versions"), "python")
         log = server.log.read_text()
         assert "auto-complete: hello" in log and "auto-complete: careful" in log and 'model=bare' in log
-        assert not list(Path("/tmp").glob(f"pharos-complete-{server.process.pid}-*")), "nothing is left of the answers"
+        assert not list(Path("/tmp").glob(f"pharos-complete-{server.process.pid}-*")), "the files with the answers must be removed"
 
 
 def test_code_without_auto_complete_is_started_once(place):
-    """Nothing is asked of a class that can have no such method. One that has it is asked even if nothing is missing: it may
-    add a scheduler, as with a real Triton 2.51."""
+    """A class without the method is not completed. A class with the method is called even if the configuration is complete,
+    because it may add a scheduler, as in a real Triton 2.51."""
     whole = 'backend: "python" max_batch_size: 4' + "".join(
         f' {side} {{ name: "{name}" data_type: TYPE_FP32 dims: 4 }}' for side, name in [("input", "IN"), ("output", "OUT")]
     )
@@ -387,7 +386,7 @@ def test_auto_complete_that_fails(place):
         assert reasons["datatype"] == (
             "unable to load model 'datatype', configuration expects datatype TYPE_INT32 for input 'IN', model provides TYPE_FP32"
         )
-        assert reasons["nonsense"].startswith("auto-complete of model 'nonsense' has answered what is not of the agreed form: ")
+        assert reasons["nonsense"].startswith("auto-complete of model 'nonsense' has answered JSON of the wrong form: ")
         assert reasons["silent"] == "auto-complete of model 'silent' failed: it ended without an answer (exit status 3)"
         assert "auto-complete of model 'slow' failed: it did not end within 6 s" in reasons["slow"]
         eventually("no process is left", 5, lambda: not server.workers())
@@ -399,11 +398,11 @@ def test_auto_complete_that_fails(place):
             except ProcessLookupError:
                 return True
 
-        eventually("what the interpreter has started is ended too", 5, is_gone)
+        eventually("the child of the interpreter is killed too", 5, is_gone)
 
 
 def test_auto_complete_off(place):
-    """Nothing is asked; a model without a configuration is refused, one with it is served as it is."""
+    """Nothing is completed; a model without a configuration is refused, one with a configuration is served unchanged."""
     place.model("bare", config=None, answer=IO)
     place.model("whole", answer=IO)
     with place.server("--disable-auto-complete-config") as server:
@@ -414,7 +413,7 @@ def test_auto_complete_off(place):
 
 
 def test_triton_settings_of_the_python_backend(place):
-    """What Triton's users say about shared memory is taken with a warning, and nonsense is refused."""
+    """Triton's options for shared memory are accepted with a warning, and invalid values are refused."""
     place.model("m")
     options = ["--backend-config=python,shm-default-byte-size=1048576", "--backend-config=python,thread-pool-size=4"]
     with place.server(*options) as server:
@@ -424,7 +423,7 @@ def test_triton_settings_of_the_python_backend(place):
             assert f"--backend-config=python,{key} has no effect: tensors are in shared memory" in log
     for option, expected in (
         ("--backend-config=python,stub-timeout-seconds=x", "stub-timeout-seconds is 'x'; allowed are whole seconds"),
-        ("--backend-directory=/nonexistent", "--backend-directory names '/nonexistent', which is no directory"),
+        ("--backend-directory=/nonexistent", "--backend-directory is '/nonexistent', which is not a directory"),
     ):
         command = [str(binary()), f"--model-repository={place.repository}", "--http-port=0", "--grpc-port=0", "--metrics-port=0", option]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=30)
@@ -432,7 +431,7 @@ def test_triton_settings_of_the_python_backend(place):
 
 
 def test_backend_directory(place):
-    """A user's executable, Python code for models of a kind, and what is said when there is nothing."""
+    """A user's executable, Python code for models of one backend, and the error if there is neither."""
     (place.backends / "empty").mkdir()
     for name in ("native", "code"):
         (place.backends / name).mkdir()
@@ -444,7 +443,7 @@ def test_backend_directory(place):
     (place.repository / "executable/1/model.py").unlink()
     place.model("coded", config='backend: "code"', answer=IO)
     (place.repository / "coded/1/model.py").unlink()
-    # A real Triton 2.51 does not take a version's code for a backend either.
+    # A real Triton 2.51 does not use a version's code for a backend either.
     place.model("own", config='backend: "inside"', answer=IO)
     with place.server(f"--backend-directory={place.backends}") as server:
         outcome = loaded(server, "nothing", "executable", "coded", "own")
@@ -454,7 +453,7 @@ def test_backend_directory(place):
             f"sklearn, torchserve, xgboost, code, native; '{place.backends}/empty' does not hold libpharos_empty.so, pharos-worker-empty or "
             "model.py"
         ) in outcome["nothing"][1]
-        # The ordinary worker under another name: it was started, and knows no such backend.
+        # The ordinary worker under another name: it starts, but does not support this backend.
         assert "unknown backend 'native'" in outcome["executable"][1], outcome["executable"]
         assert outcome["coded"] == ("READY", "")
         assert outcome["own"][0] == "UNAVAILABLE" and "backend 'inside' of model 'own' is not available" in outcome["own"][1]
@@ -485,7 +484,7 @@ class TritonPythonModel:
 
 
 def test_the_real_package_in_environments(place):
-    """A model without a configuration runs on the packages of its own environment: a folder of its own, and an archive."""
+    """A model without a configuration runs with the packages of its own environment, from a folder and from an archive."""
     package = pytest.importorskip("pharos_worker", reason="the package pharos-worker is not installed")
     numpy = pytest.importorskip("numpy")
     home = place.environment("packed")

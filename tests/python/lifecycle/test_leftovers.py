@@ -1,4 +1,4 @@
-"""What the server writes where, what it leaves, and what it never removes: files of others."""
+"""The files that the server writes, leaves and removes; it never removes foreign files."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ CONFIG = {
 
 @pytest.fixture
 def serve(tmp_path):
-    """Starts servers that load by request, with temporary files in `tmp` and `work` as their working directory."""
+    """Starts servers that load by request, with temporary files in `tmp` and the working directory `work`."""
     servers = []
     (tmp_path / "tmp").mkdir()
     (tmp_path / "work").mkdir()
@@ -37,7 +37,7 @@ def serve(tmp_path):
         server = Server(folder, [repository], ["--model-control-mode=explicit", "--load-model=*", *options])
         servers.append(server)
         server.environment = {"TMPDIR": str(tmp_path / "tmp")} | dict(environment)
-        # Nothing names a directory for logs.
+        # No option sets a directory for logs.
         server.command = ["env", "-u", "PHAROS_METRICS_LOCATION", *server.command]
         server.launch(cwd=tmp_path / "work")
         server.wait_until_ready()
@@ -50,7 +50,7 @@ def serve(tmp_path):
 
 
 def load(server):
-    """Loads a model whose files come with the request."""
+    """Loads a model whose files are part of the request."""
     files = {"file:1/weights": base64.b64encode(b"x" * 1000).decode()}
     body = json.dumps({"parameters": {"config": json.dumps(CONFIG)} | files})
     status, text = server.ask("POST", "/v2/repository/models/given/load", body)
@@ -59,12 +59,12 @@ def load(server):
 
 
 def names(folder) -> list:
-    """What is in a folder."""
+    """Returns the names in a folder."""
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_files_of_a_load_by_request_go_with_the_server(serve, tmp_path):
-    """After a clean exit nothing is left among the temporary files."""
+def test_files_of_a_load_by_request_are_removed_at_exit(serve, tmp_path):
+    """After a clean exit no temporary files are left."""
     server = serve()
     load(server)
     weights = list((tmp_path / "tmp").rglob("weights"))
@@ -73,8 +73,8 @@ def test_files_of_a_load_by_request_go_with_the_server(serve, tmp_path):
     assert names(tmp_path / "tmp") == []
 
 
-def test_files_of_a_killed_server_go_with_the_next_start(serve, tmp_path):
-    """What a killed server has left is removed; what another server uses, and what others have put there, stays."""
+def test_files_of_a_killed_server_are_removed_at_the_next_start(serve, tmp_path):
+    """Files of a killed server are removed; files of a running server and foreign files are kept."""
     killed, other = serve(), serve()
     load(killed)
     load(other)
@@ -104,8 +104,8 @@ def test_files_of_a_killed_server_go_with_the_next_start(serve, tmp_path):
     }
 
 
-def test_the_working_directory_stays_as_it_is(serve, tmp_path):
-    """Nothing is written there unless a mode asks for log lines; a directory that is named has them."""
+def test_the_working_directory_is_not_changed(serve, tmp_path):
+    """Nothing is written there unless a mode enables metric logs; a configured directory gets them."""
     server = serve()
     assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
     assert "nv_inference_request_success" in server.get("/metrics", server.metrics)[1]
@@ -127,8 +127,8 @@ def test_the_working_directory_stays_as_it_is(serve, tmp_path):
     assert names(tmp_path / "variable") == ["model_metrics.log", "ts_metrics.log"]
 
 
-def test_a_mode_in_a_file_asks_for_logs(serve, tmp_path):
-    """A file of the user that names a mode has it; one that names none writes nothing."""
+def test_a_mode_in_a_file_enables_logs(serve, tmp_path):
+    """The mode in the user's file applies; a file without a mode writes nothing."""
     labels = "[model_name, model_version, hostname]"
     metrics = f"ts_metrics:\n  counter:\n    - {{name: ts_inference_requests_total, unit: Count, dimensions: {labels}}}\n"
     for mode, expected in (("", []), ("mode: log\n", ["logs"])):
@@ -139,13 +139,13 @@ def test_a_mode_in_a_file_asks_for_logs(serve, tmp_path):
 
 
 def test_logs_that_cannot_be_written(serve, tmp_path):
-    """No obstacle to the start or to requests: said once for each file, and counted."""
+    """The server starts and answers; the error is logged once per file and counted."""
     server = serve("--metrics-mode=both", environment={"LOG_LOCATION": "/dev/null/logs"})
     for _ in range(3):
         assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
     errors = lambda: total(server.scrape(), "pharos_tslog_write_errors_total", file="ts_metrics")  # noqa: E731
     eventually("it is tried again", 20, lambda: errors() >= 2)
-    assert server.log.read_text().count("cannot be logged to '/dev/null/logs/ts_metrics.log'") == 1
+    assert server.log.read_text().count("cannot log metrics to '/dev/null/logs/ts_metrics.log'") == 1
     server.stop()
 
 
@@ -168,12 +168,12 @@ class TorchServe(Server):
         self.environment = {"TMPDIR": str(folder / "tmp"), "LOG_LOCATION": "", "METRICS_LOCATION": ""} | environment
 
     def launch(self, stdout=None, stderr=None, cwd=None):
-        """In the folder."""
+        """Launches it in the folder."""
         super().launch(stdout, stderr, cwd or self.folder)
 
 
 def test_torchserves_logs_that_cannot_be_written(tmp_path):
-    """As above: the console has the lines, and says once for each file that it has none."""
+    """As above: the console has the lines, and reports each file that cannot be written once."""
     server = TorchServe(tmp_path, LOG_LOCATION="/dev/null/logs", METRICS_LOCATION=str(tmp_path / "metrics"))
     server.command += ["--disable-token-auth"]
     server.launch()
@@ -183,7 +183,7 @@ def test_torchserves_logs_that_cannot_be_written(tmp_path):
             assert server.get("/ping")[0] == 200
         said = lambda name: server.log.read_text().count(f"'/dev/null/logs/{name}.log' cannot be written")  # noqa: E731
         eventually("the console has the lines", 10, lambda: server.log.read_text().count("GET /ping") >= 10)
-        eventually("both are told", 10, lambda: said("access_log") and said("ts_log"))
+        eventually("both are reported", 10, lambda: said("access_log") and said("ts_log"))
         assert [said("access_log"), said("ts_log")] == [1, 1]
         server.stop(check=False)
         assert server.process.returncode == 0
@@ -193,8 +193,8 @@ def test_torchserves_logs_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["a link", "a file", "a directory"])
-def test_files_of_others_in_the_place_of_ours(tmp_path, kind):
-    """The file of the process id and the file of the keys replace files that the server has written, and nothing else."""
+def test_foreign_files_at_the_paths_of_the_servers_files(tmp_path, kind):
+    """The PID file and the key file replace only files that the server has written."""
     for at, name in (("tmp", ".model_server.pid"), (".", "key_file.json")):
         folder = tmp_path / f"{name}-server"
         folder.mkdir()
@@ -225,4 +225,4 @@ def test_files_of_others_in_the_place_of_ours(tmp_path, kind):
             timeout=60,
         )
         assert "TorchServe is not currently running." in done.stdout
-        assert os.path.lexists(path), "nothing is removed either"
+        assert os.path.lexists(path), "foreign files must not be removed"

@@ -20,7 +20,7 @@ REQUEST = one("FP32", [1], [1])
 
 
 class Load:
-    """Clients that ask without pause until told to stop, and remember every answer."""
+    """Clients that send requests continuously until stopped, and record every answer."""
 
     def __init__(self, server, model: str, request: dict, clients: int):
         self.server, self.model, self.request = server, model, request
@@ -29,7 +29,7 @@ class Load:
         self.threads = [threading.Thread(target=self.run) for _ in range(clients)]
 
     def run(self):
-        """One client."""
+        """Runs one client."""
         while not self.stop.is_set():
             try:
                 self.answers.append(self.server.infer(self.model, self.request))
@@ -47,12 +47,12 @@ class Load:
             thread.join(60)
 
     def done(self, count: int) -> bool:
-        """Whether this many answers came."""
+        """Returns whether this many answers have arrived."""
         return len(self.answers) >= count
 
 
 def falling(earlier: dict, later: dict) -> list:
-    """The counters that are lower later, or gone."""
+    """Returns the counters that are lower later, or missing."""
 
     def is_counter(name: str) -> bool:
         gauge = name.endswith(("pending_request_count", "_secs", "_bytes", "_utilization", "_usage"))
@@ -62,8 +62,8 @@ def falling(earlier: dict, later: dict) -> list:
 
 
 def test_workers_killed_under_load(start):
-    """SIGKILL of one worker after the other, three times: every request is answered, nearly all well (an in-flight
-    request is tried again on the other one); the instance comes back; counters never fall; statistics are exact."""
+    """SIGKILL of one worker after the other, three times: every request is answered, nearly all successfully (a request in flight
+    is retried on the other worker); the instance recovers; counters never fall; statistics are exact."""
     server = start([TWO])
     assert len(server.workers()) == 2, "one process for each instance"
     scrapes = []
@@ -79,7 +79,7 @@ def test_workers_killed_under_load(start):
             scrapes.append(server.scrape())
         eventually("the server is ready", 30, lambda: server.get("/v2/health/ready")[0] == 200)
     scrapes.append(server.scrape())
-    assert load.lost == [], "every request is answered"
+    assert load.lost == [], "every request must be answered"
     statuses = [status for status, _ in load.answers]
     assert set(statuses) <= {200, 503}
     assert statuses.count(503) <= 6, [answer for status, answer in load.answers if status == 503]
@@ -93,7 +93,7 @@ def test_workers_killed_under_load(start):
 
 @pytest.mark.smoke
 def test_the_only_worker_killed(start):
-    """With one instance requests wait for the new one or fail with 503; then all is well again."""
+    """With one instance requests wait for its restart or fail with 503; then the server recovers."""
     server = start(["identity_fp32_nobatch"])
     victim = min(server.workers())
     with Load(server, "identity_fp32_nobatch", REQUEST, 4) as load:
@@ -108,14 +108,14 @@ def test_the_only_worker_killed(start):
 
 
 def kill_the_worker(server):
-    """Kills the only worker, and waits until it is gone."""
+    """Kills the only worker and waits until it is gone."""
     (victim,) = server.workers()
     os.kill(victim, signal.SIGKILL)
     eventually("the worker is gone", 10, lambda: not alive(victim))
 
 
 def test_requests_wait_for_an_instance_that_is_killed_again_and_again(start):
-    """Each loss makes the pause longer; a request that comes in the pause is answered after it."""
+    """Each loss makes the restart delay longer; a request that arrives during the delay is answered after it."""
     server = start(["identity_fp32_nobatch"])
     for _ in range(5):
         kill_the_worker(server)
@@ -125,7 +125,7 @@ def test_requests_wait_for_an_instance_that_is_killed_again_and_again(start):
 
 
 def test_requests_wait_for_a_limited_time(start):
-    """In a pause that is longer than a request may wait, it is refused; then all is well again."""
+    """If the delay is longer than a request may wait, the request is refused; then the server recovers."""
     server = start(["identity_fp32_nobatch"], "--worker-max-wait-secs=1")
     for losses in range(6):
         back = lambda: total(server.scrape(), "pharos_instance_restarts_total") == losses  # noqa: B023, E731
@@ -157,20 +157,20 @@ def test_requests_do_not_wait_for_an_instance_that_does_not_start(start, tmp_pat
 
 
 def test_request_that_crashes_the_model(start):
-    """A request that ends every worker it meets is answered with 503 and a reason; the model then serves others."""
+    """A request that crashes every worker is answered with 503 and a reason; the model then serves others."""
     server = start(["crash", "identity_fp32"])
     assert server.infer("crash", one("UINT8", [2], [0, 7]))[0] == 200
     status, answer = server.infer("crash", one("UINT8", [2], [1, 7]))
     assert status == 503, answer
     assert answer["error"]
-    assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200, "another model does not notice"
+    assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200, "another model must not be affected"
     again = eventually("the model serves again", 30, lambda: server.infer("crash", one("UINT8", [2], [0, 7]))[0] == 200)
     assert again
     server.stop()
 
 
 def test_model_that_hangs(start):
-    """An execution beyond `--worker-execution-timeout-secs` is ended: an error, a new worker, no wait for ever."""
+    """An execution beyond `--worker-execution-timeout-secs` is aborted with an error, and a new worker starts."""
     server = start(["hang"], "--worker-execution-timeout-secs=1")
     started = time.monotonic()
     status, answer = server.infer("hang", one("UINT8", [1], [1]))
@@ -180,8 +180,9 @@ def test_model_that_hangs(start):
     server.stop()
 
 
-def test_exit_does_not_wait_for_ever(start):
-    """A batch that hangs is not waited for beyond --exit-timeout-secs: its request is told, and the exit code is 1."""
+def test_exit_does_not_wait_forever(start):
+    """The server waits for a hanging batch no longer than --exit-timeout-secs: its request gets an error, and the exit code is
+    1."""
     server = start(["hang"], "--exit-timeout-secs=1")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         future = pool.submit(server.infer, "hang", one("UINT8", [1], [1]))
@@ -194,8 +195,8 @@ def test_exit_does_not_wait_for_ever(start):
     assert "Exit timeout expired" in server.log_tail()
 
 
-def test_a_panicking_backend_costs_its_instance_alone(start):
-    """The request is told what the panic said, the log has the worker's words under its name, the instance comes back."""
+def test_a_panicking_backend_affects_only_its_instance(start):
+    """The request gets the panic's text, the log has the worker's output under its name, and the instance is restarted."""
     server = start(["panic"])
     before = server.workers()
     status, answer = server.infer("panic", one("UINT8", [1], [1]))
@@ -208,8 +209,8 @@ def test_a_panicking_backend_costs_its_instance_alone(start):
 
 @pytest.mark.smoke
 def test_sigterm_drains(start):
-    """SIGTERM: what was accepted is answered well, new connections are refused or told 503, the exit code is 0, and no
-    worker is left."""
+    """SIGTERM: accepted requests are answered, new connections are refused or get 503, the exit code is 0, and no worker is
+    left."""
     server = start(["delay_200"])
     workers = server.workers()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -228,7 +229,7 @@ def test_sigterm_drains(start):
 
 
 def test_ctrl_c_in_a_terminal_drains(start):
-    """A terminal sends SIGINT to its whole foreground group. The workers are not in it: what was accepted is answered."""
+    """A terminal sends SIGINT to its whole foreground group. The workers are not part of it: accepted requests are answered."""
     server = start(["delay_200"])
     group = os.getpgid(server.process.pid)
     assert group not in [os.getpgid(pid) for pid in server.workers()]
@@ -244,7 +245,7 @@ def test_ctrl_c_in_a_terminal_drains(start):
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
 def test_stops_when_idle(start, sign):
-    """Without work it ends at once."""
+    """An idle server exits at once."""
     server = start([TWO])
     workers = server.workers()
     server.process.send_signal(sign)
@@ -253,7 +254,7 @@ def test_stops_when_idle(start, sign):
 
 
 def test_sigkill_leaves_no_worker(start):
-    """When the server is killed its workers end by themselves, busy or not."""
+    """When the server is killed its workers exit by themselves, busy or not."""
     server = start([TWO, "delay_200"])
     workers = server.workers()
     assert len(workers) == 3
@@ -265,7 +266,7 @@ def test_sigkill_leaves_no_worker(start):
 
 
 def test_workers_are_children_of_the_server(start):
-    """One process for each instance and none besides, so that a supervisor of the server sees them all."""
+    """There is exactly one process per instance, as a child, so that a supervisor of the server sees them all."""
     server = start([TWO, "identity_fp32", "versions_all"])
     assert len(server.workers()) == 2 + 1 + 3
     assert all(children(pid) == [] for pid in server.workers())
@@ -282,12 +283,12 @@ BROKEN_MODELS = {
     "wrong_name": ["another", "wrong_name"],
     "not_onnx": [],
 }
-"""Each model that cannot be loaded, and what its reason must name."""
+"""Each model that cannot be loaded, and the parts of its reason."""
 
 
-def test_models_that_do_not_load_hide_no_other(start):
-    """With `--exit-on-error=false` the good model serves, the server is live but not ready, and each of the others is
-    listed with the reason, which names what is wrong and what is allowed."""
+def test_models_that_do_not_load_do_not_affect_others(start):
+    """With `--exit-on-error=false` the valid model serves, the server is live but not ready, and each of the others is listed
+    with the reason, which has the problem and the allowed values."""
     server = start([], "--exit-on-error=false", repository=BROKEN, wait=False)
     server.wait_until_ready("/v2/models/good/ready")
     eventually("all models were tried", 30, lambda: "LOADING" not in str(server.index()))
@@ -304,7 +305,7 @@ def test_models_that_do_not_load_hide_no_other(start):
         assert missing == [], f"{model}: {failed[0]['reason']}"
         status, answer = server.infer(model, one("FP32", [1, 1], [1]))
         assert status in (400, 404, 503) and "Request for unknown model" in answer["error"], answer
-    # A version that is missing is a warning, as in Triton.
+    # A missing version is a warning, as in Triton.
     assert [(entry["version"], entry["state"]) for entry in index["some_versions"]] == [("1", "READY")]
     assert "version 7 is specified in 'version_policy'" in server.log.read_text()
     server.stop()
@@ -318,7 +319,7 @@ def test_loose_readiness(start):
 
 
 def test_exit_on_error_is_the_default(start):
-    """A model that does not load ends the server, with an exit code and the reason in the log."""
+    """A model that does not load makes the server exit, with an exit code and the reason in the log."""
     server = start([], repository=BROKEN, wait=False)
     assert server.process.wait(60) != 0
     assert "no_such_backend" in server.log_tail()
@@ -332,14 +333,14 @@ def test_exit_on_error_is_the_default(start):
     ("--model-repository=/no/such/folder", ["/no/such/folder"]),
 ])  # fmt: skip
 def test_bad_options(start, option, words):
-    """A wrong option ends the start by a sentence that names option and value."""
+    """An invalid option makes the start fail with an error that has the option and the value."""
     server = start(["identity_fp32"], option, wait=False)
     assert server.process.wait(30) != 0
     assert [word for word in words if word not in server.log_tail()] == []
 
 
 def test_port_in_use(start):
-    """A port that is taken ends the start by a sentence that names it."""
+    """A port in use makes the start fail with an error that has the port."""
     first = start(["identity_fp32"])
     second = start(["identity_fp32"], wait=False)
     second.kill()

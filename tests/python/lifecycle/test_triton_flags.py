@@ -149,7 +149,7 @@ def test_addresses_of_kubernetes_services_are_ignored(start):
         ([], {"PHAROS_ALLOW_HTTP": "maybe"}, 'invalid --allow-http "maybe": allowed are true, false, on, off, yes, no, 1 and 0 (from PHAROS_ALLOW_HTTP)\n'),
         ([], {"PHAROS_CACHE_CONFIG": "disk,size=1"}, "(from PHAROS_CACHE_CONFIG)\n"),
         ([], {"PHAROS_TRACE_CONFIG": "level=ALL"}, "(from PHAROS_TRACE_CONFIG)\n"),
-        ([], {"PHAROS_BACKEND_DIRECTORY": "/nonexistent"}, "'/nonexistent', which is no directory (from PHAROS_BACKEND_DIRECTORY)\n"),
+        ([], {"PHAROS_BACKEND_DIRECTORY": "/nonexistent"}, "'/nonexistent', which is not a directory (from PHAROS_BACKEND_DIRECTORY)\n"),
         ([], {"PHAROS_WORKER_BINARY": "/nonexistent"}, "(from PHAROS_WORKER_BINARY)\n"),
         (["--strict-model-confg=1"], {}, "unknown flag --strict-model-confg; did you mean --strict-model-config?\n"),
         (["--tf-gpu-memory-fraction=1"], {}, "unknown flag --tf-gpu-memory-fraction; --help lists all flags\n"),

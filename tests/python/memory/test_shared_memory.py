@@ -868,8 +868,8 @@ def test_cuda_regions_beside_a_made_up_gpu(tmp_path, memory):
                 for name, args, text in [
                     ("c", (good, 0, 64), "shared memory region 'c' already in manager"),
                     ("s", (good, 0, 64), "shared memory region 's' already in manager"),
-                    ("d", (good, 0, 4097), "'d': 4097 bytes are asked for, the memory has 4096"),
-                    ("d", (good, 0, 0), "'d': 0 bytes are asked for, the memory has 4096"),
+                    ("d", (good, 0, 4097), "'d': 4097 bytes requested, the memory has 4096"),
+                    ("d", (good, 0, 0), "'d': 0 bytes requested, the memory has 4096"),
                     ("d", (bad, 0, 64), "'d': invalid resource handle"),
                     ("d", (b"AAAA", 0, 64), "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"),
                 ]:

@@ -1,4 +1,4 @@
-"""The live page at `/dashboard`: it loads in a real browser, shows the server's numbers, and complains of nothing."""
+"""The live page at `/dashboard`: it loads in a real browser, shows the server's numbers, and logs no errors."""
 
 import http.client
 import json
@@ -21,7 +21,7 @@ needs_browser = pytest.mark.skipif(bool(browser.missing()), reason=browser.missi
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """A server with the examples and requests for `simple`, good ones and bad ones, until the module ends."""
+    """A server with the examples that receives valid and invalid requests for `simple` until the module ends."""
     over = threading.Event()
 
     def load(server):
@@ -49,7 +49,7 @@ def url(server, more="") -> str:
 
 
 def shows(page, identifier: str, pattern: str):
-    """Waits until the text of an element fits the pattern, and gives it back."""
+    """Waits until the text of an element matches the pattern, and returns the match."""
     text = f"document.getElementById({json.dumps(identifier)})?.innerText ?? ''"
     return eventually(f"#{identifier} fits {pattern}", 30, lambda: (found := page.ask(text)) and re.search(pattern, found) and found)
 
@@ -58,7 +58,7 @@ def shows(page, identifier: str, pattern: str):
 
 
 def test_documents(server):
-    """Each document is there with its type; the policy lets the page load its own files and nothing else."""
+    """Each document has its content type; the policy lets the page load only its own files."""
     types = {"": "text/html", "/style.css": "text/css"} | {f"/{p.name}": "text/javascript" for p in PAGE.glob("*.js")}
     for path, kind in types.items():
         status, headers, text = fetch(server, f"/dashboard{path}")
@@ -80,8 +80,8 @@ def fetch(server, path: str) -> tuple:
         connection.close()
 
 
-def test_nothing_comes_from_elsewhere():
-    """The page names no other host, and its markup has no inline script or style, which the policy would refuse."""
+def test_nothing_is_loaded_from_other_hosts():
+    """The page refers to no other host, and its markup has no inline script or style, which the policy would block."""
     for path in PAGE.iterdir():
         addresses = re.findall(r"(?:https?:)?//[\w.]+\.\w+", re.sub(r"http://www\.w3\.org/2000/svg", "", path.read_text()))
         assert addresses == [], path.name
@@ -96,7 +96,7 @@ def test_nothing_comes_from_elsewhere():
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_numbers_appear(loaded, page, scheme):
-    """Rates, latencies, failures, the model's row; no error in the console."""
+    """The page shows rates, latencies, failures and the model's row; the console has no error."""
     page.open(url(loaded), scheme)
     shows(page, "status", "^all instances ready$")
     shows(page, "tile-rate", r"^[1-9][\d.]*( k)?/s$")
@@ -115,7 +115,7 @@ def test_numbers_appear(loaded, page, scheme):
 
 @needs_browser
 def test_the_rate_is_the_servers(loaded, page):
-    """What the page says of two scrapes is what follows from them, computed here in another way."""
+    """The page's rates and percentiles of two scrapes are equal to those computed here independently."""
     page.open(url(loaded))
     shows(page, "tile-rate", r"^[1-9]")
     before, after = (
@@ -131,7 +131,7 @@ def test_the_rate_is_the_servers(loaded, page):
     }})()"""
     median = 100 + 900 * (50 - 10) / 80
     assert page.ask(script) == [20, 'a"} b', [10, 80, 10], median, 50, 1000, None]
-    # A counter that fell was reset: what it shows was counted since.
+    # A counter that fell was reset: its value was counted since then.
     reset = script.replace(json.dumps(after), json.dumps(after.replace("140", "30")))
     assert page.ask(reset)[0] == 15
     assert page.complaints == []
@@ -139,7 +139,7 @@ def test_the_rate_is_the_servers(loaded, page):
 
 @needs_browser
 def test_a_model_is_chosen_by_keyboard(loaded, page):
-    """Tab reaches the model's button, Enter chooses it; the address remembers it; the filter and the theme work."""
+    """Tab focuses the model's button and Enter selects the model; the URL stores the selection; the filter and the theme work."""
     page.open(url(loaded))
     shows(page, "models", "digits")
     for _ in range(60):
@@ -158,7 +158,7 @@ def test_a_model_is_chosen_by_keyboard(loaded, page):
         try:
             return page.ask("window.before === undefined && !!document.getElementById('filter')")
         except AssertionError:
-            # Asked while one page goes and the next one comes.
+            # May run while one page unloads and the next one loads.
             return False
 
     eventually("the page is loaded again", 20, reloaded)
@@ -173,14 +173,14 @@ def test_a_model_is_chosen_by_keyboard(loaded, page):
 
 
 @needs_browser
-def test_a_server_that_goes_is_said(tmp_path, page):
-    """The page says that it cannot read, and goes on when the server is back."""
+def test_an_unreachable_server_is_reported(tmp_path, page):
+    """The page reports that it cannot read the metrics, and continues when the server is back."""
     models = copy_models(tmp_path / "models", ["identity_fp32"], MODELS)
     with Server(tmp_path, [models]) as server:
         page.open(url(server))
         shows(page, "status", "^all instances ready$")
         server.kill()
-        shows(page, "notice", "cannot be read")
+        shows(page, "notice", "Cannot read the server")
         shows(page, "status", "^unreachable$")
         server.launch()
         server.wait_until_ready()
@@ -189,15 +189,15 @@ def test_a_server_that_goes_is_said(tmp_path, page):
 
 
 @needs_browser
-def test_a_server_that_shows_no_metrics(tmp_path, page):
-    """In mode tslog the page says where the metrics are, and not that there is no model; with a mode that shows them it draws."""
+def test_a_server_without_scraped_metrics(tmp_path, page):
+    """In mode tslog the page reports the mode instead of a missing model; in a mode with scraped metrics it draws."""
     models = copy_models(tmp_path / "models", ["identity_fp32"], MODELS)
     definition = tmp_path / "metrics.yaml"
     shipped = (ROOT / "metrics.yaml").read_text()
     definition.write_text(re.sub("^mode: .*$", "mode: tslog", shipped, flags=re.MULTILINE))
     with Server(tmp_path, [models], [f"--metrics-config={definition}"]) as server:
         page.open(url(server))
-        shows(page, "notice", "nothing to draw here.*metrics mode is tslog.*mode both or prometheus")
+        shows(page, "notice", "No metrics to show.*metrics mode is tslog.*mode both or prometheus")
         shows(page, "status", "^no metrics$")
         assert "No model is loaded" not in page.ask("document.body.innerText")
         assert page.ask("document.querySelector('main').offsetHeight") == 0
@@ -210,7 +210,7 @@ def test_a_server_that_shows_no_metrics(tmp_path, page):
 
 @needs_browser
 def test_fifty_models(tmp_path, page):
-    """With many models the table holds them all and a turn of the page stays short."""
+    """The table has all of many models, and updating the page stays fast."""
     server_folder = tmp_path / "server"
     server_folder.mkdir()
     source = MODELS / "identity_fp32"

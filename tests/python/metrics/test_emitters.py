@@ -1,4 +1,5 @@
-"""Metrics of other emitters: lines that a worker prints as TorchServe's did, and StatsD datagrams, beside the ring."""
+"""Metrics from other sources: lines that a worker prints in TorchServe's format, and StatsD datagrams, in addition to the
+ring."""
 
 import os
 import re
@@ -36,7 +37,7 @@ model_metrics:
 
 
 class Emitters:
-    """A server with the model `print`, and a client of each kind."""
+    """A server with the model `print`, and a client for each source."""
 
     def __init__(self, start, folder, *options, definition=OWN, address=""):
         file = folder / "metrics.yaml"
@@ -51,18 +52,18 @@ class Emitters:
         self.socket = socket.socket(socket.AF_UNIX if self.path else socket.AF_INET, socket.SOCK_DGRAM)
 
     def print(self, *lines: str):
-        """Makes the worker print lines: one batch, so one sample of PredictionTime."""
+        """Makes the worker print lines: one batch, and so one sample of PredictionTime."""
         status, answer = self.server.infer("print", one("BYTES", [len(lines)], list(lines)))
         assert status == 200, answer
 
     def send(self, datagram):
-        """One datagram."""
+        """Sends one datagram."""
         data = datagram if isinstance(datagram, bytes) else datagram.encode()
         host, _, port = self.address.rpartition(":")
         self.socket.sendto(data, self.path or (host, int(port)))
 
     def value(self, name: str, **labels):
-        """A series' value, or None if it is not there."""
+        """Returns a series' value, or None if it does not exist."""
         found = [value for (n, pairs), value in self.server.scrape().items() if n == name and dict(pairs) == labels]
         return found[0] if found else None
 
@@ -71,23 +72,23 @@ class Emitters:
         eventually(f"{name}{labels} is {expected}", 10, lambda: self.value(name, **labels) == expected)
 
     def logged(self, pattern: str) -> list:
-        """What matches in the server's log."""
+        """Returns the matches in the server's log."""
         return re.findall(pattern, self.server.log.read_text(errors="replace"))
 
 
 @pytest.fixture
 def emitters(start, tmp_path):
-    """A server with declared metrics only, and StatsD over UDP."""
+    """A server that accepts only declared metrics, with StatsD over UDP."""
     return Emitters(start, tmp_path)
 
 
 def refused(emitters, source: str) -> float:
-    """Lines refused so far."""
+    """Returns the number of refused lines."""
     return total(emitters.server.scrape(), "pharos_metric_lines_malformed_total", source=source)
 
 
 def test_ring_stdout_and_statsd_give_the_same_series(emitters):
-    """PredictionTime comes over the ring with each batch; the same metric, printed and sent, is the same one series."""
+    """PredictionTime comes over the ring with each batch; printed and StatsD samples of it go to the same series."""
     labels = {"ModelName": "print", "Level": "Model", "Hostname": HOST}
     for _ in range(5):
         emitters.print(f"[METRICS]PredictionTime.Milliseconds:2000|#ModelName:print,Level:Model|#hostname:{HOST},1,id")
@@ -101,7 +102,7 @@ def test_ring_stdout_and_statsd_give_the_same_series(emitters):
 
 
 def test_printed_lines_of_both_eras(emitters):
-    """With and without type, host and ids; by name and by position; what is no metric line goes to the log."""
+    """With and without type, host and ids, by name and by position; a line that is not a metric goes to the log."""
     emitters.print(
         f"[METRICS]Orders.Count:1|#shop:a,Level:Model|#type:COUNTER|#hostname:{HOST},1699061430,6d17-1,6d17-2",
         f"INFO > [METRICS]Orders.Count:2|#shop:a,Level:Model|#hostname:{HOST},1699061430,6d17-1",
@@ -121,8 +122,8 @@ def test_printed_lines_of_both_eras(emitters):
     assert refused(emitters, "stdout") == 0
 
 
-def test_malformed_printed_lines_are_counted_and_said_once_a_second(emitters):
-    """A worker that prints nonsense costs a line in the log each second, and harms nothing."""
+def test_malformed_printed_lines_are_counted_and_logged_once_a_second(emitters):
+    """A worker that prints malformed lines causes one log line per second and affects nothing else."""
     started = time.monotonic()
     emitters.print(*["[METRICS]Failed to update metric with name:X"] * 500, "[METRICS]Orders.Count:1|#shop:b,Level:L")
     emitters.becomes(1, "Orders", shop="b", Level="L", Hostname=HOST)
@@ -132,12 +133,12 @@ def test_malformed_printed_lines_are_counted_and_said_once_a_second(emitters):
     eventually("the one with wrong labels is a dropped sample of the model", 10, lambda: dropped() == 1)
     said = emitters.logged("a metric line from the output of print.* was refused: .*")
     assert 1 <= len(said) <= time.monotonic() - started + 1
-    assert "a metric line begins with Name.Unit:value; it is `[METRICS]Failed to update" in said[0]
+    assert "a metric line begins with Name.Unit:value; line: `[METRICS]Failed to update" in said[0]
     assert emitters.server.infer("print", one("BYTES", [1], ["still here"]))[0] == 200
 
 
 def test_a_long_line_and_a_dying_worker(emitters):
-    """A batch of 1000 request ids fits in a line; half a line of a worker that was killed is not half a number."""
+    """A line may have 1000 request ids; a line that is cut because its worker was killed is not parsed as a shorter number."""
     ids = ",".join(["6d1726a7-172c-4010-b671-01d71bacc451"] * 1000)
     emitters.print(f"[METRICS]Orders.Count:1|#shop:long,Level:L|#hostname:{HOST},1,{ids}")
     emitters.becomes(1, "Orders", shop="long", Level="L", Hostname=HOST)
@@ -153,7 +154,7 @@ def test_a_long_line_and_a_dying_worker(emitters):
 
 
 def test_statsd_types(emitters):
-    """Rates, signs, several values and lines, timers, distributions, and what is left out."""
+    """Rates, signs, several values and lines, timers, distributions, and omitted parts."""
     emitters.send("Orders:1|c|@0.1|#shop:a,Level:Model\nOrders:2:3|c|#Level:Model,shop:a\nOrders:1|c\n")
     emitters.send(f"Orders:0.5|c|#shop:a,Level:Model,Hostname:{HOST}|@0.5")
     emitters.becomes(16, "Orders", shop="a", Level="Model", Hostname=HOST)
@@ -171,30 +172,30 @@ def test_statsd_types(emitters):
 
 @pytest.mark.slow
 def test_statsd_sets(emitters):
-    """A set is a gauge of the distinct values of each ten seconds."""
+    """A set is a gauge of the distinct values in each interval of ten seconds."""
     emitters.send("Users:ann|s|#page:p\nUsers:bob|s|#page:p\nUsers:ann|s|#page:p")
     eventually("two users", 20, lambda: emitters.value("Users", page="p") == 2)
-    eventually("nobody in the next interval", 20, lambda: emitters.value("Users", page="p") == 0)
+    eventually("no users in the next interval", 20, lambda: emitters.value("Users", page="p") == 0)
 
 
 def test_statsd_refusals(emitters):
-    """What does not fit is counted, and said once a second with a sentence; good lines beside it are taken."""
+    """Invalid lines are counted and logged once a second with the reason; valid lines in the same datagram are accepted."""
     bad = ["Orders:1|g", "Temperature:1|c", "Orders:1|c|#shop:a,extra:b", "Unknown:1|c", "Orders", "Orders:nan|c", "_sc|n|0|h"]
     emitters.send("\n".join([*bad, "Temperature:1|g|#room:z"]).encode() + b"\n\xff:1|c")
     emitters.becomes(1, "Temperature", room="z")
     eventually("all are counted", 10, lambda: refused(emitters, "statsd") == len(bad) + 1)
     said = emitters.logged("a metric line from StatsD was refused: .*")
-    assert len(said) == 1 and "metric `Orders` is a counter, not a gauge; it is `Orders:1|g`" in said[0]
+    assert len(said) == 1 and "metric `Orders` is a counter, not a gauge; line: `Orders:1|g`" in said[0]
     run_for("refusals are logged once a second", 1.1)
     emitters.send("Unknown:1|c|#shop:a")
-    eventually("said again", 10, lambda: len(emitters.logged("from StatsD was refused")) == 2)
+    eventually("logged again", 10, lambda: len(emitters.logged("from StatsD was refused")) == 2)
     said = emitters.logged("a metric line from StatsD was refused: .*")[1]
     assert "`Unknown` is not defined in metrics.yaml; add under model_metrics.counter" in said
     assert f"and {len(bad)} others" in said
 
 
 def test_undeclared_metrics_are_detected(start, tmp_path):
-    """With `--model-metrics-auto-detect` the first line says what a metric is."""
+    """With `--model-metrics-auto-detect` the first line defines the metric."""
     emitters = Emitters(start, tmp_path, "--model-metrics-auto-detect")
     emitters.print(
         "[METRICS]ExamplePercentMetric.Percent:50|#ModelName:m,Level:Model|#type:HISTOGRAM|#hostname:w,1,id",
@@ -210,8 +211,8 @@ def test_undeclared_metrics_are_detected(start, tmp_path):
         assert f"# TYPE {line}\n" in text
 
 
-def test_a_flood_of_datagrams_is_taken_beside_inference(emitters):
-    """20,000 lines in datagrams of 20, as fast as one sender can over the loop-back, while requests are answered."""
+def test_a_flood_of_datagrams_is_accepted_during_inference(emitters):
+    """One sender sends 20,000 lines in datagrams of 20 over loopback at full speed while requests are answered."""
     for sent in range(1000):
         emitters.send("\n".join(["Orders:1|c|#shop:flood,Level:L"] * 20))
         if sent % 100 == 0:
@@ -220,8 +221,8 @@ def test_a_flood_of_datagrams_is_taken_beside_inference(emitters):
 
 
 def test_unix_datagrams(start, tmp_path_factory):
-    """A Unix socket: datagrams of the largest size, cut ones refused whole; the file goes at the end and a stale one at
-    the start."""
+    """A Unix socket: accepts datagrams of the maximum size and refuses truncated ones; the server removes the socket file at exit
+    and a stale one at start."""
     folder = tmp_path_factory.mktemp("s")
     path = folder / "statsd.sock"
     stale = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -241,7 +242,7 @@ def test_unix_datagrams(start, tmp_path_factory):
 
 
 def cannot_start(address: str) -> str:
-    """Starts a server with this address, which must fail, and gives what it says."""
+    """Starts a server with this address, which must fail, and returns its output."""
     command = [str(binary()), "--model-repository=/nowhere", f"--statsd-address={address}"]
     command += [f"--allow-{name}=false" for name in ("http", "grpc", "metrics")]
     done = subprocess.run([*command, "--worker-binary", str(binary())], capture_output=True, text=True, timeout=30)
@@ -250,10 +251,10 @@ def cannot_start(address: str) -> str:
 
 
 def test_bad_addresses(tmp_path):
-    """Each says the flag, the address, what is wrong and what is allowed."""
+    """Each error has the flag, the address, the reason and the allowed values."""
     for address, expected in [
         ("8125", "HOST:PORT"),
-        ("localhost:99999", "'99999' is no port"),
+        ("localhost:99999", "'99999' is not a port"),
         ("::1:8125", "[::1]:8125"),
         ("unix:", "unix:PATH"),
     ]:
@@ -263,7 +264,7 @@ def test_bad_addresses(tmp_path):
     file.write_text("mine")
     for address, expected in [
         ("203.0.113.1:8125", "assign"),
-        (f"unix:{file}", "the path exists and is no socket"),
+        (f"unix:{file}", "the path exists and is not a socket"),
         (f"unix:{tmp_path}/no/s", "No such file"),
         (f"unix:{tmp_path}/{'x' * 120}", "path"),
     ]:

@@ -1,4 +1,4 @@
-"""The scrape: formats, compression, filters, distributions and gauges of a real server under real requests."""
+"""The scrape of a real server under load: formats, compression, filters, distributions and gauges."""
 
 import gzip
 import re
@@ -79,7 +79,7 @@ def test_a_scrape_can_be_compressed_and_filtered(server):
     assert scrape(server, "?name[]=none")[0] == ""
 
 
-def test_instances_and_queues_are_shown(server):
+def test_gauges_of_instances_and_queues(server):
     text, _ = scrape(server)
     states = re.findall(r'^pharos_instance_state\{instance="([^"]+)",model="simple",state="(\w+)",version="1"\} (\d)$', text, re.M)
     assert {state for _, state, on in states if on == "1"} == {"ready"}
@@ -92,6 +92,7 @@ def test_instances_and_queues_are_shown(server):
     assert re.search(r'^pharos_arena_used_bytes\{direction="input",instance="[^"]+",model="simple",version="1"\} 0$', text, re.M)
 
 
-def test_two_scrapes_in_quiet_are_the_same(server):
+def test_two_scrapes_without_traffic_are_equal(server):
+    time.sleep(0.2)
     steady = lambda: [line for line in scrape(server)[0].splitlines() if line.startswith(("nv_inf", "# ", "ts_"))]
     settled("the series of requests", 20, steady, 0.2)

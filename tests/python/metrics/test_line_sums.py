@@ -1,5 +1,5 @@
-"""Statistics, `/metrics` and the sums over the log lines agree exactly for every counter: with hits and misses of the
-response cache, ensembles, iterative sequences, lost instances, re-read definitions, models of one name in two repositories,
+"""Statistics, `/metrics` and the sums over the log lines agree exactly for every counter: with hits and misses of the response
+cache, ensembles, iterative sequences, lost instances, reloaded definitions, models of one name in two repositories,
 `metric_tags`, and TorchServe's names."""
 
 import json
@@ -31,7 +31,7 @@ HITS = 20
 
 
 def repositories(folder) -> list:
-    """`same` in two repositories, ensembles that use it, of which one is cached too, and an iterative model."""
+    """Writes `same` in two repositories, ensembles that use it, one of them cached too, and an iterative model."""
     single = model(extra=CPU, delay_ms=1) + 'backend: "builtin"\n' + CACHED
     write(folder / "a", "same", single + TAGS)
     write(folder / "b", "same", single)
@@ -43,8 +43,8 @@ def repositories(folder) -> list:
 
 
 def counters(text: str) -> dict:
-    """The counters in a scrape that are not 0: name and labels -> value. Those that change while nothing happens are left
-    out: processor time, what the metric logs and the metrics listener count of themselves."""
+    """Returns the non-zero counters of a scrape: name and labels -> value. Excludes counters that change without requests: CPU
+    time, and the own counters of the metric logs and the metrics listener."""
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE") and line.endswith(" counter")}
     changing = ("pharos_tslog_", "pharos_connections_")
     found = {}
@@ -56,12 +56,12 @@ def counters(text: str) -> dict:
 
 
 def scraped(server) -> dict:
-    """The counters that Prometheus sees."""
+    """Returns the counters that Prometheus scrapes."""
     return counters(server.get("/metrics", server.metrics)[1])
 
 
 def line_sums(server, wanted) -> dict:
-    """The exact sums over the lines of the metrics `wanted`: name and labels -> value."""
+    """Returns the exact sums over the lines of the metrics `wanted`: name and labels -> value."""
     sums = defaultdict(Decimal)
     for line in [*lines(server, "ts_metrics"), *lines(server, "model_metrics")]:
         if line["name"] in wanted:
@@ -72,7 +72,7 @@ def line_sums(server, wanted) -> dict:
 
 
 def infer(server, name: str, value: float):
-    """One request, which must be answered."""
+    """Sends one request, which must succeed."""
     with tritonclient.http.InferenceServerClient(server.http) as client:
         tensor = tritonclient.http.InferInput("INPUT0", [1, 1], "FP32")
         tensor.set_data_from_numpy(np.full((1, 1), value, np.float32))
@@ -80,7 +80,7 @@ def infer(server, name: str, value: float):
 
 
 def iterate(server, times: int):
-    """One request that is executed so many times."""
+    """Sends one request that is executed this many times."""
     with tritonclient.http.InferenceServerClient(server.http) as client:
         tensor = tritonclient.http.InferInput("COUNT", [1, 1], "INT32")
         tensor.set_data_from_numpy(np.full((1, 1), times, np.int32))
@@ -105,7 +105,7 @@ def end_a_worker(server) -> None:
 
 
 def everywhere(folder):
-    """A definition of the metrics that has every counter in the logs too, and summaries."""
+    """Writes a definition of the metrics with every counter in the logs too, and with summaries."""
     definition = folder / "metrics.yaml"
     shipped = (ROOT / "metrics.yaml").read_text()
     lines_of = (line for line in shipped.splitlines(True) if line.strip() != "modes: [prometheus]")
@@ -114,23 +114,23 @@ def everywhere(folder):
 
 
 def reload(server, definition, times: int):
-    """Changes the definition and makes the server read it, so many times."""
+    """Changes the definition and makes the server reload it, this many times."""
     text = definition.read_text()
     for at in range(times):
         extra = f"model_metrics:\n  counter:\n    - {{name: Extra{at}, unit: Count}}"
         definition.write_text(text.replace("model_metrics:\n  counter: []", extra))
         before = reloads(server)
         server.process.send_signal(signal.SIGHUP)
-        eventually("the definition is read", 10, lambda before=before: reloads(server) > before)
+        eventually("the definition is reloaded", 10, lambda before=before: reloads(server) > before)
 
 
 def reloads(server) -> float:
-    """How often the definition was read again."""
+    """Returns the number of reloads."""
     return total(server.scrape(), "pharos_metrics_reloads_total")
 
 
 def lines_agree(scrape, server):
-    """Waits until the sums over the lines are the counters that `scrape` gives."""
+    """Waits until the sums over the lines equal the counters that `scrape` returns."""
     metrics = {}
 
     def agree():
@@ -166,7 +166,7 @@ def test_statistics_metrics_and_line_sums_agree(tmp_path):
         assert total(server.scrape(), "nv_cache_num_hits_per_model") > 3 * HITS
 
 
-def models_are_called_by_one_rule(metrics: dict, folders: list):
+def model_names_follow_one_rule(metrics: dict, folders: list):
     """With namespaces: the bare name and the label `namespace` in Triton's and TorchServe's families, else the full name."""
     spaces = {str(folder) for folder in folders}
     rules = {"tagged": 0, "full": 0}
@@ -185,7 +185,7 @@ def models_are_called_by_one_rule(metrics: dict, folders: list):
 
 
 def test_families_come_in_the_order_of_the_definition(tmp_path):
-    """Also those that prometheus-client cannot encode: summaries, and histograms with exemplars."""
+    """Including those that prometheus-client cannot encode: summaries, and histograms with exemplars."""
     definition = everywhere(tmp_path)
     shipped = [line.split()[-1] for line in definition.read_text().splitlines() if line.strip().startswith("- name: ")]
     write(tmp_path / "models", "same", model(extra=CPU) + 'backend: "builtin"\n')
@@ -198,7 +198,7 @@ def test_families_come_in_the_order_of_the_definition(tmp_path):
         for accept in ("text/plain", "application/openmetrics-text"):
             text = server.get("/metrics", server.metrics, {"accept": accept})[1]
             names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
-            # A counter's family is its sample without `_total` in OpenMetrics.
+            # In OpenMetrics a counter's family is its sample's name without `_total`.
             names = [name if name in shipped else f"{name}_total" for name in names]
             assert names == sorted(names, key=shipped.index), accept
             assert {"nv_inference_request_summary_us", "HandlerTime"} <= set(names)
@@ -206,8 +206,8 @@ def test_families_come_in_the_order_of_the_definition(tmp_path):
 
 @pytest.mark.skipif(not has_worker, reason="there is no Python with the package pharos-worker: make python-worker")
 def test_the_views_of_torchserve_agree(tmp_path):
-    """Where requests are counted by the names of clients: TorchServe's scrape, the sums over its lines and the statistics,
-    with versions by name and by default, re-read definitions and a killed worker."""
+    """Requests counted by client-visible names: TorchServe's scrape, the sums over its lines and the statistics agree, with
+    versions by name and by default, reloaded definitions and a killed worker."""
     definition = everywhere(tmp_path)
     options = [f"metrics_config={definition}", "load_models=mortal-1.0.mar"]
     home = Home(tmp_path, options, ("--disable-token-auth", "--enable-model-api"))
@@ -236,7 +236,7 @@ def test_the_views_of_torchserve_agree(tmp_path):
 
 
 def statistics_agree(server, metrics: dict):
-    """The statistics of all models of one name are the metrics of these."""
+    """Checks that the statistics of all models of one name are equal to their metrics."""
     entries = json.loads(server.get("/v2/models/stats")[1])["model_stats"]
     names = {entry["name"].rpartition("/")[2] for entry in entries}
     assert names == {"same", "of_a", "cached_of_a", "of_b", "iterative"}
@@ -260,7 +260,7 @@ def statistics_agree(server, metrics: dict):
 
 
 def line_delay(server, log) -> float:
-    """Seconds from the answer to a request until its line is in the file."""
+    """Returns the seconds from the answer to a request until its line is in the file."""
     assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
     answered, text = time.monotonic(), b""
 
@@ -275,7 +275,7 @@ def line_delay(server, log) -> float:
 
 
 def test_lines_are_written_soon_after_the_answer(start):
-    """Within 5 ms, as the median of some requests shows; a busy machine has several tries."""
+    """Within 5 ms in the median; several attempts, because the machine may be busy."""
     server = start(["identity_fp32"])
     with open(server.logs / "ts_metrics.log", "rb") as log:
 

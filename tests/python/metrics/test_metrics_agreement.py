@@ -1,7 +1,7 @@
-"""All views agree: after a random load with failures, kills, cancellations and re-read definitions, the statistics, the
-metrics, the sums over the lines of the metric logs and the client's own count say the same, exactly.
+"""After a random load with failures, kills, cancellations and reloaded definitions, the statistics, the metrics, the sums
+over the lines of the metric logs and the client's own counts agree exactly.
 
-`PHAROS_SEED` repeats a run, `PHAROS_SOAK_S` makes it longer.
+`PHAROS_SEED` repeats a run; `PHAROS_SOAK_S` sets its duration.
 """
 
 import collections
@@ -32,12 +32,12 @@ SEED = int(os.environ.get("PHAROS_SEED", "0")) or random.randrange(1 << 30)
 THREADS = 8
 MODELS = ["identity_fp32", "batched", "delay_20_two_instances", "fail", "crash", "queue_timeout", "queue_limit", "delay_200"]
 KILLED = {"identity_fp32", "batched", "delay_20_two_instances"}
-"""Models whose workers are killed; `crash` does it by itself."""
+"""Models whose workers are killed; `crash` crashes by itself."""
 RING = {"shop": "0", "ModelName": "emit"}
 
 
 class Client:
-    """Sends random requests of every kind and counts what it sent and what came back."""
+    """Sends random requests of every kind and counts the requests and the answers."""
 
     def __init__(self, server, seed: int):
         self.server, self.random = server, random.Random(seed)
@@ -46,19 +46,19 @@ class Client:
         self.codes = collections.Counter()
         """(protocol, code) -> answers"""
         self.good = collections.Counter()
-        """model -> good answers"""
+        """model -> successful answers"""
         self.gone = collections.Counter()
-        """model -> requests whose answer was not waited for"""
+        """model -> abandoned requests"""
         self.calls = service_pb2_grpc.GRPCInferenceServiceStub(grpc.insecure_channel(server.grpc))
 
     def run(self, end: float):
-        """Until `end`, by the clock `time.monotonic`."""
+        """Runs until `end`, by the clock `time.monotonic`."""
         while time.monotonic() < end:
             kind = self.random.choices(["http", "grpc", "malformed", "abandoned"], [10, 6, 3, 1])[0]
             getattr(self, kind)()
 
     def request(self) -> tuple:
-        """A model that does not exist, or one with a request for it, which is now and then wrong."""
+        """Returns an unknown model, or a model with a request for it, which is sometimes invalid."""
         model = self.random.choice([*MODELS[:6], *MODELS[:3], *MODELS, "emit", "emit", "no_such_model"])
         if model == "crash":
             return model, one("UINT8", [1], [int(self.random.random() < 0.1)])
@@ -68,12 +68,12 @@ class Client:
         return model, one("FP32", shape, [1]) | {"id": f"r{self.random.random()}"}
 
     def http(self):
-        """A request over HTTP, answered."""
+        """Sends a request over HTTP and reads the answer."""
         model, request = self.request()
         self.answered(model, *self.server.ask("POST", f"/v2/models/{model}/infer", json.dumps(request)))
 
     def malformed(self):
-        """Bytes that are no request."""
+        """Sends bytes that are not a request."""
         model = self.random.choice(MODELS)
         body = self.random.choice(["{", "[]", '{"inputs": []}', '{"inputs": 1}', ""])
         self.answered(model, *self.server.ask("POST", f"/v2/models/{model}/infer", body))
@@ -85,7 +85,7 @@ class Client:
         self.good[model] += status == 200
 
     def grpc(self):
-        """A call over gRPC, answered."""
+        """Makes a call over gRPC and reads the answer."""
         model, request = self.request()
         (given,) = request["inputs"]
         contents = {"UINT8": "uint_contents", "FP32": "fp32_contents"}[given["datatype"]]
@@ -101,7 +101,7 @@ class Client:
         self.good[model] += code == "OK"
 
     def abandoned(self):
-        """A request over HTTP whose client goes away."""
+        """Sends a request over HTTP and disconnects."""
         connection = http.client.HTTPConnection(self.server.http, timeout=30)
         connection.request("POST", "/v2/models/delay_200/infer", json.dumps(one("FP32", [1, 1], [1])))
         pause_as_client(self.random.random() * 0.1)
@@ -111,7 +111,7 @@ class Client:
 
 
 def disturb(server, definition, end: float, dice):
-    """Kills workers and makes the server read its metrics again, until `end`."""
+    """Kills workers and makes the server reload its metrics definition, until `end`."""
     text = definition.read_text()
     for _ in every(0.2, end - 1 - time.monotonic()):
         living = [pid for pid in server.workers() if alive(pid)]
@@ -127,7 +127,7 @@ def disturb(server, definition, end: float, dice):
 
 @pytest.mark.soak
 def test_statistics_metrics_and_clients_agree(start, tmp_path):
-    """A random load from many clients; then everything that was counted is compared."""
+    """A random load from many clients; afterwards all counts are compared."""
     print(f"\nPHAROS_SEED={SEED}")
     models = copy_models(tmp_path / "models", MODELS)
     emitter(models, "emit", metrics="counter Orders Count shop", samples=3)
@@ -166,7 +166,7 @@ def test_statistics_metrics_and_clients_agree(start, tmp_path):
 
 
 def requests_agree(client: Client, metrics: dict):
-    """What the clients got is what the server says that it gave, by protocol and code."""
+    """Checks the clients' answers against the server's counts, by protocol and code."""
     given = collections.Counter()
     for (name, pairs), value in metrics.items():
         labels = dict(pairs)
@@ -175,16 +175,16 @@ def requests_agree(client: Client, metrics: dict):
     assert len(client.codes) > 5, client.codes
     more = given - client.codes
     assert not client.codes - given, (client.codes, given)
-    assert sum(more.values()) == sum(client.gone.values()), "the rest are those that nobody waited for"
+    assert sum(more.values()) == sum(client.gone.values()), "the rest must be the abandoned requests"
     assert set(more) <= {("http", "200"), ("http", "400")}, more
     good = {code: count for (_, code), count in given.items() if code in ("200", "OK")}
     successes = total(metrics, "nv_inference_request_success")
-    # One that was done when its client went away is a success of the model, and not of the request.
+    # A request that was finished when its client disconnected is a success of the model, but not of the request.
     assert 0 <= successes - sum(good.values()) <= more["http", "400"]
 
 
 def logs_agree(server, metrics: dict) -> bool:
-    """The sums over the lines of the metric logs are the counters of the metrics, for each model."""
+    """Returns whether the sums over the lines of the metric logs are equal to the counters, for each model."""
     added = sums(lines(server, "ts_metrics"))
     for (name, pairs), value in metrics.items():
         if name.startswith("ts_"):
@@ -197,7 +197,7 @@ def logs_agree(server, metrics: dict) -> bool:
 
 
 def model_agrees(client: Client, entry: dict, metrics: dict):
-    """One model: the statistics, Triton's, TorchServe's and our own metrics, and the clients' count of good answers."""
+    """Compares one model: statistics, Triton's, TorchServe's and our own metrics, and the clients' successful answers."""
     name, stats = entry["name"], entry["inference_stats"]
 
     def metric(family: str, **more) -> float:

@@ -1,4 +1,4 @@
-"""The definition of the metrics: metrics.yaml with its errors, SIGHUP, modes, Triton's settings, `pharos metrics`."""
+"""The definition of the metrics: errors in metrics.yaml, SIGHUP, modes, Triton's settings, `pharos metrics`."""
 
 import json
 import os
@@ -22,18 +22,18 @@ RELOADS = "  counter:\n    - {name: pharos_metrics_reloads_total, unit: Count, d
 
 
 def definition(*gauges: str) -> str:
-    """A small metrics.yaml with these metrics of models."""
+    """Returns a small metrics.yaml with these model metrics."""
     return f"mode: both\nts_metrics:\n{RELOADS}model_metrics:\n  gauge:\n" + "".join(gauges)
 
 
 def laughs() -> str:
-    """Every level names the one before ten times, nine levels deep."""
+    """Returns a YAML bomb: each of nine levels refers to the previous one ten times."""
     levels = [f"  - &l{at} [{', '.join([f'*l{at - 1}'] * 10)}]" for at in range(1, 10)]
     return "\n".join(["dimensions:", "  - &l0 [lol]", *levels, "ts_metrics: *l9", ""])
 
 
 def gauge(entry: str) -> bytes:
-    """A definition of one gauge of models."""
+    """Returns a definition with one model gauge."""
     return f"model_metrics:\n  gauge:\n    - {{{entry}}}\n".encode()
 
 
@@ -44,17 +44,17 @@ BAD = {
     "not UTF-8": (b"mode: both\n# \xff\n", ":2:3: the byte 0xff is not UTF-8"),
     "a key": (b"mod: both\n", ":1:1: unknown key `mod`; allowed are `mode`, `dimensions`"),
     "a mode": (b"mode: all\n", ":1:7: mode: unknown mode `all`; allowed are `tslog`, `prometheus`, `both`"),
-    "a name": (gauge("name: two words, unit: s"), ":3:14: model_metrics.gauge[0].name: `two words` is no metric name"),
+    "a name": (gauge("name: two words, unit: s"), ":3:14: model_metrics.gauge[0].name: `two words` is not a valid metric name"),
     "no unit": (gauge("name: a"), "metric `a` has no unit"),
-    "a unit": (gauge("name: a, unit: 'x|y'"), "`x|y` is no unit; allowed are"),
-    "a label": (gauge("name: a, unit: s, dimensions: [b-c]"), ":3:39: model_metrics.gauge[0].dimensions[0]: `b-c` is no label name"),
+    "a unit": (gauge("name: a, unit: 'x|y'"), "`x|y` is not a valid unit; allowed are"),
+    "a label": (gauge("name: a, unit: s, dimensions: [b-c]"), ":3:39: model_metrics.gauge[0].dimensions[0]: `b-c` is not a valid label name"),
     "two cases": (gauge("name: a, unit: s, dimensions: [Hostname, hostname]"), "differ only in case"),
     "twice": (gauge("name: a, unit: s}\n    - {name: a, unit: s"), ":4:14: model_metrics.gauge[1].name: metric `a` is defined twice"),
-    "reserved": (gauge("name: pharos_mine, unit: s"), "reserved for those of the server"),
+    "reserved": (gauge("name: pharos_mine, unit: s"), "reserved for built-in metrics"),
     "built in": (gauge("name: CPUUtilization, unit: s"), "must be a gauge in ts_metrics"),
-    "a slip": (b"ts_metrics:\n  counter:\n    - {name: nv_inference_request_sucess, unit: Count}\n", "; the nearest is `nv_inference_request_success`"),
-    "an anchor": (gauge("name: a, unit: s, dimensions: [&a a, *nope]"), ":3:45: unknown anchor `nope`; defined before it are `a`"),
-    "a label of the worker's": (gauge("name: HandlerTime, unit: ms, dimensions: [ModelName, Level, Foo]"), ":3:68: model_metrics.gauge[0].dimensions[2]: no worker can fill in the label `Foo` of `HandlerTime`"),
+    "a slip": (b"ts_metrics:\n  counter:\n    - {name: nv_inference_request_sucess, unit: Count}\n", "; the closest name is `nv_inference_request_success`"),
+    "an anchor": (gauge("name: a, unit: s, dimensions: [&a a, *nope]"), ":3:45: unknown anchor `nope`; anchors defined before it: `a`"),
+    "a label of the worker's": (gauge("name: HandlerTime, unit: ms, dimensions: [ModelName, Level, Foo]"), ":3:68: model_metrics.gauge[0].dimensions[2]: the label `Foo` is not allowed on `HandlerTime`"),
     "collision": (gauge("name: a_sum, unit: s}\n  histogram:\n    - {name: a, unit: s"), "collides with the gauge `a_sum`"),
     "laughs": (laughs().encode(), ":2:5: "),
     "brackets": (b"[" * 1_000_000, "nested deeper than 1000"),
@@ -70,7 +70,7 @@ def run(*args, env=None) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize("text,message", BAD.values(), ids=BAD.keys())
 def test_a_bad_file_is_refused_with_its_position(tmp_path, text, message):
-    """`pharos metrics check` and the start say the same and exit with 1."""
+    """`pharos metrics check` and the server start report the same error and exit with 1."""
     file = tmp_path / "metrics.yaml"
     file.write_bytes(text)
     for args in (["metrics", "check", file], [f"--model-repository={MODELS}", "--http-port=0", f"--metrics-config={file}"]):
@@ -83,15 +83,15 @@ def test_a_bad_file_is_refused_with_its_position(tmp_path, text, message):
 
 @pytest.mark.parametrize("file,message", [("none.yaml", "No such file"), ("", "Is a directory")])
 def test_a_file_that_cannot_be_read(tmp_path, file, message):
-    """It is named, with the reason."""
+    """The error has the file and the reason."""
     for args in (["metrics", "check", tmp_path / file], [f"--model-repository={MODELS}", f"--metrics-config={tmp_path / file}"]):
         result = run(*args)
         assert result.returncode == 1
-        assert f"'{tmp_path / file}' cannot be read: {message}" in result.stderr, result.stderr
+        assert f"cannot read --metrics-config '{tmp_path / file}': {message}" in result.stderr, result.stderr
 
 
-def test_check_says_what_a_good_file_has():
-    """Both the shipped file and TorchServe's are right."""
+def test_check_summarises_a_valid_file():
+    """Both the shipped file and TorchServe's are valid."""
     result = run("metrics", "check", SHIPPED)
     assert (result.returncode, result.stderr) == (0, "")
     assert re.fullmatch(r".*metrics\.yaml: \d+ metrics \(\d+ counters, .*\), \d+ switched off, mode both\n", result.stdout)
@@ -104,11 +104,11 @@ def test_check_says_what_a_good_file_has():
     "text,warning",
     [
         ("mode: both\n", "no metric is defined: /metrics, the metric logs and every other view stay empty"),
-        ("ts_metrics:\n  counter: [{name: Request2XX, unit: Count}]\n", "nothing in the server records `Request2XX`; the nearest that it records is `Requests2XX`"),
+        ("ts_metrics:\n  counter: [{name: Request2XX, unit: Count}]\n", "the server does not record `Request2XX`; did you mean `Requests2XX`?"),
     ],
 )
-def test_a_file_that_is_hardly_meant_is_warned_of(start, tmp_path, text, warning):
-    """By the command, at the start and at SIGHUP; it is taken nevertheless."""
+def test_probable_mistakes_are_warnings(start, tmp_path, text, warning):
+    """By the command, at the start and at SIGHUP; the file is accepted nevertheless."""
     file = tmp_path / "metrics.yaml"
     file.write_text(text)
     result = run("metrics", "check", file)
@@ -119,7 +119,7 @@ def test_a_file_that_is_hardly_meant_is_warned_of(start, tmp_path, text, warning
 
 
 def test_list_in_every_form(tmp_path):
-    """Table, JSON and Markdown list the same metrics, without a file those of the shipped one."""
+    """Table, JSON and Markdown list the same metrics; without a file those of the shipped one."""
     listed = json.loads(run("metrics", "list", "--format", "json").stdout)
     named = set(re.findall(r"^ +- name: (\w+)$", SHIPPED.read_text(), re.M))
     assert {metric["name"] for metric in listed} == named
@@ -138,9 +138,9 @@ def test_list_in_every_form(tmp_path):
 
 
 def test_help_stays_grouped_and_shows_the_commands():
-    """The flags are under their headings; `metrics` has a help of its own."""
+    """The flags are under their headings; `metrics` has a separate help."""
     text = run("--help").stdout
-    assert all(f"\n{heading}:\n" in text for heading in ("Server", "Model repository", "Metrics", "Log")), text
+    assert all(f"\n{heading}:\n" in text for heading in ("Server", "Model repository", "Metrics", "Logging")), text
     assert "metrics" in text.partition("Commands:")[2].splitlines()[1]
     assert "check" in run("metrics", "--help").stdout
     assert run("metrics", "chek", "x").returncode == 2
@@ -155,26 +155,26 @@ def test_help_stays_grouped_and_shows_the_commands():
     ],
 )
 def test_bad_options(option, words):
-    """Flag, value and what is allowed."""
+    """The error has the flag, the value and the allowed values."""
     result = run(f"--model-repository={MODELS}", option)
     assert result.returncode == 2
     assert all(word in result.stderr for word in words), result.stderr
 
 
 def infer(server):
-    """One inference, which must succeed."""
+    """Sends one inference request, which must succeed."""
     inputs = [{"name": name, "datatype": "INT32", "shape": [1, 4], "data": [1] * 4} for name in ("INPUT0", "INPUT1")]
     status, answer = server.infer(MODEL, {"inputs": inputs})
     assert status == 200, answer
 
 
 def names(server) -> set:
-    """The names of all samples."""
+    """Returns the names of all samples."""
     return {name for name, _ in server.scrape()}
 
 
 def eventually_shows(server, name: str, **labels):
-    """Asks until a worker has taken the new definition, which the log does not wait for."""
+    """Polls until a worker has applied the new definition, which the log does not wait for."""
 
     def check():
         infer(server)
@@ -187,11 +187,11 @@ def hang_up(server, said: str):
     """Sends SIGHUP and waits until the log has one more line with `said`."""
     before = server.log.read_text().count(said)
     server.process.send_signal(signal.SIGHUP)
-    eventually(f"the log says {said!r} again", 10, lambda: server.log.read_text().count(said) > before)
+    eventually(f"the log has {said!r} again", 10, lambda: server.log.read_text().count(said) > before)
 
 
 def test_sighup_adds_and_removes_metrics(start, tmp_path):
-    """In the frontend, in the workers that run, and in those started later."""
+    """In the frontend, in running workers, and in those started later."""
     file = tmp_path / "metrics.yaml"
     file.write_text(definition(HANDLER))
     server = start([MODEL], f"--metrics-config={file}")
@@ -211,7 +211,7 @@ def test_sighup_adds_and_removes_metrics(start, tmp_path):
     hang_up(server, "added HandlerTime")
     eventually_shows(server, "HandlerTime", Level="Model")
 
-    # A worker that starts now reads the text of now.
+    # A worker that starts now gets the current definition.
     file.write_text(definition(HANDLER))
     hang_up(server, "removed PredictionTime; changed HandlerTime")
     (worker,) = server.workers()
@@ -224,16 +224,16 @@ def test_sighup_adds_and_removes_metrics(start, tmp_path):
 
 
 def test_a_bad_file_at_sighup_changes_nothing(start, tmp_path):
-    """It is said with its position, and counted."""
+    """The error is logged with its position, and counted."""
     file = tmp_path / "metrics.yaml"
     file.write_text(definition(HANDLER))
     server = start([MODEL], f"--metrics-config={file}")
     infer(server)
     before = {key for key in server.scrape()}
     file.write_text(definition(PREDICTION, HANDLER.replace("unit", "units")))
-    hang_up(server, f"the metrics stay as they were: {file}:8:")
+    hang_up(server, f"the previous definition stays in use: {file}:8:")
     file.unlink()
-    hang_up(server, "cannot be read: No such file")
+    hang_up(server, "metrics.yaml': No such file")
     infer(server)
     assert {key for key in server.scrape()} == before
     assert total(server.scrape(), "pharos_metrics_reloads_total", result="failure") == 2
@@ -241,7 +241,7 @@ def test_a_bad_file_at_sighup_changes_nothing(start, tmp_path):
 
 
 def test_sighup_under_load_loses_no_count(start, tmp_path):
-    """Counters of metrics that stay go on while the definition changes all the time."""
+    """Counters of metrics that are kept continue while the definition changes continuously."""
     file = tmp_path / "metrics.yaml"
     shipped = SHIPPED.read_text()
     without = shipped.replace("    - name: PredictionTime\n", "    - name: PredictionTime\n      enabled: false\n")
@@ -259,9 +259,9 @@ def test_sighup_under_load_loses_no_count(start, tmp_path):
 
 
 def test_sighup_without_a_file(start):
-    """The definition built in is read again: nothing changes, and the server lives on."""
+    """The built-in definition is reloaded: nothing changes, and the server continues."""
     server = start([MODEL])
-    hang_up(server, "metrics read again from the metrics.yaml built in: nothing has changed")
+    hang_up(server, "metrics reloaded from the built-in metrics.yaml: nothing has changed")
     infer(server)
 
 
@@ -269,15 +269,15 @@ THREE = {"ts_inference_requests_total", "ts_inference_latency_microseconds", "ts
 
 
 @pytest.mark.parametrize("mode,expected", [("tslog", set()), ("LOG", set()), ("legacy", THREE)])
-def test_modes_open_and_close_the_scrape(start, mode, expected):
-    """Over the file's mode, which is both."""
+def test_modes_enable_and_disable_the_scrape(start, mode, expected):
+    """The option overrides the mode in the file, which is both."""
     server = start([MODEL], f"--metrics-mode={mode}")
     infer(server)
     assert names(server) == expected
 
 
 def test_modes_by_torchserves_variables(start, tmp_path, monkeypatch):
-    """Its file and its mode are taken, and the command line wins."""
+    """Its file and its mode apply, and the command line has precedence."""
     file = tmp_path / "metrics.yaml"
     shutil.copy(TORCHSERVE, file)
     monkeypatch.setenv("TS_METRICS_CONFIG", str(file))
@@ -306,8 +306,8 @@ def test_torchserves_file_gives_torchserves_series(start):
     assert "# HELP Requests2XX Number of HTTP responses" in text
 
 
-def test_times_of_the_worker_come_with_the_labels_of_the_design(start, tmp_path):
-    """Aliases as TorchServe's design document has them: `model` and `host`."""
+def test_worker_times_may_have_the_labels_of_the_design(start, tmp_path):
+    """Aliases as in TorchServe's design document: `model` and `host`."""
     file = tmp_path / "metrics.yaml"
     aliases = 'dimensions:\n  model_name: &model_name "model"\n  host: &host "host"\n'
     metrics = [f"    - {{name: {name}, unit: ms, dimensions: [*model_name, *host]}}\n" for name in ("HandlerTime", "PredictionTime")]
@@ -318,7 +318,7 @@ def test_times_of_the_worker_come_with_the_labels_of_the_design(start, tmp_path)
     assert {("HandlerTime", labels), ("PredictionTime", labels)} <= server.scrape().keys()
 
 
-def test_latency_counters_are_switched_off_and_counts_stay(start):
+def test_latency_counters_are_disabled_and_counts_stay(start):
     """Triton's setting, without its side effect on the counts."""
     server = start([MODEL], "--metrics-config", "counter_latencies=false", "--metrics-config=histogram_latencies=false")
     infer(server)

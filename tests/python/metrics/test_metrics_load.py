@@ -1,8 +1,8 @@
-"""Samples of models' own threads at full speed while their workers are killed: nothing that was committed is lost.
+"""Threads of models emit samples at full speed while their workers are killed: no committed sample is lost.
 
-Each `emit` model notes in memory that outlives it how many samples it has begun and how many it has recorded (see
-`worker/src/backend/emit.rs`); that is compared with the counter in `/metrics`. `PHAROS_SOAK_S=60` is the long run of
-`make soak`; the figures that it measures are printed (`-s` shows them).
+Each `emit` model counts the samples that it has begun and recorded in memory that survives its process (see
+`worker/src/backend/emit.rs`); the test compares them with the counter in `/metrics`. `PHAROS_SOAK_S=60` is the long run of
+`make soak`; it prints its measurements (`-s` shows them).
 """
 
 import mmap
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.alone
 SECONDS = int(os.environ.get("PHAROS_SOAK_S", "0"))
 WORKERS = 4
 RATE = int(os.environ.get("PHAROS_SOAK_RATE", "100000" if SECONDS else "20000"))
-"""Samples a second of each worker; fewer in the short run, which shares its machine with others."""
+"""Samples per second of each worker; fewer in the short run, which shares its machine with others."""
 
 METRICS = """
 mode: prometheus
@@ -50,7 +50,7 @@ model_metrics:
 
 @pytest.fixture
 def emitting(start, tmp_path):
-    """Starts a server of emitters: `emitting({name: parameters, ...}, *options)`."""
+    """Starts a server with emitters: `emitting({name: parameters, ...}, *options)`."""
 
     def begin(models, *options, **more):
         folder = tmp_path / "emitters"
@@ -64,7 +64,7 @@ def emitting(start, tmp_path):
 
 
 class Ledger:
-    """What one worker process has begun and recorded, read from its memory also after its end."""
+    """The samples that one worker process has begun and recorded, read from its memory even after its exit."""
 
     def __init__(self, pid: int, descriptor: Path):
         self.pid, self.model = pid, worker_model(pid)
@@ -72,12 +72,12 @@ class Ledger:
             self.memory = mmap.mmap(memory.fileno(), 16, mmap.MAP_SHARED, mmap.PROT_READ)
 
     def read(self) -> tuple:
-        """The samples begun, the samples recorded."""
+        """Returns the samples begun and the samples recorded."""
         return struct.unpack("=QQ", self.memory[:16])
 
 
 def ledgers(server, known: dict) -> dict:
-    """Adds the workers that are new to `known`, by process id."""
+    """Adds new workers to `known`, by process id."""
     for pid in children(server.process.pid):
         if pid in known or not alive(pid):
             continue
@@ -92,23 +92,23 @@ def ledgers(server, known: dict) -> dict:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process has used, all threads together."""
+    """Returns the CPU time of a process, over all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def emitted(server, model: str) -> float:
-    """The counter of a model as it is in the metrics now."""
+    """Returns the current value of a model's counter in the metrics."""
     return total(server.scrape(), "Emitted", ModelName=model)
 
 
 @pytest.mark.soak
 def test_nothing_is_lost_when_workers_are_killed(emitting):
-    """Every second one of the workers is killed: counters only rise, and at last are what was recorded."""
+    """Half of the workers are killed: counters only increase, and in the end equal the recorded samples."""
     seconds = SECONDS or 5
     models = [f"emit{n}" for n in range(WORKERS)]
     running = {"metrics": "counter Emitted Count ModelName", "rate": RATE, "seconds": 100 * seconds}
-    # A worker that is killed each few seconds must come back at once.
+    # A worker that is killed every few seconds must be restarted at once.
     server = emitting({name: running for name in models}, "--worker-max-backoff-secs=1")
     known = {}
     eventually("every worker has a ledger", 10, lambda: len(ledgers(server, known)) == WORKERS)
@@ -132,9 +132,9 @@ def test_nothing_is_lost_when_workers_are_killed(emitting):
             eventually("the worker is gone", 5, lambda pid=victim.pid: not alive(pid))
             killed.append(victim)
             recorded = sum(ledger.read()[1] for ledger in killed if ledger.model == victim.model)
-            eventually("what it recorded is there", 5, lambda: emitted(server, victim.model) >= recorded)
+            eventually("its recorded samples are counted", 5, lambda: emitted(server, victim.model) >= recorded)
     elapsed, cpu = time.monotonic() - began, cpu_seconds(server.process.pid) - before
-    assert len(killed) >= 0.8 * seconds, "workers came back to be killed again"
+    assert len(killed) >= 0.8 * seconds, "workers were not restarted often enough"
     finish(server, known, models)
     samples = sum(ledger.read()[1] for ledger in known.values()) - recorded_before
     print(
@@ -162,7 +162,7 @@ def finish(server, known: dict, models: list):
         begun, recorded = (sum(column) for column in zip(*read, strict=True))
         counted = total(metrics, "Emitted", ModelName=model)
         assert recorded <= counted <= begun, f"{model}: {recorded} recorded, {begun} begun, {counted} counted"
-        assert begun - recorded <= len(read), "one sample at most was under way in each"
+        assert begun - recorded <= len(read), "each worker may have at most one unfinished sample"
     assert total(metrics, "pharos_metric_samples_dropped_total") == 0
     for ledger in known.values():
         if alive(ledger.pid):
@@ -170,7 +170,7 @@ def finish(server, known: dict, models: list):
 
 
 def test_samples_of_requests_and_of_every_type(emitting):
-    """A request's samples are in the metrics when its answer is there; the numbers are exact for each type."""
+    """A request's samples are in the metrics when its answer arrives; the numbers are exact for each type."""
     metrics = "counter Orders Count shop;gauge Depth m shop;histogram Size B shop"
     server = emitting({"emit": {"metrics": metrics, "series": 2, "samples": 12}})
     for _ in range(10):
@@ -189,7 +189,7 @@ def test_samples_of_requests_and_of_every_type(emitting):
 
 
 def test_the_channel_of_each_instance_is_shown(emitting):
-    """There from the first scrape on, and gone with the instance."""
+    """It exists from the first scrape on and disappears with the instance."""
     server = emitting({"emit": {"metrics": "counter Emitted Count ModelName", "rate": 2000}})
     labels = {"model": "emit", "version": "1", "instance": "emit_0"}
     key = ("pharos_metric_channel_bytes", tuple(sorted(labels.items())))
@@ -204,7 +204,7 @@ def test_the_channel_of_each_instance_is_shown(emitting):
 
 
 def test_an_undeclared_metric_fails_the_load_or_is_detected(emitting):
-    """The reason names the line to add; with detection the first sample registers it."""
+    """The reason has the line to add; with auto-detection the first sample registers the metric."""
     models = {"emit": {"metrics": "gauge Waves Meters beach", "samples": 3}}
     server = emitting(models, "--exit-on-error=false", wait=False)
     server.wait_until_ready("/v2/health/live")
@@ -216,8 +216,8 @@ def test_an_undeclared_metric_fails_the_load_or_is_detected(emitting):
     assert server.scrape()[("Waves", (("beach", "0"),))] == 2
 
 
-def test_nobody_wakes_up_for_workers_that_send_nothing(emitting):
-    """An idle server with workers uses next to no processor time: a tick each half second and nothing else."""
+def test_idle_workers_cause_no_wakeups(emitting):
+    """An idle server with workers uses almost no CPU time: only one tick every half second."""
     server = emitting({f"emit{n}": {"metrics": "counter Emitted Count ModelName"} for n in range(WORKERS)})
     run_for("the start is over", 0.5)
     before = cpu_seconds(server.process.pid)

@@ -173,7 +173,7 @@ def json_bodies():
         ("choice: sequence_start a number", simple(parameters={"sequence_id": 1, "sequence_start": 1}), 400,
          "Unable to parse 'sequence_start': attempt to access JSON non-boolean as boolean: it is 1, allowed: true or false"),
         *((f"choice: sequence_id {value}", simple(parameters={"sequence_id": value}), 400,
-           f": it is {json.dumps(value)}, allowed: 0 to 18446744073709551615, or a text")
+           f": it is {json.dumps(value)}, allowed: 0 to 18446744073709551615, or a string")
           for value in (1.5, -1, True, None, [1], 2**64)),
         ("choice: sequence_id too long", simple(parameters={"sequence_id": "x" * 129}), 400,
          "string correlation ID cannot be longer than 128 characters, this one has 129 bytes"),

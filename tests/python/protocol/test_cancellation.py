@@ -1,4 +1,4 @@
-"""Clients that give up while their requests wait: removed from the queue at once, counted, never executed."""
+"""Requests that clients cancel while they wait: removed from the queue at once, counted, and never executed."""
 
 import json
 import time
@@ -23,7 +23,7 @@ PENDING = "nv_inference_pending_request_count"
 
 @pytest.fixture
 def busy(start, tmp_path):
-    """A server of one model, `slow`, whose only instance is at work for seconds, and when it began."""
+    """A server with one model, `slow`, whose only instance is busy for seconds, and the time at which it became busy."""
     limit = "dynamic_batching { default_queue_policy { max_queue_size: 100 } }\n"
     name, config, _ = model("slow", "delay", one_to_one("FP32"), batch=1, extra=limit, delay_ms=BUSY_MS)
     (tmp_path / "models" / name / "1").mkdir(parents=True)
@@ -40,17 +40,17 @@ def busy(start, tmp_path):
 
 
 def waiting(server) -> int:
-    """How many requests wait."""
+    """Returns the number of waiting requests."""
     return total(server.scrape(), "nv_inference_pending_request_count", model="slow")
 
 
 def executing(server) -> bool:
-    """Whether a batch has been sent."""
+    """Returns whether a batch has been sent."""
     return total(server.scrape(), "pharos_batches_total", model="slow") > 0
 
 
 def message():
-    """The request over gRPC."""
+    """Returns the gRPC request."""
     return grpc_infer("", "slow", [grpc_tensor("INPUT0", "FP32", [1, 1], fp32_contents=[1])]).message
 
 
@@ -90,14 +90,14 @@ def grpc_deadline(server):
 
 
 @pytest.mark.parametrize("giving_up", [http_disconnect, grpc_cancel, grpc_deadline], ids=lambda f: f.__name__)
-def test_who_gives_up_leaves_the_queue_at_once(busy, giving_up):
-    """The gauge falls while the instance is still busy; each is counted as CANCELED, none is executed."""
+def test_cancelled_requests_leave_the_queue_at_once(busy, giving_up):
+    """The gauge falls while the instance is still busy; each request is counted as CANCELED, and none is executed."""
     server, began = busy
     steps = giving_up(server)
     next(steps)
     eventually("three wait", 5, lambda: waiting(server) == 3)
     next(steps)
-    eventually("nobody waits", 5, lambda: waiting(server) == 0)
+    eventually("none waits", 5, lambda: waiting(server) == 0)
     assert time.monotonic() - began < BUSY_MS / 1000, "the instance was still busy"
     labels = {"model": "slow", "reason": "CANCELED"}
     assert total(server.scrape(), "nv_inference_request_failure", **labels) == 3

@@ -1,4 +1,4 @@
-"""The classification extension: the largest elements of an output, with the names of their classes."""
+"""The classification extension: returns the largest elements of an output with their class names."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ LABELS = "cat\ndog\n\nbird\n"
 
 
 def config(datatype: str, batch: int, label_filename="labels.txt") -> str:
-    """An identity of four values whose output has label names."""
+    """Returns the configuration of an identity model of four values whose output has labels."""
     return f"""backend: "builtin" max_batch_size: {batch}
 input [ {{ name: "X" data_type: TYPE_{datatype} dims: [ 4 ] }} ]
 output [ {{ name: "Y" data_type: TYPE_{datatype} dims: [ 4 ] label_filename: "{label_filename}" }} ]
@@ -24,7 +24,7 @@ parameters {{ key: "function" value {{ string_value: "identity" }} }}
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory):
-    """A server of models of several datatypes with labels."""
+    """A server with models of several datatypes that have labels."""
     folder = tmp_path_factory.mktemp("labelled")
     for name, datatype, batch in [("fp32", "FP32", 4), ("one", "FP32", 0), ("int64", "INT64", 4), ("bool", "BOOL", 0)]:
         write(folder / "models", name, config(datatype, batch))
@@ -34,7 +34,7 @@ def labelled(tmp_path_factory):
 
 
 def classes(server, protocol, model: str, values: np.ndarray, datatype: str, count: int, **options) -> np.ndarray:
-    """The classes of the output, as texts."""
+    """Returns the classes of the output as strings."""
     module, address = {"http": (tritonclient.http, server.http), "grpc": (tritonclient.grpc, server.grpc)}[protocol]
     with module.InferenceServerClient(address) as client:
         tensor = module.InferInput("X", list(values.shape), datatype)
@@ -45,7 +45,8 @@ def classes(server, protocol, model: str, values: np.ndarray, datatype: str, cou
 
 @pytest.mark.parametrize(("protocol", "options"), [("http", {"binary_data": True}), ("http", {"binary_data": False}), ("grpc", {})])
 def test_the_largest_by_name(labelled, protocol, options):
-    """Each item of a batch has its own; a class without a name has its number only; more than there are is all."""
+    """Each item of a batch is classified separately. A class without a label has only its number. A count over the number of
+    classes returns all."""
     values = np.array([[0.1, 0.5, 0.25, 0.125], [-1, -2, -3, 4]], np.float32)
     got = classes(labelled, protocol, "fp32", values, "FP32", 2, **options)
     assert got.tolist() == [["0.500000:1:dog", "0.250000:2"], ["4.000000:3:bird", "-1.000000:0:cat"]]
@@ -56,27 +57,27 @@ def test_the_largest_by_name(labelled, protocol, options):
 
 
 def test_a_label_file_that_is_not_utf8(tmp_path):
-    """It is read as far as it is text, as by Triton, which sends the bytes on; the log names the file and the place."""
+    """Invalid bytes are replaced; Triton sends them unchanged. The log has the file and the position."""
     write(tmp_path / "models", "latin", config("FP32", 4))
     (tmp_path / "models/latin/labels.txt").write_bytes("hund\nkäfer\n".encode("latin-1"))
     with Server(tmp_path, [tmp_path / "models"]) as server:
         got = classes(server, "http", "latin", np.array([[1, 2, 0, 0]], np.float32), "FP32", 2)
         assert got.tolist() == [["2.000000:1:k\ufffdfer", "1.000000:0:hund"]]
-        assert "latin/labels.txt' is not UTF-8 at byte 6: what is no text is shown as U+FFFD" in server.log.read_text()
+        assert "latin/labels.txt' is not UTF-8 at byte 6: invalid bytes are replaced with U+FFFD" in server.log.read_text()
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_what_has_no_order_is_refused(labelled, protocol):
-    """A datatype without an order cannot be classified; the tensor itself can be had."""
+def test_datatypes_without_an_order_are_refused(labelled, protocol):
+    """A datatype without an order cannot be classified, but the tensor itself can be requested."""
     with pytest.raises(InferenceServerException, match="class result not available for output due to unsupported type 'BOOL'"):
         classes(labelled, protocol, "bool", np.array([True] * 4), "BOOL", 1)
 
 
-def test_a_label_file_that_is_not_there(start, tmp_path):
-    """The load fails and names the output and the file; a file outside of the model's directory is not read."""
+def test_a_missing_label_file(start, tmp_path):
+    """The load fails with the output and the file; a file outside the model's directory is not read."""
     folder = write(tmp_path / "models", "missing", config("FP32", 0))
     write(folder, "outside", config("FP32", 0, "../missing/config.pbtxt"))
     server = start([], "--exit-on-error=false", repository=folder, wait=False)
     server.wait_until_ready("/v2/health/live")
-    eventually("both are told", 10, lambda: "labels.txt' cannot be read" in str(server.index()))
-    eventually("both are told", 10, lambda: "must be in the model's directory" in str(server.index()))
+    eventually("both failures are reported", 10, lambda: "labels.txt' cannot be read" in str(server.index()))
+    eventually("both failures are reported", 10, lambda: "must be in the model's directory" in str(server.index()))

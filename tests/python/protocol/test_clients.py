@@ -1,4 +1,4 @@
-"""The standard clients, `tritonclient` over HTTP and gRPC, blocking and asyncio, see what the protocol promises."""
+"""The standard clients: `tritonclient` over HTTP and gRPC, blocking and asyncio."""
 
 import asyncio
 import concurrent.futures
@@ -23,7 +23,7 @@ ONES = np.ones((1, 16), dtype=np.int32)
 
 @pytest.fixture(params=["http", "grpc"])
 def protocol(request):
-    """Both protocols in turn."""
+    """Runs the test with each protocol."""
     return request.param
 
 
@@ -35,7 +35,7 @@ def client(server, protocol):
 
 
 def pair(protocol: str, first=ROW, second=ONES, binary=True) -> list:
-    """The two inputs of `simple`; `binary` says how HTTP sends them."""
+    """Returns the two inputs of `simple`; `binary` selects their HTTP encoding."""
     tensors = []
     for name, value in (("INPUT0", first), ("INPUT1", second)):
         tensor = MODULES[protocol].InferInput(name, list(value.shape), "INT32")
@@ -45,19 +45,19 @@ def pair(protocol: str, first=ROW, second=ONES, binary=True) -> list:
 
 
 def wanted(protocol: str, name: str, binary=True):
-    """A requested output; `binary` says how HTTP sends it."""
+    """Returns a requested output; `binary` selects its HTTP encoding."""
     return MODULES[protocol].InferRequestedOutput(name, **({"binary_data": binary} if protocol == "http" else {}))
 
 
 def as_dict(answer) -> dict:
-    """A metadata answer of either client as a dictionary."""
+    """Returns a metadata answer of either client as a dictionary."""
     from google.protobuf.json_format import MessageToDict
 
     return answer if isinstance(answer, dict) else MessageToDict(answer, preserving_proto_field_name=True)
 
 
 def test_health(client):
-    """Live, ready, and ready by model and version."""
+    """Liveness, readiness, and readiness by model and version."""
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("simple")
@@ -67,7 +67,7 @@ def test_health(client):
 
 
 def test_server_metadata(client):
-    """Name and extensions that clients look for."""
+    """The name, and the extensions that clients check."""
     metadata = as_dict(client.get_server_metadata())
     assert metadata["name"] == "triton"
     assert {"statistics", "binary_tensor_data", "model_configuration", "parameters"} <= set(metadata["extensions"])
@@ -75,7 +75,7 @@ def test_server_metadata(client):
 
 @pytest.mark.smoke
 def test_model_metadata(client):
-    """Names, datatypes and shapes with the batch dimension in front."""
+    """Names, datatypes and shapes, including the batch dimension."""
     metadata = as_dict(client.get_model_metadata("simple"))
     assert metadata["versions"] == ["1"]
     seen = [(t["name"], t["datatype"], [int(d) for d in t["shape"]]) for t in metadata["inputs"] + metadata["outputs"]]
@@ -84,7 +84,7 @@ def test_model_metadata(client):
 
 
 def test_model_config(client, protocol):
-    """Limits and scheduler are visible."""
+    """The configuration has limits and scheduler."""
     config = as_dict(client.get_model_config("simple"))
     config = config["config"] if protocol == "grpc" else config
     assert config["name"] == "simple"
@@ -98,7 +98,7 @@ def test_model_config(client, protocol):
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False])
 def test_infer_in_every_encoding(client, protocol, binary_in, binary_out):
-    """Sum and difference, whichever way the tensors travel."""
+    """Sum and difference are correct with every encoding of the tensors."""
     outputs = [wanted(protocol, "OUTPUT0", binary_out), wanted(protocol, "OUTPUT1", not binary_out)]
     result = client.infer("simple", pair(protocol, binary=binary_in), outputs=outputs)
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), ROW + ONES)
@@ -106,14 +106,14 @@ def test_infer_in_every_encoding(client, protocol, binary_in, binary_out):
 
 
 def test_infer_without_requested_outputs(client, protocol):
-    """All outputs come."""
+    """The answer has all outputs."""
     result = client.infer("simple", pair(protocol))
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), ROW + ONES)
     np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), ROW - ONES)
 
 
 def test_infer_only_one_output(client, protocol):
-    """What was not asked for does not come."""
+    """The answer has only the requested output."""
     result = client.infer("simple", pair(protocol), outputs=[wanted(protocol, "OUTPUT1")])
     assert result.as_numpy("OUTPUT0") is None
     np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), ROW - ONES)
@@ -121,7 +121,7 @@ def test_infer_only_one_output(client, protocol):
 
 @pytest.mark.parametrize("batch", [1, 2, 8])
 def test_infer_batches(client, protocol, batch):
-    """Every row of a batch is computed on its own."""
+    """Each row of a batch is computed independently."""
     rows = np.arange(batch * 16, dtype=np.int32).reshape(batch, 16)
     result = client.infer("simple", pair(protocol, rows, rows[::-1].copy()))
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), rows + rows[::-1])
@@ -136,13 +136,13 @@ def test_request_id_comes_back(client, protocol):
 
 
 def test_parameters_are_accepted(client, protocol):
-    """Free parameters do not disturb."""
+    """Custom parameters have no effect."""
     result = client.infer("simple", pair(protocol), parameters={"text": "a", "number": 3, "flag": True})
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), ROW + ONES)
 
 
 def test_timeout_and_priority_are_accepted(client, protocol):
-    """The schedule-policy parameters do not disturb a model without a policy."""
+    """The schedule-policy parameters have no effect on a model without a policy."""
     result = client.infer("simple", pair(protocol), priority=1, timeout=10_000_000)
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), ROW + ONES)
 
@@ -163,7 +163,7 @@ def test_http_compression(server, request_algorithm, response_algorithm):
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
 def test_grpc_compression(server, algorithm):
-    """Compressed gRPC messages are understood. Triton refuses none, so a client may send either."""
+    """Compressed gRPC messages are accepted. Triton accepts both algorithms."""
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         result = client.infer("simple", pair("grpc"), compression_algorithm=algorithm)
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), ROW + ONES)
@@ -171,7 +171,7 @@ def test_grpc_compression(server, algorithm):
 
 @pytest.mark.smoke
 def test_errors_reach_the_client(client, protocol):
-    """The text and the status of an error, as the client's exception shows them."""
+    """The client's exception has the text and the status of the error."""
     short = np.zeros((1, 8), dtype=np.int32)
     with pytest.raises(InferenceServerException) as caught:
         client.infer("simple", pair(protocol, short, short))
@@ -181,7 +181,7 @@ def test_errors_reach_the_client(client, protocol):
 
 
 def test_strings(client, protocol):
-    """Decimal strings are added; what is no number is named."""
+    """Decimal strings are added; the error names a string that is not a number."""
     module = MODULES[protocol]
     numbers = np.array([str(n).encode() for n in range(16)], dtype=np.object_).reshape(1, 16)
 
@@ -199,7 +199,7 @@ def test_strings(client, protocol):
 
 
 def settle(future, result, error):
-    """A callback of the gRPC client: hands its outcome to a future."""
+    """Passes the outcome of a gRPC client callback to a future."""
     if error:
         future.set_exception(error)
     else:
@@ -207,7 +207,7 @@ def settle(future, result, error):
 
 
 def test_async_infer(client, protocol):
-    """The clients' own pools of threads and callbacks."""
+    """The clients' thread pools and callbacks."""
     if protocol == "http":
         pending = [client.async_infer("simple", pair("http", ROW + n)) for n in range(8)]
         results = [request.get_result() for request in pending]
@@ -223,7 +223,7 @@ def test_async_infer(client, protocol):
 
 @pytest.mark.smoke
 def test_aio_clients(server, protocol):
-    """The asyncio clients: health, metadata, statistics, and many requests at once over one connection."""
+    """The asyncio clients: health, metadata, statistics, and many concurrent requests over one connection."""
 
     async def talk():
         module = ASYNC_MODULES[protocol]
@@ -243,7 +243,7 @@ def test_aio_clients(server, protocol):
 
 @pytest.mark.smoke
 def test_grpc_stream(server):
-    """The bidirectional stream answers a model with one response per request in order, an error within the stream."""
+    """The bidirectional stream answers in order, with one response per request; an error is an answer within the stream."""
     answers = []
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: answers.append(error or result))
@@ -264,7 +264,7 @@ def test_grpc_stream(server):
     ("versions_specific", ["1", "3"]),
 ])  # fmt: skip
 def test_version_policies(client, protocol, model, versions):
-    """The policy's versions are ready, each answers as itself, and the latest answers when none is named."""
+    """The versions of the policy are ready; each answers with its number; the latest answers if none is requested."""
     assert as_dict(client.get_model_metadata(model))["versions"] == versions
     value = np.ones((1, 3), dtype=np.float32)
     tensor = MODULES[protocol].InferInput("INPUT0", [1, 3], "FP32")

@@ -1,5 +1,5 @@
-"""The endpoints of Amazon SageMaker and Google Vertex AI: the same requests to this server and to a real Triton, which must both
-answer as it stands here. Where they differ on purpose, the rows for Triton say so."""
+"""The endpoints of Amazon SageMaker and Google Vertex AI. Sends the same requests to this server and to a real Triton and expects
+the same answers from both; the rows for Triton list the intended differences."""
 
 import http.client
 import json
@@ -30,7 +30,7 @@ REQUEST = json.dumps(
 
 
 def options(sagemaker: int, vertex_ai: int) -> list:
-    """What switches the endpoints on, in both servers."""
+    """Returns the options that enable the endpoints in both servers."""
     return [
         "--allow-sagemaker=true", f"--sagemaker-port={sagemaker}",
         "--allow-vertex-ai=true", f"--vertex-ai-port={vertex_ai}", "--vertex-ai-default-model=simple",
@@ -38,7 +38,7 @@ def options(sagemaker: int, vertex_ai: int) -> list:
 
 
 def binary_request() -> tuple:
-    """A request with binary data that asks for binary data: the body and the length of its JSON."""
+    """Returns a request with binary data that requests binary output: the body and the length of its JSON."""
     data = np.arange(16, dtype=np.int32).tobytes()
     inputs = [
         {"name": f"INPUT{n}", "datatype": "INT32", "shape": [1, 16], "parameters": {"binary_data_size": len(data)}}
@@ -49,13 +49,13 @@ def binary_request() -> tuple:
 
 
 class Both:
-    """Where the platforms' endpoints are, of one server."""
+    """The platforms' endpoints of one server."""
 
     def __init__(self, sagemaker: int, vertex_ai: int, real: bool):
         self.sagemaker, self.vertex_ai, self.real = f"127.0.0.1:{sagemaker}", f"127.0.0.1:{vertex_ai}", real
 
     def ask(self, where: str, method: str, path: str, body=None, **headers) -> tuple:
-        """The status, the content type and the body."""
+        """Returns the status, the content type and the body."""
         connection = http.client.HTTPConnection(getattr(self, where), timeout=30)
         try:
             connection.request(method, path, body, {key.replace("_", "-"): value for key, value in headers.items()})
@@ -68,7 +68,7 @@ class Both:
 
 @pytest.fixture(scope="module", params=["pharos", "triton"])
 def both(request, tmp_path_factory):
-    """This server, and the peer where it is installed."""
+    """This server, and the peer if it is installed."""
     folder = tmp_path_factory.mktemp("cloud")
     ports = free_ports(2)
     if request.param == "triton":
@@ -91,7 +91,7 @@ def both(request, tmp_path_factory):
 
 
 def is_there(both: Both, where: str, path: str) -> bool:
-    """Whether somebody listens."""
+    """Returns whether the port accepts connections."""
     try:
         return both.ask(where, "GET", path)[0] == 200
     except OSError:
@@ -99,12 +99,12 @@ def is_there(both: Both, where: str, path: str) -> bool:
 
 
 def doubled(body: bytes) -> bool:
-    """Whether an answer in JSON has the sum of both inputs."""
+    """Returns whether a JSON answer has the sum of both inputs."""
     return json.loads(body)["outputs"][0]["data"] == [2 * value for value in ROW]
 
 
 def test_health(both):
-    """`/ping`, and Vertex AI's health route."""
+    """`/ping` and Vertex AI's health route."""
     assert both.ask("sagemaker", "GET", "/ping")[0] == 200
     assert both.ask("vertex_ai", "GET", HEALTH)[0] == 200
     assert both.ask("sagemaker", "POST", "/ping", "{}")[0] == 405
@@ -123,7 +123,8 @@ def test_inference_in_json(both, where, path):
 
 @pytest.mark.parametrize("where, path, media_type", [("sagemaker", "/invocations", SAGEMAKER), ("vertex_ai", PREDICT, VERTEX_AI)])
 def test_inference_in_binary(both, where, path, media_type):
-    """The length of the JSON stands in the content type of requests, and of SageMaker's answers; Vertex AI's have v2's header."""
+    """The length of the JSON is in the content type of requests and of SageMaker's answers; Vertex AI's answers use the header of
+    v2."""
     body, length = binary_request()
     status, content_type, answer = both.ask(where, "POST", path, body, Content_Type=f"{media_type}{length}")
     assert status == 200, answer
@@ -161,7 +162,7 @@ def test_inference_in_binary(both, where, path, media_type):
     ],
 )
 def test_redirections(both, redirect, status, fragment):
-    """The header chooses a path of v2, whose method follows from it."""
+    """The header selects a v2 path, which determines the method."""
     body = REQUEST if "infer" in redirect else ""
     got, _, answer = both.ask("vertex_ai", "POST", PREDICT, body, X_Vertex_Ai_Triton_Redirect=redirect)
     assert got == status, answer
@@ -173,12 +174,12 @@ def test_redirections(both, redirect, status, fragment):
     "where, path", [("sagemaker", "/"), ("sagemaker", "/v2"), ("sagemaker", "/ping/"), ("vertex_ai", "/"), ("vertex_ai", "/v2")]
 )
 def test_nothing_else_is_there(both, where, path):
-    """Other paths are 400, as in Triton; v2 itself among them."""
+    """Other paths get 400, as in Triton; so do v2 paths."""
     assert both.ask(where, "GET", path)[0] == 400
 
 
 def test_tokens_and_metrics(tmp_path):
-    """The checks and the counters are those of v2."""
+    """The access checks and the counters are those of v2."""
     tokens = tmp_path / "tokens"
     tokens.write_text("infer-1\n")
     management = tmp_path / "management"
@@ -217,7 +218,7 @@ ONLY = "Expect the model repository contains only a single model if default mode
     ],
 )
 def test_the_default_model_of_vertex_ai(tmp_path, which, models, default, refusal):
-    """Without an option it is the only model; the server ends at the start if that is not clear, or the model is not loaded."""
+    """By default it is the only model. If there are several, or the model is not loaded, the server exits at start."""
     ports = free_ports(1)
     flags = ["--allow-vertex-ai=true", f"--vertex-ai-port={ports[0]}", *default]
     body = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
@@ -251,7 +252,7 @@ def test_the_default_model_of_vertex_ai(tmp_path, which, models, default, refusa
 
 @pytest.mark.parametrize("absent", ["AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE"])
 def test_vertex_ai_needs_its_routes(tmp_path, absent):
-    """Without them the server does not start, and says which one is missing."""
+    """Without its routes the server does not start and reports the missing one."""
     flags = ["--allow-vertex-ai=true", f"--vertex-ai-port={free_ports(1)[0]}"]
     server = Server(tmp_path, [copy_models(tmp_path / "models", ["identity_fp32"])], flags)
     server.environment = {key: value for key, value in ENVIRONMENT.items() if key != absent}
@@ -262,19 +263,19 @@ def test_vertex_ai_needs_its_routes(tmp_path, absent):
 
 
 class MultiModel:
-    """A multi-model endpoint of SageMaker and the directory of its models."""
+    """A SageMaker multi-model endpoint and the directory of its models."""
 
     def __init__(self, port: int, folder, real: bool):
         self.folder, self.endpoint = folder, Both(port, port, real)
 
     def place(self, repository, name: str) -> str:
-        """A directory with one model in it, as SageMaker unpacks an archive."""
+        """Returns a directory with one model in it, as SageMaker unpacks an archive."""
         place = self.folder / name / "model"
         shutil.copytree(repository / "simple", place / "simple")
         return str(place)
 
     def ask(self, method: str, path: str, body=None, **headers) -> tuple:
-        """The status and the body, parsed if there is one."""
+        """Returns the status and the body, parsed if there is one."""
         text = json.dumps(body) if isinstance(body, dict) else body
         status, _, answer = self.endpoint.ask("sagemaker", method, path, text, **headers)
         return status, json.loads(answer) if answer else None
@@ -307,7 +308,7 @@ def multi_model(request, tmp_path):
 
 
 def test_models_are_loaded_invoked_and_unloaded(multi_model):
-    """The identifier of a request to load a model names it, until it is unloaded."""
+    """The identifier in a load request refers to the model until it is unloaded."""
     ask, url = multi_model.ask, multi_model.place(multi_model.folder / "all", "abc")
     load = {"model_name": "abc", "url": url}
     assert ask("GET", "/models") == (200, {"models": []})
@@ -351,8 +352,8 @@ ensemble_scheduling { step [{
 """
 
 
-def test_an_ensemble_comes_with_its_members(multi_model):
-    """The identifier names the ensemble; members keep their names, and go with it."""
+def test_an_ensemble_is_loaded_with_its_members(multi_model):
+    """The identifier refers to the ensemble; its members keep their names and are unloaded with it."""
     place = multi_model.folder / "e" / "model"
     shutil.copytree(multi_model.folder / "all" / "identity_fp32", place / "identity_fp32")
     (place / "ensemble" / "1").mkdir(parents=True)
@@ -367,7 +368,7 @@ def test_an_ensemble_comes_with_its_members(multi_model):
 
 
 def test_what_cannot_be_loaded_is_refused(multi_model):
-    """With 400; afterwards another directory can be loaded under the same identifier. Triton crashes for other bodies."""
+    """The status is 400, and another directory can then be loaded under the same identifier. Triton crashes for other bodies."""
     (multi_model.folder / "empty").mkdir()
     for place in ("empty", "nowhere"):
         status, answer = multi_model.ask("POST", "/models", {"model_name": "m", "url": str(multi_model.folder / place)})
@@ -381,7 +382,7 @@ def test_what_cannot_be_loaded_is_refused(multi_model):
 
 
 def test_the_management_of_models_needs_its_token(tmp_path):
-    """Also without a token for inference; in another mode than explicit nothing is loaded."""
+    """Even if inference needs no token. Loading requires the mode explicit."""
     management = tmp_path / "management"
     management.write_text("admin-1\n")
     inference = tmp_path / "inference"

@@ -1,4 +1,4 @@
-"""The recorded answers are still those of a real Triton. Needs the peer; see `peers.py`."""
+"""Checks that the recorded answers are still those of a real Triton. Needs the peer; see `peers.py`."""
 
 import pytest
 
@@ -11,8 +11,8 @@ WHY_NOT = missing("triton", "triton")
 
 @pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
-def test_server_and_live_triton_answer_alike(server, tmp_path):
-    """Both are asked every request; ours is compared with Triton's answer of this moment, not with the recorded one."""
+def test_server_and_live_triton_answer_equally(server, tmp_path):
+    """Sends every request to both servers and compares the answers with each other instead of with the recorded ones."""
     triton = Triton(build(tmp_path / "models"), tmp_path / "triton.log")
     found = {}
     try:

@@ -1,4 +1,4 @@
-"""Every datatype goes through the server unchanged, in every encoding that can carry it, and is computed rightly."""
+"""Every datatype passes through the server unchanged in every encoding that supports it, and arithmetic on it is correct."""
 
 import json
 import struct
@@ -18,7 +18,7 @@ MODULES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 
 
 def ask(server, protocol: str, model: str, datatype: str, *values) -> list:
-    """The outputs of a model for these inputs, binary over HTTP, raw over gRPC."""
+    """Returns the outputs of a model for these inputs, binary over HTTP, raw over gRPC."""
     module = MODULES[protocol]
     with module.InferenceServerClient(getattr(server, protocol)) as client:
         tensors = []
@@ -33,7 +33,7 @@ def ask(server, protocol: str, model: str, datatype: str, *values) -> list:
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("datatype", DATATYPES)
 def test_identity(server, protocol, datatype):
-    """With a batch dimension and without, the same values and the same shape come back."""
+    """With and without a batch dimension, the output has the values and the shape of the input."""
     for model, shape in [("identity_{}", (3, 50)), ("identity_{}_nobatch", (70,)), ("identity_{}_nobatch", (0,))]:
         value = random_values(datatype, shape)
         back = ask(server, protocol, model.format(datatype.lower()), datatype, value)[0]
@@ -43,7 +43,7 @@ def test_identity(server, protocol, datatype):
 
 @pytest.mark.parametrize("datatype", JSON_VALUES)
 def test_json_to_json(server, datatype):
-    """The limits of a datatype survive decimal notation; fractions come back as the same FP32 or FP64 number."""
+    """The limits of a datatype survive decimal notation; fractions are returned as the same FP32 or FP64 number."""
     values = JSON_VALUES[datatype]
     request = {"inputs": [{"name": "INPUT0", "shape": [len(values)], "datatype": datatype, "data": values}]}
     status, answer = server.infer(f"identity_{datatype.lower()}_nobatch", request)
@@ -56,7 +56,7 @@ def test_json_to_json(server, datatype):
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
 def test_half_precision_is_refused_in_json(server, datatype):
-    """Neither comes in nor goes out as JSON."""
+    """Neither inputs nor outputs may be JSON."""
     model = f"identity_{datatype.lower()}_nobatch"
     request = {"inputs": [{"name": "INPUT0", "shape": [1], "datatype": datatype, "data": [1.0]}]}
     status, answer = server.infer(model, request)
@@ -73,7 +73,7 @@ def test_half_precision_is_refused_in_json(server, datatype):
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("datatype", [name for name in ARITHMETIC if name != "BF16"])
 def test_add_sub(server, protocol, datatype):
-    """Sum and difference as numpy computes them; integers wrap around."""
+    """Sum and difference are those of numpy; integers wrap around."""
     first, second = random_values(datatype, (2, 4)), random_values(datatype, (2, 4))[::-1].copy()
     added, subtracted = ask(server, protocol, f"add_sub_{datatype.lower()}", datatype, first, second)
     with np.errstate(over="ignore"):
@@ -101,7 +101,7 @@ def test_add_sub_wraps(server):
 
 @pytest.mark.slow
 def test_huge_strings(server):
-    """A million strings: in binary form over HTTP, raw and typed over gRPC, in JSON."""
+    """A million strings: binary over HTTP, raw and typed over gRPC, and in JSON."""
     count = 1_000_000
     elements = [b"%d" % n for n in range(count)]
     value = np.array(elements, dtype=np.object_)
@@ -119,7 +119,7 @@ def test_huge_strings(server):
 
 
 def test_large_tensor(server):
-    """32 MiB of numbers both ways, over both protocols."""
+    """32 MiB of numbers in both directions over both protocols."""
     value = np.arange(8 * 2**20, dtype=np.float32)
     for protocol in ("http", "grpc"):
         back = ask(server, protocol, "identity_fp32_nobatch", "FP32", value)[0]
@@ -127,7 +127,7 @@ def test_large_tensor(server):
 
 
 def test_special_numbers_in_json(server):
-    """NaN and infinities are written as Triton writes them: the words that Python's and JavaScript's parsers know."""
+    """NaN and infinities are written as by Triton: as the words that Python's and JavaScript's parsers accept."""
     text = json.dumps({"inputs": [{"name": "INPUT0", "shape": [3], "datatype": "FP32", "parameters": {
         "binary_data_size": 12}}]}).encode()  # fmt: skip
     body = text + struct.pack("<3f", float("nan"), float("inf"), float("-inf"))

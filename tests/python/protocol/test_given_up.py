@@ -1,4 +1,4 @@
-"""Requests that their clients give up: in the queue, behind a batch that executes, and while they execute."""
+"""Requests that clients cancel: in the queue, behind an executing batch, and during execution."""
 
 import json
 import time
@@ -19,7 +19,7 @@ REQUEST = one("FP32", [1, 2], [1, 2])
 
 
 def slow(seconds: float, batch=1, more="") -> str:
-    """A model that takes so long for each batch."""
+    """Returns a model with this execution time per batch."""
     return f"""backend: "builtin" max_batch_size: {batch} {IO} {more}
 parameters {{ key: "function" value {{ string_value: "delay" }} }}
 parameters {{ key: "delay_ms" value {{ string_value: "{int(seconds * 1000)}" }} }}
@@ -27,14 +27,14 @@ parameters {{ key: "delay_ms" value {{ string_value: "{int(seconds * 1000)}" }} 
 
 
 def leave(server, model: str):
-    """Opens a connection and sends a request; the connection is to be closed."""
+    """Opens a connection and sends a request; the caller closes the connection."""
     connection = connect(server.http_port)
     connection.sendall(post(f"/v2/models/{model}/infer", json.dumps(REQUEST).encode()))
     return connection
 
 
 def gone(server, model: str) -> tuple:
-    """Requests that are counted as cancelled, and that are pending."""
+    """Returns the numbers of cancelled and of pending requests."""
     metrics = server.scrape()
     cancelled = total(metrics, "nv_inference_request_failure", model=model, reason="CANCELED")
     return cancelled, total(metrics, "nv_inference_pending_request_count", model=model)
@@ -42,14 +42,14 @@ def gone(server, model: str) -> tuple:
 
 @pytest.fixture
 def long(start, tmp_path):
-    """A server of a model that takes a minute, and of one that batches."""
+    """A server with a model that takes a minute, and one that batches."""
     folder = write(tmp_path / "models", "long", slow(60))
     write(folder, "batching", slow(60, 2, "dynamic_batching { max_queue_delay_microseconds: 100000 }"))
     return start([], repository=folder)
 
 
-def test_an_executing_request_is_given_up(long):
-    """The backend hears that its only client is gone, and is free for the next at once; the failure is counted."""
+def test_an_executing_request_is_cancelled(long):
+    """The backend is notified that its only client has disconnected, and is free for the next request; the failure is counted."""
     with leave(long, "long"):
         until_dispatched(long, "long", 1)
     eventually("it is counted", 5, lambda: gone(long, "long") == (1, 0))
@@ -59,18 +59,18 @@ def test_an_executing_request_is_given_up(long):
 
 
 def test_a_request_behind_another_is_never_executed(long):
-    """Three clients leave: one executes, one has been sent behind it, one waits. None holds the model up."""
+    """Three clients disconnect: one request executes, one is queued in the worker, one waits. None blocks the model."""
     connections = [leave(long, "long") for _ in range(3)]
     eventually("two wait", 10, lambda: gone(long, "long")[1] == 2)
     for connection in reversed(connections):
         connection.close()
     eventually("all are counted", 5, lambda: gone(long, "long") == (3, 0))
-    # One execution was broken off and one was spared, so both say that they took no time to speak of.
+    # One execution was interrupted and one was skipped, so both report almost no time.
     assert long.statistics("long")["inference_stats"]["fail"]["count"] == 3
 
 
-def test_a_batch_goes_on_for_those_who_stay(long, start, tmp_path):
-    """One of two clients of a batch leaves: the other is answered as if nothing had happened."""
+def test_a_batch_continues_for_the_remaining_clients(long, start, tmp_path):
+    """One of two clients of a batch disconnects; the other gets its answer as usual."""
     folder = write(tmp_path / "two", "two", slow(1, 2, "dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 5000000 }"))
     server = start([], repository=folder)
     leaving, staying = leave(server, "two"), leave(server, "two")
@@ -80,12 +80,12 @@ def test_a_batch_goes_on_for_those_who_stay(long, start, tmp_path):
         staying.settimeout(20)
         assert staying.recv(1000).startswith(b"HTTP/1.1 200")
     assert server.statistics("two")["execution_count"] == 1
-    # Whoever leaves a batch that is executed is answered like the others.
+    # A cancelled request in an executing batch is answered like the others.
     assert server.statistics("two")["inference_stats"]["success"]["count"] == 2
 
 
 def grpc_request(server, **options):
-    """A request of tritonclient, with the options of `infer`."""
+    """Sends a request with tritonclient and the given options of `infer`."""
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         tensor = tritonclient.grpc.InferInput("INPUT0", [1, 2], "FP32")
         tensor.set_data_from_numpy(np.ones((1, 2), np.float32))
@@ -93,7 +93,7 @@ def grpc_request(server, **options):
 
 
 def test_a_deadline_ends_a_request(long):
-    """gRPC's deadline, kept by the client and told to the server: the request is gone when it is over."""
+    """gRPC's deadline, sent by the client and enforced by the server: the request ends when it has passed."""
     started = time.monotonic()
     with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
         grpc_request(long, client_timeout=1)
@@ -102,7 +102,7 @@ def test_a_deadline_ends_a_request(long):
 
 
 def test_a_cancelled_call_ends_its_request(long):
-    """gRPC's cancellation, of requests that execute and that wait."""
+    """gRPC's cancellation, of executing and of waiting requests."""
     with tritonclient.grpc.InferenceServerClient(long.grpc) as client:
         tensor = tritonclient.grpc.InferInput("INPUT0", [1, 2], "FP32")
         tensor.set_data_from_numpy(np.ones((1, 2), np.float32))
@@ -114,7 +114,7 @@ def test_a_cancelled_call_ends_its_request(long):
 
 
 def test_nothing_is_leaked(long):
-    """Hundreds of clients that leave at any time: afterwards nothing is pending and no memory of the arena is in use."""
+    """Hundreds of clients that disconnect at random times: afterwards nothing is pending and no arena memory is in use."""
     for number in range(200):
         connection = leave(long, "batching" if number % 2 else "long")
         if number % 3 == 0:

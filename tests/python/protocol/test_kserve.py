@@ -1,6 +1,6 @@
-"""KServe's clients: the bodies of health, the v1 protocol as KServe and TensorFlow Serving describe it, and KServe's SDK itself.
+"""KServe's clients: health bodies, the v1 protocol of KServe and TensorFlow Serving, and KServe's SDK itself.
 
-The SDK needs an environment of its own: `make kserve-sdk` puts it into target/kserve, `PHAROS_KSERVE_PYTHON` names another."""
+The SDK needs a separate environment: `make kserve-sdk` installs it in target/kserve; `PHAROS_KSERVE_PYTHON` overrides it."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ZEROS = [0] * 16
 
 
 def predict(server, model: str, body, version="") -> tuple:
-    """One `:predict` request: the status and the parsed answer."""
+    """Sends one `:predict` request; returns the status and the parsed answer."""
     path = f"/v1/models/{model}" + (f"/versions/{version}" if version else "")
     status, text = server.ask("POST", f"{path}:predict", body if isinstance(body, str) else json.dumps(body))
     return status, json.loads(text)
@@ -32,7 +32,7 @@ def test_health_has_the_bodies_of_kserve(server):
 
 
 def test_models_are_listed_and_ready(server):
-    """The list has the models that are ready; one that does not exist is 404."""
+    """The list has the ready models; an unknown model is 404."""
     status, text = server.get("/v1/models")
     assert status == 200
     names = json.loads(text)["models"]
@@ -45,7 +45,7 @@ def test_models_are_listed_and_ready(server):
 
 
 def test_a_model_that_is_not_ready_is_503(start):
-    """As from KServe's model server, whose SDK reads that as not ready."""
+    """As from KServe's model server; its SDK treats 503 as not ready."""
     server = start(["identity_fp32"], "--model-control-mode=explicit")
     status, text = server.get("/v1/models/identity_fp32")
     assert (status, list(json.loads(text))) == (404, ["error"]), "not loaded: unknown"
@@ -57,7 +57,7 @@ def test_a_model_that_is_not_ready_is_503(start):
 
 @pytest.mark.parametrize("version", ["", "1"])
 def test_rows_and_columns(server, version):
-    """Both forms of TensorFlow Serving, with one input and with several."""
+    """Both formats of TensorFlow Serving, with one input and with several."""
     instances = [{"INPUT0": ROW, "INPUT1": ZEROS}, {"INPUT1": ROW, "INPUT0": ROW}]
     double = [2 * value for value in ROW]
     rows = [{"OUTPUT0": ROW, "OUTPUT1": ROW}, {"OUTPUT0": double, "OUTPUT1": ZEROS}]
@@ -71,13 +71,13 @@ def test_rows_and_columns(server, version):
 
 
 def test_bytes_are_strings_or_base64(server):
-    """What is no text comes and goes as `{"b64": ...}`."""
+    """Bytes that are not UTF-8 are received and sent as `{"b64": ...}`."""
     values = [["text, ]"], [{"b64": "/wA="}]]
     assert predict(server, "identity_bytes", {"instances": values}) == (200, {"predictions": values})
 
 
-def test_numbers_that_are_no_json(server):
-    """Python's NaN and infinities are taken and given."""
+def test_numbers_that_are_not_json(server):
+    """Python's NaN and infinities are accepted and returned."""
     status, text = server.ask("POST", "/v1/models/identity_fp32:predict", '{"instances": [[NaN, Infinity, -Infinity]]}')
     assert (status, text) == (200, '{"predictions":[[NaN,Infinity,-Infinity]]}')
 
@@ -89,7 +89,7 @@ def test_numbers_that_are_no_json(server):
         ("identity_fp32", "[", 400, "not a JSON object"),
         ("identity_fp32", {}, 400, "either 'instances' or 'inputs'"),
         ("identity_fp32", {"instances": [[1], [1, 2]]}, 400, "different lengths"),
-        ("identity_fp32", {"instances": 1}, 400, "'instances' must be an array"),
+        ("identity_fp32", {"instances": 1}, 400, "'instances' must be a non-empty array"),
         ("simple", {"instances": [[1]]}, 400, "'INPUT0', 'INPUT1'"),
         ("simple", {"instances": [{"INPUT0": ROW}]}, 400, "expected 2 inputs but got 1"),
         ("simple", {"inputs": {"INPUT2": [ROW]}}, 400, "no input 'INPUT2'"),
@@ -97,7 +97,7 @@ def test_numbers_that_are_no_json(server):
         ("fail", {"instances": [1]}, 500, ""),
     ],
 )
-def test_what_is_wrong_is_said(server, model, body, status, fragment):
+def test_errors(server, model, body, status, fragment):
     """Errors have KServe's form and status."""
     got, answer = predict(server, model, body)
     assert (got, list(answer)) == (status, ["error"])
@@ -106,12 +106,12 @@ def test_what_is_wrong_is_said(server, model, body, status, fragment):
 
 @pytest.mark.parametrize("path", ["/v1", "/v1/models/", "/v1/models/simple:explain", "/v1/models/simple:predict/x", "/v1/none"])
 def test_other_paths_are_not_found(server, path):
-    """Nothing else is served below /v1."""
+    """No other paths are served below /v1."""
     assert server.ask("POST", path, "{}")[0] in (404, 405)
 
 
 def test_predict_is_counted_as_inference(server):
-    """A `:predict` is a request of the route `infer`, with its success and its refusal."""
+    """A `:predict` is counted under the route `infer`, both successes and refusals."""
     before = server.scrape()
     assert predict(server, "identity_fp32", {"instances": [[1]]})[0] == 200
     assert predict(server, "identity_fp32", {})[0] == 400
@@ -124,8 +124,8 @@ def test_predict_is_counted_as_inference(server):
         assert total(after, name, **labels) == total(before, name, **labels) + 1
 
 
-def test_restrictions_hold(start, tmp_path):
-    """Tokens and restricted parts of the protocol are the same for v1 as for v2."""
+def test_restrictions_apply(start, tmp_path):
+    """Tokens and restricted APIs apply to v1 as to v2."""
     tokens = tmp_path / "tokens"
     tokens.write_text("infer-1\n")
     server = start(["identity_fp32"], f"--inference-token-file={tokens}")
@@ -142,7 +142,7 @@ def test_restrictions_hold(start, tmp_path):
 @pytest.mark.peers
 @pytest.mark.skipif(not SDK.exists(), reason=f"{SDK} is not there: make kserve-sdk installs KServe's SDK")
 def test_the_sdk_understands_the_server(server):
-    """Everything that the SDK's clients can ask, over HTTP with both protocols and over gRPC."""
+    """All methods of the SDK's clients, over HTTP with both protocols and over gRPC."""
     command = [str(SDK), str(CLIENT), server.http, server.grpc]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,5 +1,4 @@
-"""Requests that are allowed by the protocol and too much for a worker, or that a worker must not answer with the
-bytes of others."""
+"""Requests that the protocol allows but that exceed a worker's limits, and requests that must not expose bytes of others."""
 
 import json
 
@@ -18,8 +17,8 @@ from protocol.request_table import tensor
     {"parameters": {"p": "x" * (2 << 20)}},
     {"parameters": {f"p{n}": 1 for n in range(200_000)}},
 ])  # fmt: skip
-def test_long_ids_and_parameters_are_refused_and_hurt_no_worker(server, extra):
-    """They would travel to the worker beside the tensors: there is a limit, and it is the client that is told."""
+def test_long_ids_and_parameters_are_refused_before_the_worker(server, extra):
+    """They would be sent to the worker beside the tensors; the client gets an error at the limit."""
     before = server.workers()
     status, answer = server.infer("identity_fp32_nobatch", one("FP32", [1], [1]) | extra)
     assert status == 400
@@ -28,7 +27,7 @@ def test_long_ids_and_parameters_are_refused_and_hurt_no_worker(server, extra):
 
 
 @pytest.mark.smoke
-def test_a_long_element_in_an_error_is_cut(server):
+def test_a_long_element_in_an_error_is_truncated(server):
     """The error quotes the client's element; a huge one must not break the worker's connection."""
     before = server.workers()
     texts = ["x" * (8 << 20)] + ["1"] * 15
@@ -40,8 +39,8 @@ def test_a_long_element_in_an_error_is_cut(server):
 
 
 @pytest.mark.smoke
-def test_inputs_of_two_shapes_get_no_bytes_of_others(server):
-    """add_sub of 16 and 1 elements is an error, not 1 sum and 15 left-overs."""
+def test_inputs_of_two_shapes_expose_no_other_bytes(server):
+    """add_sub of 16 and 1 elements is an error, not 1 sum and 15 stale values."""
     inputs = [tensor("INPUT0", "INT32", [16], [1] * 16), tensor("INPUT1", "INT32", [1], [1])]
     status, answer = server.infer("add_sub_any", {"inputs": inputs})
     assert status == 400
@@ -50,7 +49,7 @@ def test_inputs_of_two_shapes_get_no_bytes_of_others(server):
 
 @pytest.mark.smoke
 def test_decoupled_models_need_a_stream(server):
-    """Triton's texts, over HTTP and over gRPC."""
+    """The texts are Triton's, over HTTP and over gRPC."""
     status, answer = server.infer("decoupled", one("FP32", [1], [1]))
     assert (status, json.dumps(answer)) == (
         501,

@@ -1,4 +1,4 @@
-"""Files of scikit-learn, XGBoost and PyTorch are served without code, and answer as they do without a server."""
+"""Model files of scikit-learn, XGBoost and PyTorch are served without code, with the same results as without a server."""
 
 import json
 import os
@@ -22,11 +22,11 @@ FAILING = ("no_model", "no_file", "no_method", "wrong_parameter", "wrong_names",
 
 
 UNCONFIGURED = {"sklearn": ("classifier", "texts"), "xgboost": ("regression", ""), "pytorch": ("exported", "texts")}
-"""A model whose configuration says nothing of batching, and one whose configuration chooses no scheduler."""
+"""A model whose configuration does not mention batching, and one whose configuration selects no scheduler."""
 
 
 def missing(framework: str) -> str:
-    """Why a framework cannot be tested, with the command that mends it; empty if it can."""
+    """Returns why a framework cannot be tested and the command that installs it; empty if it can be tested."""
     module = MODULES.get(framework, framework)
     found = subprocess.run([PYTHON, "-c", f"import {module}"], capture_output=True, text=True)
     if found.returncode == 0:
@@ -36,7 +36,7 @@ def missing(framework: str) -> str:
 
 @pytest.fixture(scope="module", params=PACKAGES)
 def served(request, tmp_path_factory):
-    """A server of a framework's models, and what they must answer."""
+    """A server with a framework's models, and their expected answers."""
     why_not = missing(request.param)
     if why_not:
         pytest.skip(why_not)
@@ -50,7 +50,7 @@ def served(request, tmp_path_factory):
 
 
 def ask(server, model: str, inputs: dict, outputs) -> tuple:
-    """One request: the status, and the outputs by name or the error."""
+    """Sends one request; returns the status, and the outputs by name or the error."""
     body = {
         "inputs": [{"name": n, "datatype": d, "shape": s, "data": v} for n, (d, s, v) in inputs.items()],
         "outputs": [{"name": name} for name in outputs],
@@ -61,14 +61,15 @@ def ask(server, model: str, inputs: dict, outputs) -> tuple:
 
 
 def same(found: list, wanted: list) -> bool:
-    """Whether two tensors are equal, numbers to the last bits of FP32 (sums over other batches may differ there)."""
+    """Returns whether two tensors are equal; FP32 numbers may differ in the last bits, because batches change the order of
+    sums."""
     if found[:2] != wanted[:2]:
         return False
     return found[2] == wanted[2] if wanted[0] in ("BYTES", "BOOL") else np.allclose(found[2], wanted[2], 1e-5, 1e-6)
 
 
 def test_answers(served):
-    """Each case alone."""
+    """Each case separately."""
     server, cases, _ = served
     assert len(cases) >= 3
     for model, inputs, outputs in cases:
@@ -78,7 +79,7 @@ def test_answers(served):
 
 
 def test_answers_in_batches(served):
-    """Rows of several clients at once are answered each to its own client."""
+    """Each of several concurrent clients gets the rows of its own request."""
     server, cases, _ = served
     model, inputs, outputs = next(
         c for c in cases if c[0] in ("classifier_as_told", "classifier", "by_name") and len(c[2]) > 1
@@ -103,7 +104,7 @@ def test_answers_in_batches(served):
 
 
 def test_a_model_without_a_configuration_batches(served):
-    """As an ONNX model does: a largest batch and the dynamic batcher. What is configured stays as it is."""
+    """As for an ONNX model: a maximum batch size and the dynamic batcher. Configured values are kept."""
     server, _, framework = served
     config = lambda model: json.loads(server.get(f"/v2/models/{model}/config")[1])  # noqa: E731
     bare, told = UNCONFIGURED[framework]
@@ -112,17 +113,17 @@ def test_a_model_without_a_configuration_batches(served):
 
 
 REASONS = {
-    "no_model": ("cannot be loaded",),
+    "no_model": ("cannot load",),
     "no_file": ("has no file in", "model.joblib, model.pkl"),
     "no_method": ("output 'transform'", "has no method 'transform'"),
     "wrong_parameter": ("'iterations' is 'all'", "'0:20'"),
-    "wrong_names": ("the inputs a, b, c do not fit the model's forward(left, right)",),
+    "wrong_names": ("the inputs a, b, c do not match the model's forward(left, right)",),
     "says_nothing": ("name its inputs in config.pbtxt (left, right)",),
 }
 
 
-def test_what_cannot_be_served_says_why(served):
-    """The index has a sentence that names the file, the value, and what is allowed."""
+def test_load_errors_have_the_reason(served):
+    """The index has the file, the value and the allowed values."""
     server, _, _ = served
     index = server.index()
     for model in (name for name in FAILING if name in index):
@@ -142,8 +143,8 @@ WRONG_VALUES = {
 }
 
 
-def test_wrong_values_fail_alone(served):
-    """A request whose values the model does not take gets the framework's word; the next one is answered."""
+def test_invalid_values_fail_only_their_request(served):
+    """A request with values that the model does not accept gets the framework's error; the next one is answered."""
     server, cases, framework = served
     if framework not in WRONG_VALUES:
         pytest.skip("XGBoost takes any number")
@@ -162,7 +163,7 @@ def test_wrong_values_fail_alone(served):
 
 @pytest.mark.parametrize("framework", PACKAGES)
 def test_missing_package_says_the_command(framework, tmp_path):
-    """Where the framework is missing, the index says how to get it."""
+    """If the framework is missing, the index has the command that installs it."""
     if not missing(framework):
         pytest.skip(f"{PYTHON} has it")
     source = ROOT / f"examples/frameworks/{framework}/models"
@@ -178,8 +179,8 @@ def test_missing_package_says_the_command(framework, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", PACKAGES)
 def test_example(framework, tmp_path):
-    """The example trains, serves and is right about most held-out pictures, as its one command does."""
-    # The pictures come with scikit-learn.
+    """The example trains and serves a model with one command and classifies most held-out pictures correctly."""
+    # The pictures are part of scikit-learn.
     why_not = missing(framework) or missing("sklearn")
     if why_not:
         pytest.skip(why_not)

@@ -264,7 +264,7 @@ def test_a_fork_cannot_speak_to_the_server(served):
     shown = served.ask("GET", "/metrics", address=served.metrics)[1]
     assert "own_forked" not in shown
     assert re.search(r"^own_parents 0(\.0)?$", shown, re.M)
-    eventually("what the child is told", 5, lambda: "forked cannot record metrics" in served.log.read_text())
+    eventually("what the child is told", 5, lambda: "forked by the model cannot record metrics" in served.log.read_text())
 
 
 @pytest.mark.smoke

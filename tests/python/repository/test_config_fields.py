@@ -1,4 +1,4 @@
-"""Fields of config.pbtxt that other servers pass over: they have an effect, or the log names them, or the load is refused."""
+"""Fields of config.pbtxt that other servers ignore: each has an effect, is reported in the log, or fails the load."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ IDENTITY = f"backend: 'builtin' max_batch_size: 8 {IO} parameters {{ key: 'funct
 
 
 def put(repository: Path, name: str, config: str, **files) -> Path:
-    """A model of one version in a repository."""
+    """Writes a model with one version to a repository."""
     version = repository / name / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(config)
@@ -26,12 +26,12 @@ def put(repository: Path, name: str, config: str, **files) -> Path:
 
 
 def parameter(key: str, value: str) -> str:
-    """A parameter of a model."""
+    """Returns a model parameter."""
     return f"parameters {{ key: '{key}' value {{ string_value: '{value}' }} }} "
 
 
 def reason(server, name: str) -> str:
-    """Why a model cannot be loaded by request."""
+    """Returns the reason for which a model cannot be loaded by request."""
     status, text = server.ask("POST", f"/v2/repository/models/{name}/load", b"{}")
     assert status >= 400, text
     return json.loads(text)["error"]
@@ -39,7 +39,7 @@ def reason(server, name: str) -> str:
 
 @pytest.fixture
 def place(tmp_path):
-    """Starts a server of the models in `place.repository`, which are loaded by request."""
+    """Starts a server with the models in `place.repository`, which are loaded by request."""
 
     class Place:
         repository = tmp_path / "models"
@@ -58,7 +58,7 @@ def load(server, name: str):
 
 
 def test_the_checksum_agent_compares_sums_before_a_model_is_used(place):
-    """A model with another sum does not become READY, and its code does not run; a changed file fails the next load."""
+    """A model with a wrong checksum does not become READY, and its code does not run; a changed file fails the next load."""
     agent = "model_repository_agents {{ agents [ {{ name: '{}' parameters {{ key: '{}' value: '{}' }} }} ] }}"
     text = "whatever"
     right = hashlib.md5(text.encode()).hexdigest().upper()
@@ -75,7 +75,7 @@ def test_the_checksum_agent_compares_sums_before_a_model_is_used(place):
         load(server, "right")
         for name, expected in [
             ("wrong", f"Mismatched MD5 hash for file 1/data, expect: {'0' * 32}, got: {right.lower()}"),
-            ("gone", "cannot be computed: "),
+            ("gone", "cannot compute the MD5 sum of "),
             ("other", "repository agent 'decrypt' is not known; allowed is checksum"),
             ("hash", "parameter 'SHA256:1/data' is not supported; allowed are MD5:FILE"),
             ("code", "Mismatched MD5 hash for file 1/model.py"),
@@ -87,7 +87,7 @@ def test_the_checksum_agent_compares_sums_before_a_model_is_used(place):
 
 
 def test_options_of_onnx_sessions(place):
-    """Threads are those that the model asks for; what a session cannot have fails the load with what is allowed."""
+    """The session uses the threads that the model configures; an unsupported option fails the load with the allowed values."""
     pytest.importorskip("onnxruntime")
 
     def onnx(name: str, more: str):
@@ -127,7 +127,7 @@ def test_options_of_onnx_sessions(place):
 
 
 def test_fields_without_effect_are_named_in_the_log(place):
-    """A warning for each when the model is loaded."""
+    """A model load logs a warning for each such field."""
     fields = {
         "optimization.cuda": "optimization { cuda { graphs: true } eager_batching: true }",
         "runtime": "runtime: 'libx.so'",
@@ -142,7 +142,7 @@ def test_fields_without_effect_are_named_in_the_log(place):
 
 
 def test_groups_of_kind_gpu_run_on_processors_where_the_model_allows_that(place):
-    """Whatever the backend, on a machine without GPUs; without the parameter the load is refused."""
+    """With every backend, on a machine without GPUs; without the parameter the load is refused."""
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has GPUs")
     group = "instance_group { kind: KIND_GPU }"
@@ -163,15 +163,16 @@ def test_groups_of_kind_gpu_run_on_processors_where_the_model_allows_that(place)
         ("backend: 'openvino'", "export the model to ONNX"),
     ],
 )
-def test_models_of_backends_that_are_not_here_are_told_what_serves_them(place, kind, advice):
-    """The reason of the failed load says what to do."""
+def test_models_of_missing_backends_fail_with_advice(place, kind, advice):
+    """The reason of the failed load has the remedy."""
     put(place.repository, "m", f"{kind} max_batch_size: 8 {IO}")
     with place.server() as server:
         assert advice in reason(server, "m")
 
 
 def test_loads_beyond_the_limit_of_open_files_fail_alone(place):
-    """The soft limit is raised to the hard one; what does not fit is said before, fails with the reason, and the rest serves."""
+    """The soft limit is raised to the hard limit. A load that would exceed it is reported and fails with the reason; the other
+    models serve."""
     count = 40
     for number in range(count):
         put(place.repository, f"m{number}", IDENTITY)
@@ -194,34 +195,34 @@ def test_loads_beyond_the_limit_of_open_files_fail_alone(place):
         assert all(server.infer(name, request)[0] == 200 for name in ready)
         assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < 500 - 100
         log = server.log.read_text()
-        assert f"open files: 500 allowed, 7 for each instance of a model: at most {len(ready)} instances" in log
+        assert f"open files: limit 500, 7 per model instance, at most {len(ready)} instances" in log
         assert f"{count} models with {count} instances need {count * 7} file descriptors" in log
     finally:
         server.stop()
 
 
 def test_a_start_that_fails_does_not_speak_of_requests(place):
-    """The log names the model and its reason; nothing waits for requests."""
+    """The log has the model and the reason; nothing waits for requests."""
     put(place.repository, "bad", "backend: 'tensorrt'")
     server = Server(place.repository.parent, [place.repository])
     server.launch()
     assert server.process.wait(30) == 1
     log = server.log.read_text()
-    assert "exiting: not all models were loaded" in log and "TensorRT plans are not read" in log
+    assert "exiting: not all models were loaded" in log and "TensorRT plans are not supported" in log
     assert "waiting up to" not in log and "requests" not in log
 
 
 def test_loads_by_request_in_another_mode_name_the_modes(place):
-    """Triton's text, and which mode there is and which is needed."""
+    """Triton's text, followed by the current mode and the required one."""
     server = Server(place.repository.parent, [place.repository])
     with server:
         text = reason(server, "m")
     assert text.startswith("explicit model load / unload is not allowed if polling is enabled; the model control mode is 'none'")
-    assert "--model-control-mode=explicit (the modes are none, poll and explicit)" in text
+    assert "--model-control-mode=explicit (modes: none, poll, explicit)" in text
 
 
-def test_an_interpreter_that_cannot_be_reached_says_permission(place, tmp_path):
-    """A directory on the way to the interpreter that the server's user may not enter."""
+def test_an_unreachable_interpreter_is_reported_as_a_permission_error(place, tmp_path):
+    """A directory in the interpreter's path that the server's user may not enter."""
     if os.geteuid() == 0 and not hasattr(os, "setresuid"):
         pytest.skip("this user may enter every directory")
     closed = tmp_path / "closed"
@@ -230,7 +231,7 @@ def test_an_interpreter_that_cannot_be_reached_says_permission(place, tmp_path):
     put(place.repository, "m", "backend: 'python'", **{"model.py": "class TritonPythonModel:\n    pass\n"})
     server = Server(tmp_path, [place.repository], ["--model-control-mode=explicit", f"--python={closed}/bin/python3"])
     if os.geteuid() == 0:
-        # Root may enter every directory, but not without this capability.
+        # Root may enter every directory, except without this capability.
         server.command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all", *server.command]
     closed.chmod(0)
     try:

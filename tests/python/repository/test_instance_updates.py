@@ -1,5 +1,5 @@
-"""A load with other instance groups starts and stops only the instances that differ, as in Triton: groups are compared
-without their names and counts."""
+"""A load with other instance groups starts and stops only the instances that differ, as in Triton. Groups are compared without
+their names and counts."""
 
 import json
 import os
@@ -27,7 +27,7 @@ REQUEST = one("FP32", [1, 2], [1, 2])
 
 
 class World:
-    """A server with the model `m`, and what its loads have started and stopped."""
+    """A server with the model `m`; records which processes its loads start and stop."""
 
     def __init__(self, folder, *options):
         self.folder = folder / "models/m"
@@ -35,7 +35,7 @@ class World:
         self.server = Server(folder, [folder / "models"], [EXPLICIT, *options])
 
     def load(self, config: str) -> tuple:
-        """Loads the model under this configuration: how many processes were started, and which of the old ones go on."""
+        """Loads the model with this configuration; returns the number of started processes and the old ones that continue."""
         (self.folder / "config.pbtxt").write_text(config)
         before = self.server.workers()
         status, answer = self.server.ask("POST", LOAD)
@@ -44,7 +44,7 @@ class World:
         return len(after - before), before & after
 
     def update(self, config: str, started: int, stopped: int):
-        """Loads the model; so many processes are started and stopped, the others go on."""
+        """Loads the model and checks the number of started and stopped processes; all others continue."""
         before = len(self.server.workers())
         new, kept = self.load(config)
         assert (new, len(kept)) == (started, before - stopped)
@@ -52,7 +52,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path):
-    """`world(*options)` starts the server."""
+    """Returns a function that starts the server: `world(*options)`."""
     worlds = []
 
     def start(*options) -> World:
@@ -66,13 +66,13 @@ def world(tmp_path):
 
 
 def groups(*texts: str) -> str:
-    """A model with these instance groups, on CPUs."""
+    """Returns a model with these instance groups on CPUs."""
     return delay(1, f"instance_group [ {', '.join(f'{{ {text} kind: KIND_CPU }}' for text in texts)} ]")
 
 
 @pytest.mark.parametrize("limiter", [[], [ON]], ids=["without a rate limiter", "with one"])
 def test_only_instances_that_differ_are_started_and_stopped(world, limiter):
-    """Counts, names and the division into groups; the statistics go on."""
+    """For changes of counts, names and the division into groups; the statistics are kept."""
     own = world(*limiter)
     own.update(groups("count: 3"), 3, 0)
     assert own.server.infer("m", REQUEST)[0] == 200
@@ -89,7 +89,7 @@ def test_only_instances_that_differ_are_started_and_stopped(world, limiter):
 
 
 def test_requests_are_answered_while_instances_change_with_the_rate_limiter_on(world):
-    """Each instance that goes ends its batch with its resources; no two batches execute at the same time."""
+    """Each removed instance ends its batch with its resources; no two batches execute concurrently."""
     own = world(ON)
     limited = lambda count: delay(5, group("R 1 global", f"count: {count} kind: KIND_CPU"))  # noqa: E731
     own.load(limited(3))
@@ -103,7 +103,7 @@ def test_requests_are_answered_while_instances_change_with_the_rate_limiter_on(w
 
 
 def test_resources_follow_the_instances(world):
-    """A resource has as much as the instances that are there now need, and the log says so as Triton's does."""
+    """The limit of a resource follows the existing instances, and the log reports it as Triton's does."""
     own = world(ON)
     needs = lambda count: delay(1, group(f"R1 {count}", "kind: KIND_CPU"))  # noqa: E731
     limit = lambda: total(own.server.scrape(), "pharos_rate_limiter_resource_limit", resource="R1")  # noqa: E731
@@ -117,7 +117,7 @@ def test_resources_follow_the_instances(world):
 
 
 def test_a_limit_that_is_exceeded_refuses_the_update(world):
-    """What served goes on as it was, and a smaller need is followed."""
+    """The model continues unchanged, and a smaller requirement is applied."""
     own = world(ON, "--rate-limit-resource=R1:10")
     needs = lambda count: delay(1, group(f"R1 {count}", "kind: KIND_CPU"))  # noqa: E731
     own.update(needs(2), 1, 0)
@@ -130,7 +130,7 @@ def test_a_limit_that_is_exceeded_refuses_the_update(world):
 
 
 def steps(own: World):
-    """A function that executes steps of sequences, written as the letter with `(` for START and `)` for END."""
+    """Returns a function that executes a step of a sequence, written as its letter with `(` for START and `)` for END."""
     client = tritonclient.http.InferenceServerClient(own.server.http)
     value = tritonclient.http.InferInput("VALUE", [1, 1], "INT32")
     value.set_data_from_numpy(np.ones((1, 1), np.int32))
@@ -146,7 +146,7 @@ def steps(own: World):
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 4 }"])
 @pytest.mark.parametrize("limiter", [[], [ON]], ids=["without a rate limiter", "with one"])
 def test_models_with_sequences_change_in_place(world, strategy, limiter):
-    """Without running sequences at once; an instance on which sequences have begun ends with the last of them."""
+    """At once without running sequences; an instance with open sequences is stopped after the last of them."""
     batching = f"{strategy} max_sequence_idle_microseconds: 600000000 {controls()}"
     config = lambda count, more="": sequence_config(batching, instances=count).replace("KIND_CPU", "KIND_CPU " + more)  # noqa: E731
     other = "rate_limiter { priority: 2 }"
@@ -156,7 +156,7 @@ def test_models_with_sequences_change_in_place(world, strategy, limiter):
     assert [step(text) for text in ("(a", "a", "a)")] == [1, 2, 3]
     own.update(config(4), 2, 0)
     own.update(config(3), 0, 1)
-    # The two have an instance each; the third instance has none.
+    # The two sequences have an instance each; the third instance is unused.
     assert [step(text) for text in ("(a", "(b")] == [1, 1]
     before = own.server.workers()
     assert own.load(config(1, other))[0] == 1
@@ -172,8 +172,8 @@ def test_models_with_sequences_change_in_place(world, strategy, limiter):
     assert {dict(labels)["instance"] for labels in names} == {"m_0_0"}
 
 
-def test_an_id_that_ended_on_an_instance_that_goes_begins_on_another(world):
-    """No new sequence begins on an instance that is to be stopped."""
+def test_an_id_that_ended_on_a_removed_instance_begins_on_another(world):
+    """No new sequence begins on an instance that will be stopped."""
     batching = f"direct {{ }} max_sequence_idle_microseconds: 600000000 {controls()}"
     own = world()
     own.load(sequence_config(batching, instances=1))
@@ -188,7 +188,7 @@ def test_an_id_that_ended_on_an_instance_that_goes_begins_on_another(world):
 
 
 def given(config: dict) -> str:
-    """The body of a load with a configuration."""
+    """Returns the body of a load with a configuration."""
     return json.dumps({"parameters": {"config": json.dumps(config)}})
 
 
@@ -204,7 +204,7 @@ def override_over_grpc(own: World) -> dict:
 
 @pytest.mark.parametrize("shown", [override_over_http, override_over_grpc])
 def test_a_configuration_that_is_given_may_add_an_instance(world, shown):
-    """The server's own answer with a higher count: the instance that is there goes on."""
+    """The server's own configuration with a higher count: the existing instance continues."""
     own = world()
     own.load(groups("count: 1"))
     config = shown(own)
@@ -223,7 +223,7 @@ def test_a_configuration_that_is_given_may_add_an_instance(world, shown):
 @pytest.mark.skipif(not HAS_WORKER, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
 @pytest.mark.parametrize("shown", [override_over_http, override_over_grpc])
 def test_the_same_for_a_python_model_that_is_completed(tmp_path, shown):
-    """Its configuration is compared when it is complete."""
+    """The configurations are compared after their completion."""
     model(tmp_path / "models", "m", "counted", f'parameters {{ key: "folder" value {{ string_value: "{tmp_path}" }} }}\n')
     count = lambda what: len((tmp_path / what).read_bytes()) if (tmp_path / what).exists() else 0  # noqa: E731
     with Server(tmp_path, [tmp_path / "models"], [f"--python={PYTHON}", EXPLICIT, "--load-model=m"]) as server:

@@ -170,7 +170,7 @@ def test_without_a_cache_the_model_works(cached, start, tmp_path):
             answer(running, model, simple() if model == "simple" else one("FP32", [1, 1], [1]))
         assert counts(running, model)["executions"] == 3 and hits(running, model) == (0, 0)
         assert not any(name.startswith("nv_cache") for name, _ in running.scrape())
-    assert "goes without: --cache-config was not given" in server.log_tail()
+    assert "but --cache-config is not set" in server.log_tail()
 
 
 def test_the_least_recently_used_go(cached):
@@ -370,7 +370,7 @@ def test_redis_takes_password_database_and_age(cached, tmp_path):
             run_for("an answer is written to Redis behind the response", 0.1)
         assert hits(server, "simple") == (1, 1) and "secret" not in server.log.read_text()
         refused = cached(["simple"], f"{base},password=wrong")
-        eventually("it is refused", 10, lambda: "it refuses us: WRONGPASS" in refused.log.read_text())
+        eventually("it is refused", 10, lambda: "the server rejected the login: WRONGPASS" in refused.log.read_text())
         answer(refused, "simple", simple())
         assert hits(refused, "simple") == (0, 1)
 

@@ -41,7 +41,7 @@ class Answer:
             refusals = {
                 ("PERMISSION_DENIED", "Token Authorization failed"): "key",
                 ("PERMISSION_DENIED", "Model API disabled"): "model_api",
-                ("PERMISSION_DENIED", "needs a token for management; that of"): "scope",
+                ("PERMISSION_DENIED", "needs a token for management; the request"): "scope",
                 ("UNAVAILABLE", "This protocol is restricted, expecting header"): "restricted",
                 ("UNAUTHENTICATED", "token"): "token",
             }
@@ -50,7 +50,7 @@ class Answer:
         refusals = {
             (401, ""): "token",
             (405, ""): "method",
-            (403, "needs a token for management; that of"): "scope",
+            (403, "needs a token for management; the request"): "scope",
             (403, "This API is restricted, expecting header"): "restricted",
             (403, "Model API disabled"): "model_api",
             (400, "InvalidKeyException"): "key",

@@ -35,13 +35,13 @@ OPEN = ["/v2/health/live", "/v2/health/ready", f"/v2/models/{MODEL}/ready"]
 
 
 def bearer(token: str) -> dict:
-    """The header."""
+    """Returns the authorization header."""
     return {"Authorization": f"Bearer {token}"}
 
 
 @pytest.fixture
 def files(tmp_path):
-    """The two files of tokens."""
+    """The two token files."""
     inference, management = tmp_path / "inference", tmp_path / "management"
     inference.write_text("# one for each team\ninfer-1\ninfer-2==\n")
     management.write_text("admin-1\n")
@@ -50,12 +50,12 @@ def files(tmp_path):
 
 @pytest.fixture
 def guarded(start, files):
-    """A server that asks for both."""
+    """A server that requires tokens for inference and for management."""
     return start([MODEL], f"--inference-token-file={files[0]}", f"--management-token-file={files[1]}")
 
 
 def ask(server, method, path, body, headers) -> tuple:
-    """The status, the challenge and the error."""
+    """Returns the status, the challenge and the error."""
     import http.client
 
     connection = http.client.HTTPConnection(server.http, timeout=30)
@@ -68,8 +68,8 @@ def ask(server, method, path, body, headers) -> tuple:
 
 @pytest.mark.smoke
 def test_http(guarded):
-    """401 with a challenge without a token or with a wrong one, 403 with one that is not for this; health is open; all
-    refusals are counted, and no token is ever logged."""
+    """401 with a challenge without a valid token, 403 with a token for the other class; health is open. All refusals are counted,
+    and no token is ever logged."""
     for method, path, body in INFERENCE + MANAGEMENT:
         scope = "management" if (method, path, body) in MANAGEMENT else "inference"
         for headers in [{}, {"Authorization": "Basic aW5mZXItMQ=="}, {"Authorization": "infer-1"}]:
@@ -97,14 +97,14 @@ def test_http(guarded):
 
 
 def tensor(module):
-    """The input of the model."""
+    """Returns the input of the model."""
     value = module.InferInput("INPUT0", [1, 1], "FP32")
     value.set_data_from_numpy(np.ones((1, 1), np.float32))
     return value
 
 
 def test_clients_over_http(guarded):
-    """tritonclient, with the header that users give it; sync and aio."""
+    """tritonclient, sync and aio, with a user-supplied header."""
     with tritonclient.http.InferenceServerClient(guarded.http) as client:
         assert client.is_server_ready() and client.is_model_ready(MODEL)
         with pytest.raises(InferenceServerException, match="needs a token for inference"):
@@ -122,7 +122,7 @@ def test_clients_over_http(guarded):
 
 @pytest.mark.smoke
 def test_grpc(guarded):
-    """UNAUTHENTICATED and PERMISSION_DENIED; a stream too; health is open; reflection is told with what the server is."""
+    """UNAUTHENTICATED and PERMISSION_DENIED, also for a stream; health is open; reflection needs the class of server metadata."""
     header = lambda token: {"authorization": f"Bearer {token}"}  # noqa: E731
     value = tensor(tritonclient.grpc)
     with tritonclient.grpc.InferenceServerClient(guarded.grpc) as client:
@@ -131,7 +131,7 @@ def test_grpc(guarded):
             with pytest.raises(InferenceServerException, match=scope) as error:
                 client.infer(MODEL, [value], headers=headers)
             assert error.value.status() == "StatusCode.UNAUTHENTICATED"
-        with pytest.raises(InferenceServerException, match="that of the request is for inference") as error:
+        with pytest.raises(InferenceServerException, match="the request has one for inference") as error:
             client.get_model_repository_index(headers=header("infer-1"))
         assert error.value.status() == "StatusCode.PERMISSION_DENIED"
         assert client.infer(MODEL, [value], headers=header("infer-2==")).as_numpy("OUTPUT0").item() == 1
@@ -161,7 +161,7 @@ def test_grpc_aio(guarded):
 
 
 def test_files_are_read_again(guarded, files):
-    """A token that is added opens, one that is taken away does not any more; a bad file changes nothing and is told."""
+    """An added token is accepted and a removed one refused. A bad file changes nothing and is reported."""
     works = lambda token: guarded.ask("GET", "/v2", headers=bearer(token))[0] == 200  # noqa: E731
     files[0].write_text("infer-2==\ninfer-3\n")
     eventually("the new token works", 10, lambda: works("infer-3"))
@@ -169,12 +169,12 @@ def test_files_are_read_again(guarded, files):
     files[0].write_text("infer-3\nsecret words\n")
     name = "pharos_credential_reloads_total"
     failures = lambda: total(guarded.scrape(), name, file="inference_tokens", result="failure")  # noqa: E731
-    eventually("the bad file is told", 10, lambda: failures() == 1)
+    eventually("the bad file is reported", 10, lambda: failures() == 1)
     assert works("infer-2==") and works("infer-3")
     log = guarded.log.read_text()
-    assert "inference_tokens stay as they were" in log and "line 2 is no token" in log and "secret words" not in log
+    assert "inference_tokens reload failed" in log and "line 2 is not a token" in log and "secret words" not in log
     files[0].unlink()
-    eventually("that it is gone is told", 10, lambda: failures() == 2)
+    eventually("the missing file is reported", 10, lambda: failures() == 2)
     assert works("infer-3")
     files[0].write_text("infer-4\n")
     guarded.process.send_signal(signal.SIGHUP)
@@ -182,7 +182,7 @@ def test_files_are_read_again(guarded, files):
 
 
 def test_inference_tokens_alone_leave_nothing_open(start, files):
-    """They open management too, which nobody could use otherwise, and nobody gets there without one."""
+    """Inference tokens also open management, which would otherwise be inaccessible; no request is accepted without a token."""
     server = start([MODEL], f"--inference-token-file={files[0]}")
     for method, path, body in INFERENCE + MANAGEMENT:
         assert server.ask(method, path, body)[0] == 401, path
@@ -190,7 +190,7 @@ def test_inference_tokens_alone_leave_nothing_open(start, files):
 
 
 def test_management_tokens_alone(start, files):
-    """Inference is open to all."""
+    """Inference needs no token."""
     server = start([MODEL], f"--management-token-file={files[1]}")
     assert server.infer(MODEL, one("FP32", [1, 1], [1]))[0] == 200
     for method, path, body in MANAGEMENT:
@@ -199,7 +199,7 @@ def test_management_tokens_alone(start, files):
 
 
 def test_tokens_and_restricted_apis(start, files):
-    """Both are asked for, the token first."""
+    """Both are required; the token is checked first."""
     server = start([MODEL], f"--inference-token-file={files[0]}", "--http-restricted-api=inference:key=value")
     path = f"/v2/models/{MODEL}/infer"
     assert server.ask("POST", path, BODY, headers={"key": "value"})[0] == 401
@@ -208,10 +208,10 @@ def test_tokens_and_restricted_apis(start, files):
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    (None, ["cannot be read", "No such file"]), ("", ["it has no token"]), ("a b", ["line 1 is no token"]),
+    (None, ["cannot be read", "No such file"]), ("", ["the file has no tokens"]), ("a b", ["line 1 is not a token"]),
 ])  # fmt: skip
 def test_files_that_cannot_be_used(start, tmp_path, text, words):
-    """The server does not start, and says why."""
+    """The server does not start and reports the reason."""
     path = tmp_path / "tokens"
     if text is not None:
         path.write_text(text)
@@ -244,7 +244,8 @@ def forwarding(tmp_path_factory):
 
 
 def test_headers_over_http(forwarding):
-    """Those whose names match, capital or not, reach the model beside the request's own; nothing else does."""
+    """Headers that match the pattern, ignoring case, reach the model beside the request's own parameters; other headers do
+    not."""
     request = one("FP32", [1, 1], [1]) | {"parameters": {"own": 5}}
     headers = {"My-Key": "value", "X-USER": "me", "x-user-agent": "no", "other": "no"}
     status, text = forwarding.ask("POST", "/v2/models/echo/infer", json.dumps(request), headers=headers)
@@ -258,8 +259,8 @@ def test_headers_over_http(forwarding):
 
 @pytest.mark.parametrize("name", ["timeout", "triton_enable_empty_final_response"])
 def test_reserved_names(forwarding, name):
-    """A header must not set what means something to the server: 400, INVALID_ARGUMENT."""
-    # Clients of newer Tritons look for "reserved for Triton usage".
+    """A header must not set a parameter that the server interprets: 400, INVALID_ARGUMENT."""
+    # Clients of newer Triton versions match "reserved for Triton usage".
     text = (
         f"header '{name}' cannot be forwarded: parameters of this name are reserved for Triton usage and should not be "
         "specified."
@@ -273,7 +274,7 @@ def test_reserved_names(forwarding, name):
 
 
 def test_headers_over_grpc(forwarding):
-    """A call's own, and of a stream for each of its requests."""
+    """The headers of a unary call, and of a stream for each of its requests."""
     headers = {"my-key": "value", "x-user": "me", "other": "no"}
     expected = {"my-key": "value", "x-user": "me"}
     text = lambda response: {  # noqa: E731
@@ -291,7 +292,7 @@ def test_headers_over_grpc(forwarding):
 
 
 def test_tokens_are_not_forwarded(start, files, tmp_path):
-    """Not even where all headers are."""
+    """Tokens are not forwarded even if the pattern matches all headers."""
     write(tmp_path / "echo", "echo", ECHO)
     server = start([], f"--inference-token-file={files[0]}", "--http-header-forward-pattern=.*", repository=tmp_path / "echo")
     status, text = server.ask("POST", "/v2/models/echo/infer", BODY, headers=bearer("infer-1") | {"key": "value"})
@@ -300,7 +301,7 @@ def test_tokens_are_not_forwarded(start, files, tmp_path):
 
 
 def test_a_pattern_that_is_none(start):
-    """The server does not start and says what is wrong with it."""
+    """The server does not start and reports the invalid pattern."""
     server = start([MODEL], "--http-header-forward-pattern=(", wait=False)
     assert server.process.wait(30) == 2
-    assert "--http-header-forward-pattern" in server.log_tail() and "no regular expression" in server.log_tail()
+    assert "--http-header-forward-pattern" in server.log_tail() and "invalid regular expression" in server.log_tail()

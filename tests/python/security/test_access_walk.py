@@ -1,5 +1,6 @@
-"""Every route of every listener with every kind of credential, in odd spellings and with every method, against the tables of
-`access_table.py`. A request that is refused announces a body and does not send it: the refusal comes before a handler reads."""
+"""Sends requests to every route of every listener with every kind of credential, in unusual spellings and with every method, and
+compares the outcome with the tables of `access_table.py`. A request that must be refused announces a body and does not send it,
+because the refusal must precede reading the body."""
 
 import http.client
 import mmap
@@ -34,7 +35,7 @@ BODIES = {
 
 
 class Walk:
-    """Requests to the ports of one server, and what was not as the table of its configuration says."""
+    """Sends requests to the ports of one server and collects deviations from the table of its configuration."""
 
     def __init__(self, ports: dict, outcomes: dict, credentials: Credentials):
         self.ports, self.outcomes, self.credentials = ports, outcomes, credentials
@@ -42,7 +43,7 @@ class Walk:
         self.clients, self.faults, self.requests = {}, [], 0
 
     def send(self, listener, row, credential, path=None, method=None, http2=False, expected="ok") -> Answer:
-        """Sends a row's request, or one with another path or method; without its body if it is to be refused."""
+        """Sends a row's request, or one with another path or method; omits the body if the request must be refused."""
         is_rpc = "grpc" in listener
         headers = self.credentials.headers(credential, row.part, GRPC_PREFIX if is_rpc else "")
         path, _, redirect = (path or row.path).partition(">")
@@ -59,13 +60,13 @@ class Walk:
         return client.ask(method or row.method, path, headers, body, withheld)
 
     def check(self, listener, row, credential, expected, **changes):
-        """Sends a request and notes an answer that is not the expected one: an outcome, or `closed` for any but `ok`."""
+        """Sends a request and records an unexpected answer. `expected` is an outcome, or `closed` for any but `ok`."""
         try:
             answer = self.send(listener, row, credential, expected=expected, **changes)
         except TimeoutError:
             answer = Answer(0, None, "no answer; does it wait for the body?")
         if changes.get("method") == "HEAD" and answer.code is None:
-            # Without a body there is only the status.
+            # Without a body the status is the only evidence.
             right = answer.status >= 400 if expected == "closed" else answer.status == STATUS[expected]
         elif expected == "closed":
             loads = self.outcomes.get((row.kind, credential)) == "model_api"
@@ -82,12 +83,12 @@ class Walk:
             self.faults.append(f"{what}: expected {expected} {row.answer}, got {found}")
 
     def walk(self, listener, credential, **changes):
-        """Every row as it stands."""
+        """Sends every row unchanged."""
         for row in LISTENERS[listener]:
             self.check(listener, row, credential, self.outcomes[row.kind, credential], **changes)
 
     def walk_spellings(self, listener, credential):
-        """Every row with every spelling of its path."""
+        """Sends every row with every spelling of its path."""
         unknown = next(row.kind for row in LISTENERS[listener] if row.kind.startswith("unknown"))
         exact = listener in ("http", "metrics", "vertex_ai") or "grpc" in listener
         for name, (spell, meaning) in SPELLINGS.items():
@@ -102,11 +103,11 @@ class Walk:
                 elif exact and not path.startswith("/v2/repository/models/"):
                     self.check(listener, as_unknown(row), credential, self.outcomes[unknown, credential], path=path)
                 elif self.outcomes[row.kind, credential] in (*REFUSALS, "model_api"):
-                    # The path may lead elsewhere, but nowhere that this credential does not open.
+                    # The path may lead to another route, but only to one that this credential opens.
                     self.check(listener, row, credential, "closed", path=path)
 
     def walk_methods(self, listener, credential):
-        """Every path with every method that it does not have."""
+        """Sends every path with every method that it does not support."""
         rows, exact = LISTENERS[listener], listener in ("http", "metrics", "vertex_ai")
         known = {(row.method, row.path) for row in rows}
         for row in {row.path: row for row in rows if ">" not in row.path}.values():
@@ -115,7 +116,7 @@ class Walk:
                 if (method, row.path) in known or (method == "HEAD" and ("GET", row.path) in known):
                     continue
                 if outcome in REFUSALS:
-                    # TorchServe's paths belong to other routes, or to none, with another method.
+                    # With another method TorchServe's paths belong to other routes, or to none.
                     expected = outcome if exact or "grpc" in listener else "closed"
                 elif exact:
                     expected = "method" if outcome == "ok" else outcome
@@ -126,11 +127,11 @@ class Walk:
                 self.check(listener, row, credential, expected, method=method)
 
     def opens(self, credential) -> set:
-        """The classes that a credential opens."""
+        """Returns the classes that a credential opens."""
         return {kind for (kind, column), outcome in self.outcomes.items() if column == credential and outcome == "ok"}
 
     def state(self, listener, kind) -> list:
-        """What requests of a class change, read with a credential that opens it."""
+        """Returns the state that requests of a class change, read with a credential that opens it."""
         credential = next(column for column in self.columns if self.outcomes[kind, column] == "ok")
         paths = {
             "manage": ("/v2/repository/index", "/v2/logging", "/v2/trace/setting"),
@@ -140,7 +141,7 @@ class Walk:
         return [self.send(listener, row, credential).text for row in rows]
 
     def walk_all(self, listener):
-        """Every row with every credential; what a credential does not open does not change."""
+        """Sends every row with every credential; refused requests must not change any state."""
         changed = set()
         for credential in self.columns:
             kinds = ("manage", "use")
@@ -155,19 +156,19 @@ class Walk:
         return changed
 
     def end(self):
-        """Fails with all faults."""
+        """Fails with all collected deviations."""
         for client in self.clients.values():
             client.close()
         assert not self.faults, f"{len(self.faults)} of {self.requests}:\n" + "\n".join(self.faults[:60])
 
 
 def as_unknown(row):
-    """The row for another spelling of its path, which the table of routes has no status for."""
+    """Returns the row for another spelling of its path, for which the route table has no status."""
     return table.Row(row.method, row.path, row.route, row.part, "*", "spelling")
 
 
 def body_of(row) -> bytes | None:
-    """The body of a row's request."""
+    """Returns the body of a row's request."""
     if row.method not in ("POST", "PUT"):
         return None
     path = row.path.partition(">")[0].partition("?")[0]
@@ -176,7 +177,7 @@ def body_of(row) -> bytes | None:
 
 @contextmanager
 def v2_server(folder: Path, case: str):
-    """A server with these credentials: the model `m` loaded, the model `other` not, and all listeners open."""
+    """A server with these credentials, the model `m` loaded, the model `other` not loaded, and all listeners open."""
     for name in ("m", "other"):
         (folder / "models" / name / "1").mkdir(parents=True)
         text = (MODELS / "identity_fp32/config.pbtxt").read_text().replace('"identity_fp32"', f'"{name}"')
@@ -202,7 +203,7 @@ def v2_server(folder: Path, case: str):
 
 
 def is_ready(server) -> bool:
-    """Whether the server answers, with the header that restricted health needs."""
+    """Returns whether the server answers, with the header that restricted health needs."""
     assert server.process.poll() is None, server.log_tail()
     try:
         return server.get("/v2/health/ready", headers=Credentials().headers("own", "health", ""))[0] == 200
@@ -235,7 +236,7 @@ def torchserve(folder: Path, case: str):
 
 @pytest.fixture(scope="module", autouse=True)
 def region():
-    """A file of shared memory to register."""
+    """A shared memory file to register."""
     path = Path("/dev/shm" + REGION)
     path.write_bytes(bytes(mmap.PAGESIZE))
     yield
@@ -244,7 +245,7 @@ def region():
 
 @pytest.mark.parametrize("case", V2)
 def test_the_v2_listeners(tmp_path, case):
-    """Every row with every credential; the server's state shows that refused requests did nothing."""
+    """Sends every row with every credential; the server's state proves that refused requests had no effect."""
     with v2_server(tmp_path, case) as ports:
         walk = Walk(ports, table.outcomes(V2[case]), Credentials())
         changed = walk.walk_all("http")
@@ -258,12 +259,12 @@ def test_the_v2_listeners(tmp_path, case):
                         walk.walk(listener, credential, http2=True)
             walk_other_protocols(walk)
         walk.end()
-        # Requests that are allowed do change it, so that the comparison can fail.
+        # Allowed requests do change the state, so the comparison can fail.
         assert changed == {"manage", "use"}
 
 
 def walk_other_protocols(walk):
-    """The gRPC port answers no HTTP/1.1, and over HTTP/2 nothing that is not gRPC."""
+    """The gRPC port does not answer HTTP/1.1 and, over HTTP/2, only gRPC."""
     client = Http2(walk.ports["grpc"])
     for row in LISTENERS["http"] + LISTENERS["grpc"]:
         path = row.path.partition(">")[0]
@@ -280,7 +281,7 @@ def walk_other_protocols(walk):
 
 @pytest.mark.parametrize("case", TORCHSERVE)
 def test_the_listeners_of_torchserve(tmp_path, case):
-    """Every row with every credential; in two configurations odd spellings and methods too."""
+    """Sends every row with every credential; in two configurations also with unusual spellings and methods."""
     with torchserve(tmp_path, case) as (ports, keys):
         walk = Walk(ports, table.outcomes(TORCHSERVE[case]), Credentials(keys))
         walk.walk_all(next(iter(ports)))
@@ -298,20 +299,20 @@ def test_the_listeners_of_torchserve(tmp_path, case):
 
 
 def source(words: str, below: str) -> str:
-    """The text of the only source file that has these words, without its tests and comments."""
+    """Returns the text of the only source file that contains these words, without its tests and comments."""
     files = [path for path in (ROOT / below).rglob("*.rs") if words in path.read_text() and "/target/" not in str(path)]
     assert len(files) == 1, f"{words!r} is in {files}"
     return code_of(files[0])
 
 
 def code_of(path: Path) -> str:
-    """The text of a source file without its unit tests and comments."""
+    """Returns the text of a source file without its unit tests and comments."""
     text = re.split(r"#\[cfg\(test\)\]\s+(?:#\[.*\]\s+)*mod ", path.read_text())[0]
     return re.sub(r"^ *//.*$", "", text, flags=re.M)
 
 
 def test_every_route_of_the_metrics_has_a_row():
-    """`enum Route` is the list of all routes of HTTP; its members of gRPC alone are those without a path."""
+    """`enum Route` lists all HTTP routes; members without a path are those of gRPC alone."""
     body = re.search(r"pub enum Route \{(.*?)\n\}", source("pub enum Route {", "src"), re.S).group(1)
     routes = set(re.findall(r"^ +([A-Z]\w+),", body, re.M))
     assert len(routes) > 30
@@ -321,7 +322,7 @@ def test_every_route_of_the_metrics_has_a_row():
 
 
 def test_every_rpc_has_a_row():
-    """The services of `proto/`, and the methods that the classification of paths names."""
+    """Compares the services of `proto/` with the methods in the classification of paths."""
     rpcs = {path.stem: set(re.findall(r"^\s*rpc (\w+)", path.read_text(), re.M)) for path in (ROOT / "proto").glob("*.proto")}
     services = {
         "grpc_service": [("grpc", table.KSERVE), ("torchserve_grpc", table.KSERVE), ("torchserve_grpc", table.ALIAS)],
@@ -342,7 +343,7 @@ def test_every_rpc_has_a_row():
 
 
 def test_every_path_of_the_routers_has_a_row():
-    """The paths that handlers are given, as they stand in the sources of the HTTP edge."""
+    """Compares the paths in the sources of the HTTP edge with the rows."""
     http = [path for path in (ROOT / "frontend").rglob("*.rs") if "http" in path.parts and "target" not in path.parts]
     text = "\n".join(code_of(path) for path in http)
     paths = re.findall(r'\.route\(\s*&?(?:format!\()?"([^"]+)"', text)
@@ -364,7 +365,7 @@ def test_every_path_of_the_routers_has_a_row():
     ('"/invocations" =>', ("sagemaker",)),
 ])  # fmt: skip
 def test_every_word_of_the_matched_paths_has_a_row(words, listeners):
-    """TorchServe's and SageMaker's paths are matched by their segments."""
+    """TorchServe's and SageMaker's paths are matched by segment."""
     text = source(words, "frontend")
     matched = re.findall(r'^ +(?:\(&Method::\w+, )?((?:\[|"/)[^=\n]*?)(?: if [^=\n]*)?=>', text, re.M)
     found = {word for pattern in matched for word in re.findall(r'"([/a-z0-9-]+)"', pattern)}

@@ -1,4 +1,4 @@
-"""What happens below the requests: many clients, slow clients, clients that leave, bytes that are no request."""
+"""Connections: many clients, slow clients, clients that disconnect, and bytes that are not requests."""
 
 import concurrent.futures
 import gzip
@@ -26,14 +26,14 @@ from harness.waiting import eventually
 
 
 def still_answers(server):
-    """The server lives, and all its workers."""
+    """Checks that the server and all its workers are alive."""
     assert server.process.poll() is None
     assert server.infer("simple", simple())[0] == 200
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_many_clients(server, protocol):
-    """Each of 64 clients at once gets its own answers, and each request is counted once."""
+    """Each of 64 concurrent clients gets its own answers, and each request is counted once."""
     module = {"http": tritonclient.http, "grpc": tritonclient.grpc}[protocol]
     before = server.statistics("simple")["inference_stats"]["success"]["count"]
 
@@ -54,8 +54,8 @@ def test_many_clients(server, protocol):
     assert server.statistics("simple")["inference_stats"]["success"]["count"] == before + 640
 
 
-def test_connections_that_say_nothing_cost_nothing(server):
-    """200 open connections do not keep others from being answered."""
+def test_idle_connections_do_not_delay_others(server):
+    """200 idle connections do not delay other requests."""
     idle = [connect(server.http_port) for _ in range(200)]
     try:
         still_answers(server)
@@ -65,7 +65,7 @@ def test_connections_that_say_nothing_cost_nothing(server):
 
 
 def test_a_thousand_clients_at_once(tmp_path):
-    """Each of 1000 open connections is answered, also where processes are started with room for 256 files."""
+    """Each of 1000 open connections is answered, even if the initial limit of open files is 256."""
     server = Server(tmp_path, [copy_models(tmp_path / "models", ["identity_fp32_nobatch"])])
     server.command = ["bash", "-c", 'ulimit -Sn 256; exec "$@"', "bash", *server.command]
     body = json.dumps(one("FP32", [1], [1])).encode()
@@ -82,7 +82,7 @@ def test_a_thousand_clients_at_once(tmp_path):
 
 
 def test_slow_sender(server):
-    """A body that comes in pieces is waited for; meanwhile others are answered."""
+    """The server waits for a body that arrives in pieces, and answers other requests meanwhile."""
     request = post("/v2/models/simple/infer", json.dumps(simple()).encode())
     with connect(server.http_port) as connection:
         for start in range(0, len(request), 40):
@@ -92,7 +92,7 @@ def test_slow_sender(server):
 
 
 def test_slow_reader(server):
-    """A client that does not read its 64 MiB answers does not keep others of the same model from being answered."""
+    """A client that does not read its 64 MiB answers does not delay other requests for the same model."""
     values = np.zeros(2 * 2**20, dtype=np.float32)
     head = json.dumps(one("FP32", [len(values)], binary_data_size=values.nbytes) | {"parameters": {
         "binary_data_output": True}}).encode()  # fmt: skip
@@ -115,7 +115,7 @@ def test_slow_reader(server):
 
 
 def test_slow_reader_of_grpc(server):
-    """A client that opens no window for its answer of 16 MiB keeps nobody else from being answered."""
+    """A client that grants no window for its answer of 16 MiB does not delay other requests."""
     message = pb.ModelInferRequest(model_name="identity_fp32_nobatch")
     message.inputs.add(name="INPUT0", datatype="FP32", shape=[4 * 2**20])
     message.raw_input_contents.append(bytes(16 * 2**20))
@@ -141,8 +141,8 @@ def test_slow_reader_of_grpc(server):
     still_answers(server)
 
 
-def test_requests_behind_each_other(server):
-    """Several requests on one connection, sent without waiting, are answered in order."""
+def test_pipelined_requests(server):
+    """Several requests on one connection, sent without waiting for answers, are answered in order."""
     requests = [post("/v2/models/simple/infer", json.dumps(simple(id=str(n))).encode()) for n in range(5)]
     with connect(server.http_port) as connection:
         connection.sendall(b"".join(requests))
@@ -165,8 +165,8 @@ def test_requests_behind_each_other(server):
     b"GET /v2/models/%00%ff/ready HTTP/1.1\r\nHost: x\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100,
 ], ids=lambda data: repr(data[:40]))  # fmt: skip
 @pytest.mark.parametrize("port", ["http_port", "grpc_port", "metrics_port"])
-def test_bytes_that_are_no_request(server, port, data):
-    """They are refused or the connection is closed; the server goes on."""
+def test_bytes_that_are_not_a_request(server, port, data):
+    """They are refused or the connection is closed; the server continues."""
     with connect(getattr(server, port)) as connection:
         connection.sendall(data)
         try:
@@ -183,8 +183,8 @@ def test_bytes_that_are_no_request(server, port, data):
     ("Transfer-Encoding: chunked", b"100\r\n{"),
     ("Transfer-Encoding: chunked", b"1\r\n{\r\nzz\r\n"),
 ], ids=["shorter than said", "chunk cut", "no chunk"])  # fmt: skip
-def test_body_that_breaks_off(server, framing, body):
-    """It is answered with 400, in words, and counted."""
+def test_truncated_body(server, framing, body):
+    """It is answered with 400 and an explanation, and counted."""
     labels = {"protocol": "http", "reason": "MALFORMED", "route": "infer"}
     before = total(server.scrape(), "pharos_request_failures_total", **labels)
     with connect(server.http_port) as connection:
@@ -196,8 +196,8 @@ def test_body_that_breaks_off(server, framing, body):
     assert total(server.scrape(), "pharos_request_failures_total", **labels) == before + 1
 
 
-def test_heads_that_cannot_be_read_are_counted(server):
-    """What never becomes a request is in the metrics all the same."""
+def test_malformed_heads_are_counted(server):
+    """Malformed requests are counted in the metrics too."""
     labels = {"protocol": "http", "route": "unknown"}
     before = total(server.scrape(), "pharos_requests_total", **labels)
     for status, head in [
@@ -213,8 +213,8 @@ def test_heads_that_cannot_be_read_are_counted(server):
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, -1])
-def test_client_leaves_in_the_middle(server, keep):
-    """A client that closes its connection within a request harms nobody."""
+def test_client_disconnects_within_a_request(server, keep):
+    """A client that closes its connection within a request does not affect others."""
     request = post("/v2/models/simple/infer", json.dumps(simple()).encode())
     for _ in range(20):
         with connect(server.http_port) as connection:
@@ -222,8 +222,8 @@ def test_client_leaves_in_the_middle(server, keep):
     still_answers(server)
 
 
-def test_client_leaves_before_the_answer(start):
-    """Requests whose clients went away are dropped or finished; afterwards nothing is pending."""
+def test_client_disconnects_before_the_answer(start):
+    """Requests whose clients have disconnected are dropped or finished; afterwards nothing is pending."""
     server = start(["delay_200"])
     request = post("/v2/models/delay_200/infer", json.dumps(one("FP32", [1, 1], [1])).encode())
     for connection in [connect(server.http_port) for _ in range(12)]:
@@ -240,8 +240,8 @@ def test_client_leaves_before_the_answer(start):
 
 
 def test_body_over_the_limit(start):
-    """`--http-max-input-size`: one byte more is refused with 400 by a text that names the option; also after
-    decompression, and without reading all of a body that says how long it is."""
+    """`--http-max-input-size`: a body one byte longer is refused with 400 and a text that names the option, also after
+    decompression, and without reading all of a body that announces its length."""
     server = start(["identity_bytes_nobatch"], "--http-max-input-size=10000")
     path = "/v2/models/identity_bytes_nobatch/infer"
     large = json.dumps(one("BYTES", [1], ["x" * 20000])).encode()
@@ -256,7 +256,7 @@ def test_body_over_the_limit(start):
 
 
 def test_gzip_bomb(server):
-    """A small body that decompresses to more than the limit of 64 MiB is refused, and does not fill the memory."""
+    """A small body that decompresses to more than the limit of 64 MiB is refused without filling the memory."""
     bomb = gzip.compress(b" " * (256 * 2**20))
     status, text = server.ask("POST", "/v2/models/simple/infer", bomb, headers={"Content-Encoding": "gzip"})
     assert status == 400, text
@@ -268,7 +268,7 @@ def test_gzip_bomb(server):
 
 
 def test_health_service(server):
-    """`grpc.health.v1.Health/Check` says SERVING (1) whatever service is asked about."""
+    """`grpc.health.v1.Health/Check` returns SERVING (1) for any service name."""
     with grpc.insecure_channel(server.grpc) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check", lambda b: b, lambda b: b)
         assert check(b"", timeout=10) == b"\x08\x01"
@@ -277,7 +277,7 @@ def test_health_service(server):
 
 
 def test_reflection(server):
-    """Tools that know no schema can ask for it."""
+    """Tools without the schema can request it."""
     with grpc.insecure_channel(server.grpc) as channel:
         path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
         ask = channel.stream_stream(path, lambda b: b, lambda b: b)
@@ -286,8 +286,8 @@ def test_reflection(server):
 
 
 @pytest.mark.parametrize("message", [b"\xff\xff\xff", b"\x0a\xff\xff\xff\xff\x0f", b"\x2a\x05abc"], ids=repr)
-def test_message_that_is_no_protobuf(server, message):
-    """It is refused with a status, and the next call works."""
+def test_message_that_is_not_protobuf(server, message):
+    """It is refused with a status, and the next call succeeds."""
     with grpc.insecure_channel(server.grpc) as channel:
         call = channel.unary_unary(INFER, lambda b: b, lambda b: b)
         with pytest.raises(grpc.RpcError) as caught:
@@ -306,16 +306,16 @@ def test_unknown_method(server):
 
 
 def test_long_error_text(server):
-    """A text made of what the client sent, longer than a gRPC header may be, arrives cut and not as another error."""
+    """A text with content of the client that exceeds the limit of gRPC headers arrives truncated, not as another error."""
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         with pytest.raises(InferenceServerException, match="^.StatusCode.INVALID_ARGUMENT. .request id: xxx"):
             client.infer("simple", [], request_id="x" * 100_000)
     answer = server.infer("simple", {"id": "x" * 100_000, "inputs": []})
-    assert len(answer[1]["error"]) > 100_000, "over HTTP it is a body, which may be long"
+    assert len(answer[1]["error"]) > 100_000, "over HTTP the text is in the body and not limited"
 
 
-def test_stream_that_breaks_off(server):
-    """What is no message ends the stream with an error, not as if all were well."""
+def test_truncated_stream(server):
+    """Bytes that are not a message end the stream with an error instead of a normal end."""
     with grpc.insecure_channel(server.grpc) as channel:
         path = "/inference.GRPCInferenceService/ModelStreamInfer"
         call = channel.stream_stream(path, lambda b: b, lambda b: b)(iter([b"\xff\xff"]), timeout=10)
@@ -326,7 +326,7 @@ def test_stream_that_breaks_off(server):
 
 
 def h2_call(port: int, headers: dict, data: bytes) -> dict:
-    """A call by a plain HTTP/2 client: the headers and trailers of the answer in one dictionary."""
+    """Makes a call with a plain HTTP/2 client; returns the headers and trailers of the answer in one dictionary."""
     config = h2.config.H2Configuration(client_side=True, header_encoding="utf-8")
     connection, result = h2.connection.H2Connection(config), {}
     with connect(port) as wire:
@@ -360,8 +360,8 @@ def h2_call(port: int, headers: dict, data: bytes) -> dict:
     ({}, b"\0" + struct.pack(">I", 2**32 - 1)),
 ], ids=["not gRPC", "unknown compression", "compression that lies", "message cut", "unknown flag", "no message",
         "4 GiB"])  # fmt: skip
-def test_frames_that_are_no_call(server, change, data):
-    """Each is answered by an HTTP or gRPC status that is no success, or the stream is reset; the server goes on."""
+def test_frames_that_are_not_a_call(server, change, data):
+    """Each is answered with an HTTP or gRPC error status, or the stream is reset; the server continues."""
     answer = h2_call(server.grpc_port, change, data)
     assert answer.get(":status") != "200" or answer.get("grpc-status") != "0", answer
     still_answers(server)

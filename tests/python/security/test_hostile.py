@@ -1,5 +1,4 @@
-"""Clients that mean harm, over raw sockets: each attack has a clear end, costs bounded memory, and others are served
-meanwhile as if nothing happened."""
+"""Hostile clients over raw sockets: each attack ends, its memory is bounded, and other clients are served meanwhile as usual."""
 
 import contextlib
 import json
@@ -35,19 +34,19 @@ GROWTH_KB = 400_000
 slow reader's answers are 64 MiB here."""
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory):
-    """A server with short patience."""
+    """A server with short timeouts."""
     folder = tmp_path_factory.mktemp("attacked")
     with Server(folder, [copy_models(folder / "models", [MODEL])], OPTIONS) as server:
         yield server
 
 
 def refused(server, reason: str, listener: str = "http") -> float:
-    """Connections that were refused for this reason."""
+    """Returns the number of connections that were refused for this reason."""
     return total(server.scrape(), "pharos_connections_refused_total", listener=listener, reason=reason)
 
 
 def drain(wire) -> bytes:
-    """All that comes until the end; a reset is an end."""
+    """Returns all bytes until the end of the connection; a reset is an end."""
     received = b""
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
         while part := wire.recv(65536):
@@ -56,7 +55,7 @@ def drain(wire) -> bytes:
 
 
 def push(wire, data: bytes) -> bool:
-    """Whether the other side takes it."""
+    """Returns whether the peer accepts the data."""
     try:
         wire.sendall(data)
     except (ConnectionResetError, BrokenPipeError):
@@ -65,7 +64,7 @@ def push(wire, data: bytes) -> bool:
 
 
 def chunk(data: bytes) -> bytes:
-    """One chunk."""
+    """Returns one chunk."""
     return b"%x\r\n" % len(data) + data + b"\r\n"
 
 
@@ -73,7 +72,7 @@ CHUNKED = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r
 
 
 def endless_body(server):
-    """A body in chunks that does not end is refused at the limit of its size."""
+    """An endless body in chunks is refused at the size limit."""
     with connect(server.http_port) as wire:
         wire.sendall(CHUNKED)
         piece = chunk(bytes(1 << 20))
@@ -85,7 +84,7 @@ def endless_body(server):
 
 
 def chunked_body_over_the_limit(server):
-    """65 MiB in chunks, where 64 are allowed: 400 and how to allow more, though nothing says beforehand how much comes."""
+    """65 MiB in chunks, where 64 are allowed, without an announced length: 400 with the option that raises the limit."""
     with connect(server.http_port) as wire:
         wire.sendall(CHUNKED)
         for _ in range(65):
@@ -98,7 +97,7 @@ def chunked_body_over_the_limit(server):
 
 
 def oversized_body(server):
-    """One that says how large it is, is refused without being read to its end."""
+    """A body with an announced length over the limit is refused without being read completely."""
     for size in (10**9, 10**12, 2**63 - 1):
         with connect(server.http_port) as wire:
             wire.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode())
@@ -108,7 +107,7 @@ def oversized_body(server):
 
 
 def truncated_bodies(server):
-    """What breaks off is forgotten."""
+    """Truncated bodies are discarded."""
     request = post(INFER, json.dumps(one("FP32", [4], [1, 2, 3, 4])).encode())
     for keep in range(1, len(request), 7):
         with connect(server.http_port) as wire:
@@ -116,7 +115,7 @@ def truncated_bodies(server):
 
 
 def slow_bodies(server):
-    """Bodies that stall are refused with 400; a trickle too."""
+    """Stalled bodies and bodies below the minimum rate are refused with 400."""
     wires = [connect(server.http_port) for _ in range(200)]
     for wire in wires:
         wire.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{{".encode())
@@ -132,7 +131,7 @@ def slow_bodies(server):
 
 
 def many_chunks(server):
-    """More than 65536 chunks that are not empty: Triton's text, and the connection is closed."""
+    """More than 65536 non-empty chunks: Triton's text, and the connection is closed."""
     with connect(server.http_port) as wire:
         wire.sendall(CHUNKED)
         for _ in range(70):
@@ -149,7 +148,7 @@ def many_chunks(server):
 
 
 def endless_heads(server):
-    """A head that does not end is refused with 431, one with too many headers too."""
+    """An endless head is refused with 431, and one with too many headers too."""
     for line in (b"x: y\r\n", b"x-long: " + b"y" * 5000 + b"\r\n"):
         with connect(server.http_port) as wire:
             wire.sendall(b"GET /v2 HTTP/1.1\r\n")
@@ -163,7 +162,7 @@ def endless_heads(server):
 
 
 def slow_heads(server):
-    """Heads that do not come are waited for no longer than `--client-head-timeout-secs`, however they trickle."""
+    """The server waits for a head no longer than `--client-head-timeout-secs`, also if bytes keep arriving."""
     before = refused(server, "HEAD_TIMEOUT")
     wires = [connect(server.http_port) for _ in range(500)]
     for wire in wires:
@@ -178,13 +177,13 @@ def slow_heads(server):
 
 
 def half_open(server):
-    """Thousands of connections that say nothing: those beyond the limit are told 503, the others go after the time for a
-    head; then there is room again."""
+    """Thousands of idle connections: those beyond the limit get 503, the others are closed after the head timeout; then new
+    connections are accepted again."""
     wires = [connect(server.http_port) for _ in range(MOST + 500)]
     told = 0
     for wire in reversed(wires):
         answer = drain(wire)
-        told += answer.startswith(b"HTTP/1.1 503") and b"as many connections as it may" in answer
+        told += answer.startswith(b"HTTP/1.1 503") and b"reached its limit of" in answer
         wire.close()
     assert told >= 450, told
     open_now = lambda: total(server.scrape(), "pharos_connections_open", listener="http")  # noqa: E731
@@ -193,7 +192,7 @@ def half_open(server):
 
 
 def unread_answers(server):
-    """Clients that do not read their answers of 64 MiB are let go after `--client-write-timeout-secs`."""
+    """Clients that do not read their answers of 64 MiB are disconnected after `--client-write-timeout-secs`."""
     before = refused(server, "SLOW_READER")
     values = np.zeros(2 * 2**20, dtype=np.float32)
     head = json.dumps(one("FP32", [len(values)], binary_data_size=values.nbytes)
@@ -202,13 +201,13 @@ def unread_answers(server):
     wires = [connect(server.http_port) for _ in range(8)]
     for wire in wires:
         wire.sendall(request)
-    eventually("they are refused", 15, lambda: refused(server, "SLOW_READER") == before + 8)
+    eventually("they are disconnected", 15, lambda: refused(server, "SLOW_READER") == before + 8)
     for wire in wires:
         wire.close()
 
 
 def garbage(server):
-    """Bytes that are nothing."""
+    """Random bytes."""
     rng = np.random.default_rng(5)
     for port in (server.http_port, server.grpc_port):
         for size in (1, 10, 100, 10_000):
@@ -226,12 +225,12 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame of HTTP/2."""
+    """Returns an HTTP/2 frame."""
     return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
 
 
 def headers_block(extra=()) -> bytes:
-    """The headers of a call, compressed."""
+    """Returns the compressed headers of a call."""
     connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
     connection.initiate_connection()
     connection.data_to_send()
@@ -240,7 +239,7 @@ def headers_block(extra=()) -> bytes:
 
 
 def end_of(wire, seconds: float = 15):
-    """The error code of the GOAWAY that ends the connection; `None` if there is none before the end, -1 if there is no
+    """Returns the error code of the GOAWAY that ends the connection; `None` if the connection ends without one, -1 if it does not
     end."""
     buffer, code = b"", None
     wire.settimeout(seconds)
@@ -259,7 +258,7 @@ def end_of(wire, seconds: float = 15):
 
 
 def flood(server, piece: bytes, seconds: float, first: bytes = b"", grpc: bool = True) -> bool:
-    """Sends `piece` again and again while somebody else reads; whether all of it was taken."""
+    """Sends `piece` repeatedly while another thread reads; returns whether the peer accepted all of it."""
     with connect(server.grpc_port if grpc else server.http_port) as wire:
         wire.sendall(PREFACE + first)
         stop = threading.Event()
@@ -279,29 +278,29 @@ def flood(server, piece: bytes, seconds: float, first: bytes = b"", grpc: bool =
 
 
 def rapid_reset(server):
-    """Streams that are opened and reset at once (CVE-2023-44487): the connection is ended."""
+    """Streams that are opened and reset at once (CVE-2023-44487): the connection is closed."""
     block = headers_block()
     for grpc in (True, False):
         pieces = [frame(1, 4, n, block) + frame(3, 0, n, struct.pack(">I", 8)) for n in range(3, 2 * 20_000, 2)]
         joined = [b"".join(pieces[start : start + 500]) for start in range(0, len(pieces), 500)]
         with connect(server.grpc_port if grpc else server.http_port) as wire:
-            # The first call teaches the header table what the others name.
+            # The first call adds the header to the table to which the others refer.
             wire.sendall(PREFACE + frame(1, 4, 1, block))
             taken = all(push(wire, piece) for piece in joined)
             assert end_of(wire) != 0 or not taken
 
 
 def continuation_flood(server):
-    """A head in ever more CONTINUATION frames (CVE-2024-27316): the connection is ended."""
+    """A head in endless CONTINUATION frames (CVE-2024-27316): the connection is closed."""
     taken = flood(server, frame(9, 0, 1, b"\x00\x01a\x7f" + b"\xff" * 100) * 100, 10, frame(1, 0, 1, headers_block()))
     assert not taken
 
 
 def header_bomb(server):
-    """Little that means much: one long header, named again and again."""
+    """A small frame that expands: one long header, referenced repeatedly."""
     long = [("x", "y" * 4000)]
     block = headers_block(long)
-    # The newest entry of the table is number 62: it stands for 4000 bytes each time.
+    # The newest entry of the table is number 62: each reference expands to 4000 bytes.
     with connect(server.grpc_port) as wire:
         wire.sendall(PREFACE + frame(1, 4, 1, block))
         for stream in range(3, 400, 2):
@@ -311,7 +310,7 @@ def header_bomb(server):
 
 
 def cheap_frames(server):
-    """PING, SETTINGS, empty DATA, WINDOW_UPDATE and PRIORITY as fast as they can be sent."""
+    """PING, SETTINGS, empty DATA, WINDOW_UPDATE and PRIORITY frames at full speed."""
     for piece in (
         frame(6, 0, 0, bytes(8)),
         frame(4, 0, 0),
@@ -325,7 +324,7 @@ def cheap_frames(server):
 
 
 def streams_without_end(server):
-    """A thousand calls that never send their message end with the time for a body."""
+    """A thousand calls that never send their message end with the body timeout."""
     connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
     with connect(server.grpc_port) as wire:
         connection.initiate_connection()
@@ -343,8 +342,8 @@ def streams_without_end(server):
 
 
 def shut_windows(server):
-    """Clients that open no window for their answers are let go after `--client-write-timeout-secs`, whatever else they
-    do on the connection."""
+    """Clients that grant no window for their answers are disconnected after `--client-write-timeout-secs`, even if the connection
+    is otherwise active."""
     before = refused(server, "SLOW_READER", "grpc")
     message = pb.ModelInferRequest(model_name=MODEL)
     message.inputs.add(name="INPUT0", datatype="FP32", shape=[2**20])
@@ -366,7 +365,7 @@ def shut_windows(server):
             wire.sendall(connection.data_to_send())
         begun = time.monotonic()
         wire.settimeout(0.2)
-        # It answers pings and makes other calls, so that the connection lives.
+        # It answers pings and makes other calls to keep the connection active.
         while time.monotonic() - begun < 15:
             try:
                 received = wire.recv(65536)
@@ -392,7 +391,7 @@ ATTACKS = [
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_attack(attacked, attack, capsys):
-    """While the attack lasts others get their answers, and memory stays bounded; afterwards all is as before."""
+    """During the attack others get their answers and memory stays bounded; afterwards the server is as before."""
     workers = attacked.workers()
     with Others(attacked) as others:
         attack(attacked)
@@ -412,8 +411,7 @@ def test_attack(attacked, attack, capsys):
 
 
 def test_garbage_in_tls(tmp_path, capsys):
-    """Handshakes that are none, by the thousand, and others that stop in the middle; meanwhile a client with TLS is
-    served."""
+    """Thousands of invalid TLS handshakes, and others that stall; meanwhile a client with TLS is served."""
     files = Files(tmp_path / "pem")
     options = [*OPTIONS, *files.options("http")]
     server = Server(tmp_path, [copy_models(tmp_path / "models", [MODEL])], options)
@@ -453,7 +451,7 @@ def test_garbage_in_tls(tmp_path, capsys):
 
 
 def test_one_grpc_connection_too_many(start):
-    """It is closed, the client is told UNAVAILABLE, and the others go on."""
+    """It is closed, the client gets UNAVAILABLE, and other connections continue."""
     server = start([MODEL], "--grpc-max-connections=3")
     wires = []
     for _ in range(3):
@@ -472,8 +470,8 @@ def test_one_grpc_connection_too_many(start):
         assert wire.recv(9)[3] == 4
 
 
-def test_old_connections_are_made_anew(start):
-    """`--grpc-max-connection-age`: GOAWAY; a call that lasts longer than the grace is cut off."""
+def test_old_connections_are_replaced(start):
+    """`--grpc-max-connection-age`: GOAWAY; a call that exceeds the grace period is aborted."""
     server = start(["delay_200", MODEL], "--grpc-max-connection-age=1000", "--grpc-max-connection-age-grace=500")
     with connect(server.grpc_port) as wire:
         wire.sendall(PREFACE)
@@ -487,11 +485,11 @@ def test_old_connections_are_made_anew(start):
         tensor.set_data_from_numpy(np.ones(1, np.float32))
         end = time.monotonic() + 3
         while time.monotonic() < end:
-            assert client.infer(MODEL, [tensor]).as_numpy("OUTPUT0").item() == 1, "clients notice nothing"
+            assert client.infer(MODEL, [tensor]).as_numpy("OUTPUT0").item() == 1, "clients must not notice the replacement"
 
 
-def test_flags_without_effect_say_so(start):
-    """Triton's flags that mean nothing here are accepted and told."""
+def test_flags_without_effect_are_reported(start):
+    """Triton's flags without an effect here are accepted and reported."""
     flags = [
         "--grpc-keepalive-permit-without-calls=false", "--grpc-http2-max-pings-without-data=2",
         "--grpc-http2-min-recv-ping-interval-without-data=300000", "--grpc-http2-max-ping-strikes=2",
@@ -505,8 +503,8 @@ def test_flags_without_effect_say_so(start):
     assert threads.count("tokio-rt-worker\n") >= 2
 
 
-def test_answers_are_compressed_where_that_is_asked_for(start):
-    """`--grpc-infer-response-compression-level`: clients that can read it get gzip, though they compress nothing."""
+def test_answers_are_compressed_if_configured(start):
+    """`--grpc-infer-response-compression-level`: clients that accept gzip get it although they do not compress requests."""
     connection_of = lambda server: connect(server.grpc_port)  # noqa: E731
     for options, encoding in (([], None), (["--grpc-infer-response-compression-level=high"], "gzip")):
         server = start([MODEL], *options)

@@ -194,7 +194,7 @@ def test_clear_text_at_a_port_with_tls(secured):
     connection = http.client.HTTPConnection(secured.http, timeout=30)
     connection.request("GET", "/v2/health/live")
     response = connection.getresponse()
-    assert (response.status, json.load(response)) == (400, {"error": "this port speaks TLS: use https"})
+    assert (response.status, json.load(response)) == (400, {"error": "this port requires TLS: use https"})
     connection.close()
     with tritonclient.grpc.InferenceServerClient(secured.grpc) as client:
         with pytest.raises(InferenceServerException) as error:
@@ -208,7 +208,7 @@ def test_clear_text_at_a_port_with_tls(secured):
             pass
     after = {name: refusals(secured, name, "NOT_TLS") for name in LISTENERS}
     assert all(after[name] > before[name] for name in LISTENERS), after
-    assert "it speaks no TLS, and this port speaks only that" in secured.log_tail()
+    assert "the client does not use TLS, which this port requires" in secured.log_tail()
 
 
 def test_a_client_without_a_certificate(secured):
@@ -310,7 +310,7 @@ def test_certificates_are_read_again(serve, tmp_path):
         files.cert.write_text("-----BEGIN CERTIFICATE-----\nnot base64!\n-----END CERTIFICATE-----\n")
         reloads = lambda result: total(server.scrape(), "pharos_credential_reloads_total", file="http_tls", result=result)  # noqa: E731
         eventually("the bad file is told", 10, lambda: reloads("failure") == 1)
-        assert f"http_tls stay as they were: '{files.cert}' is not valid PEM" in server.log_tail()
+        assert f"http_tls reload failed, keeping the previous ones: '{files.cert}' is not valid PEM" in server.log_tail()
         assert server.certificate_of() == "renewed"
         files.cert.write_bytes(good)
         eventually("the good file is read", 10, lambda: reloads("success") == 2)
@@ -357,7 +357,7 @@ def test_an_authority_that_is_taken_back(serve, tmp_path):
     with connect(session) as second:
         assert second.session_reused
     files.root.write_bytes(Authority("another").pem)
-    eventually("the list is read", 10, lambda: "http_tls read again" in server.log_tail())
+    eventually("the list is read", 10, lambda: "http_tls reloaded" in server.log_tail())
     with pytest.raises((ssl.SSLError, OSError)):
         with connect(session) as third:
             third.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -1,5 +1,5 @@
-"""Iterative sequences: the backend has a request executed again and again, beside others that came later (continuous
-batching), with one answer at the end or one for each time."""
+"""Iterative sequences: the backend has a request executed repeatedly, batched with requests that arrived later (continuous
+batching), with one answer at the end or one per execution."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from sequences.iterative_models import DELAY_MS, MODELS, count_of
 COUNT = 150_000
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server of all models."""
+    """A server with all models."""
     folder = tmp_path_factory.mktemp("iterative")
     for name, text in MODELS.items():
         write(folder / "models", name, text)
@@ -35,14 +35,14 @@ def server(tmp_path_factory):
 
 
 def statistics(server, model: str) -> dict:
-    """Of the model."""
+    """Returns the model's statistics."""
     return json.loads(server.get(f"/v2/models/{model}/stats")[1])["model_stats"][0]
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("model", ["direct", "oldest"])
-def test_a_request_is_executed_as_often_as_its_backend_wants(server, model):
-    """One answer, one success; each execution is one, and its time is in the sums."""
+def test_a_request_is_executed_until_its_backend_ends_it(server, model):
+    """One answer and one success; each execution is counted, and its time is part of the sums."""
     before = statistics(server, model)
     with tritonclient.http.InferenceServerClient(server.http) as client:
         result = client.infer(model, count_of(tritonclient.http, 7))
@@ -60,8 +60,8 @@ def test_a_request_is_executed_as_often_as_its_backend_wants(server, model):
 
 
 @pytest.mark.parametrize("model", ["direct", "oldest"])
-def test_later_requests_join_those_that_go_on(server, model):
-    """A short request does not wait for the end of a long one: they share batches."""
+def test_later_requests_join_running_ones(server, model):
+    """A short request shares batches with a long one instead of waiting for its end."""
     with tritonclient.http.InferenceServerClient(server.http, concurrency=2) as client:
         before = dispatched(server, model)
         long = client.async_infer(model, count_of(tritonclient.http, 60))
@@ -76,7 +76,7 @@ def test_later_requests_join_those_that_go_on(server, model):
 
 
 def test_each_execution_answers_on_a_stream(server):
-    """Many requests of a decoupled model in flight, each with its own numbers, in order, and one end."""
+    """Many concurrent requests to a decoupled model: each gets its own numbers, in order, and one final response."""
     answers = queue.SimpleQueue()
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(callback=lambda result, error: answers.put((result, error)))
@@ -103,8 +103,8 @@ def test_each_execution_answers_on_a_stream(server):
 
 
 @pytest.mark.slow
-def test_a_reader_who_does_not_read_stops_its_own_request_only(server):
-    """Thousands of responses wait in the worker's back-pressure, not in memory; all come when they are read."""
+def test_a_stalled_reader_stops_only_its_own_request(server):
+    """Backpressure in the worker holds thousands of responses back instead of buffering them; all arrive when they are read."""
     body = json.dumps({"COUNT": COUNT}).encode()
     executions = lambda: statistics(server, "fast")["execution_count"]
     with connect(server.http_port) as slow:
@@ -128,8 +128,8 @@ def test_a_reader_who_does_not_read_stops_its_own_request_only(server):
     assert numbers == list(range(1, COUNT + 1))
 
 
-def test_who_goes_away_ends_the_iteration(server):
-    """The request counts as cancelled, and its sequence's place is free."""
+def test_a_disconnect_ends_the_iteration(server):
+    """The request counts as cancelled, and its slot is free."""
     cancelled = lambda: total(server.scrape(), "nv_inference_request_failure", model="stream", reason="CANCELED")
     before = cancelled()
     body = json.dumps({"COUNT": 100_000}).encode()
@@ -142,7 +142,7 @@ def test_who_goes_away_ends_the_iteration(server):
 
 
 def test_a_lost_request_can_be_sent_again(server):
-    """It is its own sequence: its client hears nothing of one, and of no id."""
+    """It is its own sequence: the client gets no error about a sequence or an id."""
     outcomes = queue.SimpleQueue()
 
     def ask():
@@ -167,7 +167,7 @@ def test_a_lost_request_can_be_sent_again(server):
 
 
 def test_only_iterative_sequences_can_be_rescheduled(server):
-    """Triton's text."""
+    """The text is Triton's."""
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         one = client.infer("plain", count_of(tritonclient.grpc, 1), sequence_id=1, sequence_start=True)
         assert one.as_numpy("DONE").item() == 1
@@ -176,7 +176,7 @@ def test_only_iterative_sequences_can_be_rescheduled(server):
 
 
 def test_many_at_once(server):
-    """Fifty clients, more than there are places: everybody gets all of theirs."""
+    """Fifty clients, more than there are slots: each gets all its answers."""
     results, lock = {}, threading.Lock()
 
     def ask(number: int):

@@ -140,7 +140,7 @@ def test_a_negative_number_as_an_id(http, grpc):
     """tritonclient has no other way over gRPC to send a number from 2^63 on; in JSON it is no id. As Triton."""
     assert step(grpc, "direct", -1, 1, "()")[1].endswith("1,2,1,18446744073709551615")
     status, text = refused(lambda: step(http, "direct", -1, 1, "()"))
-    assert (status, text.split(": ", 2)[2]) == ("400", "it is -1, allowed: 0 to 18446744073709551615, or a text")
+    assert (status, text.split(": ", 2)[2]) == ("400", "it is -1, allowed: 0 to 18446744073709551615, or a string")
 
 
 def test_ids_are_texts_of_128_bytes_at_most(http, grpc):
@@ -252,7 +252,7 @@ def test_the_limit_of_a_sequence_is_of_what_waits(grpc, sequences, model):
 
 def test_start_of_an_active_id_is_said_and_counted(http, grpc, sequences):
     """In the log at most once a second, and never at any length: clients choose ids. What begins after END is no news."""
-    lines = lambda: [line for line in sequences.log.read_text().splitlines() if "was begun anew" in line]  # noqa: E731
+    lines = lambda: [line for line in sequences.log.read_text().splitlines() if "the START flag restarted" in line]  # noqa: E731
     counted = lambda model: gauge(sequences, "pharos_sequence_restarts_total", model)  # noqa: E731
     before = counted("oldest")
     assert step(http, "oldest", 70, 1, "()")[0] == step(http, "oldest", 70, 1, "(")[0] == 1
@@ -260,7 +260,7 @@ def test_start_of_an_active_id_is_said_and_counted(http, grpc, sequences):
     assert step(http, "oldest", 70, 5, "(")[0] == 5, "as a new sequence"
     assert counted("oldest") == before + 1
     [line] = lines()
-    assert "WARN" in line and "oldest" in line and "sequence 70 was active" in line
+    assert "WARN" in line and "oldest" in line and "the active sequence 70;" in line
     assert [step(http, "oldest", 70, 5, "(")[0] for _ in range(20)] == [5] * 20
     assert counted("oldest") == before + 21 and len(lines()) < 21
     assert step(http, "oldest", 70, 5, ")")[0] == 10

@@ -122,7 +122,7 @@ class Guarded(Home):
         for said, name in [
             (b"InvalidKeyException", "key"),
             (b"Model API disabled", "model api"),
-            (b"needs a token for management; that of", "scope"),
+            (b"needs a token for management; the request", "scope"),
             (b"This API is restricted", "restricted"),
             # A model or a region that is not there has other words.
             (b'"Not Found"', "nowhere"),

@@ -207,7 +207,7 @@ def test_a_model_is_registered_scaled_and_unregistered(home):
     assert home.manage("GET", "/models/q?customized=true")[1]["message"] == describe
     assert home.manage("GET", "/v1/models/q")[1]["ready"] is False
     assert home.manage("PUT", "/models/q?min_worker=2&max_worker=1") == (400, {"code": 400, "type": "BadRequestException", "message": "max_worker cannot be less than min_worker."})
-    assert home.manage("PUT", "/models/q?min_worker=-1")[1]["message"] == "min_worker is -1; whole numbers from 0 on are allowed"
+    assert home.manage("PUT", "/models/q?min_worker=-1")[1]["message"] == "min_worker is -1; allowed are whole numbers from 0"
     assert home.manage("PUT", "/models/q?min_worker=2&synchronous=true") == (200, {"status": "Workers scaled to 2 for model: q"})
     workers = home.manage("GET", "/models/q")[1][0]["workers"]
     assert [worker["status"] for worker in workers] == ["READY", "READY"]
@@ -279,7 +279,7 @@ def test_a_registration_may_be_json(home):
     found = home.manage("GET", "/models/7")[1][0]
     assert [found[key] for key in ("batchSize", "maxBatchDelay", "minWorkers")] == [4, 7, 0]
     assert home.manage("DELETE", "/models/7")[0] == 200
-    for bad, said in (("{bad", "key must be"), ('["j-1.0.mar"]', "expected a map"), ('{"batch_size": 1.5}', "1.5 is no whole number"), ('{"synchronous": 1}', "1 is neither true nor false")):
+    for bad, said in (("{bad", "key must be"), ('["j-1.0.mar"]', "expected a map"), ('{"batch_size": 1.5}', "1.5 is not a whole number"), ('{"synchronous": 1}', "1 is neither true nor false")):
         status, answer = home.manage("POST", "/models", bad, JSON)
         assert status == 400 and said in answer["message"], answer
 

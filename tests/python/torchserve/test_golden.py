@@ -1,7 +1,7 @@
-"""What a real TorchServe 0.12.0 wrote and showed in five configurations (`tests/golden_torchserve`), and what this server
-makes of the same metrics.yaml and of the same lines printed by a worker: log lines, families, types, units, label sets.
+"""Compares the logs and scrapes of a real TorchServe 0.12.0 in five configurations (`tests/golden_torchserve`) with those of this
+server for the same metrics.yaml and the same lines printed by a worker: log lines, families, types, units, label sets.
 
-Each folder holds what TorchServe's example model `mnist_custom_metrics` left behind after one inference."""
+Each folder has the output of TorchServe's example model `mnist_custom_metrics` after one inference."""
 
 import re
 import socket
@@ -19,36 +19,35 @@ MODEL = "mnist_custom_metrics"
 MODES = {"log_default": None, "log": DECLARED, "prometheus": DECLARED, "prometheus_auto": DETECTED, "legacy_auto": DETECTED}
 
 RUNTIME = {"HandlerTime", "PredictionTime"}
-"""What a worker records by itself: TorchServe's in Python, to two decimals of a millisecond; ours over the ring, to the
-nanosecond, so that values differ. TorchServe's lines are replayed all the same."""
+"""The metrics that a worker itself records: TorchServe's in Python, to two decimals of a millisecond; ours over the ring, to the
+nanosecond, so the values differ. TorchServe's lines are replayed nevertheless."""
 
 DIFFERENCES = {
     "no GPU, no family": {"GPUUtilization", "GPUMemoryUtilization", "GPUMemoryUsed"},
     "counted from 0, before there is anything to count": {"Requests4XX", "Requests5XX"},
     "bounds by unit: all percentages are beyond those of TorchServe": {"ExamplePercentMetric_bucket"},
 }
-"""Where /metrics differs on purpose: reason -> families, or names of samples. What every family differs in: labels are in
-alphabetical order and without a comma behind the last one, whole numbers are written without `.0`, and the help texts say
-what is measured. See also `same`."""
+"""The intended differences of /metrics: reason -> families, or names of samples. All families have labels in alphabetical order
+without a trailing comma, integers without `.0`, and help texts that describe the metric. See also `same`."""
 
 ONLY_OURS = {"Requests4XX"}
-"""Lines of ts_metrics.log that TorchServe had no reason to write: the test asks whether the server is ready yet."""
+"""Lines of ts_metrics.log that only this server writes, because the test polls for readiness."""
 
 
 def config(mode: str) -> dict:
-    """The config.properties of a golden folder."""
+    """Returns the config.properties of a golden folder."""
     return dict(line.split("=", 1) for line in (GOLDEN / mode / "config.properties").read_text().splitlines())
 
 
 def golden(mode: str, name: str) -> list:
-    """The parsed lines of a golden file."""
+    """Returns the parsed lines of a golden file."""
     found = [LINE.match(line) for line in (GOLDEN / mode / name).read_text().splitlines()]
     assert all(found), f"{mode}/{name}"
     return [match.groupdict() for match in found]
 
 
 def same(name: str, value: str) -> str:
-    """A label's value without what differs on purpose: this machine; the version, which TorchServe calls `default` unless a
+    """Returns a label's value without intended differences: the machine; the version, which TorchServe calls `default` unless a
     request names it and which is always the number here; a worker's name, which has a port in TorchServe."""
     if name.lower() == "hostname":
         assert value in ("vm", HOST)
@@ -63,7 +62,7 @@ def same(name: str, value: str) -> str:
 
 
 def series(text: str) -> dict:
-    """Name and labels -> value, without what differs on purpose."""
+    """Returns name and labels -> value, without intended differences."""
     found = {}
     for (name, labels), value in samples(text).items():
         found[name, frozenset((label, same(label, text)) for label, text in labels)] = value
@@ -71,19 +70,19 @@ def series(text: str) -> dict:
 
 
 def shape(fields: dict) -> tuple:
-    """What all lines of one series have in common, without what differs on purpose."""
+    """Returns the common part of all lines of a series, without intended differences."""
     pairs = [pair.split(":") for pair in fields["dims"].split(",")] if fields["dims"] else []
     dimensions = tuple((name, same(name, value)) for name, value in pairs)
     return fields["name"], fields["unit"], dimensions, fields["rid"] is None
 
 
 def body(fields: dict) -> tuple:
-    """All of a line but its times."""
+    """Returns all fields of a line except its times."""
     return tuple(fields[name] for name in ("name", "unit", "value", "dims", "host", "rid"))
 
 
 def printed(mode: str) -> list:
-    """The ten lines that TorchServe's worker printed in this run, or as far as no log tells, in the run `legacy_auto`."""
+    """Returns the ten lines that TorchServe's worker printed in this run or, where no log has them, in the run `legacy_auto`."""
     types = kinds(golden_scrape("prometheus")) | kinds(golden_scrape("prometheus_auto"))
     units = {"ms": "Milliseconds", "count": "Count"}
     shown = {name: value for (name, _), value in series(golden_scrape(mode)).items()}
@@ -102,7 +101,7 @@ def printed(mode: str) -> list:
 
 @pytest.fixture(params=MODES)
 def replayed(request, start, tmp_path):
-    """A server as TorchServe was configured, whose worker has printed TorchServe's lines; and the mode's name."""
+    """A server with TorchServe's configuration whose worker has printed TorchServe's lines; and the mode's name."""
     mode = request.param
     models = tmp_path / "models" / MODEL
     (models / "1").mkdir(parents=True)
@@ -123,8 +122,8 @@ def replayed(request, start, tmp_path):
     return server, mode
 
 
-def test_a_worker_prints_what_torchserve_logged_and_showed(replayed):
-    """Its lines to the byte, its series to the value."""
+def test_a_workers_lines_and_series_are_those_of_torchserve(replayed):
+    """The lines are identical to the byte, and the series to the value."""
     server, mode = replayed
     wanted = sorted(map(body, golden(mode, "model_metrics.log")))
     exact = {key: value for key, value in series(golden_scrape(mode)).items() if key[0] not in DIFFERENCES["no GPU, no family"]}
@@ -136,7 +135,7 @@ def test_a_worker_prints_what_torchserve_logged_and_showed(replayed):
         found = series(server.get("/metrics", server.metrics)[1])
         return all(found.get(key) == value for key, value in exact.items() if key[0] in custom)
 
-    eventually("every line and value of TorchServe's", 10, all_there)
+    eventually("all lines and values of TorchServe", 10, all_there)
     rest = lines(server, "model_metrics")
     for fields in golden(mode, "model_metrics.log"):
         rest.remove(next(line for line in rest if body(line) == body(fields)))
@@ -148,7 +147,7 @@ def test_a_worker_prints_what_torchserve_logged_and_showed(replayed):
 
 
 def test_the_frontends_lines_are_those_of_torchserve(replayed):
-    """Name, unit and dimensions of everything in ts_metrics.log, and nothing that TorchServe keeps out of it."""
+    """Name, unit and dimensions of everything in ts_metrics.log, and nothing that TorchServe does not write there."""
     server, mode = replayed
     wanted = set(map(shape, golden(mode, "ts_metrics.log")))
     eventually("all of them", 10, lambda: wanted <= set(map(shape, lines(server, "ts_metrics"))))
@@ -157,7 +156,7 @@ def test_the_frontends_lines_are_those_of_torchserve(replayed):
 
 
 def test_a_scrape_has_torchserves_families_and_series(replayed):
-    """Types and label sets, in both directions, but for what is listed."""
+    """Types and label sets are equal in both directions, except for the listed differences."""
     server, mode = replayed
     torchserve = golden_scrape(mode)
     different = set().union(*DIFFERENCES.values())
@@ -177,7 +176,7 @@ def test_a_scrape_has_torchserves_families_and_series(replayed):
 
 
 def test_every_line_is_read_by_torchserves_expression(replayed):
-    """In the files, and with level, thread and logger on standard output; as many there as here."""
+    """In the files, and with level, thread and logger on standard output; both have the same number of lines."""
     server, mode = replayed
     logs = {name: lambda name=name: raw(server, name) for name in ("ts_metrics", "model_metrics")}
     loggers = {fields["logger"] for fields in golden(mode, "console_metrics_lines.log")}
@@ -197,7 +196,7 @@ def test_every_line_is_read_by_torchserves_expression(replayed):
 
 @pytest.mark.parametrize("mode", [mode for mode, own in MODES.items() if own != DETECTED and mode != "log_default"])
 def test_the_definition_is_that_of_the_run(mode):
-    """The metrics.yaml above has the names and units that TorchServe tells in its help texts and lines."""
+    """The metrics.yaml above has the names and units in TorchServe's help texts and lines."""
     told = dict(re.findall(r"^# HELP (\S+) .* metric with unit: (\S+)$", golden_scrape(mode), re.M))
     told |= {fields["name"]: fields["unit"] for fields in golden(mode, "model_metrics.log")}
     declared = dict(re.findall(r"name: (\w+)(?:,|\n *)\s*unit: (\w+)", SHIPPED + MODES[mode]))

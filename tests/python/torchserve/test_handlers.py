@@ -177,7 +177,7 @@ def test_what_an_archive_says_completes_the_configuration(served):
         "implicit_sequence_start": "true", "max_queued_sequences": "none", "max_queue_size_per_sequence": "1",
         "engine": said["engine"],
     }  # fmt: skip
-    assert "useJobTicket has no effect in a repository of the server's own form" in served.log_tail()
+    assert "useJobTicket has no effect in the server's model repository" in served.log_tail()
 
 
 def test_functions_are_entry_points(served):
@@ -266,7 +266,7 @@ def test_a_request_that_cannot_be_understood_costs_no_other(served, told):
             return error.message()
 
     answers = together(3, one)
-    assert answers[0].startswith("HTTP 400: the request's parameter 'torchserve' has not the agreed form"), answers[0]
+    assert answers[0].startswith("HTTP 400: the request's parameter 'torchserve' is malformed"), answers[0]
     assert [json.loads(answer)["body"] for answer in answers[1:]] == [["bytearray", "78"]] * 2
 
 
@@ -644,7 +644,7 @@ def test_broken_archives(tmp_path):
             (repository / name / "1" / file).write_bytes(b"PK\x03\x04 no archive")
     options = [f"--python={PYTHON}", "--model-control-mode=explicit"]
     with Server(tmp_path, [repository], options) as server:
-        for name, text in {"two": "holds 2 archives, a.mar, b.mar", "torn": "cannot be unpacked", "none": "names no handler"}.items():
+        for name, text in {"two": "2 archives, a.mar, b.mar", "torn": "cannot unpack", "none": "names no handler"}.items():
             status, answer = server.ask("POST", f"/v2/repository/models/{name}/load", "{}")
             assert status >= 400 and text in answer, answer
 

@@ -159,7 +159,7 @@ def test_an_archive_that_broke_loses_no_snapshot(launcher):
     before, whole = snapshots(launcher), (launcher.store / "echo.mar").read_bytes()
     (launcher.store / "echo.mar").write_bytes(whole[:-30])
     done = launcher.run("--start", "--foreground", "--model-store", str(launcher.store), *COMMON)
-    assert done.returncode == 1 and "the snapshot is not restored, since model echo cannot be registered" in done.stdout
+    assert done.returncode == 1 and "cannot restore the snapshot: failed to register model echo" in done.stdout
     assert STARTED not in done.stdout and snapshots(launcher) == before
     (launcher.store / "echo.mar").write_bytes(whole)
     launcher.started("--model-store", str(launcher.store), *COMMON)
@@ -342,7 +342,7 @@ def test_a_store_that_cannot_be_written_to_is_told(launcher):
         config = ["--ts-config", str(launcher.config), "--model-store", store]
         launcher.started(*config, *COMMON, "--models", f"{web.base}/far.mar")
         assert predicted(launcher, "far") == (200, "x")
-        assert "the model store '/sys/kernel' cannot be written to" in (launcher.folder / "console.log").read_text()
+        assert "cannot write to the model store '/sys/kernel'" in (launcher.folder / "console.log").read_text()
         assert snapshot(launcher)["far"]["1.0"]["marName"] == f"{web.base}/far.mar"
 
 

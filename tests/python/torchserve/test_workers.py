@@ -95,9 +95,9 @@ def test_what_has_no_effect_is_told(tmp_path):
         server.register("odd-1.0.mar")
         assert server.manage("GET", "/models/odd")[1][0]["batchSize"] == 7
         out = (tmp_path / "out").read_text()
-        assert "model-config.yaml: minworkers is not known here; did you mean minWorkers?" in out
+        assert "model-config.yaml: unknown key minworkers; did you mean minWorkers?" in out
         for key in ('parallelType is "tp"', "useVenv is true", "sequenceTimeoutMSec is 5"):
-            assert f"model-config.yaml: {key}, and has no effect here: " in out, key
+            assert f"model-config.yaml: {key}, which has no effect: " in out, key
 
 
 def test_a_model_may_take_requests_only_while_a_worker_is_idle(home):

@@ -1,4 +1,4 @@
-"""The logging extension, the forms of log lines, the log file, and lines about single requests."""
+"""The logging extension, the formats of log lines, the log file, and request log lines."""
 
 import json
 import re
@@ -26,19 +26,19 @@ DEFAULTS = {
 
 @pytest.fixture
 def quiet(start):
-    """A server of one model whose settings a test may change."""
+    """A server with one model whose settings a test may change."""
     return start(["identity_fp32"])
 
 
 def post(server, body) -> tuple:
-    """Status and answer of a change over HTTP."""
+    """Returns status and answer of a change over HTTP."""
     status, text = server.ask("POST", "/v2/logging", json.dumps(body))
     return status, json.loads(text)
 
 
 @pytest.mark.smoke
 def test_settings_over_http(quiet):
-    """What is not named stays; the answer is what holds now; nothing changes by a request that is refused."""
+    """Settings that a request omits are kept; the answer has the current settings; a refused request changes nothing."""
     assert post(quiet, {}) == (200, DEFAULTS)
     changed = DEFAULTS | {"log_verbose_level": 1, "log_info": False, "log_format": "ISO8601"}
     assert post(quiet, {"log_verbose_level": 1, "log_info": False, "log_format": "ISO8601"}) == (200, changed)
@@ -47,7 +47,7 @@ def test_settings_over_http(quiet):
         ({"log_info": 1}, 500, "Unable to parse 'log_info': attempt to access JSON non-boolean as boolean"),
         ({"log_error": False, "log_verbose_level": -1}, 500, "Unable to parse 'log_verbose_level'"),
         ({"log_format": "xml"}, 503, "invalid argument for --log_format, got: xml"),
-        ({"log_color": True}, 400, "unknown log setting 'log_color'; there are log_info"),
+        ({"log_color": True}, 400, "unknown log setting 'log_color'; allowed: log_info"),
         ([], 500, "failed to parse the request JSON buffer"),
     ]:
         got = post(quiet, body)
@@ -88,7 +88,7 @@ def test_tritons_clients(quiet):
 
 
 def lines(path) -> list:
-    """The lines of a log."""
+    """Returns the lines of a log."""
     return path.read_text().splitlines()
 
 
@@ -101,7 +101,7 @@ def lines(path) -> list:
     ],
 )
 def test_a_line_for_each_request(start, form, pattern):
-    """In each form; other lines have it too, and no request is told of without the option."""
+    """In each format, which other lines have too; without the option requests are not logged."""
     server = start(["identity_fp32"], f"--log-format={form}", "--log-access")
     assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
     assert server.get("/v2/none")[0] == 404
@@ -123,11 +123,11 @@ def test_a_line_for_each_request(start, form, pattern):
         assert "request=GET /v2/none status=404 ms=" in told[1]
 
 
-def test_a_log_file_is_opened_again(start, tmp_path):
-    """SIGHUP makes the server write on in a new file after somebody has moved the old one away."""
+def test_a_log_file_is_reopened(start, tmp_path):
+    """SIGHUP makes the server write to a new file after the old one was renamed."""
     path = tmp_path / "pharos.log"
     server = start(["identity_fp32"], f"--log-file={path}")
-    eventually("it says that it is ready", 5, lambda: any("ready" in line for line in lines(path)))
+    eventually("it logs that it is ready", 5, lambda: any("ready" in line for line in lines(path)))
     assert lines(server.log) == []
     path.rename(tmp_path / "old.log")
     server.process.send_signal(signal.SIGHUP)

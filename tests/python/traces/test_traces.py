@@ -268,7 +268,7 @@ def test_what_cannot_be_written_is_counted_and_said_once(tmp_path):
         dropped = {"result": "dropped"}
         eventually("all are counted", 5, lambda: total(server.scrape(), "pharos_traces_total", **dropped) == 200)
         assert written(server) == 0
-    assert 1 <= server.log_tail().count("traces cannot be written") <= 3
+    assert 1 <= server.log_tail().count("cannot write traces") <= 3
 
 
 def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path):
@@ -284,14 +284,14 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path):
         server.launch()
         assert server.process.wait(20) == 1
         said = server.log_tail()
-        assert f"the trace file '{path}': " in said and reason in said and "in a folder that exists" in said
+        assert f"the trace file '{path}': " in said and reason in said and "in an existing folder" in said
     assert not (tmp_path / "nowhere").exists()
 
 
 def test_the_commands_say_what_is_wrong(tmp_path):
     """No such file, no trace file."""
     (tmp_path / "other.json").write_text("{}")
-    for file, words in [("nowhere.json", "nowhere.json: No such file"), ("other.json", "a trace file is a JSON array")]:
+    for file, words in [("nowhere.json", "nowhere.json: No such file"), ("other.json", "not a trace file: expected a JSON array")]:
         result = subprocess.run([str(binary()), "trace", "chrome", str(tmp_path / file)], capture_output=True, text=True)
         assert result.returncode == 1 and words in result.stderr
     assert subprocess.run([str(binary()), "trace", "summary"], capture_output=True).returncode == 2

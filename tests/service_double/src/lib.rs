@@ -1,4 +1,4 @@
-//! A test double of [`pharos::service::Service`], for unit tests of protocol edges: it echoes, and remembers what was recorded.
+//! A test double of [`pharos::service::Service`] for unit tests of protocol edges: echoes inputs and keeps recorded answers.
 //!
 //! It has the models `echo`, `slow` (never responds) and `many` (decoupled).
 
@@ -30,10 +30,10 @@ use settings::Settings;
 /// A recorded answer: protocol, route, code and reason.
 pub type Record = (Protocol, Route, u16, Option<Reason>);
 
-/// The most regions of shared memory.
+/// The maximum number of regions of shared memory.
 const MOST_REGIONS: usize = 16;
 
-/// Echoes: every input comes back as an output whose name has INPUT replaced by OUTPUT. Clones share what was recorded.
+/// Returns every input as an output whose name has INPUT replaced by OUTPUT. Clones share the recorded answers.
 #[derive(Clone, Debug)]
 pub struct EchoService(Arc<Inner>);
 
@@ -42,7 +42,7 @@ struct Inner {
     records: Mutex<Vec<Record>>,
     regions: Mutex<Registry>,
     settings: Mutex<Settings>,
-    /// Goes on by a microsecond each time it is read.
+    /// Advances by a microsecond with each read.
     clock: AtomicU64,
 }
 
@@ -55,7 +55,7 @@ impl Default for EchoService {
 }
 
 impl EchoService {
-    /// The answers that were recorded.
+    /// Returns the recorded answers.
     pub fn records(&self) -> Vec<Record> {
         locked(&self.0.records).clone()
     }
@@ -68,7 +68,7 @@ impl EchoService {
         Err(InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, message))
     }
 
-    /// Finds the shared memory regions that a request names.
+    /// Looks up the shared memory regions of a request.
     fn lend(&self, request: &mut InferRequest) -> Result<(), InferError> {
         let regions = locked(&self.0.regions);
         for input in &mut request.inputs {
@@ -142,7 +142,7 @@ impl Service for EchoService {
         Ok(bytes)
     }
 
-    /// The id `fail` makes a request fail. A request without timestamps is an error of the edge.
+    /// Fails requests with the id `fail`. A request without timestamps is an error of the edge.
     async fn infer(&self, mut request: InferRequest, _: Endpoint) -> Result<InferResponse, InferError> {
         self.known(&request.model_name)?;
         self.lend(&mut request)?;
@@ -167,7 +167,7 @@ impl Service for EchoService {
         })
     }
 
-    /// The model `many` responds as often as its first input has elements, with the element as a byte; 255 is an error.
+    /// The model `many` sends a response for each element of its first input, with the element as a byte; 255 means an error.
     fn stream(&self, request: InferRequest) -> Result<EchoResponses, InferError> {
         if request.model_name != "many" {
             let service = self.clone();
@@ -203,7 +203,7 @@ impl Service for EchoService {
         Ok(if ready_only { vec![ready] } else { vec![ready, never] })
     }
 
-    /// Only `echo` can be loaded; the error for other models shows the parameters.
+    /// Loads only `echo`; the error for other models lists the parameters.
     async fn load_model(&self, model: &str, parameters: Vec<(String, Bytes)>) -> Result<(), InferError> {
         let given: Vec<String> = parameters.iter().map(|(name, value)| format!("{name}={}", value.len())).collect();
         if model == "echo" { Ok(()) } else { Err(InferError::internal(format!("{model} with {}", given.join(" ")))) }
@@ -223,14 +223,14 @@ impl Service for EchoService {
 
     fn unregister_directories<'a>(&self, _: impl IntoIterator<Item = &'a String>) {}
 
-    /// Checks the names, and opens nothing.
+    /// Checks the names and opens nothing.
     fn register_system_memory(&self, region: &str, key: &str, _: u64, _: u64) -> Result<(), InferError> {
         locked(&self.0.regions).check_new(region)?;
         object_name(region, key)?;
         Err(cannot_open(key))
     }
 
-    /// Checks the handle; there is no GPU.
+    /// Checks the handle and reports that GPUs are not supported.
     async fn register_cuda_memory(&self, region: &str, handle: &[u8], _: i64, _: u64) -> Result<(), InferError> {
         locked(&self.0.regions).check_new(region)?;
         if handle.len() != CUDA_HANDLE {
@@ -249,7 +249,7 @@ impl Service for EchoService {
         locked(&self.0.regions).status(kind, region)
     }
 
-    /// Never samples; settings can be changed all the same.
+    /// Never samples a request, but settings can be changed.
     fn trace(&self, _: &str, _: impl Fn(&str) -> Option<String>) -> Option<Traced> {
         None
     }

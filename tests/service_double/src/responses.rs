@@ -15,9 +15,9 @@ type Single = Pin<Box<dyn Future<Output = Result<InferResponse, InferError>> + S
 
 /// The responses to one request.
 pub enum EchoResponses {
-    /// Of an ordinary model: the request begins when this is polled.
+    /// The response of an ordinary model; the request starts when this is polled.
     One(Single),
-    /// Of a decoupled model, or those that are left.
+    /// The remaining responses, and whether the model is decoupled.
     Many(VecDeque<Streamed>, bool),
 }
 
@@ -28,12 +28,12 @@ impl fmt::Debug for EchoResponses {
 }
 
 impl EchoResponses {
-    /// The response of an ordinary model.
+    /// Wraps the response of an ordinary model.
     pub(crate) fn one(response: impl Future<Output = Result<InferResponse, InferError>> + Send + 'static) -> Self {
         Self::One(Box::pin(response))
     }
 
-    /// A response for each element of the first input, and an empty one that is the last.
+    /// Creates a response for each element of the first input, and an empty last one.
     pub(crate) fn many(request: &InferRequest) -> Result<Self, InferError> {
         let Some(input) = request.inputs.first() else { return Err(InferError::invalid("no input")) };
         let elements = input.tensor.data.clone().join();

@@ -1,4 +1,4 @@
-//! The trait of backends, and what they are created from.
+//! The backend trait, and the context that backends are created from.
 
 use std::path::Path;
 
@@ -23,25 +23,24 @@ pub trait Backend {
     /// Fails every request of the batch. To fail single requests, use [`Outputs::fail`].
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError>;
 
-    /// Whether inputs, and memory for outputs, may change while a batch is executed: a client that shares its memory can
-    /// write there at any moment. Such a backend accesses the client's own memory, which has no particular alignment; it must
-    /// not decide anything twice from the same bytes, and must work correctly, not only safely, with any bytes that it reads.
-    /// All other backends get copies.
+    /// Whether inputs and output memory may change while a batch is executed: a client that shares its memory can write there at
+    /// any moment. Such a backend accesses the client's memory directly, without any particular alignment. It must not make two
+    /// decisions from separate reads of the same bytes, and must work correctly, not only safely, whatever bytes it reads. All
+    /// other backends get copies.
     fn tolerates_concurrent_writes(&self) -> bool {
         false
     }
 
-    /// Whether the backend takes inputs that are in a device's memory where they are, in
-    /// [`Input::pieces`](crate::Input::pieces), and allocates its outputs with [`Outputs::allocate_anywhere`]. It must tolerate
-    /// concurrent writes there, as for [`Backend::tolerates_concurrent_writes`]. All other backends find all inputs in the
-    /// process's memory.
+    /// Whether the backend reads inputs directly from a device's memory, through [`Input::pieces`](crate::Input::pieces), and
+    /// allocates its outputs with [`Outputs::allocate_anywhere`]. It must tolerate concurrent writes there, as for
+    /// [`Backend::tolerates_concurrent_writes`]. All other backends find all inputs in the process's memory.
     fn takes_device_memory(&self) -> DeviceInputs {
         DeviceInputs::Never
     }
 
-    /// A sequence is over without a step that has [`SequenceStep::end`](pharos::wire::SequenceStep::end): it was idle for too
-    /// long, or its client has gone. For backends that keep data for each sequence; the runtime keeps and drops the states of
-    /// the configuration.
+    /// Called when a sequence is over without a step that has [`SequenceStep::end`](pharos::wire::SequenceStep::end): it was idle
+    /// for too long, or its client has disconnected. For backends that keep data for each sequence; the runtime keeps and drops
+    /// the states of the configuration.
     fn sequence_ended(&mut self, _key: u64) {}
 
     /// Whether the backend records the times of each batch
@@ -50,14 +49,15 @@ pub trait Backend {
         false
     }
 
-    /// Whether its batches carry everything that clients have sent with a request
+    /// Whether batches for this backend carry everything that clients have sent with a request
     /// ([`BatchRequest::details`](pharos::wire::BatchRequest::details)).
     fn wants_details(&self) -> bool {
         false
     }
 
-    /// The model's own answer to whether it is ready, for a model that has one: called when a client asks for the model's
-    /// readiness, on a separate thread and also while a batch is executed. A model that is not ready still gets requests.
+    /// Returns a function that reports whether the model is ready, if the model has one. The function is called when a client asks
+    /// for the model's readiness, on a separate thread and also while a batch is executed. A model that is not ready still gets
+    /// requests.
     fn readiness(&self) -> Option<Readiness> {
         None
     }
@@ -66,13 +66,13 @@ pub trait Backend {
 /// Whether a model is ready; see [`Backend::readiness`].
 pub type Readiness = Box<dyn FnMut() -> bool + Send>;
 
-/// Makes a backend for the model that the context describes.
+/// Creates a backend for the model that the context describes.
 ///
 /// # Errors
-/// The model cannot be loaded; the message is for the user who wrote it.
+/// The model cannot be loaded; the message is meant for the author of the model.
 pub type Create = fn(&Context<'_>) -> Result<Box<dyn Backend>, InferError>;
 
-/// What a backend is created from.
+/// The data that a backend is created from.
 pub struct Context<'a> {
     /// The model's configuration.
     pub config: &'a ModelConfig,
@@ -80,9 +80,9 @@ pub struct Context<'a> {
     pub directory: &'a Path,
     /// Threads that one execution may use.
     pub threads: usize,
-    /// What the model may record; to be cloned and kept.
+    /// The metrics that the model may record; clone and keep it.
     pub metrics: &'a Metrics,
-    /// What the backend may use at any time; to be cloned and kept.
+    /// Runtime functions that the backend may use at any time; clone and keep it.
     pub runtime: &'a Runtime,
     /// The instance's name, for messages: `model_0_0`.
     pub instance: &'a str,

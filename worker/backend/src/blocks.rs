@@ -14,12 +14,12 @@ pub(crate) struct OutputTensor<'s> {
     pub(crate) output: usize,
     pub(crate) datatype: DataType,
     pub(crate) shape: &'s [i64],
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) len: usize,
 }
 
 impl OutputTensor<'_> {
-    /// A new block of the arena for the output, and its memory.
+    /// Allocates a new block of the arena for the output; returns the block and its memory.
     ///
     /// # Errors
     /// The arena is full.
@@ -30,14 +30,14 @@ impl OutputTensor<'_> {
         Ok((OutputBlock { offset: memory.offset, len: memory.len, ..block }, bytes))
     }
 
-    /// A block for the output of these requests where its client wants it.
+    /// Returns a block for the output of these requests, placed in client memory.
     pub(crate) fn placed(&self, requests: Vec<u32>) -> Result<OutputBlock, InferError> {
         let block = block(self.output, self.datatype, self.shape.to_vec())?;
         Ok(OutputBlock { requests, len: self.len as u64, placed: true, ..block })
     }
 }
 
-/// A block without memory for an output of the whole batch.
+/// Returns a block without memory for an output of the whole batch.
 ///
 /// # Errors
 /// The number of the output is too large for a frame.
@@ -47,7 +47,7 @@ pub(crate) fn block(output: usize, datatype: DataType, shape: Vec<i64>) -> Resul
     Ok(OutputBlock { output, requests, datatype, shape, offset: 0, len: 0, placed: false, lent: None })
 }
 
-/// The bytes of an output of a fixed size.
+/// Returns the size in bytes of an output of a fixed-size datatype.
 ///
 /// # Errors
 /// The shape has a negative dimension, or the datatype is BYTES.

@@ -1,4 +1,4 @@
-//! Other models of the server, as a backend uses them: inference, loading, unloading and readiness.
+//! Calls from a backend to other models of the server: inference, loading, unloading and readiness.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::session::{Runtime, Session};
 /// A request to another model.
 #[derive(Default)]
 pub struct Call {
-    /// What is called, and how. Its `parent` is the [`Responder::place`](crate::Responder::place) of the request that it is
-    /// made for.
+    /// The model and version to call, and the request's attributes. Its `parent` is the
+    /// [`Responder::place`](crate::Responder::place) of the request on whose behalf the call is made.
     pub request: CallRequest,
     /// Its inputs.
     pub inputs: Vec<CallInput>,
@@ -28,11 +28,11 @@ pub struct Call {
 pub struct CallInput {
     /// Its name.
     pub name: String,
-    /// What the elements are.
+    /// The type of its elements.
     pub datatype: DataType,
     /// Its shape.
     pub shape: Vec<i64>,
-    /// Its bytes, as those of outputs.
+    /// Its bytes, in the same format as those of outputs.
     pub content: Content,
 }
 
@@ -46,7 +46,7 @@ pub struct Called {
     pub id: String,
     /// The response's parameters.
     pub parameters: Parameters,
-    /// Its outputs; none in a response that only says that it is the last.
+    /// Its outputs; empty in a response that only marks the end.
     pub outputs: Vec<CalledOutput>,
 }
 
@@ -54,7 +54,7 @@ pub struct Called {
 pub struct CalledOutput {
     /// Its name.
     pub name: String,
-    /// What the elements are.
+    /// The type of its elements.
     pub datatype: DataType,
     /// Its shape.
     pub shape: Vec<i64>,
@@ -62,7 +62,7 @@ pub struct CalledOutput {
     pub data: Received,
 }
 
-/// The answers of a call that is under way. Dropped before the last of them, the call is cancelled.
+/// The answers of a call in progress. Dropping this before the last answer cancels the call.
 pub struct Pending {
     session: Arc<Session>,
     call: u64,
@@ -70,30 +70,30 @@ pub struct Pending {
     id: String,
     taken: u64,
     ended: bool,
-    /// Inputs that are passed on, while they may be read.
+    /// Inputs that are passed on, kept alive while they may be read.
     _lent: Vec<Received>,
 }
 
-/// Cancels a call, from any thread, also while another one waits for its answers. Those that the server has sent are still given;
-/// the last one is the error of a cancelled request.
+/// Cancels a call from any thread, even while another thread waits for its answers. Answers that the server has already sent are
+/// still delivered; the last one is the error of a cancelled request.
 pub struct Canceller {
     session: Arc<Session>,
     call: u64,
 }
 
 impl Canceller {
-    /// Cancels the call. Without effect when its last answer is on its way.
+    /// Cancels the call. Has no effect once its last answer has been sent.
     pub fn cancel(&self) {
         self.session.arenas.send(&ToFrontend::Abandoned(self.call));
     }
 }
 
 impl Runtime {
-    /// Has another model infer. The request is under way when this returns.
+    /// Starts an inference by another model. The request is in progress when this returns.
     ///
     /// # Errors
-    /// There is no memory for an input, or its texts are too long for a message. What the other model says against it is an
-    /// answer.
+    /// There is no memory for an input, or its strings are too long for a message. Errors of the other model are returned as
+    /// answers.
     pub fn call(&self, call: Call) -> Result<Pending, InferError> {
         let number = self.begin_call();
         let (mut inputs, mut memories, mut lent) = (Vec::new(), Vec::new(), Vec::new());
@@ -126,16 +126,16 @@ impl Runtime {
         Ok(Pending { session: self.session().clone(), call: number, model, id, taken: 0, ended: false, _lent: lent })
     }
 
-    /// Loads a model, or loads it anew; `files` take the place of its own, by the names of the repository extension:
-    /// `config` for its configuration as JSON, `file:PATH` for a file of its directory.
+    /// Loads or reloads a model. `files` override the model's files and are named as in the repository extension: `config` for
+    /// its configuration as JSON, `file:PATH` for a file of its directory.
     ///
     /// # Errors
-    /// The server's reason, or the files together are more than fits into a message ([`pharos::wire::MAX_FRAME`]).
+    /// The server's reason, or the files together exceed the size limit of a message ([`pharos::wire::MAX_FRAME`]).
     pub fn load_model(&self, name: &str, files: Vec<(String, Vec<u8>)>) -> Result<(), InferError> {
         self.manage(name, Verb::Load(files)).map(drop)
     }
 
-    /// Unloads a model, and with `dependents` what only it needs.
+    /// Unloads a model and, with `dependents`, the models that only it needs.
     ///
     /// # Errors
     /// The server's reason.
@@ -143,10 +143,10 @@ impl Runtime {
         self.manage(name, Verb::Unload(dependents)).map(drop)
     }
 
-    /// Whether a version of a model (empty: any) can infer.
+    /// Returns whether a version of a model (empty: any version) is ready for inference.
     ///
     /// # Errors
-    /// The version is no number, or the server ends.
+    /// The version is not a number, or the server is stopping.
     pub fn model_ready(&self, name: &str, version: &str) -> Result<bool, InferError> {
         self.manage(name, Verb::IsReady(version.to_owned())).map(|answer| answer.ready)
     }
@@ -172,7 +172,7 @@ impl Runtime {
 }
 
 impl Session {
-    /// The next answer to a call; `None` if the connection is over.
+    /// Returns the next answer to a call; `None` if the connection is closed.
     fn next_answer(&self, call: u64) -> Option<Answer> {
         self.connection.wait(|state| match state.calls.get_mut(&call) {
             Some(answers) => answers.pop_front().map(Some),
@@ -180,7 +180,7 @@ impl Session {
         })?
     }
 
-    /// The call is over: what its unread answers hold is returned.
+    /// Removes a finished call and returns the loans that its unread answers hold.
     fn forget_call(&self, call: u64) {
         let unread = self.connection.lock().calls.remove(&call).unwrap_or_default();
         let loans: Vec<u64> = unread.iter().map(|answer| answer.loan).filter(|loan| *loan != 0).collect();
@@ -190,7 +190,7 @@ impl Session {
     }
 }
 
-/// The next answer, for which it waits; none after the last. A last response without content is given too.
+/// Waits for each answer; ends after the last one. A last response without content is returned as well.
 impl Iterator for Pending {
     type Item = Result<Called, InferError>;
 
@@ -212,7 +212,7 @@ impl Iterator for Pending {
 }
 
 impl Pending {
-    /// What cancels it.
+    /// Returns a handle that cancels the call.
     pub fn canceller(&self) -> Canceller {
         Canceller { session: self.session.clone(), call: self.call }
     }

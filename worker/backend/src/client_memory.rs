@@ -1,8 +1,8 @@
-//! Outputs of a batch in memory of clients.
+//! Outputs of a batch in client memory.
 //!
-//! A backend writes there itself only if it tolerates concurrent writes
+//! A backend writes there directly only if it tolerates concurrent writes
 //! ([`Backend::tolerates_concurrent_writes`](crate::Backend::tolerates_concurrent_writes)) and the request is alone in its batch,
-//! or if the memory is on a device and the backend takes it there
+//! or if the memory is on a device and the backend accesses it there
 //! ([`Backend::takes_device_memory`](crate::Backend::takes_device_memory)). All other outputs are copied after the execution.
 
 use std::ops::Range;
@@ -14,38 +14,38 @@ use pharos::wire::{BatchRequest, Execute, OutputBlock, Piece, Placement};
 
 use crate::device::{DeviceInputs, DeviceMemory, RegionRange, Regions};
 
-/// Memory of clients, as a batch uses it.
+/// Client memory as a batch uses it.
 pub struct ClientMemory<'a> {
     regions: &'a dyn Regions,
     execute: &'a Execute,
     access: ClientAccess,
-    /// Ranges that the backend has.
+    /// Ranges that the backend accesses directly.
     ranges: Vec<RegionRange>,
 }
 
-/// Which memory of clients a backend accesses itself.
+/// The kinds of client memory that a backend accesses directly.
 #[derive(Clone, Copy, Default)]
 pub struct ClientAccess {
-    /// Memory that clients may write to meanwhile.
+    /// Memory that clients may write to concurrently.
     pub in_place: bool,
     /// Memory on a device.
     pub on_device: DeviceInputs,
 }
 
-/// Where an output goes.
+/// The destination of an output.
 #[derive(Debug)]
 pub enum OutputMemory<'a> {
-    /// Into the process's memory.
+    /// The process's memory.
     Host(&'a mut [u8]),
-    /// Straight to a client's memory on a device.
+    /// A client's memory on a device, written directly.
     Device(DeviceMemory),
-    /// The rows of the batch's requests go to different places, one after the other; none of these is in pieces itself. Only
-    /// for backends with [`DeviceInputs::Pieces`].
+    /// The rows of the batch's requests have separate destinations, in request order; none of them is `Pieces` itself. Only for
+    /// backends with [`DeviceInputs::Pieces`].
     Pieces(Vec<OutputMemory<'a>>),
 }
 
 impl OutputMemory<'_> {
-    /// Bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::Host(bytes) => bytes.len(),
@@ -54,18 +54,18 @@ impl OutputMemory<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Where a part of an input is.
+/// Returns the range of a part of an input.
 pub fn range_of(piece: &Piece) -> RegionRange {
     RegionRange { region: piece.region, offset: piece.offset, len: piece.len }
 }
 
-/// The parts of a batch's inputs that are in memory of clients.
+/// Returns the ranges of client memory that a batch's inputs use.
 pub(crate) fn input_ranges(execute: &Execute) -> impl Iterator<Item = RegionRange> + '_ {
     input_pieces(execute).map(range_of)
 }
@@ -74,22 +74,22 @@ fn input_pieces(execute: &Execute) -> impl Iterator<Item = &Piece> + '_ {
     execute.inputs.iter().flat_map(|input| &input.pieces).filter(|piece| piece.region != 0)
 }
 
-/// A range, unless it overlaps one of `others` or has no end.
+/// Returns the range, unless it overlaps one of `others` or its end overflows.
 pub(crate) fn claim(others: &[RegionRange], range: RegionRange) -> Option<RegionRange> {
     range.offset.checked_add(range.len)?;
     (!others.iter().any(|other| range.overlaps(other))).then_some(range)
 }
 
-/// The regions that a batch uses, each with the position of the request that does.
+/// Returns the regions that a batch uses, each with the position of the request that uses it.
 pub fn used_regions(execute: &Execute) -> impl Iterator<Item = (u32, u64)> + '_ {
     let placements = execute.placements.iter().map(|placement| (placement.request, placement.region));
     input_pieces(execute).map(|piece| (piece.request, piece.region)).chain(placements)
 }
 
-/// Writes one request's part of an output where its client wants it.
+/// Writes one request's part of an output to the location that its client wants.
 ///
 /// # Errors
-/// There is no room for it, or the memory has gone.
+/// The location is too small, or the memory no longer exists.
 pub(crate) fn write_placed(
     placement: &Placement,
     name: &str,
@@ -109,7 +109,7 @@ pub(crate) fn write_placed(
 }
 
 impl<'a> ClientMemory<'a> {
-    /// Of a batch whose regions are open.
+    /// Creates the client memory of a batch whose regions are open.
     pub fn new(regions: &'a dyn Regions, execute: &'a Execute, access: ClientAccess) -> Self {
         let in_place = access.in_place && execute.requests.len() == 1;
         Self { regions, execute, access: ClientAccess { in_place, ..access }, ranges: Vec::new() }
@@ -125,19 +125,19 @@ impl<'a> ClientMemory<'a> {
         self.execute
     }
 
-    /// What the backend accesses itself in this batch.
+    /// Returns the kinds of memory that the backend accesses directly in this batch.
     pub fn access(&self) -> ClientAccess {
         self.access
     }
 
-    /// The backend reads this range of an input: no output is written there meanwhile.
+    /// Records that the backend reads this range of an input, so that no output is written there meanwhile.
     pub fn reads(&mut self, range: RegionRange) {
         self.ranges.push(range);
     }
 
-    /// The memory for an output that the backend may write where its client wants it.
+    /// Returns the client's memory for an output if the backend may write there directly.
     pub(crate) fn take(&mut self, output: usize, len: usize, may_be_on_device: bool) -> Option<OutputMemory<'a>> {
-        // The frontend takes outputs from the arena that are not split by rows.
+        // The frontend reads outputs that are not split by rows from the arena.
         if self.execute.elements.iter().any(|(other, _)| usize::from(*other) == output) {
             return None;
         }
@@ -153,7 +153,7 @@ impl<'a> ClientMemory<'a> {
         Some(memory)
     }
 
-    /// As [`ClientMemory::take`], for one request's rows of an output of a batch of several; on a device only.
+    /// Like [`ClientMemory::take`], for one request's rows of an output of a batch of several requests; only on a device.
     pub(crate) fn take_rows(&mut self, request: u32, output: usize, len: u64) -> Option<DeviceMemory> {
         let wanted = |placement: &&Placement| {
             placement.request == request && usize::from(placement.output) == output && len <= placement.len
@@ -165,17 +165,18 @@ impl<'a> ClientMemory<'a> {
         Some(memory)
     }
 
-    /// Whether the rows of a batch of several requests may go to several places.
+    /// Whether the rows of a batch of several requests may have separate destinations.
     pub(crate) fn splits_rows(&self) -> bool {
         self.access.on_device == DeviceInputs::Pieces && self.execute.requests.len() > 1
     }
 
-    /// Writes one request's part of an output where its client wants it.
+    /// Writes one request's part of an output to the location that its client wants.
     pub(crate) fn write(&self, placement: &Placement, name: &str, bytes: &[u8]) -> Result<(), InferError> {
         write_placed(placement, name, bytes, |to, bytes| self.regions.write(to.region, to.offset, bytes))
     }
 
-    /// Where in a block the part of a request is; `None` if the block is not for it, or does not have the rows that it should.
+    /// Returns the range of a request's part in a block; `None` if the block is not for the request or has the wrong number of
+    /// rows.
     pub(crate) fn part(&self, block: &OutputBlock, bytes: &[u8], request: u32) -> Option<Range<usize>> {
         let all: Vec<u32> = match block.requests.as_slice() {
             [] => (0..self.execute.requests.len()).filter_map(|position| u32::try_from(position).ok()).collect(),

@@ -3,7 +3,7 @@
 use pharos::timeline::Instant;
 use rustix::time::{ClockId, clock_gettime};
 
-/// Now, on CLOCK_MONOTONIC.
+/// Returns the current time of CLOCK_MONOTONIC.
 #[allow(clippy::disallowed_methods)]
 pub fn now() -> Instant {
     let time = clock_gettime(ClockId::Monotonic);

@@ -1,8 +1,8 @@
-//! The connection to the frontend: what has come over it, and the threads that wait for that.
+//! The connection to the frontend: received messages, and the threads that wait for them.
 //!
 //! No thread is reserved for reading. A thread that waits for something (the main thread for its next batch, a thread for the
-//! answer of another model, a sender for its reader) reads the socket while no other thread does, and hands what is for others
-//! to them. So a worker that only executes batches pays nothing for this.
+//! answer of another model, a sender for its client) reads the socket while no other thread does, and passes on messages for
+//! other threads. So a worker that only executes batches has no extra cost.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -18,12 +18,12 @@ use crate::frames::Reader;
 use crate::received::{Arenas, Received};
 use crate::streams::{Collected, RequestPlace, ResponseContent, Stream, Streams};
 
-/// Unused output memory that stays with the process; more is handed back to the system.
+/// Unused output memory that the process keeps, in bytes; the rest is returned to the system.
 const KEEP_OUTPUTS: u64 = 16 << 20;
 
-/// The connection, and what came over it.
+/// The connection and the messages received over it.
 pub struct Connection {
-    // Held for a few instructions, and while a frame is sent that must not be overtaken.
+    // Held for a few instructions, and while a frame is sent whose order matters.
     state: Mutex<ConnectionState>,
     changed: Condvar,
     /// Used by the thread that has set [`ConnectionState::reading`].
@@ -31,24 +31,24 @@ pub struct Connection {
     arenas: Arc<Arenas>,
 }
 
-/// What has come.
+/// Received messages.
 #[derive(Default)]
 pub(crate) struct ConnectionState {
-    /// A thread reads the socket.
+    /// A thread is reading the socket.
     reading: bool,
-    /// How many threads wait for what it reads.
+    /// Number of threads that wait for what it reads.
     waiting: usize,
-    /// For the main thread.
+    /// Frames for the main thread.
     frames: VecDeque<ToWorker>,
     /// The frontend has asked whether the model is ready.
     pub(crate) readiness_asked: bool,
-    /// Batches with requests that are answered on their own.
+    /// Batches with requests that are answered individually.
     batches: HashMap<u64, Streams>,
-    /// What has come for calls that are under way.
+    /// Answers received for calls in progress.
     pub(crate) calls: HashMap<u64, VecDeque<Answer>>,
-    /// The connection is over: by an error, or because the frontend has closed it.
+    /// The connection is closed, by an error or by the frontend.
     closed: Option<Result<(), String>>,
-    /// The process is to end: the frontend reads no more answers.
+    /// The process is shutting down: the frontend reads no more answers.
     stopping: bool,
 }
 
@@ -58,7 +58,7 @@ impl ConnectionState {
         self.stopping || self.closed.is_some()
     }
 
-    /// The streams of a request's batch.
+    /// Returns the streams of a request's batch.
     pub(crate) fn streams(&mut self, (batch, _): RequestPlace) -> Result<&mut Streams, InferError> {
         self.batches.get_mut(&batch).ok_or_else(|| run_error("the request is over"))
     }
@@ -69,7 +69,7 @@ impl ConnectionState {
         }
     }
 
-    /// Forgets a batch whose requests are all answered.
+    /// Removes a batch whose requests are all answered.
     fn tidy(&mut self, batch: u64) {
         if self.batches.get(&batch).is_some_and(Streams::is_over) {
             self.batches.remove(&batch);
@@ -86,10 +86,10 @@ impl Connection {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next frame for the main thread; `None` when the frontend has closed the connection.
+    /// Waits for the next frame for the main thread; `None` when the frontend has closed the connection.
     ///
     /// # Errors
-    /// The connection is broken, or what came is no frame.
+    /// The connection is broken, or the received bytes are not a frame.
     pub fn receive(&self) -> io::Result<Option<ToWorker>> {
         match self.wait(|state| state.frames.pop_front()) {
             Some(frame) => Ok(Some(frame)),
@@ -100,14 +100,14 @@ impl Connection {
         }
     }
 
-    /// Waits until `look` finds something, and reads the socket meanwhile if no other thread does; `None` if the connection
-    /// ends before.
+    /// Waits until `look` finds something, and reads the socket meanwhile if no other thread does. Returns `None` if the
+    /// connection closes first.
     pub(crate) fn wait<T>(&self, look: impl FnMut(&mut ConnectionState) -> Option<T>) -> Option<T> {
         self.wait_reading(true, look)
     }
 
-    /// As [`Connection::wait`], for what the main thread does and no frame brings: a thread that read the socket meanwhile
-    /// would not see it.
+    /// Like [`Connection::wait`], for events that the main thread causes and that arrive in no frame: a thread reading the socket
+    /// would not notice them.
     pub(crate) fn wait_for_main<T>(&self, look: impl FnMut(&mut ConnectionState) -> Option<T>) -> Option<T> {
         self.wait_reading(false, look)
     }
@@ -131,7 +131,7 @@ impl Connection {
         }
     }
 
-    /// Takes what has come, without waiting.
+    /// Reads frames that have already arrived, without waiting.
     pub(crate) fn poll(&self) {
         let mut state = self.lock();
         while !state.reading && state.closed.is_none() && self.has_some() {
@@ -139,8 +139,8 @@ impl Connection {
         }
     }
 
-    /// The number of the batch that is executed next, if its frame has come (the frontend sends it while this one is
-    /// executed), and its inputs as far as they are in the arena.
+    /// Returns the number of the next batch, if its frame has arrived (the frontend sends it while the current one is executed),
+    /// and those of its inputs that are in the arena.
     pub(crate) fn next_inputs(&self) -> Option<(u64, Vec<Received>)> {
         self.poll();
         let state = self.lock();
@@ -157,7 +157,7 @@ impl Connection {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner).has_some()
     }
 
-    /// Reads one frame, without the lock, and puts it where it belongs.
+    /// Reads one frame without holding the lock, and dispatches it.
     fn read_one<'s>(&'s self, mut state: MutexGuard<'s, ConnectionState>) -> MutexGuard<'s, ConnectionState> {
         state.reading = true;
         drop(state);
@@ -203,12 +203,12 @@ impl Connection {
             }
         }
     }
-    /// A batch begins to be executed, of which requests may be answered on their own.
+    /// Registers a batch that begins to execute and whose requests may be answered individually.
     pub(crate) fn batch_begins(&self, execute: &Execute, decoupled: bool, start: Instant) {
         self.lock().batches.insert(execute.batch, Streams::new(execute, decoupled, start));
     }
 
-    /// The execution of a batch is over, and went well or not; these requests are executed once more.
+    /// Records the end of a batch's execution, successful or not. The `rescheduled` requests are executed again.
     pub(crate) fn batch_ends(&self, batch: u64, went_well: bool, rescheduled: &[u32]) -> Collected {
         let mut state = self.lock();
         let Some(streams) = state.batches.get_mut(&batch) else { return Collected::default() };
@@ -217,7 +217,7 @@ impl Connection {
         collected
     }
 
-    /// The frame that says how a batch has ended is sent.
+    /// Records that the frame with the outcome of a batch has been sent.
     pub fn batch_announced(&self, batch: u64) {
         if let Some(streams) = self.lock().batches.get_mut(&batch) {
             streams.announced = true;
@@ -225,17 +225,17 @@ impl Connection {
         }
     }
 
-    /// The inputs of a batch are where the model wants them.
+    /// Records that the inputs of a batch are where the model needs them.
     pub(crate) fn inputs_ready(&self, batch: u64, at: Instant) {
         if let Some(streams) = self.lock().batches.get_mut(&batch) {
             streams.inputs_ready(at);
         }
     }
 
-    /// Waits until a request of a decoupled model may have one more response.
+    /// Waits until a request of a decoupled model may send one more response.
     ///
     /// # Errors
-    /// [`InferError::cancelled`] if the request is cancelled; it is over, or there is no such request.
+    /// [`InferError::cancelled`] if the request is cancelled; also fails if it is over or does not exist.
     pub(crate) fn wait_for_credit(&self, place: RequestPlace) -> Result<(), InferError> {
         let may = |state: &mut ConnectionState| {
             let stopping = state.is_stopping();
@@ -260,10 +260,10 @@ impl Connection {
         stream.cancelled || row.is_some_and(flagged)
     }
 
-    /// Sends the response of one request. Holds the lock meanwhile, so that responses keep their order.
+    /// Sends the response of one request. Holds the lock while sending, so that responses keep their order.
     ///
     /// # Errors
-    /// The request is over, or its parameters are too long for a message: then it goes on without this response.
+    /// The request is over, or its parameters are too long for a message; the request then continues without this response.
     pub(crate) fn send_response(&self, place: RequestPlace, content: ResponseContent) -> Result<(), InferError> {
         let ResponseContent { outputs, parameters, error, last, empty, output_start } = content;
         let mut state = self.lock();

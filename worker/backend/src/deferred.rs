@@ -10,7 +10,7 @@ use crate::blocks::block;
 use crate::received::{Arenas, Loan, Memory, Received};
 use crate::reply::{Content, ReplyOutput};
 
-/// What requests of a model that answers once were answered with while their batch was executed.
+/// Replies to requests of a non-decoupled model that were given while their batch was executed.
 #[derive(Default)]
 pub(crate) struct DeferredReplies {
     pub(crate) outputs: Vec<(u32, ReplyOutput)>,
@@ -18,7 +18,7 @@ pub(crate) struct DeferredReplies {
     pub(crate) failed: Vec<(u32, WireError)>,
 }
 
-/// The block of an output, and its memory; no memory if the output is where its client wants it.
+/// Returns the block of an output and its memory; no memory if the output is in client memory.
 pub(crate) fn in_memory(
     arenas: &Arc<Arenas>,
     output: ReplyOutput,
@@ -35,15 +35,15 @@ pub(crate) fn in_memory(
     Ok((OutputBlock { offset, len, ..block(output, datatype, shape)? }, Some(memory)))
 }
 
-/// The loan that the inputs of a batch are a part of, and whether outputs may be passed on from it.
+/// The loan that holds the inputs of a batch, and whether outputs may be passed on from it.
 pub(crate) struct PassOn<'l> {
     pub(crate) loan: Option<&'l Arc<Loan>>,
     pub(crate) allowed: bool,
 }
 
 impl DeferredReplies {
-    /// The outputs as blocks. An input that is passed on is not copied if no other holder could change it before it is read.
-    /// Also gives what has to live until the blocks are sent.
+    /// Returns the outputs as blocks. An input that is passed on is copied only if another holder could change it before it is
+    /// read. Also returns the values that must live until the blocks are sent.
     ///
     /// # Errors
     /// There is no memory for a copy.

@@ -1,12 +1,12 @@
-//! Memory of devices: ranges of it, and the trait over which the runtime reaches devices and memory of clients.
+//! Ranges of device memory, and the traits through which the runtime accesses devices and client memory.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use pharos::error::InferError;
 
-/// A range of a device's memory: of a buffer of this process, or of a client's region. It stays valid as long as what it was
-/// taken from, for a client's region as long as the batch is executed; the client may change its content at any moment.
+/// A range of a device's memory, in a buffer of this process or in a client's region. It stays valid as long as its source: a
+/// client's region until the batch is executed. The client may change its content at any moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
     device: u32,
@@ -15,32 +15,32 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// `len` bytes from an address of a device, in the process's numbering of devices.
+    /// Describes `len` bytes at an address of a device, in the process's numbering of devices.
     pub const fn new(device: u32, address: u64, len: usize) -> Self {
         Self { device, address, len }
     }
 
-    /// The device, in the process's numbering: 0 is the instance's own.
+    /// The device, in the process's numbering: 0 is the instance's device.
     pub const fn device(&self) -> u32 {
         self.device
     }
 
-    /// Where it begins. Memory of clients has no particular alignment.
+    /// The address of the first byte. Client memory has no particular alignment.
     pub const fn address(&self) -> u64 {
         self.address
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the length is zero.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// `len` bytes from `offset`; `None` if they pass the end.
+    /// Returns `len` bytes from `offset`; `None` if they exceed the range.
     #[must_use]
     pub fn part(&self, offset: usize, len: usize) -> Option<Self> {
         let end = offset.checked_add(len)?;
@@ -48,8 +48,8 @@ impl DeviceMemory {
     }
 }
 
-/// A range of a client's memory on a device that stays open as long as this or a clone of it lives, also when the batch is
-/// over and the client has unregistered its region. The client may change its content at any moment.
+/// A range of a client's memory on a device that stays open as long as this or a clone of it lives, even after the batch is over
+/// and the client has unregistered its region. The client may change its content at any moment.
 #[derive(Clone)]
 pub struct ReceivedOnDevice {
     memory: DeviceMemory,
@@ -58,91 +58,91 @@ pub struct ReceivedOnDevice {
 }
 
 impl ReceivedOnDevice {
-    /// A range of memory that `opened` keeps open.
+    /// Describes a range of memory that `opened` keeps open.
     pub fn new(opened: Arc<dyn Any + Send + Sync>, memory: DeviceMemory) -> Self {
         Self { memory, _opened: opened }
     }
 
-    /// Where it is.
+    /// Returns the location of the memory.
     pub fn memory(&self) -> DeviceMemory {
         self.memory
     }
 }
 
-/// A range of a region of a client's memory.
+/// A range of a client's region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionRange {
     /// The region's number.
     pub region: u64,
     /// The first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
 impl RegionRange {
-    /// Whether two ranges have a byte in common.
+    /// Whether two ranges share a byte.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let end = |range: &Self| range.offset.saturating_add(range.len);
         self.region == other.region && self.offset < end(other) && other.offset < end(self)
     }
 }
 
-/// Devices and memory of clients, as the runtime provides them to code that runs at any time and on any thread. Only requests
-/// that use such memory reach it.
+/// Devices and client memory, as the runtime provides them to code that runs at any time and on any thread. Used only for
+/// requests with such memory.
 pub trait Devices: Send + Sync {
     /// Copies bytes into a region.
     ///
     /// # Errors
-    /// The range is not in it, or the memory cannot be written.
+    /// The range is not in the region, or the memory cannot be written.
     fn write_region(&self, region: u64, offset: u64, bytes: &[u8]) -> Result<(), InferError>;
 
-    /// The range of a region where it is on a device, kept open; `None` if it is not on one.
+    /// Returns the range of a region on its device and keeps it open; `None` if the region is not on a device.
     fn keep_on_device(&self, range: RegionRange) -> Option<ReceivedOnDevice>;
 
-    /// Copies memory of a device into the process's, behind the work of the device's default stream; complete on return.
+    /// Copies device memory to the process, ordered after earlier work in the device's default stream; complete on return.
     ///
     /// # Errors
     /// The driver's reason.
     fn read(&self, from: DeviceMemory, into: &mut [u8]) -> Result<(), InferError>;
 
-    /// Copies memory of a device to the same or another device, as many bytes as `to` has, behind the work of the default
-    /// stream of the first; complete on return.
+    /// Copies memory of a device to the same or another device, as many bytes as `to` has, ordered after earlier work in the
+    /// default stream of the source device; complete on return.
     ///
     /// # Errors
     /// The driver's reason.
     fn copy(&self, from: DeviceMemory, to: DeviceMemory) -> Result<(), InferError>;
 }
 
-/// The regions of clients while a batch is executed: they are forgotten between batches only.
+/// The regions of clients while a batch is executed. Regions are removed only between batches.
 pub trait Regions {
-    /// Bytes of system memory where they are; `None` if they have to be copied.
+    /// Returns bytes of system memory without a copy; `None` if they have to be copied.
     fn in_place(&self, range: RegionRange) -> Option<&[u8]>;
 
-    /// As [`Regions::in_place`], to be written. Ranges of one region that are in use together must not overlap.
+    /// Like [`Regions::in_place`], for writing. Ranges of one region that are in use at the same time must not overlap.
     // Regions are memory that other processes write too; `claim` keeps the ranges of one batch apart.
     #[allow(clippy::mut_from_ref)]
     fn in_place_mut(&self, range: RegionRange) -> Option<&mut [u8]>;
 
-    /// Bytes on a device where they are; `None` if they are not on one.
+    /// Returns the location of bytes on a device; `None` if they are not on one.
     fn on_device(&self, range: RegionRange) -> Option<DeviceMemory>;
 
-    /// Copies from a region that is open.
+    /// Copies from an open region.
     ///
     /// # Errors
-    /// The range is not in it, or the driver cannot copy.
+    /// The range is not in the region, or the driver cannot copy.
     fn read(&self, region: u64, offset: u64, into: &mut [u8]) -> Result<(), InferError>;
 
-    /// Copies into a region that is open.
+    /// Copies into an open region.
     ///
     /// # Errors
     /// As [`Regions::read`].
     fn write(&self, region: u64, offset: u64, from: &[u8]) -> Result<(), InferError>;
 
-    /// Whether a region that was used was there all the time.
+    /// Checks that a region remained intact while it was used.
     ///
     /// # Errors
-    /// It was truncated meanwhile: what was read of it were zeros, and what was written is lost.
+    /// The region was truncated meanwhile: reads returned zeros, and writes are lost.
     fn check(&self, region: u64) -> Result<(), InferError>;
 }
 
@@ -152,8 +152,8 @@ pub enum DeviceInputs {
     /// None.
     #[default]
     Never,
-    /// Those that are in one piece.
+    /// Those in one contiguous piece.
     Whole,
-    /// Also those in several pieces, one for each request, which the backend joins itself.
+    /// Also those in several pieces, one for each request, which the backend joins.
     Pieces,
 }

@@ -1,22 +1,22 @@
-//! Errors of backends, in the form that the frontend takes.
+//! Errors of backends, in the form that frames carry.
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::wire::WireError;
 
-/// The longest message that travels to the frontend, in bytes: an error may quote what a client sent.
+/// The longest message that is sent to the frontend, in bytes: an error may quote what a client sent.
 const MAX_MESSAGE: usize = 4 << 10;
 
-/// An error of loading a model.
+/// Returns an error of loading a model.
 pub fn load_error(message: impl Into<String>) -> InferError {
     InferError::new(ErrorCode::Unavailable, Reason::Backend, message)
 }
 
-/// An error of executing a batch that the client has not caused.
+/// Returns an error of executing a batch that was not caused by the client.
 pub fn run_error(message: impl Into<String>) -> InferError {
     InferError::new(ErrorCode::Internal, Reason::Backend, message)
 }
 
-/// An error as a frame carries it: a message that is too long is cut off.
+/// Converts an error to its wire form; truncates a message that is too long.
 pub fn wire_error(mut error: InferError) -> WireError {
     if error.message.len() > MAX_MESSAGE {
         error.message.truncate(error.message.floor_char_boundary(MAX_MESSAGE));
@@ -25,7 +25,7 @@ pub fn wire_error(mut error: InferError) -> WireError {
     error.into()
 }
 
-/// The error of an output arena without room.
+/// Returns the error of an output that does not fit in the arena.
 pub(crate) fn arena_full(len: usize, capacity: u64) -> InferError {
     run_error(format!("{len} bytes of output do not fit in the {capacity} bytes of the output arena"))
 }

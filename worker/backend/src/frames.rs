@@ -1,4 +1,4 @@
-//! The worker's end of the connection: frames in, frames out, blocking.
+//! The worker's end of the connection: reads and writes frames, blocking.
 
 use std::io::{self, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,13 +8,13 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::wire::{MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_worker, payload_length};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Frames that come over a socket.
+/// Reads frames from a socket.
 pub struct Reader {
     socket: BufReader<UnixStream>,
     payload: Vec<u8>,
 }
 
-/// Frames that go over a socket, from any thread.
+/// Writes frames to a socket, from any thread.
 #[derive(Clone)]
 pub struct Sender(Arc<Mutex<Writer>>);
 
@@ -23,10 +23,10 @@ struct Writer {
     out: Vec<u8>,
 }
 
-/// Both ends of a socket.
+/// Splits a socket into a reader and a sender.
 ///
 /// # Errors
-/// No descriptor is left.
+/// No file descriptor is left.
 pub fn split(socket: UnixStream) -> io::Result<(Reader, Sender)> {
     let writer = Writer { socket: socket.try_clone()?, out: Vec::new() };
     let reader = Reader { socket: BufReader::with_capacity(16 << 10, socket), payload: Vec::new() };
@@ -34,7 +34,7 @@ pub fn split(socket: UnixStream) -> io::Result<(Reader, Sender)> {
 }
 
 impl Reader {
-    /// The next frame; `None` when the frontend has closed the connection.
+    /// Reads the next frame; `None` when the frontend has closed the connection.
     ///
     /// # Errors
     /// The connection is broken, or the bytes are not a frame.
@@ -51,7 +51,7 @@ impl Reader {
         decode_to_worker(&self.payload).map(Some).map_err(io::Error::other)
     }
 
-    /// Whether something has come, or the connection has ended: then [`Reader::read`] does not wait for long.
+    /// Whether data has arrived or the connection has ended, in which case [`Reader::read`] does not block for long.
     pub(crate) fn has_some(&self) -> bool {
         let mut polled = [PollFd::new(self.socket.get_ref(), PollFlags::IN)];
         !self.socket.buffer().is_empty() || matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
@@ -59,7 +59,7 @@ impl Reader {
 }
 
 impl Sender {
-    /// Sends a frame, in the order of the calls.
+    /// Sends a frame. Frames keep the order of the calls.
     ///
     /// # Errors
     /// The connection is broken; or the frame is longer than the frontend accepts, and nothing was sent.
@@ -74,8 +74,8 @@ impl Sender {
         }
         socket.write_all(out)
     }
-    /// As [`Sender::send`], for a frame with content of the model, which may be too long. A broken connection shows where
-    /// frames are read.
+    /// Like [`Sender::send`], for a frame with content of the model, which may be too long. A broken connection is not reported
+    /// here: reading frames reports it.
     ///
     /// # Errors
     /// The frame is too long; nothing was sent.

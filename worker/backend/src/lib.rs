@@ -1,14 +1,14 @@
-//! All that the author of a Pharos backend imports.
+//! Everything that the author of a Pharos backend imports.
 //!
 //! A [`Backend`] runs one instance of a model in a worker process. It sees a [`Batch`] with contiguous inputs in shared memory
-//! and allocates its [`Outputs`] there; it never sees sockets, frames or the bookkeeping of other requests. A backend that
-//! answers requests by itself takes a [`Responder`] for each; one that calls other models has the [`Runtime`]; its numbers go
-//! to [`Metrics`]. The program that runs a backend is `pharos_worker::Worker`.
+//! and allocates its [`Outputs`] there. It never sees sockets, frames or the bookkeeping of other requests. A backend that
+//! answers requests individually takes a [`Responder`] for each; one that calls other models uses the [`Runtime`]; [`Metrics`]
+//! records its metrics. The program that runs a backend is `pharos_worker::Worker`.
 //!
-//! The types are concrete: they hold the memory and the connection of the process themselves, so that no call of a backend on a
-//! request's way is dynamic or allocates for the interface's sake. Devices and memory of clients are behind the traits
-//! [`Devices`](runtime::Devices) and [`Regions`](runtime::Regions), so that a backend's author needs no GPU library; only
-//! requests that use such memory call them.
+//! The types are concrete: they hold the memory and the connection of the process themselves, so no backend call on the path of a
+//! request uses dynamic dispatch or allocates memory just for the interface. Devices and client memory are behind the traits
+//! [`Devices`](runtime::Devices) and [`Regions`](runtime::Regions), so a backend's author needs no GPU library. Only requests
+//! that use such memory call them.
 
 mod aligned;
 mod backend;
@@ -49,7 +49,7 @@ pub use session::Runtime;
 
 pub use pharos::wire::CallRequest;
 
-/// What the worker's runtime builds batches from and answers them with. Backends do not use it.
+/// Types with which the worker's runtime builds and answers batches. Backends do not use them.
 pub mod runtime {
     pub use crate::aligned::{AlignedBuffer, joined};
     pub use crate::client_memory::{ClientAccess, ClientMemory, range_of, used_regions};

@@ -1,10 +1,9 @@
-//! The arenas that this process shares with the frontend. The contract of the mappings themselves is `pharos::shm`'s.
+//! The arenas that this process shares with the frontend. `pharos::shm` states the contract of the mappings themselves.
 //!
-//! Contract kept here: the frontend does not touch an input block between the Execute that names it and the Done that
-//! answers it (or the return of what that holds), and reads an output block only after the frame that names it;
-//! output blocks come from this process's own [`Arena`] and never overlap while they are out. Memory that is registered with
-//! the driver of a GPU is unregistered before it is unmapped, and neither side hands its pages back to the system: the
-//! device would continue to use the old ones.
+//! Contract kept here: the frontend does not touch an input block between the Execute that names it and the Done that answers it
+//! (or the return of its loan), and reads an output block only after the frame that names it. Output blocks come from this
+//! process's [`Arena`] and never overlap while they are allocated. Memory that is registered with a GPU driver is unregistered
+//! before it is unmapped, and neither side returns its pages to the system: the device would continue to use the old pages.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -17,48 +16,48 @@ use pharos::arena::{Arena, Block};
 use pharos::shm::SharedMemory;
 use pharos::wire::flags;
 
-/// Where inputs are read from.
+/// The arena that inputs are read from.
 pub struct InputArena {
-    // First, so that it goes before the mapping.
+    // Declared first, so that it is dropped before the mapping.
     pinned: OnceLock<Pinned>,
     memory: SharedMemory,
 }
 
 impl InputArena {
-    /// The flags of the batch that has this row.
+    /// Returns the cancellation flags of the batch in this row.
     pub fn flags(&self, row: u8) -> Flags<'_> {
         Flags { words: self.memory.words(), row }
     }
 
-    /// Has `register` register up to so many bytes at the beginning with the driver of a GPU, once; gives how many. What
-    /// `register` returns unregisters them when it is dropped, before they are unmapped.
+    /// Calls `register` once to register up to `bytes` bytes at the beginning with a GPU driver; returns how many. Dropping the
+    /// value that `register` returns unregisters them, which happens before they are unmapped.
     ///
     /// # Errors
-    /// The driver's, with which the arena can be used all the same.
+    /// The driver's error; the arena remains usable.
     pub fn pin<E>(&self, bytes: u64, register: impl FnOnce(*mut u8, usize) -> Result<Guard, E>) -> Result<u64, E> {
         pin((&self.pinned, &self.memory), bytes, register)
     }
 
-    /// The bytes of an input; `None` if they are not within the arena.
+    /// Returns the bytes of an input; `None` if they are not within the arena.
     pub fn bytes(&self, offset: u64, len: u64) -> Option<&[u8]> {
-        // SAFETY: the frontend leaves the block alone until it is answered (contract above).
+        // SAFETY: the frontend does not touch the block until it is answered (contract above).
         unsafe { self.memory.slice(usize::try_from(offset).ok()?, usize::try_from(len).ok()?) }
     }
 
-    /// Where in the arena these bytes are; `None` if they are elsewhere.
+    /// Returns the offset of these bytes in the arena; `None` if they are elsewhere.
     pub fn offset_of(&self, bytes: &[u8]) -> Option<u64> {
         let offset = bytes.as_ptr().addr().checked_sub(self.memory.as_ptr().addr())?;
         (offset.checked_add(bytes.len())? <= self.memory.len()).then_some(offset as u64)
     }
 
-    /// The pointer to an address in the arena that `len` bytes follow.
+    /// Returns the pointer for an address in the arena that is followed by `len` bytes.
     pub fn address_of(&self, address: usize, len: usize) -> Option<*const u8> {
         let offset = address.checked_sub(self.memory.as_ptr().addr())?;
         (offset.checked_add(len)? <= self.memory.len()).then(|| self.memory.as_ptr().wrapping_add(offset).cast_const())
     }
 }
 
-/// Which requests of a batch are cancelled.
+/// The cancellation flags of a batch's requests.
 #[derive(Clone, Copy)]
 pub struct Flags<'a> {
     words: &'a [AtomicU64],
@@ -73,9 +72,9 @@ impl Flags<'_> {
     }
 }
 
-/// Where outputs are written to, by any thread.
+/// The arena that outputs are written to, by any thread.
 pub struct OutputArena {
-    // First, so that it goes before the mapping.
+    // Declared first, so that it is dropped before the mapping.
     pinned: OnceLock<Pinned>,
     memory: SharedMemory,
     // Held for a few instructions.
@@ -88,9 +87,9 @@ struct Blocks {
 }
 
 impl OutputArena {
-    /// A block of `len` bytes, its content undefined, and its memory; `None` when the arena is full.
+    /// Allocates a block of `len` bytes with undefined content; returns it and its memory, or `None` when the arena is full.
     ///
-    /// The memory stays valid while the arena's mapping exists; it is this block's alone until it is released.
+    /// The memory stays valid while the arena's mapping exists; no other block uses it until this one is released.
     #[allow(clippy::mut_from_ref)]
     pub fn allocate(&self, len: u64) -> Option<(Block, &mut [u8])> {
         let block = {
@@ -104,14 +103,14 @@ impl OutputArena {
         Some((block, memory))
     }
 
-    /// The content of a block that is out; `None` for one that is not.
+    /// Returns the content of an allocated block; `None` if the block is not allocated.
     pub fn bytes(&self, offset: u64, len: u64) -> Option<&[u8]> {
         self.lock().live.get(&offset).filter(|block| block.len == len)?;
-        // SAFETY: within the mapping, or refused; no code writes to a block whose run is over.
+        // SAFETY: `slice` refuses ranges outside the mapping; no code writes to a block after its execution.
         unsafe { self.memory.slice(usize::try_from(offset).ok()?, usize::try_from(len).ok()?) }
     }
 
-    /// Gives blocks back by their offsets; unknown offsets are ignored (a block is never released twice).
+    /// Releases blocks by their offsets. Unknown offsets are ignored.
     pub fn release(&self, offsets: &[u64]) {
         if offsets.is_empty() {
             return;
@@ -124,16 +123,16 @@ impl OutputArena {
         }
     }
 
-    /// As [`InputArena::pin`]; `None` if outputs are in use at the end of these bytes.
+    /// Like [`InputArena::pin`]; `None` if an allocated block crosses the end of these bytes.
     ///
     /// # Errors
-    /// As [`InputArena::pin`].
+    /// As for [`InputArena::pin`].
     pub fn pin<E>(
         &self,
         bytes: u64,
         register: impl FnOnce(*mut u8, usize) -> Result<Guard, E>,
     ) -> Result<Option<u64>, E> {
-        // No block may be registered in part: the driver refuses to copy it.
+        // No block may be registered partially: the driver refuses to copy it.
         let len = whole_pages(&self.memory, bytes) as u64;
         if len == 0 || self.pinned.get().is_some() {
             return Ok(Some(0));
@@ -145,14 +144,14 @@ impl OutputArena {
         pinned.map(Some).inspect_err(|_| self.lock().arena.unfence(len))
     }
 
-    /// Hands memory beyond `keep` bytes, and beyond what is registered, back to the system if it is not in use.
+    /// Returns unused memory beyond `keep` bytes, and beyond the registered part, to the system.
     pub fn trim(&self, keep: u64) {
         let keep = keep.max(self.pinned.get().map_or(0, |pinned| pinned.len as u64));
         let mut blocks = self.lock();
         if let Some((offset, len)) = blocks.arena.idle_tail(keep)
             && let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len))
         {
-            // A hole that cannot be punched costs memory, nothing else. Under the lock, so that the block is not allocated meanwhile.
+            // A failure only costs memory. The lock is held so that the block is not allocated meanwhile.
             let _ = self.memory.punch_hole(offset, len);
         }
     }
@@ -183,10 +182,10 @@ pub fn map(inputs: &OwnedFd, outputs: &OwnedFd) -> io::Result<(InputArena, Outpu
 /// Unregisters memory when it is dropped.
 pub type Guard = Box<dyn Any + Send + Sync>;
 
-/// The beginning of a mapping that is registered with a driver.
+/// The beginning of a mapping, registered with a driver.
 struct Pinned {
     len: usize,
-    /// Only held.
+    /// Held until it is dropped.
     _guard: Guard,
 }
 
@@ -230,7 +229,7 @@ mod tests {
         OutputArena { pinned: OnceLock::new(), memory, blocks: Mutex::new(blocks) }
     }
 
-    /// Writes into the whole arena, gives it back, trims to `keep`: how many of its pages are there still.
+    /// Fills the whole arena, releases it and trims to `keep`. Returns the number of pages still allocated.
     fn left(arena: &OutputArena, keep: u64) -> usize {
         let blocks = std::iter::from_fn(|| arena.allocate(PAGE / 2));
         let fill = |(block, memory): (Block, &mut [u8])| {
@@ -245,7 +244,7 @@ mod tests {
         all.chunks(4096).filter(|page| page[1024] == 1).count()
     }
 
-    /// A driver that counts the bytes that are registered with it.
+    /// A driver that counts the bytes registered with it.
     #[derive(Clone, Default)]
     struct Driver(Arc<AtomicUsize>);
 
@@ -273,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn no_block_is_registered_in_part() {
+    fn no_block_is_registered_partially() {
         let (driver, arena) = (Driver::default(), outputs());
         let (block, _) = arena.allocate(8 * PAGE).unwrap();
         assert_eq!(pin(&arena, &driver, 4 * PAGE), Ok(None));
@@ -284,10 +283,10 @@ mod tests {
     }
 
     #[test]
-    fn registered_memory_is_never_handed_back() {
+    fn registered_memory_is_never_returned_to_the_system() {
         let (driver, arena) = (Driver::default(), outputs());
         assert_eq!(left(&arena, PAGE), 1);
-        // Whole pages, once.
+        // Registers whole pages, and only once.
         let mut start = std::ptr::null_mut();
         let pinned = arena.pin(4 * PAGE + 100, |from, len| {
             start = from;
@@ -296,7 +295,7 @@ mod tests {
         assert_eq!((pinned, start), (Ok(Some(4 * PAGE)), arena.memory.as_ptr()));
         assert_eq!(pin(&arena, &driver, 4 * PAGE), Ok(Some(0)));
         assert_eq!(driver.registered(), 4 * 4096);
-        // Blocks end within pages: those behind the registered ones begin a little later.
+        // Blocks cross page boundaries: those after the registered part begin a little later.
         assert!((4..=6).contains(&left(&arena, PAGE)));
         assert!((9..=11).contains(&left(&arena, 9 * PAGE)));
         drop(arena);
@@ -304,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn registration_is_limited_to_the_arena_and_a_refusal_leaves_it_as_it_was() {
+    fn registration_is_limited_to_the_arena_and_a_failure_changes_nothing() {
         let (driver, arena) = (Driver::default(), outputs());
         assert_eq!(arena.pin(PAGE, |_, _| Err("too much")), Err("too much"));
         assert_eq!(left(&arena, PAGE), 1);

@@ -1,4 +1,4 @@
-//! What a model records: the metrics of `metrics.yaml`, and the way of their samples to the frontend.
+//! Metrics that a model records: those of `metrics.yaml`, and the transport of their samples to the frontend.
 //!
 //! ```text
 //! let orders = context.metrics.add_metric("Orders", "Count", &["shop"], Kind::Counter)?;   // in the load
@@ -7,13 +7,13 @@
 //! north.add_or_update(1.0);
 //! ```
 //!
-//! Every sample goes into the ring at once: when `add_or_update` returns it is committed, and the frontend has it even if
-//! this process is killed in the next moment. So there is nothing for [`Metrics::flush`] to send, but for the values of
-//! [`Coalesced`] handles, which gather updates in this process because their metric changes far more often than anybody
-//! looks at it. The runtime flushes after the load and after each inference.
+//! Every sample is written to the ring immediately: when `add_or_update` returns it is committed, and the frontend receives it
+//! even if this process is killed directly afterwards. So [`Metrics::flush`] only sends the values of [`Coalesced`] handles,
+//! which accumulate updates in this process because their metric changes far more often than it is read. The runtime flushes
+//! after the load and after each inference.
 //!
-//! Nothing here fails an inference: a sample that cannot be recorded is counted as dropped, and the reason is printed, once
-//! a second at most. When the ring is full the caller waits for the frontend, a second at most.
+//! No error here fails an inference: a sample that cannot be recorded is counted as dropped, and the reason is printed at most
+//! once per second. When the ring is full, the caller waits for the frontend for at most one second.
 //!
 //! The functions `add_metric`, `get_metric` and `add_or_update` have the names and the default dimensions of `ts.metrics`.
 
@@ -39,18 +39,18 @@ pub use handles::{Coalesced, Metric, Series};
 pub use sink::Requests;
 use sink::Sink;
 
-/// Why a metric or a series cannot be had.
+/// Why a metric or a series is unavailable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MetricError {
-    /// The definition does not allow it; an undeclared metric's text says what to write into `metrics.yaml`.
+    /// The definition does not allow it. For an undeclared metric, the text contains the line to add to `metrics.yaml`.
     #[error(transparent)]
     Refused(#[from] SampleError),
-    /// [`Metrics::get_metric`] found none.
+    /// [`Metrics::get_metric`] found no such metric.
     #[error("there is no {} `{name}`: neither metrics.yaml nor add_metric has defined it", kind.as_str())]
     Unknown {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The type asked for.
+        /// The requested type.
         kind: Kind,
     },
     /// The ring cannot take the series.
@@ -58,40 +58,40 @@ pub enum MetricError {
     NoRoom(#[from] PushError),
 }
 
-/// An error of the load, if the backend passes it on.
+/// Converts to a load error, for backends that return it while they are created.
 impl From<MetricError> for InferError {
     fn from(error: MetricError) -> Self {
         InferError::new(ErrorCode::Unavailable, Reason::Backend, error.to_string())
     }
 }
 
-/// A metric that need not have been added, as each sample names it: the definition of a metric of this name holds, whatever
-/// its type.
+/// A sample of a metric that need not have been added. If a metric of this name is defined, its definition applies, whatever its
+/// type.
 #[derive(Clone, Copy, Debug)]
 pub struct UndeclaredSample<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Its unit, if it is not defined.
+    /// Its unit, used if the metric is not defined.
     pub unit: &'a str,
-    /// Its type, if it is not defined.
+    /// Its type, used if the metric is not defined.
     pub kind: Kind,
-    /// Names and values of its dimensions. They belong to the defined ones by name if all of these names are defined, else
-    /// by position; the host may be left out.
+    /// Names and values of its dimensions. They are matched with the defined ones by name if all of these names are defined,
+    /// otherwise by position; the host may be omitted.
     pub dimensions: &'a [(&'a str, &'a str)],
 }
 
-/// The metrics of this process. Cheap to clone; for any thread.
+/// The metrics of this process. Cheap to clone; usable from any thread.
 #[derive(Clone)]
 pub struct Metrics(Arc<MetricsState>);
 
 struct MetricsState {
     // Held while a metric is looked up or added.
     definitions: Mutex<Definitions>,
-    // Held for one sample, and while the ring is full: it has one producer.
+    // Held for one sample, and while the ring is full: the ring supports only one producer.
     sink: Mutex<Sink>,
-    /// What is flushed.
+    /// Values sent by the next flush.
     held: Mutex<Vec<Arc<Held>>>,
-    /// What the runtime itself records, as far as the definition has it.
+    /// Metrics that the runtime itself records, if they are defined.
     times: Mutex<Times>,
 }
 
@@ -106,12 +106,12 @@ impl Metrics {
     /// Opens the ring.
     ///
     /// # Errors
-    /// It is no ring, or the definition of the metrics is wrong.
+    /// The descriptor is not a ring, or the definition of the metrics is invalid.
     #[doc(hidden)]
-    pub fn open(ring: &OwnedFd, bell: OwnedFd, load: &Load) -> io::Result<Self> {
+    pub fn open(ring: &OwnedFd, wakeup: OwnedFd, load: &Load) -> io::Result<Self> {
         let metrics = Self(Arc::new(MetricsState {
             definitions: Mutex::new(Definitions::new(&load.model, load.version, load.auto_detect)),
-            sink: Mutex::new(Sink::open(ring, bell)?),
+            sink: Mutex::new(Sink::open(ring, wakeup)?),
             held: Mutex::default(),
             times: Mutex::default(),
         }));
@@ -119,11 +119,11 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Takes another text of `metrics.yaml`. Handles that the model holds stay good: of a metric that is not defined any
-    /// more, or is switched off, samples are no longer taken.
+    /// Replaces the text of `metrics.yaml`. Handles that the model holds stay valid; samples of a metric that is no longer
+    /// defined, or is disabled, are discarded.
     ///
     /// # Errors
-    /// The text is no definition of metrics; then nothing has changed.
+    /// The text is not a valid definition of metrics; nothing changes then.
     #[doc(hidden)]
     pub fn redefine(&self, text: &str) -> io::Result<()> {
         let catalog = Catalog::parse(text, "metrics.yaml").map_err(io::Error::other)?;
@@ -133,14 +133,13 @@ impl Metrics {
         Ok(())
     }
 
-    /// The metric of this name and type, with these dimensions; what `metrics.yaml` says about its unit and labels holds.
-    /// Dimensions of the definition that are left out must be among those of
-    /// [`WorkerLabel`](pharos::metrics::catalog::WorkerLabel), which are filled in. The same metric may be added any number
-    /// of times.
+    /// Adds the metric of this name and type with these dimensions; `metrics.yaml` determines its unit and labels. Dimensions of
+    /// the definition that are omitted must be among those of [`WorkerLabel`](pharos::metrics::catalog::WorkerLabel), which are
+    /// filled in. The same metric may be added any number of times.
     ///
     /// # Errors
-    /// `metrics.yaml` does not define it (the text names the line to add) and metrics are not detected, or it defines
-    /// another type or other dimensions, or the server records it itself.
+    /// `metrics.yaml` does not define it (the text names the line to add) and auto-detection of metrics is off, or it defines
+    /// another type or other dimensions, or the server records the metric itself.
     pub fn add_metric(
         &self,
         name: &str,
@@ -152,21 +151,21 @@ impl Metrics {
         Ok(Metric::new(self.clone(), named))
     }
 
-    /// A metric that was added, or that `metrics.yaml` defines, by name and type.
+    /// Returns a metric that was added, or that `metrics.yaml` defines, by name and type.
     ///
     /// # Errors
-    /// There is none of this name, or it is of another type, or the server records it itself.
+    /// There is no metric of this name, or it has another type, or the server records it itself.
     pub fn get_metric(&self, name: &str, kind: Kind) -> Result<Metric, MetricError> {
         let named = lock(&self.0.definitions).get(name, kind)?;
         Ok(Metric::new(self.clone(), named))
     }
 
-    /// The series of these labels, in their order, of a metric that the model itself describes: with the first of its series
-    /// the metric is told to the server, which needs no definition of it. One that `metrics.yaml` defines is taken as it is.
+    /// Returns the series with these label values, in order, of a metric that the model itself describes. The first series sends
+    /// the description to the server, so no definition is needed. A definition in `metrics.yaml` takes precedence.
     ///
     /// # Errors
-    /// The metric is of another type or has other labels, here or in `metrics.yaml`; its name, labels or buckets are not
-    /// allowed; the ring cannot take the series.
+    /// The metric has another type or other labels, here or in `metrics.yaml`; its name, labels or buckets are not allowed; or
+    /// the ring has no room for the series.
     pub fn own_series(&self, metric: &Described, values: &[&str]) -> Result<Series, MetricError> {
         metric.check()?;
         let (named, is_new) = lock(&self.0.definitions).describe(metric)?;
@@ -176,8 +175,8 @@ impl Metrics {
         Metric::new(self.clone(), named).series(values)
     }
 
-    /// Records a sample of a metric that need not have been added. One that is not defined is detected with the dimensions
-    /// of its first sample if metrics are detected; else the sample is dropped and counted.
+    /// Records a sample of a metric that need not have been added. If the metric is not defined and auto-detection is on, it is
+    /// added with the dimensions of its first sample; if auto-detection is off, the sample is dropped and counted.
     pub fn record_undeclared(&self, sample: &UndeclaredSample<'_>, value: f64, requests: Requests<'_>) {
         let found = lock(&self.0.definitions).undeclared(sample);
         let series = found.and_then(|(named, values)| {
@@ -190,27 +189,27 @@ impl Metrics {
         }
     }
 
-    /// The metrics of models that `metrics.yaml` defines.
+    /// Returns the model metrics that `metrics.yaml` defines.
     pub fn of_models(&self) -> Vec<MetricSpec> {
         lock(&self.0.definitions).of_models()
     }
 
-    /// Sends what [`Coalesced`] handles have gathered. When it returns, everything that this thread recorded before is
-    /// committed: the frontend takes it into its cache whatever happens to this process.
+    /// Sends the values that [`Coalesced`] handles have accumulated. When it returns, everything that this thread recorded before
+    /// is committed: the frontend reads it even if this process dies.
     pub fn flush(&self) {
         for held in lock(&self.0.held).iter() {
             held.flush(self);
         }
     }
 
-    /// A batch begins on this thread: what it records from now on is for these requests, unless it says otherwise.
+    /// Begins a batch on this thread: samples it records from now on belong to these requests by default.
     #[doc(hidden)]
     pub fn batch_begins(&self, requests: &[BatchRequest]) {
         lock(&self.0.sink).batch_begins(requests);
     }
 
-    /// One batch that had come at `arrived` is done: `HandlerTime` (in the backend) and `PredictionTime` (with
-    /// the work around it), in milliseconds, for successes only. `None`: the backend records them itself.
+    /// Ends a batch that arrived at `arrived`: records `HandlerTime` (in the backend) and `PredictionTime` (including the work
+    /// around it), in milliseconds, for successes only. With `None`, the backend records them itself.
     #[doc(hidden)]
     pub fn batch_executed(&self, done: &Done, arrived: Option<Instant>) {
         if let Some(arrived) = arrived.filter(|_| done.error.is_none()) {
@@ -226,14 +225,14 @@ impl Metrics {
         lock(&self.0.sink).batch_ended();
     }
 
-    /// The series of a metric that every backend records, if the definition has it: its labels are known here, or the
-    /// catalog would not have taken them. What can still go wrong is a ring without room.
+    /// Returns the series of a metric that every backend records, if it is defined. Its labels are known here: the catalog would
+    /// have refused others. Can only fail if the ring has no room.
     fn time(&self, name: &str) -> Option<Series> {
         let named = lock(&self.0.definitions).find(name)?;
         Metric::new(self.clone(), named).series(&[]).ok()
     }
 
-    /// The gauge of the bytes that an instance keeps for sequences, if the definition has it.
+    /// Returns the gauge of the bytes that an instance keeps for sequences, if it is defined.
     #[doc(hidden)]
     pub fn state_bytes(&self, instance: &str) -> Option<Series> {
         let named = lock(&self.0.definitions).find(STATE_BYTES)?;

@@ -39,20 +39,20 @@ pub struct Outputs<'a> {
     config: &'a ModelConfig,
     execute: &'a Execute,
     blocks: Vec<OutputBlock>,
-    /// Offsets of blocks that are in no answer.
+    /// Offsets of blocks that belong to no answer.
     withdrawn: Vec<u64>,
     failed: Vec<(u32, WireError)>,
     rescheduled: Vec<u32>,
-    /// The positions of the requests that are executed now; empty for all of the batch.
+    /// The positions of the requests being executed; empty for the whole batch.
     part: Vec<u32>,
-    /// The first of `blocks` that is theirs.
+    /// The first of `blocks` that belongs to this part.
     part_from: usize,
     parameters: Vec<(u32, Parameters)>,
     /// Whether requests may be rescheduled.
     iterative: bool,
-    /// Requests may be answered on their own.
+    /// Requests may be answered individually.
     registered: bool,
-    /// For a batch that uses memory of clients.
+    /// Client memory, for a batch that uses it.
     client_memory: Option<ClientMemory<'a>>,
     start: Instant,
     input_end: Option<Instant>,
@@ -60,7 +60,7 @@ pub struct Outputs<'a> {
 }
 
 impl<'a> Outputs<'a> {
-    /// Of a batch that begins at `start`. For the worker's runtime.
+    /// Creates the outputs of a batch that begins at `start`. For the worker's runtime.
     #[doc(hidden)]
     pub fn new(session: &'a Arc<Session>, config: &'a ModelConfig, execute: &'a Execute, start: Instant) -> Self {
         Self {
@@ -84,7 +84,7 @@ impl<'a> Outputs<'a> {
         }
     }
 
-    /// Registers the requests as ones that may be answered on their own. For the worker's runtime.
+    /// Registers the requests for individual answers. For the worker's runtime.
     #[doc(hidden)]
     pub fn register(&mut self) {
         if !std::mem::replace(&mut self.registered, true) {
@@ -95,12 +95,12 @@ impl<'a> Outputs<'a> {
         }
     }
 
-    /// Takes the answers of the request at this position of the batch into the backend's own hands: what it
-    /// [responds](Responder::respond) is sent, from any thread, also after the batch is over. The instance takes its next
-    /// batch meanwhile. If the batch fails as a whole, its requests fail with it as far as they have not ended.
+    /// Detaches the request at this position from the batch: the backend sends its [responses](Responder::respond) itself, from
+    /// any thread, even after the batch is over. Meanwhile the instance takes its next batch. If the batch fails as a whole, its
+    /// requests that have not ended fail with it.
     ///
     /// # Errors
-    /// There is no such request, it has a responder already, or the model has states, which are kept when a batch is over.
+    /// There is no such request, it already has a responder, or the model has states, which are saved when a batch is over.
     pub fn detach(&mut self, request: usize) -> Result<Responder, InferError> {
         if !self.config.states.is_empty() {
             return Err(run_error("requests of a model with states are answered with their batch"));
@@ -109,12 +109,12 @@ impl<'a> Outputs<'a> {
         Responder::new(self.session, (self.config, self.execute), u32::try_from(request).unwrap_or(u32::MAX))
     }
 
-    /// The metrics of this process. What this thread records is for the requests of the batch, unless it says otherwise.
+    /// Returns the metrics of this process. Samples that this thread records belong to the requests of the batch by default.
     pub fn metrics(&self) -> &'a Metrics {
         &self.session.metrics
     }
 
-    /// Memory for the output at this position of the configuration, over the whole batch; its content is undefined.
+    /// Allocates memory for the output at this position of the configuration, over the whole batch; its content is undefined.
     ///
     /// # Errors
     /// The output arena is full, or the output is allocated already.
@@ -134,11 +134,11 @@ impl<'a> Outputs<'a> {
         }
     }
 
-    /// As [`Outputs::allocate`], but on a device where a client wants the output there: for backends that can write to it
-    /// directly. What they write there is complete when they return.
+    /// Like [`Outputs::allocate`], but on a device if a client wants the output there: for backends that can write to it
+    /// directly. Their writes must be complete when they return.
     ///
     /// # Errors
-    /// As [`Outputs::allocate`].
+    /// As for [`Outputs::allocate`].
     pub fn allocate_anywhere(
         &mut self,
         output: usize,
@@ -173,7 +173,8 @@ impl<'a> Outputs<'a> {
         Ok(OutputMemory::Host(memory))
     }
 
-    /// The places of each request's rows, if a client wants its rows on a device; the other rows are together in the arena.
+    /// Returns a location for each request's rows, if a client wants its rows on a device; all other rows are together in the
+    /// arena.
     fn allocate_pieces(&mut self, tensor: OutputTensor<'_>) -> Result<Option<Vec<OutputMemory<'a>>>, InferError> {
         if !self.client_memory.as_ref().is_some_and(ClientMemory::splits_rows) {
             return Ok(None);
@@ -213,10 +214,10 @@ impl<'a> Outputs<'a> {
         Ok(Some(places))
     }
 
-    /// [`Outputs::allocate`] for a datatype of fixed size: the length follows from the shape.
+    /// Like [`Outputs::allocate`], for a datatype of fixed size: the length is computed from the shape.
     ///
     /// # Errors
-    /// As [`Outputs::allocate`]; also a shape with a negative dimension, or the datatype BYTES.
+    /// As for [`Outputs::allocate`]; also a shape with a negative dimension, or the datatype BYTES.
     pub fn allocate_fixed(
         &mut self,
         output: usize,
@@ -226,8 +227,8 @@ impl<'a> Outputs<'a> {
         self.allocate(output, datatype, shape, fixed_size(output, datatype, shape)?)
     }
 
-    /// Takes back what was allocated for the output at this position, which may be allocated anew. The memory stays
-    /// valid until the batch is done, and is in use until then.
+    /// Withdraws the output allocated at this position, so that it can be allocated again. The memory stays valid and in use
+    /// until the batch is done.
     pub fn withdraw(&mut self, output: usize) {
         for block in self.blocks.extract_if(self.part_from.., |block| usize::from(block.output) == output) {
             if !block.placed {
@@ -236,14 +237,14 @@ impl<'a> Outputs<'a> {
         }
     }
 
-    /// Adds a parameter to the response of one request of the batch, by its position.
+    /// Adds a parameter to the response of one request, given by its position in the batch.
     pub fn parameter(&mut self, request: usize, name: &str, value: Parameter) {
         let request = u32::try_from(request).unwrap_or(u32::MAX);
         merge(&mut self.parameters, request, vec![(name.to_owned(), value)]);
     }
 
-    /// Fails one request of the batch, by its position; the others are answered as usual. In a decoupled model this is the
-    /// request's last response, and leaves at once.
+    /// Fails one request, given by its position in the batch; the others are answered as usual. In a decoupled model, the error
+    /// is the request's last response and is sent immediately.
     pub fn fail(&mut self, request: usize, error: InferError) {
         if self.config.decoupled {
             return self.fail_stream(request, error);
@@ -251,12 +252,12 @@ impl<'a> Outputs<'a> {
         self.failed.push((self.position(request), wire_error(error)));
     }
 
-    /// Has a request executed once more, as soon as an instance can: for the iterative sequences of
-    /// `sequence_batching { iterative_sequence }`, whose state is kept meanwhile. What this batch gives as its answer is
-    /// thrown away; in a decoupled model it may have had responses, but not its last.
+    /// Reschedules a request: it is executed again as soon as an instance is available. For the iterative sequences of
+    /// `sequence_batching { iterative_sequence }`, whose state is kept meanwhile. The request's outputs in this batch are
+    /// discarded; in a decoupled model it may have had responses, but not its last.
     ///
     /// # Errors
-    /// The model's sequences are not iterative; Triton's text.
+    /// The model's sequences are not iterative; the text is Triton's.
     pub fn reschedule(&mut self, request: usize) -> Result<(), InferError> {
         if !self.iterative {
             return Err(run_error(
@@ -271,13 +272,13 @@ impl<'a> Outputs<'a> {
         Ok(())
     }
 
-    /// The position in the whole batch of a request of this part.
+    /// Converts a position in this part to the position in the whole batch.
     fn position(&self, request: usize) -> u32 {
         let whole = u32::try_from(request).unwrap_or(u32::MAX);
         if self.part.is_empty() { whole } else { self.part.get(request).copied().unwrap_or(u32::MAX) }
     }
 
-    /// Stamps that the inputs are where the model wants them. Not called: at once.
+    /// Stamps the time at which the inputs are where the model needs them. Without this call, that is the start of the batch.
     pub fn inputs_ready(&mut self) {
         if self.input_end.is_none() {
             let now = clock::now();
@@ -288,19 +289,20 @@ impl<'a> Outputs<'a> {
         }
     }
 
-    /// Moves the stamp of [`Outputs::inputs_ready`] by what a device has spent on copies of inputs that the model has begun
-    /// since, at most up to [`Outputs::computed`] or now.
+    /// Moves the stamp of [`Outputs::inputs_ready`] later by the time that a device has spent on input copies that the model
+    /// began since, limited to the time of [`Outputs::computed`] or now.
     pub fn inputs_took(&mut self, more: Duration) {
         let latest = self.output_start.unwrap_or_else(clock::now);
         self.input_end = Some((self.input_end.unwrap_or(self.start) + more).min(latest));
     }
 
-    /// Stamps that the model has computed. Not called: when `execute` returns.
+    /// Stamps the end of the computation. Without this call, that is the return of `execute`.
     pub fn computed(&mut self) {
         self.output_start = Some(clock::now());
     }
 
-    /// Stamps both as they were measured on the device: from `began` on the inputs took so long, and then the model.
+    /// Sets both stamps from times measured on the device: from `began`, copying the inputs took `inputs`, then the model ran for
+    /// `computing`.
     #[doc(hidden)]
     pub fn measured(&mut self, began: Instant, inputs: Duration, computing: Duration) {
         let now = clock::now();
@@ -318,7 +320,7 @@ impl<'a> Outputs<'a> {
         self.execute.batch
     }
 
-    /// The number of the batch that comes next, if it is here already, and those of its inputs that are in the arena.
+    /// Returns the number of the next batch, if it has already arrived, and those of its inputs that are in the arena.
     #[doc(hidden)]
     pub fn next_inputs(&self) -> Option<(u64, Vec<Received>)> {
         self.session.connection.next_inputs()
@@ -330,13 +332,13 @@ impl<'a> Outputs<'a> {
         &self.session.arenas.inputs
     }
 
-    /// Memory of clients that the batch uses. For the worker's runtime.
+    /// Sets the client memory that the batch uses. For the worker's runtime.
     #[doc(hidden)]
     pub fn use_client_memory(&mut self, memory: ClientMemory<'a>) {
         self.client_memory = Some(memory);
     }
 
-    /// The memory of [`Outputs::use_client_memory`].
+    /// Returns the memory set by [`Outputs::use_client_memory`].
     #[doc(hidden)]
     pub fn client_memory(&mut self) -> Option<&mut ClientMemory<'a>> {
         self.client_memory.as_mut()
@@ -356,7 +358,7 @@ impl<'a> Outputs<'a> {
         self.session.connection.send_response(place, content)
     }
 
-    /// A request of a decoupled model.
+    /// Returns the place of a request of a decoupled model.
     fn streamed(&self, request: usize) -> Result<RequestPlace, InferError> {
         let request = u32::try_from(request).map_err(|_| run_error("too many requests"))?;
         self.config.decoupled.then_some((self.execute.batch, request)).ok_or_else(|| {
@@ -365,7 +367,7 @@ impl<'a> Outputs<'a> {
     }
 }
 
-/// The rows and the bytes that each request of a batch has of an output; `None` if it is not split by rows.
+/// Returns the rows and bytes of each request in an output; `None` if the output is not split by rows.
 fn row_sizes(config: &ModelConfig, execute: &Execute, tensor: OutputTensor<'_>) -> Option<Vec<(u64, usize)>> {
     let OutputTensor { output, datatype, shape, len } = tensor;
     let by_rows = !execute.elements.iter().any(|(other, _)| usize::from(*other) == output);

@@ -1,4 +1,4 @@
-//! Answers the frontend's question whether the model is ready, on a separate thread: a long batch does not delay the answer.
+//! Answers readiness queries of the frontend on a separate thread, so that a long batch does not delay the answer.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

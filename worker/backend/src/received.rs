@@ -1,9 +1,9 @@
-//! Bytes in shared memory that outlive the execution of a batch: inputs that are kept, and memory for answers.
+//! Bytes in shared memory that outlive the execution of a batch: inputs that a backend keeps, and memory for answers.
 //!
-//! Contract: the frontend does not touch the memory of a batch or of an answer until this process has returned it, which
-//! happens when the last [`Received`] of it is dropped (else with the batch's Done). A block of the output arena belongs to
-//! its [`Memory`] alone until it is sent or dropped. Both keep the mapping alive. A [`Received`] is only read in Rust; a
-//! backend that hands its address to code that writes there (numpy does) must not read it in Rust meanwhile.
+//! Contract: the frontend does not touch the memory of a batch or of an answer until this process has returned it, which happens
+//! when the last [`Received`] of it is dropped (otherwise with the batch's Done). A block of the output arena belongs to its
+//! [`Memory`] alone until it is sent or dropped. Both keep the mapping alive. Rust code only reads a [`Received`]; a backend that
+//! passes its address to code that writes there (as numpy does) must not read it in Rust meanwhile.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut, Range};
@@ -22,44 +22,44 @@ use crate::memory::{Flags, InputArena, OutputArena};
 
 /// The memory that this process shares with the frontend.
 pub struct Arenas {
-    /// Inputs: written by the frontend.
+    /// Inputs, written by the frontend.
     pub inputs: InputArena,
-    /// Outputs: written by this process.
+    /// Outputs, written by this process.
     pub outputs: OutputArena,
     loans: Loans,
     pub(crate) sender: Sender,
 }
 
 impl Arenas {
-    /// Both arenas; what is kept of the first is returned over this connection.
+    /// Combines both arenas; loans of the input arena are returned over this connection.
     pub(crate) fn new((inputs, outputs): (InputArena, OutputArena), sender: Sender) -> Arc<Self> {
         Arc::new(Self { inputs, outputs, loans: Loans::default(), sender })
     }
 
-    /// Sends a frame. A broken connection shows where frames are read.
+    /// Sends a frame. A broken connection is not reported here: reading frames reports it.
     pub(crate) fn send(&self, frame: &ToFrontend) {
         let _ = self.sender.send(frame);
     }
 
-    /// The bytes of a living input that contain `len` bytes at this address.
+    /// Returns the bytes of a living input that contain `len` bytes at this address.
     pub(crate) fn locate(&self, address: usize, len: usize) -> Option<Received> {
         self.loans.locate(address, len)
     }
 }
 
-/// The inputs of a batch, or the outputs of an answer, in the arena of the inputs.
+/// The inputs of a batch, or the outputs of an answer, in the input arena.
 pub struct Loan {
     arenas: Arc<Arenas>,
-    /// The batch's number, or the answer's.
+    /// The number of the batch or answer.
     pub(crate) key: u64,
-    /// The frontend waits for its return.
+    /// The frontend waits until this is returned.
     held: AtomicBool,
-    /// First bytes of its blocks, in [`Loans`].
+    /// Addresses of the first bytes of its blocks, in [`Loans`].
     blocks: Vec<usize>,
 }
 
 impl Loan {
-    /// Of these blocks, by offset and length; those that are not in the arena are left out.
+    /// Creates a loan of these blocks (offset and length); ignores blocks outside the arena.
     pub(crate) fn new(arenas: &Arc<Arenas>, key: u64, blocks: impl Iterator<Item = (u64, u64)>) -> Arc<Self> {
         let within = blocks.filter_map(|(offset, len)| {
             let bytes = arenas.inputs.bytes(offset, len)?;
@@ -72,12 +72,12 @@ impl Loan {
         loan
     }
 
-    /// The frontend waits for the return from now on.
+    /// Makes the frontend wait for the return of this loan.
     pub fn hold(&self) {
         self.held.store(true, Ordering::Release);
     }
 
-    /// Where these bytes are in the arena.
+    /// Returns the offset of these bytes in the arena.
     pub(crate) fn offset_of(&self, bytes: &[u8]) -> Option<u64> {
         self.arenas.inputs.offset_of(bytes)
     }
@@ -105,7 +105,7 @@ impl Loans {
     fn remove(&self, blocks: &[usize]) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for start in blocks {
-            // The memory may be another loan's already: one that is not held is given back before it is dropped.
+            // Another loan may already use the memory: a loan that is not held is returned before it is dropped.
             if all.get(start).is_some_and(|(_, loan)| loan.strong_count() == 0) {
                 all.remove(start);
             }
@@ -123,7 +123,7 @@ impl Loans {
     }
 }
 
-/// The loan of a batch that is executed, made when an input is kept for the first time.
+/// The loan of the batch being executed, created when an input is kept for the first time.
 pub struct BatchLoan<'a> {
     arenas: &'a Arc<Arenas>,
     devices: &'a dyn Devices,
@@ -132,12 +132,12 @@ pub struct BatchLoan<'a> {
 }
 
 impl<'a> BatchLoan<'a> {
-    /// Of a batch that has come in a frame.
+    /// Creates the loan of a batch received in a frame.
     pub fn new(arenas: &'a Arc<Arenas>, devices: &'a dyn Devices, execute: &'a Execute) -> Self {
         Self { arenas, devices, execute, loan: OnceLock::new() }
     }
 
-    /// A handle on these bytes: on themselves if they are in the arena of the inputs, else on a copy.
+    /// Returns a handle on these bytes: on the bytes themselves if they are in the input arena, otherwise on a copy.
     pub(crate) fn received(&self, bytes: &[u8]) -> Received {
         if self.arenas.inputs.offset_of(bytes).is_none() {
             return Received::copy_of(bytes);
@@ -148,30 +148,30 @@ impl<'a> BatchLoan<'a> {
         Received { owner: Owner::Loan(loan.clone()), start: bytes.as_ptr(), len: bytes.len() }
     }
 
-    /// A piece of an input, by their positions in the batch, that is in memory of a device and stays open there.
+    /// Returns a piece of an input, given by their positions in the batch, that is in a device's memory and stays open there.
     pub(crate) fn received_on_device(&self, input: usize, piece: usize) -> Option<ReceivedOnDevice> {
         let piece = self.execute.inputs.get(input)?.pieces.get(piece)?;
         let (region, offset, len) = (piece.region, piece.offset, piece.len);
         self.devices.keep_on_device(RegionRange { region, offset, len })
     }
 
-    /// The batch.
+    /// Returns the batch.
     pub(crate) fn execute(&self) -> &'a Execute {
         self.execute
     }
 
-    /// The flags of its cancelled requests.
+    /// Returns the flags of its cancelled requests.
     pub(crate) fn flags(&self) -> Flags<'a> {
         self.arenas.inputs.flags(self.execute.flags)
     }
 
-    /// The loan, if an input is kept.
+    /// Returns the loan if an input is kept.
     pub fn into_loan(self) -> Option<Arc<Loan>> {
         self.loan.into_inner()
     }
 }
 
-/// Bytes of an input, kept where they are as long as this or a clone of it lives.
+/// Bytes of an input, kept in place as long as this or a clone of it lives.
 #[derive(Clone)]
 pub struct Received {
     owner: Owner,
@@ -182,32 +182,32 @@ pub struct Received {
 #[derive(Clone)]
 enum Owner {
     Loan(Arc<Loan>),
-    /// Of a batch that has been sent and is not executed yet.
+    /// Of a batch that has arrived and is not executed yet.
     Sent(#[allow(dead_code)] Arc<Arenas>),
-    /// Only held.
+    /// Held until it is dropped.
     Copy(#[allow(dead_code)] Arc<AlignedBuffer>),
 }
 
-// SAFETY: it is a range of shared memory, or of a buffer, that its owner keeps alive; nothing in it belongs to a thread.
+// SAFETY: it is a range of shared memory, or of a buffer, that its owner keeps alive; nothing in it is bound to a thread.
 unsafe impl Send for Received {}
 // SAFETY: as above; it is only read through this type.
 unsafe impl Sync for Received {}
 
 impl Received {
-    /// Those of a loan, by their place in the arena; `None` if they are not within it.
+    /// Returns bytes of a loan by their position in the arena; `None` if they are not within it.
     pub(crate) fn of_loan(loan: &Arc<Loan>, offset: u64, len: u64) -> Option<Self> {
         let bytes = loan.arenas.inputs.bytes(offset, len)?;
         Some(Self { start: bytes.as_ptr(), len: bytes.len(), owner: Owner::Loan(loan.clone()) })
     }
 
-    /// Those of an input of the next batch, which the frontend leaves alone until that batch is done; afterwards they are
-    /// still there, but others. `None` if they are not within the arena.
+    /// Returns the bytes of an input of the next batch, which the frontend does not touch until that batch is done; afterwards
+    /// they remain accessible, but may hold other data. `None` if they are not within the arena.
     pub(crate) fn of_sent(arenas: &Arc<Arenas>, offset: u64, len: u64) -> Option<Self> {
         let bytes = arenas.inputs.bytes(offset, len)?;
         Some(Self { start: bytes.as_ptr(), len: bytes.len(), owner: Owner::Sent(arenas.clone()) })
     }
 
-    /// No bytes.
+    /// Returns an empty range.
     pub(crate) fn empty() -> Self {
         Self::copy_of(&[])
     }
@@ -218,28 +218,28 @@ impl Received {
         Self::of_buffer(buffer)
     }
 
-    /// So many zeros.
+    /// Returns this many zeros.
     pub(crate) fn zeroed(len: usize) -> Self {
         Self::of_buffer(AlignedBuffer::zeroed(len))
     }
 
-    /// Those of a buffer.
+    /// Takes ownership of a buffer.
     pub fn of_buffer(buffer: AlignedBuffer) -> Self {
         let (start, len) = (buffer.as_slice().as_ptr(), buffer.as_slice().len());
         Self { start, len, owner: Owner::Copy(Arc::new(buffer)) }
     }
 
-    /// A part of it.
+    /// Returns a part of the bytes.
     ///
     /// # Panics
-    /// The range passes the end.
+    /// The range exceeds the bytes.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
         let part = &self[range];
         Self { start: part.as_ptr(), len: part.len(), owner: self.owner.clone() }
     }
 
-    /// The loan that it is a part of; `None` for a copy.
+    /// Returns the loan that the bytes belong to; `None` for a copy.
     pub fn loan(&self) -> Option<&Arc<Loan>> {
         match &self.owner {
             Owner::Loan(loan) => Some(loan),
@@ -252,12 +252,12 @@ impl Deref for Received {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range was a slice of what the owner keeps alive and in its place (contract above).
+        // SAFETY: the range was a slice of memory that the owner keeps alive and in place (contract above).
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }
 
-/// A block of the memory in which answers travel. Dropped before it is sent, it is released.
+/// A block of the memory for answers. Released if it is dropped before it is sent.
 pub struct Memory {
     arenas: Arc<Arenas>,
     block: Block,
@@ -266,13 +266,13 @@ pub struct Memory {
     sent: bool,
 }
 
-// SAFETY: the block is this value's alone, and its mapping lives as long as `arenas`.
+// SAFETY: this value is the only user of the block, and its mapping lives as long as `arenas`.
 unsafe impl Send for Memory {}
 // SAFETY: as above; it is only read through a shared reference.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// A new block; its content is undefined.
+    /// Allocates a new block; its content is undefined.
     ///
     /// # Errors
     /// The arena is full.
@@ -293,12 +293,12 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Where it is in the arena: the offset and the length.
+    /// Returns its offset and length in the arena.
     pub(crate) fn place(&self) -> (u64, u64) {
         (self.block.offset, self.block.len)
     }
 
-    /// The frontend has been told of it, and gives it back when it has read it.
+    /// Marks the block as sent: the frontend releases it after reading.
     pub(crate) fn sent(mut self) {
         self.sent = true;
     }
@@ -308,14 +308,14 @@ impl Deref for Memory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the block is within the mapping, which `arenas` holds, and nobody else writes to it (contract above).
+        // SAFETY: the block is within the mapping, which `arenas` holds, and no other code writes to it (contract above).
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }
 
 impl DerefMut for Memory {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is borrowed alone.
+        // SAFETY: as above, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
     }
 }

@@ -1,4 +1,4 @@
-//! A response in the making, of a request that the backend answers by itself.
+//! A response that the backend builds for a request it answers individually.
 
 use pharos::error::InferError;
 use pharos::infer::Parameters;
@@ -6,7 +6,7 @@ use pharos::tensor::DataType;
 
 use crate::received::{Memory, Received};
 
-/// A response in the making.
+/// A response to be sent.
 #[derive(Default)]
 pub struct Reply {
     /// Its outputs.
@@ -29,18 +29,18 @@ pub struct ReplyOutput {
     pub content: Content,
 }
 
-/// Where the bytes of an output are.
+/// The location of an output's bytes.
 pub enum Content {
     /// In memory for answers, from [`Runtime::memory`](crate::Runtime::memory).
     Memory(Memory),
-    /// In an input, which is passed on: without a copy, if it is not in use any more when the batch is over.
+    /// In an input that is passed on: without a copy, if the input is no longer in use when the batch is over.
     Received(Received),
-    /// This many bytes where the client wants them, at [`Responder::place_on_device`](crate::Responder::place_on_device).
+    /// In client memory: this many bytes at [`Responder::place_on_device`](crate::Responder::place_on_device).
     Placed(usize),
 }
 
 impl Content {
-    /// The input that is passed on.
+    /// Returns the input that is passed on.
     pub(crate) fn received(&self) -> Option<&Received> {
         match self {
             Self::Received(bytes) => Some(bytes),

@@ -1,8 +1,8 @@
-//! Requests that a backend answers by itself, from any thread and also after their batch is over.
+//! Requests that a backend answers individually, from any thread and even after their batch is over.
 //!
-//! A request of a model that answers once is part of its batch's outcome while the batch is executed, and is answered by a
-//! frame of its own afterwards. One of a decoupled model is always answered by frames of its own, and waits for its reader
-//! when it has as many unread responses as [`CREDITS`](pharos::wire::CREDITS) allows.
+//! A request of a non-decoupled model is part of its batch's outcome while the batch is executed, and is answered by a separate
+//! frame afterwards. A request of a decoupled model is always answered by separate frames. It waits for its client when it has as
+//! many unread responses as [`CREDITS`](pharos::wire::CREDITS) allows.
 
 use std::sync::Arc;
 
@@ -22,23 +22,23 @@ use crate::reply::Reply;
 use crate::session::Session;
 use crate::streams::{RequestPlace, ResponseContent};
 
-/// The answers of one request, which the backend sends itself; see [`Outputs::detach`](crate::Outputs::detach). The
-/// instance takes its next batch although it is not answered. A request whose responder is dropped unended fails.
+/// Sends the responses of one request individually; see [`Outputs::detach`](crate::Outputs::detach). The instance takes its next
+/// batch even if the request is not answered yet. Dropping the responder before the last response fails the request.
 pub struct Responder {
     session: Arc<Session>,
     place: RequestPlace,
     decoupled: bool,
-    /// Where its outputs go in memory of clients, and their names.
+    /// Locations for its outputs in client memory, and the names of the outputs.
     placements: Vec<(Placement, String)>,
-    /// What the batch reads in memory of clients. `None` if nothing is written there before its time.
+    /// Client memory that the batch reads. `None` if outputs are not written to client memory before the response is sent.
     read: Option<Vec<RegionRange>>,
 }
 
 impl Responder {
-    /// Of a request of a batch that is executed.
+    /// Creates the responder of a request in the batch being executed.
     ///
     /// # Errors
-    /// There is no such request, or it has one already.
+    /// There is no such request, or it already has a responder.
     pub(crate) fn new(
         session: &Arc<Session>,
         (config, execute): (&ModelConfig, &Execute),
@@ -50,7 +50,7 @@ impl Responder {
             let streams = state.streams(place)?;
             let stream = streams.stream(request)?;
             if std::mem::replace(&mut stream.detached, true) {
-                return Err(run_error(format!("request {request} of the batch is answered by another responder")));
+                return Err(run_error(format!("request {request} of the batch already has a responder")));
             }
             streams.decoupled
         };
@@ -58,18 +58,18 @@ impl Responder {
         let name = |output: u16| config.outputs.get(usize::from(output)).map(|output| output.name.clone());
         let placements = own.map(|placement| (placement.clone(), name(placement.output).unwrap_or_default()));
         let placements: Vec<_> = placements.collect();
-        // A response may have to wait for its reader, or be thrown away when the request is executed once more.
+        // Otherwise a response may have to wait for its client, or is discarded when the request is rescheduled.
         let at_once = !placements.is_empty() && !decoupled && !config.has_iterative_sequences();
         let read = at_once.then(|| input_ranges(execute).collect());
         Ok(Self { session: session.clone(), place, decoupled, placements, read })
     }
 
-    /// Sends a response; more may follow if it is not the last. For a model that is not decoupled the first is the last.
-    /// Waits for the client if the model is decoupled and the client has read too little of what it was sent.
+    /// Sends a response; more may follow unless it is the last. For a model that is not decoupled, the first response is the
+    /// last. For a decoupled model, waits while the client has too many unread responses.
     ///
     /// # Errors
-    /// [`InferError::cancelled`] if the request is cancelled; it has had its last response, or there is no memory for it; an
-    /// output is there twice, and nothing is sent.
+    /// [`InferError::cancelled`] if the request is cancelled. Also fails if the request has had its last response, if there is no
+    /// memory for the response, or if an output occurs twice; nothing is sent then.
     pub fn respond(&self, reply: Reply, last: bool) -> Result<(), InferError> {
         let output_start = clock::now();
         let outputs = || reply.outputs.iter().map(|output| output.output);
@@ -117,10 +117,10 @@ impl Responder {
         sent
     }
 
-    /// Where the client wants an output of this many bytes, if that is on a device: the backend writes there, without a copy,
-    /// before it sends the response with [`Content::Placed`](crate::Content::Placed). `None` where a request of the batch has an
-    /// input, from which other outputs may still be computed, and for requests that may have several responses or be executed
-    /// once more.
+    /// Returns the location where the client wants an output of this many bytes, if that is on a device. The backend writes there
+    /// directly before it sends the response with [`Content::Placed`](crate::Content::Placed). `None` if the range overlaps an
+    /// input of the batch, from which other outputs may still be computed, and for requests that may have several responses or be
+    /// rescheduled.
     pub fn place_on_device(&self, output: usize, len: usize) -> Option<ReceivedOnDevice> {
         let len = len as u64;
         let mut all = self.placements.iter().map(|(placement, _)| placement);
@@ -129,7 +129,7 @@ impl Responder {
         self.session.devices.keep_on_device(range)
     }
 
-    /// Keeps the one answer for the end of the batch if that is executed; else gives it back, when it may be sent.
+    /// Keeps a single answer until the end of the batch while the batch is executed; otherwise returns it for sending.
     fn defer(&self, reply: Reply) -> Result<Option<Reply>, InferError> {
         let mut reply = Some(reply);
         let request = self.place.1;
@@ -160,7 +160,7 @@ impl Responder {
         Ok(reply)
     }
 
-    /// Writes outputs where the client wants them.
+    /// Copies outputs to the locations that the client wants.
     fn place_outputs(&self, blocks: &[OutputBlock], memories: &[Option<Memory>]) -> Result<(), InferError> {
         for (placement, name) in &self.placements {
             let made = blocks.iter().zip(memories).filter(|(block, _)| block.output == placement.output);
@@ -173,10 +173,11 @@ impl Responder {
         Ok(())
     }
 
-    /// Ends the responses, without another one. A request of a model that is not decoupled fails: it has had none.
+    /// Ends the responses without sending another one. For a model that is not decoupled, the request fails because it has no
+    /// response.
     ///
     /// # Errors
-    /// It has had its last response.
+    /// The request has had its last response.
     pub fn finish(&self) -> Result<(), InferError> {
         if !self.decoupled {
             return self.respond(Reply { error: Some(run_error(UNANSWERED)), ..Reply::default() }, true);
@@ -185,12 +186,12 @@ impl Responder {
         self.session.connection.send_response(self.place, end)
     }
 
-    /// Ends the responses with an error. One that has ended already has no place for it.
+    /// Ends the responses with an error. Ignored if they have already ended.
     pub fn fail(&self, error: InferError) {
         let _ = self.respond(Reply { error: Some(error), ..Reply::default() }, true);
     }
 
-    /// Whether the request is cancelled: its client has gone away, or its deadline has passed.
+    /// Whether the request is cancelled: its client has disconnected, or its deadline has passed.
     pub fn is_cancelled(&self) -> bool {
         let look = |state: &mut ConnectionState| {
             let streams = state.streams(self.place).ok()?;
@@ -209,20 +210,20 @@ impl Responder {
         })
     }
 
-    /// Whether it has had its last response.
+    /// Whether the request has had its last response.
     pub fn ended(&self) -> bool {
         let mut state = self.session.connection.lock();
         state.streams(self.place).and_then(|streams| streams.stream(self.place.1).map(drop)).is_err()
     }
 
-    /// The number of its batch and its position there, for `parent` of a call.
+    /// Returns the number of the request's batch and its position there, for the `parent` of a call.
     pub fn place(&self) -> (u64, u32) {
         self.place
     }
 }
 
 /// The error of a request whose responder is dropped before it has answered.
-const UNANSWERED: &str = "the model has let go of the request without answering it";
+const UNANSWERED: &str = "the model released the request without answering it";
 
 impl Drop for Responder {
     fn drop(&mut self) {

@@ -1,4 +1,4 @@
-//! What all threads of a worker process share, and what backends may use of it at any time and from any thread.
+//! State that all threads of a worker process share, and functions that backends may use at any time and from any thread.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -25,7 +25,7 @@ pub struct Session {
     pub(crate) next_call: AtomicU64,
 }
 
-/// What a [`Session`] is made of.
+/// The parts that a [`Session`] is made of.
 pub struct SessionParts {
     /// Both ends of the connection.
     pub connection: (Reader, Sender),
@@ -33,16 +33,16 @@ pub struct SessionParts {
     pub arenas: (InputArena, OutputArena),
     /// The metrics of this process.
     pub metrics: Metrics,
-    /// Devices, and memory of clients.
+    /// Devices and client memory.
     pub devices: Arc<dyn Devices>,
 }
 
-/// The other models of the server, memory for answers, and devices; clones are the same one.
+/// Access to the other models of the server, memory for answers, and devices. Clones share the same state.
 #[derive(Clone)]
 pub struct Runtime(Arc<Session>);
 
 impl Runtime {
-    /// Reads from the connection from now on. For the worker's runtime.
+    /// Starts reading from the connection. For the worker's runtime.
     pub fn new(parts: SessionParts) -> Self {
         let SessionParts { connection: (reader, sender), arenas, metrics, devices } = parts;
         let arenas = Arenas::new(arenas, sender);
@@ -50,14 +50,13 @@ impl Runtime {
         Self(Arc::new(Session { connection, arenas, metrics, devices, next_call: AtomicU64::new(1) }))
     }
 
-    /// What all threads share. For the worker's runtime.
+    /// Returns the state that all threads share. For the worker's runtime.
     #[doc(hidden)]
     pub fn session(&self) -> &Arc<Session> {
         &self.0
     }
 
-    /// A block of the memory in which answers travel; its content is undefined. For
-    /// [`Content::Memory`](crate::Content::Memory).
+    /// Allocates a block of the memory for answers, for [`Content::Memory`](crate::Content::Memory); its content is undefined.
     ///
     /// # Errors
     /// That memory is full.
@@ -65,14 +64,14 @@ impl Runtime {
         Memory::allocate(&self.0.arenas, len)
     }
 
-    /// The bytes of a living input that contain `len` bytes at this address of the process, so that a view of an input is
-    /// recognized when it is passed on as an output; `None` for all other addresses.
+    /// Returns the bytes of a living input that contain `len` bytes at this address of the process; `None` for all other
+    /// addresses. Recognizes a view of an input that is passed on as an output.
     pub fn locate(&self, address: usize, len: usize) -> Option<Received> {
         self.0.arenas.locate(address, len)
     }
 
-    /// Copies memory of a device, in the process's numbering of devices, behind the work of its default stream; complete on
-    /// return.
+    /// Copies device memory to the process, ordered after earlier work in the device's default stream; complete on return.
+    /// Devices have the process's numbering.
     ///
     /// # Errors
     /// The driver's reason.
@@ -80,8 +79,8 @@ impl Runtime {
         if into.is_empty() { Ok(()) } else { self.0.devices.read(from, into) }
     }
 
-    /// Copies memory of a device to a client's on the same or another device, behind the work of the default stream of the
-    /// first; complete on return. As many bytes as both have.
+    /// Copies device memory to a client's memory on the same or another device, ordered after earlier work in the default stream
+    /// of the source device; complete on return. Both have the same length.
     ///
     /// # Errors
     /// As [`Runtime::read_device`].
@@ -90,7 +89,7 @@ impl Runtime {
         if to.is_empty() { Ok(()) } else { self.0.devices.copy(from, to) }
     }
 
-    /// A copy of memory of a device in the process's memory, aligned to 64 bytes.
+    /// Returns a copy of device memory in the process's memory, aligned to 64 bytes.
     ///
     /// # Errors
     /// As [`Runtime::read_device`].

@@ -1,4 +1,4 @@
-//! How far the requests of a batch are answered that are, or may be, answered on their own.
+//! Progress of the requests of a batch that are, or may be, answered individually.
 
 use pharos::error::InferError;
 use pharos::infer::Parameters;
@@ -11,12 +11,12 @@ use crate::error::run_error;
 /// A request: the number of its batch, and its position there.
 pub(crate) type RequestPlace = (u64, u32);
 
-/// The requests of a batch that are answered on their own, or may be.
+/// The requests of a batch that are, or may be, answered individually.
 pub(crate) struct Streams {
     pub(crate) requests: Vec<Stream>,
     /// The row of the cancellation flags, while the batch is executed.
     pub(crate) row: Option<u8>,
-    /// The frontend knows how the batch has ended.
+    /// The frontend has been sent the outcome of the batch.
     pub(crate) announced: bool,
     pub(crate) decoupled: bool,
     start: Instant,
@@ -27,9 +27,9 @@ pub(crate) struct Streams {
 /// One request.
 #[derive(Clone, Default)]
 pub(crate) struct Stream {
-    /// Responses that cost credit, in earlier batches too.
+    /// Responses that used credit, including those in earlier batches.
     pub(crate) sent: u64,
-    /// How many of them the client has taken, as far as is known.
+    /// How many of them the client has read, according to the latest frame.
     pub(crate) taken: u64,
     pub(crate) ended: bool,
     pub(crate) detached: bool,
@@ -42,15 +42,15 @@ pub(crate) struct ResponseContent {
     pub(crate) outputs: Vec<OutputBlock>,
     pub(crate) parameters: Parameters,
     pub(crate) error: Option<WireError>,
-    /// None follows.
+    /// No response follows.
     pub(crate) last: bool,
     /// It only ends the stream.
     pub(crate) empty: bool,
-    /// When the model had computed it.
+    /// The time at which the model had computed it.
     pub(crate) output_start: Instant,
 }
 
-/// What is taken out of a batch when its execution is over.
+/// Data removed from a batch when its execution is over.
 #[derive(Default)]
 pub(crate) struct Collected {
     pub(crate) deferred: DeferredReplies,
@@ -59,7 +59,7 @@ pub(crate) struct Collected {
 }
 
 impl Streams {
-    /// Of a batch that begins to be executed.
+    /// Creates the streams of a batch that begins to execute.
     pub(crate) fn new(execute: &Execute, decoupled: bool, start: Instant) -> Self {
         let mut requests = vec![Stream::default(); execute.requests.len()];
         for &Resumed { request, sent, taken } in &execute.resumed {
@@ -71,26 +71,26 @@ impl Streams {
         Self { requests, row, announced: false, decoupled, start, input_end: None, deferred }
     }
 
-    /// The client has taken this many responses to a request.
+    /// Records that the client has read this many responses to a request in total.
     pub(crate) fn take_credits(&mut self, request: u32, taken: u64) {
         if let Some(stream) = self.requests.get_mut(request as usize) {
             stream.taken = stream.taken.max(taken);
         }
     }
 
-    /// A request is cancelled.
+    /// Marks a request as cancelled.
     pub(crate) fn cancel(&mut self, request: u32) {
         if let Some(stream) = self.requests.get_mut(request as usize) {
             stream.cancelled = true;
         }
     }
 
-    /// The inputs are where the model wants them.
+    /// Records that the inputs are where the model needs them.
     pub(crate) fn inputs_ready(&mut self, at: Instant) {
         self.input_end.get_or_insert(at);
     }
 
-    /// The stream of a request that is not answered yet.
+    /// Returns the stream of a request that is not answered yet.
     pub(crate) fn stream(&mut self, request: u32) -> Result<&mut Stream, InferError> {
         let count = self.requests.len();
         let stream = self.requests.get_mut(request as usize);
@@ -101,7 +101,7 @@ impl Streams {
         Ok(stream)
     }
 
-    /// The execution is over; these requests are executed once more.
+    /// Ends the execution; the `rescheduled` requests are executed again.
     pub(crate) fn collect(&mut self, went_well: bool, rescheduled: &[u32]) -> Collected {
         self.row = None;
         let deferred = std::mem::take(&mut self.deferred);
@@ -112,12 +112,12 @@ impl Streams {
         Collected { deferred, open: open.map(|(position, _)| position).collect() }
     }
 
-    /// Whether every request is answered, or is not answered on its own.
+    /// Whether every request is answered, or is not answered individually.
     pub(crate) fn is_over(&self) -> bool {
         self.row.is_none() && self.requests.iter().all(|stream| stream.ended || !stream.detached)
     }
 
-    /// The stamps of a response.
+    /// Returns the stamps of a response.
     pub(crate) fn stamps(&self, output_start: Instant, end: Instant) -> ComputeStamps {
         let input_end = self.input_end.unwrap_or(self.start);
         ComputeStamps { start: self.start, input_end, output_start: output_start.max(input_end), end }

@@ -1,4 +1,4 @@
-"""The module in which Triton's Python backend has its native part. Models that import it find the same names here."""
+"""Aliases for models that import the native module of Triton's Python backend."""
 
 from pharos_worker._native import (
     InferenceRequest,

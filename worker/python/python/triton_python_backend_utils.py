@@ -1,4 +1,4 @@
-"""What models of Triton's Python backend import, on the worker of Pharos. The names and their meaning are Triton's."""
+"""The module that models for Triton's Python backend import. Names and behavior are Triton's."""
 
 import struct
 
@@ -31,7 +31,7 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_GPU = 2
 
-# The datatypes of a configuration: name, number, numpy's type. BF16 has none.
+# The datatypes of a configuration: name, number, numpy type. BF16 has no numpy type.
 _DATATYPES = [
     ("TYPE_BOOL", 1, np.bool_),
     ("TYPE_UINT8", 2, np.uint8),
@@ -48,57 +48,57 @@ _DATATYPES = [
     ("TYPE_STRING", 13, np.object_),
 ]
 TRITON_STRING_TO_NUMPY = {name: numpy_type for name, _, numpy_type in _DATATYPES}
-# Triton gives Python's own type here, which numpy takes as its.
+# As in Triton: Python's own type, which numpy accepts as its own.
 TRITON_STRING_TO_NUMPY["TYPE_BOOL"] = bool
 
 _model_dir = None
 
 
 def get_model_dir():
-    """The directory of the version that runs, with the model's files."""
+    """Returns the directory of the running version, with the model's files."""
     return _model_dir
 
 
 def get_output_tensor_by_name(inference_response, name):
-    """The output of this name, or None."""
+    """Returns the output of this name, or None."""
     return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
 
 
 def get_input_config_by_name(model_config, name):
-    """The input of this name in a configuration as a dictionary, or None."""
+    """Returns the input of this name in a configuration as a dictionary, or None."""
     return next((entry for entry in model_config.get("input", []) if entry["name"] == name), None)
 
 
 def get_output_config_by_name(model_config, name):
-    """The output of this name in a configuration as a dictionary, or None."""
+    """Returns the output of this name in a configuration as a dictionary, or None."""
     return next((entry for entry in model_config.get("output", []) if entry["name"] == name), None)
 
 
 def using_decoupled_model_transaction_policy(model_config):
-    """Whether the configuration says that the model answers each request any number of times."""
+    """Returns whether the configured model is decoupled: it may send any number of responses to a request."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 def triton_string_to_numpy(triton_type_string):
-    """numpy's type of a datatype by its name in a configuration, such as TYPE_FP32."""
+    """Returns the numpy type of a datatype's name in a configuration, such as TYPE_FP32."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def triton_to_numpy_type(data_type):
-    """numpy's type of a datatype by its number; None for one that numpy does not have."""
+    """Returns the numpy type of a datatype's number; None if numpy has none."""
     return next((numpy_type for _, number, numpy_type in _DATATYPES if number == data_type), None)
 
 
 def numpy_to_triton_type(data_type):
-    """The number of a datatype by numpy's type; None for one that models cannot have."""
+    """Returns the number of the datatype for a numpy type; None for unsupported types."""
     if data_type == np.bytes_:
         return 13
     return next((number for _, number, numpy_type in _DATATYPES if data_type == numpy_type), None)
 
 
 def serialize_byte_tensor(input_tensor):
-    """The elements of an array of objects or byte strings, in row-major order, each behind its length (4 bytes, little-endian);
-    None for an array of another type, an empty tuple for one without elements."""
+    """Serializes an array of objects or byte strings in row-major order, each element prefixed by its length (4 bytes,
+    little-endian). Returns None for an array of another type, and an empty tuple for an empty array."""
     if input_tensor.size == 0:
         return ()
     if input_tensor.dtype != np.object_ and input_tensor.dtype.type != np.bytes_:
@@ -111,13 +111,13 @@ def serialize_byte_tensor(input_tensor):
 
 
 def deserialize_bytes_tensor(encoded_tensor):
-    """The elements that `serialize_byte_tensor` has written, as a one-dimensional array of `bytes` objects."""
+    """Deserializes the output of `serialize_byte_tensor` to a one-dimensional array of `bytes` objects."""
     data, at, elements = bytes(encoded_tensor), 0, []
     while at < len(data):
         (length,) = struct.unpack_from("<I", data, at)
         at += 4
         if at + length > len(data):
-            raise ValueError(f"the element at byte {at} is to have {length} bytes, {len(data) - at} are left")
+            raise ValueError(f"the element at byte {at} should have {length} bytes, but only {len(data) - at} are left")
         elements.append(data[at : at + length])
         at += length
     array = np.empty(len(elements), dtype=np.object_)

@@ -1,5 +1,4 @@
-//! How one request is answered, by whomever and whenever: the batch when `execute` returns, or a response sender on any
-//! thread, later.
+//! Responses to one request: sent by the batch when `execute` returns, or later by a response sender on any thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -13,23 +12,23 @@ use crate::model::Model;
 use crate::reply;
 use crate::response::InferenceResponse;
 
-/// The bit of a flag that says: no response follows.
+/// The flag that marks the final response.
 pub(crate) const FINAL: u32 = 1;
 
-/// Nothing was sent.
+/// Nothing has been sent.
 const OPEN: u8 = 0;
-/// A response was sent, and more may follow or an end.
+/// A response has been sent; more, or the end, may follow.
 const ANSWERED: u8 = 1;
-/// Nothing may follow.
+/// The request is complete.
 const CLOSED: u8 = 2;
-/// The request is executed once more, and answered then.
-const LET_GO: u8 = 3;
+/// The request has been rescheduled: it is executed again and answered then.
+const RESCHEDULED: u8 = 3;
 
-/// The way back to the client of one request.
+/// The response channel of one request.
 pub(crate) struct Answer {
     pub(crate) model: Arc<Model>,
     responder: Responder,
-    /// The outputs that are asked for, by their places; empty for all.
+    /// The positions of the requested outputs; empty for all.
     wanted: Vec<u16>,
     state: AtomicU8,
 }
@@ -39,40 +38,40 @@ impl Answer {
         Self { model, responder, wanted, state: AtomicU8::new(OPEN) }
     }
 
-    /// Whether nobody waits for the request any more.
+    /// Whether the request is cancelled.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.responder.is_cancelled()
     }
 
-    /// The request's place, for what is traced with it.
+    /// Returns the position of the request, for tracing of nested requests.
     pub(crate) fn place(&self) -> (u64, u32) {
         self.responder.place()
     }
 
-    /// Whether an error may still end it: one of a model with a single response has it already when that is sent.
+    /// Whether an error can still be sent. A model with a single response cannot fail a request after sending it.
     pub(crate) fn may_fail(&self) -> bool {
         let state = self.state.load(Ordering::Acquire);
         if self.model.config.decoupled { state < CLOSED } else { state == OPEN }
     }
 
-    /// Ends the request with an error, unless it has ended.
+    /// Fails the request, unless it is complete.
     pub(crate) fn fail(&self, error: InferError) {
         if self.state.swap(CLOSED, Ordering::AcqRel) < CLOSED {
             self.responder.fail(error);
         }
     }
 
-    /// The request is executed once more: nothing of it is left to be done here.
+    /// Marks the request as rescheduled: it is answered by a later execution.
     pub(crate) fn let_go(&self) {
-        self.state.store(LET_GO, Ordering::Release);
+        self.state.store(RESCHEDULED, Ordering::Release);
     }
 
-    /// Whether it is.
+    /// Whether the request is rescheduled.
     pub(crate) fn is_let_go(&self) -> bool {
-        self.state.load(Ordering::Acquire) == LET_GO
+        self.state.load(Ordering::Acquire) == RESCHEDULED
     }
 
-    /// Answers the request of a model that gives one response to each.
+    /// Sends the only response of a request to a model that is not decoupled.
     pub(crate) fn respond(&self, py: Python<'_>, response: &InferenceResponse) -> PyResult<()> {
         let reply = self.reply(py, response)?;
         self.state.store(CLOSED, Ordering::Release);
@@ -83,10 +82,10 @@ impl Answer {
         reply::of(py, (&self.model, &self.wanted), &self.responder, response)
     }
 
-    /// What a response sender sends: a response, an end, or both.
+    /// Sends a response, the end of the responses, or both, for a response sender.
     ///
     /// # Errors
-    /// Triton's texts for a sender that is closed, flags that mean nothing, and more responses than the model may give.
+    /// The sender is closed, the flags are invalid, or the model may not send more responses; the texts are Triton's.
     pub(crate) fn send(&self, py: Python<'_>, response: Option<&InferenceResponse>, flags: u32) -> PyResult<()> {
         let wrong = |text: &'static str| Err(TritonModelException::new_err(text));
         let state = self.state.load(Ordering::Acquire);
@@ -115,31 +114,31 @@ impl Answer {
         let reply = response.map(|response| self.reply(py, response)).transpose()?;
         self.state.store(if last { CLOSED } else { ANSWERED }, Ordering::Release);
         let sent = match reply {
-            // The client may be behind with reading.
+            // Without the interpreter: the call blocks if the client reads slowly.
             Some(reply) => {
                 let last = last || !self.model.config.decoupled;
                 py.detach(|| self.responder.respond(reply, last))
             }
             None if self.model.config.decoupled => py.detach(|| self.responder.finish()),
-            // Its one response has ended it.
+            // The only response has already completed the request.
             None => Ok(()),
         };
         match sent {
-            // Nobody waits any more: as if it had been read.
+            // The request was cancelled: treat the response as sent.
             Err(error) if error.code == ErrorCode::Cancelled => Ok(()),
             sent => sent.map_err(|error| model_exception(&error)),
         }
     }
 }
 
-/// A request that the model lets go without an answer must not wait for ever.
+/// Completes a request that the model has dropped without a response, so that its client does not wait forever.
 impl Drop for Answer {
     fn drop(&mut self) {
         if *self.state.get_mut() == OPEN && !self.model.config.decoupled {
             let text = format!("model '{}' has dropped the request without a response", self.model.config.name);
             self.responder.fail(InferError::new(ErrorCode::Internal, Reason::Backend, text));
         } else if *self.state.get_mut() < CLOSED && self.model.config.decoupled {
-            // As Triton's: a sender that goes away ends its responses.
+            // As in Triton, dropping the sender ends the responses.
             let _ = self.responder.finish();
         }
     }

@@ -1,15 +1,15 @@
-//! Numpy arrays: over memory of this process, and the memory of theirs.
+//! Numpy arrays: creates arrays over memory of this process, and reads the memory of existing arrays.
 //!
-//! Both ways go through numpy's array interface in its C form, the capsule `__array_struct__` (numpy.org, "The array
-//! interface protocol"): no list or dictionary is made, and no table of numpy's functions is needed.
+//! Both directions use the C form of numpy's array interface, the capsule `__array_struct__` (numpy.org, "The array interface
+//! protocol"). It needs neither Python lists and dictionaries nor numpy's C API table.
 //!
 //! # Contract
-//! A capsule that this module makes names memory that its [`Shared`] keeps alive, and numpy keeps that object alive as long
-//! as the array. A capsule that it reads is one that numpy made in the same moment, from an array that the caller holds;
-//! what it says is copied before anything else runs. [`Source`] reads an array's memory while the array is held: another
-//! thread of the model may write there meanwhile, as it may under numpy itself, so it is only ever copied, never looked at.
-//! Memory for an output is lent in the same way by [`filled`], which gives it back as the caller's alone only when no object
-//! of Python's has a hold of it; else it may only be copied.
+//! A capsule created here describes memory that its [`Shared`] keeps alive, and numpy keeps that object alive as long as the
+//! array. A capsule read here was just created by numpy from an array that the caller holds; its contents are copied before any
+//! other code runs. [`Source`] reads an array's memory while the array is held. Another thread of the model may write to it at
+//! the same time, as with numpy itself, so the memory is only copied, never interpreted in place. [`filled`] lends output memory
+//! in the same way. It returns the memory as exclusively owned only if no Python object refers to it any more; otherwise the
+//! memory may only be copied.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -29,10 +29,10 @@ const ALIGNED: c_int = 0x100;
 const NATIVE: c_int = 0x200;
 const WRITEABLE: c_int = 0x400;
 
-/// From how many bytes on a copy is made without the interpreter.
+/// The size in bytes from which a copy releases the interpreter.
 const LARGE: usize = 1 << 20;
 
-/// Numpy's `PyArrayInterface`.
+/// numpy's `PyArrayInterface`.
 #[repr(C)]
 struct Interface {
     two: c_int,
@@ -46,7 +46,7 @@ struct Interface {
     descr: *mut ffi::PyObject,
 }
 
-/// What a capsule owns.
+/// The data that a capsule owns.
 #[repr(C)]
 struct Owned {
     interface: Interface,
@@ -54,17 +54,17 @@ struct Owned {
     strides: Vec<isize>,
 }
 
-/// Bytes that arrays may be made over.
+/// Bytes that arrays are created over.
 #[pyclass(frozen, module = "pharos_worker._native")]
 pub(crate) struct Shared {
     address: usize,
     element: NumpyType,
     shape: Vec<isize>,
-    /// Only held.
+    /// Keeps the memory alive.
     _owner: Owner,
 }
 
-/// Whose the bytes are.
+/// The owner of the bytes.
 #[allow(dead_code)]
 enum Owner {
     Received(Received),
@@ -120,12 +120,12 @@ unsafe extern "C" fn drop_owned(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// A function of numpy's.
+/// Returns a function of numpy.
 pub(crate) fn numpy<'py>(py: Python<'py>, name: &'static str) -> PyResult<Bound<'py, PyAny>> {
     py.import(intern!(py, "numpy"))?.getattr(name)
 }
 
-/// Whether it is an array of numpy's.
+/// Whether an object is a numpy array.
 pub(crate) fn is_array(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     static NDARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let py = object.py();
@@ -133,7 +133,7 @@ pub(crate) fn is_array(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     object.is_instance(ndarray.bind(py))
 }
 
-/// A writable array over these bytes, for a datatype that numpy has.
+/// Creates a writable array over these bytes, for a datatype that numpy has.
 pub(crate) fn over<'py>(
     py: Python<'py>,
     bytes: &Received,
@@ -143,13 +143,14 @@ pub(crate) fn over<'py>(
     let element = datatype::to_numpy(datatype)
         .ok_or_else(|| PyTypeError::new_err(format!("numpy has no type for {datatype}")))?;
     let (address, owner) = (bytes.as_ptr() as usize, Owner::Received(bytes.clone()));
-    made(py, (address, owner), element, shape)
+    new_array(py, (address, owner), element, shape)
 }
 
-/// Has `fill` write to memory for an output by a writable array over it, of elements of this type. Gives the memory back, or a hold of it if Python has kept one: then somebody may still write there.
+/// Passes a writable array over output memory, with elements of this type, to `fill`. Returns the memory, or a shared handle if
+/// Python code has kept a reference and may still write to it.
 ///
 /// # Errors
-/// Those of `fill`.
+/// The error of `fill`.
 pub(crate) fn filled<'py>(
     py: Python<'py>,
     mut memory: Memory,
@@ -158,11 +159,11 @@ pub(crate) fn filled<'py>(
 ) -> PyResult<Result<Memory, Arc<Memory>>> {
     let address = memory.as_mut_ptr() as usize;
     let memory = Arc::new(memory);
-    fill(made(py, (address, Owner::Memory(Arc::clone(&memory))), element, shape)?)?;
+    fill(new_array(py, (address, Owner::Memory(Arc::clone(&memory))), element, shape)?)?;
     Ok(Arc::try_unwrap(memory))
 }
 
-fn made<'py>(
+fn new_array<'py>(
     py: Python<'py>,
     (address, owner): (usize, Owner),
     element: NumpyType,
@@ -175,34 +176,34 @@ fn made<'py>(
     asarray.bind(py).call1((shared,))
 }
 
-/// What numpy says about an array.
+/// numpy's description of an array.
 pub(crate) struct View {
-    /// The first letter of its type: `f`, `i`, ...
+    /// The type letter: `f`, `i`, ...
     pub(crate) kind: u8,
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     pub(crate) size: usize,
-    /// Row-major, without gaps, in this machine's byte order.
+    /// Whether the array is row-major, contiguous and in native byte order.
     pub(crate) plain: bool,
     pub(crate) shape: Vec<i64>,
     address: usize,
 }
 
 impl View {
-    /// Bytes of all elements.
+    /// Returns the size of all elements in bytes.
     pub(crate) fn len(&self) -> usize {
         self.shape.iter().map(|dim| usize::try_from(*dim).unwrap_or(0)).product::<usize>() * self.size
     }
 
-    /// Where the first element is.
+    /// Returns the address of the first element.
     pub(crate) fn address(&self) -> usize {
         self.address
     }
 }
 
-/// Looks at an array.
+/// Reads the description of an array.
 ///
 /// # Errors
-/// It is none.
+/// The object is not an array.
 pub(crate) fn view(array: &Bound<'_, PyAny>) -> PyResult<View> {
     let capsule = array.getattr(intern!(array.py(), "__array_struct__"))?;
     // SAFETY: the pointer is checked; numpy's interface is valid while capsule and array are held, which they are here.
@@ -210,7 +211,7 @@ pub(crate) fn view(array: &Bound<'_, PyAny>) -> PyResult<View> {
         let pointer = ffi::PyCapsule_GetPointer(capsule.as_ptr(), std::ptr::null()).cast::<Interface>();
         let Some(interface) = pointer.as_ref().filter(|interface| interface.two == 2) else {
             let _ = PyErr::take(array.py());
-            return Err(PyTypeError::new_err("this is no numpy array: it has no array interface"));
+            return Err(PyTypeError::new_err("not a numpy array: the object has no array interface"));
         };
         let dims = usize::try_from(interface.nd).unwrap_or(0);
         let shape = if dims == 0 { &[] } else { std::slice::from_raw_parts(interface.shape, dims) };
@@ -225,7 +226,7 @@ pub(crate) fn view(array: &Bound<'_, PyAny>) -> PyResult<View> {
     }
 }
 
-/// The memory of an array that is held: to be copied from.
+/// The memory of an array that is held, to copy from.
 pub(crate) struct Source<'a> {
     address: usize,
     len: usize,
@@ -233,22 +234,22 @@ pub(crate) struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// The memory of a plain array.
+    /// Returns the memory of a plain array.
     pub(crate) fn of(array: &'a Bound<'a, PyAny>, view: &View) -> Self {
         Self { address: view.address, len: if view.plain { view.len() } else { 0 }, _array: array }
     }
 
-    /// Copies all of it to the start of `to`; without the interpreter if it is much.
+    /// Copies all bytes to the start of `to`; releases the interpreter if there are many.
     pub(crate) fn copy(&self, to: &mut [u8]) {
         let (from, len) = (self.address, self.len.min(to.len()));
-        // SAFETY: `from` is the memory of an array that this value keeps alive, and of at least `len` bytes; `to` is the
-        // caller's alone.
+        // SAFETY: `from` is the memory of an array that this value keeps alive, with at least `len` bytes; `to` is exclusively
+        // borrowed.
         let copy = |to: &mut [u8]| unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), len) };
         if len < LARGE { copy(to) } else { self._array.py().detach(|| copy(to)) }
     }
 }
 
-/// The array in row-major order and this machine's byte order: itself if it is that already.
+/// Converts an array to row-major order and native byte order; returns it unchanged if it already has them.
 pub(crate) fn made_plain<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = array.py();
     let native = array.getattr(intern!(py, "dtype"))?.call_method1(intern!(py, "newbyteorder"), ("=",))?;
@@ -256,7 +257,7 @@ pub(crate) fn made_plain<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, 
     Ok(array)
 }
 
-/// A tuple of dimensions.
+/// Creates a tuple of dimensions.
 pub(crate) fn dimensions<'py>(py: Python<'py>, shape: &[i64]) -> PyResult<Bound<'py, PyTuple>> {
     PyTuple::new(py, shape)
 }

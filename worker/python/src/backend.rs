@@ -1,4 +1,4 @@
-//! The backend that runs a model in Python: loads it, hands it each batch, and answers with what it returns.
+//! The backend for Python models: loads a model, passes each batch to it, and sends what it returns.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,41 +20,42 @@ use crate::parameters;
 use crate::request::InferenceRequest;
 use crate::response::InferenceResponse;
 
-/// The names of backends whose models are run by Python.
+/// The backends whose models run in Python.
 const NAMES: [&str; 5] = ["python", "pytorch", "sklearn", "torchserve", "xgboost"];
 
-/// What a device has spent on the inputs of the batch that is executed, as the model has measured it, nanoseconds.
+/// The time that the model has measured for copying the inputs of the current batch to a device, in nanoseconds.
 static INPUTS_TOOK: AtomicU64 = AtomicU64::new(0);
 
-/// Says how many seconds of the batch that is executed were copies of its inputs to a device: statistics count them as input,
-/// not as computing. For models that make these copies themselves and time them there, with events.
+/// Reports how many seconds of the current batch were spent on copying its inputs to a device. Statistics count this time as
+/// input, not as computation. For models that make these copies themselves and measure them with events.
 #[pyfunction]
 fn inputs_took(seconds: f64) -> PyResult<()> {
     let took = Duration::try_from_secs_f64(seconds);
-    let took = took.map_err(|_| TritonModelException::new_err(format!("{seconds} is no time that inputs can take")))?;
+    let took =
+        took.map_err(|_| TritonModelException::new_err(format!("{seconds} is not a valid duration of input copies")))?;
     INPUTS_TOOK.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(0), Ordering::Relaxed);
     Ok(())
 }
 
-/// Adds the functions.
+/// Adds the functions of this module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(fail, module)?)?;
     module.add_function(wrap_pyfunction!(inputs_took, module)?)?;
     module.add_function(wrap_pyfunction!(run, module)?)
 }
 
-/// Runs the worker until the server ends it; gives the status of the process.
+/// Runs the worker until the server ends it. Returns the exit status of the process.
 #[pyfunction]
 fn run(py: Python<'_>) -> u8 {
     let code = py.detach(|| {
         let worker = NAMES.into_iter().fold(Worker::new(), |worker, name| worker.backend(name, create));
         worker.fallback_backend(create).run()
     });
-    // The type has no number, but an equality.
+    // `ExitCode` has no accessor for its value, only equality.
     u8::from(code != ExitCode::SUCCESS)
 }
 
-/// A model of Triton's form.
+/// A model with Triton's Python interface.
 struct PythonModel {
     model: Arc<Model>,
     /// `pharos_worker.driver.Loaded`.
@@ -62,13 +63,13 @@ struct PythonModel {
     execute: Py<PyAny>,
     engine: String,
     process: u32,
-    /// Which inputs it is given in a device's memory.
+    /// The inputs that the model accepts in device memory.
     on_device: DeviceInputs,
-    /// Of requests that are executed once more: dropped earlier, they would fail.
+    /// Rescheduled requests, kept until they are executed again: dropping them would fail them.
     rescheduled: Vec<Arc<Answer>>,
 }
 
-/// Loads `model.py`, or what runs the file of the model.
+/// Loads `model.py`, or the runner for the model's file format.
 fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferError> {
     let model = Arc::new(Model::new(context));
     let model = model::install(model);
@@ -143,11 +144,11 @@ impl Backend for PythonModel {
             let result = self.executed(py, &requests);
             outputs.computed();
             outputs.inputs_took(Duration::from_nanos(INPUTS_TOOK.swap(0, Ordering::Relaxed)));
-            self.leave_a_fork(py);
+            self.exit_if_forked(py);
             let result = result.map_err(Failure::from);
             let result = result.and_then(|returned| self.answer(&returned, &requests, (&answers, outputs)));
             if let Err(failure) = result {
-                let error = failed(&self.model, &failure.tell(py));
+                let error = failed(&self.model, &failure.report(py));
                 answers.iter().filter(|answer| answer.may_fail()).for_each(|answer| answer.fail(error.clone()));
             }
             self.rescheduled = answers.into_iter().filter(|answer| answer.is_let_go()).collect();
@@ -157,7 +158,7 @@ impl Backend for PythonModel {
 }
 
 impl PythonModel {
-    /// What `execute` returns, for a coroutine what it gives.
+    /// Calls `execute`; awaits the result if that is a coroutine.
     fn executed<'py>(&self, py: Python<'py>, requests: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyAny>> {
         let returned = self.execute.bind(py).call1((requests,))?;
         if returned.is_none() || returned.is_instance_of::<PyList>() {
@@ -167,7 +168,7 @@ impl PythonModel {
         self.loaded.bind(py).call_method1(intern!(py, "settle"), (returned, decoupled, requests))
     }
 
-    /// Sends what `execute` returned.
+    /// Sends the responses that `execute` returned.
     fn answer(
         &self,
         returned: &Bound<'_, PyAny>,
@@ -215,11 +216,11 @@ impl PythonModel {
         Ok(batch::reschedule(requests, answers, outputs)?)
     }
 
-    /// Ends a process that `execute` has forked and not ended: the connection to the server is the parent's.
-    fn leave_a_fork(&self, py: Python<'_>) {
+    /// Exits a process that the model has forked in `execute`: the connection to the server belongs to the parent.
+    fn exit_if_forked(&self, py: Python<'_>) {
         if std::process::id() != self.process {
-            eprintln!("a process forked by the model has come back from execute; it ends here");
-            // Without what the parent has registered for its own end.
+            eprintln!("a process forked by the model returned from execute; exiting it");
+            // `_exit` skips exit handlers that the parent has registered.
             if py.import("os").and_then(|os| os.call_method1("_exit", (0,))).is_err() {
                 std::process::abort();
             }
@@ -227,12 +228,12 @@ impl PythonModel {
     }
 }
 
-/// The error of every request of a batch.
+/// Returns the error for all requests of a failed batch.
 fn failed(model: &Model, message: &str) -> InferError {
     InferError::new(ErrorCode::Internal, Reason::Backend, model.failed(message))
 }
 
-/// Ends requests with an exception that has come after `execute` has returned.
+/// Fails requests with an exception that was raised after `execute` returned.
 #[pyfunction]
 fn fail(py: Python<'_>, requests: &Bound<'_, PyList>, error: Bound<'_, PyAny>) -> PyResult<()> {
     let error = PyErr::from_value(error);
@@ -246,11 +247,11 @@ fn fail(py: Python<'_>, requests: &Bound<'_, PyList>, error: Bound<'_, PyAny>) -
     Ok(())
 }
 
-/// Why a batch has no answers.
+/// The reason that a batch has no responses.
 enum Failure {
     /// The model has raised an exception.
     Raised(PyErr),
-    /// It has returned something else than it should.
+    /// It has returned an invalid value.
     Wrong(String),
 }
 
@@ -261,8 +262,8 @@ impl From<PyErr> for Failure {
 }
 
 impl Failure {
-    /// Tells the log all of it, and gives what the client is told.
-    fn tell(self, py: Python<'_>) -> String {
+    /// Logs the whole error and returns the message for the client.
+    fn report(self, py: Python<'_>) -> String {
         match self {
             Self::Raised(error) => {
                 error::log(py, &error);

@@ -1,5 +1,4 @@
-//! A batch taken apart into the requests that a model in Python sees, each with its part of the inputs, which stay where
-//! they are.
+//! Splits a batch into requests for a Python model. Each request gets its part of the inputs, without copying.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,14 +17,14 @@ use crate::model::Model;
 use crate::request::{InferenceRequest, RequestFields, SEQUENCE_END, SEQUENCE_START};
 use crate::tensor::Tensor;
 
-/// One request's part of an input: its shape, and where it is in the bytes of the batch.
+/// One request's part of an input: its shape, and its range in the bytes of the batch.
 type Part = (Vec<i64>, Range<usize>);
 
-/// What a kernel may take for granted of a tensor's address, bytes: it reads so many at a time at most. Memory of a client
-/// that is elsewhere is copied to the processor's, because a kernel that met it would cost the process its device.
+/// The alignment that kernels may assume for a tensor, in bytes: the widest load. Client memory with a smaller alignment is
+/// copied to the host, because a misaligned load would break the process's CUDA context.
 const ALIGNED: u64 = 16;
 
-/// The ways back to the clients.
+/// Creates the response channels of a batch.
 pub(crate) fn answers(
     model: &Arc<Model>,
     batch: &Batch<'_>,
@@ -38,17 +37,17 @@ pub(crate) fn answers(
     batch.requests.iter().enumerate().map(answer).collect()
 }
 
-/// The requests as a model sees them.
+/// Creates the requests of a batch for the model.
 ///
 /// # Errors
-/// An input is not what the server says it is.
+/// An input contradicts its description.
 pub(crate) fn requests<'py>(
     py: Python<'py>,
     model: &Model,
     batch: &Batch<'_>,
     answers: &[Arc<Answer>],
 ) -> Result<Bound<'py, PyList>, InferError> {
-    let python = |error: PyErr| InferError::internal(format!("a batch cannot be given to Python: {error}"));
+    let python = |error: PyErr| InferError::internal(format!("cannot pass the batch to Python: {error}"));
     let mut inputs: Vec<Vec<Py<Tensor>>> =
         batch.requests.iter().map(|_| Vec::with_capacity(batch.inputs.len())).collect();
     for (position, input) in batch.inputs.iter().enumerate().filter(|(_, input)| is_given(model, input)) {
@@ -93,7 +92,7 @@ fn fields_of(model: &Model, request: &pharos::wire::BatchRequest, details: &Deta
     }
 }
 
-/// Each request's tensor of an input that is in one place.
+/// Creates each request's tensor of a contiguous input.
 fn contiguous(
     model: &Model,
     batch: &Batch<'_>,
@@ -107,7 +106,7 @@ fn contiguous(
     Ok(parts(model, batch, input)?.into_iter().map(tensor).collect())
 }
 
-/// Each request's tensor of an input of which some is on a device.
+/// Creates each request's tensor of an input that is partly on a device.
 fn in_pieces(
     model: &Model,
     batch: &Batch<'_>,
@@ -119,10 +118,7 @@ fn in_pieces(
     }
     let tensor = |(at, (shape, piece)): (usize, (Vec<i64>, &pharos_backend::Source<'_>))| {
         if byte_size(input.datatype, &shape) != Some(piece.len() as u64) {
-            return Err(InferError::internal(format!(
-                "input '{}' does not hold the elements of its shape",
-                input.name
-            )));
+            return Err(InferError::internal(format!("input '{}' does not match its shape", input.name)));
         }
         let name = input.name.to_owned();
         let bytes = match batch.received_piece(position, at).ok_or_else(|| missing(input))? {
@@ -138,15 +134,15 @@ fn in_pieces(
 }
 
 fn missing(input: &Input<'_>) -> InferError {
-    InferError::internal(format!("input '{}' is not in the batch", input.name))
+    InferError::internal(format!("input '{}' is missing in the batch", input.name))
 }
 
-/// Whether models in Python are given this input: those of the configuration, and controls of sequences.
+/// Whether the model gets this input: an input of the configuration, or a sequence control.
 fn is_given(model: &Model, input: &Input<'_>) -> bool {
     input.index < model.config.inputs.len() || input.index >= model.config.first_control()
 }
 
-/// The shape of each request's part of an input, and where it is.
+/// Returns the shape and the byte range of each request's part of an input.
 fn parts(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Result<Vec<Part>, InferError> {
     let whole = || (input.shape.to_vec(), 0..input.data.len());
     if let Some(shapes) = ragged(model, batch, input) {
@@ -164,7 +160,7 @@ fn parts(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Result<Vec<Part
         DataType::Bytes => batch_split::text_ends(input.data, element_count(input.shape).unwrap_or(0), &rows),
         _ => Some(batch_split::fixed_ends(input.data.len(), &rows)),
     };
-    let wrong = || InferError::internal(format!("input '{}' does not hold the elements of its shape", input.name));
+    let wrong = || InferError::internal(format!("input '{}' does not match its shape", input.name));
     let ends = ends.ok_or_else(wrong)?;
     let starts = std::iter::once(0).chain(ends.iter().copied());
     let part = |((start, end), rows): ((usize, usize), &u64)| {
@@ -174,7 +170,7 @@ fn parts(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Result<Vec<Part
     Ok(starts.zip(ends.iter().copied()).zip(&rows).map(part).collect())
 }
 
-/// The shape of each request's part of an input.
+/// Returns the shape of each request's part of an input.
 fn shapes(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Vec<Vec<i64>> {
     if let Some(shapes) = ragged(model, batch, input) {
         return shapes;
@@ -188,7 +184,7 @@ fn shapes(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Vec<Vec<i64>> 
     batch.requests.iter().map(shape).collect()
 }
 
-/// The shapes of each request's part of an input that may be ragged; `None` for any other.
+/// Returns the shapes of each request's part of a ragged input; `None` for other inputs.
 fn ragged(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Option<Vec<Vec<i64>>> {
     let spec = model.config.inputs.get(input.index)?;
     if !model.config.batches() || !spec.allow_ragged_batch {
@@ -201,23 +197,23 @@ fn ragged(model: &Model, batch: &Batch<'_>, input: &Input<'_>) -> Option<Vec<Vec
     batch.requests.iter().map(shape).collect()
 }
 
-/// The parts of an input whose requests have these shapes.
+/// Returns the parts of an input whose requests have these shapes.
 fn cut_ragged(input: &Input<'_>, shapes: Vec<Vec<i64>>) -> Result<Vec<Part>, InferError> {
     let counts: Vec<u64> = shapes.iter().map(|shape| element_count(shape).unwrap_or(0)).collect();
     let ends = match input.datatype {
         DataType::Bytes => batch_split::text_ends(input.data, counts.iter().sum(), &counts),
         _ => Some(batch_split::fixed_ends(input.data.len(), &counts)),
     };
-    let wrong = || InferError::internal(format!("input '{}' does not hold the elements of its shapes", input.name));
+    let wrong = || InferError::internal(format!("input '{}' does not match its shapes", input.name));
     let ends = ends.ok_or_else(wrong)?;
     let starts = std::iter::once(0).chain(ends.iter().copied());
     Ok(shapes.into_iter().zip(starts.zip(ends.iter().copied()).map(|(start, end)| start..end)).collect())
 }
 
-/// Has the server execute those requests once more for which the model has asked that.
+/// Reschedules the requests for which the model has set the reschedule flag.
 ///
 /// # Errors
-/// The model's sequences are not iterative.
+/// The model does not use iterative sequences.
 pub(crate) fn reschedule(
     requests: &Bound<'_, PyList>,
     answers: &[Arc<Answer>],

@@ -1,4 +1,4 @@
-//! Requests of a model to other models of the server.
+//! Requests of a model to other models of the server (BLS).
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +11,7 @@ use crate::model::model;
 use crate::response::InferenceResponse;
 use crate::tensor::Tensor;
 
-/// Has another model infer.
+/// Executes a request to another model.
 pub(crate) fn exec(
     py: Python<'_>,
     decoupled: bool,
@@ -39,7 +39,7 @@ pub(crate) fn exec(
     Ok(Py::new(py, response)?.into_any())
 }
 
-/// A response in the form that the caller expects.
+/// Converts a response to the form that the caller expects.
 fn one(py: Python<'_>, decoupled: bool, response: InferenceResponse) -> PyResult<Py<PyAny>> {
     let response = Py::new(py, response)?;
     if !decoupled {
@@ -67,28 +67,28 @@ fn response(py: Python<'_>, called: Result<Called, InferError>) -> PyResult<Infe
     Ok(InferenceResponse { tensors: tensors.collect::<PyResult<_>>()?, error: None, parameters: called.parameters })
 }
 
-/// The responses of a decoupled model, as they come. When all have come, another iteration gives them again.
+/// An iterator over the responses of a decoupled model, as they arrive. Iterating again after the end repeats them.
 #[pyclass(frozen, module = "pharos_worker._native")]
 pub(crate) struct ResponseIterator {
-    /// Held by the thread that waits for the next one; taken before `seen`.
+    /// Locked by the thread that waits for the next response; always locked before `seen`.
     waiting: Mutex<Option<Pending>>,
     seen: Mutex<Seen>,
-    /// `None` if there is nothing to wait for.
+    /// `None` if no responses are pending.
     canceller: Option<Canceller>,
 }
 
-/// The responses that have come.
+/// The responses received so far.
 #[derive(Default)]
 struct Seen {
     responses: Vec<Py<InferenceResponse>>,
-    /// The one to give next, when all have come.
+    /// The index of the response to return next, when iterating again.
     next: usize,
-    /// No more will come.
+    /// Whether all responses have been received.
     complete: bool,
 }
 
 impl Seen {
-    /// The next of the responses, which have all come.
+    /// Returns the next response of a repeated iteration.
     fn again(&mut self, py: Python<'_>) -> Option<Py<InferenceResponse>> {
         let next = self.responses.get(self.next).map(|response| response.clone_ref(py));
         self.next += usize::from(next.is_some());
@@ -133,8 +133,8 @@ impl ResponseIterator {
         Ok(called)
     }
 
-    /// Gives up the responses that have not come yet, from any thread. Those that have come can still be read; a response with a
-    /// CANCELLED error follows, unless the last one had come.
+    /// Cancels the request, from any thread. Responses that have arrived can still be read. A response with a CANCELLED error
+    /// follows, unless the last response had arrived.
     fn cancel(&self, py: Python<'_>) {
         if let Some(canceller) = &self.canceller {
             py.detach(|| canceller.cancel());
@@ -146,7 +146,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Loads a model with these files in place of its own.
+/// Loads a model, with these files replacing its own.
 pub(crate) fn load(py: Python<'_>, name: &str, files: Vec<(String, Vec<u8>)>) -> PyResult<()> {
     let model = model()?;
     py.detach(|| model.runtime.load_model(name, files)).map_err(|error| model_exception(&error))

@@ -1,8 +1,8 @@
-//! Datatypes as numpy, DLPack and Triton's numbers name them.
+//! Datatypes of numpy, DLPack and Triton.
 
 use pharos::tensor::DataType;
 
-/// The datatype of numpy's kind of type and size of an element in bytes; `None` for what the protocol does not have.
+/// Returns the datatype of a numpy kind and element size in bytes; `None` for types that the protocol lacks.
 pub(crate) fn of_numpy(kind: u8, size: usize) -> Option<DataType> {
     Some(match (kind, size) {
         (b'b', 1) => DataType::Bool,
@@ -22,16 +22,16 @@ pub(crate) fn of_numpy(kind: u8, size: usize) -> Option<DataType> {
     })
 }
 
-/// A type of numpy's.
+/// A numpy type.
 #[derive(Clone, Copy)]
 pub(crate) struct NumpyType {
-    /// Its letter: `f`, `i`, ...
+    /// The kind letter: `f`, `i`, ...
     pub(crate) kind: u8,
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     pub(crate) size: usize,
 }
 
-/// Numpy's type; `None` for BYTES and BF16, which numpy has no type for.
+/// Returns numpy's type; `None` for BYTES and BF16, for which numpy has none.
 pub(crate) fn to_numpy(datatype: DataType) -> Option<NumpyType> {
     let kind = match datatype {
         DataType::Bool => b'b',
@@ -43,7 +43,7 @@ pub(crate) fn to_numpy(datatype: DataType) -> Option<NumpyType> {
     Some(NumpyType { kind, size: datatype.size()? })
 }
 
-/// DLPack's code of type (`DLDataTypeCode` of dlpack.h): signed, unsigned, float, bfloat, bool.
+/// The datatypes of each DLPack type code (`DLDataTypeCode` of dlpack.h): signed, unsigned, float, bfloat, bool.
 const DLPACK: [(u8, &[DataType]); 5] = [
     (0, &[DataType::Int8, DataType::Int16, DataType::Int32, DataType::Int64]),
     (1, &[DataType::Uint8, DataType::Uint16, DataType::Uint32, DataType::Uint64]),
@@ -52,13 +52,13 @@ const DLPACK: [(u8, &[DataType]); 5] = [
     (6, &[DataType::Bool]),
 ];
 
-/// The datatype of DLPack's code and bits.
+/// Returns the datatype of a DLPack code and bit width.
 pub(crate) fn of_dlpack(code: u8, bits: u8) -> Option<DataType> {
     let (_, datatypes) = DLPACK.iter().find(|(known, _)| *known == code)?;
     datatypes.iter().copied().find(|datatype| datatype.size() == Some(usize::from(bits / 8)) && bits.is_multiple_of(8))
 }
 
-/// DLPack's code and bits; `None` for BYTES.
+/// Returns DLPack's code and bit width; `None` for BYTES.
 pub(crate) fn to_dlpack(datatype: DataType) -> Option<(u8, u8)> {
     let (code, _) = DLPACK.iter().find(|(_, datatypes)| datatypes.contains(&datatype))?;
     Some((*code, u8::try_from(datatype.size()? * 8).ok()?))

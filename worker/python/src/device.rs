@@ -1,6 +1,6 @@
-//! DLPack's numbers of kinds of devices.
+//! DLPack's device types.
 
-/// DLPack's number of the processor as a device.
+/// DLPack's device type of the CPU.
 pub(crate) const CPU: i32 = 1;
-/// DLPack's number of CUDA's devices.
+/// DLPack's device type of CUDA devices.
 pub(crate) const CUDA: i32 = 2;

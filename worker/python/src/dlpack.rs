@@ -1,10 +1,10 @@
-//! Tensors of other libraries, and ours to them, by DLPack (dlpack.h, `DLManagedTensor` without a version).
+//! Exchange of tensors with other libraries through DLPack (dlpack.h, unversioned `DLManagedTensor`).
 //!
 //! # Contract
-//! A capsule named `dltensor` holds a `DLManagedTensor` that nobody has taken. Who takes it renames it to `used_dltensor` and
-//! calls the deleter once; so does [`Foreign`]. Until then its memory stays. A capsule that this module makes owns its
-//! tensor until a consumer has renamed it; its deleter gives back the object that keeps the elements alive, holding the
-//! interpreter. Memory of foreign tensors is only copied, never looked at: another thread may write there.
+//! A capsule named `dltensor` holds a `DLManagedTensor` that has not been consumed. The consumer renames the capsule to
+//! `used_dltensor` and calls the deleter once; so does [`Foreign`]. The memory stays valid until then. A capsule created here
+//! owns its tensor until a consumer renames it; its deleter acquires the interpreter and releases the object that keeps the
+//! elements alive. Memory of foreign tensors is only copied, never interpreted in place, because another thread may write to it.
 
 use std::ffi::{CStr, c_void};
 
@@ -19,7 +19,7 @@ use crate::error::TritonModelException;
 const FRESH: &CStr = c"dltensor";
 const USED: &CStr = c"used_dltensor";
 
-/// From how many bytes on a copy is made without the interpreter.
+/// The size in bytes from which a copy releases the interpreter.
 const LARGE: usize = 1 << 20;
 
 #[repr(C)]
@@ -38,19 +38,19 @@ struct Managed {
     deleter: Option<unsafe extern "C" fn(*mut Managed)>,
 }
 
-/// A tensor that another library has lent, in the processor's memory or in that of a CUDA device.
+/// A tensor of another library, in host memory or on a CUDA device.
 pub(crate) struct Foreign {
     managed: *mut Managed,
     datatype: DataType,
     shape: Vec<i64>,
 }
 
-// SAFETY: the tensor may be used and given back on any thread (DLPack); nothing here changes it.
+// SAFETY: DLPack allows using and deleting the tensor on any thread; this type never changes it.
 unsafe impl Send for Foreign {}
 // SAFETY: as above.
 unsafe impl Sync for Foreign {}
 
-/// Where foreign elements are.
+/// The location of foreign elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) address: usize,
@@ -64,16 +64,16 @@ impl Place {
 }
 
 impl Foreign {
-    /// Takes the tensor of a capsule.
+    /// Consumes the tensor of a capsule.
     ///
     /// # Errors
-    /// The capsule is of another kind or used up; the tensor is on a device of another kind, not contiguous, or of a type
-    /// that the protocol does not have.
+    /// The capsule is not a DLPack capsule or already consumed; or the tensor is on an unsupported device, not contiguous, or of
+    /// a type that the protocol lacks.
     pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
         let managed = managed(capsule)?;
-        // SAFETY: `managed` is the capsule's tensor, valid until the deleter is called, which nobody has done.
+        // SAFETY: `managed` is the capsule's tensor, valid until the deleter is called; the capsule has not been consumed.
         let (datatype, shape) = unsafe { read(managed)? };
-        // SAFETY: as above; the capsule is held by the caller.
+        // SAFETY: as above; the caller holds the capsule.
         unsafe {
             let kind = (*managed).device_type;
             if kind != CPU && kind != CUDA {
@@ -95,32 +95,32 @@ impl Foreign {
         &self.shape
     }
 
-    /// DLPack's device: its type and its number.
+    /// Returns DLPack's device: its type and its id.
     pub(crate) fn device(&self) -> (i32, i32) {
-        // SAFETY: the tensor is ours until it is dropped.
+        // SAFETY: `self` owns the tensor.
         let managed = unsafe { &*self.managed };
         (managed.device_type, managed.device_id)
     }
 
-    /// The number of its CUDA device, and where the elements are there.
+    /// Returns the CUDA device id and the address of the elements there.
     pub(crate) fn on_cuda(&self) -> (u32, u64) {
         (u32::try_from(self.device().1).unwrap_or(0), self.bytes().address as u64)
     }
 
-    /// The elements.
+    /// Returns the location of the elements.
     pub(crate) fn bytes(&self) -> Place {
         let len = byte_size(self.datatype, &self.shape).and_then(|len| usize::try_from(len).ok()).unwrap_or(0);
-        // SAFETY: the tensor is ours until it is dropped.
+        // SAFETY: `self` owns the tensor.
         let managed = unsafe { &*self.managed };
         let address = (managed.data as usize).wrapping_add(usize::try_from(managed.byte_offset).unwrap_or(0));
         Place { address, len }
     }
 
-    /// Copies the elements to the start of `to`; without the interpreter if they are many. None if they are on a device.
+    /// Copies host elements to the start of `to`; releases the interpreter if there are many. Ignores elements on a device.
     pub(crate) fn copy(&self, py: Python<'_>, to: &mut [u8]) {
         let Place { address, len } = self.bytes();
         let len = if self.device().0 == CPU { len.min(to.len()) } else { 0 };
-        // SAFETY: the elements are ours to read until the tensor is dropped, and are as many as type and shape say.
+        // SAFETY: the elements stay readable while `self` owns the tensor; their number follows from type and shape.
         let copy = |to: &mut [u8]| unsafe { std::ptr::copy_nonoverlapping(address as *const u8, to.as_mut_ptr(), len) };
         if len < LARGE { copy(to) } else { py.detach(|| copy(to)) }
     }
@@ -128,7 +128,7 @@ impl Foreign {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        // SAFETY: taken by `take`, so nobody else calls it; deleters of Python libraries need the interpreter.
+        // SAFETY: `take` made `self` the only owner, so the deleter runs once; deleters of Python libraries need the interpreter.
         let delete = || unsafe {
             if let Some(deleter) = (*self.managed).deleter {
                 deleter(self.managed);
@@ -138,33 +138,33 @@ impl Drop for Foreign {
     }
 }
 
-/// The tensor in a capsule that nobody has taken.
+/// Returns the tensor of a capsule that has not been consumed.
 fn managed(capsule: &Bound<'_, PyAny>) -> PyResult<*mut Managed> {
-    // SAFETY: only asks the capsule, which the caller holds.
+    // SAFETY: only queries the capsule, which the caller holds.
     let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), FRESH.as_ptr()) };
     if pointer.is_null() {
         let _ = PyErr::take(capsule.py());
-        let text = "this is no DLPack capsule that can be taken: its name must be 'dltensor', and it is taken once";
+        let text = "not a DLPack capsule, or already consumed: the capsule's name must be 'dltensor'";
         return Err(TritonModelException::new_err(text));
     }
     Ok(pointer.cast())
 }
 
-/// What the tensor of a capsule is; the capsule stays as it is.
+/// Returns the type and shape of a capsule's tensor without consuming it.
 ///
 /// # Errors
-/// As [`Foreign::take`], but for the device.
+/// Like [`Foreign::take`], except for the device.
 pub(crate) fn describe(capsule: &Bound<'_, PyAny>) -> PyResult<(DataType, Vec<i64>)> {
     // SAFETY: the tensor is valid while the caller holds the capsule.
     unsafe { read(managed(capsule)?) }
 }
 
-/// Type and shape.
+/// Reads type and shape.
 ///
 /// # Safety
 /// The tensor is valid.
 unsafe fn read(managed: *mut Managed) -> PyResult<(DataType, Vec<i64>)> {
-    // SAFETY: the caller's word; shape and strides have `ndim` elements, strides may be missing.
+    // SAFETY: guaranteed by the caller; shape and strides have `ndim` elements, and strides may be null.
     let (managed, shape, strides) = unsafe {
         let managed = &*managed;
         let dims = usize::try_from(managed.ndim).unwrap_or(0);
@@ -193,7 +193,7 @@ unsafe fn read(managed: *mut Managed) -> PyResult<(DataType, Vec<i64>)> {
     Ok((datatype, shape.to_vec()))
 }
 
-/// What a capsule of ours owns.
+/// The data that a capsule created here owns.
 struct Owned {
     managed: Managed,
     shape: Vec<i64>,
@@ -201,19 +201,19 @@ struct Owned {
     _holder: Py<PyAny>,
 }
 
-/// Elements on a device, row-major and without gaps.
+/// Row-major, contiguous elements on a device.
 pub(crate) struct DeviceElements<'a> {
     pub(crate) address: usize,
-    /// DLPack's device: its type and its number.
+    /// DLPack's device: its type and its id.
     pub(crate) device: (i32, i32),
     pub(crate) datatype: DataType,
     pub(crate) shape: &'a [i64],
 }
 
-/// A capsule over elements on a device that `holder` keeps alive.
+/// Creates a capsule over elements on a device, which `holder` keeps alive.
 ///
 /// # Errors
-/// The datatype is BYTES, or there is no memory.
+/// The datatype is BYTES, or memory allocation fails.
 pub(crate) fn capsule<'py>(holder: Bound<'py, PyAny>, elements: &DeviceElements<'_>) -> PyResult<Bound<'py, PyAny>> {
     let DeviceElements { address, device: (device_type, device_id), datatype, shape } = *elements;
     let py = holder.py();
@@ -243,7 +243,7 @@ pub(crate) fn capsule<'py>(holder: Bound<'py, PyAny>, elements: &DeviceElements<
     owned.managed.shape = owned.shape.as_mut_ptr();
     owned.managed.strides = owned.strides.as_mut_ptr();
     let owned = Box::into_raw(owned);
-    // SAFETY: the box is whole; it goes back in `delete`, which the consumer or the capsule's destructor calls once.
+    // SAFETY: the box is fully initialized; `delete` frees it, called once by the consumer or the capsule's destructor.
     unsafe {
         (*owned).managed.context = owned.cast();
         let managed = &raw mut (*owned).managed;
@@ -261,7 +261,7 @@ unsafe extern "C" fn delete(managed: *mut Managed) {
 }
 
 unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
-    // SAFETY: the capsule is whole while its destructor runs. One that was taken has another name, and is the consumer's.
+    // SAFETY: the capsule is valid during its destructor. After consumption it has another name, and is left alone.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, FRESH.as_ptr()) == 1 {
             let managed = ffi::PyCapsule_GetPointer(capsule, FRESH.as_ptr()).cast::<Managed>();

@@ -1,4 +1,4 @@
-//! Errors between Python and the server: Triton's classes, and what a client is told of an exception.
+//! Conversion of errors between Python and the server: Triton's exception classes, and the text of exceptions for clients.
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pyo3::create_exception;
@@ -8,14 +8,9 @@ use pyo3::types::{PyString, PyTraceback};
 
 use crate::arguments::Text;
 
-create_exception!(
-    triton_python_backend_utils,
-    TritonModelException,
-    PyException,
-    "Something that a model asked of the server went wrong."
-);
+create_exception!(triton_python_backend_utils, TritonModelException, PyException, "A call to the server failed.");
 
-/// Triton's numbers of the codes, in its order.
+/// The error codes in the order of Triton's numbers.
 const CODES: [ErrorCode; 8] = [
     ErrorCode::Unknown,
     ErrorCode::Internal,
@@ -27,7 +22,7 @@ const CODES: [ErrorCode; 8] = [
     ErrorCode::Cancelled,
 ];
 
-/// `pb_utils.TritonError`: an error that a response has in place of outputs.
+/// `pb_utils.TritonError`: an error that a response has instead of outputs.
 #[pyclass(frozen, subclass, module = "triton_python_backend_utils")]
 pub(crate) struct TritonError {
     message: String,
@@ -35,13 +30,13 @@ pub(crate) struct TritonError {
 }
 
 impl TritonError {
-    /// An error that came from the server.
+    /// Converts an error of the server.
     pub(crate) fn from_server(error: &InferError) -> Self {
         let code = CODES.iter().position(|code| *code == error.code);
         Self { message: error.message.clone(), code: code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1) }
     }
 
-    /// The error as the server takes it.
+    /// Converts to an error of the server.
     pub(crate) fn to_server(&self) -> InferError {
         let code = CODES.get(usize::from(self.code)).copied().unwrap_or(ErrorCode::Internal);
         let reason = if code == ErrorCode::Cancelled { Reason::Cancelled } else { Reason::Backend };
@@ -74,18 +69,18 @@ impl TritonError {
         if usize::from(code) >= CODES.len() {
             let most = CODES.len() - 1;
             let text =
-                format!("{code} is no code of a TritonError: they are 0 to {most}, such as TritonError.INTERNAL");
+                format!("invalid TritonError code {code}: allowed are 0 to {most}, such as TritonError.INTERNAL");
             return Err(pyo3::exceptions::PyValueError::new_err(text));
         }
         Ok(Self { message: message.0, code })
     }
 
-    /// The text.
+    /// The message.
     fn message(&self) -> &str {
         &self.message
     }
 
-    /// The code, one of the class's constants.
+    /// The code: one of the constants of the class.
     fn code(&self) -> u8 {
         self.code
     }
@@ -99,17 +94,17 @@ impl TritonError {
     }
 }
 
-/// An error of the server's as an exception.
+/// Converts an error of the server to an exception.
 pub(crate) fn model_exception(error: &InferError) -> PyErr {
     TritonModelException::new_err(error.message.clone())
 }
 
-/// What a client is told of an exception: its type and text, and where in the model it came from, innermost first. The
-/// form is that of Triton's Python backend.
+/// Formats an exception for clients: its type and message, then the locations in the model's code, innermost first. The format is
+/// that of Triton's Python backend.
 pub(crate) fn shortened(py: Python<'_>, error: &PyErr) -> String {
     let kind = error.get_type(py).name().map_or_else(|_| "Exception".to_owned(), |name| name.to_string());
     let value =
-        error.value(py).str().map_or_else(|_| "<no text>".to_owned(), |text| text.to_string_lossy().into_owned());
+        error.value(py).str().map_or_else(|_| "<no message>".to_owned(), |text| text.to_string_lossy().into_owned());
     let mut text = format!("{kind}: {value}");
     let places = error.traceback(py).map(|traceback| places(&traceback).unwrap_or_default()).unwrap_or_default();
     if !places.is_empty() {
@@ -119,16 +114,16 @@ pub(crate) fn shortened(py: Python<'_>, error: &PyErr) -> String {
     text
 }
 
-/// The frames of a traceback, outermost first, without those of this package.
+/// Returns the frames of a traceback, outermost first, without those of this package.
 fn places(traceback: &Bound<'_, PyTraceback>) -> PyResult<Vec<String>> {
     let py = traceback.py();
-    let own = own_folder(py).unwrap_or_default();
+    let own = package_folder(py).unwrap_or_default();
     let mut places = Vec::new();
     let mut next = traceback.clone().into_any();
     while !next.is_none() {
         let code = next.getattr("tb_frame")?.getattr("f_code")?;
         let file = code.getattr("co_filename")?.cast_into::<PyString>()?.to_string_lossy().into_owned();
-        // Neither this package nor what imports modules.
+        // Skip this package and the import system.
         if !(file.starts_with("<frozen ") || !own.is_empty() && file.starts_with(&own)) {
             let (line, name) = (next.getattr("tb_lineno")?, code.getattr("co_name")?);
             places.push(format!("  {file}({line}): {name}\n"));
@@ -138,13 +133,13 @@ fn places(traceback: &Bound<'_, PyTraceback>) -> PyResult<Vec<String>> {
     Ok(places)
 }
 
-/// Where the package `pharos_worker` is.
-fn own_folder(py: Python<'_>) -> PyResult<String> {
+/// Returns the folder of the package `pharos_worker`.
+fn package_folder(py: Python<'_>) -> PyResult<String> {
     let file: String = py.import("pharos_worker")?.getattr("__file__")?.extract()?;
     Ok(file.strip_suffix("__init__.py").unwrap_or_default().to_owned())
 }
 
-/// Prints an exception with its whole traceback on standard error, which is the server's log.
+/// Prints an exception with its traceback to standard error, which is the server's log.
 pub(crate) fn log(py: Python<'_>, error: &PyErr) {
     let print = || -> PyResult<()> {
         let lines = py

@@ -1,8 +1,8 @@
-//! The native part of the Python package `pharos-worker`: the worker's runtime with a backend that runs models in Triton's
-//! form, and the classes of `triton_python_backend_utils` that such models touch for each request.
+//! The native part of the Python package `pharos-worker`: the worker's runtime with a backend for models with Triton's Python
+//! interface, and the classes of `triton_python_backend_utils` used in each request.
 //!
-//! What is on the way of a request is here; what a model asks for once (configurations, families of metrics, loading of
-//! `model.py`) is Python, in the package. Never holds the interpreter while it waits for the server or copies much.
+//! The request path is implemented here. Features used once (configurations, metric families, loading of `model.py`) are
+//! implemented in Python. Releases the interpreter while waiting for the server and during large copies.
 
 mod answer;
 mod arguments;

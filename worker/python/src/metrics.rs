@@ -1,4 +1,4 @@
-//! Metrics that a model records: the handles behind `pb_utils.MetricFamily` and `pharos_worker.metrics`.
+//! Metrics recorded by models: the handles behind `pb_utils.MetricFamily` and `pharos_worker.metrics`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,10 +11,10 @@ use pyo3::prelude::*;
 use crate::error::TritonModelException;
 use crate::model::model;
 
-/// This process is a copy that the model has forked: the ring of samples is its parent's.
+/// Whether this process was forked by the model. The ring of samples belongs to the parent.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// Adds the functions.
+/// Adds the functions of this module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(add_metric, module)?)?;
     module.add_function(wrap_pyfunction!(get_metric, module)?)?;
@@ -24,7 +24,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(forked, module)?)
 }
 
-/// Says that this process is a fork.
+/// Marks this process as a fork.
 #[pyfunction]
 fn forked() {
     FORKED.store(true, Ordering::Relaxed);
@@ -34,21 +34,24 @@ fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// The metrics of this process.
+/// Returns the metrics of this process.
 ///
 /// # Errors
-/// It is a fork, or runs no model.
+/// The process is a fork, or runs no model.
 fn metrics() -> PyResult<&'static backend::Metrics> {
     if is_forked() {
-        return Err(TritonModelException::new_err("a process that the model has forked cannot record metrics"));
+        return Err(TritonModelException::new_err("a process forked by the model cannot record metrics"));
     }
     Ok(model()?.runtime.metrics())
 }
 
 fn kind_of(name: &str) -> PyResult<Kind> {
     let kinds = [Kind::Counter, Kind::Gauge, Kind::Histogram, Kind::Summary];
-    let wrong =
-        || PyValueError::new_err(format!("'{name}' is no kind of metric: counter, gauge, histogram or summary"));
+    let wrong = || {
+        PyValueError::new_err(format!(
+            "unknown kind of metric '{name}': allowed are counter, gauge, histogram and summary"
+        ))
+    };
     kinds.into_iter().find(|kind| kind.as_str() == name).ok_or_else(wrong)
 }
 
@@ -56,7 +59,7 @@ fn refused(error: &backend::MetricError) -> PyErr {
     TritonModelException::new_err(error.to_string())
 }
 
-/// A metric of `metrics.yaml`, or one that is detected, with these dimensions.
+/// Returns a metric with these dimensions that is defined in `metrics.yaml` or created by auto-detection.
 #[pyfunction]
 fn add_metric(name: &str, unit: &str, dimensions: Vec<String>, kind: &str) -> PyResult<Recorder> {
     let dimensions: Vec<&str> = dimensions.iter().map(String::as_str).collect();
@@ -64,14 +67,14 @@ fn add_metric(name: &str, unit: &str, dimensions: Vec<String>, kind: &str) -> Py
     metric.map(|metric| Recorder { metric }).map_err(|error| refused(&error))
 }
 
-/// A metric that is defined already.
+/// Returns a metric that is already defined.
 #[pyfunction]
 fn get_metric(name: &str, kind: &str) -> PyResult<Recorder> {
     let metric = metrics()?.get_metric(name, kind_of(kind)?);
     metric.map(|metric| Recorder { metric }).map_err(|error| refused(&error))
 }
 
-/// What a `pb_utils.MetricFamily` holds as long as it lives. Its series cannot be used after it.
+/// The state of a `pb_utils.MetricFamily`. Dropping it invalidates the series of the family.
 #[pyclass(frozen, module = "pharos_worker._native")]
 pub(crate) struct Family {
     deleted: Arc<AtomicBool>,
@@ -84,8 +87,8 @@ impl Family {
         Self { deleted: Arc::default() }
     }
 
-    /// A series of a metric that the model itself describes, with buckets for a histogram. `described` is the metric's name,
-    /// description and kind.
+    /// Creates a series of a metric that the model itself declares, with buckets for a histogram. `described` is the metric's
+    /// name, description and kind.
     fn series(
         &self,
         described: (String, String, String),
@@ -109,11 +112,11 @@ impl Drop for Family {
     }
 }
 
-/// A metric that TorchServe's handlers record: a tuple of its name, unit and type.
+/// The name, unit and type of a metric that a TorchServe handler records.
 #[derive(FromPyObject)]
 struct UndeclaredMetric(String, String, String);
 
-/// Records a sample of a metric as TorchServe's handlers give it: `request_ids` are joined by commas, empty for none.
+/// Records a sample of a TorchServe handler's metric. `request_ids` are joined by commas; empty for none.
 #[pyfunction]
 fn record(metric: UndeclaredMetric, dimensions: Vec<(String, String)>, value: f64, request_ids: &str) -> PyResult<()> {
     if is_forked() {
@@ -128,17 +131,17 @@ fn record(metric: UndeclaredMetric, dimensions: Vec<(String, String)>, value: f6
     Ok(())
 }
 
-/// A metric's type, name, unit and dimensions.
+/// The type, name, unit and dimensions of a metric.
 type Defined = (&'static str, String, String, Vec<String>);
 
-/// What `metrics.yaml` defines for models.
+/// Returns the metrics that `metrics.yaml` defines for models.
 #[pyfunction]
 fn defined() -> PyResult<Vec<Defined>> {
     let specs = metrics()?.of_models().into_iter();
     Ok(specs.map(|spec| (spec.kind.as_str(), spec.name, spec.unit, spec.dimensions)).collect())
 }
 
-/// Sends what is gathered.
+/// Sends the buffered samples.
 #[pyfunction]
 fn flush(py: Python<'_>) -> PyResult<()> {
     let metrics = metrics()?;
@@ -146,7 +149,7 @@ fn flush(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// A metric, for values of its dimensions.
+/// A metric, which is recorded with values for its dimensions.
 #[pyclass(frozen, module = "pharos_worker._native")]
 pub(crate) struct Recorder {
     metric: backend::Metric,
@@ -154,7 +157,7 @@ pub(crate) struct Recorder {
 
 #[pymethods]
 impl Recorder {
-    /// Records a sample: a counter's increment, a gauge's value, an observation.
+    /// Records a sample: the increment of a counter, the value of a gauge, or an observation.
     #[pyo3(signature = (value, dimension_values = Vec::new(), request_id = None))]
     fn add_or_update(&self, value: f64, dimension_values: Vec<String>, request_id: Option<&str>) {
         if is_forked() {
@@ -167,7 +170,7 @@ impl Recorder {
         }
     }
 
-    /// Sets a gauge to 0 in all its series.
+    /// Sets all series of a gauge to 0.
     fn reset(&self) {
         if !is_forked() {
             self.metric.reset();
@@ -180,8 +183,8 @@ impl Recorder {
 pub(crate) struct Series {
     series: backend::Series,
     kind: Kind,
-    /// What this process has recorded, as the bits of a double: a counter's sum, a gauge's value. All handles of a series have
-    /// the same.
+    /// The value that this process has recorded, as the bits of a double: the sum of a counter or the value of a gauge. Shared by
+    /// all handles of the series.
     value: Arc<AtomicU64>,
     family_deleted: Arc<AtomicBool>,
 }
@@ -192,7 +195,7 @@ impl Series {
         TritonModelException::new_err(format!("Failed to {verb} metric value: a {kind} {why}"))
     }
 
-    /// Refuses to use a series whose family the model has let go, as Triton does.
+    /// Fails if the family of this series has been deleted, as in Triton.
     fn check(&self, verb: &str) -> PyResult<()> {
         if !self.family_deleted.load(Ordering::Relaxed) {
             return Ok(());
@@ -223,7 +226,7 @@ impl Series {
         self.check("increment")?;
         match self.kind {
             Kind::Counter if value < 0.0 => {
-                Err(self.wrong("increment", &format!("takes no negative increments, such as {value}")))
+                Err(self.wrong("increment", &format!("cannot be incremented by the negative value {value}")))
             }
             Kind::Counter => {
                 self.add(value);
@@ -235,7 +238,7 @@ impl Series {
                 self.record(now);
                 Ok(())
             }
-            _ => Err(self.wrong("increment", "is observed, not incremented")),
+            _ => Err(self.wrong("increment", "cannot be incremented: use observe()")),
         }
     }
 
@@ -243,7 +246,7 @@ impl Series {
     fn set(&self, value: f64) -> PyResult<()> {
         self.check("set")?;
         if self.kind != Kind::Gauge {
-            return Err(self.wrong("set", "cannot be set: only gauges can"));
+            return Err(self.wrong("set", "cannot be set: only gauges have set()"));
         }
         self.value.store(value.to_bits(), Ordering::Relaxed);
         self.record(value);
@@ -254,13 +257,13 @@ impl Series {
     fn observe(&self, value: f64) -> PyResult<()> {
         self.check("observe")?;
         if self.kind != Kind::Histogram {
-            return Err(self.wrong("observe", "takes no observations: only histograms do"));
+            return Err(self.wrong("observe", "cannot be observed: only histograms have observe()"));
         }
         self.record(value);
         Ok(())
     }
 
-    /// The value as this process has recorded it, of a counter or a gauge.
+    /// Returns the value of a counter or a gauge, as recorded by this process.
     fn value(&self) -> PyResult<f64> {
         self.check("get")?;
         match self.kind {

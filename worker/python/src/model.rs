@@ -1,4 +1,4 @@
-//! What the requests of a model share: its configuration, where its outputs stand in it, the runtime.
+//! The state that all requests of a model share: its configuration, the positions of its outputs, the runtime.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,27 +10,27 @@ use pyo3::PyResult;
 
 use crate::error::TritonModelException;
 
-/// The model of this process: it runs one. Python's classes are made by users, who have no handle to pass along.
+/// The model of this process, which runs only one. Static because users create Python objects without passing a handle.
 static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
 
-/// The model of this process.
+/// Returns the model of this process.
 ///
 /// # Errors
-/// The process runs no model: the package was imported elsewhere.
+/// The process runs no model: the package was imported outside of a worker.
 pub(crate) fn model() -> PyResult<&'static Arc<Model>> {
-    let text = "this works only in a model that a server runs";
+    let text = "this works only in a model run by the server";
     MODEL.get().ok_or_else(|| TritonModelException::new_err(text))
 }
 
-/// Makes a model that of this process, unless it has one; gives the process's.
+/// Sets the model of this process unless one is set. Returns the process's model.
 pub(crate) fn install(model: Arc<Model>) -> Arc<Model> {
     Arc::clone(MODEL.get_or_init(|| model))
 }
 
-/// What counters and gauges have come to, by name and labels, as the bits of doubles.
+/// The values of counters and gauges by name and labels, as the bits of doubles.
 type Values = HashMap<(String, Vec<String>), Arc<AtomicU64>>;
 
-/// A loaded model, as its requests see it.
+/// A loaded model, as used by its requests.
 pub(crate) struct Model {
     /// The configuration.
     pub(crate) config: ModelConfig,
@@ -38,12 +38,12 @@ pub(crate) struct Model {
     pub(crate) instance: String,
     /// The version.
     pub(crate) version: i64,
-    /// Where memory and other models are.
+    /// Access to shared memory and to other models.
     pub(crate) runtime: Runtime,
     outputs: HashMap<String, usize>,
-    /// Whether requests may be made: between `initialize` and `finalize`.
+    /// Whether requests to other models are allowed: between `initialize` and `finalize`.
     open: AtomicBool,
-    /// The values of the model's own metrics, by name and labels. Held while a handle is made.
+    /// The values of the model's own metrics, by name and labels. Locked while a handle is created.
     values: Mutex<Values>,
 }
 
@@ -55,28 +55,28 @@ impl Model {
         Self { config, instance, version, runtime, outputs, open: AtomicBool::new(false), values: Mutex::default() }
     }
 
-    /// The place of an output in the configuration.
+    /// Returns the position of an output in the configuration.
     pub(crate) fn output(&self, name: &str) -> Option<usize> {
         self.outputs.get(name).copied()
     }
 
-    /// The value of the series of a metric that the model describes: the bits of a double, 0 at first.
+    /// Returns the value of a series that the model declares: the bits of a double, initially 0.
     pub(crate) fn value(&self, name: String, labels: Vec<String>) -> Arc<AtomicU64> {
         let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(values.entry((name, labels)).or_default())
     }
 
-    /// Says whether the model serves.
+    /// Sets whether the model is serving.
     pub(crate) fn set_open(&self, open: bool) {
         self.open.store(open, Ordering::Relaxed);
     }
 
-    /// Whether it does.
+    /// Whether the model is serving.
     pub(crate) fn is_open(&self) -> bool {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// An error of the whole batch as a client reads it.
+    /// Formats the message for clients of a failed batch.
     pub(crate) fn failed(&self, message: &str) -> String {
         format!("Failed to process the request(s) for model '{}', message: {message}", self.instance)
     }

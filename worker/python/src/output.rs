@@ -1,4 +1,4 @@
-//! The elements of outputs, in the server's memory: copied there once, from wherever they are.
+//! Copies the elements of outputs into shared memory, once, from wherever they are.
 
 use pharos::tensor::{DataType, byte_size};
 use pharos_backend::{Content, DeviceMemory, Memory, Runtime};
@@ -13,15 +13,15 @@ use crate::device::{CPU, CUDA};
 use crate::dlpack::Foreign;
 use crate::error::{TritonModelException, model_exception};
 
-/// Numpy's letter and size for the elements of BF16, which it has no type for: as many bytes, and nobody computes with them.
+/// The numpy type for the bits of BF16, for which numpy has no type. No computation uses it.
 const BITS: NumpyType = NumpyType { kind: b'i', size: 2 };
 
-/// Memory of the server's for an output.
+/// Allocates shared memory for an output.
 pub(crate) fn room(runtime: &Runtime, len: usize) -> PyResult<Memory> {
     runtime.memory(len).map_err(|error| model_exception(&error))
 }
 
-/// The bytes of an array: where they are if that is an input of this model, else copied.
+/// Returns the bytes of an array: by reference if they belong to an input of this model, else copied.
 pub(crate) fn copied(array: &Bound<'_, PyAny>, runtime: &Runtime) -> PyResult<Content> {
     let view = array::view(array)?;
     if !view.plain {
@@ -35,7 +35,7 @@ pub(crate) fn copied(array: &Bound<'_, PyAny>, runtime: &Runtime) -> PyResult<Co
     Ok(Content::Memory(memory))
 }
 
-/// The bytes of a tensor that another library has lent.
+/// Copies the bytes of a tensor of another library.
 pub(crate) fn lent(py: Python<'_>, foreign: &Foreign, runtime: &Runtime) -> PyResult<Content> {
     let place = foreign.bytes();
     if foreign.device().0 != CPU {
@@ -46,7 +46,7 @@ pub(crate) fn lent(py: Python<'_>, foreign: &Foreign, runtime: &Runtime) -> PyRe
     Ok(Content::Memory(memory))
 }
 
-/// Bytes at an address of a device, behind the work of its default stream.
+/// Copies bytes from a device address, after the work in the device's default stream.
 pub(crate) fn downloaded(py: Python<'_>, place: (u32, u64), len: usize, runtime: &Runtime) -> PyResult<Content> {
     let mut memory = room(runtime, len)?;
     py.detach(|| runtime.read_device(DeviceMemory::new(place.0, place.1, len), &mut memory))
@@ -54,25 +54,26 @@ pub(crate) fn downloaded(py: Python<'_>, place: (u32, u64), len: usize, runtime:
     Ok(Content::Memory(memory))
 }
 
-/// The elements of an object of a library on a CUDA device, which that library has put behind its work in the device's default
-/// stream; nothing if the library does not lend them so.
+/// Returns the elements of an object on a CUDA device through DLPack, ordered after the library's work in the device's default
+/// stream; `None` if the library does not support this.
 pub(crate) fn behind_the_default_stream(object: &Bound<'_, PyAny>) -> Option<Foreign> {
     let named = PyDict::new(object.py());
-    // The number of that stream, in Python's array API.
+    // The value for the default stream in Python's array API.
     named.set_item(intern!(object.py(), "stream"), 1).ok()?;
     let capsule = object.call_method(intern!(object.py(), "__dlpack__"), (), Some(&named)).ok()?;
     Foreign::take(&capsule).ok().filter(|foreign| foreign.device().0 == CUDA)
 }
 
-/// The elements of an object of a library that has its own way to copy them from a device, in the order of its own work
-/// there: PyTorch and CuPy write them straight into the output's memory, which may be pinned; others by an array of theirs.
+/// Copies the elements of an object with the library's own copy function, in the order of the library's work on the device.
+/// PyTorch and CuPy write directly into the output's memory, which may be pinned; other libraries create an intermediate array.
 pub(crate) fn fetched(
     object: &Bound<'_, PyAny>,
     (datatype, shape): (DataType, &[i64]),
     runtime: &Runtime,
 ) -> PyResult<Content> {
     let len = byte_size(datatype, shape).and_then(|len| usize::try_from(len).ok());
-    let len = len.ok_or_else(|| TritonModelException::new_err("a tensor on a device has no size"))?;
+    let len =
+        len.ok_or_else(|| TritonModelException::new_err("the shape of a tensor on a device has no valid size"))?;
     let element = datatype::to_numpy(datatype).unwrap_or(BITS);
     let fill: Option<Fill<'_>> = match torch(object) {
         Some(torch) => Some(Box::new(move |view| by_torch(&torch, object, datatype, &view))),
@@ -87,7 +88,7 @@ pub(crate) fn fetched(
                 memory.copy_from_slice(&kept);
                 return Ok(Content::Memory(memory));
             }
-            // An older version, which cannot do that. What is really wrong is found out again.
+            // An older version without this function. The fallback reports any real error.
             Err(_) => {}
         }
     }
@@ -97,7 +98,7 @@ pub(crate) fn fetched(
 /// Writes elements to an array.
 type Fill<'py> = Box<dyn FnOnce(Bound<'py, PyAny>) -> PyResult<()> + 'py>;
 
-/// PyTorch, if the object is one of its tensors.
+/// Returns the module of PyTorch if the object is a PyTorch tensor.
 fn torch<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     let py = object.py();
     let modules = py.import(intern!(py, "sys")).ok()?.getattr(intern!(py, "modules")).ok()?;
@@ -106,7 +107,7 @@ fn torch<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     object.is_instance(&tensor).ok()?.then_some(torch)
 }
 
-/// Waits for the work of the current stream, and then for the copy.
+/// Copies with PyTorch: waits for the work of the current stream, then for the copy.
 fn by_torch<'py>(
     torch: &Bound<'py, PyAny>,
     object: &Bound<'py, PyAny>,
@@ -122,7 +123,7 @@ fn by_torch<'py>(
     Ok(())
 }
 
-/// As [`by_torch`].
+/// Copies with CuPy, in the same order as [`by_torch`].
 fn by_cupy<'py>(object: &Bound<'py, PyAny>, view: &Bound<'py, PyAny>) -> PyResult<()> {
     let py = object.py();
     let named = PyDict::new(py);
@@ -131,7 +132,7 @@ fn by_cupy<'py>(object: &Bound<'py, PyAny>, view: &Bound<'py, PyAny>) -> PyResul
     Ok(())
 }
 
-/// By an array in the process's memory that the library makes: `cpu()` or `get()`.
+/// Copies through a host array of the library: `cpu()` or `get()`.
 fn by_host(object: &Bound<'_, PyAny>, runtime: &Runtime) -> PyResult<Content> {
     if !object.hasattr("cpu")? {
         return copied(&object.call_method0("get")?, runtime);
@@ -139,12 +140,12 @@ fn by_host(object: &Bound<'_, PyAny>, runtime: &Runtime) -> PyResult<Content> {
     let host = object.call_method0("detach").unwrap_or_else(|_| object.clone()).call_method0("cpu")?;
     match host.call_method0("numpy").and_then(|array| Ok((array::is_array(&array)?, array))) {
         Ok((true, array)) => copied(&array, runtime),
-        // Elements that numpy has no type for.
+        // The elements have a type that numpy lacks.
         _ if host.hasattr("__dlpack__")? => {
             lent(object.py(), &Foreign::take(&host.call_method0("__dlpack__")?)?, runtime)
         }
         _ => Err(PyTypeError::new_err(format!(
-            "a '{}' on another device cannot be copied to the server: what its cpu() gives has neither numpy() nor __dlpack__()",
+            "cannot copy a '{}' from its device: the result of its cpu() has neither numpy() nor __dlpack__()",
             object.get_type().name()?
         ))),
     }

@@ -1,4 +1,4 @@
-//! Parameters of requests and responses: JSON texts in `pb_utils`, named values on the server's side.
+//! Parameters of requests and responses: JSON strings in `pb_utils`, named values in the server.
 
 use pharos::infer::{Parameter, Parameters};
 use pyo3::prelude::*;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::error::TritonModelException;
 
-/// The JSON text of parameters.
+/// Returns parameters as a JSON string.
 pub(crate) fn to_json(parameters: &Parameters) -> String {
     let value = |parameter: &Parameter| match parameter {
         Parameter::Bool(value) => Value::from(*value),
@@ -16,23 +16,23 @@ pub(crate) fn to_json(parameters: &Parameters) -> String {
         Parameter::Double(value) => Value::from(*value),
         Parameter::String(value) => Value::from(value.as_str()),
     };
-    // A map of serde_json's sorts, so the text is put together here.
+    // Built manually, because serde_json's map would sort the names.
     let entries =
         parameters.iter().map(|(name, parameter)| format!("{}:{}", Value::from(name.as_str()), value(parameter)));
     format!("{{{}}}", entries.collect::<Vec<_>>().join(","))
 }
 
-/// Whether a value may be a number with a fraction: not in responses, as in Triton.
+/// Whether numbers may have a fraction. As in Triton, those of responses may not.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fractions {
     Allowed,
     Refused,
 }
 
-/// The parameters of a dictionary that a model gave; none for `None`.
+/// Reads the parameters from a Python dictionary; `None` gives no parameters.
 ///
 /// # Errors
-/// It is no dictionary, a name is no text, or a value is neither a truth value, a number that is allowed, nor a text.
+/// The argument is not a dictionary, a name is not a string, or a value is not a bool, an allowed number or a string.
 pub(crate) fn from_python(given: Option<&Bound<'_, PyAny>>, fractions: Fractions) -> PyResult<Parameters> {
     let Some(given) = given.filter(|given| !given.is_none()) else { return Ok(Vec::new()) };
     let given = given
@@ -67,10 +67,10 @@ fn value_of(value: &Bound<'_, PyAny>, fractions: Fractions) -> PyResult<Paramete
     Err(TritonModelException::new_err(format!("Expect parameters values to have type {kinds}, found type {kind}")))
 }
 
-/// The files of `load_model`, which are parameters as the repository extension has them.
+/// Reads the files of `load_model`, which become parameters of the repository extension.
 ///
 /// # Errors
-/// It is no dictionary of texts to texts or bytes.
+/// The argument is not a dictionary of strings to strings or bytes.
 pub(crate) fn files(given: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<(String, Vec<u8>)>> {
     let Some(given) = given.filter(|given| !given.is_none()) else { return Ok(Vec::new()) };
     let wrong = || {
@@ -87,7 +87,7 @@ pub(crate) fn files(given: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<(String, V
     given.iter().map(|(name, value)| Ok((name.extract()?, content(&value)?))).collect()
 }
 
-/// A JSON object of texts, for what Python is told once.
+/// Returns a JSON object of strings, for data that Python reads once.
 pub(crate) fn object<const N: usize>(entries: [(&str, String); N]) -> String {
     let entries: Map<String, Value> =
         entries.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();

@@ -1,4 +1,4 @@
-//! From `pb_utils.InferenceResponse` to what the server sends.
+//! Converts a `pb_utils.InferenceResponse` to a reply of the worker.
 
 use pharos_backend::{Reply, ReplyOutput, Responder};
 use pyo3::prelude::*;
@@ -8,11 +8,11 @@ use crate::model::Model;
 use crate::response::InferenceResponse;
 use crate::tensor::Tensor;
 
-/// A response with the outputs that the client asks for: others that the model gives are left out, as are tensors that the
-/// configuration has no output for. Elements that are on a device, and wanted on one, are copied there.
+/// Builds a reply with the requested outputs. Ignores other outputs and tensors that are not in the configuration. Copies
+/// elements on a device to device memory where the client has requested that.
 ///
 /// # Errors
-/// There is no memory left for an output, or its elements cannot be had.
+/// Memory allocation failed, or elements cannot be read.
 pub(crate) fn of(
     py: Python<'_>,
     (model, wanted): (&Model, &[u16]),
@@ -23,7 +23,7 @@ pub(crate) fn of(
     if let Some(error) = &response.error {
         return Ok(Reply { outputs: Vec::new(), parameters, error: Some(error.get().to_server()) });
     }
-    // All are looked at before any is copied to where its client has it.
+    // Check all outputs before copying any into client memory.
     let mut chosen: Vec<(usize, &Tensor)> = Vec::with_capacity(response.tensors.len());
     for tensor in &response.tensors {
         let tensor = tensor.get();
@@ -46,13 +46,13 @@ pub(crate) fn of(
     Ok(Reply { outputs, parameters, error: None })
 }
 
-/// Whether the server would take an output: else it would take the worker for a broken one.
+/// Checks an output as the server does, which would take the worker for broken otherwise.
 fn check(model: &Model, output: usize, tensor: &Tensor, before: &[(usize, &Tensor)]) -> PyResult<()> {
     let name = tensor.name();
     let expected = model.config.outputs.get(output).map_or(tensor.datatype(), |output| output.datatype);
     if model.config.strict_output_types && tensor.datatype() != expected {
         let given = tensor.datatype();
-        let text = format!("output '{name}' is {given}, the configuration says {expected}");
+        let text = format!("output '{name}' is {given}, but its configured datatype is {expected}");
         return Err(TritonModelException::new_err(text));
     }
     if before.iter().any(|(before, _)| *before == output) {

@@ -1,4 +1,4 @@
-//! `pb_utils.InferenceRequest`: a request of the batch, or one that the model makes to another model.
+//! `pb_utils.InferenceRequest`: a request of the batch, or a request of the model to another model.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,16 +20,16 @@ use crate::parameters::{self, Fractions};
 use crate::sender::InferenceResponseSender;
 use crate::tensor::Tensor;
 
-/// The request is the first of its sequence, the last.
+/// The flag of the first request of a sequence.
 pub(crate) const SEQUENCE_START: u32 = 1;
-/// See [`SEQUENCE_START`].
+/// The flag of the last request of a sequence.
 pub(crate) const SEQUENCE_END: u32 = 2;
-/// The request is done with.
+/// The release flag of a completed request.
 const RELEASE_ALL: u32 = 1;
-/// The request is to be executed once more.
+/// The release flag of a request to be executed again.
 const RELEASE_RESCHEDULE: u32 = 2;
 
-/// Where a request is traced; to be passed on with requests that are made for it.
+/// The trace of a request, to be passed to requests that are made on its behalf.
 #[pyclass(frozen, module = "triton_python_backend_utils", from_py_object)]
 #[derive(Clone, Default)]
 pub(crate) struct InferenceTrace {
@@ -52,7 +52,7 @@ impl InferenceTrace {
     }
 }
 
-/// Where outputs of a request to another model are to be: this server gives them in the processor's memory.
+/// The preferred memory of the outputs of a request to another model. Ignored: this server returns them in host memory.
 #[pyclass(frozen, module = "triton_python_backend_utils", from_py_object)]
 #[derive(Clone)]
 pub(crate) struct PreferredMemory {
@@ -71,7 +71,7 @@ impl PreferredMemory {
     }
 }
 
-/// A request.
+/// An inference request.
 #[pyclass(frozen, subclass, module = "triton_python_backend_utils")]
 pub(crate) struct InferenceRequest {
     pub(crate) fields: RequestFields,
@@ -80,11 +80,11 @@ pub(crate) struct InferenceRequest {
     release: AtomicU32,
     preferred_memory: Option<PreferredMemory>,
     trace: InferenceTrace,
-    /// For a request of the batch: how it is answered. Gone when the batch is over and nobody has asked for a sender.
+    /// For a request of the batch: its response channel. `None` after the batch, unless the model has requested a sender.
     answer: Mutex<Option<Arc<Answer>>>,
 }
 
-/// What is said of a request in words and numbers.
+/// The metadata of a request.
 pub(crate) struct RequestFields {
     pub(crate) id: String,
     pub(crate) correlation: CorrelationId,
@@ -92,31 +92,31 @@ pub(crate) struct RequestFields {
     pub(crate) model_version: i64,
     pub(crate) timeout_us: u64,
     pub(crate) parameters: Parameters,
-    /// The outputs that are asked for; all of them are named.
+    /// The requested outputs; all outputs if the client requested none in particular.
     pub(crate) outputs: Vec<String>,
-    /// Where its trace goes on, for other tracers.
+    /// The W3C trace context, for other tracers.
     pub(crate) trace_context: Option<Arc<str>>,
 }
 
 impl InferenceRequest {
-    /// A request of the batch.
+    /// Creates a request of the batch.
     pub(crate) fn received(fields: RequestFields, flags: u32, inputs: Vec<Py<Tensor>>, answer: Arc<Answer>) -> Self {
         let trace = InferenceTrace { place: Some(answer.place()), context: fields.trace_context.clone() };
         let (flags, release) = (AtomicU32::new(flags), AtomicU32::new(RELEASE_ALL));
         Self { fields, inputs, flags, release, preferred_memory: None, trace, answer: Mutex::new(Some(answer)) }
     }
 
-    /// Whether the model wants it once more.
+    /// Whether the model has rescheduled the request.
     pub(crate) fn is_rescheduled(&self) -> bool {
         self.release.load(Ordering::Relaxed) == RELEASE_RESCHEDULE
     }
 
-    /// Its flags now.
+    /// Returns the current flags.
     pub(crate) fn flag_bits(&self) -> u32 {
         self.flags.load(Ordering::Relaxed)
     }
 
-    /// In whose trace it belongs.
+    /// Returns the trace position that nested requests belong to.
     pub(crate) fn parent(&self) -> Option<(u64, u32)> {
         self.trace.place
     }
@@ -125,14 +125,14 @@ impl InferenceRequest {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends it with an error, if it may still have one.
+    /// Fails the request, if it can still fail.
     pub(crate) fn fail(&self, error: &InferError) {
         if let Some(answer) = self.answer().filter(|answer| answer.may_fail()) {
             answer.fail(error.clone());
         }
     }
 
-    /// The input of this name.
+    /// Returns the input of this name.
     pub(crate) fn input(&self, py: Python<'_>, name: &str) -> Option<Py<Tensor>> {
         self.inputs.iter().find(|input| input.get().name() == name).map(|input| input.clone_ref(py))
     }
@@ -140,7 +140,7 @@ impl InferenceRequest {
 
 #[pymethods]
 impl InferenceRequest {
-    /// A request to another model.
+    /// Creates a request to another model.
     #[new]
     #[pyo3(signature = (request_id = Text::default(), correlation_id = NotNone(None), inputs = NotNone(None),
         requested_output_names = NotNone(None), model_name = NotNone(None), model_version = -1, flags = 0, timeout = 0,
@@ -196,7 +196,7 @@ impl InferenceRequest {
         &self.fields.id
     }
 
-    /// The id of the sequence, a number or a text; 0 for none.
+    /// The id of the sequence, a number or a string; 0 for none.
     fn correlation_id(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         Ok(match &self.fields.correlation {
             CorrelationId::Uint(id) => id.into_pyobject(py)?.into_any().unbind(),
@@ -228,43 +228,43 @@ impl InferenceRequest {
         self.fields.timeout_us
     }
 
-    /// The parameters as a JSON text.
+    /// The parameters as a JSON string.
     #[pyo3(name = "parameters")]
     fn py_parameters(&self) -> String {
         parameters::to_json(&self.fields.parameters)
     }
 
-    /// Where the outputs are to be.
+    /// The preferred memory of the outputs.
     fn preferred_memory(&self) -> Option<PreferredMemory> {
         self.preferred_memory.clone()
     }
 
-    /// Where it is traced, for requests that are made for it.
+    /// The trace to pass to requests made on behalf of this one.
     fn trace(&self) -> InferenceTrace {
         self.trace.clone()
     }
 
-    /// The outputs that are asked for.
+    /// The requested outputs.
     fn requested_output_names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PySet>> {
         PySet::new(py, &self.fields.outputs)
     }
 
-    /// Whether nobody waits for it any more.
+    /// Whether the request is cancelled.
     fn is_cancelled(&self) -> bool {
         self.answer().is_some_and(|answer| answer.is_cancelled())
     }
 
-    /// Answers it, on any thread and at any time.
+    /// Returns a sender that responds to the request on any thread, at any time.
     fn get_response_sender(&self) -> PyResult<InferenceResponseSender> {
-        let text = "only a request that execute() was given has a response sender";
+        let text = "only a request passed to execute() has a response sender";
         self.answer().map(InferenceResponseSender::new).ok_or_else(|| TritonModelException::new_err(text))
     }
 
-    /// `TRITONSERVER_REQUEST_RELEASE_RESCHEDULE` has it executed once more.
+    /// Sets the release flags: with `TRITONSERVER_REQUEST_RELEASE_RESCHEDULE` the request is executed again.
     fn set_release_flags(&self, flags: u32) -> PyResult<()> {
         if flags != RELEASE_ALL && flags != RELEASE_RESCHEDULE {
             let text = format!(
-                "{flags} is no release flag: it must be TRITONSERVER_REQUEST_RELEASE_ALL or \
+                "{flags} is not a release flag: allowed are TRITONSERVER_REQUEST_RELEASE_ALL or \
                  TRITONSERVER_REQUEST_RELEASE_RESCHEDULE"
             );
             return Err(TritonModelException::new_err(text));
@@ -273,13 +273,13 @@ impl InferenceRequest {
         Ok(())
     }
 
-    /// Has the other model infer and waits for its response; with `decoupled`, gives an iterator over its responses.
+    /// Executes the request and waits for the response. With `decoupled`, returns an iterator over the responses.
     #[pyo3(signature = (decoupled = false))]
     fn exec(&self, py: Python<'_>, decoupled: bool) -> PyResult<Py<PyAny>> {
         call::exec(py, decoupled, |runtime| call_of(py, runtime, self, decoupled))
     }
 
-    /// As `exec`, to be awaited.
+    /// The awaitable form of `exec`.
     #[pyo3(signature = (decoupled = false))]
     fn async_exec<'py>(slf: &Bound<'py, Self>, decoupled: bool) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();

@@ -10,7 +10,7 @@ use crate::error::{TritonError, TritonModelException};
 use crate::parameters::{self, Fractions};
 use crate::tensor::Tensor;
 
-/// A response.
+/// An inference response.
 #[pyclass(frozen, subclass, module = "triton_python_backend_utils")]
 #[derive(Default)]
 pub(crate) struct InferenceResponse {
@@ -43,7 +43,7 @@ impl InferenceResponse {
         PyList::new(py, self.tensors.iter().map(|tensor| tensor.bind(py)))
     }
 
-    /// Whether it is an error.
+    /// Whether the response is an error.
     fn has_error(&self) -> bool {
         self.error.is_some()
     }
@@ -53,14 +53,14 @@ impl InferenceResponse {
         self.error.as_ref().map(|error| error.clone_ref(py))
     }
 
-    /// The parameters as a JSON text.
+    /// The parameters as a JSON string.
     #[pyo3(name = "parameters")]
     fn py_parameters(&self) -> String {
         parameters::to_json(&self.parameters)
     }
 }
 
-/// The tensors of a list or another iterable.
+/// Reads the tensors of a list or another iterable.
 fn tensors(given: &Bound<'_, PyAny>) -> PyResult<Vec<Py<Tensor>>> {
     let tensor = |item: &Bound<'_, PyAny>| {
         if item.is_none() {

@@ -1,4 +1,4 @@
-//! `pb_utils.InferenceResponseSender`: answers a request on any thread, also after `execute` has returned.
+//! `pb_utils.InferenceResponseSender`: responds to a request on any thread, also after `execute` has returned.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use crate::answer::Answer;
 use crate::response::InferenceResponse;
 
-/// Sends the responses to one request.
+/// A sender of the responses to one request.
 #[pyclass(frozen, module = "triton_python_backend_utils")]
 pub(crate) struct InferenceResponseSender {
     answer: Arc<Answer>,
@@ -21,14 +21,14 @@ impl InferenceResponseSender {
 
 #[pymethods]
 impl InferenceResponseSender {
-    /// Sends a response, or with `flags=TRITONSERVER_RESPONSE_COMPLETE_FINAL` the last one or only the end. Waits while the
-    /// client is far behind with reading.
+    /// Sends a response. With `flags=TRITONSERVER_RESPONSE_COMPLETE_FINAL`, it is the last one; without a response, only ends the
+    /// request. Blocks while the client is far behind in reading.
     #[pyo3(signature = (response = None, flags = 0))]
     fn send(&self, py: Python<'_>, response: Option<Bound<'_, InferenceResponse>>, flags: u32) -> PyResult<()> {
         self.answer.send(py, response.as_ref().map(|response| response.get()), flags)
     }
 
-    /// Whether nobody waits for the request any more.
+    /// Whether the request is cancelled.
     fn is_cancelled(&self) -> bool {
         self.answer.is_cancelled()
     }

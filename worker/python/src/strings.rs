@@ -1,4 +1,4 @@
-//! BYTES tensors: object arrays in Python, elements behind their lengths in memory.
+//! BYTES tensors: object arrays in Python, length-prefixed elements in memory.
 
 use pharos::tensor::bytes_elements;
 use pyo3::exceptions::PyValueError;
@@ -8,32 +8,32 @@ use pyo3::types::{PyBytes, PyList, PyString};
 
 use crate::array;
 
-/// The elements of a serialized tensor as an array of `bytes` objects.
+/// Converts a serialized tensor to an array of `bytes` objects.
 ///
 /// # Errors
-/// A length passes the end, or the elements are not as many as the shape says.
+/// The data is truncated, or the number of elements does not match the shape.
 pub(crate) fn to_array<'py>(py: Python<'py>, data: &[u8], shape: &[i64]) -> PyResult<Bound<'py, PyAny>> {
     let list = PyList::empty(py);
     for element in bytes_elements(data) {
         let element = element.map_err(|at| {
-            PyValueError::new_err(format!("the serialized BYTES tensor is cut off in the element at byte {at}"))
+            PyValueError::new_err(format!("the serialized BYTES tensor is truncated in the element at byte {at}"))
         })?;
         list.append(PyBytes::new(py, element))?;
     }
-    // Filled, not converted: numpy would look into each element.
+    // Filled in a loop: a conversion by numpy would inspect each element.
     let flat = array::numpy(py, "empty")?.call1((list.len(), "O"))?;
     flat.set_item(pyo3::types::PySlice::full(py), list)?;
     flat.call_method1(intern!(py, "reshape"), (array::dimensions(py, shape)?,))
 }
 
-/// The elements of an array of objects or of byte strings, in row-major order, ready to be written.
+/// The elements of an array of objects or byte strings in row-major order, ready to be serialized.
 pub(crate) struct Elements<'py> {
     elements: Vec<Bound<'py, PyBytes>>,
     len: usize,
 }
 
 impl<'py> Elements<'py> {
-    /// Those of an array: `bytes` as they are, everything else as the UTF-8 of its `str()`.
+    /// Collects the elements of an array: `bytes` unchanged, everything else as the UTF-8 of its `str()`.
     ///
     /// # Errors
     /// An element is longer than 4 GiB, or its `str()` fails.
@@ -49,19 +49,19 @@ impl<'py> Elements<'py> {
                 Err(error) => text(&error.into_inner())?,
             };
             let size = element.as_bytes().len();
-            u32::try_from(size).map_err(|_| PyValueError::new_err("an element of a BYTES tensor passes 4 GiB"))?;
+            u32::try_from(size).map_err(|_| PyValueError::new_err("an element of a BYTES tensor exceeds 4 GiB"))?;
             len += 4 + size;
             elements.push(element);
         }
         Ok(Self { elements, len })
     }
 
-    /// Bytes that the serialized form takes.
+    /// Returns the size of the serialized form in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Writes the serialized form, of [`Elements::len`] bytes.
+    /// Writes the serialized form, which has [`Elements::len`] bytes.
     pub(crate) fn write(&self, mut to: &mut [u8]) {
         for element in &self.elements {
             let bytes = element.as_bytes();

@@ -1,5 +1,4 @@
-//! `pb_utils.Tensor`: a name, a datatype, a shape, and elements that stay where they are until somebody wants them
-//! elsewhere.
+//! `pb_utils.Tensor`: a name, a datatype, a shape, and elements, which are only copied when they are needed elsewhere.
 
 use pharos::tensor::{DataType, byte_size};
 use pharos_backend::{Content, DeviceMemory, Received, ReceivedOnDevice, Runtime};
@@ -25,31 +24,31 @@ pub(crate) struct Tensor {
     datatype: DataType,
     shape: Vec<i64>,
     stored: Stored,
-    /// What `as_numpy` gives.
+    /// The result of `as_numpy`.
     array: PyOnceLock<Py<PyAny>>,
 }
 
-/// Where the elements are.
+/// The location of the elements.
 enum Stored {
-    /// In memory of the server's: an input, or an output of another model.
+    /// In shared memory: an input, or an output of another model.
     Received(Received),
     /// In a client's memory on a device.
     OnDevice(ReceivedOnDevice),
-    /// In an array that the model made: row-major, or of objects.
+    /// In an array of the model: row-major, or of objects.
     Array(Py<PyAny>),
-    /// In memory of another library's that DLPack has lent, on a device or not.
+    /// In memory of another library, borrowed through DLPack, on the host or a device.
     Foreign(Foreign),
-    /// On another device: the object of a library that has a way to copy it from there.
+    /// On another device: an object whose library can copy it from there.
     Device { object: Py<PyAny>, device: (i32, i32) },
 }
 
 impl Tensor {
-    /// A tensor over memory of the server's.
+    /// Creates a tensor over shared memory.
     pub(crate) fn received(name: String, datatype: DataType, shape: Vec<i64>, bytes: Received) -> Self {
         Self { name, datatype, shape, stored: Stored::Received(bytes), array: PyOnceLock::new() }
     }
 
-    /// A tensor over memory of a client's on a device.
+    /// Creates a tensor over a client's memory on a device.
     pub(crate) fn on_device(name: String, datatype: DataType, shape: Vec<i64>, kept: ReceivedOnDevice) -> Self {
         Self { name, datatype, shape, stored: Stored::OnDevice(kept), array: PyOnceLock::new() }
     }
@@ -66,7 +65,7 @@ impl Tensor {
         &self.shape
     }
 
-    /// The bytes of one that the server gave.
+    /// Returns the bytes of a tensor received from the server.
     pub(crate) fn received_bytes(&self) -> Option<&[u8]> {
         match &self.stored {
             Stored::Received(bytes) => Some(bytes),
@@ -91,7 +90,7 @@ impl Tensor {
         Ok(Self { name, datatype, shape: view.shape, stored: Stored::Array(own.unbind()), array: PyOnceLock::new() })
     }
 
-    /// DLPack's device: its type and its number.
+    /// Returns DLPack's device: its type and its id.
     fn device(&self) -> (i32, i32) {
         match &self.stored {
             Stored::Received(_) | Stored::Array(_) => (CPU, 0),
@@ -101,10 +100,10 @@ impl Tensor {
         }
     }
 
-    /// The elements where the server finds them: those that are in its memory stay there, all others are copied once.
+    /// Returns the elements in shared memory: by reference if they are already there, else copied once.
     ///
     /// # Errors
-    /// There is no memory left, or the elements cannot be had.
+    /// Memory allocation failed, or the elements cannot be read.
     pub(crate) fn content(&self, py: Python<'_>, runtime: &Runtime) -> PyResult<Content> {
         match &self.stored {
             Stored::Received(bytes) => Ok(Content::Received(bytes.clone())),
@@ -124,11 +123,11 @@ impl Tensor {
         }
     }
 
-    /// Copies elements that are on a CUDA device to the place on a device that `place` gives for so many bytes; `None` if
-    /// they are not on one, or there is no such place.
+    /// Copies elements on a CUDA device to the device memory that `place` returns for their size. `None` if they are not on a
+    /// CUDA device, or `place` returns `None`.
     ///
     /// # Errors
-    /// The copy has failed.
+    /// The copy failed.
     pub(crate) fn placed(
         &self,
         py: Python<'_>,
@@ -144,7 +143,7 @@ impl Tensor {
             Stored::OnDevice(kept) => kept.memory(),
             Stored::Foreign(foreign) => at(foreign.on_cuda()),
             Stored::Device { object, .. } => match output::behind_the_default_stream(object.bind(py)) {
-                // The model may have made another one of it since.
+                // Check again: the model may have changed the object since.
                 Some(foreign) if (foreign.datatype(), foreign.shape()) == (self.datatype, &self.shape) => {
                     lent = foreign;
                     at(lent.on_cuda())
@@ -190,30 +189,30 @@ impl Tensor {
         &self.name
     }
 
-    /// The elements as a numpy array, without a copy if the datatype allows it; objects of type `bytes` for BYTES.
+    /// Returns the elements as a numpy array, without copying if the datatype allows it; for BYTES, as `bytes` objects.
     fn as_numpy(slf: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
         let py = slf.py();
         let array = slf.get().array.get_or_try_init(py, || Self::numpy(slf).map(Bound::unbind))?;
         Ok(array.clone_ref(py))
     }
 
-    /// The datatype as Triton numbers it, for example 11 for FP32.
+    /// Returns Triton's number of the datatype, for example 11 for FP32.
     fn triton_dtype(&self) -> u8 {
         self.datatype.number()
     }
 
-    /// The shape, the batch first if the model batches.
+    /// The shape, including the batch dimension if the model batches.
     #[pyo3(name = "shape")]
     fn py_shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, &self.shape)
     }
 
-    /// Whether the elements are in the processor's memory.
+    /// Whether the elements are in host memory.
     fn is_cpu(&self) -> bool {
         self.device().0 == CPU
     }
 
-    /// A DLPack capsule over the elements, which are not copied.
+    /// Returns a DLPack capsule over the elements, without copying.
     fn to_dlpack<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         Self::__dlpack__(slf, None, None, None, None)
     }
@@ -226,7 +225,7 @@ impl Tensor {
         dl_device: Option<Bound<'py, PyAny>>,
         copy: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        // The form without a version is one that every consumer takes.
+        // All consumers support the unversioned form.
         let (py, _, _, _) = (slf.py(), max_version, dl_device, copy);
         let this = slf.get();
         let (address, holder) = match &this.stored {
@@ -241,7 +240,7 @@ impl Tensor {
                 return Err(TritonModelException::new_err("DLPack does not have support for string tensors."));
             }
             Stored::Received(bytes) => (bytes.as_ptr() as usize, slf.clone().into_any()),
-            // Nothing of the server's is under way there: no stream has to wait.
+            // The server has no pending work on this memory, so no stream has to wait.
             Stored::OnDevice(kept) => (kept.memory().address() as usize, slf.clone().into_any()),
             Stored::Array(array) => {
                 let array = array.bind(py);
@@ -253,13 +252,13 @@ impl Tensor {
         dlpack::capsule(holder, &DeviceElements { address, device, datatype, shape: &this.shape })
     }
 
-    /// DLPack's device: its type and its number.
+    /// Returns DLPack's device: its type and its id.
     fn __dlpack_device__(&self) -> (i32, i32) {
         self.device()
     }
 
-    /// A tensor of an object that has `__dlpack__` and `__dlpack_device__`, or of a capsule of DLPack. Elements are not copied
-    /// until they are sent; they must be contiguous and row-major.
+    /// Creates a tensor from an object with `__dlpack__` and `__dlpack_device__`, or from a DLPack capsule. The elements must be
+    /// contiguous and row-major. They are not copied until they are sent.
     #[staticmethod]
     fn from_dlpack(name: String, tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = tensor.py();
@@ -292,7 +291,7 @@ impl Tensor {
 
 impl Tensor {
     fn of_object(name: String, object: &Bound<'_, PyAny>, device: (i32, i32)) -> PyResult<Self> {
-        // Asked of a capsule that is given back at once: what it is has one description for all libraries.
+        // Read from a DLPack capsule, which describes the objects of all libraries uniformly, and is released at once.
         let described = dlpack::describe(&object.call_method0("__dlpack__")?)?;
         let (object, array) = (object.clone().unbind(), PyOnceLock::new());
         let (datatype, shape) = described;

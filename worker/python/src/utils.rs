@@ -1,4 +1,4 @@
-//! The functions of `pb_utils` that are on the way of a request, or ask the server for something.
+//! The functions of `pb_utils` on the request path, and those that call the server.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -7,7 +7,7 @@ use crate::call;
 use crate::parameters;
 use crate::request::InferenceRequest;
 
-/// Adds the functions.
+/// Adds the functions of this module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(get_input_tensor_by_name, module)?)?;
     module.add_function(wrap_pyfunction!(load_model, module)?)?;
@@ -15,14 +15,14 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(is_model_ready, module)?)
 }
 
-/// The input of this name, or None.
+/// Returns the input of this name, or None.
 #[pyfunction]
 fn get_input_tensor_by_name(inference_request: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Py<PyAny>>> {
     let py = inference_request.py();
     if let Ok(request) = inference_request.cast::<InferenceRequest>() {
         return Ok(request.get().input(py, name).map(Py::into_any));
     }
-    // Something of the user's own that looks like a request.
+    // An object of the user with the interface of a request.
     for tensor in inference_request.call_method0(intern!(py, "inputs"))?.try_iter()? {
         let tensor = tensor?;
         if tensor.call_method0(intern!(py, "name"))?.eq(name)? {
@@ -32,8 +32,8 @@ fn get_input_tensor_by_name(inference_request: &Bound<'_, PyAny>, name: &str) ->
     Ok(None)
 }
 
-/// Loads a model, or loads it again. `config` is a configuration in JSON in place of its own, and `files` are in place of its
-/// files: `{"file:1/model.onnx": b"..."}`.
+/// Loads or reloads a model. `config` is a JSON configuration that replaces the model's own; `files` replace the model's files:
+/// `{"file:1/model.onnx": b"..."}`.
 #[pyfunction]
 #[pyo3(signature = (model_name, config = "", files = None))]
 fn load_model(py: Python<'_>, model_name: &str, config: &str, files: Option<&Bound<'_, PyAny>>) -> PyResult<()> {

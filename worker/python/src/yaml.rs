@@ -1,19 +1,19 @@
-//! YAML for Python without a package of its own for it: `model-config.yaml` of TorchServe's archives.
+//! YAML parsing for Python code without a YAML package, for `model-config.yaml` of TorchServe archives.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde_json::{Map, Number, Value};
 use serde_yaml::Value as Yaml;
 
-/// Adds the function.
+/// Adds the function of this module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(yaml_to_json, module)?)
 }
 
-/// A YAML document as a JSON text; `null` for an empty one.
+/// Converts a YAML document to a JSON string; `null` for an empty document.
 ///
 /// # Errors
-/// It is no YAML, or has a mapping whose keys cannot be texts.
+/// The text is not YAML, or a mapping key cannot be converted to a string.
 #[pyfunction]
 fn yaml_to_json(text: &str) -> PyResult<String> {
     let document: Yaml = serde_yaml::from_str(text).map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -46,6 +46,6 @@ fn key_of(key: &Yaml) -> PyResult<String> {
         Yaml::String(text) => Ok(text.clone()),
         Yaml::Bool(value) => Ok(value.to_string()),
         Yaml::Number(number) => Ok(number.to_string()),
-        _ => Err(PyValueError::new_err("a key of a mapping must be a text, a number or a truth value")),
+        _ => Err(PyValueError::new_err("a key of a mapping must be a string, a number or a bool")),
     }
 }

@@ -1,8 +1,8 @@
-//! Models without files, for examples, tests and measurements. The configuration's parameter `function` chooses one:
+//! Models without files, for examples, tests and measurements. The configuration's parameter `function` selects one:
 //!
-//! | function | what it does |
+//! | function | effect |
 //! |---|---|
-//! | `identity` | output *i* is input *i*; inputs that the server makes (`batch_input`) count after the others, states last |
+//! | `identity` | output *i* is input *i*; inputs that the server adds (`batch_input`) follow the others, states come last |
 //! | `add_sub` | outputs 0 and 1 are sum and difference of inputs 0 and 1; integers wrap; BYTES hold decimal integers |
 //! | `delay` | identity after `delay_ms` milliseconds for each batch, or sooner if all its requests are cancelled |
 //! | `fail` | fails every batch with the text of `message`, or `requested failure` |
@@ -13,14 +13,14 @@
 //! | `accumulate`, `append` | functions of the model's states; see `stateful.rs` |
 //! | `repeat` | for decoupled models: one response for each element; see `repeat.rs` for its parameters |
 //! | `silent` | for decoupled models: no response at all |
-//! | `countdown` | executes a request as often as it says, each batch after `delay_ms`; see `countdown.rs` |
+//! | `countdown` | executes a request a given number of times, each batch after `delay_ms`; see `countdown.rs` |
 //! | `sequence_sum` | a sum for each sequence, each batch after `delay_ms`; see `sequence.rs` for its outputs |
 //! | `emit` | identity that records metrics; see `emit.rs` for its parameters |
 
 //!
 //! With the parameter `echo_parameters: true`, responses of `identity` carry the parameters of their requests.
 //!
-//! On a GPU there are `identity` and `add_sub`, the latter for numbers: see `on_gpu.rs`.
+//! On a GPU, `identity` and `add_sub` are available, the latter for numbers only: see `on_gpu.rs`.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ struct Builtin {
     echo_parameters: bool,
 }
 
-/// Makes the function that the configuration asks for.
+/// Creates the function that the configuration selects.
 pub(super) fn create(context: &Context<'_>, cuda: &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError> {
     let parameter = |name: &str| context.config.parameters.get(name).map(String::as_str);
     if context.on_gpu {
@@ -99,18 +99,18 @@ pub(super) fn create(context: &Context<'_>, cuda: &Arc<Cuda>) -> Result<Box<dyn 
     Ok(Box::new(Builtin { function, outputs, echo_parameters }))
 }
 
-/// Whether there are as many inputs and outputs as the function has.
+/// Checks that the numbers of inputs and outputs fit the function.
 fn check_counts(context: &Context<'_>, is_add_sub: bool) -> Result<(), InferError> {
     let (inputs, outputs) = (context.config.backend_inputs(), context.config.outputs.len());
     let wanted = if is_add_sub { (2, 2) } else { (inputs.max(1), inputs.max(1)) };
     if (inputs, outputs) == wanted {
         return Ok(());
     }
-    let text = "add_sub takes 2 inputs and gives 2 outputs, the others give one output for each input";
+    let text = "add_sub needs 2 inputs and 2 outputs, the other functions one output for each input";
     Err(load_error(format!("the configuration has {inputs} inputs and {outputs} outputs; {text}")))
 }
 
-/// As [`create`], for an instance on a GPU.
+/// Like [`create`], for an instance on a GPU.
 fn create_on_gpu(context: &Context<'_>, cuda: &Arc<Cuda>, function: &str) -> Result<Box<dyn Backend>, InferError> {
     on_gpu::check(function)?;
     check_counts(context, function == "add_sub")?;
@@ -119,7 +119,7 @@ fn create_on_gpu(context: &Context<'_>, cuda: &Arc<Cuda>, function: &str) -> Res
     on_gpu::create(context, &cuda, (function, echo_parameters))
 }
 
-/// The parameter `delay_ms`.
+/// Parses the parameter `delay_ms`.
 fn delay_of(text: Option<&str>) -> Result<Duration, InferError> {
     let text = text.unwrap_or("0");
     text.parse()
@@ -132,7 +132,7 @@ impl Backend for Builtin {
         concat!("builtin ", env!("CARGO_PKG_VERSION")).to_owned()
     }
 
-    /// Those that pass over their inputs once.
+    /// Functions that read their inputs only once.
     fn tolerates_concurrent_writes(&self) -> bool {
         use Function::{AddSub, Crash, Delay, Fail, Hang, Identity};
         matches!(self.function, Identity | AddSub | Delay(_) | Fail(_) | Crash | Hang)
@@ -147,7 +147,7 @@ impl Backend for Builtin {
             Function::Delay(duration) => delay(*duration, batch)?,
             Function::Emit(emitter) => emitter.execute(batch, outputs),
             Function::Crash if marked => std::process::abort(),
-            #[allow(clippy::panic)] // what it is for
+            #[allow(clippy::panic)] // this function tests panics
             Function::Panic if marked => panic!("requested panic"),
             Function::Hang if marked => loop {
                 thread::park();
@@ -164,7 +164,7 @@ impl Backend for Builtin {
     }
 }
 
-/// Prints the elements of a batch, each as a line.
+/// Prints each element of a batch as a line.
 fn print(batch: &Batch<'_>) -> Result<(), InferError> {
     let Some(input) = batch.inputs.first().filter(|input| input.datatype == DataType::Bytes) else {
         return Err(run_error("print needs an input of datatype BYTES"));
@@ -219,8 +219,8 @@ impl Builtin {
     }
 }
 
-/// Decimal numbers as text. A request with an element that is no number fails alone; its place in the batch is filled
-/// with empty elements.
+/// Adds and subtracts decimal numbers in strings. A request with an element that is not a number fails alone; its place in the
+/// batch is filled with empty elements.
 fn add_sub_text(
     batch: &Batch<'_>,
     (left, right): (&Input<'_>, &Input<'_>),

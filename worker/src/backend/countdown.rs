@@ -1,11 +1,11 @@
-//! The function `countdown` of iterative sequences: a request is executed as often as it says, as a language model is for each
-//! token. A decoupled one is answered at each execution, another one at the last.
+//! The function `countdown` of iterative sequences: executes a request the number of times that it asks for, as a language model
+//! does for each token. A decoupled model responds at each execution, another model at the last.
 //!
-//! | tensor | what it is |
+//! | tensor | meaning |
 //! |---|---|
-//! | input `COUNT` | `[1]` INT32: how often to execute, at least once |
-//! | output `DONE` | `[1]` INT32: how often it has been executed |
-//! | output `TOGETHER` | `[1]` INT32: the requests that were executed with it, itself included; may be left out |
+//! | input `COUNT` | `[1]` INT32: number of executions, at least one |
+//! | output `DONE` | `[1]` INT32: number of executions so far |
+//! | output `TOGETHER` | `[1]` INT32: number of requests executed together, including this one; optional |
 
 use std::collections::HashMap;
 use std::thread;
@@ -17,19 +17,19 @@ use pharos::tensor::DataType;
 use pharos_backend::{Backend, Batch, Outputs, load_error, run_error};
 
 struct Countdown {
-    /// Executions so far, by the sequences' keys.
+    /// Executions so far, by sequence key.
     done: HashMap<u64, i32>,
     delay: Duration,
-    /// Where in the configuration `DONE` and `TOGETHER` are.
+    /// Positions of `DONE` and `TOGETHER` in the configuration.
     outputs: (usize, Option<usize>),
     batches: bool,
     decoupled: bool,
 }
 
-/// Makes the function for a configuration; each batch takes so long.
+/// Creates the function for a configuration; each batch takes `delay`.
 ///
 /// # Errors
-/// A tensor is missing, or of another datatype.
+/// A tensor is missing or has another datatype.
 pub(super) fn create(config: &ModelConfig, delay: Duration) -> Result<Box<dyn Backend>, InferError> {
     let find = |tensors: &[TensorSpec], name: &str| {
         tensors.iter().position(|tensor| tensor.name == name && tensor.datatype == DataType::Int32)
@@ -97,14 +97,14 @@ impl Backend for Countdown {
 }
 
 impl Countdown {
-    /// The outputs that are wanted, each with what belongs to it.
+    /// Returns the wanted outputs, each with its value.
     fn wanted<T>(&self, batch: &Batch<'_>, [done, together]: [T; 2]) -> Vec<(usize, T)> {
         let both = [(Some(self.outputs.0), done), (self.outputs.1, together)];
         let wanted = |(output, value): (Option<usize>, T)| Some((output.filter(|output| batch.wants(*output))?, value));
         both.into_iter().filter_map(wanted).collect()
     }
 
-    /// One response of a decoupled model.
+    /// Sends one response of a decoupled model.
     fn respond(
         &self,
         batch: &Batch<'_>,
@@ -113,7 +113,7 @@ impl Countdown {
     ) -> Result<(), InferError> {
         let mut response = match outputs.response(position) {
             Ok(response) => response,
-            // Nobody waits for it.
+            // The request is cancelled.
             Err(error) if error.code == ErrorCode::Cancelled => return Ok(()),
             Err(error) => return Err(error),
         };

@@ -10,7 +10,7 @@ use pharos_backend::runtime::clock;
 /// How long a delay sleeps before it checks again whether the batch is cancelled.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Waits, and checks now and then whether the batch is cancelled.
+/// Waits, and regularly checks whether the batch is cancelled.
 pub(super) fn delay(duration: Duration, batch: &Batch<'_>) -> Result<(), InferError> {
     let end = clock::now() + duration;
     loop {

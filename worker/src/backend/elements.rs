@@ -1,19 +1,19 @@
-//! Elements of tensors: arithmetic over every numeric datatype, byte slices in and out, and texts.
+//! Elements of tensors: arithmetic over all numeric datatypes, conversion from and to bytes, and strings.
 
 use half::{bf16, f16};
 use pharos::error::InferError;
 use pharos::tensor::{DataType, bytes_elements};
 use pharos_backend::{Batch, Input, Outputs, run_error};
 
-/// An operation on two elements, for integers (wrapping) and for floats.
+/// An operation on two elements: wrapping for integers, or on floats.
 #[derive(Clone, Copy)]
 pub(super) enum Operation {
     Add,
     Subtract,
 }
 
-/// `out[i] = left[i] op right[i]`. Elements beyond the shortest slice are left alone. `false` for BOOL and BYTES, which
-/// have no arithmetic.
+/// Computes `out[i] = left[i] op right[i]`. Elements beyond the shortest slice are not changed. Returns `false` for BOOL and
+/// BYTES, which have no arithmetic.
 pub(super) fn apply(datatype: DataType, operation: Operation, (left, right): (&[u8], &[u8]), out: &mut [u8]) -> bool {
     macro_rules! wrapping {
         ($number:ty) => {
@@ -64,8 +64,8 @@ fn each<const N: usize>(left: &[u8], right: &[u8], out: &mut [u8], operation: im
     }
 }
 
-/// Runs `$body` with `$number` as the Rust type of a fixed-size datatype that every runtime has: all but BOOL and BF16.
-/// `also` adds datatypes that only some have.
+/// Runs `$body` with `$number` as the Rust type of a fixed-size datatype that every runtime supports: all but BOOL and BF16.
+/// `also` adds datatypes that only some runtimes support.
 macro_rules! for_numbers {
     ($datatype:expr, $number:ident => $body:expr, $(also $more:ident = $type:ty,)* otherwise $otherwise:expr) => {
         match $datatype {
@@ -123,8 +123,8 @@ macro_rules! for_numbers {
 }
 pub(super) use for_numbers;
 
-/// The elements of a BYTES input as texts. One that is not UTF-8, or holds a NUL byte, which no ONNX runtime takes, fails
-/// its request alone; an empty text stands in its place.
+/// Returns the elements of a BYTES input as strings. An element that is not UTF-8, or contains a NUL byte, which no ONNX runtime
+/// accepts, fails only its request; an empty string replaces it.
 ///
 /// # Errors
 /// The input is not framed as BYTES, which the frontend has checked.
@@ -154,7 +154,7 @@ pub(super) fn texts(
     Ok(texts)
 }
 
-/// Gives each response the parameters of its request.
+/// Copies the parameters of each request to its response.
 pub(super) fn echo_parameters(batch: &Batch<'_>, outputs: &mut Outputs<'_>) {
     for (position, request) in batch.requests.iter().enumerate() {
         for (name, value) in &request.parameters {

@@ -1,19 +1,19 @@
-//! The function `emit`: identity that records metrics, for tests and measurements of their way to the frontend.
+//! The function `emit`: identity that records metrics, for tests and measurements of metric transport to the frontend.
 //!
-//! | parameter | what it says |
+//! | parameter | meaning |
 //! |---|---|
-//! | `metrics` | what it records: `KIND NAME UNIT [DIMENSION,..]`, several separated by `;`; `counter Emitted Count` without it |
-//! | `series` | label sets of each metric: the first dimension without a default is 0, 1, ...; 1 without it |
-//! | `samples` | samples for each request, one after the other of all series, with the request's id; 0 without it. A request's own parameter `samples` goes before it |
-//! | `rate` | samples a second from threads of its own, together; 0 without it |
-//! | `threads` | how many such threads; 1 without it |
-//! | `seconds` | how long they record; for ever without it |
+//! | `metrics` | the metrics: `KIND NAME UNIT [DIMENSION,..]`, separated by `;`; default `counter Emitted Count` |
+//! | `series` | label sets of each metric: the first dimension without a default is 0, 1, ...; default 1 |
+//! | `samples` | samples per request, with its id, over all series in turn; a request can override it; default 0 |
+//! | `rate` | total samples per second from background threads; default 0 |
+//! | `threads` | number of background threads; default 1 |
+//! | `seconds` | how long they record; default unlimited |
 //!
-//! Counters grow by 1 with each sample; gauges take, and distributions observe, its number modulo 100.
+//! Counters grow by 1 with each sample; for gauges and distributions the value is the sample's number modulo 100.
 //!
-//! A test must know what was recorded when the process is killed in the middle. So each thread notes in memory that
-//! outlives the process (a memfd of the name [`LEDGER`], which the test opens in `/proc`) the number of samples begun before
-//! each and the number of samples recorded after it: words 2n and 2n + 1 are those of thread n.
+//! A test must know what was recorded when the process is killed at any moment. So each thread writes counts to memory that
+//! outlives the process (a memfd with the name [`LEDGER`], which the test opens in `/proc`): the number of samples begun, before
+//! each sample, and the number of samples recorded, after it. Words 2n and 2n + 1 belong to thread n.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,11 +28,11 @@ use pharos::shm::{self, SharedMemory};
 use pharos_backend::runtime::clock;
 use pharos_backend::{Batch, Context, Metric, Outputs, Requests, Series, load_error};
 
-/// The name of the memory that says what was recorded.
+/// The name of the memory with the counts of samples.
 const LEDGER: &str = "pharos-emit-ledger";
-/// Its size in bytes: room for as many threads as `threads` allows.
+/// Its size in bytes: room for the maximum number of threads.
 const LEDGER_BYTES: usize = 4096;
-/// The most threads.
+/// The maximum number of threads.
 const MAX_THREADS: u64 = LEDGER_BYTES as u64 / 16;
 /// How long a thread sleeps when it is ahead of its rate.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -41,11 +41,11 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub(super) struct Emitter {
     series: Arc<[(Kind, Series)]>,
     samples: u64,
-    /// Kept open for the test that looks for it.
+    /// Kept open for the test.
     _ledger: Option<OwnedFd>,
 }
 
-/// What each thread has to do.
+/// The task of a thread.
 struct Task {
     series: Arc<[(Kind, Series)]>,
     rate: f64,
@@ -58,7 +58,7 @@ impl Emitter {
     /// Registers the metrics and starts the threads.
     ///
     /// # Errors
-    /// A parameter is wrong, or a metric cannot be recorded.
+    /// A parameter is invalid, or a metric cannot be recorded.
     pub(super) fn create(context: &Context<'_>) -> Result<Self, InferError> {
         let text = context.config.parameters.get("metrics").map_or("counter Emitted Count", String::as_str);
         let labels = number(context, "series", 1)?;
@@ -76,7 +76,7 @@ impl Emitter {
         Ok(emitter)
     }
 
-    /// Starts the threads; gives the memory in which they note what they do.
+    /// Starts the threads; returns the memory with their counts.
     fn start(&self, context: &Context<'_>) -> Result<Option<OwnedFd>, InferError> {
         let (rate, threads) = (number(context, "rate", 0)?, number(context, "threads", 1)?);
         if rate == 0 || threads == 0 {
@@ -86,7 +86,7 @@ impl Emitter {
             return Err(load_error(format!("parameter 'threads' is {threads}; at most {MAX_THREADS} are allowed")));
         }
         let seconds = number(context, "seconds", 0)?;
-        let cannot = |error: std::io::Error| load_error(format!("samples cannot be emitted: {error}"));
+        let cannot = |error: std::io::Error| load_error(format!("cannot emit samples: {error}"));
         let memory = shm::create(LEDGER, LEDGER_BYTES as u64).map_err(cannot)?;
         let ledger = Arc::new(SharedMemory::map(&memory, LEDGER_BYTES).map_err(cannot)?);
         for number in 0..threads {
@@ -99,7 +99,7 @@ impl Emitter {
         Ok(Some(memory))
     }
 
-    /// The samples of a batch's requests.
+    /// Records the samples of a batch's requests.
     pub(super) fn execute(&self, batch: &Batch<'_>, outputs: &Outputs<'_>) {
         let mut count = 0;
         for (position, request) in batch.requests.iter().enumerate() {
@@ -141,7 +141,7 @@ impl Task {
     }
 }
 
-/// The sample of this number.
+/// Records the sample with this number.
 fn emit(series: &[(Kind, Series)], number: u64, requests: Requests<'_>) {
     let at = usize::try_from(number).unwrap_or(0).checked_rem(series.len());
     let Some((kind, series)) = at.and_then(|at| series.get(at)) else { return };
@@ -149,7 +149,7 @@ fn emit(series: &[(Kind, Series)], number: u64, requests: Requests<'_>) {
     series.add_or_update_for(value, requests);
 }
 
-/// Adds the metric of `KIND NAME UNIT [DIMENSION,..]`; gives the number of its dimensions without a default too.
+/// Adds the metric of `KIND NAME UNIT [DIMENSION,..]`; also returns the number of its dimensions without a default.
 fn add(context: &Context<'_>, entry: &str) -> Result<(Metric, Kind, usize), InferError> {
     let wrong = || {
         let text = "of the parameter 'metrics' must be KIND NAME UNIT [DIMENSION,..]";
@@ -164,7 +164,7 @@ fn add(context: &Context<'_>, entry: &str) -> Result<(Metric, Kind, usize), Infe
     Ok((context.metrics.add_metric(name, unit, &dimensions, kind)?, kind, free))
 }
 
-/// A parameter that is a whole number.
+/// Parses a parameter that is a whole number.
 fn number(context: &Context<'_>, name: &str, default: u64) -> Result<u64, InferError> {
     let Some(text) = context.config.parameters.get(name) else { return Ok(default) };
     text.parse().map_err(|_| load_error(format!("parameter '{name}' is '{text}'; it must be a whole number")))

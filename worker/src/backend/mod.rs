@@ -1,5 +1,4 @@
-//! The engines of this crate: backends for the configuration's `backend: "NAME"`, one file for each; the registry chooses by
-//! name.
+//! The backends of this crate for the configuration's `backend: "NAME"`, one file for each. The registry selects one by name.
 
 mod builtin;
 mod countdown;
@@ -30,16 +29,16 @@ pub(crate) use registry::Registry;
 #[cfg(test)]
 pub(crate) use on_gpu::tests::kernel as test_kernel;
 
-/// Whether a library of ONNX Runtime is named.
+/// Whether a library of ONNX Runtime is configured.
 #[cfg(test)]
 pub(crate) fn has_onnxruntime() -> bool {
     onnxruntime::library().is_some()
 }
 
-/// The GPU that the instance is to run on, ready for use.
+/// Returns the GPU of the instance, initialized.
 ///
 /// # Errors
-/// The file is missing or cannot be used.
+/// The instance has no GPU, or the GPU cannot be used.
 fn ready_gpu(cuda: &Arc<Cuda>) -> Result<Arc<Cuda>, InferError> {
     if cuda.device().is_none() {
         return Err(load_error("the instance has no GPU"));
@@ -48,7 +47,7 @@ fn ready_gpu(cuda: &Arc<Cuda>) -> Result<Arc<Cuda>, InferError> {
     Ok(cuda.clone())
 }
 
-/// The model's file in the version directory: `default_model_filename` of the configuration, else `model.onnx`.
+/// Returns the path of the model's file in the version directory: `default_model_filename` of the configuration, or `model.onnx`.
 fn model_file(context: &Context<'_>) -> Result<PathBuf, InferError> {
     let name = match context.config.default_model_filename.as_str() {
         "" => "model.onnx",

@@ -1,7 +1,7 @@
 //! Backends in shared libraries, over the C interface of `include/pharos_backend.h`.
 //!
-//! Contract for `unsafe`: a library keeps to the header. It is called on one thread; the instance's handles, in boxes, live
-//! until its destroy function has returned; batches are handed out by [`Handle::run`] only.
+//! Contract for `unsafe`: a library follows the rules of the header. It is called on one thread; the instance's boxed handles
+//! live until its destroy function has returned; only [`Handle::run`] passes batches to it.
 
 mod abi;
 mod foreign;
@@ -27,7 +27,7 @@ use load::Load;
 use metrics::MetricsHandle;
 use running::Handle;
 
-/// The variable that names the library of the model's backend; the frontend sets it for its workers.
+/// The environment variable with the path of the library of the model's backend; the frontend sets it for its workers.
 const LIBRARY_VARIABLE: &str = "PHAROS_BACKEND_LIBRARY";
 
 /// An instance that a library has created.
@@ -35,20 +35,20 @@ struct Native {
     functions: Functions,
     instance: *mut c_void,
     handle: Box<Handle>,
-    /// What the library records with.
+    /// Metrics that the library records; kept alive for it.
     _metrics: Box<MetricsHandle>,
     engine: String,
 }
 
-/// The library to load, if one is named.
+/// Returns the path of the library to load, if it is set.
 pub(super) fn library() -> Option<PathBuf> {
     std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// Loads the library and has it create an instance.
+/// Loads the library and creates an instance with it.
 ///
 /// # Errors
-/// It is no backend, or cannot load the model.
+/// The library is not a backend, or cannot load the model.
 pub(super) fn create(context: &Context<'_>, path: &Path) -> Result<Box<dyn Backend>, InferError> {
     let refused = |error: String| load_error(format!("backend library '{}' {error}", path.display()));
     let whole = std::path::absolute(path).map_err(|error| refused(error.to_string()))?;
@@ -57,7 +57,7 @@ pub(super) fn create(context: &Context<'_>, path: &Path) -> Result<Box<dyn Backe
     let load = Load::new(context, (&raw const host::HOST).cast(), (&raw const *metrics).cast());
     let mut instance = ptr::null_mut();
     foreign::forget_error();
-    // SAFETY: this module's contract; what `load` shows lives until after the call.
+    // SAFETY: this module's contract; `load` and everything it refers to lives until after the call.
     let code = unsafe { (functions.create)(load.context(), &raw mut instance) };
     if code != abi::OK {
         return Err(load.failure(code));
@@ -73,7 +73,7 @@ impl Backend for Native {
     }
 
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
-        // SAFETY: this module's contract; the handle is that of this batch.
+        // SAFETY: this module's contract; the handle belongs to this batch.
         self.handle.run(batch, outputs, |handle| unsafe {
             (self.functions.execute)(self.instance, handle.cast(), handle.cast())
         })
@@ -97,7 +97,7 @@ impl Backend for Native {
 
 impl Drop for Native {
     fn drop(&mut self) {
-        // SAFETY: this module's contract; the instance is used no more.
+        // SAFETY: this module's contract; the instance is not used afterwards.
         unsafe { (self.functions.destroy)(self.instance) };
     }
 }

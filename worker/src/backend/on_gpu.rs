@@ -1,9 +1,9 @@
-//! `builtin` on a GPU: identity and add_sub, through the driver alone, so that the way to a device and back has a test that
-//! needs no framework.
+//! `builtin` on a GPU: identity and add_sub, through the driver only, so that the transfer to a device and back can be tested
+//! without a framework.
 //!
-//! Inputs are copied to the device in one stream, computed in a second, outputs copied back in a third; the first output is
-//! under way while the second is computed. Before it waits for all that, the backend begins to copy the inputs of the next
-//! batch if its frame has come. Memory of clients on the device is used where it is, if it is aligned.
+//! Inputs are uploaded in one stream, computed in a second, and outputs are downloaded in a third; the first output is downloaded
+//! while the second is computed. Before it waits for all that, the backend starts to upload the inputs of the next batch if its
+//! frame has arrived. Client memory on the device is used in place if it is aligned.
 
 mod kernels;
 #[cfg(test)]
@@ -21,14 +21,14 @@ use pharos_backend::{
 use super::elements::echo_parameters;
 use crate::device::{Ahead, Buffer, Cuda, DeviceMemory, Fault, Function, OWN, Pool, Queues, Work, is_usable};
 
-/// What it does with a batch.
+/// The operation on a batch.
 enum Operation {
     Identity,
     AddSub {
-        /// Sum and difference.
+        /// For the sum and the difference.
         kernels: [Function; 2],
         datatype: DataType,
-        /// Of an element.
+        /// The size of an element in bytes.
         size: usize,
     },
 }
@@ -37,17 +37,17 @@ struct OnGpu {
     engine: String,
     operation: Operation,
     echo_parameters: bool,
-    /// Inputs that are under way, of the batch that has this number. It may never come here: nobody may wait for it any
-    /// more when it is its turn, and then other bytes are in the same place.
+    /// Inputs being copied for the batch with this number. That batch may never be executed here: if it is cancelled, another
+    /// batch's data can be at the same location.
     ahead: (u64, Vec<Ahead>),
     pool: Pool,
     queues: Queues,
 }
 
-/// Makes the function that the configuration asks for, on the instance's device.
+/// Creates the function that the configuration selects, on the instance's device.
 ///
 /// # Errors
-/// There is no such function on a GPU, or the device cannot be used.
+/// The function does not exist on a GPU, or the device cannot be used.
 pub(super) fn create(
     context: &Context<'_>,
     cuda: &Arc<Cuda>,
@@ -65,10 +65,10 @@ pub(super) fn create(
     Ok(Box::new(OnGpu { engine, operation, echo_parameters, ahead: (0, Vec::new()), pool, queues }))
 }
 
-/// Refuses what is not there on a GPU.
+/// Checks that a function exists on a GPU.
 ///
 /// # Errors
-/// The function is not there.
+/// The function does not exist on a GPU.
 pub(super) fn check(function: &str) -> Result<(), InferError> {
     if matches!(function, "identity" | "add_sub") {
         return Ok(());
@@ -85,14 +85,14 @@ fn add_sub(context: &Context<'_>, cuda: &Cuda) -> Result<Operation, InferError> 
         return Err(load_error("add_sub needs one datatype for its inputs and outputs"));
     }
     let (Some((source, names)), Some(size)) = (kernels::add_sub(datatype), datatype.size()) else {
-        return Err(load_error(format!("add_sub on a GPU has no arithmetic for {datatype}: it takes numbers only")));
+        return Err(load_error(format!("add_sub on a GPU has no arithmetic for {datatype}: it supports only numbers")));
     };
     let kernels = cuda.ask(|driver| {
         let module = driver.module(OWN, &source)?;
         let [add, sub] = names.each_ref().map(|name| driver.function(OWN, module, name));
         Ok([add?, sub?])
     });
-    let kernels = kernels.map_err(|fault| load_error(format!("the GPU does not take the kernels: {fault}")))?;
+    let kernels = kernels.map_err(|fault| load_error(format!("cannot load the kernels on the GPU: {fault}")))?;
     Ok(Operation::AddSub { kernels, datatype, size })
 }
 
@@ -101,7 +101,7 @@ impl Backend for OnGpu {
         self.engine.clone()
     }
 
-    /// Each is copied once, and texts are not looked at.
+    /// Each input is copied once, and strings are not parsed.
     fn tolerates_concurrent_writes(&self) -> bool {
         true
     }
@@ -120,8 +120,8 @@ impl Backend for OnGpu {
         }
         let mut used = Vec::new();
         let result = self.run(batch, outputs, (&before, &mut used));
-        // All work is done or given up; buffers that it used can be used again. What came ahead for a batch that failed is
-        // waited for and given up.
+        // All work is done or abandoned; its buffers can be reused. After a failed batch, copies made ahead are waited for and
+        // dropped.
         if result.is_ok() {
             used.extend(before.into_iter().filter_map(Ahead::into_buffer));
         }
@@ -130,7 +130,7 @@ impl Backend for OnGpu {
     }
 }
 
-/// A batch that is being prepared: its work, and where its buffers come from and go.
+/// A batch being prepared: its work, and the pool for its buffers.
 pub(super) struct Run<'r, 'm> {
     pub(super) work: Work<'m>,
     pub(super) pool: &'r mut Pool,
@@ -138,12 +138,12 @@ pub(super) struct Run<'r, 'm> {
     pub(super) used: &'r mut Vec<Buffer>,
 }
 
-/// Begins to copy the inputs of the next batch, if its frame has come: its number, and what is on its way.
+/// Starts to copy the inputs of the next batch, if its frame has arrived; returns the batch's number and the copies.
 pub(super) fn copy_ahead(queues: &Queues, pool: &mut Pool, outputs: &Outputs<'_>) -> (u64, Vec<Ahead>) {
     let Some((batch, inputs)) = outputs.next_inputs() else { return (0, Vec::new()) };
     let mut ahead = Vec::with_capacity(inputs.len());
     for bytes in inputs {
-        // A device that has no room for them computes this batch all the same.
+        // Without room for them, this batch is computed all the same.
         let Ok(buffer) = pool.take(bytes.len()) else { break };
         ahead.extend(queues.ahead(Box::new(bytes), buffer).ok());
     }
@@ -219,12 +219,12 @@ impl<'m> Run<'_, 'm> {
             self.work.computed().map_err(failed)?;
             self.deliver(target, place)?;
         }
-        // Also if nothing was wanted.
+        // Also if no output was wanted.
         self.work.computed().map_err(failed)
     }
 
-    /// Where an input is on the device, with elements of so many bytes: where it came ahead, where its client has it, or
-    /// in a buffer to which it is copied.
+    /// Returns the location of an input on the device, for elements of `size` bytes: the copy made ahead, the client's memory, or
+    /// a buffer to which it is copied.
     pub(super) fn place(&mut self, input: &Input<'m>, size: usize) -> Result<DeviceMemory, InferError> {
         if let [Source::Device(memory)] = input.pieces
             && is_usable(*memory, size)
@@ -251,7 +251,7 @@ impl<'m> Run<'_, 'm> {
         Ok(memory)
     }
 
-    /// Begins to copy an output to where it is wanted, unless it was computed there.
+    /// Starts to copy an output to its destination, unless it was computed there.
     pub(super) fn deliver(&mut self, from: DeviceMemory, place: OutputMemory<'m>) -> Result<(), InferError> {
         match place {
             OutputMemory::Host(into) => self.work.download(from, into).map_err(failed),
@@ -269,7 +269,7 @@ impl<'m> Run<'_, 'm> {
         }
     }
 
-    /// Memory of the device for this batch.
+    /// Returns memory of the device for this batch.
     pub(super) fn buffer(&mut self, len: usize) -> Result<DeviceMemory, InferError> {
         let buffer = self.pool.take(len).map_err(failed)?;
         let memory = buffer.first(len);

@@ -1,12 +1,11 @@
-//! ONNX models on ONNX Runtime, whose library is loaded when the worker starts: nothing of it is linked, and a machine
-//! without it runs the same executable (see `tract`).
+//! ONNX models on ONNX Runtime. Its library is loaded when the worker starts and is not linked, so a machine without it runs the
+//! same executable (see `tract`).
 //!
-//! Inputs are borrowed from the arena without a copy. Outputs whose shape is known before the run are written there by
-//! the runtime itself; the others (texts, shapes that depend on data) are copied once, from the runtime's memory.
-//! Contract for `unsafe`: [`Input::data`] and the memory that [`Outputs`] gives are aligned to 64 bytes, as long as
-//! their shape says (checked, or allocated so), and stay in place until `execute` returns, which is longer than the
-//! runtime looks at them. Nothing else touches an output's memory meanwhile; the runtime writes it before it reads it.
-//! On a GPU, tensors are on the device (see `device`).
+//! Inputs are borrowed from the arena without a copy. The runtime writes outputs whose shape is known before the run directly to
+//! the arena; other outputs (strings, shapes that depend on data) are copied once from the runtime's memory. Contract for
+//! `unsafe`: [`Input::data`] and the memory from [`Outputs`] are aligned to 64 bytes, have the length of their shape (checked, or
+//! allocated so), and stay in place until `execute` returns, which is after the runtime's last access. No other code accesses an
+//! output's memory meanwhile; the runtime writes it before it reads it. On a GPU, tensors are on the device (see `device`).
 
 mod device;
 mod providers;
@@ -36,22 +35,22 @@ use crate::device::Cuda;
 use device::{Computing, OnDevice};
 use session::Wanted;
 
-/// The variable that names ONNX Runtime's library; the frontend sets it for its workers.
+/// The environment variable with the path of ONNX Runtime's library; the frontend sets it for its workers.
 pub(super) const LIBRARY_VARIABLE: &str = "ORT_DYLIB_PATH";
 
-/// What to do where the library has no provider for OpenVINO.
+/// Advice for a library without the OpenVINO provider.
 const NO_OPENVINO: &str = "; the provider openvino comes with `pip install onnxruntime-openvino`";
 
 struct OnnxRuntime {
     opened: Opened,
     version: String,
-    /// The names of the inputs that a batch can have.
+    /// The names of the inputs of a batch.
     inputs: Vec<CString>,
     outputs: Vec<Output>,
     _environment: Environment,
 }
 
-/// A session, and what it has on a GPU; that goes after the session, which computes in a stream of it.
+/// A session and its device state, which is dropped after the session because the session computes in one of its streams.
 struct Opened {
     session: Session,
     device: Option<OnDevice>,
@@ -62,14 +61,14 @@ struct Output {
     name: CString,
     position: usize,
     datatype: DataType,
-    /// The shape for a whole batch, where it is known before the run: -1 stands for the rows. `None`: it is copied.
+    /// The shape for a whole batch, if it is known before the run: -1 stands for the rows. `None`: the output is copied.
     shape: Option<Vec<i64>>,
 }
 
-/// An output's memory in the arena, as the runtime takes it; `None` when it is to use its own.
+/// An output's memory in the arena, as a value of the runtime; `None` if the runtime allocates memory itself.
 type ArenaOutput = Option<DynValueRefMut<'static>>;
 
-/// The library to load, if one is named.
+/// Returns the path of the library to load, if it is set.
 pub(super) fn library() -> Option<PathBuf> {
     std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
@@ -79,8 +78,8 @@ pub(super) fn create(context: &Context<'_>, cuda: &Arc<Cuda>, library: &Path) ->
     let path = model_file(context)?;
     let no_library = |error: &dyn std::fmt::Display| {
         load_error(format!(
-            "ONNX Runtime cannot be loaded from '{}' ({LIBRARY_VARIABLE}): {error}; version 1.17 or later is needed, \
-             `pip install onnxruntime` brings one, and `backend: \"tract\"` needs none",
+            "ONNX Runtime cannot be loaded from '{}' ({LIBRARY_VARIABLE}): {error}; it needs version 1.17 or later, which \
+             `pip install onnxruntime` provides; `backend: \"tract\"` needs no library",
             library.display()
         ))
     };
@@ -95,7 +94,7 @@ pub(super) fn create(context: &Context<'_>, cuda: &Arc<Cuda>, library: &Path) ->
     Ok(Box::new(OnnxRuntime { opened, version, inputs, outputs, _environment: environment }))
 }
 
-/// The environment, of which a process can make one only.
+/// Creates the environment; a process can have only one.
 #[cfg(not(test))]
 fn environment(builder: EnvironmentBuilder) -> Result<Environment, ort::Error> {
     builder.build()
@@ -113,7 +112,7 @@ fn environment(builder: EnvironmentBuilder) -> Result<Environment, ort::Error> {
     }
 }
 
-/// A session with the model's file, on the instance's GPU if it is to run on one.
+/// Opens a session with the model's file, on the instance's GPU if it has one.
 fn session(
     environment: &Environment,
     context: &Context<'_>,
@@ -137,7 +136,7 @@ fn session(
         providers::of(context.config).map_err(|text| load_error(format!("{}: {text}", context.instance)))?;
     if providers::drop_graphs(&mut on_device) {
         eprintln!(
-            "{} runs without CUDA graphs: they would replay one batch with another's addresses",
+            "{} runs without CUDA graphs: they would replay a batch with the addresses of another",
             context.instance
         );
     }
@@ -170,19 +169,19 @@ fn in_file(path: &Path, text: &str) -> InferError {
     load_error(format!("'{}' {text}", path.display()))
 }
 
-/// A name as the runtime takes it.
+/// Converts a name for the runtime.
 fn c_name(name: &str) -> Result<CString, String> {
     CString::new(name).map_err(|_| format!("cannot have the name '{}' with a NUL byte", name.escape_debug()))
 }
 
-/// The configured outputs, each of which the file must have.
+/// Returns the configured outputs, each of which must exist in the file.
 fn outputs_of(session: &Session, config: &ModelConfig) -> Result<Vec<Output>, String> {
     let found = config.backend_outputs().enumerate().map(|(position, (name, datatype))| {
         let Some(found) = session.outputs().iter().find(|found| found.name() == name) else {
             let names: Vec<_> = session.outputs().iter().map(|found| found.name()).collect();
             return Err(format!("has no output '{name}'; it has {}", names.join(", ")));
         };
-        // The runtime answers with the input's own memory where an input is an output, whatever memory it was given.
+        // For an input that is also an output, the runtime returns the input's memory, whatever memory it was given.
         let passed_through = session.inputs().iter().any(|input| input.name() == name);
         let shape = known_shape(found.dtype(), datatype, config.max_batch_size > 0);
         let shape = shape.filter(|_| !passed_through);
@@ -191,9 +190,9 @@ fn outputs_of(session: &Session, config: &ModelConfig) -> Result<Vec<Output>, St
     found.collect()
 }
 
-/// The shape that a file declares, if nothing but the rows of a batch is open in it.
+/// Returns the shape that a file declares, if only its row dimension is variable.
 ///
-/// A file that declares no shape at all looks like one that declares a scalar; neither is worth its place.
+/// A file without a declared shape looks like one that declares a scalar; neither gets memory in the arena.
 fn known_shape(declared: &ValueType, datatype: DataType, batches: bool) -> Option<Vec<i64>> {
     let ValueType::Tensor { ty, shape, .. } = declared else { return None };
     let configured = for_numbers!(datatype, Number => Number::into_tensor_element_type(), also Bf16 = bf16, otherwise {
@@ -204,7 +203,7 @@ fn known_shape(declared: &ValueType, datatype: DataType, batches: bool) -> Optio
     (known && *ty == configured).then(|| shape.to_vec())
 }
 
-/// The version in the library's file name (`libonnxruntime.so.1.31.1`), else the runtime's own description.
+/// Returns the version in the library's file name (`libonnxruntime.so.1.31.1`), if it has one.
 fn version_of(library: &Path) -> String {
     let name = library.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let version = name.split_once(".so.").map(|(_, version)| version.to_owned());
@@ -216,7 +215,7 @@ impl Backend for OnnxRuntime {
         format!("onnxruntime {}", self.version)
     }
 
-    /// On a GPU, each is copied once.
+    /// On a GPU, each input is copied once.
     fn tolerates_concurrent_writes(&self) -> bool {
         self.opened.device.is_some()
     }
@@ -249,7 +248,7 @@ impl Backend for OnnxRuntime {
 }
 
 impl Output {
-    /// The shape for so many rows, if it is known.
+    /// Returns the shape for this number of rows, if it is known.
     fn shape_of(&self, rows: u64) -> Option<Vec<i64>> {
         let mut shape = self.shape.clone()?;
         if let Some(first) = shape.first_mut().filter(|first| **first < 0) {
@@ -262,29 +261,28 @@ impl Output {
         run_error(format!("output '{}': {why}", self.name.to_string_lossy()))
     }
 
-    /// Copies what the runtime has allocated itself to the arena; `None` is in its place.
+    /// Copies an output that the runtime has allocated itself to the arena; does nothing for `None`.
     fn copy(&self, value: Option<&DynValue>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
         let Some(value) = value else { return Ok(()) };
         from_value(value, (self.position, self.datatype), outputs).map_err(|error| self.failed(&error))
     }
 
-    /// Memory in the arena, if the shape is known.
+    /// Allocates memory in the arena, if the shape is known.
     fn place(&self, rows: u64, outputs: &mut Outputs<'_>) -> Result<ArenaOutput, InferError> {
         let Some(shape) = self.shape_of(rows) else { return Ok(None) };
         let memory = outputs.allocate_fixed(self.position, self.datatype, &shape)?.as_mut_ptr();
         let place = for_numbers!(self.datatype, Number => {
-            // SAFETY: the memory was just allocated for this shape and is this output's alone; the rest is this module's
-            // contract.
+            // SAFETY: the memory was just allocated for this shape and only for this output; the rest is this module's contract.
             unsafe { borrow::<Number>(AllocationDevice::CPU, memory, &shape) }
         }, also Bf16 = bf16, otherwise {
-            // SAFETY: as above; a shape is known for BOOL, a byte for each element, but not for BYTES.
+            // SAFETY: as above; a shape is known for BOOL, which has one byte for each element, but not for BYTES.
             unsafe { borrow::<bool>(AllocationDevice::CPU, memory, &shape) }
         });
         Ok(Some(place.map_err(|error| self.failed(&error))?))
     }
 }
 
-/// Runs the session; if that fails with outputs in memory of ours, once more without: then none of `places` is left.
+/// Runs the session. If that fails with outputs in the arena, repeats the run without them and clears `places`.
 fn run_or_withdraw(
     session: &mut Session,
     inputs: &[(&CStr, SessionInputValue<'_>)],
@@ -293,22 +291,22 @@ fn run_or_withdraw(
 ) -> Result<Vec<Option<DynValue>>, InferError> {
     let mut results = run(session, inputs, wanted, places);
     if results.is_err() && places.iter().any(Option::is_some) {
-        // Whatever the reason: it has no code of its own for a shape that is not the declared one, and its texts
-        // differ between versions. A batch that would fail anyway fails twice.
+        // The cause cannot be determined: the runtime has no separate code for an undeclared shape, and its messages differ
+        // between versions. A batch that would fail anyway fails twice.
         wanted.iter().for_each(|output| outputs.withdraw(output.position));
-        let mut nowhere: Vec<ArenaOutput> = wanted.iter().map(|_| None).collect();
-        results = run(session, inputs, wanted, &mut nowhere);
+        let mut no_places: Vec<ArenaOutput> = wanted.iter().map(|_| None).collect();
+        results = run(session, inputs, wanted, &mut no_places);
         if let Ok(values) = &results {
-            copy_from_now_on(wanted, places, values);
+            switch_to_copies(wanted, places, values);
         }
         places.iter_mut().for_each(|place| *place = None);
     }
     results.map_err(|error| run_error(format!("onnx runtime error: {error}")))
 }
 
-/// After a run that failed with outputs in the arena and went well without: those whose shape is another than the file
-/// declares have no place in the arena any more; if it is no shape's fault, none has.
-fn copy_from_now_on(wanted: &mut [&mut Output], places: &[ArenaOutput], values: &[Option<DynValue>]) {
+/// Called after a run that failed with outputs in the arena and succeeded without. Outputs with a shape other than the file
+/// declares are always copied from now on; if all shapes are as declared, all outputs are.
+fn switch_to_copies(wanted: &mut [&mut Output], places: &[ArenaOutput], values: &[Option<DynValue>]) {
     let as_declared = places.iter().zip(values).map(|pair| match pair {
         (Some(place), Some(value)) => place.dtype().tensor_shape() == value.dtype().tensor_shape(),
         _ => true,
@@ -322,8 +320,8 @@ fn copy_from_now_on(wanted: &mut [&mut Output], places: &[ArenaOutput], values: 
     }
 }
 
-/// Runs the session for the outputs `wanted`. What has a place is there afterwards and `None` in the answer; the
-/// runtime allocates the rest. `ort` itself lends no memory for outputs: it wants values that it may keep.
+/// Runs the session for the outputs `wanted`. Outputs with memory in `places` are `None` in the result; the runtime allocates the
+/// others. `ort` cannot lend memory for outputs: it requires values that it can own.
 fn run(
     session: &mut Session,
     inputs: &[(&CStr, SessionInputValue<'_>)],
@@ -336,9 +334,9 @@ fn run(
     let place = |place: &ArenaOutput| place.as_ref().map_or(ptr::null_mut(), |value| value.ptr().cast_mut());
     let mut values: Vec<*mut sys::OrtValue> = places.iter().map(place).collect();
     assert_eq!(values.len(), output_names.len(), "every wanted output has an entry in places");
-    // SAFETY: every pointer is to something that its owner keeps until this function returns, each length is of the
-    // arrays it goes with, and `&mut Session` says that no other run goes on. What the runtime puts where a pointer was
-    // null is a value of ours to release; on an error it puts nothing.
+    // SAFETY: each pointer refers to a value that its owner keeps until this function returns, each length is that of its array,
+    // and `&mut Session` guarantees that no other run is in progress. Values that the runtime stores in place of null pointers
+    // are owned here; on an error it stores none.
     unsafe {
         let status = (ort::api().Run)(
             session.ptr().cast_mut(),
@@ -358,11 +356,11 @@ fn run(
     }
 }
 
-/// A tensor that lies in memory of ours, the process's or that of its device 0.
+/// Returns a tensor over memory of this process or its device 0.
 ///
 /// # Safety
-/// The memory is as long as the shape says, aligned for `Number`, and stays in place, touched by nothing else, while
-/// the runtime looks at the tensor; for outputs it may be written.
+/// The memory has the length of the shape, is aligned for `Number`, and stays in place without other accesses while the runtime
+/// uses the tensor; for outputs it is writable.
 unsafe fn borrow<'a, Number>(
     device: AllocationDevice<'static>,
     memory: *mut u8,
@@ -373,12 +371,12 @@ where
 {
     let info = MemoryInfo::new(device, 0, AllocatorType::Device, MemoryType::Default)?;
     let shape = Shape::new(shape.iter().copied());
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let tensor: TensorRefMut<'a, Number> = unsafe { TensorRefMut::from_raw(info, memory.cast(), shape) }?;
     Ok(tensor.into_dyn())
 }
 
-/// A value that borrows the input; BOOL and BYTES are copied, because their bytes must be made valid first.
+/// Returns a value that borrows the input; BOOL and BYTES are copied, because their bytes must first be made valid.
 fn to_value<'a>(
     input: &Input<'a>,
     batch: &Batch<'_>,
@@ -392,8 +390,8 @@ fn to_value<'a>(
         return Err(wrong_size(input, input.data.len(), expected));
     }
     let value = for_numbers!(input.datatype, Number => {
-        // SAFETY: the length was just compared with the shape; the rest is this module's contract. ONNX Runtime does
-        // not write to its inputs.
+        // SAFETY: the length was just compared with the shape; the rest is this module's contract. ONNX Runtime does not write to
+        // its inputs.
         let value = unsafe {
             borrow::<Number>(AllocationDevice::CPU, input.data.as_ptr().cast_mut(), input.shape)
         };

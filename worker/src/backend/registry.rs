@@ -1,5 +1,5 @@
-//! The backends of a worker: those of this crate, those that a user's program adds, and the shared library that the
-//! frontend has found for the model.
+//! The backends of a worker: those of this crate, those that a program adds, and the shared library that the frontend has
+//! selected for the model.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use pharos_backend::{Backend, Context, Create, load_error};
 use super::{builtin, native, onnxruntime, tract};
 use crate::device::Cuda;
 
-/// As [`Create`], for a backend of this crate, which uses the driver of GPUs.
+/// Like [`Create`], for a backend of this crate, which uses the GPU driver.
 type CreateBuiltin = fn(&Context<'_>, &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError>;
 
 #[derive(Clone, Copy)]
@@ -21,7 +21,7 @@ enum Creator {
 /// Backends by the name in a configuration's `backend`.
 pub(crate) struct Registry {
     backends: Vec<(&'static str, Creator)>,
-    /// For all other names.
+    /// Creates backends of all other names.
     fallback: Option<Create>,
 }
 
@@ -36,7 +36,7 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// Adds a backend, in place of one that has the name already.
+    /// Adds a backend; replaces one of the same name.
     pub(crate) fn add(&mut self, name: &'static str, create: Create) {
         match self.backends.iter_mut().find(|(known, _)| *known == name) {
             Some((_, known)) => *known = Creator::Added(create),
@@ -44,15 +44,15 @@ impl Registry {
         }
     }
 
-    /// Sets the function that makes backends of all names that are not added.
+    /// Sets the function that creates backends for all names that are not added.
     pub(crate) fn set_fallback(&mut self, create: Create) {
         self.fallback = Some(create);
     }
 
-    /// Makes the backend that the configuration names.
+    /// Creates the backend that the configuration names.
     ///
     /// # Errors
-    /// There is none of this name, or it cannot load the model; the message is for the user who wrote the model.
+    /// There is no such backend, or it cannot load the model; the message is meant for the author of the model.
     pub(crate) fn create(&self, context: &Context<'_>, cuda: &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError> {
         let name = context.config.backend.as_str();
         if let Some((_, create)) = self.backends.iter().find(|(known, _)| *known == name) {
@@ -75,7 +75,7 @@ impl Registry {
     }
 }
 
-/// ONNX files: on ONNX Runtime if its library is named, else on tract.
+/// Creates a backend for ONNX files: ONNX Runtime if its library is configured, otherwise tract.
 fn onnx(context: &Context<'_>, cuda: &Arc<Cuda>) -> Result<Box<dyn Backend>, InferError> {
     match onnxruntime::library() {
         Some(library) => onnxruntime::create(context, cuda, &library),
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_is_given_again_replaces_the_one_before() {
+    fn a_backend_added_again_replaces_the_earlier_one() {
         let own: Create = |_| Err(load_error("own"));
         let mut registry = Registry::default();
         for name in ["mine", "tract", "mine"] {

@@ -1,23 +1,23 @@
 //! The function `repeat` of decoupled models: one response for each element of an input, as in Triton's example
 //! `repeat_int32` of its Python backend.
 //!
-//! | tensor | what it is |
+//! | tensor | meaning |
 //! |---|---|
 //! | input `IN` | `[n]`, any datatype of fixed size: the elements; `[rows, n]` if the model batches |
-//! | input `DELAY` | `[n]` UINT32: milliseconds before each response; may be left out |
-//! | input `WAIT` | `[1]` UINT32: milliseconds from the last response to the end of the batch; may be left out |
-//! | output `OUT` | `[copies]`, as `IN`: the element of the response |
-//! | output `IDX` | `[1]` UINT32: the response's number; may be left out of the configuration |
+//! | input `DELAY` | `[n]` UINT32: milliseconds before each response; optional |
+//! | input `WAIT` | `[1]` UINT32: milliseconds from the last response to the end of the batch; optional |
+//! | output `OUT` | `[copies]`, with the datatype of `IN`: the element of the response |
+//! | output `IDX` | `[1]` UINT32: the response's number; optional in the configuration |
 //!
-//! | parameter | what it says |
+//! | parameter | meaning |
 //! |---|---|
-//! | `copies` | how often the element stands in `OUT`; 1 without it |
-//! | `final` | `with`: the last response says that it is the last; else an empty one follows it |
+//! | `copies` | number of copies of the element in `OUT`; default 1 |
+//! | `final` | `with`: the last response is marked as the last; otherwise an empty one follows it |
 //! | `parameters` | `true`: responses carry the parameter `index` |
-//! | `sequence` | a number: responses are steps of this sequence, from a start to an end, as ensembles understand it |
-//! | `error_at` | the response of this number is an error, the others follow |
-//! | `fail_at` | the request fails in place of the response of this number |
-//! | `crash_at` | the process aborts in place of the response of this number |
+//! | `sequence` | a number: responses are steps of this sequence, from start to end, for use in ensembles |
+//! | `error_at` | the response with this number is an error; others follow |
+//! | `fail_at` | the request fails instead of the response with this number |
+//! | `crash_at` | the process aborts instead of the response with this number |
 //!
 //! The requests of a batch are answered in turn: the first response of each, the second of each, and so on.
 
@@ -32,7 +32,7 @@ use pharos_backend::{Batch, Context, Input, Outputs, load_error, run_error};
 
 use super::delay::CHECK_INTERVAL;
 
-/// Answers once for each element.
+/// Responds once for each element.
 pub(super) struct Repeat {
     out: usize,
     index: Option<usize>,
@@ -47,10 +47,10 @@ pub(super) struct Repeat {
 }
 
 impl Repeat {
-    /// Finds its tensors in the configuration.
+    /// Finds the tensors in the configuration.
     ///
     /// # Errors
-    /// A tensor is missing, or a parameter is no number.
+    /// A tensor is missing, or a parameter is not a number.
     pub(super) fn create(context: &Context<'_>) -> Result<Self, InferError> {
         let config = context.config;
         let output = |name: &str| config.outputs.iter().position(|output| output.name == name);
@@ -85,7 +85,7 @@ impl Repeat {
         let element = input("IN").ok_or_else(|| run_error("repeat needs its input 'IN'"))?;
         let rows = usize::try_from(batch.rows()).unwrap_or(1).max(1);
         let rows = if self.batches { rows } else { 1 };
-        let size = element.datatype.size().ok_or_else(|| run_error("repeat takes no BYTES"))?;
+        let size = element.datatype.size().ok_or_else(|| run_error("repeat does not support BYTES"))?;
         let count = element.data.len() / size / rows;
         outputs.inputs_ready();
         let mut live: Vec<bool> = vec![true; batch.requests.len()];
@@ -110,7 +110,7 @@ impl Repeat {
         Ok(())
     }
 
-    /// One response to one request. Gives whether more may follow.
+    /// Sends one response to one request. Returns whether more may follow.
     fn answer(
         &self,
         batch: &Batch<'_>,
@@ -128,7 +128,7 @@ impl Repeat {
         }
         let mut response = match outputs.response(position) {
             Ok(response) => response,
-            // Nobody waits for more; the others of the batch go on.
+            // The request is cancelled; the others of the batch continue.
             Err(error) if error.code == ErrorCode::Cancelled => return Ok(false),
             Err(error) => return Err(error),
         };
@@ -167,15 +167,15 @@ impl Repeat {
 /// The rows of one request in the input of the batch.
 struct Piece<'a> {
     input: &'a Input<'a>,
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     size: usize,
-    /// Elements in a row.
+    /// The number of elements in a row.
     count: usize,
     rows: std::ops::Range<usize>,
 }
 
 impl Piece<'_> {
-    /// Writes the element of this number of each row, so many times.
+    /// Writes the element with this number of each row `copies` times.
     fn copy(&self, number: usize, copies: usize, out: &mut [u8]) {
         let per_row = (copies * self.size).max(1);
         for (row, out) in self.rows.clone().zip(out.chunks_mut(per_row)) {
@@ -186,13 +186,13 @@ impl Piece<'_> {
     }
 }
 
-/// The number at this place of an input.
+/// Returns the value at this position of an input.
 fn milliseconds(input: Option<&Input<'_>>, number: usize) -> Duration {
     let elements = input.map(|input| input.data.as_chunks::<4>().0).unwrap_or_default();
     Duration::from_millis(elements.get(number).map_or(0, |element| u64::from(u32::from_le_bytes(*element))))
 }
 
-/// Waits for so long, or until nobody waits for the batch.
+/// Waits for this duration, or until the batch is cancelled.
 fn wait(duration: Duration, batch: &Batch<'_>) {
     let end = clock::now() + duration;
     loop {

@@ -1,11 +1,11 @@
-//! The builtin function `sequence_sum`: a model with state of its own, which tells what it was told of its sequences. Its
-//! input is one INT32 for each item; its outputs, each of which may be left out, are found by name:
+//! The builtin function `sequence_sum`: a model that keeps its state internally and reports the controls of its sequences. Its
+//! input is one INT32 for each item; its outputs are optional and found by name:
 //!
-//! | output | what it holds |
+//! | output | content |
 //! |---|---|
 //! | `SUM` | INT32: the sum of the sequence's inputs so far, 0 for padding |
-//! | `BATCH` | BYTES: the control inputs of the whole batch, `START,READY` of each place in the configuration's order |
-//! | `OPEN` | INT32: the sequences that the instance has a sum of |
+//! | `BATCH` | BYTES: the control inputs of the whole batch, `START,READY` of each slot in the configuration's order |
+//! | `OPEN` | INT32: the number of sequences for which the instance keeps a sum |
 
 use std::collections::HashMap;
 use std::thread;
@@ -18,10 +18,10 @@ use pharos::wire::{BatchRequest, SequenceStep};
 use pharos_backend::{Backend, Batch, Input, Outputs, load_error, run_error};
 
 struct SequenceSum {
-    /// By the sequences' keys.
+    /// By sequence key.
     sums: HashMap<u64, i32>,
     delay: Duration,
-    /// Inputs from here on are controls.
+    /// Position of the first control; all inputs from there are controls.
     first_control: usize,
     batching: bool,
     outputs: Vec<(usize, Output)>,
@@ -34,7 +34,7 @@ enum Output {
     Open,
 }
 
-/// Makes the function for a configuration; each batch takes so long.
+/// Creates the function for a configuration; each batch takes `delay`.
 pub(super) fn create(config: &ModelConfig, delay: Duration) -> Result<Box<dyn Backend>, InferError> {
     let is_number = |input: &pharos::model::TensorSpec| input.datatype == DataType::Int32;
     if config.inputs.len() != 1 || !config.inputs.iter().all(is_number) {
@@ -45,7 +45,7 @@ pub(super) fn create(config: &ModelConfig, delay: Duration) -> Result<Box<dyn Ba
         ("BATCH", DataType::Bytes) => Ok((position, Output::Batch)),
         ("OPEN", DataType::Int32) => Ok((position, Output::Open)),
         (name, datatype) => Err(load_error(format!(
-            "sequence_sum gives SUM and OPEN of datatype INT32 and BATCH of datatype BYTES, not {name} of {datatype}"
+            "sequence_sum has outputs SUM and OPEN of INT32 and BATCH of BYTES, not {name} of {datatype}"
         ))),
     };
     Ok(Box::new(SequenceSum {
@@ -100,7 +100,8 @@ impl SequenceSum {
         if start {
             self.sums.insert(key, 0);
         }
-        let sum = self.sums.get_mut(&key).ok_or_else(|| run_error(format!("sequence {key} has no sum here")))?;
+        let sum =
+            self.sums.get_mut(&key).ok_or_else(|| run_error(format!("sequence {key} has no sum in this process")))?;
         *sum = sum.wrapping_add(value);
         let now = *sum;
         if end {
@@ -122,7 +123,7 @@ impl SequenceSum {
         Ok(())
     }
 
-    /// The same text for each request.
+    /// Writes the same string for each request.
     fn texts(&self, output: usize, text: &str, count: usize, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
         let mut bytes = Vec::new();
         for _ in 0..count {
@@ -133,7 +134,7 @@ impl SequenceSum {
     }
 }
 
-/// The controls of each place, places separated by blanks.
+/// Returns the controls of each slot, separated by spaces.
 fn controls(batch: &Batch<'_>, first: usize) -> String {
     let tensors: Vec<Vec<String>> = batch.inputs.iter().filter(|input| input.index >= first).map(elements).collect();
     let place = |place: usize| {
@@ -144,7 +145,7 @@ fn controls(batch: &Batch<'_>, first: usize) -> String {
     places.join(" ")
 }
 
-/// The elements of a control as texts.
+/// Returns the elements of a control as strings.
 fn elements(input: &Input<'_>) -> Vec<String> {
     macro_rules! numbers {
         ($number:ty) => {

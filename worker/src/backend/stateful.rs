@@ -1,9 +1,9 @@
-//! The functions `accumulate` and `append`: what a model with states does, in its simplest form.
+//! The functions `accumulate` and `append`: minimal models with states.
 //!
-//! The state of each number goes together with the input and, if there is one, the output of the same number: the new
-//! value of the state is made of the state and the input, and the output gives it to the client. `accumulate` adds,
-//! element by element (integers wrap). `append` puts the input behind the state in their first dimension, so that the
-//! state holds what its sequence has sent, behind the first value.
+//! Each state is paired with the input and, if there is one, the output of the same number: the new value of the state is
+//! computed from the state and the input, and the output returns it to the client. `accumulate` adds element by element (integers
+//! wrap). `append` concatenates the input to the state in their first dimension, so that the state contains the first value and
+//! everything that its sequence has sent.
 
 use pharos::error::InferError;
 use pharos::tensor::DataType;
@@ -20,7 +20,7 @@ pub(super) struct Stateful {
     states: Vec<State>,
 }
 
-/// What backends call the tensors of a state.
+/// The numbers that backends use for the tensors of a state.
 struct State {
     state_input: usize,
     state_output: usize,
@@ -31,12 +31,12 @@ struct State {
 
 impl Stateful {
     /// # Errors
-    /// There are not as many inputs as states, a datatype differs, or it has no arithmetic.
+    /// The number of inputs differs from that of states, a datatype differs, or it has no arithmetic.
     pub(super) fn create(context: &Context<'_>, append: bool) -> Result<Self, InferError> {
         let config = context.config;
         if config.states.is_empty() || config.inputs.len() != config.states.len() {
             let (states, inputs) = (config.states.len(), config.inputs.len());
-            let text = "accumulate and append take one input for each state";
+            let text = "accumulate and append need one input for each state";
             return Err(load_error(format!("the configuration has {states} states and {inputs} inputs; {text}")));
         }
         let state = |(number, state): (usize, &pharos::model::StateSpec)| {
@@ -59,12 +59,12 @@ impl Stateful {
         Ok(Self { append, batches: config.batches(), states })
     }
 
-    /// Makes the new values.
+    /// Computes the new values.
     pub(super) fn execute(&self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
         for state in &self.states {
             let find = |position: usize| batch.inputs.iter().find(|input| input.index == position);
             let (Some(before), Some(input)) = (find(state.state_input), find(state.input)) else {
-                return Err(run_error("an input is left out"));
+                return Err(run_error("an input is missing"));
             };
             let (shape, value) = if self.append { self.append(batch, before, input)? } else { add(before, input)? };
             for output in [Some(state.state_output), state.output].into_iter().flatten() {
@@ -105,7 +105,7 @@ fn add(before: &Input<'_>, input: &Input<'_>) -> Result<(Vec<i64>, Vec<u8>), Inf
         return Err(unlike(before, input));
     }
     let mut value = vec![0; before.data.len()];
-    // Datatypes without arithmetic were refused in the load.
+    // Datatypes without arithmetic were refused when the model was loaded.
     elements::apply(before.datatype, Operation::Add, (before.data, input.data), &mut value);
     Ok((before.shape.to_vec(), value))
 }

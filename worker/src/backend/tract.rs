@@ -1,7 +1,7 @@
-//! ONNX models on tract: pure Rust, embedded, so that a first run needs nothing installed. CPU only, one thread.
+//! ONNX models on tract: pure Rust and embedded, so that a first run needs no installation. CPU only, one thread.
 //!
-//! A model whose free dimensions have names is optimised once, with symbols in their place; one that tract cannot
-//! optimise that way is optimised once for each combination of input shapes that comes.
+//! A model whose variable dimensions have names is optimized once, with symbols for them. A model that tract cannot optimize that
+//! way is optimized once for each combination of input shapes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tract_onnx::prelude::{
 use super::elements::{self, for_numbers};
 use super::model_file;
 
-/// Plans kept for different input shapes; when one more comes, all are dropped and made anew as they come.
+/// Maximum number of plans for different input shapes; when one more is needed, all are dropped.
 const MAX_PLANS: usize = 64;
 
 type Plan = Arc<TypedRunnableModel>;
@@ -25,12 +25,12 @@ type Shapes = Vec<Vec<usize>>;
 
 struct Tract {
     model: InferenceModel,
-    /// One plan for all shapes, if tract could make it.
+    /// One plan for all shapes, if tract could create it.
     symbolic: Option<Plan>,
     plans: HashMap<Shapes, Plan>,
     /// For each input of the graph, the position in the configuration.
     inputs: Vec<usize>,
-    /// For each output of the graph, the position in the configuration; `None` if the configuration leaves it out.
+    /// For each output of the graph, the position in the configuration; `None` if it is not configured.
     outputs: Vec<Option<(usize, DataType)>>,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn create(context: &Context<'_>) -> Result<Box<dyn Backend>, InferErr
             return Err(unusable(&format!("it has no output '{output}'; it has {}", names.1.join(", "))));
         }
     }
-    // Output facts written in the file can be wrong; tract derives its own.
+    // Output facts in the file can be wrong; tract derives them itself.
     for output in 0..model.outputs.len() {
         model = model.with_output_fact(output, InferenceFact::default()).map_err(|error| unusable(&error))?;
     }
@@ -80,7 +80,7 @@ impl Backend for Tract {
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
         let ordered = self.inputs.iter().map(|position| {
             let input = batch.inputs.iter().find(|input| input.index == *position);
-            input.ok_or_else(|| run_error("tract runs no model with an input left out"))
+            input.ok_or_else(|| run_error("tract cannot run a model with a missing input"))
         });
         let ordered: Vec<&Input<'_>> = ordered.collect::<Result<_, _>>()?;
         let mut tensors: TVec<TValue> = TVec::new();
@@ -135,7 +135,7 @@ fn to_tensor(input: &Input<'_>, batch: &Batch<'_>, outputs: &mut Outputs<'_>) ->
             Tensor::from_shape(&shape, &values)
         }
         DataType::Bytes => return text_tensor(input, &shape, batch, outputs),
-        other => return Err(run_error(format!("tract does not take {other} inputs"))),
+        other => return Err(run_error(format!("tract does not support {other} inputs"))),
     });
     tensor.map_err(|error| run_error(format!("input '{}': {error:#}", input.name)))
 }
@@ -184,7 +184,7 @@ fn from_tensor(
                 *byte = u8::from(*value);
             }
         }
-        other => return Err(run_error(format!("tract gives no {other} outputs"))),
+        other => return Err(run_error(format!("tract does not support {other} outputs"))),
     });
     Ok(())
 }

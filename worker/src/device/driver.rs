@@ -1,11 +1,10 @@
-//! The CUDA driver through `cudarc`, which loads it when it is first needed.
+//! The CUDA driver through `cudarc`, which loads it on first use.
 //!
-//! Contract: cudarc panics when the library or one of its functions is missing, so that nothing here is called before
-//! [`Cudarc::ready`] has found the library and each function of [`NEEDED`] in it. Each call is made with the device's
-//! primary context, which is kept from the first use to the end of the process and which frameworks in the same process
-//! use too, current on the calling thread. Addresses, streams, events, modules and functions are those that calls here
-//! gave, of the same device; they are used until they are closed. What a device address and a length say is within what
-//! was allocated or opened, which the callers have checked.
+//! Contract: cudarc panics when the library or one of its functions is missing, so no call is made before [`Cudarc::ready`] has
+//! found the library and each function of [`NEEDED`] in it. Each call runs with the device's primary context current on the
+//! calling thread. Frameworks in the same process share this context, which is retained from the first use until the process
+//! ends. Addresses, streams, events, modules and functions come from earlier calls here for the same device, and are used until
+//! they are closed. Each device address and length is within an allocated or opened range, which the callers have checked.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_uint, c_void};
@@ -19,7 +18,7 @@ use pharos::region::CUDA_HANDLE;
 
 use super::{DeviceMemory, Driver, Event, Fault, Function, Module, Stream};
 
-/// The functions that are used here, as the library calls them.
+/// The library functions used here, by name.
 const NEEDED: &[&CStr] = &[
     c"cuInit",
     c"cuGetErrorString",
@@ -58,44 +57,43 @@ const NEEDED: &[&CStr] = &[
     c"cuIpcCloseMemHandle",
 ];
 
-/// Results after which nothing works any more in this process, whatever is called: the context is lost, or the device.
-/// 46 device unavailable, 214 uncorrectable ECC error, 220 uncorrectable NVLink error, 226 contained error, 700 illegal
-/// address, 702 launch timeout, 709 context destroyed, 710 assertion in a kernel, 714 hardware stack error, 715 illegal
-/// instruction, 716 misaligned address, 717 invalid address space, 718 invalid program counter, 719 launch failure, 721
-/// leak of tensor memory, 810 terminated by MPS, 911 external device failed, 999 unknown (what a device gives that has
-/// fallen off the bus).
+/// Results after which no call works in this process any more, because the context or the device is lost: 46 device unavailable,
+/// 214 uncorrectable ECC error, 220 uncorrectable NVLink error, 226 contained error, 700 illegal address, 702 launch timeout, 709
+/// context destroyed, 710 assertion in a kernel, 714 hardware stack error, 715 illegal instruction, 716 misaligned address, 717
+/// invalid address space, 718 invalid program counter, 719 launch failure, 721 leak of tensor memory, 810 terminated by MPS, 911
+/// external device failed, 999 unknown (returned by a device that has fallen off the bus).
 const LASTING: &[u32] = &[46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999];
 
-/// Threads of a block.
+/// Threads per block.
 const BLOCK: u32 = 256;
 
-/// Most blocks of a launch: kernels walk over their elements.
+/// Maximum number of blocks of a launch: kernels iterate over their elements.
 const MOST_BLOCKS: u64 = 1 << 15;
 
 /// The driver.
 #[derive(Default)]
 pub(super) struct Cudarc {
-    /// What came of looking for it.
+    /// The result of the search for the driver: the number of devices.
     ready: OnceLock<Result<u32, Fault>>,
-    /// The contexts that are in use, by device. Held for the first use of a device, else for a few instructions.
+    /// The contexts in use, by device. Locked during the first use of a device, otherwise for a few instructions.
     contexts: Mutex<HashMap<u32, Context>>,
 }
 
-/// A context of the driver's.
+/// A context of the driver.
 #[derive(Clone, Copy)]
 struct Context(sys::CUcontext);
 
-// SAFETY: a handle that any thread may make its own current context.
+// SAFETY: any thread may make this context current.
 unsafe impl Send for Context {}
 
 impl Cudarc {
-    /// Whether the library is there and has what is needed.
+    /// Checks that the library exists and has the needed functions.
     fn library() -> Result<(), Fault> {
-        // SAFETY: only looks whether the library can be opened.
+        // SAFETY: only checks whether the library can be opened.
         if !unsafe { sys::is_culib_present() } {
-            return Err(Fault::Absent("the library of the CUDA driver cannot be loaded".to_owned()));
+            return Err(Fault::Absent("cannot load the library of the CUDA driver".to_owned()));
         }
-        // SAFETY: the library is there. A symbol is looked for, and not used.
+        // SAFETY: the library has been found. The symbol is looked up, not called.
         let has = |name: &&&CStr| unsafe { sys::culib().get::<*const c_void>(name.to_bytes_with_nul()) }.is_ok();
         match NEEDED.iter().find(|name| !has(name)) {
             Some(name) => {
@@ -105,11 +103,11 @@ impl Cudarc {
         }
     }
 
-    /// How many devices there are; looks for the driver once.
+    /// Returns the number of devices; searches for the driver on the first call.
     fn ready(&self) -> Result<u32, Fault> {
         let start = || {
             Self::library()?;
-            // SAFETY: the library is there. May be called any number of times.
+            // SAFETY: the library has been found. May be called any number of times.
             call(unsafe { sys::cuInit(0) }).map_err(absent)?;
             let mut count = 0;
             // SAFETY: writes one integer.
@@ -119,7 +117,7 @@ impl Cudarc {
         self.ready.get_or_init(start).clone()
     }
 
-    /// Has the calling thread use a device.
+    /// Makes a device current on the calling thread.
     fn context(&self, device: u32) -> Result<sys::CUcontext, Fault> {
         let count = self.ready()?;
         let mut contexts = self.contexts();
@@ -132,7 +130,7 @@ impl Cudarc {
             }
         };
         drop(contexts);
-        // SAFETY: a context that is never released.
+        // SAFETY: the context is never released.
         call(unsafe { sys::cuCtxSetCurrent(context.0) })?;
         Ok(context.0)
     }
@@ -142,15 +140,15 @@ impl Cudarc {
     }
 }
 
-/// The primary context of a device, kept to the end of the process.
+/// Returns the primary context of a device, retained until the process ends.
 fn retain(device: u32, count: u32) -> Result<Context, Fault> {
     let number = i32::try_from(device).ok().filter(|_| device < count);
     let Some(number) = number else {
         let failure = if count == 0 { Fault::Absent } else { Fault::Refused };
-        return Err(failure(format!("there is no device {device}: there are {count}")));
+        return Err(failure(format!("device {device} does not exist: the driver reports {count} devices")));
     };
     let (mut handle, mut context) = (0, ptr::null_mut());
-    // SAFETY: this and the next write what they are given the address of.
+    // SAFETY: this call and the next write to the addresses that they receive.
     call(unsafe { sys::cuDeviceGet(&mut handle, number) })?;
     // SAFETY: as above. It is never released.
     call(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, handle) })?;
@@ -172,8 +170,8 @@ impl Driver for Cudarc {
             return false;
         }
         let (mut handle, mut flags, mut active) = (0, 0, 0);
-        // Without `cuInit`, which would be felt by children that a model forks: who uses the device has called it.
-        // SAFETY: this and the next write integers; they say so if nobody has initialised the driver.
+        // Without `cuInit`, which would affect children that a model forks: code that uses the device has called it.
+        // SAFETY: this call and the next write integers; they return an error if the driver is not initialized.
         let found = call(unsafe { sys::cuDeviceGet(&mut handle, number) });
         // SAFETY: as above.
         let found =
@@ -186,7 +184,7 @@ impl Driver for Cudarc {
         let (mut handle, mut text) = (0, [0; 256]);
         // SAFETY: writes an integer.
         call(unsafe { sys::cuDeviceGet(&mut handle, i32::try_from(device).unwrap_or(-1)) })?;
-        // SAFETY: writes at most as many bytes as are given, the last of them zero.
+        // SAFETY: writes at most the given number of bytes, including the final zero.
         call(unsafe { sys::cuDeviceGetName(text.as_mut_ptr(), 256, handle) })?;
         let bytes: Vec<u8> = text.iter().map(|byte| byte.to_ne_bytes()[0]).take_while(|byte| *byte != 0).collect();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -202,28 +200,28 @@ impl Driver for Cudarc {
 
     fn free(&self, device: u32, address: u64) {
         if self.context(device).is_ok() {
-            // SAFETY: what `allocate` gave, once. Waits for the device's work.
+            // SAFETY: returned by `allocate` and freed once. Waits for the device's work.
             let _ = call(unsafe { sys::cuMemFree_v2(address) });
         }
     }
 
     unsafe fn register(&self, device: u32, start: *mut u8, len: usize) -> Result<(), Fault> {
         self.context(device)?;
-        // SAFETY: mapped, says the caller.
+        // SAFETY: the caller guarantees that the range is mapped.
         call(unsafe { sys::cuMemHostRegister_v2(start.cast(), len, sys::CU_MEMHOSTREGISTER_PORTABLE) })
     }
 
     unsafe fn unregister(&self, device: u32, start: *mut u8) {
         if self.context(device).is_ok() {
-            // SAFETY: registered and unused, says the caller.
+            // SAFETY: the caller guarantees that the range is registered and unused.
             let _ = call(unsafe { sys::cuMemHostUnregister(start.cast()) });
         }
     }
 
     fn stream(&self, device: u32) -> Result<Stream, Fault> {
         self.context(device)?;
-        // What others in the process copy in the device's default stream waits for what was begun here: ONNX Runtime does so with
-        // inputs that nodes on the processor read, and knows nothing of the stream that brings them.
+        // A blocking stream, so that copies by other code in the device's default stream wait for its work: ONNX Runtime makes
+        // such copies of inputs for nodes on the processor, and cannot order them after the stream that uploads the inputs.
         let (mut stream, in_turn) = (ptr::null_mut(), sys::CUstream_flags_enum::CU_STREAM_DEFAULT as c_uint);
         // SAFETY: writes the handle.
         call(unsafe { sys::cuStreamCreate(&mut stream, in_turn) })?;
@@ -232,14 +230,14 @@ impl Driver for Cudarc {
 
     fn close_stream(&self, device: u32, stream: Stream) {
         if self.context(device).is_ok() {
-            // SAFETY: what `stream` gave, once. Its work is done before it goes.
+            // SAFETY: returned by `stream` and closed once. Its work completes before it is destroyed.
             let _ = call(unsafe { sys::cuStreamDestroy_v2(handle(stream.0)) });
         }
     }
 
     fn synchronize(&self, device: u32, stream: Stream) -> Result<(), Fault> {
         self.context(device)?;
-        // SAFETY: a stream that is open.
+        // SAFETY: the stream is open.
         call(unsafe { sys::cuStreamSynchronize(handle(stream.0)) })
     }
 
@@ -253,14 +251,14 @@ impl Driver for Cudarc {
 
     fn close_event(&self, device: u32, event: Event) {
         if self.context(device).is_ok() {
-            // SAFETY: what `event` gave, once.
+            // SAFETY: returned by `event` and closed once.
             let _ = call(unsafe { sys::cuEventDestroy_v2(handle(event.0)) });
         }
     }
 
     fn record(&self, device: u32, event: Event, stream: Stream) -> Result<(), Fault> {
         self.context(device)?;
-        // SAFETY: both are open, and of this device.
+        // SAFETY: both are open and belong to this device.
         call(unsafe { sys::cuEventRecord(handle(event.0), handle(stream.0)) })
     }
 
@@ -272,7 +270,7 @@ impl Driver for Cudarc {
 
     fn wait_here(&self, device: u32, event: Event) -> Result<(), Fault> {
         self.context(device)?;
-        // SAFETY: an event that is open.
+        // SAFETY: the event is open.
         call(unsafe { sys::cuEventSynchronize(handle(event.0)) })
     }
 
@@ -286,13 +284,13 @@ impl Driver for Cudarc {
 
     unsafe fn upload(&self, device: u32, stream: Stream, to: u64, from: (*const u8, usize)) -> Result<(), Fault> {
         self.context(device)?;
-        // SAFETY: the caller keeps the bytes there, and there is room for them.
+        // SAFETY: the caller keeps the bytes valid, and there is room for them.
         call(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.0.cast(), from.1, handle(stream.0)) })
     }
 
     unsafe fn download(&self, device: u32, stream: Stream, from: u64, into: (*mut u8, usize)) -> Result<(), Fault> {
         self.context(device)?;
-        // SAFETY: the caller keeps the memory there, and for this alone.
+        // SAFETY: the caller keeps the memory valid and does not access it meanwhile.
         call(unsafe { sys::cuMemcpyDtoHAsync_v2(into.0.cast(), from, into.1, handle(stream.0)) })
     }
 
@@ -300,26 +298,26 @@ impl Driver for Cudarc {
         let len = from.len().min(to.len());
         if from.device() == to.device() {
             self.context(device)?;
-            // SAFETY: ranges of device memory that are open, of at least this length.
+            // SAFETY: open ranges of device memory of at least this length.
             return call(unsafe { sys::cuMemcpyDtoDAsync_v2(to.address(), from.address(), len, handle(stream.0)) });
         }
         let contexts = (self.context(to.device())?, self.context(from.device())?);
         self.context(device)?;
         let (to, from) = (to.address(), from.address());
-        // SAFETY: as above, each in its own device's context.
+        // SAFETY: as above, each in its device's context.
         call(unsafe { sys::cuMemcpyPeerAsync(to, contexts.0, from, contexts.1, len, handle(stream.0)) })
     }
 
     fn zero(&self, device: u32, stream: Stream, memory: DeviceMemory) -> Result<(), Fault> {
         self.context(device)?;
-        // SAFETY: a range of device memory that is open.
+        // SAFETY: an open range of device memory.
         call(unsafe { sys::cuMemsetD8Async(memory.address(), 0, memory.len(), handle(stream.0)) })
     }
 
     fn module(&self, device: u32, source: &CStr) -> Result<Module, Fault> {
         self.context(device)?;
         let mut module = ptr::null_mut();
-        // SAFETY: a text that ends with a zero, which is read before this returns; writes the handle.
+        // SAFETY: a string that ends with a zero and is read before the call returns; writes the handle.
         call(unsafe { sys::cuModuleLoadData(&mut module, source.as_ptr().cast()) })?;
         Ok(Module(module.expose_provenance()))
     }
@@ -340,8 +338,8 @@ impl Driver for Cudarc {
         let blocks = u32::try_from(threads.div_ceil(u64::from(BLOCK)).clamp(1, MOST_BLOCKS)).unwrap_or(1);
         let (function, stream) = (handle(function.0), handle(stream.0));
         let extra = ptr::null_mut();
-        // SAFETY: the kernel has as many parameters, each of 64 bits, which are copied before this returns; what they say
-        // is within what was allocated or opened, and aligned.
+        // SAFETY: the kernel has this number of parameters, each of 64 bits, which are copied before the call returns. The
+        // addresses and lengths among them are within allocated or opened memory, and aligned.
         call(unsafe { sys::cuLaunchKernel(function, blocks, 1, 1, BLOCK, 1, 1, 0, stream, places.as_mut_ptr(), extra) })
     }
 
@@ -350,14 +348,15 @@ impl Driver for Cudarc {
         let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as std::ffi::c_char) };
         let lazily = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let (mut address, mut start, mut size) = (0, 0, 0);
-        // SAFETY: a handle is 64 bytes of any content, which the driver judges; it writes the address.
+        // SAFETY: a handle is 64 bytes of any content, which the driver validates; writes the address.
         let opened = call(unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, handle, lazily) });
-        // Results that mean a lost device elsewhere may be about the handle here. If it is lost, the next look shows it.
+        // Results that otherwise mean a lost device may be caused by the handle here. If the device is lost, the next check finds
+        // it.
         opened.map_err(|fault| match fault {
             Fault::Lasting(why) => Fault::Refused(why),
             other => other,
         })?;
-        // SAFETY: writes where the allocation begins and how long it is.
+        // SAFETY: writes the start and the length of the allocation.
         let found = call(unsafe { sys::cuMemGetAddressRange_v2(&mut start, &mut size, address) });
         match found {
             Ok(()) => Ok((address, (start + size as u64).saturating_sub(address))),
@@ -370,28 +369,28 @@ impl Driver for Cudarc {
 
     fn close(&self, device: u32, address: u64) {
         if self.context(device).is_ok() {
-            // SAFETY: an address that `open` gave, which nobody uses any more. If that fails, the memory stays mapped.
+            // SAFETY: the address came from `open` and is no longer used. If the call fails, the memory stays mapped.
             let _ = call(unsafe { sys::cuIpcCloseMemHandle(address) });
         }
     }
 
     fn read(&self, device: u32, address: u64, into: &mut [u8]) -> Result<(), Fault> {
         self.context(device)?;
-        // SAFETY: `into` takes as many bytes as are asked for; done when it returns, also to memory that is registered.
+        // SAFETY: `into` has the requested length; complete on return, even for registered memory.
         call(unsafe { sys::cuMemcpyDtoH_v2(into.as_mut_ptr().cast(), address, into.len()) })
     }
 
     fn write(&self, device: u32, address: u64, from: &[u8]) -> Result<(), Fault> {
         self.context(device)?;
-        // SAFETY: `from` has as many bytes as are given. From memory that is not pinned the copy may still be on its way
-        // from a buffer of the driver's when this returns; the synchronisation waits for it, so that the client finds it.
+        // SAFETY: `from` has this number of bytes. If its memory is not pinned, the copy from the driver's staging buffer may
+        // still be in progress on return; the synchronization waits for it, so that the client finds the data.
         call(unsafe { sys::cuMemcpyHtoD_v2(address, from.as_ptr().cast(), from.len()) })?;
-        // SAFETY: waits for the device's work in this context.
+        // SAFETY: waits for the work of this context.
         call(unsafe { sys::cuCtxSynchronize() })
     }
 }
 
-/// A handle that the driver gave.
+/// Converts a number to a handle of the driver.
 fn handle<T>(number: usize) -> *mut T {
     ptr::with_exposed_provenance_mut(number)
 }
@@ -400,7 +399,7 @@ fn absent(fault: Fault) -> Fault {
     Fault::Absent(fault.to_string())
 }
 
-/// The result of a call, in the driver's words.
+/// Converts the result of a call to an error with the driver's description.
 fn call(result: sys::CUresult) -> Result<(), Fault> {
     if result == sys::CUresult::CUDA_SUCCESS {
         return Ok(());
@@ -408,14 +407,14 @@ fn call(result: sys::CUresult) -> Result<(), Fault> {
     let number = result as u32;
     let kind = if LASTING.contains(&number) { Fault::Lasting } else { Fault::Refused };
     let mut text = MaybeUninit::uninit();
-    // SAFETY: writes the address of a text that lives as long as the library.
+    // SAFETY: writes the address of a string that lives as long as the library.
     let found = unsafe { sys::cuGetErrorString(result, text.as_mut_ptr()) };
     if found != sys::CUresult::CUDA_SUCCESS {
-        return Err(kind(format!("the CUDA driver says {number}")));
+        return Err(kind(format!("CUDA driver error {number}")));
     }
     // SAFETY: written above, and ends with a zero.
     let text = unsafe { CStr::from_ptr(text.assume_init()) };
-    Err(kind(format!("the CUDA driver says: {}", text.to_string_lossy())))
+    Err(kind(format!("CUDA driver error: {}", text.to_string_lossy())))
 }
 
 #[cfg(test)]
@@ -423,10 +422,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_a_driver_is_told_and_not_a_panic() {
+    fn a_missing_driver_is_an_error_and_not_a_panic() {
         let driver = Cudarc::default();
         match driver.count() {
-            // A machine with a GPU: at least it answers.
+            // A machine with a GPU: the driver must at least respond.
             Ok(count) => assert!(driver.enter(count).is_err()),
             Err(fault) => {
                 assert!(matches!(&fault, Fault::Absent(_)), "{fault:?}");

@@ -1,12 +1,12 @@
-//! A driver for tests: its devices are memory of this process, its kernels are functions in Rust that a test gives by name,
-//! or libraries that compute here with the addresses that they are given.
+//! A driver for tests: its devices are memory of this process, and its kernels are Rust functions that a test supplies by name,
+//! or libraries that compute with the addresses that they receive.
 //!
-//! It is as late as a real one may be: what is downloaded is rubbish until the copy has been waited for. It has a clock of
-//! its own, on which streams run side by side and copies take time, and panics when two streams use the same memory
-//! without one waiting for the other. It can be told to fail at a given call; a fault that lasts then lasts.
+//! It completes work as late as a real driver may: a download contains garbage until the copy has been waited for. It has a
+//! simulated clock, on which streams run in parallel and copies take time. It panics when two streams use the same memory without
+//! one waiting for the other. A test can make it fail at a given call; a permanent fault then persists.
 //!
-//! Contract: the memory of a download is written when the copy is waited for, as a real device may; who asked for it
-//! keeps it until then.
+//! Contract: the memory of a download is written when the copy is waited for, as by a real device; the caller keeps the memory
+//! valid until then.
 
 mod memory;
 
@@ -20,13 +20,13 @@ use pharos::region::CUDA_HANDLE;
 use self::memory::Memory;
 use super::{DeviceMemory, Driver, Event, Fault, Function, Module, Stream};
 
-/// What is in memory that nobody has written yet, or whose copy nobody has waited for.
+/// The content of memory that has not been written yet, or whose copy has not been waited for.
 pub(crate) const RUBBISH: u8 = 0xdd;
 
 /// Runs the kernel of this name with these parameters.
 pub(crate) type Kernel = fn(&str, &[u64], &mut Touch<'_>) -> Result<(), Fault>;
 
-/// The driver; clones are the same one.
+/// The driver; clones share the same state.
 #[derive(Clone, Default)]
 pub(crate) struct Fake(Arc<Mutex<State>>);
 
@@ -37,19 +37,19 @@ struct State {
     active: bool,
     kernel: Option<Kernel>,
     memory: BTreeMap<u64, Allocation>,
-    /// Memory that is open from another process, with how often.
+    /// Memory opened from another process, with the number of times it is open.
     opened: HashMap<u64, i32>,
     registered: Vec<(usize, usize)>,
     streams: HashMap<Stream, Queue>,
-    /// When they are reached.
+    /// The times at which events are reached.
     events: HashMap<Event, u64>,
     functions: HashMap<Function, String>,
     next: usize,
-    /// What was called, in order.
+    /// The calls made, in order.
     calls: Vec<&'static str>,
     failures: Vec<(&'static str, usize, Fault)>,
     lost: Option<Fault>,
-    /// What the process's clock shows.
+    /// The time of the simulated clock.
     now: u64,
 }
 
@@ -57,7 +57,7 @@ struct Allocation {
     memory: Memory,
     device: u32,
     of_client: bool,
-    /// Who wrote to it and read from it last, and until when.
+    /// The last stream to write it and to read it, and when that ends.
     written: Option<(Stream, u64)>,
     read: Option<(Stream, u64)>,
 }
@@ -65,17 +65,17 @@ struct Allocation {
 #[derive(Default)]
 struct Queue {
     busy_until: u64,
-    /// Downloads that nobody has waited for: when they end, where to, and what.
+    /// Downloads that have not been waited for: end time, destination and content.
     late: Vec<(u64, usize, Vec<u8>)>,
 }
 
-/// What a kernel may touch.
+/// The memory that a kernel may access.
 pub(crate) struct Touch<'s> {
     state: &'s mut State,
     turn: Turn,
 }
 
-/// Who uses memory, from when, until when.
+/// A use of memory: the stream, its begin and its end.
 type Turn = (Stream, u64, u64);
 
 impl Touch<'_> {
@@ -91,39 +91,39 @@ impl Touch<'_> {
 }
 
 impl Fake {
-    /// With so many devices.
+    /// Creates a driver with this many devices.
     pub(crate) fn new(devices: u32) -> Self {
         let fake = Self::default();
         fake.state().devices = devices;
         fake
     }
 
-    /// A machine without the driver's library.
+    /// Simulates a machine without the driver's library.
     pub(crate) fn absent() -> Self {
         let fake = Self::default();
         fake.state().absent = true;
         fake
     }
 
-    /// With these kernels.
+    /// Sets the kernels.
     pub(crate) fn with_kernels(self, kernel: Kernel) -> Self {
         self.state().kernel = Some(kernel);
         self
     }
 
-    /// Has somebody else in the process use the device.
+    /// Marks the device as used by other code in the process.
     pub(crate) fn activate(&self) {
         self.state().active = true;
     }
 
-    /// Has the `nth` call of this name from now on fail, counting from 0.
+    /// Makes the `nth` call of this name from now on fail, counted from 0.
     pub(crate) fn fail(&self, call: &'static str, nth: usize, fault: Fault) {
         let mut state = self.state();
         let at = state.count(call) + nth;
         state.failures.push((call, at, fault));
     }
 
-    /// Memory of a client on a device, and its handle.
+    /// Creates client memory on a device; returns its address and handle.
     pub(crate) fn share(&self, device: u32, bytes: &[u8]) -> (u64, [u8; CUDA_HANDLE]) {
         let mut state = self.state();
         let address = state.allocate(device, bytes.len(), true);
@@ -133,40 +133,40 @@ impl Fake {
         (address, handle)
     }
 
-    /// What is in memory now.
+    /// Returns the current content of memory.
     pub(crate) fn content(&self, address: u64) -> Vec<u8> {
         let state = self.state();
         let memory = &state.memory.get(&address).unwrap().memory;
         memory.read(0, memory.1)
     }
 
-    /// How often memory of clients is open.
+    /// Returns the number of open handles on client memory.
     pub(crate) fn open_count(&self) -> i32 {
         self.state().opened.values().sum()
     }
 
-    /// How often a call was made.
+    /// Returns the number of calls of this name.
     pub(crate) fn count(&self, call: &str) -> usize {
         self.state().count(call)
     }
 
-    /// Buffers that are allocated now.
+    /// Returns the number of allocated buffers.
     pub(crate) fn buffers(&self) -> usize {
         self.state().memory.values().filter(|allocation| !allocation.of_client).count()
     }
 
-    /// Streams and events that are open now.
+    /// Returns the number of open streams and events.
     pub(crate) fn handles(&self) -> usize {
         let state = self.state();
         state.streams.len() + state.events.len()
     }
 
-    /// Registered ranges: address and length.
+    /// Returns the registered ranges: address and length.
     pub(crate) fn registered(&self) -> Vec<(usize, usize)> {
         self.state().registered.clone()
     }
 
-    /// Whether no download is under way.
+    /// Whether no download is in progress.
     pub(crate) fn is_idle(&self) -> bool {
         self.state().streams.values().all(|queue| queue.late.is_empty())
     }
@@ -175,7 +175,7 @@ impl Fake {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// The state, if this call may go on.
+    /// Records a call; returns the state unless the call fails.
     fn call(&self, name: &'static str) -> Result<MutexGuard<'_, State>, Fault> {
         let mut state = self.state();
         if state.absent {
@@ -198,7 +198,7 @@ impl Fake {
 }
 
 impl State {
-    /// As the driver: it copies from and to memory that is registered, or is not, but none that is so in part.
+    /// Like the driver, allows copies of memory that is registered or is not, but refuses partially registered memory.
     fn check_registered(&self, start: usize, len: usize) -> Result<(), Fault> {
         let in_part = |&(from, size): &(usize, usize)| {
             let within = start.max(from)..(start + len).min(from + size);
@@ -227,7 +227,7 @@ impl State {
         address
     }
 
-    /// Takes so long of a stream.
+    /// Reserves time of a stream for a copy or kernel of this length.
     fn spend(&mut self, stream: Stream, len: usize) -> Turn {
         let now = self.now;
         let queue = self.streams.get_mut(&stream).unwrap();
@@ -237,7 +237,7 @@ impl State {
     }
 
     fn find(&mut self, address: u64, len: usize) -> Result<(&mut Allocation, usize), Fault> {
-        let illegal = || Fault::Lasting("the CUDA driver says: an illegal memory access was encountered".to_owned());
+        let illegal = || Fault::Lasting("CUDA driver error: an illegal memory access was encountered".to_owned());
         let (start, allocation) = self.memory.range_mut(..=address).next_back().ok_or_else(illegal)?;
         let at = usize::try_from(address - start).unwrap();
         if at + len > allocation.memory.1 { Err(illegal()) } else { Ok((allocation, at)) }
@@ -259,20 +259,20 @@ impl State {
         Ok(())
     }
 
-    /// Ends the downloads that are over by then.
+    /// Completes the downloads that end by then.
     fn settle(&mut self, stream: Option<Stream>, until: u64) {
         self.now = self.now.max(until);
         for (_, queue) in self.streams.iter_mut().filter(|(one, _)| stream.is_none_or(|stream| stream == **one)) {
             for (_, into, bytes) in queue.late.extract_if(.., |(end, _, _)| *end <= until) {
                 let into = std::ptr::with_exposed_provenance_mut::<u8>(into);
-                // SAFETY: as many bytes as were given, which are there until this is waited for, says who gave them.
+                // SAFETY: the length of the destination; the caller of `download` keeps it valid until this is waited for.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), into, bytes.len()) };
             }
         }
     }
 }
 
-/// Panics if another stream is at the memory still.
+/// Panics if another stream is still using the memory.
 fn check((last, what): (Option<(Stream, u64)>, &str), (stream, begin): (Stream, u64)) {
     if let Some((other, until)) = last {
         assert!(other == stream || until <= begin, "memory is used while another stream has not {what} it yet");
@@ -291,7 +291,10 @@ impl Driver for Fake {
                 state.active = true;
                 Ok(())
             }
-            false => Err(Fault::Refused(format!("there is no device {device}: there are {}", state.devices))),
+            false => Err(Fault::Refused(format!(
+                "device {device} does not exist: the driver reports {} devices",
+                state.devices
+            ))),
         }
     }
 
@@ -383,7 +386,7 @@ impl Driver for Fake {
     unsafe fn upload(&self, _: u32, stream: Stream, to: u64, from: (*const u8, usize)) -> Result<(), Fault> {
         let mut state = self.call("upload")?;
         state.check_registered(from.0.addr(), from.1)?;
-        // SAFETY: the caller keeps the bytes there.
+        // SAFETY: the caller keeps the bytes valid.
         let bytes = unsafe { std::slice::from_raw_parts(from.0, from.1) };
         let turn = state.spend(stream, bytes.len());
         state.write(to, bytes, turn)
@@ -394,7 +397,7 @@ impl Driver for Fake {
         state.check_registered(into.0.addr(), into.1)?;
         let turn = state.spend(stream, into.1);
         let bytes = state.read(from, into.1, turn)?;
-        // SAFETY: the caller keeps the memory there.
+        // SAFETY: the caller keeps the memory valid.
         unsafe { std::ptr::write_bytes(into.0, RUBBISH, into.1) };
         state.streams.get_mut(&stream).unwrap().late.push((turn.2, into.0.expose_provenance(), bytes));
         Ok(())
@@ -403,7 +406,7 @@ impl Driver for Fake {
     fn copy(&self, _: u32, stream: Stream, from: DeviceMemory, to: DeviceMemory) -> Result<(), Fault> {
         let mut state = self.call(if from.device() == to.device() { "copy" } else { "copy_peer" })?;
         let (start, end) = (from.address().max(to.address()), from.address().min(to.address()) + from.len() as u64);
-        assert!(start >= end, "the driver gives any result when it copies within a range");
+        assert!(start >= end, "overlapping copies are undefined in the driver");
         let turn = state.spend(stream, from.len());
         let bytes = state.read(from.address(), from.len(), turn)?;
         state.write(to.address(), &bytes, turn)
@@ -447,7 +450,7 @@ impl Driver for Fake {
         for from in memory.0 {
             state.read(from.address(), from.len(), turn)?;
         }
-        // What is there before it is computed is of no use to anybody.
+        // The previous content of an output must not be used.
         memory.1.iter().try_for_each(|to| state.write(to.address(), &vec![RUBBISH; to.len()], turn))
     }
 

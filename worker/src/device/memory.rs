@@ -1,4 +1,4 @@
-//! Memory of devices: ranges of it, and buffers of this process's own that are kept for the next batch.
+//! Device memory: alignment checks, and buffers of this process that are reused by the next batch.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use pharos_backend::DeviceMemory;
 
 use super::{Cuda, Fault, OWN};
 
-/// Whether a kernel of the instance's device may use memory as elements of `size` bytes: a wrong alignment would cost the
-/// process its context.
+/// Whether a kernel of the instance's device may access memory as elements of `size` bytes. A misaligned access would destroy the
+/// context of the process.
 pub(crate) fn is_usable(memory: DeviceMemory, size: usize) -> bool {
     memory.device() == OWN && memory.address().is_multiple_of(size.max(1) as u64)
 }
 
-/// Memory of the instance's device that is this value's alone.
+/// Memory of the instance's device, owned by this value.
 pub(crate) struct Buffer {
     cuda: Arc<Cuda>,
     memory: DeviceMemory,
@@ -24,7 +24,7 @@ impl Buffer {
         Ok(Self { cuda: cuda.clone(), memory: DeviceMemory::new(OWN, address, len) })
     }
 
-    /// Its first bytes; as many as there are at most.
+    /// Returns its first bytes; at most its length.
     pub(crate) fn first(&self, len: usize) -> DeviceMemory {
         DeviceMemory::new(self.memory.device(), self.memory.address(), len.min(self.memory.len()))
     }
@@ -40,11 +40,11 @@ impl Drop for Buffer {
     }
 }
 
-/// The least that is allocated, bytes.
+/// The minimum allocation, in bytes.
 const LEAST: usize = 64 << 10;
 
-/// Buffers for the next batch. They grow by powers of two and the smallest that is large enough is used, so that
-/// batches of changing sizes soon find all that they need.
+/// Buffers for the next batch. Sizes are rounded up to powers of two and the smallest sufficient buffer is used, so that batches
+/// of varying sizes soon need no allocations.
 pub(crate) struct Pool {
     cuda: Arc<Cuda>,
     free: Vec<Buffer>,
@@ -55,10 +55,10 @@ impl Pool {
         Self { cuda, free: Vec::new() }
     }
 
-    /// A buffer of at least `len` bytes.
+    /// Returns a buffer of at least `len` bytes.
     ///
     /// # Errors
-    /// The device has no memory left, also after what is kept here was given back.
+    /// The device has no memory left, even after the unused buffers were freed.
     pub(crate) fn take(&mut self, len: usize) -> Result<Buffer, Fault> {
         let fits = self.free.iter().enumerate().filter(|(_, buffer)| buffer.memory.len() >= len);
         if let Some((at, _)) = fits.min_by_key(|(_, buffer)| buffer.memory.len()) {
@@ -74,7 +74,7 @@ impl Pool {
         }
     }
 
-    /// Keeps a buffer for later. The work that used it is done, or is in the stream that will use it next.
+    /// Keeps a buffer for reuse. The work that used it is done, or is ordered before the next use in the same stream.
     pub(crate) fn put(&mut self, buffer: Buffer) {
         self.free.push(buffer);
     }

@@ -1,9 +1,8 @@
-//! The GPU, as this process uses it: what the CUDA driver does is behind [`Driver`], so that all around it is tested
-//! without a GPU.
+//! Access to GPUs from this process. [`Driver`] abstracts the CUDA driver, so that all other code is tested without a GPU.
 //!
-//! Nothing here is called for an instance on CPUs, except for memory of clients on a device. A process whose device is
-//! broken for good ([`Fault::Lasting`]) asks the driver nothing any more: it answers its batch, says so and ends, because
-//! only a new process gets a context that works.
+//! Instances on CPUs never use this module, except for client memory on a device. After a permanent fault ([`Fault::Lasting`])
+//! the process makes no further driver calls: it answers its batch, reports the fault and ends, because only a new process gets a
+//! working context.
 
 #[allow(unsafe_code)]
 mod calls;
@@ -28,19 +27,19 @@ pub(crate) use memory::{Buffer, Pool, is_usable};
 pub(crate) use pharos_backend::DeviceMemory;
 pub(crate) use work::{Ahead, Queues, Work};
 
-/// The instance's own device, as the process counts: see [`Device::visible`].
+/// The instance's device, in the process's numbering: see [`Device::visible`].
 pub(crate) const OWN: u32 = 0;
 
-/// Why a call of the driver did not go well.
+/// Why a driver call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
     /// There is no driver, or no device.
     #[error("{0}")]
     Absent(String),
-    /// The driver refuses this; other calls may go well.
+    /// The driver refuses this call; other calls may succeed.
     #[error("{0}")]
     Refused(String),
-    /// The device, or what this process has on it, is broken for good.
+    /// The device, or this process's context on it, is permanently broken.
     #[error("{0}")]
     Lasting(String),
 }
@@ -50,11 +49,11 @@ pub(crate) enum Fault {
 pub(crate) struct Stream(usize);
 
 impl Stream {
-    /// The driver's own of the device, which others that are not made apart from it wait for, and which waits for them.
+    /// The device's default stream, which synchronizes with other blocking streams.
     pub(crate) const DEFAULT: Self = Self(0);
 }
 
-/// A point in a queue.
+/// A point in a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Event(usize);
 
@@ -66,7 +65,7 @@ pub(crate) struct Module(usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Function(usize);
 
-/// The driver as this process has it, and the device that its instance runs on.
+/// The driver, and the device that the instance runs on.
 pub(crate) struct Cuda {
     driver: Box<dyn Driver>,
     device: Option<Device>,
@@ -74,17 +73,17 @@ pub(crate) struct Cuda {
 }
 
 impl Cuda {
-    /// For an instance on this device, or on CPUs. Asks the driver nothing yet.
+    /// Creates access for an instance on this device, or on CPUs. Does not call the driver yet.
     pub(crate) fn new(device: Option<Device>) -> Arc<Self> {
         Self::with(Box::new(driver::Cudarc::default()), device)
     }
 
-    /// Over a driver.
+    /// Creates access through a given driver.
     pub(crate) fn with(driver: Box<dyn Driver>, device: Option<Device>) -> Arc<Self> {
         Arc::new(Self { driver, device, broken: OnceLock::new() })
     }
 
-    /// Asks the driver, unless all is lost already.
+    /// Calls the driver, unless a permanent fault has occurred.
     pub(crate) fn ask<T>(&self, call: impl FnOnce(&dyn Driver) -> Result<T, Fault>) -> Result<T, Fault> {
         if let Some(why) = self.broken.get() {
             return Err(Fault::Lasting(why.clone()));
@@ -96,29 +95,29 @@ impl Cuda {
         result
     }
 
-    /// The sentence with which the process is to end, if what it has on the device is broken for good.
+    /// Returns the message with which the process must end if the device is permanently broken.
     pub(crate) fn broken(&self) -> Option<String> {
         let why = self.broken.get()?;
-        Some(format!("{} cannot be used any more: {why}; a new process has to take over", self.device_name()))
+        Some(format!("{} is no longer usable: {why}; the worker process must be replaced", self.device_name()))
     }
 
-    /// Whether the memory of the devices is the process's own: in tests.
+    /// Whether device memory is the process's memory, as in tests.
     pub(crate) fn is_here(&self) -> bool {
         self.driver.is_here()
     }
 
-    /// The device that the instance runs on, if it does on one.
+    /// Returns the device that the instance runs on, if any.
     pub(crate) fn device(&self) -> Option<&Device> {
         self.device.as_ref()
     }
 
-    /// Finds out whether a failure that a framework has met has broken the instance's own device for good: the frameworks'
-    /// work is in the same context as ours, in which every call fails from then on. Not asked unless it is `doubtful`.
+    /// Checks whether an error of a framework has permanently broken the instance's device: the framework shares this process's
+    /// context, in which every call fails from then on. Does nothing unless `doubtful`.
     pub(crate) fn look(&self, doubtful: bool) {
         if !doubtful || self.device.is_none() {
             return;
         }
-        // What it finds is remembered.
+        // `ask` records a permanent fault.
         let _ = self.ask(|driver| {
             if driver.is_active(OWN) {
                 driver.enter(OWN)?;
@@ -129,13 +128,13 @@ impl Cuda {
         });
     }
 
-    /// Makes the instance's own device ready.
+    /// Initializes the instance's device.
     ///
     /// # Errors
-    /// What the user is told about why it cannot be used.
+    /// Why the device cannot be used, for the user.
     pub(crate) fn open(&self) -> Result<(), Fault> {
         let opened = self.ask(|driver| match driver.count()? {
-            0 => Err(Fault::Absent("the CUDA driver sees no device".to_owned())),
+            0 => Err(Fault::Absent("the CUDA driver reports no device".to_owned())),
             _ => driver.enter(OWN),
         });
         opened.map_err(|fault| {
@@ -148,16 +147,16 @@ impl Cuda {
         })
     }
 
-    /// The process's number of a device of the machine.
+    /// Converts a device number of the machine to this process's numbering.
     ///
     /// # Errors
-    /// This process does not see it.
+    /// The device is not visible to this process.
     pub(crate) fn ordinal(&self, number: u32) -> Result<u32, Fault> {
         let Some(device) = &self.device else { return Ok(number) };
         let position = device.visible.iter().position(|visible| *visible == number);
         position.and_then(|position| u32::try_from(position).ok()).ok_or_else(|| {
             Fault::Refused(format!(
-                "it is on GPU {number}, which an instance on GPU {} does not see: it sees {:?}",
+                "it is on GPU {number}, which is not visible to an instance on GPU {}; visible: {:?}",
                 device.number, device.visible
             ))
         })

@@ -1,4 +1,4 @@
-//! Streams, buffers and what is left of them, over the fake driver.
+//! Streams and buffers, and their cleanup, over the fake driver.
 
 use super::fake::{Fake, RUBBISH};
 use super::work::Kept;
@@ -17,7 +17,7 @@ impl Kept for Owned {
 }
 
 #[test]
-fn what_was_begun_is_waited_for_when_it_is_given_up() {
+fn abandoned_work_is_waited_for() {
     let fake = Fake::new(1);
     let (queues, mut pool) = (Queues::new(&cuda(&fake)).unwrap(), Pool::new(cuda(&fake)));
     let (buffer, mut into) = (pool.take(3).unwrap(), [0; 3]);
@@ -29,7 +29,7 @@ fn what_was_begun_is_waited_for_when_it_is_given_up() {
     assert!(!fake.is_idle());
     drop(work);
     assert!(fake.is_idle() && &into == b"abc");
-    // Not waited for, it is rubbish: what the other tests rely on.
+    // Before the wait, the download contains garbage: other tests rely on this.
     let mut work = queues.begin().unwrap();
     work.download(buffer.first(3), &mut into).unwrap();
     fake.fail("wait_here", 0, Fault::Lasting("lost".into()));
@@ -39,7 +39,7 @@ fn what_was_begun_is_waited_for_when_it_is_given_up() {
 
 #[test]
 #[should_panic(expected = "memory is used while another stream")]
-fn the_fake_driver_sees_a_stream_that_does_not_wait() {
+fn the_fake_driver_detects_a_stream_that_does_not_wait() {
     let fake = Fake::new(1);
     let (queues, mut pool) = (Queues::new(&cuda(&fake)).unwrap(), Pool::new(cuda(&fake)));
     let (buffer, mut into) = (pool.take(3).unwrap(), [0; 3]);
@@ -76,7 +76,7 @@ fn a_failure_of_a_framework_may_have_broken_the_device() {
     let fake = Fake::new(1);
     let cuda = Cuda::with(Box::new(fake.clone()), Some(Device::default()));
     cuda.look(true);
-    assert_eq!((fake.count("event"), cuda.broken()), (0, None), "nobody uses it");
+    assert_eq!((fake.count("event"), cuda.broken()), (0, None), "the device is not in use");
     fake.activate();
     cuda.look(true);
     assert_eq!((fake.count("event"), fake.handles(), cuda.broken()), (1, 0, None), "an ordinary failure");
@@ -89,7 +89,7 @@ fn a_failure_of_a_framework_may_have_broken_the_device() {
 }
 
 #[test]
-fn buffers_are_shared_by_sizes_that_are_near() {
+fn buffers_are_reused_for_similar_sizes() {
     let fake = Fake::new(1);
     let mut pool = Pool::new(cuda(&fake));
     let (small, large) = (pool.take(1).unwrap(), pool.take(100_000).unwrap());
@@ -99,7 +99,7 @@ fn buffers_are_shared_by_sizes_that_are_near() {
     pool.put(small);
     assert_eq!(pool.take(1000).unwrap().first(0).address(), address);
     assert_eq!(fake.count("allocate"), 2);
-    // No more than is asked for when there is little left.
+    // When little memory is left, allocates only the requested size.
     fake.fail("allocate", 0, Fault::Refused("out of memory".into()));
     assert_eq!(pool.take(200_000).unwrap().first(usize::MAX).len(), 200_000);
     drop(pool);
@@ -107,7 +107,7 @@ fn buffers_are_shared_by_sizes_that_are_near() {
 }
 
 #[test]
-fn what_is_copied_ahead_and_not_used_is_waited_for() {
+fn unused_copies_ahead_are_waited_for() {
     let fake = Fake::new(1);
     let (queues, mut pool) = (Queues::new(&cuda(&fake)).unwrap(), Pool::new(cuda(&fake)));
     let ahead = queues.ahead(Box::new(Owned(b"abc".to_vec())), pool.take(3).unwrap()).unwrap();

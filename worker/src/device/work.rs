@@ -1,10 +1,9 @@
-//! What a batch has the device do: copies there, kernels, copies back, each kind in a stream of its own, so that the
-//! copies of one output go on while the next one is computed, and those of the next batch while this one is.
+//! Work of a batch on the device: uploads, kernels and downloads, each in a separate stream, so that the downloads of one output
+//! overlap the computation of the next, and the uploads of the next batch overlap this one.
 //!
-//! Contract: bytes of the process are lent to copies that are still under way when the call returns. [`Work`] borrows
-//! them, waits for its copies before it is gone, and is never leaked (it is not handed to anything that could); an
-//! [`Ahead`] owns what it copies from, and waits too. Ranges of device memory are those of buffers and regions that
-//! were checked when they were made, and lengths are checked here.
+//! Contract: copies use bytes of the process after the call returns. [`Work`] borrows the bytes, waits for its copies before it
+//! is dropped, and is never leaked (it is passed to no code that could). An [`Ahead`] owns its source and waits too. Ranges of
+//! device memory belong to buffers and regions that were checked on creation; lengths are checked here.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use pharos_backend::runtime::clock;
 
 use super::{Buffer, Cuda, DeviceMemory, Driver, Event, Fault, Function, OWN, Stream};
 
-/// The streams of the instance's device, and the events with which its batches are measured.
+/// The streams of the instance's device, and the events that measure its batches.
 pub(crate) struct Queues {
     cuda: Arc<Cuda>,
     upload: Stream,
@@ -29,20 +28,20 @@ pub(crate) struct Queues {
     end: Event,
 }
 
-/// How long a batch took on the device.
+/// The times of a batch on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Spans {
-    /// Until its inputs were there: what of their copies was not done while the batch before was computed.
+    /// Waiting time for its inputs: the part of their copies that did not overlap the previous batch.
     pub(crate) inputs: Duration,
-    /// Until all was computed.
+    /// Time of the computation.
     pub(crate) computing: Duration,
 }
 
 impl Queues {
-    /// Of the instance's device, which has been opened.
+    /// Creates the streams and events of the instance's device, which has been opened.
     ///
     /// # Errors
-    /// The driver has none left.
+    /// The driver cannot create more.
     pub(crate) fn new(cuda: &Arc<Cuda>) -> Result<Self, Fault> {
         let stream = || cuda.ask(|driver| driver.stream(OWN));
         let event = || cuda.ask(|driver| driver.event(OWN));
@@ -59,16 +58,16 @@ impl Queues {
         })
     }
 
-    /// The stream of the kernels as the driver knows it, for a library that computes in a stream that it is given. It is there
-    /// as long as this value.
+    /// Returns the driver's handle of the stream for kernels, for a library that computes in a given stream. Valid as long as
+    /// this value.
     pub(crate) fn compute_stream(&self) -> usize {
         self.compute.0
     }
 
-    /// Begins a batch; the one before is finished.
+    /// Begins a batch after the previous one is finished.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub(crate) fn begin<'m>(&'m self) -> Result<Work<'m>, Fault> {
         let began = clock::now();
         let work = Work { queues: self, began, done: false, memory: PhantomData };
@@ -76,10 +75,10 @@ impl Queues {
         Ok(work)
     }
 
-    /// Begins to copy what the next batch will need, behind this one's own inputs.
+    /// Starts copying an input of the next batch, ordered after the inputs of the current one.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error, or the buffer is too small.
     pub(crate) fn ahead(&self, from: Box<dyn Kept>, buffer: Buffer) -> Result<Ahead, Fault> {
         let ahead = Ahead { cuda: self.cuda.clone(), stream: self.upload, from, buffer: Some(buffer) };
         let (bytes, to) = (ahead.from.bytes(), ahead.memory());
@@ -87,7 +86,7 @@ impl Queues {
             return Err(Fault::Refused("a buffer is too small".to_owned()));
         }
         self.cuda.ask(|driver| {
-            // SAFETY: `ahead` keeps the bytes in their place, and waits for the copy when it goes; the lengths agree.
+            // SAFETY: `ahead` keeps the bytes in place, and waits for the copy when it is dropped; the lengths are equal.
             unsafe { driver.upload(OWN, self.upload, to.address(), (bytes.as_ptr(), bytes.len())) }
         })?;
         Ok(ahead)
@@ -105,7 +104,7 @@ impl Drop for Queues {
     }
 }
 
-/// Bytes that stay where they are as long as this value lives, wherever it is moved.
+/// Bytes that stay at their address as long as this value lives, even if it is moved.
 pub(crate) trait Kept: Send {
     /// The bytes.
     fn bytes(&self) -> &[u8];
@@ -117,7 +116,7 @@ impl Kept for Received {
     }
 }
 
-/// An input of the next batch that is on its way.
+/// An input of the next batch that is being copied.
 pub(crate) struct Ahead {
     cuda: Arc<Cuda>,
     stream: Stream,
@@ -126,18 +125,18 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    /// Whether it is of these very bytes.
+    /// Whether it copies exactly these bytes.
     pub(crate) fn is_of(&self, bytes: &[u8]) -> bool {
         std::ptr::eq(self.from.bytes(), bytes)
     }
 
-    /// Where it will be.
+    /// Returns its destination.
     pub(crate) fn memory(&self) -> DeviceMemory {
         let len = self.from.bytes().len();
         self.buffer.as_ref().map_or(DeviceMemory::new(OWN, 0, 0), |buffer| buffer.first(len))
     }
 
-    /// The buffer, when the work that uses it is done. If it was not used, the copy may still be under way: it is waited for.
+    /// Returns the buffer, once the work that uses it is done. Dropping an unused `Ahead` waits for its copy.
     pub(crate) fn into_buffer(mut self) -> Option<Buffer> {
         self.buffer.take()
     }
@@ -151,7 +150,7 @@ impl Drop for Ahead {
     }
 }
 
-/// A batch on the device. What it is lent stays borrowed until it is gone, and it waits for all that it began.
+/// A batch on the device. Its borrows last until it is dropped, and dropping it waits for all work that it began.
 pub(crate) struct Work<'m> {
     queues: &'m Queues,
     began: Instant,
@@ -164,7 +163,7 @@ impl<'m> Work<'m> {
         self.queues.cuda.ask(call)
     }
 
-    /// When it began.
+    /// Returns the start time.
     pub(crate) fn began(&self) -> Instant {
         self.began
     }
@@ -181,17 +180,17 @@ impl<'m> Work<'m> {
         self.ask(|driver| unsafe { driver.upload(OWN, self.queues.upload, to.address(), (from.as_ptr(), from.len())) })
     }
 
-    /// Copies bytes of an input that are on a device, this or another one.
+    /// Copies bytes of an input from this or another device.
     pub(crate) fn bring(&mut self, from: DeviceMemory, to: DeviceMemory) -> Result<(), Fault> {
         self.copy(self.queues.upload, from, to)
     }
 
-    /// Puts zeros in the place of an input.
+    /// Fills an input with zeros.
     pub(crate) fn zero(&mut self, memory: DeviceMemory) -> Result<(), Fault> {
         self.ask(|driver| driver.zero(OWN, self.queues.upload, memory))
     }
 
-    /// Has kernels wait for the inputs, also for those that were copied ahead.
+    /// Makes kernels wait for the inputs, including those that were copied ahead.
     pub(crate) fn inputs_follow_no_more(&mut self) -> Result<(), Fault> {
         let Queues { upload, compute, uploaded, ready, .. } = *self.queues;
         self.ask(|driver| {
@@ -209,12 +208,12 @@ impl<'m> Work<'m> {
         self.ask(|driver| driver.launch(OWN, self.queues.compute, call, threads))
     }
 
-    /// Says that a library is going to compute in [`Queues::compute_stream`], from this memory to that.
+    /// Announces that a library is about to compute in [`Queues::compute_stream`], reading `from` and writing `to`.
     pub(crate) fn others_compute(&mut self, from: &[DeviceMemory], to: &[DeviceMemory]) -> Result<(), Fault> {
         self.ask(|driver| driver.others(OWN, self.queues.compute, (from, to)))
     }
 
-    /// Has the copies that come now wait for the kernels up to here.
+    /// Makes following downloads wait for the kernels launched so far.
     pub(crate) fn computed(&mut self) -> Result<(), Fault> {
         let Queues { compute, download, computed, .. } = *self.queues;
         self.ask(|driver| {
@@ -231,26 +230,26 @@ impl<'m> Work<'m> {
         if into.is_empty() {
             return Ok(());
         }
-        // SAFETY: as in `upload`, and borrowed alone.
+        // SAFETY: as in `upload`, and borrowed exclusively.
         self.ask(|driver| unsafe {
             driver.download(OWN, self.queues.download, from.address(), (into.as_mut_ptr(), into.len()))
         })
     }
 
-    /// Copies an output to where it is wanted on this or another device.
+    /// Copies an output to its destination on this or another device.
     pub(crate) fn send(&mut self, from: DeviceMemory, to: DeviceMemory) -> Result<(), Fault> {
         self.copy(self.queues.download, from, to)
     }
 
-    /// Waits for all of it. [`Work::computed`] has been called after the last kernel.
+    /// Waits for all work. Requires a call of [`Work::computed`] after the last kernel.
     ///
     /// # Errors
-    /// What the driver says of any of it.
+    /// The driver's error for any of the work.
     pub(crate) fn finish(mut self) -> Result<Spans, Fault> {
         let Queues { download, start, ready, computed, end, .. } = *self.queues;
         self.ask(|driver| {
             driver.record(OWN, end, download)?;
-            // Not the streams: the upload of the next batch may be under way.
+            // Does not wait for the streams: the upload of the next batch may be in progress.
             driver.wait_here(OWN, end)
         })?;
         self.done = true;
@@ -271,7 +270,7 @@ impl Drop for Work<'_> {
         if self.done {
             return;
         }
-        // A device that is lost writes nowhere any more; what it was lent is given up with the process.
+        // A lost device no longer writes; borrowed memory is released with the process.
         let Queues { upload, compute, download, .. } = *self.queues;
         for stream in [upload, compute, download] {
             let _ = self.ask(|driver| driver.synchronize(OWN, stream));
@@ -280,5 +279,5 @@ impl Drop for Work<'_> {
 }
 
 fn misfit() -> Fault {
-    Fault::Refused("a copy does not fit".to_owned())
+    Fault::Refused("source and destination of a copy differ in length".to_owned())
 }

@@ -1,11 +1,11 @@
-//! What a batch reads in memory of clients: used in place or copied.
+//! Inputs of a batch in client memory: used in place or copied.
 //!
-//! A request whose region cannot be used, or was truncated meanwhile, fails alone: the others of its batch are executed beside
-//! zeros. A backend reads such memory itself only if it tolerates concurrent writes
+//! A request whose region cannot be used, or was truncated meanwhile, fails without affecting the others of its batch, which are
+//! executed with zeros in its place. A backend reads such memory directly only if it tolerates concurrent writes
 //! ([`Backend::tolerates_concurrent_writes`](pharos_backend::Backend::tolerates_concurrent_writes)), if the request is alone in
-//! its batch, and for elements of a fixed size; it never sees texts whose framing a client can still change. A backend that takes
-//! device memory ([`Backend::takes_device_memory`](pharos_backend::Backend::takes_device_memory)) reads it there, also for each
-//! request of a batch.
+//! its batch, and for elements of a fixed size: it never receives strings whose framing a client can still change. A backend that
+//! takes device memory ([`Backend::takes_device_memory`](pharos_backend::Backend::takes_device_memory)) reads it there, also for
+//! the individual requests of a batch.
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::model::ModelConfig;
@@ -17,15 +17,15 @@ use pharos_backend::{Batch, DeviceInputs, Input, Outputs, Source, run_error};
 use super::inputs::{bytes_of, name_of};
 use crate::regions::RegionTable;
 
-/// Zeros in place of an empty text.
+/// The length in bytes of an empty string: zeros of this length replace a string.
 const EMPTY_TEXT: u64 = 4;
 
-/// Whether a batch uses memory of clients at all.
+/// Whether a batch uses client memory at all.
 pub(super) fn uses_regions(execute: &Execute) -> bool {
     !execute.placements.is_empty() || execute.inputs.iter().any(|input| !input.pieces.is_empty())
 }
 
-/// Makes the regions of a batch ready. Gives the requests that have one which cannot be used.
+/// Opens the regions of a batch. Returns the requests with a region that cannot be used.
 pub(super) fn open(regions: &mut RegionTable, execute: &Execute) -> Vec<(u32, InferError)> {
     used_regions(execute).filter_map(|(request, region)| Some((request, regions.open(region).err()?))).collect()
 }
@@ -34,7 +34,7 @@ pub(super) fn open(regions: &mut RegionTable, execute: &Execute) -> Vec<(u32, In
 pub(super) enum Gathered<'a> {
     There(&'a [u8]),
     Copied(AlignedBuffer),
-    /// Some of it on a device, where the backend takes it from.
+    /// Some of it is on a device, and the backend reads it there.
     Pieces(Vec<Source<'a>>),
 }
 
@@ -59,7 +59,7 @@ impl Gathered<'_> {
 struct Gatherer<'g, 'a> {
     memory: &'g mut ClientMemory<'a>,
     arena: &'a InputArena,
-    /// For messages.
+    /// The model's name, for messages.
     model: &'g str,
     /// Requests whose memory cannot be used.
     unusable: &'g [u32],
@@ -72,11 +72,11 @@ struct NamedInput<'i> {
     name: &'i str,
 }
 
-/// Requests that turned out to be wrong, by their position in the batch.
+/// Requests with errors, by their position in the batch.
 type Wrong = Vec<(u32, InferError)>;
 
 impl<'a> Gatherer<'_, 'a> {
-    /// Where the parts of an input are, if some are on a device and the backend takes them from there; `None` if not.
+    /// Returns the locations of an input's parts if some are on a device and the backend reads them there; otherwise `None`.
     fn sources(&mut self, input: NamedInput<'_>) -> Result<Option<Vec<Source<'a>>>, InferError> {
         let NamedInput { block, name } = input;
         let (regions, arena, unusable) = (self.memory.regions(), self.arena, self.unusable);
@@ -99,7 +99,7 @@ impl<'a> Gatherer<'_, 'a> {
                 _ if failed(piece) => Source::Zeros(usize::try_from(piece.len).map_err(|_| no_memory(piece.len))?),
                 _ => match on_device(piece).map(Source::Device).or_else(in_place) {
                     Some(source) => source,
-                    // Copying finds out what is wrong with it.
+                    // Copying will report the error.
                     None => return Ok(None),
                 },
             };
@@ -111,7 +111,7 @@ impl<'a> Gatherer<'_, 'a> {
         Ok(Some(sources))
     }
 
-    /// The bytes of an input, and the requests whose part of it is not what it should be; those are zeros here.
+    /// Returns the bytes of an input, and the requests whose part of it is invalid, which are replaced by zeros.
     fn gather(&mut self, input: NamedInput<'_>) -> Result<(Gathered<'a>, Wrong), InferError> {
         let block = input.block;
         if let Some(sources) = self.sources(input)? {
@@ -155,8 +155,9 @@ impl<'a> Gatherer<'_, 'a> {
         Ok(buffer)
     }
 
-    /// Texts are copied first and checked then: their lengths cannot change any more. Bytes that are not texts of as many
-    /// elements as there should be become that many empty texts, for which the frontend has checked that there is room.
+    /// Strings are copied before they are checked, so that their lengths cannot change any more. If the framing is invalid or the
+    /// number of elements is wrong, they are replaced by that number of empty strings; the frontend has checked that there is
+    /// room.
     fn gather_texts(&self, input: NamedInput<'_>, wrong: &mut Wrong) -> Result<AlignedBuffer, InferError> {
         let NamedInput { block: InputBlock { pieces, .. }, name } = input;
         let mut all: Vec<Vec<u8>> = Vec::new();
@@ -202,10 +203,10 @@ fn no_memory(len: u64) -> InferError {
     run_error(format!("{len} bytes of input do not fit in memory"))
 }
 
-/// The inputs of a batch that has some in memory of clients, gathered. Requests that turn out to be wrong have failed then.
+/// Gathers the inputs of a batch with some in client memory. Requests with errors have failed when this returns.
 ///
 /// # Errors
-/// The batch contradicts its own frame.
+/// The batch contradicts its frame.
 pub(super) fn gather<'a>(
     config: &ModelConfig,
     arena: &'a InputArena,
@@ -231,7 +232,7 @@ pub(super) fn gather<'a>(
     Ok(all)
 }
 
-/// The inputs as a backend sees them.
+/// Returns the inputs as a backend sees them.
 pub(super) fn inputs<'b>(
     config: &'b ModelConfig,
     execute: &'b Execute,
@@ -245,7 +246,7 @@ pub(super) fn inputs<'b>(
     inputs.collect()
 }
 
-/// Whether it is worth executing a batch of which these requests have failed: a sequence must not miss a step.
+/// Whether executing a batch is pointless because these requests have failed. A sequence must not skip a step.
 pub(super) fn is_hopeless(batch: &Batch<'_>, unusable: &[u32]) -> bool {
     let failed = |position: usize| unusable.iter().any(|request| *request as usize == position);
     let mut requests = batch.requests.iter().enumerate();

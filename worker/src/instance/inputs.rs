@@ -1,4 +1,4 @@
-//! The inputs of a batch, where a frame says that they are.
+//! Finds the inputs of a batch at the locations that a frame gives.
 
 use pharos::error::InferError;
 use pharos::model::ModelConfig;
@@ -6,7 +6,7 @@ use pharos::wire::{Execute, InputBlock};
 use pharos_backend::runtime::{BatchLoan, InputArena};
 use pharos_backend::{Batch, Input, run_error};
 
-/// The batch that a frame describes, its inputs in place.
+/// Returns the batch that a frame describes, with its inputs in place.
 pub(super) fn batch_of<'a>(
     config: &'a ModelConfig,
     arena: &'a InputArena,
@@ -28,13 +28,13 @@ pub(super) fn batch_of<'a>(
     Ok(Batch::new(config, loan, inputs.collect::<Result<_, InferError>>()?))
 }
 
-/// The name of an input.
+/// Returns the name of an input.
 pub(super) fn name_of<'a>(config: &'a ModelConfig, block: &InputBlock) -> Result<&'a str, InferError> {
     let index = usize::from(block.input);
     config.input_name(index).ok_or_else(|| run_error(format!("there is no input {index}")))
 }
 
-/// The bytes of an input that is in the arena.
+/// Returns the bytes of an input in the arena.
 pub(super) fn bytes_of<'a>(memory: &'a InputArena, block: &InputBlock, name: &str) -> Result<&'a [u8], InferError> {
     let data = memory.bytes(block.offset, block.len);
     data.ok_or_else(|| run_error(format!("input '{name}' is not in the arena")))

@@ -1,4 +1,4 @@
-//! A real instance of a backend that keeps what it is given, over a socket whose other end the test holds.
+//! A real instance of a backend that keeps its inputs and responders, over a socket whose other end the test holds.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -24,17 +24,17 @@ use crate::device::Cuda;
 
 const BYTES: u64 = 1 << 20;
 
-/// Between the execution of a batch and its end: long enough for a test to do something there.
+/// Delay between the execution of a batch and its end, so that a test can act in between.
 const PAUSE: Duration = Duration::from_millis(60);
 
-/// What the backend does with each request.
+/// The backend's action for each request.
 #[derive(Clone, Copy)]
 enum What {
     /// Hands responder and input to the test.
     Keep,
-    /// Answers at once with its input.
+    /// Answers immediately with its input.
     PassOn,
-    /// As `PassOn`, but hands the input to the test as well.
+    /// Like `PassOn`, and also hands the input to the test.
     PassOnAndKeep,
 }
 
@@ -58,7 +58,7 @@ impl Backend for Keeper {
     fn execute(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<(), InferError> {
         for request in 0..batch.requests.len() {
             let responder = outputs.detach(request)?;
-            assert!(outputs.detach(request).is_err(), "it has one already");
+            assert!(outputs.detach(request).is_err(), "the request already has a responder");
             let input = batch.received(0).unwrap();
             match self.what {
                 What::Keep => self.kept.send((responder, input)).unwrap(),
@@ -73,7 +73,7 @@ impl Backend for Keeper {
     }
 }
 
-/// The frontend's end.
+/// The frontend's side.
 struct Frontend {
     socket: UnixStream,
     inputs: SharedMemory,
@@ -94,7 +94,7 @@ fn start(what: What, decoupled: bool) -> Frontend {
     let map = |memory| SharedMemory::map(memory, usize::try_from(BYTES).unwrap()).unwrap();
     let (our_inputs, our_outputs) = (map(&inputs), map(&outputs));
     let (ring, _) = channel::create(0).unwrap();
-    let (_, bell) = rustix::pipe::pipe().unwrap();
+    let (_, wakeup) = rustix::pipe::pipe().unwrap();
     let load = Load {
         initial_states: String::new(),
         wire_version: VERSION,
@@ -111,7 +111,7 @@ fn start(what: What, decoupled: bool) -> Frontend {
     let regions = UnixStream::pair().unwrap().0.into();
     let (socket, theirs) = UnixStream::pair().unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
+    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, wakeup, regions };
     let (reader, sender) = split(theirs).unwrap();
     let (runtime, regions) = crate::open(&load, (reader, sender.clone()), descriptors, Cuda::new(None)).unwrap();
     let (kept, kept_by_test) = messages();
@@ -209,11 +209,11 @@ fn a_request_outlives_its_batch_and_is_answered_by_another_thread() {
         let output = ReplyOutput { output: 0, datatype: DataType::Uint8, shape, content };
         first.respond(Reply { outputs: vec![output], ..Reply::default() }, true).unwrap();
         assert!(first.ended() && first.respond(Reply::default(), true).is_err());
-        // The main thread gives back what nobody kept, and this one answers: in any order.
+        // The main thread returns the input that was not kept, and this thread answers, in any order.
         let mut frames = [frontend.read(), frontend.read()];
         frames.sort_by_key(|frame| matches!(frame, ToFrontend::Response(_)));
         let [returned, ToFrontend::Response(response)] = frames else { panic!("{frames:?}") };
-        assert_eq!(returned, ToFrontend::Returned(vec![2]), "nobody kept the second input");
+        assert_eq!(returned, ToFrontend::Returned(vec![2]), "the second input was not kept");
         assert_eq!((response.batch, response.request, response.last), (1, 0, true));
         let block = &response.outputs[0];
         assert_eq!(frontend.output(block.offset, block.len), b"answer");
@@ -222,12 +222,12 @@ fn a_request_outlives_its_batch_and_is_answered_by_another_thread() {
         drop(second);
         let response = frontend.response();
         assert_eq!((response.batch, response.last), (2, true));
-        assert!(response.error.unwrap().message.contains("let go of the request"));
+        assert!(response.error.unwrap().message.contains("released the request"));
     }
 }
 
 #[test]
-fn an_answer_between_a_batch_and_its_end_leaves_after_it_without_a_further_frame() {
+fn an_answer_before_the_end_of_its_batch_is_sent_after_it() {
     let mut frontend = start(What::Keep, false);
     frontend.execute(1, b"x");
     let (responder, input) = frontend.kept.recv().unwrap();
@@ -239,7 +239,7 @@ fn an_answer_between_a_batch_and_its_end_leaves_after_it_without_a_further_frame
 }
 
 #[test]
-fn an_input_is_passed_on_without_a_copy_unless_somebody_keeps_it() {
+fn an_input_is_passed_on_without_a_copy_unless_it_is_kept() {
     let mut frontend = start(What::PassOn, false);
     frontend.execute(1, b"hello");
     let done = frontend.done();
@@ -262,7 +262,7 @@ fn an_input_is_passed_on_without_a_copy_unless_somebody_keeps_it() {
 }
 
 #[test]
-fn an_open_request_waits_for_its_reader_and_learns_that_it_is_given_up() {
+fn a_detached_request_waits_for_its_client_and_can_be_cancelled() {
     let mut frontend = start(What::Keep, true);
     frontend.execute(1, b"x");
     assert_eq!(frontend.done().open, [0]);
@@ -283,7 +283,7 @@ fn an_open_request_waits_for_its_reader_and_learns_that_it_is_given_up() {
 }
 
 #[test]
-fn what_does_not_fit_into_a_message_is_refused_and_costs_nothing_else() {
+fn content_too_long_for_a_message_is_refused_without_other_effects() {
     let mut frontend = start(What::Keep, false);
     let file = || vec![("file:1/model.bin".to_owned(), vec![0; pharos::wire::MAX_FRAME])];
     let refusal = frontend.runtime.load_model("m", file()).unwrap_err();
@@ -297,7 +297,7 @@ fn what_does_not_fit_into_a_message_is_refused_and_costs_nothing_else() {
 }
 
 #[test]
-fn calls_are_answered_whoever_reads_and_given_back() {
+fn calls_are_answered_whichever_thread_reads_and_their_loans_are_returned() {
     let mut frontend = start(What::Keep, false);
     let request = || CallRequest { model: "other".into(), id: "i".into(), decoupled: true, ..CallRequest::default() };
     let call = || Call { request: request(), ..Call::default() };
@@ -324,13 +324,13 @@ fn calls_are_answered_whoever_reads_and_given_back() {
     assert_eq!(frontend.read(), ToFrontend::Returned(vec![FIRST_LOAN]));
     drop(first);
     assert_eq!(frontend.read(), ToFrontend::Abandoned(numbers[0]));
-    // What comes too late is given back.
+    // A late answer is returned.
     frontend.send(&ToWorker::Answer(answer(numbers[0], FIRST_LOAN + 1)));
     assert_eq!(frontend.read(), ToFrontend::Returned(vec![FIRST_LOAN + 1]));
 }
 
 #[test]
-fn an_output_that_is_there_twice_is_refused_and_the_request_goes_on() {
+fn a_response_with_a_duplicate_output_is_refused_and_the_request_stays_open() {
     let mut frontend = start(What::Keep, false);
     frontend.execute(1, b"x");
     assert_eq!(frontend.done().open, [0]);
@@ -346,19 +346,19 @@ fn an_output_that_is_there_twice_is_refused_and_the_request_goes_on() {
 #[test]
 fn readiness_is_answered_while_a_batch_is_executed() {
     let mut frontend = start(What::Keep, false);
-    let (say, told) = messages();
-    frontend.runtime.answer_readiness(Box::new(move || told.recv().unwrap())).unwrap();
-    // The batch waits for its pause, and this for the test.
+    let (answers, received) = messages();
+    frontend.runtime.answer_readiness(Box::new(move || received.recv().unwrap())).unwrap();
+    // The batch waits for its pause, and the readiness function waits for the test.
     frontend.execute(1, b"x");
     frontend.send(&ToWorker::AskReady);
-    say.send(true).unwrap();
+    answers.send(true).unwrap();
     assert_eq!(frontend.read(), ToFrontend::Ready(true));
     assert_eq!(frontend.done().open, [0]);
-    say.send(false).unwrap();
+    answers.send(false).unwrap();
     frontend.send(&ToWorker::AskReady);
     assert_eq!(frontend.read(), ToFrontend::Ready(false));
-    // A panic is no yes, and the next question is answered.
-    drop(say);
+    // A panic counts as not ready, and the next query is answered.
+    drop(answers);
     for _ in 0..2 {
         frontend.send(&ToWorker::AskReady);
         assert_eq!(frontend.read(), ToFrontend::Ready(false));

@@ -1,5 +1,5 @@
-//! A real instance of the function `repeat` over a socket whose other end the test holds: what it sends, when it waits, and
-//! what it does with frames that come meanwhile.
+//! A real instance of the function `repeat` over a socket whose other end the test holds: which frames it sends, when it waits,
+//! and how it handles frames that arrive meanwhile.
 
 #![allow(clippy::panic)]
 
@@ -30,15 +30,15 @@ const CONFIG: &str = "backend: 'builtin' model_transaction_policy { decoupled: t
 const BYTES: u64 = 1 << 20;
 const ELEMENTS: u32 = 100;
 
-/// The frontend's end.
+/// The frontend's side.
 struct Frontend {
     socket: UnixStream,
     inputs: SharedMemory,
-    /// Gives the outcome and what the worker receives after it.
+    /// Returns the outcome and the frames that the worker receives after it.
     worker: JoinHandle<(Done, Vec<ToWorker>)>,
 }
 
-/// A batch of one request with these many bytes of input.
+/// Returns a batch of one request with this many bytes of input.
 fn execute(len: u64) -> Execute {
     let input = InputBlock {
         input: 0,
@@ -59,13 +59,13 @@ fn start() -> Frontend {
     resume(Vec::new())
 }
 
-/// As [`start`], for a request that may have been executed before.
+/// Like [`start`], for a request that may have been executed before.
 fn resume(resumed: Vec<Resumed>) -> Frontend {
     let draft = Draft::from_text(CONFIG, "config.pbtxt").unwrap();
     let config = draft.complete(&Completion { directory: "m", ..Completion::default() }).unwrap();
     let (inputs, outputs) = (shm::create("inputs", BYTES).unwrap(), shm::create("outputs", BYTES).unwrap());
     let (ring, _) = channel::create(0).unwrap();
-    let (_, bell) = rustix::pipe::pipe().unwrap();
+    let (_, wakeup) = rustix::pipe::pipe().unwrap();
     let mapped = SharedMemory::map(&inputs, usize::try_from(BYTES).unwrap()).unwrap();
     let data: Vec<u8> = (0..ELEMENTS).flat_map(u32::to_le_bytes).collect();
     assert!(mapped.copy_in(usize::try_from(flags::BYTES).unwrap(), &data));
@@ -86,7 +86,7 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
     let (regions, _) = UnixStream::pair().unwrap();
     let regions = regions.into();
     let (socket, theirs) = UnixStream::pair().unwrap();
-    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
+    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, wakeup, regions };
     let worker = thread::spawn(move || {
         let (reader, sender) = split(theirs).unwrap();
         let opened = crate::open(&load, (reader, sender.clone()), descriptors, Cuda::new(None));
@@ -114,11 +114,11 @@ impl Frontend {
         decode_to_frontend(&payload).unwrap()
     }
 
-    /// Reads so many responses of the first request; gives the last one's number.
+    /// Reads this many responses of the first request; returns the last one.
     fn responses(&mut self, count: u32) -> wire::Response {
         let mut last = None;
         for _ in 0..count {
-            let ToFrontend::Response(response) = self.read() else { panic!("the batch is done") };
+            let ToFrontend::Response(response) = self.read() else { panic!("expected a response") };
             assert_eq!((response.batch, response.request, &response.error), (7, 0, &None));
             last = Some(response);
         }
@@ -131,12 +131,12 @@ impl Frontend {
         self.socket.write_all(&bytes).unwrap();
     }
 
-    /// Tells how many responses have been taken so far.
+    /// Sends the total number of responses that the client has read.
     fn credits(&mut self, batch: u64, taken: u32, released: Vec<u64>) {
         self.send(&ToWorker::Credits(Credits { batch, request: 0, taken: taken.into(), released }));
     }
 
-    /// Whether the worker says nothing for a while.
+    /// Whether the worker sends nothing for a while.
     fn is_quiet(&mut self) -> bool {
         self.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         let quiet = self.socket.read(&mut [0]).is_err();
@@ -144,7 +144,7 @@ impl Frontend {
         quiet
     }
 
-    fn give_up(&self, position: usize) {
+    fn cancel(&self, position: usize) {
         let (word, bit) = flags::bit(1, position).unwrap();
         self.inputs.words()[word].fetch_or(bit, Ordering::Relaxed);
     }
@@ -157,12 +157,12 @@ impl Frontend {
 }
 
 #[test]
-fn a_worker_waits_for_credit_and_keeps_what_comes_meanwhile() {
+fn a_worker_waits_for_credit_and_keeps_frames_that_arrive_meanwhile() {
     let mut frontend = start();
     let first = frontend.responses(CREDITS);
     assert_eq!(first.outputs.len(), 1);
     assert!(frontend.is_quiet());
-    // Of another batch, of none, and to wake it up: no credit.
+    // For another batch, for no batch, and for this batch without new credit: only wakes the worker.
     frontend.credits(6, 5, Vec::new());
     frontend.credits(7, 0, Vec::new());
     let meanwhile = [ToWorker::Metrics("mode: both".into()), ToWorker::Release(vec![u64::MAX])];
@@ -172,14 +172,14 @@ fn a_worker_waits_for_credit_and_keeps_what_comes_meanwhile() {
     let next = frontend.responses(3);
     assert!(frontend.is_quiet());
     assert!(next.stamps.output_start <= next.stamps.end && first.stamps.start == next.stamps.start);
-    // A sum that is told again is no further credit.
+    // A repeated total grants no further credit.
     frontend.credits(7, 3, Vec::new());
     assert!(frontend.is_quiet());
     for (taken, count) in [(3 + CREDITS, CREDITS), (3 + 2 * CREDITS, CREDITS), (ELEMENTS, ELEMENTS - 3 * CREDITS - 3)] {
         frontend.credits(7, taken, Vec::new());
         frontend.responses(count);
     }
-    let ToFrontend::Response(end) = frontend.read() else { panic!("no end") };
+    let ToFrontend::Response(end) = frontend.read() else { panic!("no last response") };
     assert!(end.last && end.empty && end.outputs.is_empty());
     let (done, received) = frontend.end();
     assert_eq!((done.error, done.outputs.len()), (None, 0));
@@ -187,7 +187,7 @@ fn a_worker_waits_for_credit_and_keeps_what_comes_meanwhile() {
 }
 
 #[test]
-fn a_resumed_request_has_the_credit_that_is_left() {
+fn a_resumed_request_has_its_remaining_credit() {
     let mut frontend = resume(vec![Resumed { request: 0, sent: 70, taken: 40 }]);
     frontend.responses(2);
     assert!(frontend.is_quiet());
@@ -201,17 +201,17 @@ fn a_resumed_request_has_the_credit_that_is_left() {
 }
 
 #[test]
-fn a_wait_ends_when_nobody_wants_the_responses_any_more() {
+fn a_wait_ends_when_the_request_is_cancelled() {
     let mut frontend = start();
     frontend.responses(CREDITS);
-    frontend.give_up(0);
+    frontend.cancel(0);
     frontend.credits(7, 0, Vec::new());
     let (done, _) = frontend.end();
     assert_eq!(done.error, None);
 }
 
 #[test]
-fn a_wait_ends_when_the_process_is_to_stop() {
+fn a_wait_ends_when_the_process_must_stop() {
     let mut frontend = start();
     frontend.responses(CREDITS);
     frontend.send(&ToWorker::Shutdown);

@@ -1,6 +1,6 @@
-//! Batches of a model with states: the states join the inputs, and what the model gives for them is kept. A batch whose
-//! states differ in shape is executed in parts, one after the other, because a tensor has one shape; each part gives
-//! outputs of its own.
+//! Batches of a model with states: adds the states to the inputs, and stores the new states that the model returns. A batch whose
+//! states differ in shape is executed in parts, one after the other, because a tensor has one shape; each part has separate
+//! outputs.
 
 use pharos::error::InferError;
 use pharos::wire::BatchRequest;
@@ -10,7 +10,7 @@ use pharos_backend::{Backend, Batch, Input, Outputs, run_error};
 use super::{Outcome, attempt};
 use crate::state::{Gathered, States, rows_of};
 
-/// Executes a batch with the states of its sequences. Sequences that end with it are dropped, however it goes.
+/// Executes a batch with the states of its sequences. Sequences that end with it are dropped whatever its outcome.
 pub(super) fn execute(
     states: &mut States,
     backend: &mut dyn Backend,
@@ -20,9 +20,9 @@ pub(super) fn execute(
     if batch.requests.iter().any(|request| request.sequence.is_some() && request.rows != 1) {
         return Ok(Err(run_error("a step of a sequence must have one row")));
     }
-    let strangers = states.begin(batch.requests);
-    for position in strangers {
-        outputs.fail(position, run_error("the state of its sequence is not here; the sequence has to start again"));
+    let unknown = states.begin(batch.requests);
+    for position in unknown {
+        outputs.fail(position, run_error("the state of the sequence was lost; start the sequence again"));
     }
     let parts = states.parts(batch.requests);
     let outcome = match parts.as_slice() {
@@ -33,7 +33,7 @@ pub(super) fn execute(
     outcome
 }
 
-/// Executes each part as a batch of its own; the error of one fails its requests alone.
+/// Executes each part as a separate batch; an error of one part fails only its requests.
 fn in_parts(
     states: &mut States,
     backend: &mut dyn Backend,
@@ -75,7 +75,7 @@ fn in_parts(
     Ok(Ok(()))
 }
 
-/// The shapes of the inputs for some of the requests.
+/// Returns the shapes of the inputs for some of the requests.
 fn shapes(batch: &Batch<'_>, requests: &[BatchRequest]) -> Vec<Vec<i64>> {
     let rows = requests.iter().map(|request| i64::from(request.rows)).sum();
     let shape = |input: &Input<'_>| {
@@ -88,7 +88,7 @@ fn shapes(batch: &Batch<'_>, requests: &[BatchRequest]) -> Vec<Vec<i64>> {
     batch.inputs.iter().map(shape).collect()
 }
 
-/// The rows of an input that belong to the requests at these positions.
+/// Returns the rows of an input that belong to the requests at these positions.
 fn own_rows(input: &Input<'_>, requests: &[BatchRequest], positions: &[u32]) -> Result<AlignedBuffer, InferError> {
     let all: u64 = requests.iter().map(|request| u64::from(request.rows)).sum();
     let split =
@@ -125,15 +125,15 @@ fn input<'a>(state: &'a Gathered<'_>, config: &'a pharos::model::ModelConfig) ->
     Input { index: state.input, name, datatype: state.datatype, shape: &state.shape, data: state.data(), pieces: &[] }
 }
 
-/// Gives the states what the model has made for them. Requests that failed keep the state from before.
+/// Stores the states that the model has produced. Requests that failed keep their previous state.
 fn keep(states: &mut States, outputs: &mut Outputs<'_>, requests: &[&BatchRequest]) -> Result<(), InferError> {
-    // A request whose memory has vanished meanwhile has failed, too.
+    // Also fails requests whose memory was truncated meanwhile.
     outputs.check_client_memory();
     let made = outputs.made(|output| states.number(output).is_some())?;
     states.keep(requests, &made, |position| !outputs.has_failed_in_part(position)).map_err(run_error)
 }
 
-/// Takes back the states that no request asks for.
+/// Withdraws states that no request asks for.
 fn withdraw_unwanted(states: &States, outputs: &mut Outputs<'_>, batch: &Batch<'_>) {
     for output in states.outputs() {
         if output >= batch.config().outputs.len() || !batch.is_requested(output) {

@@ -1,4 +1,4 @@
-//! Sequences of steps through a loaded instance, in real shared memory, against the same steps computed here.
+//! Runs sequences on a loaded instance in real shared memory, and compares the results with values computed here.
 
 mod client_memory;
 mod gpu;
@@ -28,7 +28,7 @@ struct World {
     inputs: SharedMemory,
     outputs: SharedMemory,
     reader: Reader,
-    /// Where the frontend has put the next input.
+    /// The offset at which the frontend puts the next input.
     next: u64,
     batches: u64,
     unread: Vec<u64>,
@@ -39,7 +39,7 @@ struct World {
     _folder: Folder,
 }
 
-/// A folder that goes with its owner.
+/// A directory that is removed when this value is dropped.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
@@ -48,7 +48,7 @@ impl Drop for Folder {
     }
 }
 
-/// A model directory with these files.
+/// Creates a model directory with these files.
 fn folder(files: &[(&str, &[u8])]) -> Folder {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -66,7 +66,7 @@ fn load(config: &str, files: &[(&str, &[u8])]) -> Result<World, InferError> {
     load_on(config, files, Cuda::new(None))
 }
 
-/// What a worker is told and inherits, and the frontend's side of that.
+/// The values that a worker receives and inherits, and the frontend's side of them.
 struct Parts {
     load: Load,
     descriptors: SharedDescriptors,
@@ -91,7 +91,7 @@ fn parts(config: &str, files: &[(&str, &[u8])], cuda: &Cuda) -> Parts {
     let completion = Completion { directory: "m", ..Completion::default() };
     let config = Draft::from_text(config, "config.pbtxt").unwrap().complete(&completion).unwrap();
     let (ring, reader) = channel::create(0).unwrap();
-    let (_, bell) = pipe_with(PipeFlags::NONBLOCK).unwrap();
+    let (_, wakeup) = pipe_with(PipeFlags::NONBLOCK).unwrap();
     let (inputs, outputs) = (shm::create("inputs", ARENA).unwrap(), shm::create("outputs", ARENA).unwrap());
     let map = |memory| SharedMemory::map(memory, usize::try_from(ARENA).unwrap()).unwrap();
     let (our_inputs, our_outputs) = (map(&inputs), map(&outputs));
@@ -108,9 +108,9 @@ fn parts(config: &str, files: &[(&str, &[u8])], cuda: &Cuda) -> Parts {
         auto_detect: false,
         device: cuda.device().cloned(),
     };
-    let (told, regions) = client_memory::socket();
-    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, bell, regions };
-    Parts { load, descriptors, inputs: our_inputs, outputs: our_outputs, reader, regions: told, folder }
+    let (announcements, regions) = client_memory::socket();
+    let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, wakeup, regions };
+    Parts { load, descriptors, inputs: our_inputs, outputs: our_outputs, reader, regions: announcements, folder }
 }
 
 fn step(key: u64, start: bool, end: bool) -> BatchRequest {
@@ -154,7 +154,7 @@ impl World {
         self.run(&execute)
     }
 
-    /// Executes a frame, and reads what is in the arena.
+    /// Executes a frame, and reads its outputs from the arena.
     fn run(&mut self, execute: &Execute) -> (Done, Vec<Read>) {
         let Executed { done, panicked, kept } = self.instance.execute(execute);
         drop(kept);
@@ -170,7 +170,7 @@ impl World {
         (done, read)
     }
 
-    /// One input of INT64, a row for each request; all outputs.
+    /// Executes a batch with one INT64 input, one row for each request, and asks for all outputs.
     fn numbers(&mut self, requests: &[BatchRequest], shape: Vec<i64>, values: &[i64]) -> (Done, Vec<Read>) {
         self.execute(requests, &[(0, DataType::Int64, shape, bytes(values))], &[])
     }
@@ -179,17 +179,17 @@ impl World {
         self.instance.states.as_ref().unwrap().bytes()
     }
 
-    /// The values of the gauge of the states' bytes since the last look.
+    /// Returns the values of the gauge of the states' size since the last call.
     fn gauge(&mut self) -> Vec<f64> {
-        let (mut told, mut values) = (Vec::new(), Vec::new());
+        let (mut definitions, mut values) = (Vec::new(), Vec::new());
         let each = |event: Event<'_>| match event {
-            Event::Series(definition) => told.push(definition),
+            Event::Series(definition) => definitions.push(definition),
             Event::Metric(_) => {}
             Event::Sample(sample) => values.push((sample.series as usize, sample.value)),
         };
         self.reader.drain(each).unwrap();
         let of = |(series, value): &(usize, f64)| {
-            let definition = &told[*series];
+            let definition = &definitions[*series];
             let labels: Vec<_> = definition.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
             (definition.name == pharos::metrics::catalog::STATE_BYTES).then(|| {
                 assert_eq!(labels, ["model=m", "version=1", "instance=m_0_0"]);
@@ -214,7 +214,7 @@ fn texts(values: &[&str]) -> Vec<u8> {
     data
 }
 
-/// Numbers that look random and are the same each time (Knuth's multiplier).
+/// Numbers that look random but are reproducible (Knuth's multiplier).
 struct Dice(u64);
 
 impl Dice {
@@ -232,13 +232,13 @@ fn builtin(function: &str, rest: &str) -> String {
     format!("backend: 'builtin' parameters {{ key: 'function' value {{ string_value: '{function}' }} }} {rest}")
 }
 
-/// The engines for ONNX files; ONNX Runtime only where its library is named.
+/// The engines for ONNX files; ONNX Runtime only if its library is configured.
 fn engines() -> Vec<&'static str> {
     if crate::backend::has_onnxruntime() { vec!["tract", "onnxruntime"] } else { vec!["tract"] }
 }
 
-/// Random sequences begin, go on and end in random batches with padding between them; each row must be what its
-/// sequence alone would have given.
+/// Random sequences begin, continue and end in random batches with padding between them; each row must be the value that its
+/// sequence alone would have produced.
 fn interleaved(world: &mut World, next: impl Fn(i64, i64) -> i64, given: impl Fn(i64, i64) -> i64) {
     let mut dice = Dice(7);
     let mut open: BTreeMap<u64, [i64; 2]> = BTreeMap::new();
@@ -273,7 +273,7 @@ fn interleaved(world: &mut World, next: impl Fn(i64, i64) -> i64, given: impl Fn
         let rows = i64::try_from(requests.len()).unwrap();
         let (done, read) = world.numbers(&requests, vec![rows, 2], &values);
         assert_eq!(done.error, None);
-        let [read] = read.as_slice() else { panic!("only Y is an output: {read:?}") };
+        let [read] = read.as_slice() else { panic!("expected only the output Y: {read:?}") };
         let rows: Vec<[i64; 2]> = numbers(&read.data).as_chunks().0.to_vec();
         for (row, expected) in rows.iter().zip(expected) {
             assert!(expected.is_none_or(|expected| expected == *row), "{row:?} instead of {expected:?}");
@@ -308,7 +308,7 @@ fn interleaved_sequences_do_not_mix_in_onnx_models() {
     }
 }
 
-/// Steps of sequences that grow at their own pace: the parts of a batch whose shapes agree come together.
+/// Steps of sequences that grow at different rates: parts of a batch with equal shapes are executed together.
 fn growing(world: &mut World) {
     let mut dice = Dice(11);
     let mut open: BTreeMap<u64, Vec<i64>> = BTreeMap::new();
@@ -340,7 +340,7 @@ fn growing(world: &mut World) {
         let ended = requests.iter().zip(&keys).filter(|(request, _)| request.sequence.unwrap().end);
         ended.for_each(|(_, key)| drop(open.remove(key)));
     }
-    assert!(in_parts > 20, "{in_parts} outputs for parts of batches");
+    assert!(in_parts > 20, "only {in_parts} outputs were for parts of batches");
     world.instance.sequences_ended(&[0, 1, 2, 3]);
     assert_eq!(world.state_bytes(), 0);
 }
@@ -350,7 +350,7 @@ const GROWS: &str = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 d
     sequence_batching { state [ { input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [-1] } ] }";
 
 #[test]
-fn states_of_different_shapes_are_executed_apart() {
+fn states_of_different_shapes_are_executed_separately() {
     growing(&mut load(&builtin("append", GROWS), &[]).unwrap());
     let file = onnx::model(
         &[("Concat", &["S", "X"], &["T"]), ("Identity", &["T"], &["Y"])],
@@ -364,7 +364,7 @@ fn states_of_different_shapes_are_executed_apart() {
 }
 
 #[test]
-fn texts_are_kept_and_padding_is_empty() {
+fn strings_are_kept_and_padding_is_empty() {
     let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_STRING dims: [1] } \
                 output { name: 'T' data_type: TYPE_STRING dims: [-1] } sequence_batching { state [ \
                 { input_name: 'S' output_name: 'T' data_type: TYPE_STRING dims: [-1] } ] }";
@@ -387,7 +387,7 @@ fn texts_are_kept_and_padding_is_empty() {
 }
 
 #[test]
-fn first_values_are_what_the_configuration_says() {
+fn first_values_are_those_of_the_configuration() {
     let states = "state [ \
         { input_name: 'FILE' output_name: 'F' data_type: TYPE_INT64 dims: [-1] \
           initial_state { name: 'f' data_type: TYPE_INT64 dims: [2] data_file: 'below/two' } }, \
@@ -398,7 +398,7 @@ fn first_values_are_what_the_configuration_says() {
     let outputs = ["Y", "A", "B", "C"].map(|name| output(name, "-1, -1")).concat();
     let rest =
         format!("input {{ name: 'X' data_type: TYPE_INT64 dims: [1] }} {outputs} sequence_batching {{ {states} }}");
-    // Identity shows the inputs, and gives no state: the first value stays. The file is longer than it has to be.
+    // Identity shows the inputs and returns no state: the first value remains. The file is longer than necessary.
     let file = bytes(&[4, -5, 6]);
     let mut world = load(&builtin("identity", &rest), &[("initial_state/below/two", &file)]).unwrap();
     for start in [true, false] {
@@ -409,7 +409,7 @@ fn first_values_are_what_the_configuration_says() {
             [(vec![1], vec![9]), (vec![2], vec![4, -5]), (vec![1, 2], vec![0, 0]), (vec![1, 3], vec![0, 0, 0])];
         assert_eq!(values, expected, "start: {start}");
     }
-    // A warm-up is no sequence and sees the same.
+    // A warm-up is not a sequence and sees the same values.
     assert_eq!(numbers(&world.numbers(&[padding()], vec![1], &[9]).1[1].data), [4, -5]);
     let refused = load(&builtin("identity", &rest), &[("initial_state/below/two", &file[..15])]).err().unwrap();
     let text = "initial_state setting expects 16 bytes, but the data provided from below/two only has 15 bytes.";
@@ -419,7 +419,7 @@ fn first_values_are_what_the_configuration_says() {
 }
 
 #[test]
-fn a_state_among_the_outputs_is_given_to_who_asks() {
+fn a_state_among_the_outputs_is_returned_on_request() {
     let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [1] } \
                 output [ { name: 'Y' data_type: TYPE_INT64 dims: [1] }, { name: 'T' data_type: TYPE_INT64 dims: [1] } ] \
                 sequence_batching { state [ { input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [1] } ] }";
@@ -438,7 +438,7 @@ fn a_state_among_the_outputs_is_given_to_who_asks() {
 }
 
 #[test]
-fn what_goes_wrong_leaves_the_states_as_they_were() {
+fn errors_leave_the_states_unchanged() {
     let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [-1] } \
                 output { name: 'Y' data_type: TYPE_INT64 dims: [-1] } \
                 sequence_batching { state [ { input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [1] } ] }";
@@ -448,21 +448,21 @@ fn what_goes_wrong_leaves_the_states_as_they_were() {
     let (done, read) = world.numbers(&[step(1, false, false)], vec![1, 2], &[5, 5]);
     assert!(done.error.is_some() && read.is_empty());
     assert_eq!(numbers(&world.numbers(&[step(1, false, false)], vec![1, 1], &[2]).1[0].data), [7]);
-    // A sequence that is not known fails alone, and is not made by it.
+    // A request of an unknown sequence fails alone, and does not create the sequence.
     let (done, read) = world.numbers(&[step(8, false, false), step(1, false, true)], vec![2, 1], &[3, 3]);
     assert_eq!(numbers(&read[0].data)[1], 10);
     let failed: Vec<_> = done.failed.iter().map(|(position, error)| (*position, error.message.as_str())).collect();
-    assert_eq!(failed, [(0, "the state of its sequence is not here; the sequence has to start again")]);
+    assert_eq!(failed, [(0, "the state of the sequence was lost; start the sequence again")]);
     assert_eq!(world.state_bytes(), 0, "the last step was an END");
     assert_eq!(world.numbers(&[step(1, false, false)], vec![1, 1], &[1]).0.failed.len(), 1);
-    // A value that does not fit the configuration is not kept.
+    // A value that does not fit the configuration is not stored.
     let mut world = load(&builtin("append", rest), &[]).unwrap();
     let (done, _) = world.numbers(&[step(1, true, false)], vec![1, 1], &[5]);
     assert_eq!(done.error.unwrap().message, "state output 'T' of model 'm' has shape [2], the configuration says [1]");
 }
 
 #[test]
-fn a_step_is_executed_even_if_nobody_waits_for_it() {
+fn a_step_is_executed_even_if_it_is_cancelled() {
     let config =
         builtin("accumulate", &format!("max_batch_size: 5 {X} sequence_batching {{ state [ {{ {STATE} }} ] }}"));
     let mut world = load(&config, &[]).unwrap();
@@ -470,7 +470,7 @@ fn a_step_is_executed_even_if_nobody_waits_for_it() {
     let (word, bit) = flags::bit(0, 0).unwrap();
     world.inputs.words()[word].store(bit, std::sync::atomic::Ordering::Relaxed);
     assert_eq!(world.numbers(&[step(1, false, false)], vec![1, 2], &[10, 20]).0.error, None);
-    // What is no step of a sequence is not.
+    // A request that is no step of a sequence is not executed.
     let done = world.numbers(&[padding()], vec![1, 2], &[0, 0]).0;
     assert_eq!(done.error.map(InferError::from), Some(InferError::cancelled()));
     world.inputs.words()[word].store(0, std::sync::atomic::Ordering::Relaxed);
@@ -479,7 +479,7 @@ fn a_step_is_executed_even_if_nobody_waits_for_it() {
 }
 
 #[test]
-fn the_gauge_follows_the_memory() {
+fn the_gauge_reports_the_memory_of_the_states() {
     let rest = "max_batch_size: 4 input { name: 'X' data_type: TYPE_INT64 dims: [1000] } \
                 output { name: 'Y' data_type: TYPE_INT64 dims: [1000] } sequence_batching { state [ \
                 { input_name: 'S' output_name: 'T' data_type: TYPE_INT64 dims: [1000] use_same_buffer_for_input_output: true } ] }";
@@ -488,7 +488,7 @@ fn the_gauge_follows_the_memory() {
     world.numbers(&[step(1, true, false), step(2, true, false)], vec![2, 1000], &ones);
     world.numbers(&[step(1, false, false), step(2, false, false)], vec![2, 1000], &ones);
     world.numbers(&[step(2, false, true)], vec![1, 1000], &ones[..1000]);
-    // The same key again, without an end: its old state goes.
+    // The same key starts again without an end: its old state is dropped.
     world.numbers(&[step(1, true, false)], vec![1, 1000], &ones[..1000]);
     world.instance.sequences_ended(&[1, 77]);
     let values = world.gauge();

@@ -1,5 +1,5 @@
-//! CUDA memory of clients, by the handle that their processes have given: open in this process as long as somebody uses it;
-//! and a look at it in a process of its own.
+//! CUDA memory of clients, opened by the handles that their processes have registered: stays open in this process while it is in
+//! use. Also probes such memory in a separate process.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use pharos_backend::DeviceMemory;
 
 use crate::device::{Cuda, Driver, Fault, OWN};
 
-/// Memory of a client that is open in this process; closed when this goes.
+/// A client's memory that is open in this process; closed on drop.
 pub(super) struct Opened {
     cuda: Arc<Cuda>,
     memory: DeviceMemory,
 }
 
 impl Opened {
-    /// Opens `len` bytes of a device's memory, as the process counts devices; gives how many there are if they are fewer.
+    /// Opens `len` bytes of a device's memory, in the process's numbering of devices; if there are fewer, returns how many.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub(super) fn new(
         cuda: &Arc<Cuda>,
         (device, handle): (u32, &[u8; CUDA_HANDLE]),
@@ -32,7 +32,7 @@ impl Opened {
         Ok(if room.is_some() { Ok(Arc::new(opened)) } else { Err(size) })
     }
 
-    /// All of it.
+    /// Returns the whole range.
     pub(super) fn memory(&self) -> DeviceMemory {
         self.memory
     }
@@ -48,8 +48,8 @@ impl Drop for Opened {
     }
 }
 
-/// Asks the driver about a device. The calling thread goes on with the instance's own: frameworks in the same process take
-/// the one that the thread uses for the one that is meant when none is named.
+/// Calls the driver for a device, then makes the instance's device current on the calling thread again: frameworks in the same
+/// process use the thread's current device when none is named.
 pub(super) fn ask<T>(cuda: &Cuda, device: u32, call: impl FnOnce(&dyn Driver) -> Result<T, Fault>) -> Result<T, Fault> {
     let result = cuda.ask(call);
     if device != OWN && cuda.device().is_some() {
@@ -58,7 +58,7 @@ pub(super) fn ask<T>(cuda: &Cuda, device: u32, call: impl FnOnce(&dyn Driver) ->
     result
 }
 
-/// What the process is to print that only looks at memory: the handle is read from standard input.
+/// Returns the output of a probe process; reads the handle from standard input.
 pub(crate) fn probe(device: &str) -> Probed {
     look(&Cuda::new(None), device, &mut std::io::stdin().lock())
 }

@@ -1,10 +1,10 @@
-//! What happens when a client cuts off memory that is being read or written here: the kernel sends SIGBUS, whose handler
-//! puts zeros under the fault and remembers that it did. Faults anywhere else end the process as ever.
+//! Handles the truncation of client memory during an access: the kernel sends SIGBUS, and the handler maps zero pages at the
+//! fault and records it. Faults elsewhere end the process as usual.
 //!
-//! Contract of the handler: it only reads and writes atomics, and makes two system calls (`mmap` over pages that a
-//! [`Guard`] says are a client's mapping, `sigaction` to give a foreign fault back to whom it belonged); it allocates
-//! nothing and takes no lock. Entries of the list are never freed, only used again, so that it can be walked at any moment.
-//! It replaces pages only within a range that is being watched, and who watches one unmaps it after ending the watch.
+//! Contract of the handler: it only accesses atomics and makes two system calls (`mmap` over pages of a mapping that a [`Guard`]
+//! covers, `sigaction` to restore the previous handler for a foreign fault). It allocates nothing and takes no lock. List entries
+//! are never freed, only reused, so the list can be walked at any moment. The handler replaces pages only within a watched range;
+//! the owner of a range must unmap it after ending the watch.
 
 use std::ptr;
 use std::sync::Once;
@@ -14,7 +14,7 @@ use libc::{MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, PRO
 
 /// A range of addresses.
 struct Entry {
-    /// 0 while nobody watches it.
+    /// 0 while the entry is unused.
     start: AtomicUsize,
     len: AtomicUsize,
     taken: AtomicBool,
@@ -22,18 +22,18 @@ struct Entry {
     next: AtomicPtr<Entry>,
 }
 
-// A signal handler has nothing but statics.
+// A signal handler can only access statics.
 static FIRST: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
-/// What was done at SIGBUS before: Rust's own handler, which ends the process.
+/// The previous action for SIGBUS: Rust's handler, which ends the process.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 static INSTALL: Once = Once::new();
 
-/// A range that is watched.
+/// A watched range.
 pub(super) struct Guard(&'static Entry);
 
 impl Guard {
-    /// Whether there was a fault in it.
+    /// Whether a fault occurred in the range.
     pub(super) fn is_cut_off(&self) -> bool {
         self.0.cut_off.load(Ordering::Acquire)
     }
@@ -55,13 +55,13 @@ pub(super) fn watch(start: usize, len: usize) -> Guard {
     Guard(entry)
 }
 
-/// An entry that nobody uses, which is the caller's now.
+/// Claims an unused entry for the caller.
 fn free() -> Option<&'static Entry> {
     let mut entries = entries();
     entries.find(|entry| entry.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok())
 }
 
-/// A new entry, the caller's.
+/// Adds a new entry for the caller.
 fn add() -> &'static Entry {
     let entry: &'static mut Entry = Box::leak(Box::new(Entry {
         start: AtomicUsize::new(0),
@@ -73,10 +73,10 @@ fn add() -> &'static Entry {
     let mut first = FIRST.load(Ordering::Acquire);
     let this: *mut Entry = entry;
     loop {
-        // SAFETY: leaked, and only read but for its atomics.
+        // SAFETY: leaked, and only its atomics are written.
         unsafe { (*this).next.store(first, Ordering::Relaxed) };
         match FIRST.compare_exchange_weak(first, this, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: leaked above, and from now on only read but for its atomics.
+            // SAFETY: leaked above, and only its atomics are written from now on.
             Ok(_) => return unsafe { &*this },
             Err(other) => first = other,
         }
@@ -116,12 +116,12 @@ extern "C" fn on_fault(_signal: i32, info: *mut libc::siginfo_t, _context: *mut 
     if code == libc::BUS_ADRERR && replace(address) {
         return;
     }
-    // Not ours: what was there before gets the fault, which comes again at once.
+    // A foreign fault: restore the previous action, which receives the fault as soon as the instruction is repeated.
     // SAFETY: `BEFORE` was filled by `install`, which ran before this handler could.
     unsafe { libc::sigaction(SIGBUS, BEFORE.load(Ordering::Acquire), ptr::null_mut()) };
 }
 
-/// Puts zeros under an address and all that follows it in its range; whether it is in one.
+/// Maps zero pages from an address to the end of its watched range; returns whether there is such a range.
 fn replace(address: usize) -> bool {
     let page = PAGE.load(Ordering::Relaxed).max(1);
     for entry in entries() {
@@ -133,8 +133,8 @@ fn replace(address: usize) -> bool {
         entry.cut_off.store(true, Ordering::Release);
         let from = address / page * page;
         let (access, flags) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE);
-        // SAFETY: the pages belong to a mapping that is watched, so nobody else has them; to those who look at them this
-        // is a write by the client.
+        // SAFETY: the pages belong to a watched mapping, so no other code owns them; for its readers this is like a write by the
+        // client.
         let mapped = unsafe { libc::mmap(from as *mut libc::c_void, end - from, access, flags, -1, 0) };
         return mapped != MAP_FAILED;
     }

@@ -1,10 +1,10 @@
-//! A mapping of memory that a client can write to, cut off or remove at any moment.
+//! A mapping of memory that a client can write to, truncate or remove at any moment.
 //!
-//! Contract: the memory is only reached through a [`Mapping`], which lives as long as what it lends. Its bytes may change
-//! while somebody looks at them: who borrows them ([`Mapping::bytes`]) must be right with any bytes and decide nothing
-//! twice from the same ones, as `pharos::shm::SharedMemory::slice` says; who cannot promise that takes a copy. Ranges lent
-//! for writing do not overlap others that this process has lent. Where the object has no memory any more, a fault is
-//! answered with zeros (`fault.rs`).
+//! Contract: the memory is only accessed through a [`Mapping`], which lives longer than all ranges borrowed from it. Its bytes
+//! may change while they are borrowed: code that borrows them ([`Mapping::bytes`]) must work with any bytes and must not make two
+//! decisions from separate reads of the same bytes, as `pharos::shm::SharedMemory::slice` requires. Code that cannot guarantee
+//! this must use a copy. Ranges borrowed for writing do not overlap others that this process has borrowed. If the object has been
+//! truncated, a fault is answered with zeros (`fault.rs`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,27 +13,27 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::fault::{self, Guard};
 
-/// Bytes of a file that a client made.
+/// A mapped range of a file that a client created.
 pub(super) struct Mapping {
-    /// Of the pages.
+    /// The start of the mapped pages.
     start: *mut u8,
     pages: usize,
-    /// Where the region begins in the first page.
+    /// The offset of the region in the first page.
     skip: usize,
     len: usize,
     guard: Guard,
 }
 
-// SAFETY: the address stays valid while the mapping lives, whoever holds it; the type has no other state.
+// SAFETY: the address stays valid on any thread while the mapping lives; the type has no other state.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; its bytes may be changed by others at any moment anyway, which the contract leaves to who looks.
+// SAFETY: as above; other processes may change its bytes at any moment anyway, which the contract leaves to the reader.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `len` bytes from `offset`.
     ///
     /// # Errors
-    /// What the kernel says; a length that no address space has.
+    /// The kernel's error, or a length beyond the address space.
     pub(super) fn new(file: impl AsFd, offset: u64, len: u64) -> io::Result<Self> {
         let page = rustix::param::page_size() as u64;
         let first = offset / page * page;
@@ -43,49 +43,49 @@ impl Mapping {
         let wanted = skip.checked_add(len).and_then(|end| end.checked_next_multiple_of(rustix::param::page_size()));
         let pages = wanted.filter(|pages| *pages > 0).ok_or(io::ErrorKind::OutOfMemory)?;
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
-        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        // SAFETY: a new mapping at an address that the kernel chooses affects no other memory.
         let start = unsafe { mmap(std::ptr::null_mut(), pages, access, flags, file, first) }?.cast::<u8>();
         Ok(Self { start, pages, skip, len, guard: fault::watch(start as usize, pages) })
     }
 
-    /// Whether it was found to be cut off: then it holds zeros in place of the client's memory.
+    /// Whether a fault showed that the memory was truncated; it then contains zeros instead of the client's memory.
     pub(super) fn is_cut_off(&self) -> bool {
         self.guard.is_cut_off()
     }
 
-    /// The bytes `offset .. offset + len`; `None` if they pass the end. See the contract above.
+    /// Returns the bytes `offset .. offset + len`; `None` if they exceed the mapping. See the contract above.
     pub(super) fn bytes(&self, offset: u64, len: u64) -> Option<&[u8]> {
         let (start, len) = self.range(offset, len)?;
-        // SAFETY: in the mapping, which lives as long as what is lent; that a client may write there meanwhile is the
-        // borrower's to bear (contract above).
+        // SAFETY: in the mapping, which lives as long as the borrow. The borrower must tolerate concurrent writes of the client
+        // (contract above).
         Some(unsafe { std::slice::from_raw_parts(start, len) })
     }
 
-    /// As [`Mapping::bytes`], to be written. What is lent out together must not overlap.
+    /// Like [`Mapping::bytes`], for writing. Ranges borrowed at the same time must not overlap.
     #[allow(clippy::mut_from_ref)]
     pub(super) fn bytes_mut(&self, offset: u64, len: u64) -> Option<&mut [u8]> {
         let (start, len) = self.range(offset, len)?;
-        // SAFETY: as above; callers keep what they have at the same time apart.
+        // SAFETY: as above; callers keep simultaneous ranges apart.
         Some(unsafe { std::slice::from_raw_parts_mut(start, len) })
     }
 
-    /// Copies from `offset` into all of `into`; false if that passes the end.
+    /// Copies from `offset` into all of `into`; returns false if the range exceeds the mapping.
     pub(super) fn copy_out(&self, offset: u64, into: &mut [u8]) -> bool {
         let Some((start, len)) = self.range(offset, into.len() as u64) else { return false };
-        // SAFETY: the source is in the mapping, and `into` is memory of this process's own.
+        // SAFETY: the source is in the mapping, and `into` is private memory of this process.
         unsafe { std::ptr::copy_nonoverlapping(start, into.as_mut_ptr(), len) };
         true
     }
 
-    /// Copies all of `from` to `offset`; false if that passes the end.
+    /// Copies all of `from` to `offset`; returns false if the range exceeds the mapping.
     pub(super) fn copy_in(&self, offset: u64, from: &[u8]) -> bool {
         let Some((start, len)) = self.range(offset, from.len() as u64) else { return false };
-        // SAFETY: the target is in the mapping; `copy` allows for a source that is lent from it.
+        // SAFETY: the target is in the mapping; `copy` allows a source that overlaps it.
         unsafe { std::ptr::copy(from.as_ptr(), start, len) };
         true
     }
 
-    /// Has a fault in it be nobody's.
+    /// Ends the watch, so that a fault in the mapping counts as foreign.
     #[cfg(test)]
     pub(super) fn forget_watch(&self) {
         self.guard.release();
@@ -101,9 +101,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // First, so that a fault at an address that belongs to somebody else by then is not taken for one of here.
+        // First, so that a fault in a later mapping at the same address is not mistaken for one of this mapping.
         self.guard.release();
-        // SAFETY: these pages were mapped by `new`, nobody else has them, and what was lent of them is gone with `self`.
+        // SAFETY: `new` mapped these pages, no other code owns them, and borrows of them have ended with `self`.
         let _ = unsafe { munmap(self.start.cast(), self.pages) };
     }
 }

@@ -1,4 +1,4 @@
-//! Packets that make regions known, with their descriptors.
+//! Packets that announce regions, with their descriptors.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -11,10 +11,10 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 /// A region, with its descriptor if it has one.
 pub(super) type Received = (Announced, Option<OwnedFd>);
 
-/// The regions of the next packet, each with its descriptor if it has one; `None` when no packet is there.
+/// Receives the regions of the next packet, each with its descriptor if it has one; `None` when there is no packet.
 ///
 /// # Errors
-/// The packet is none, descriptors did not come through, or the socket fails.
+/// The packet is invalid, descriptors are missing, or the socket fails.
 pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Vec<Received>>> {
     let mut packet = vec![0; MAX_PACKET];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
@@ -22,7 +22,7 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Vec<Received>>> {
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let received = match recvmsg(socket, &mut [IoSliceMut::new(&mut packet)], &mut control, flags) {
         Ok(received) if received.bytes > 0 => received,
-        // Closed: the connection says so too.
+        // Closed: the connection reports that as well.
         Ok(_) | Err(Errno::AGAIN) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
@@ -37,9 +37,9 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Vec<Received>>> {
     if received.flags.intersects(ReturnFlags::TRUNC)
         || (wanted != files.len() && !received.flags.intersects(ReturnFlags::CTRUNC))
     {
-        return Err(io::Error::other(format!("a packet of {wanted} regions came with {} descriptors", files.len())));
+        return Err(io::Error::other(format!("a packet of {wanted} regions has {} descriptors", files.len())));
     }
-    // Those for which this process has no room are missing at the end.
+    // The kernel drops descriptors at the end when this process has no room for them.
     let mut files = files.into_iter();
     let with_files = regions.into_iter().map(|region| {
         let file = if matches!(region.location, RegionLocation::System { .. }) { files.next() } else { None };

@@ -1,4 +1,4 @@
-//! Regions against real objects, as a client may treat them, and CUDA regions over a made-up driver.
+//! Regions of real objects that clients modify, and CUDA regions over the fake driver.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -17,11 +17,11 @@ use crate::device::fake::Fake;
 
 const PAGE: u64 = 4096;
 
-/// The regions of a worker, and the frontend's end of their socket.
 fn range(region: u64, offset: u64, len: u64) -> RegionRange {
     RegionRange { region, offset, len }
 }
 
+/// The regions of a worker, and the frontend's end of their socket.
 struct World {
     regions: RegionTable,
     frontend: OwnedFd,
@@ -48,7 +48,7 @@ impl World {
         sendmsg(&self.frontend, &[IoSlice::new(&packet)], &mut control, SendFlags::empty()).unwrap();
     }
 
-    /// An object of `len` bytes under the number `id`, which begins at `offset` in it.
+    /// Announces an object as region `id` of `len` bytes that begins at `offset` in it.
     fn system(&self, id: u64, offset: u64, len: u64) -> OwnedFd {
         let file = memfd_create("object", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, offset + len).unwrap();
@@ -70,7 +70,7 @@ fn text<T>(result: Result<T, InferError>) -> String {
 }
 
 #[test]
-fn what_a_client_writes_is_there_and_what_is_written_the_client_sees() {
+fn reads_and_writes_are_shared_with_the_client() {
     let mut world = world();
     // Not at the beginning of a page.
     let file = world.system(1, 100, 3 * PAGE);
@@ -88,7 +88,7 @@ fn what_a_client_writes_is_there_and_what_is_written_the_client_sees() {
     assert_eq!(rustix::io::pread(&file, &mut seen, 100).unwrap(), 9);
     assert_eq!(&seen, b"beginabcd");
     regions.check(1).unwrap();
-    // Nothing reaches past the end, nor into what is not there.
+    // Ranges past the end and unknown regions are refused.
     assert!(regions.in_place(range(1, 3 * PAGE - 3, 4)).is_none() && regions.in_place(range(1, u64::MAX, 2)).is_none());
     assert!(regions.in_place(range(2, 0, 1)).is_none());
     assert!(text(regions.read(1, 3 * PAGE, &mut [0])).contains("not in shared memory region 1"));
@@ -97,7 +97,7 @@ fn what_a_client_writes_is_there_and_what_is_written_the_client_sees() {
 }
 
 #[test]
-fn one_that_is_too_small_before_is_refused_and_works_again_when_it_has_grown() {
+fn a_truncated_region_is_refused_until_it_has_grown_again() {
     let mut world = world();
     let file = world.system(1, PAGE, PAGE);
     ftruncate(&file, PAGE + 10).unwrap();
@@ -111,7 +111,7 @@ fn one_that_is_too_small_before_is_refused_and_works_again_when_it_has_grown() {
 }
 
 #[test]
-fn one_that_is_cut_off_in_use_gives_zeros_and_is_told() {
+fn a_region_truncated_in_use_reads_as_zeros_and_is_reported() {
     let mut world = world();
     let (file, other) = (world.system(1, 0, 64 * PAGE), world.system(2, 0, PAGE));
     write(&file, 0, &[7; 8]);
@@ -123,7 +123,7 @@ fn one_that_is_cut_off_in_use_gives_zeros_and_is_told() {
     let (start, late) = (regions.in_place(range(1, 0, 8)).unwrap(), regions.in_place(range(1, 40 * PAGE, 8)).unwrap());
     assert_eq!((start, late), (&[7; 8][..], &[7; 8][..]));
     ftruncate(&file, PAGE).unwrap();
-    // Reading and writing where nothing is any more, from several threads at once.
+    // Read and write truncated memory from several threads at once.
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
             let mapping = regions.in_place_mut(range(1, (1 + thread) * 8 * PAGE, 4 * PAGE)).unwrap();
@@ -138,12 +138,12 @@ fn one_that_is_cut_off_in_use_gives_zeros_and_is_told() {
     regions.read(1, 63 * PAGE, &mut copy).unwrap();
     assert_eq!(copy, [0; 8]);
     assert!(text(regions.check(1)).starts_with("shared memory region 'r1' was registered with 262144 bytes"));
-    // The other one is none the worse, and the first is itself again once it is whole.
+    // The other region is unaffected, and the first works again once it has its size back.
     regions.check(2).unwrap();
     assert_eq!(regions.in_place(range(2, 0, 8)), Some(&[8; 8][..]));
     assert!(world.regions.open(1).is_err());
     ftruncate(&file, 64 * PAGE).unwrap();
-    // Whole again, but not while it was used: still to be told.
+    // It has its size back, but not during its use: the truncation must still be reported.
     world.regions.check(1).unwrap_err();
     world.regions.open(1).unwrap();
     world.regions.check(1).unwrap();
@@ -152,7 +152,7 @@ fn one_that_is_cut_off_in_use_gives_zeros_and_is_told() {
 }
 
 #[test]
-fn a_fault_elsewhere_ends_the_process_as_ever() {
+fn a_fault_elsewhere_still_ends_the_process() {
     const CHILD: &str = "PHAROS_TEST_FOREIGN_FAULT";
     if std::env::var_os(CHILD).is_some() {
         let mut world = world();
@@ -168,14 +168,14 @@ fn a_fault_elsewhere_ends_the_process_as_ever() {
         std::process::exit(0);
     }
     let this = std::env::current_exe().unwrap();
-    let test = "regions::tests::a_fault_elsewhere_ends_the_process_as_ever";
+    let test = "regions::tests::a_fault_elsewhere_still_ends_the_process";
     let output = std::process::Command::new(this).args([test, "--exact"]).env(CHILD, "1").output().unwrap();
     use std::os::unix::process::ExitStatusExt;
     assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
 }
 
 #[test]
-fn many_come_and_go() {
+fn many_regions_are_added_and_removed() {
     let mut world = world();
     for round in 0..50u64 {
         let ids: Vec<u64> = (round * 10 + 1..=round * 10 + 10).collect();
@@ -183,7 +183,7 @@ fn many_come_and_go() {
         for (id, file) in ids.iter().zip(&files) {
             write(file, 0, &id.to_le_bytes());
         }
-        // The last is forgotten before it was ever looked at.
+        // The last one is removed without ever being used.
         for id in &ids[..9] {
             world.regions.open(*id).unwrap();
             assert_eq!(world.regions.in_place(range(*id, 0, 8)), Some(&id.to_le_bytes()[..]));
@@ -194,18 +194,18 @@ fn many_come_and_go() {
 }
 
 #[test]
-fn packets_that_are_none_are_refused() {
+fn invalid_packets_are_refused() {
     let mut world = world();
     let packet = [IoSlice::new(&[9; 7])];
     let mut nothing = SendAncillaryBuffer::default();
     sendmsg(&world.frontend, &packet, &mut nothing, SendFlags::empty()).unwrap();
-    assert!(text(world.regions.open(1)).starts_with("shared memory regions cannot be received"));
+    assert!(text(world.regions.open(1)).starts_with("cannot receive shared memory regions"));
     let region = Announced { id: 1, name: "r".into(), byte_size: 8, location: RegionLocation::System { offset: 0 } };
     world.send(&[region], &[]);
-    assert!(text(world.regions.open(1)).contains("a packet of 1 regions came with 0 descriptors"));
+    assert!(text(world.regions.open(1)).contains("a packet of 1 regions has 0 descriptors"));
     world.system(2, 0, 8);
     world.regions.open(2).unwrap();
-    // More than any address space has.
+    // Larger than any address space.
     let file = memfd_create("sparse", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, 1 << 62).unwrap();
     let region =
@@ -258,7 +258,7 @@ fn cuda_memory_is_opened_copied_and_closed() {
 }
 
 #[test]
-fn the_number_of_the_machine_becomes_that_of_the_process() {
+fn device_numbers_of_the_machine_are_converted_to_those_of_the_process() {
     let fake = Fake::new(2);
     let device = Device { number: 3, uuid: "GPU-3".into(), visible: vec![3, 0], pinned: 0 };
     let mut world = world_on(&fake, Some(device));
@@ -268,13 +268,13 @@ fn the_number_of_the_machine_becomes_that_of_the_process() {
     world.regions.open(2).unwrap();
     assert_eq!(world.regions.on_device(range(1, 0, 4)), Some(DeviceMemory::new(0, own.0, 4)));
     assert_eq!(world.regions.on_device(range(2, 0, 4)), Some(DeviceMemory::new(1, other.0, 4)));
-    let unseen = "shared memory region 'c3' cannot be used: it is on GPU 1, which an instance on GPU 3 does not see: it \
-                  sees [3, 0]";
+    let unseen = "shared memory region 'c3' cannot be used: it is on GPU 1, which is not visible to an instance on \
+                  GPU 3; visible: [3, 0]";
     assert_eq!(text(world.regions.open(3)), unseen);
 }
 
 #[test]
-fn a_device_that_is_lost_is_asked_nothing_more() {
+fn no_further_calls_are_made_to_a_lost_device() {
     let fake = Fake::new(1);
     let mut world = world_on(&fake, None);
     let (_, handle) = fake.share(0, &[5; 8]);
@@ -285,12 +285,12 @@ fn a_device_that_is_lost_is_asked_nothing_more() {
     assert!(text(world.regions.read(1, 0, &mut [0])).ends_with("cannot be used: ECC"));
     assert!(text(world.regions.write(1, 0, &[0])).ends_with("cannot be used: ECC"));
     assert_eq!(fake.count("write"), 0);
-    let sentence = "a GPU cannot be used any more: ECC; a new process has to take over";
+    let sentence = "a GPU is no longer usable: ECC; the worker process must be replaced";
     assert_eq!(world.regions.cuda.broken().as_deref(), Some(sentence));
 }
 
 #[test]
-fn memory_on_a_device_stays_open_as_long_as_it_is_held() {
+fn memory_on_a_device_stays_open_while_it_is_held() {
     let fake = Fake::new(1);
     let mut world = world_on(&fake, None);
     let (address, handle) = fake.share(0, &[5; 8]);
@@ -311,7 +311,7 @@ fn memory_on_a_device_stays_open_as_long_as_it_is_held() {
 }
 
 #[test]
-fn the_thread_goes_on_with_the_instances_own_device() {
+fn the_instances_device_is_current_again_after_each_call() {
     let fake = Fake::new(2);
     let device = Device { number: 3, uuid: "GPU-3".into(), visible: vec![3, 0], pinned: 0 };
     let mut world = world_on(&fake, Some(device));

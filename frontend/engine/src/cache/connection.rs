@@ -1,4 +1,4 @@
-//! Connections to Redis: to one server or to a cluster, with or without TLS.
+//! Connections to a Redis server or cluster, with or without TLS.
 
 use std::fs;
 use std::path::Path;
@@ -18,13 +18,13 @@ use tokio_rustls::rustls::RootCertStore;
 
 use super::RedisSettings as Settings;
 
-/// Commands that wait to be sent, at most.
+/// The capacity of the queue of commands to send.
 const MOST_COMMANDS: usize = 1024;
 
-/// How long the library waits for a reply of a cluster. Callers wait less long.
+/// The time limit of the library for a reply of a cluster. Callers use shorter limits.
 const REPLY: Duration = Duration::from_secs(15);
 
-/// A connection that is logged in. Clones share it.
+/// An authenticated connection. Clones share it.
 #[derive(Clone)]
 pub(super) enum Connection {
     /// One server.
@@ -40,10 +40,10 @@ enum Connector {
 }
 
 impl Connection {
-    /// Connects and logs in, which takes at most `limit` for each step.
+    /// Connects and authenticates, each step within `limit`.
     ///
     /// # Errors
-    /// A file of a certificate cannot be used, the server cannot be reached, or it refuses the log-in.
+    /// A certificate file cannot be used, the server cannot be reached, or it rejects the credentials.
     pub(super) async fn open(settings: &Settings, limit: Duration) -> Result<Self, String> {
         let (files, login) = (settings.clone(), settings.clone());
         let connector = spawn_blocking(move || connector(&files, limit)).await.map_err(|error| error.to_string())??;
@@ -72,17 +72,17 @@ impl Connection {
         }
     }
 
-    /// Whether the server still answers: it replies to a command that changes nothing.
+    /// Returns whether the server still responds, by sending a command without side effects.
     pub(super) async fn answers(&mut self) -> bool {
         match self.ask(&cmd("PING")).await {
             Ok(_) => true,
-            // A user that may not send PING gets an answer as well.
+            // A user without permission for PING gets an error reply, which proves the connection too.
             Err(error) => refusal(&error).is_some(),
         }
     }
 
-    /// Logs in and selects the database, which also shows that the other end is a Redis that accepts commands. The library
-    /// would do both, but its errors leave out the words of the server.
+    /// Authenticates and selects the database, which also proves that the peer is a Redis that accepts commands. The library
+    /// could do both, but its errors omit the server's text.
     async fn log_in(&mut self, settings: &Settings) -> Result<(), String> {
         let Settings { user, password, db, .. } = settings;
         let mut commands = Vec::new();
@@ -104,23 +104,23 @@ impl Connection {
         for command in commands {
             match self.ask(&command).await.map_err(text)? {
                 Value::Okay | Value::SimpleString(_) => {}
-                _ => return Err("it answered the log-in with a value".to_owned()),
+                _ => return Err("unexpected reply to the login commands".to_owned()),
             }
         }
         Ok(())
     }
 }
 
-/// The words of a server that refuses a command; `None` for an error of the connection.
+/// Returns the error text of a server that rejected a command; `None` for a connection error.
 pub(super) fn refusal(error: &RedisError) -> Option<String> {
     error.code().map(|code| format!("{code} {}", error.detail().unwrap_or_default()))
 }
 
 fn text(error: RedisError) -> String {
-    refusal(&error).map_or_else(|| error.to_string(), |words| format!("it refuses us: {words}"))
+    refusal(&error).map_or_else(|| error.to_string(), |words| format!("the server rejected the login: {words}"))
 }
 
-/// Reads certificates and makes a client.
+/// Reads the certificates and creates a client.
 fn connector(settings: &Settings, limit: Duration) -> Result<Connector, String> {
     let Settings { host, port, .. } = settings;
     let address = match &settings.tls {
@@ -147,7 +147,7 @@ fn cluster(
     limit: Duration,
 ) -> Result<Connector, String> {
     let Settings { user, password, db, .. } = settings;
-    // Enough to follow a key to the node that has it now. How long that may take is bounded by the caller.
+    // Enough to follow a key to the node that holds it now. The caller bounds the total time.
     let builder = ClusterClient::builder([info]).retries(2).database_id((*db).into());
     let mut builder = builder.connection_timeout(limit).response_timeout(REPLY);
     if let Some(certificates) = certificates {
@@ -162,7 +162,7 @@ fn cluster(
     builder.build().map(|client| Connector::Cluster(Box::new(client))).map_err(text)
 }
 
-/// The authorities and the client's certificate, in PEM.
+/// Reads the certificate authorities and the client's certificate, in PEM.
 fn certificates(tls: &super::RedisTls) -> Result<TlsCertificates, String> {
     let read = |path: &Path| fs::read(path).map_err(|error| format!("cannot read '{}': {error}", path.display()));
     let client_tls = match (&tls.cert, &tls.key) {
@@ -176,7 +176,7 @@ fn certificates(tls: &super::RedisTls) -> Result<TlsCertificates, String> {
     Ok(TlsCertificates { client_tls, root_cert: Some(root_cert) })
 }
 
-/// The authorities that this machine trusts. The library would read them where it connects, on a thread that serves requests.
+/// Returns the system's certificate authorities. The library would read them while connecting, on a thread that serves requests.
 fn system_authorities() -> Vec<u8> {
     let certificates = rustls_native_certs::load_native_certs().certs.into_iter();
     let usable = certificates.filter(|certificate| RootCertStore::empty().add(certificate.clone()).is_ok());

@@ -1,4 +1,4 @@
-//! What a model version is: its configuration and every byte of its files.
+//! The identity of a model version for the response cache: its configuration and every byte of its files.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,10 +10,10 @@ use pharos::cache::{Identifier, Identity};
 use pharos::id::ModelVersion;
 use pharos::model::ModelConfig;
 
-/// How deep a version's directory may be: deeper ones are loops of symbolic links.
+/// The deepest directory that is followed, as a guard against loops of symbolic links.
 const DEEPEST: usize = 32;
 
-/// What a model version is made of.
+/// The configuration and files of a model version.
 pub(crate) struct Files {
     pub(crate) model: ModelVersion,
     pub(crate) config: ModelConfig,
@@ -21,11 +21,11 @@ pub(crate) struct Files {
     pub(crate) directory: PathBuf,
 }
 
-/// Reads all files of the versions' directories, symbolic links followed: the first is the model's own, others are those
-/// that its answers depend on. Takes as long as reading them does.
+/// Reads all files of the versions' directories and follows symbolic links. The first version is the model itself, the others are
+/// those that its responses depend on. Blocks until all files are read.
 ///
 /// # Errors
-/// Something cannot be read.
+/// A file or directory cannot be read.
 pub(super) fn identity(all: &[Files]) -> io::Result<Identity> {
     let mut identities = all.iter().map(one);
     let first = identities.next().unwrap_or_else(|| Err(io::Error::other("a model version is needed")))?;
@@ -52,7 +52,7 @@ fn one(Files { model, config, directory }: &Files) -> io::Result<Identity> {
     Ok(identifier.finish())
 }
 
-/// Collects the files below `directory` by their names from the version's directory on, which begin with `name`.
+/// Collects the files below `directory` by their paths relative to the version's directory; `name` is the path of `directory`.
 fn list(directory: &Path, name: Vec<u8>, depth: usize, files: &mut BTreeMap<Vec<u8>, PathBuf>) -> io::Result<()> {
     if depth > DEEPEST {
         return Err(io::Error::other(format!("'{}' is more than {DEEPEST} directories deep", directory.display())));
@@ -63,7 +63,7 @@ fn list(directory: &Path, name: Vec<u8>, depth: usize, files: &mut BTreeMap<Vec<
         let name = [&name, b"/".as_slice(), own].concat();
         let kind = path.metadata()?;
         if kind.is_dir() {
-            // What Python leaves beside a model depends on when it ran, not on what it does.
+            // Python's byte code files vary between runs and do not change the model's responses.
             if own != b"__pycache__" {
                 list(&path, name, depth + 1, files)?;
             }

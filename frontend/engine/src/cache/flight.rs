@@ -1,7 +1,7 @@
-//! Single flight: of equal requests that are on their way at the same time one leads, and the others wait for its answer.
+//! Single flight: of concurrent equal requests one leads, and the others wait for its response.
 //!
-//! Nobody hangs: a lead ends by landing, or by being dropped (its request failed, was cancelled or lost), and then the one
-//! that has waited longest leads.
+//! No follower waits forever: a leader stores its response, or is dropped (its request failed, was cancelled or lost), and then
+//! the follower that has waited longest leads.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,30 +9,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pharos::cache::{Entry, Key};
 use tokio::sync::oneshot;
 
-/// Those who wait, by what they wait for. An entry exists as long as somebody leads.
+/// Waiting requests by key. An entry exists while a leader exists.
 type Waiting = HashMap<Key, VecDeque<oneshot::Sender<FlightOutcome>>>;
 
-/// Every key that is being looked up or executed.
+/// The keys that are being looked up or executed.
 #[derive(Default, Clone)]
 pub(super) struct Flights(Arc<Mutex<Waiting>>);
 
-/// How joining a flight ends.
+/// The result of joining a flight.
 pub(super) enum FlightOutcome {
     /// With the leader's response.
     Entry(Arc<Entry>),
-    /// With the lead: nobody else is at it.
+    /// The lead: no other request is being executed for this key.
     Lead(FlightLeader),
 }
 
-/// The request of a flight that is executed; the others wait for its response.
+/// The leading request of a flight, whose response the others wait for.
 pub(super) struct FlightLeader {
     flights: Flights,
-    /// `None` once it is done.
+    /// `None` once the flight is over.
     key: Option<Key>,
 }
 
 impl Flights {
-    /// Leads, or waits for who does.
+    /// Takes the lead, or waits for the leader.
     pub(super) async fn join(&self, key: Key) -> FlightOutcome {
         let landing = {
             let mut waiting = self.lock();
@@ -48,7 +48,7 @@ impl Flights {
                 }
             }
         };
-        // A sender is never dropped unused. If it were, this one would go on alone.
+        // A sender is never dropped unused. If it were, this request would continue without a flight.
         landing.await.unwrap_or_else(|_| FlightOutcome::Lead(FlightLeader { flights: self.clone(), key: None }))
     }
 
@@ -58,7 +58,7 @@ impl Flights {
 }
 
 impl FlightLeader {
-    /// Whether somebody waits now.
+    /// Returns whether other requests wait now.
     pub(super) fn is_waited_for(&self) -> bool {
         let Some(key) = &self.key else { return false };
         self.flights.lock().get_mut(key).is_some_and(|others| {
@@ -67,12 +67,12 @@ impl FlightLeader {
         })
     }
 
-    /// The response is there.
+    /// Passes the response to the waiting requests.
     pub(super) fn land(mut self, entry: &Arc<Entry>) {
         let Some(key) = self.key.take() else { return };
         let others = self.flights.lock().remove(&key);
         for other in others.into_iter().flatten() {
-            // Who has gone away does not take it.
+            // A send fails if the waiting request was cancelled.
             let _ = other.send(FlightOutcome::Entry(entry.clone()));
         }
     }
@@ -94,7 +94,7 @@ impl Drop for FlightLeader {
             let lead = Self { flights: self.flights.clone(), key: Some(key) };
             match next.send(FlightOutcome::Lead(lead)) {
                 Ok(()) => return,
-                // It has gone away; its lead must not look for the next one too.
+                // The receiver was dropped; its lead must not search for the next one too.
                 Err(FlightOutcome::Lead(mut lead)) => lead.key = None,
                 Err(FlightOutcome::Entry(_)) => {}
             }
@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    /// Joins as tasks that wait, in order.
+    /// Spawns tasks that join in order, and waits until each is queued.
     async fn followers(flights: &Flights, key: Key, count: usize) -> Vec<tokio::task::JoinHandle<FlightOutcome>> {
         let mut tasks = Vec::new();
         for n in 1..=count {
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_get_what_the_leader_found() {
+    async fn all_followers_get_the_leaders_response() {
         let flights = Flights::default();
         let (first, other) = (lead(&flights, key(1)).await, lead(&flights, key(2)).await);
         assert!(!first.is_waited_for());
@@ -160,11 +160,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_next_one_leads_where_the_leader_fails() {
+    async fn the_next_follower_leads_when_the_leader_fails() {
         let flights = Flights::default();
         let first = lead(&flights, key(1)).await;
         let mut waiting = followers(&flights, key(1), 4).await.into_iter();
-        // The one that would be next goes away before; the one after it just when it is told.
+        // The first in the queue is cancelled before the lead is passed on; the second is dropped after receiving it.
         let gone = waiting.next().unwrap();
         gone.abort();
         assert!(gone.await.is_err());
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lead_that_nobody_takes_passes_on() {
+    async fn a_lead_sent_to_a_dropped_follower_passes_on() {
         let flights = Flights::default();
         let first = lead(&flights, key(1)).await;
         let mut waiting: Vec<_> = Vec::new();
@@ -191,7 +191,7 @@ mod tests {
             waiting.push(join);
         }
         drop(first);
-        // The lead is in the first one's hands, who goes away without having looked.
+        // The lead was sent to the first follower, which is dropped before it receives it.
         drop(waiting.remove(0));
         assert!(matches!(waiting.remove(0).await, FlightOutcome::Lead(_)));
         assert!(flights.lock().is_empty());

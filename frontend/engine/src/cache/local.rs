@@ -1,27 +1,27 @@
-//! Responses in this process.
+//! The response cache in this process.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pharos::cache::{Entry, Key, Lru};
 
-/// A bounded number of bytes of responses, the least recently used gone first.
+/// A bounded number of bytes of responses; the least recently used is evicted first.
 pub(super) struct Local {
-    // Held for a look-up or an insertion, never while a response is hashed, copied or freed.
+    // Held for a lookup or an insertion, never while a response is hashed, copied or freed.
     kept: Mutex<Kept>,
     capacity: u64,
 }
 
 struct Kept {
     entries: Lru<Arc<Entry>>,
-    /// Entries that went to make room since they were last asked for.
+    /// Entries evicted since the last call of [`Local::usage`].
     evicted: u64,
 }
 
-/// What is there now.
+/// The current size of the cache.
 pub(super) struct Usage {
     pub(super) entries: usize,
     pub(super) bytes: u64,
-    /// Entries that went to make room since the last call.
+    /// Entries evicted since the last call.
     pub(super) evicted: u64,
 }
 
@@ -34,12 +34,12 @@ impl Local {
         self.lock().entries.get(key).cloned()
     }
 
-    /// Whether an entry of this size can be kept at all.
+    /// Returns whether an entry of this size can be stored.
     pub(super) fn fits(&self, size: u64) -> bool {
         size <= self.capacity
     }
 
-    /// Keeps an entry; of equal keys the first one stays.
+    /// Stores an entry. An existing entry of the same key stays.
     pub(super) fn insert(&self, key: Key, entry: Arc<Entry>) {
         let size = entry.size();
         let gone = {

@@ -1,7 +1,7 @@
-//! Responses in a Redis, or in a cluster of them, that several servers share: one connection, kept by a task.
+//! The response cache in a Redis server or cluster that several servers share: one connection, maintained by a task.
 //!
-//! A look-up never waits longer than the time-out. While there is no connection every look-up is a miss at once; connecting
-//! is tried again after a pause that grows. The commands that are unanswered and the bytes that wait to be stored are bounded.
+//! A lookup never waits longer than the timeout. While there is no connection, every lookup is an immediate miss; reconnecting
+//! backs off exponentially. The numbers of unanswered commands and of bytes waiting to be stored are bounded.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,19 +17,19 @@ use tokio::time::{sleep, timeout};
 use super::connection::{Connection, refusal};
 use super::{CacheError, RedisSettings as Settings, Report};
 
-/// What keys begin with: other programs may use the same Redis.
+/// The prefix of all keys, because other programs may use the same Redis.
 const PREFIX: &str = "pharos:response:1:";
-/// Commands that are not answered, at most.
+/// The maximum number of unanswered commands.
 const MOST_UNANSWERED: usize = 4096;
-/// Bytes that wait to be stored, at most.
+/// The maximum number of bytes waiting to be stored.
 const MOST_BYTES: u64 = 256 << 20;
-/// The longest value: Redis' own limit by default.
+/// The longest value: Redis's own default limit.
 const LONGEST_VALUE: u64 = 512 << 20;
-/// How long a connection may take, log-in included, and how long one that was too slow may take to answer.
+/// The time limit of connecting and authenticating, and of the check of a connection that was too slow.
 const CONNECT: Duration = Duration::from_secs(2);
-/// How long storing a value may take.
+/// The time limit of storing a value.
 const STORE: Duration = Duration::from_secs(10);
-/// The first pause after a connection was lost or refused, doubled each time.
+/// The first pause after a connection was lost or refused; it doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -41,19 +41,19 @@ pub(super) struct Redis {
     report: Arc<Report>,
 }
 
-/// What look-ups share with the task that keeps the connection.
+/// The state that lookups share with the task that maintains the connection.
 #[derive(Default)]
 struct Link {
-    // Held to clone or replace it.
+    // Held only to clone or replace the connection.
     connection: Mutex<Option<Connection>>,
-    /// The connection was given up.
+    /// Wakes the task after a lookup has taken the connection out of use.
     suspect: Notify,
     unanswered: AtomicUsize,
-    /// Bytes that wait to be stored.
+    /// Bytes waiting to be stored.
     storing: AtomicU64,
 }
 
-/// A command that is not answered, and the bytes that it stores.
+/// An unanswered command, and the bytes that it stores.
 struct Pending {
     link: Arc<Link>,
     bytes: u64,
@@ -75,25 +75,25 @@ impl Link {
         *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = connection;
     }
 
-    /// Takes the connection out of use until it has answered again. Look-ups do not wait for that.
+    /// Takes the connection out of use until it has answered again. Lookups do not wait for this.
     fn give_up(&self) {
         self.replace(None);
         self.suspect.notify_one();
     }
 
-    /// Counts a command that stores `bytes`; `None` when there are too many.
+    /// Counts a command that stores `bytes`; `None` if too many are pending.
     fn begin(self: &Arc<Self>, bytes: u64) -> Option<Pending> {
         let commands = self.unanswered.fetch_add(1, Ordering::Relaxed);
         let before = self.storing.fetch_add(bytes, Ordering::Relaxed);
         let pending = Pending { link: self.clone(), bytes };
-        // A value that is larger than the bound may be stored alone.
+        // A value larger than the bound may be stored alone.
         let fits = bytes == 0 || before == 0 || before + bytes <= MOST_BYTES;
         (commands < MOST_UNANSWERED && fits).then_some(pending)
     }
 }
 
 impl Redis {
-    /// Begins to connect.
+    /// Starts connecting in the background.
     pub(super) fn start(settings: Settings, report: Arc<Report>) -> Self {
         let link = Arc::new(Link::default());
         let keeper = Keeper { link: link.clone(), settings: settings.clone(), report: report.clone() };
@@ -101,14 +101,14 @@ impl Redis {
         Self { link, runtime: Handle::current(), settings, report }
     }
 
-    /// The value of a key; `None` also for all that can go wrong.
+    /// Returns the value of a key; `None` also on any error.
     pub(super) async fn get(&self, key: &Key) -> Option<Bytes> {
         let Some(mut connection) = self.link.connection() else {
-            self.report.tell(CacheError::Connection, "there is no connection to Redis");
+            self.report.tell(CacheError::Connection, "not connected to Redis");
             return None;
         };
         let Some(_pending) = self.link.begin(0) else {
-            self.report.tell(CacheError::Busy, "too many look-ups wait for Redis");
+            self.report.tell(CacheError::Busy, "too many lookups are waiting for Redis");
             return None;
         };
         let mut command = cmd("GET");
@@ -116,12 +116,12 @@ impl Redis {
         match timeout(self.settings.timeout, connection.ask(&command)).await {
             Ok(Ok(Value::BulkString(value))) => return Some(value.into()),
             Ok(Ok(Value::Nil)) => {}
-            Ok(Ok(_)) => self.report.tell(CacheError::Reply, "Redis answered GET without a value"),
+            Ok(Ok(_)) => self.report.tell(CacheError::Reply, "unexpected reply of Redis to GET"),
             Ok(Err(error)) => match refusal(&error) {
-                Some(words) => self.report.tell(CacheError::Reply, &format!("Redis refuses GET: {words}")),
+                Some(words) => self.report.tell(CacheError::Reply, &format!("Redis rejected GET: {words}")),
                 None => {
                     self.link.give_up();
-                    self.report.tell(CacheError::Connection, &format!("the connection to Redis broke: {error}"));
+                    self.report.tell(CacheError::Connection, &format!("lost the connection to Redis: {error}"));
                 }
             },
             Err(_) => {
@@ -133,17 +133,17 @@ impl Redis {
         None
     }
 
-    /// Sends a value of about `size` bytes to be stored, and does not wait for it.
+    /// Sends a value of about `size` bytes to be stored, without waiting for the reply.
     pub(super) fn set(&self, key: &Key, value: impl FnOnce() -> Vec<u8>, size: u64) {
         let Some(connection) = self.link.connection() else {
-            return self.report.tell(CacheError::Connection, "there is no connection to Redis");
+            return self.report.tell(CacheError::Connection, "not connected to Redis");
         };
         if size > LONGEST_VALUE {
-            let text = format!("a response of {size} bytes is larger than what Redis takes, {LONGEST_VALUE}");
+            let text = format!("a response of {size} bytes exceeds the limit of Redis of {LONGEST_VALUE} bytes");
             return self.report.tell(CacheError::TooLarge, &text);
         }
         let Some(pending) = self.link.begin(size) else {
-            return self.report.tell(CacheError::Busy, "too many responses wait to be stored in Redis");
+            return self.report.tell(CacheError::Busy, "too many responses are waiting to be stored in Redis");
         };
         let mut command = cmd("SET");
         command.arg(name(key)).arg(value());
@@ -159,10 +159,10 @@ async fn store(mut connection: Connection, command: Cmd, pending: Pending, repor
     match timeout(STORE, connection.ask(&command)).await {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => match refusal(&error) {
-            Some(words) => report.tell(CacheError::Reply, &format!("Redis refuses SET: {words}")),
-            None => report.tell(CacheError::Connection, &format!("the connection to Redis broke: {error}")),
+            Some(words) => report.tell(CacheError::Reply, &format!("Redis rejected SET: {words}")),
+            None => report.tell(CacheError::Connection, &format!("lost the connection to Redis: {error}")),
         },
-        Err(_) => report.tell(CacheError::Timeout, &format!("Redis stored nothing within {} s", STORE.as_secs())),
+        Err(_) => report.tell(CacheError::Timeout, &format!("storing in Redis exceeded {} s", STORE.as_secs())),
     }
     drop(pending);
 }
@@ -171,7 +171,7 @@ fn name(key: &Key) -> String {
     format!("{PREFIX}{key}")
 }
 
-/// Keeps the connection.
+/// The task that maintains the connection.
 struct Keeper {
     link: Arc<Link>,
     settings: Settings,
@@ -179,13 +179,13 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// Connects, and connects again after each loss, for as long as the process runs.
+    /// Connects, and reconnects after each loss, while the process runs.
     async fn run(self) {
         let mut pause = FIRST_PAUSE;
         let Settings { host, port, .. } = &self.settings;
         loop {
             let opened = timeout(CONNECT, Connection::open(&self.settings, CONNECT)).await;
-            let (trouble, lost) = match opened {
+            let (reason, lost) = match opened {
                 Ok(Ok(connection)) => {
                     tracing::info!("response cache: connected to Redis at {host}:{port}");
                     pause = FIRST_PAUSE;
@@ -194,21 +194,21 @@ impl Keeper {
                 Ok(Err(error)) => (CacheError::Connection, error),
                 Err(_) => (CacheError::Connection, format!("no connection within {} s", CONNECT.as_secs())),
             };
-            self.report.tell(trouble, &format!("Redis at {host}:{port}: {lost}"));
+            self.report.tell(reason, &format!("Redis at {host}:{port}: {lost}"));
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    /// Lends the connection to look-ups for as long as it answers. Returns why it no longer does.
+    /// Offers the connection to lookups while it answers. Returns why it stopped.
     async fn serve(&self, mut connection: Connection) -> (CacheError, String) {
         loop {
             self.link.replace(Some(connection.clone()));
             self.link.suspect.notified().await;
-            // It was too slow for a look-up: a long value may be on its way, or the server hangs.
+            // A lookup timed out: a long value may be in transit, or the server hangs.
             match timeout(CONNECT, connection.answers()).await {
                 Ok(true) => {}
-                Ok(false) => return (CacheError::Connection, "it closed the connection".to_owned()),
+                Ok(false) => return (CacheError::Connection, "the server closed the connection".to_owned()),
                 Err(_) => return (CacheError::Timeout, format!("no answer within {} s", CONNECT.as_secs())),
             }
         }

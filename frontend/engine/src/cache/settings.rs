@@ -1,21 +1,21 @@
-//! What is configured of the response cache.
+//! Settings of the response cache.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What is configured of the response cache.
+/// Settings of the response cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Where responses are kept.
+    /// The storage of responses.
     pub backend: Backend,
     /// Whether concurrent equal requests are executed once.
     pub single_flight: bool,
 }
 
-/// Where responses are kept.
+/// The storage of responses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// In this process, at most this number of bytes.
+    /// In this process, with at most this number of bytes.
     Local(u64),
     /// In a Redis.
     Redis(RedisSettings),
@@ -34,9 +34,9 @@ pub struct RedisSettings {
     pub password: String,
     /// The number of the database.
     pub db: u32,
-    /// How long a response is kept; `None` leaves it to Redis.
+    /// The lifetime of a response; `None` sets no expiry.
     pub ttl: Option<Duration>,
-    /// The longest look-up.
+    /// The time limit of a lookup.
     pub timeout: Duration,
     /// Whether the server is a node of a cluster.
     pub cluster: bool,
@@ -47,11 +47,11 @@ pub struct RedisSettings {
 /// PEM files for TLS with a Redis server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RedisTls {
-    /// The certificate authorities; `None` for those that the machine trusts.
+    /// The certificate authorities; `None` for those of the system.
     pub cacert: Option<PathBuf>,
     /// The client's certificate, with its chain.
     pub cert: Option<PathBuf>,
-    /// Its key.
+    /// The key of the client's certificate.
     pub key: Option<PathBuf>,
 }
 

@@ -1,5 +1,5 @@
-//! Translates one request and its responses between clients and models: names of a naming policy, tensors for models that take
-//! documents, and counters by the names that clients use.
+//! Translates one request and its responses between client and model: names of a naming policy, tensors of models that take
+//! documents, and counters under the client's names.
 
 use std::sync::Arc;
 
@@ -16,25 +16,25 @@ use crate::serving::Serving;
 /// The name and version by which a client addressed a model.
 struct ClientModelName {
     name: String,
-    /// The version that it has asked for; may be empty.
+    /// The version that the client requested; may be empty.
     asked: String,
-    /// The version that this means.
+    /// The version that it resolved to.
     version: String,
 }
 
-/// What a request was before it went to its model.
+/// The client's view of a request, kept to translate the responses back.
 #[derive(Default)]
 pub(super) struct Exchange {
-    /// The name and version that the client used, if those of the repository are others.
+    /// The name and version that the client used, if they differ from the repository's.
     called: Option<ClientModelName>,
-    /// Where it is counted.
+    /// The counters of the client's name.
     named: Option<(Engine, Arc<AliasCounts>)>,
-    /// The requested outputs, if its tensors became a document.
+    /// The requested outputs, if the tensors were converted to a document.
     requested: Option<envelope::RequestedOutputs>,
 }
 
 impl Exchange {
-    /// Puts the repository's name and version in the place of the client's.
+    /// Replaces the client's name and version by the repository's.
     ///
     /// # Errors
     /// There is no such model.
@@ -50,10 +50,10 @@ impl Exchange {
         Ok(exchange)
     }
 
-    /// The model is there: the request counts, and becomes what the model takes.
+    /// Counts the request now that its model is resolved, and converts it to the form that the model takes.
     ///
     /// # Errors
-    /// The tensors cannot be made a document.
+    /// The tensors cannot be converted to a document.
     pub(super) fn found(
         &mut self,
         engine: &Engine,
@@ -75,15 +75,15 @@ impl Exchange {
         Ok(())
     }
 
-    /// Whether answers pass as they are.
+    /// Returns whether responses pass unchanged.
     pub(super) fn is_plain(&self) -> bool {
         self.called.is_none() && self.named.is_none() && self.requested.is_none()
     }
 
-    /// What the client is to see of the one answer.
+    /// Translates the only or last response for the client.
     ///
     /// # Errors
-    /// The answer's, or that it is no document.
+    /// The model failed, or its response is not a document.
     pub(super) fn end(&self, answer: Result<InferResponse, InferError>) -> Result<InferResponse, InferError> {
         let response = answer?;
         if let Some((engine, named)) = &self.named {
@@ -92,7 +92,7 @@ impl Exchange {
         self.shown(response)
     }
 
-    /// What the client is to see of one of any number of answers.
+    /// Translates one of several responses for the client.
     pub(super) fn pass(&self, streamed: Streamed) -> Streamed {
         let Streamed { answer, last, empty } = streamed;
         let answer = match (last, empty) {

@@ -1,4 +1,4 @@
-//! The answers to one request, of a model of either kind: one, or any number of them.
+//! The responses to one request: one of an ordinary model, any number of a decoupled model.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,27 +11,27 @@ use pharos::service::{self, Responses as _, Streamed};
 use super::exchange::Exchange;
 use crate::serving;
 
-/// The one answer of an ordinary model, to come.
+/// The future of the one response of an ordinary model.
 type Single = Pin<Box<dyn Future<Output = Result<InferResponse, InferError>> + Send>>;
 
-/// The answers to a request, in their order. Dropped before the last of them, the request is cancelled.
+/// The responses to a request, in order. Dropping it before the last one cancels the request.
 pub struct Responses {
     kind: Kind,
-    /// What clients see is not what the model says.
+    /// Present if responses are translated for the client.
     exchange: Option<Box<Exchange>>,
 }
 
 enum Kind {
-    /// Of an ordinary model: it is queued when the answer is asked for.
+    /// An ordinary model: the request is queued when the response is polled.
     One(Single),
-    /// Of a decoupled model: the request is on its way.
+    /// A decoupled model: the request was sent.
     Many(Box<serving::Responses>),
-    /// Given out.
+    /// The only response was returned.
     Ended,
 }
 
 impl Responses {
-    /// Those of an ordinary model: one, which `answer` gives.
+    /// Wraps the future of an ordinary model's response.
     pub(super) fn one(answer: impl Future<Output = Result<InferResponse, InferError>> + Send + 'static) -> Self {
         Kind::One(Box::pin(answer)).into()
     }
@@ -40,15 +40,15 @@ impl Responses {
         Kind::Many(Box::new(responses)).into()
     }
 
-    /// The same for a client to whom each of them has to be changed.
+    /// Translates each response for the client.
     pub(super) fn seen_as(self, exchange: Exchange) -> Self {
         Self { exchange: Some(Box::new(exchange)), ..self }
     }
 
-    /// The one answer that says something; `None` if there are more of them, or none.
+    /// Returns the only non-empty response; `None` if there are several or none.
     ///
     /// # Errors
-    /// The first of an answer.
+    /// The first error among the responses.
     pub(super) async fn only(mut self) -> Result<Option<InferResponse>, InferError> {
         let mut found = None;
         while let Some(Streamed { answer, empty, .. }) = self.next().await {

@@ -1,4 +1,4 @@
-//! The engine's verbs.
+//! Implements `pharos::service::Service` for the engine.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -63,7 +63,7 @@ impl Service for Engine {
 
     fn model_metadata(&self, model: &str, version: &str) -> Result<ModelMetadata, InferError> {
         let serving = self.at_any_time(model, version)?;
-        // A request for one version gets that version alone, as from Triton.
+        // A request for one version gets only that version, as in Triton.
         let versions = match version {
             "" if self.naming.is_none() => self.inner.loader.models().ready_versions(model),
             _ => vec![serving.model.version],
@@ -91,7 +91,7 @@ impl Service for Engine {
         let serving = self.resolve_accepting_model(&request)?;
         exchange.found(self, &serving, &mut request)?;
         self.inner.shared_memory.lend(&mut request)?;
-        // An envelope model may stream its answer, but need not.
+        // An envelope model may stream its response, but does not have to.
         if serving.config.decoupled && serving.config.backend != envelope::BACKEND {
             return Err(endpoint.refuse_decoupled());
         }
@@ -166,7 +166,7 @@ impl Service for Engine {
     async fn repository_index(&self, ready_only: bool) -> Result<Vec<IndexEntry>, InferError> {
         let engine = self.clone();
         let index = tokio::task::spawn_blocking(move || engine.inner.loader.index(ready_only)).await;
-        index.map_err(|error| InferError::internal(format!("the repositories could not be read: {error}")))
+        index.map_err(|error| InferError::internal(format!("cannot read the model repositories: {error}")))
     }
 
     async fn load_model(&self, model: &str, parameters: Vec<(String, Bytes)>) -> Result<(), InferError> {

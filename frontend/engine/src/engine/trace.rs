@@ -1,4 +1,4 @@
-//! The end of tracing, and which models can be traced.
+//! Stops tracing, and decides which models can be traced.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use super::Engine;
 
 impl Engine {
-    /// Stops sampling, and writes or sends the traces that wait, within `patience`.
-    pub async fn stop_tracing(&self, patience: Duration) {
+    /// Stops sampling, and writes or sends the queued traces within `limit`.
+    pub async fn stop_tracing(&self, limit: Duration) {
         let engine = self.clone();
-        // A panic is logged already, and nothing depends on the result.
-        let _ = tokio::task::spawn_blocking(move || engine.inner.traces.stop(patience)).await;
+        // A panic is already logged, and nothing depends on the result.
+        let _ = tokio::task::spawn_blocking(move || engine.inner.traces.stop(limit)).await;
     }
 
-    /// Refuses a model (empty: the server) whose requests cannot be traced.
+    /// Returns an error for a model (empty: the server) whose requests cannot be traced.
     pub(super) fn check_traceable(&self, model: &str) -> Result<(), InferError> {
         self.check_open()?;
         let can_answer = || {
@@ -27,7 +27,7 @@ impl Engine {
         if model.is_empty() || can_answer() {
             return Ok(());
         }
-        // The spelling differs from other texts: clients look for this one.
+        // Triton's spelling, which clients match; other texts differ.
         let text = format!("Request for unknown model : {model}");
         Err(InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, text))
     }

@@ -1,4 +1,4 @@
-//! The engine's verbs of management: names, workers and gauges of models.
+//! Implements `pharos::service::Management` for the engine: names, workers and gauges of models.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,8 +1,7 @@
-//! The steps of one request: performs what `pharos::ensemble::Flow` decides.
+//! The steps of one request, as `pharos::ensemble::Flow` decides.
 //!
-//! Everything runs when the next response is polled. Steps nearest to the client go first: while a response is ready, no
-//! further responses of steps are taken, so that a client that does not read applies back-pressure to all models of its
-//! request.
+//! Everything runs when the next response is polled. Steps nearest to the client go first: while a response is ready, no further
+//! responses of steps are taken. A client that does not read thus applies back-pressure to all models of its request.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -29,17 +28,17 @@ use super::{Member, Members, Target};
 use crate::scheduler::{Answer, Streamed};
 use pharos_os::clock;
 
-/// What a step does next that had to be waited for.
+/// The completion of something that a step waited for.
 enum Event<R> {
-    /// It has answered.
+    /// A step has answered.
     Answered(CallId, Answer, StepPermit),
-    /// A decoupled one has begun.
+    /// A decoupled step has started.
     Begun(usize, Stream<R>),
 }
 
 type Waiting<R> = Pin<Box<dyn Future<Output = Event<R>> + Send>>;
 
-/// A step that is running.
+/// A running step.
 struct Running<V> {
     step: usize,
     /// The model that executes it.
@@ -48,22 +47,22 @@ struct Running<V> {
     sequence: InSequence,
 }
 
-/// Where the time of a request goes.
+/// The time accounting of a request.
 struct Times {
     begun: Instant,
-    /// Nanoseconds that the members spent on inputs, on computing, on outputs: sums over all steps.
+    /// Nanoseconds of the members for inputs, computing and outputs, summed over all steps.
     sums: (u64, u64, u64),
-    /// Nanoseconds in which a step was running, until `busy_since`.
+    /// Nanoseconds with at least one running step, up to `busy_since`.
     busy_ns: u64,
     busy_since: Instant,
 }
 
-/// A request whose steps are run. Dropping it cancels them.
+/// A request with its running steps. Dropping it cancels them.
 pub(super) struct EnsembleRequest<M: Members> {
     models: Arc<M>,
     /// The ensemble.
     pub(super) version: Arc<M::Member>,
-    /// Without its inputs.
+    /// The client's request, without its inputs.
     pub(super) request: InferRequest,
     plan: Arc<Plan>,
     /// The members in the order of the steps.
@@ -71,11 +70,11 @@ pub(super) struct EnsembleRequest<M: Members> {
     flow: Flow<StepTensor>,
     running: BTreeMap<CallId, Running<M::Member>>,
     events: FuturesUnordered<Waiting<M::Responses>>,
-    /// By stage.
+    /// The responses of decoupled steps, by stage.
     streams: Vec<Streams<M::Responses>>,
-    /// By stage, how many steps wait for their places.
+    /// The number of steps that wait for a permit, by stage.
     queued: Vec<Arc<AtomicUsize>>,
-    /// The permit of the step that was answered last, until what follows is queued.
+    /// The permit of the step that answered last, until its following steps are queued.
     before: StepPermit,
     times: Times,
 }
@@ -84,15 +83,15 @@ pub(super) struct EnsembleRequest<M: Members> {
 pub(super) type StepOutputs = (Vec<InferOutput>, Parameters);
 
 impl<M: Members> EnsembleRequest<M> {
-    /// Begins a request.
+    /// Starts a request.
     ///
     /// # Errors
-    /// A member is not there.
+    /// A member is not available.
     pub(super) fn begin(target: &Target<'_, M>, mut request: InferRequest) -> Result<Self, InferError> {
         let begun = clock::now();
         let Target { members: models, version, ensemble } = target;
         let plan = &ensemble.plan;
-        // All of them before the first step runs: a request ends with the models that it began with.
+        // Resolves all members before the first step runs, so that a request ends with the models it began with.
         let members = plan.steps().iter().map(|step| models.member(step)).collect::<Result<Vec<_>, _>>()?;
         let (requested, inputs) = (requested(&***version, &request), request_inputs(&***version, &mut request));
         let stages = ensemble.stages.count();
@@ -112,7 +111,7 @@ impl<M: Members> EnsembleRequest<M> {
         })
     }
 
-    /// The next response; `None` when there are no more. After an error there are none.
+    /// Returns the next response; `None` after the last response or an error.
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<StepOutputs, InferError>>> {
         loop {
             while let Some(call) = self.flow.next_step() {
@@ -134,13 +133,13 @@ impl<M: Members> EnsembleRequest<M> {
         }
     }
 
-    /// Whether the response that was given last is the last one.
+    /// Returns whether the response that was returned last was the final one.
     pub(super) fn is_over(&self) -> bool {
         self.flow.is_over()
     }
 
-    /// When the first step could run, and the stamps of all steps together: they lie apart by what the members took, summed
-    /// up, as Triton does. With steps side by side that is more than the request took.
+    /// Returns the start of the first step and stamps whose distances are the members' summed times, as in Triton. With
+    /// concurrent steps the sum exceeds the time of the request.
     pub(super) fn stamps(&self) -> ComputeStamps {
         let after = |start: Instant, ns: u64| Instant(start.0.saturating_add(ns));
         let (start, (input, infer, output)) = (self.times.begun, self.times.sums);
@@ -149,12 +148,12 @@ impl<M: Members> EnsembleRequest<M> {
         ComputeStamps { start, input_end, output_start, end: after(output_start, output) }
     }
 
-    /// Nanoseconds until `now` in which no step was running.
+    /// Returns the nanoseconds until `now` without a running step.
     pub(super) fn overhead_ns(&self, now: Instant) -> u64 {
         now.ns_since(self.times.begun).saturating_sub(self.times.busy_ns)
     }
 
-    /// Where every series lives.
+    /// The metrics cache of all series.
     pub(super) fn metrics(&self) -> &Cache {
         self.models.metrics()
     }
@@ -190,12 +189,12 @@ impl<M: Members> EnsembleRequest<M> {
         }
     }
 
-    /// The model that executes a step's request: the one that the ensemble's request began with, or the replaced version of
-    /// it that has begun the sequence which the step continues.
+    /// Returns the model that executes a step's request: the one resolved at the start of the ensemble's request, or its replaced
+    /// version that began the sequence which the step continues.
     fn member_for(&self, step: &Step, found: &Arc<M::Member>, sequence: &InSequence) -> Arc<M::Member> {
         let continued = (!sequence.start && !sequence.id.is_none()).then_some(&sequence.id);
         let with = continued.and_then(|id| self.models.with_sequence(step, id));
-        // The plan depends on how the member's responses come.
+        // The plan depends on whether the member is decoupled.
         let with = with.filter(|with| with.config().decoupled == found.config().decoupled);
         with.unwrap_or_else(|| found.clone())
     }
@@ -206,7 +205,7 @@ impl<M: Members> EnsembleRequest<M> {
         }
     }
 
-    /// A step has answered, as it does once; or a decoupled one could not begin.
+    /// Handles the answer of an ordinary step, or the failed start of a decoupled one.
     fn answered(&mut self, id: CallId, answer: Answer, permit: StepPermit) {
         self.before = permit;
         let Some(running) = self.stopped(id) else { return };
@@ -224,12 +223,12 @@ impl<M: Members> EnsembleRequest<M> {
         log_left_out(&*self.version, step, &left_out);
     }
 
-    /// The next response of a decoupled step, of the last stage first. Gives whether there was one.
+    /// Takes the next response of a decoupled step, later stages first. Returns whether there was one.
     fn poll_streams(&mut self, cx: &mut Context<'_>) -> bool {
         for stage in (0..self.streams.len()).rev() {
-            // What comes behind these steps waits for its permit.
-            let behind = self.queued.iter().skip(stage + 1);
-            if behind.map(|count| count.load(Ordering::Relaxed)).sum::<usize>() > 0 {
+            // Do not take responses while steps of later stages wait for permits.
+            let later = self.queued.iter().skip(stage + 1);
+            if later.map(|count| count.load(Ordering::Relaxed)).sum::<usize>() > 0 {
                 continue;
             }
             let (flow, Some(streams)) = (&self.flow, self.streams.get_mut(stage)) else { continue };
@@ -242,7 +241,7 @@ impl<M: Members> EnsembleRequest<M> {
         false
     }
 
-    /// A decoupled step has given a response.
+    /// Handles a response of a decoupled step.
     fn responded(&mut self, (stage, id): (usize, CallId), Streamed { answer, last, empty }: Streamed) {
         let Some(running) = self.running.get(&id) else { return };
         let (member, sequence) = (running.member.clone(), running.sequence.clone());
@@ -269,7 +268,7 @@ impl<M: Members> EnsembleRequest<M> {
         }
     }
 
-    /// A step is not running any more.
+    /// Removes a step that no longer runs.
     fn stopped(&mut self, id: CallId) -> Option<Running<M::Member>> {
         let running = self.running.remove(&id)?;
         if self.running.is_empty() {
@@ -278,7 +277,7 @@ impl<M: Members> EnsembleRequest<M> {
         Some(running)
     }
 
-    /// A step has succeeded, and this was its only or its last response.
+    /// Records a step that succeeded with its only or last response.
     fn recorded(&mut self, (running, model): (&Running<M::Member>, &str), response: &InferResponse) {
         let (input, infer, output) = response.timeline.compute.durations_ns();
         let sums = &mut self.times.sums;

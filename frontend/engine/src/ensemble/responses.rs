@@ -13,22 +13,22 @@ use super::{Member, Members, Target, Unanswered, ended, record_success};
 use crate::scheduler::{Streamed, request_trace};
 use pharos_os::clock;
 
-/// Any number of responses. Dropped before the last of them, they cancel the steps.
+/// The responses to a request. Dropping it before the last one cancels the steps.
 pub(crate) struct Responses<M: Members> {
-    /// `None` when the last response was given.
+    /// `None` after the last response.
     running: Option<EnsembleRequest<M>>,
     unanswered: Unanswered<M::Member>,
     checked: Checked,
-    /// What was there when the request began.
+    /// A response that was ready when the request began.
     first: Option<Streamed>,
-    /// How many there were.
+    /// The number of responses so far.
     count: u64,
-    /// When the one before came.
+    /// The time of the previous response.
     latest: Instant,
 }
 
 impl<M: Members> Responses<M> {
-    /// Begins a checked request: its first steps are on their way when this returns.
+    /// Starts a checked request. Its first steps are queued on return.
     pub(crate) fn begin(target: &Target<'_, M>, mut request: InferRequest, checked: Checked) -> Self {
         let latest = clock::now();
         request.timeline.queue_start = latest;
@@ -51,7 +51,7 @@ impl<M: Members> Responses<M> {
         responses
     }
 
-    /// The next response; `None` after the last.
+    /// Returns the next response, or `None` after the last.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(first));
@@ -61,7 +61,7 @@ impl<M: Members> Responses<M> {
         Poll::Ready(Some(self.made(made)))
     }
 
-    /// A response, recorded.
+    /// Records a response and builds it.
     fn made(&mut self, made: Option<Result<StepOutputs, InferError>>) -> Streamed {
         let empty = made.is_none();
         let made = made.unwrap_or_else(|| Ok(StepOutputs::default()));
@@ -89,14 +89,14 @@ impl<M: Members> Responses<M> {
         Streamed { answer, last, empty }
     }
 
-    /// The response that has these outputs.
+    /// Builds the response with these outputs.
     fn response(
         &mut self,
         version: &M::Member,
         (outputs, parameters): StepOutputs,
         last: bool,
     ) -> Result<InferResponse, InferError> {
-        let Some(running) = &self.running else { return Err(InferError::internal("a request has ended twice")) };
+        let Some(running) = &self.running else { return Err(InferError::internal("a request ended twice")) };
         request_trace::outputs(&running.request, &outputs);
         let timeline = match last {
             true => {

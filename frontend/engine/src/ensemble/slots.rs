@@ -1,5 +1,5 @@
-//! `max_inflight_requests`: each step of an ensemble may have so many requests under way, those of all the ensemble's clients
-//! together. What comes next waits, and with it the decoupled step whose responses it is for.
+//! Implements `max_inflight_requests`: the limit of concurrent requests of each step of an ensemble, over all its clients.
+//! Requests over the limit wait, and so does the decoupled step whose responses they process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,8 +8,8 @@ use std::time::Duration;
 use pharos::id::ModelVersion;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A permit is waited for so long, as in Triton: a model that is in a plan twice can hold its only instance with responses
-/// that wait for that instance, and the limit must not stop it for ever.
+/// The time limit of waiting for a permit, as in Triton. A model that is in a plan twice can hold its only instance with
+/// responses that wait for that instance; the limit must not block it forever.
 pub(super) const STUCK: Duration = Duration::from_secs(300);
 
 /// The permit to run a step; released with the last clone. `None` without a limit.
@@ -23,29 +23,29 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// For so many steps; `None` for a limit of 0, which means none.
+    /// Creates permits for `steps` steps; `None` for a limit of 0, which means no limit.
     pub(super) fn new(steps: usize, limit: u32) -> Option<Self> {
         let places = usize::try_from(limit).unwrap_or(Semaphore::MAX_PERMITS).min(Semaphore::MAX_PERMITS);
         let steps = (0..steps).map(|_| Arc::new(Semaphore::new(places))).collect();
         (limit > 0).then_some(Self { steps, limit })
     }
 
-    /// Queues for a permit for the step of this number. `waiting` counts who does. `before` is the permit of the step whose response
-    /// this one is for: it is held until this one has its own, so that what is made is not made faster than it is taken.
+    /// Queues for a permit of the step with this number; `waiting` counts the queued requests. `before` is the permit of the step
+    /// whose response this request processes. It is held until this request has its own permit, which throttles that step.
     pub(super) fn queue(&self, step: usize, waiting: &Arc<AtomicUsize>, before: StepPermit) -> Option<Queued> {
         let semaphore = self.steps.get(step)?.clone();
         waiting.fetch_add(1, Ordering::Relaxed);
         Some(Queued { semaphore, limit: self.limit, step, waiting: waiting.clone(), _before: before })
     }
 
-    /// The steps with how many of their permits are taken.
+    /// Returns the number of taken permits of each step.
     pub(super) fn taken(&self) -> impl Iterator<Item = usize> {
         let limit = usize::try_from(self.limit).unwrap_or(Semaphore::MAX_PERMITS);
         self.steps.iter().map(move |step| limit.saturating_sub(step.available_permits()))
     }
 }
 
-/// A request that waits for its permit.
+/// A request that waits for a permit.
 pub(super) struct Queued {
     semaphore: Arc<Semaphore>,
     limit: u32,
@@ -55,14 +55,14 @@ pub(super) struct Queued {
 }
 
 impl Queued {
-    /// Waits for the permit; none after `patience`.
-    pub(super) async fn acquire(self, ensemble: &ModelVersion, patience: Duration) -> StepPermit {
-        match tokio::time::timeout(patience, self.semaphore.clone().acquire_owned()).await {
+    /// Waits for the permit; returns `None` after `time_limit`.
+    pub(super) async fn acquire(self, ensemble: &ModelVersion, time_limit: Duration) -> StepPermit {
+        match tokio::time::timeout(time_limit, self.semaphore.clone().acquire_owned()).await {
             Ok(permit) => permit.ok().map(Arc::new),
             Err(_) => {
                 let Self { limit, step, .. } = self;
-                let seconds = patience.as_secs();
-                tracing::warn!(%ensemble, "step {step} has had {limit} requests under way for {seconds} s, one more is let in");
+                let seconds = time_limit.as_secs();
+                tracing::warn!(%ensemble, "step {step} has run {limit} requests for {seconds} s; admitting one over the limit");
                 None
             }
         }
@@ -81,16 +81,16 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn places_are_waited_for_in_turn_and_not_for_ever() {
+    async fn permits_are_granted_in_order_and_waiting_is_limited() {
         let (slots, waiting) = (Slots::new(2, 1).unwrap(), Arc::new(AtomicUsize::new(0)));
-        let (ensemble, patience) = (ModelVersion::new("e", 1), Duration::from_millis(20));
+        let (ensemble, time_limit) = (ModelVersion::new("e", 1), Duration::from_millis(20));
         let first = slots.queue(1, &waiting, None).unwrap().acquire(&ensemble, STUCK).await;
         assert_eq!((waiting.load(Ordering::Relaxed), slots.taken().collect::<Vec<_>>()), (0, vec![0, 1]));
         let second = slots.queue(1, &waiting, first.clone()).unwrap();
         assert_eq!(waiting.load(Ordering::Relaxed), 1);
         drop(first);
         // The waiting request itself holds the only permit, so the permit is never released.
-        assert!(second.acquire(&ensemble, patience).await.is_none());
+        assert!(second.acquire(&ensemble, time_limit).await.is_none());
         assert_eq!(waiting.load(Ordering::Relaxed), 0);
         assert_eq!(slots.taken().collect::<Vec<_>>(), [0, 0]);
         assert!(Slots::new(2, 0).is_none());

@@ -1,4 +1,4 @@
-//! From an ensemble's request to those of its steps, and from their responses to its own.
+//! Converts an ensemble's request to those of its steps, and their responses to the ensemble's.
 
 use pharos::ensemble::{Plan, Step, fit};
 use pharos::error::InferError;
@@ -15,13 +15,13 @@ use super::Member;
 #[derive(Clone)]
 pub(super) struct StepTensor {
     tensor: Tensor,
-    /// The batch that its first dimension is, if what made it batches.
+    /// The size of the first dimension if it is the batch dimension of the producing model.
     batch: Option<i64>,
-    /// What the step that made it said of its sequence; `None` for the request's own.
+    /// The place in a sequence that the producing step reported; `None` for the request's own.
     sequence: Option<InSequence>,
 }
 
-/// Where in a sequence a step's request stands.
+/// The place of a step's request in a sequence.
 #[derive(Clone, Debug)]
 pub(super) struct InSequence {
     pub(super) id: CorrelationId,
@@ -35,31 +35,31 @@ impl StepTensor {
         Self { tensor, batch, sequence }
     }
 
-    /// As a model (or the ensemble's response) takes it that has these dimensions without the batch.
+    /// Shapes the tensor for a model (or the ensemble's response) with these dimensions, which exclude the batch.
     fn into_tensor(self, dims: &[i64], batches: bool) -> Tensor {
         let shape = fit(dims, batches, &self.tensor.shape, self.batch);
         Tensor { shape, ..self.tensor }
     }
 }
 
-/// The place in a sequence of what is made of these tensors: what those say that steps have made, or else the request.
+/// Returns the place in a sequence of a request with these tensors: the first that a step reported, or the request's own.
 pub(super) fn sequence_of(tensors: &[(usize, StepTensor)], request: &InferRequest) -> InSequence {
-    let said = tensors.iter().find_map(|(_, passed)| passed.sequence.clone());
-    said.unwrap_or_else(|| InSequence {
+    let reported = tensors.iter().find_map(|(_, passed)| passed.sequence.clone());
+    reported.unwrap_or_else(|| InSequence {
         id: request.correlation_id.clone(),
         start: request.sequence_start,
         end: request.sequence_end,
     })
 }
 
-/// The positions of the outputs that a request wants.
+/// Returns the positions of the outputs that a request asks for.
 pub(super) fn requested(version: &impl Member, request: &InferRequest) -> Vec<usize> {
     let wanted = |name: &str| request.outputs.is_empty() || request.outputs.iter().any(|output| output.name == name);
     let outputs = version.config().outputs.iter().enumerate();
     outputs.filter(|(_, spec)| wanted(&spec.name)).map(|(position, _)| position).collect()
 }
 
-/// The inputs that a request brings, by their positions in the configuration; taken out of it.
+/// Takes the inputs out of a request, with their positions in the configuration.
 pub(super) fn request_inputs(version: &impl Member, request: &mut InferRequest) -> Vec<(usize, StepTensor)> {
     let batches = version.config().batches();
     let given = std::mem::take(&mut request.inputs).into_iter().filter_map(|input| {
@@ -73,11 +73,11 @@ pub(super) fn request_inputs(version: &impl Member, request: &mut InferRequest) 
 /// The tensors of a step's request, by their positions in the step.
 pub(super) struct StepTensors<'a> {
     pub(super) inputs: Vec<(usize, StepTensor)>,
-    /// The outputs that are requested.
+    /// The positions of the requested outputs.
     pub(super) wanted: &'a [usize],
 }
 
-/// The request of a step: what the ensemble was asked, with the step's tensors and its place in a sequence.
+/// Builds the request of a step from the ensemble's request, the step's tensors and its place in a sequence.
 pub(super) fn step_request(
     (step, member): (&Step, &impl Member),
     request: &InferRequest,
@@ -111,8 +111,8 @@ pub(super) fn step_request(
     }
 }
 
-/// Where the client wants what a step makes under this name, if it is an output of the ensemble that goes into memory of
-/// the client's: the step's own worker writes it there.
+/// Returns the client's memory for an output of a step, if it is an output of the ensemble that the client requested in shared
+/// memory. The step's worker writes it there directly.
 pub(super) fn region(
     version: &impl Member,
     plan: &Plan,
@@ -125,16 +125,16 @@ pub(super) fn region(
     request.outputs.iter().find(|wanted| wanted.name == *name)?.region.clone()
 }
 
-/// What a step has made, by position in its outputs; it was asked for this place in a sequence, unless it says another.
+/// Returns the outputs of a step by position. Their place in a sequence is `asked`, unless the response reports another one.
 ///
 /// # Errors
-/// A parameter that says one has no such type.
+/// A parameter of the response that gives the place has the wrong type.
 pub(super) fn made(
     (step, member): (&Step, &impl Member),
     response: InferResponse,
     asked: InSequence,
 ) -> Result<Vec<(usize, StepTensor)>, InferError> {
-    let sequence = said(&response.parameters, asked)?;
+    let sequence = reported_sequence(&response.parameters, asked)?;
     let made = response.outputs.into_iter().filter_map(|output| {
         let position = step.outputs.iter().position(|(name, _)| *name == output.name)?;
         Some((position, StepTensor::new(output.tensor, member.config().batches(), Some(sequence.clone()))))
@@ -142,9 +142,9 @@ pub(super) fn made(
     Ok(made.collect())
 }
 
-/// The place in a sequence that the parameters of a response say. As in Triton, what is not said is neither a start nor an
-/// end then.
-fn said(parameters: &Parameters, asked: InSequence) -> Result<InSequence, InferError> {
+/// Returns the place in a sequence that the parameters of a response report. As in Triton, an omitted flag is false if any of
+/// these parameters is present.
+fn reported_sequence(parameters: &Parameters, asked: InSequence) -> Result<InSequence, InferError> {
     let value = |wanted: &str| parameters.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
     let flag = |name: &str| match value(name) {
         None => Ok(None),
@@ -168,9 +168,8 @@ fn said(parameters: &Parameters, asked: InSequence) -> Result<InSequence, InferE
     Ok(InSequence { id: id.unwrap_or(asked.id), start: start == Some(true), end: end == Some(true) })
 }
 
-/// Refuses outputs that nobody has written where the client wants them in its memory: inputs of the ensemble, which no step
-/// makes; and where there may be any number of responses what other steps take, which the next response may have overwritten
-/// by then.
+/// Returns an error for outputs in client memory that no step has written there: inputs of the ensemble, and, in a decoupled
+/// ensemble, tensors that other steps consume, because the next response may overwrite them too early.
 fn check_regions(version: &impl Member, request: &InferRequest, outputs: &[InferOutput]) -> Result<(), InferError> {
     let place = |slice: &Slice| (slice.region().map(|region| region.id), slice.offset);
     let taken = |name: &str| {
@@ -184,7 +183,7 @@ fn check_regions(version: &impl Member, request: &InferRequest, outputs: &[Infer
         let why = match () {
             () if wanted.map(place) != tensor.data.region().map(place) => "is one of its inputs",
             () if wanted.is_some() && version.config().decoupled && taken(name) == Some(true) => {
-                "is taken by other steps"
+                "is an input of other steps"
             }
             () => continue,
         };
@@ -195,10 +194,10 @@ fn check_regions(version: &impl Member, request: &InferRequest, outputs: &[Infer
     Ok(())
 }
 
-/// The outputs and the parameters of a response of the ensemble.
+/// Builds the outputs and the parameters of a response of the ensemble.
 ///
 /// # Errors
-/// One cannot be where it is wanted.
+/// An output cannot be placed in the requested memory.
 pub(super) fn response(
     version: &impl Member,
     request: &InferRequest,
@@ -219,7 +218,7 @@ pub(super) fn response(
     Ok((outputs, parameters))
 }
 
-/// Parameters that Triton gives every response of an ensemble.
+/// The parameters that Triton adds to every response of an ensemble.
 fn sequence_parameters(InSequence { id, start, end }: InSequence) -> Parameters {
     let id = match id {
         CorrelationId::Uint(number) => i64::try_from(number).map_or(Parameter::Uint(number), Parameter::Int),
@@ -235,6 +234,6 @@ fn sequence_parameters(InSequence { id, start, end }: InSequence) -> Parameters 
 pub(super) fn log_left_out(version: &impl Member, step: &Step, left_out: &[String]) {
     for output in left_out {
         let (ensemble, model) = (version.model(), &step.model);
-        tracing::debug!(%ensemble, "step '{model}' has not made its output '{output}': what takes it goes without");
+        tracing::debug!(%ensemble, "step '{model}' did not produce its output '{output}'; consumers run without it");
     }
 }

@@ -1,4 +1,4 @@
-//! The responses of decoupled steps of one stage, which come from any number of requests at once.
+//! The responses of the decoupled steps of one stage, from any number of concurrent requests.
 
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
@@ -14,24 +14,24 @@ use tokio::task::coop::{poll_proceed, unconstrained};
 use super::slots::StepPermit;
 use crate::scheduler::Streamed;
 
-/// Responses that everything has been made of may wait for one before them, so many of a request; beyond it the request's
-/// next responses are not taken.
+/// The number of fully processed responses of a request that may wait for an earlier response. Beyond it, no further responses of
+/// that request are taken.
 const BEHIND: usize = 256;
 
-/// Where responses come from.
+/// A source of responses.
 pub(crate) trait ResponseSource: Unpin {
-    /// The next response; `None` after the last.
+    /// Returns the next response, or `None` after the last.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>>;
 }
 
-/// A decoupled step under way.
+/// A running decoupled step.
 pub(super) struct Stream<S> {
     pub(super) id: CallId,
     pub(super) responses: S,
     pub(super) permit: StepPermit,
 }
 
-/// The next response of a step, with the step.
+/// A future of a step's next response, with the step.
 struct NextResponse<S>(Option<Stream<S>>);
 
 impl<S: ResponseSource> Future for NextResponse<S> {
@@ -46,7 +46,7 @@ impl<S: ResponseSource> Future for NextResponse<S> {
 
 impl<S: ResponseSource> Stream<S> {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Streamed> {
-        let none = || Err(InferError::internal("a model's responses have ended without a last one"));
+        let none = || Err(InferError::internal("the model's responses ended without a final response"));
         let next = ready!(self.responses.poll_next(cx));
         Poll::Ready(next.unwrap_or_else(|| Streamed { answer: none(), last: true, empty: false }))
     }
@@ -54,16 +54,16 @@ impl<S: ResponseSource> Stream<S> {
 
 /// The decoupled steps of one stage.
 ///
-/// Responses are taken in the order in which they come: one of another request only when the request before it has none.
-/// A model with one instance answers its requests one after the other, and its responses must leave like that. So of
-/// several requests that have got responses the earliest goes first: where it matters, it has got them first.
+/// Responses are taken in the order of arrival: another request's response only when the current request has none. A model with
+/// one instance answers its requests one after the other, and its responses must keep that order. If several requests have
+/// responses, the earliest request goes first, because such a model served it first.
 pub(super) struct Streams<S> {
     /// The request whose response was taken last.
     current: Option<Stream<S>>,
-    /// Responses of others, which came when `current` had none.
+    /// Responses of other requests that arrived while `current` had none.
     held: BTreeMap<CallId, (Stream<S>, Streamed)>,
     others: FuturesUnordered<NextResponse<S>>,
-    /// Too far ahead of what is made of their responses.
+    /// Steps that are too far ahead of the processing of their responses.
     parked: Vec<Stream<S>>,
 }
 
@@ -74,7 +74,7 @@ impl<S> Default for Streams<S> {
 }
 
 impl<S: ResponseSource> Streams<S> {
-    /// One more request.
+    /// Adds a request.
     pub(super) fn push(&mut self, stream: Stream<S>) {
         match &self.current {
             None if self.others.is_empty() && self.held.is_empty() => self.current = Some(stream),
@@ -82,11 +82,11 @@ impl<S: ResponseSource> Streams<S> {
         }
     }
 
-    /// The next response, with its step; with the step's permit if it was the last. `waiting` says how many responses of a step
-    /// wait for one before them.
+    /// Returns the next response with its step, and with the step's permit if it was the last. `waiting` returns how many
+    /// responses of a step wait for an earlier one.
     ///
-    /// Whether the task should let others run is asked once, here. A channel that asked by itself would say that it has
-    /// nothing although it has, and the response of another request would be taken before its turn.
+    /// Tokio's cooperative budget is checked once, here. A channel that checked it would return pending although it has a
+    /// response, and a response of another request would be taken too early.
     pub(super) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
@@ -124,7 +124,7 @@ impl<S: ResponseSource> Streams<S> {
             while let Poll::Ready(Some(Some((stream, streamed)))) = self.others.poll_next_unpin(cx) {
                 self.held.insert(stream.id, (stream, streamed));
             }
-            // What the current one has got meanwhile was there before.
+            // Responses of the current step that arrived meanwhile are found in the next iteration.
             if self.held.is_empty() {
                 return Poll::Pending;
             }
@@ -140,7 +140,7 @@ impl<S: ResponseSource> Streams<S> {
         (id, streamed, None)
     }
 
-    /// Gives up the step whose response was given last.
+    /// Cancels the step whose response was returned last.
     pub(super) fn give_up(&mut self, id: CallId) {
         drop(self.current.take_if(|stream| stream.id == id));
     }
@@ -165,7 +165,7 @@ mod tests {
         }
     }
 
-    /// Numbers of steps.
+    /// Returns the ids of `count` steps.
     fn ids(count: usize) -> Vec<CallId> {
         let step = |n| {
             format!(
@@ -192,7 +192,7 @@ mod tests {
         sender.send(Streamed { answer, last, empty: false }).unwrap();
     }
 
-    /// What can be taken now.
+    /// Takes all available responses.
     fn taken(streams: &mut Streams<UnboundedReceiver<Streamed>>, waiting: impl Fn(CallId) -> usize) -> Vec<String> {
         let cx = &mut Context::from_waker(Waker::noop());
         let next = || match streams.poll_next(cx, &waiting) {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn responses_are_taken_as_they_come_and_those_of_one_request_together() {
+    fn responses_keep_arrival_order_and_requests_stay_together() {
         let (ids, mut streams) = (ids(3), Streams::default());
         let senders: Vec<_> = ids
             .iter()
@@ -225,19 +225,19 @@ mod tests {
         assert_eq!(taken(&mut streams, none), ["b1"]);
         respond(&senders[1], "b2", true);
         let ahead = |id| if id == ids[1] { BEHIND } else { 0 };
-        assert_eq!(taken(&mut streams, ahead), Vec::<String>::new(), "it is too far ahead");
+        assert_eq!(taken(&mut streams, ahead), Vec::<String>::new(), "the step is too far ahead");
         assert_eq!(taken(&mut streams, none), ["b2"]);
     }
 
     #[tokio::test]
-    async fn responses_that_have_come_together_are_taken_in_the_order_of_their_requests() {
+    async fn simultaneous_responses_keep_the_order_of_their_requests() {
         let mut streams = Streams::default();
         let mut senders = Vec::new();
         for (n, id) in ids(100).into_iter().enumerate() {
             let (sender, responses) = unbounded_channel();
             streams.push(Stream { id, responses, permit: None });
             senders.push(sender);
-            // Some have been looked at, some have not.
+            // Some requests are polled once, the others not yet.
             if n == 40 {
                 assert_eq!(taken(&mut streams, |_| 0), Vec::<String>::new());
             }
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_is_dropped() {
+    fn giving_up_drops_the_responses() {
         let (ids, mut streams) = (ids(1), Streams::default());
         let (sender, responses) = unbounded_channel();
         streams.push(Stream { id: ids[0], responses, permit: None });

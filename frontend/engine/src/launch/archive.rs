@@ -1,9 +1,9 @@
-//! Python environments that are packed into archives. Each is unpacked once into a cache folder, under the hash of its
-//! contents: a changed archive is another environment.
+//! Packed Python environments. Each archive is unpacked once into a cache folder, under the hash of its contents, so that a
+//! changed archive is a different environment.
 //!
-//! Environments are in a marked subdirectory of the folder, which may have other files. Each has a directory and a lock file
-//! there. Servers that use the environment hold a shared lock; the server that unpacks or removes it holds an exclusive lock.
-//! The lock file contains `ready` when the directory is complete.
+//! Environments are in a marked subdirectory of the folder, which may contain other files. Each has a directory and a lock file
+//! there. Servers that use the environment hold a shared lock; the server that unpacks or removes it holds an exclusive lock. The
+//! lock file contains `ready` when the directory is complete.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -19,19 +19,19 @@ use super::unpack::{Limits, unpack};
 use pharos_os::clock;
 use pharos_os::directories;
 
-/// The subdirectory.
-const OWN: &str = "pharos-environments";
+/// The subdirectory for environments.
+const SUBDIR: &str = "pharos-environments";
 
-/// Characters of a key: the beginning of a hash in hexadecimal digits.
+/// The number of characters of a key: the first hexadecimal digits of a hash.
 const KEY_DIGITS: usize = 32;
 
-/// Environments that are unused for this long are removed when another one is unpacked.
+/// Environments unused for this long are removed when another one is unpacked.
 const KEPT: Duration = Duration::from_hours(24 * 14);
 
-/// The pause before another attempt to unpack, after another server has failed to.
-const AGAIN: Duration = Duration::from_millis(10);
+/// The pause before retrying after another server has failed to unpack.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// The contents of the lock file of a complete directory.
+/// The contents of the lock file of a complete environment.
 const READY: &[u8] = b"ready\n";
 
 /// An unpacked environment. It is not removed while this value exists.
@@ -47,7 +47,7 @@ impl Environment {
     }
 }
 
-/// The environment of an archive, which is unpacked into `folder` if it has not been. `interpreter` finds its Python.
+/// Returns the environment of an archive, unpacking it into `folder` if necessary. `interpreter` finds its Python.
 ///
 /// # Errors
 /// The archive or the folder cannot be used.
@@ -66,7 +66,7 @@ pub(super) fn unpacked(
     let mut lock = locked(folder, &key).map_err(in_folder)?;
     let ready = is_ready(&mut lock).map_err(in_folder)?;
     if ready && !path.is_dir() {
-        let in_use = |_| format!("'{}' has been removed, and others still use it", path.display());
+        let in_use = |_| format!("'{}' was removed while other servers use it", path.display());
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(in_use)?;
     }
     if !ready || !path.is_dir() {
@@ -89,18 +89,18 @@ pub(super) fn unpacked(
     Ok(Environment { path, _lock: lock })
 }
 
-/// Makes the folder, which must be this user's alone, and the subdirectory: what is in it is executed.
+/// Creates the folder and the subdirectory. Its contents are executed, so the folder must be writable only by this user.
 fn prepare(folder: &Path) -> io::Result<PathBuf> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let metadata = fs::metadata(folder)?;
     if metadata.uid() != rustix::process::geteuid().as_raw() || metadata.mode() & 0o022 != 0 {
-        return Err(io::Error::other("others can write to it; --environment-cache-directory names another"));
+        return Err(io::Error::other("other users can write to it; change --environment-cache-directory"));
     }
-    let own = folder.join(OWN);
+    let own = folder.join(SUBDIR);
     directories::make(&own).map(|()| own)
 }
 
-/// Names an environment by the bytes of its archive.
+/// Returns the name of an environment: a hash of the bytes of its archive.
 fn key(file: &mut File) -> io::Result<String> {
     let mut hasher = blake3::Hasher::new();
     let mut piece = vec![0; 1 << 20];
@@ -117,10 +117,10 @@ fn lock_path(folder: &Path, key: &str) -> PathBuf {
     folder.join(format!("{key}.lock"))
 }
 
-/// The lock file of an environment, locked exclusively, or shared if the environment is ready. Waits while another server
-/// unpacks it.
+/// Opens the lock file of an environment with an exclusive lock, or with a shared lock if the environment is ready. Waits while
+/// another server unpacks it.
 ///
-/// Does not wait for an exclusive lock: servers that use the environment hold their shared locks until they exit.
+/// Does not wait for an exclusive lock, because servers that use the environment hold shared locks until they exit.
 fn locked(folder: &Path, key: &str) -> io::Result<File> {
     let path = lock_path(folder, key);
     loop {
@@ -136,17 +136,17 @@ fn locked(folder: &Path, key: &str) -> io::Result<File> {
         if !is_the_file(&file, &path) {
             continue;
         }
-        let mut seen = &file;
-        if alone || is_ready(&mut seen)? {
+        let mut reader = &file;
+        if alone || is_ready(&mut reader)? {
             return Ok(file);
         }
-        // The server that unpacked it has failed: try to unpack it here.
+        // The server that unpacked it has failed; try to unpack it here.
         drop(file);
-        std::thread::sleep(AGAIN);
+        std::thread::sleep(RETRY_PAUSE);
     }
 }
 
-/// Whether the file is still what the path leads to: it may have been removed before it was locked.
+/// Returns whether the path still refers to the file, which may have been removed before it was locked.
 fn is_the_file(file: &File, path: &Path) -> bool {
     let same = |a: &fs::Metadata, b: &fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
     matches!((file.metadata(), fs::metadata(path)), (Ok(a), Ok(b)) if same(&a, &b))
@@ -166,17 +166,17 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether [`key`] gives such names.
+/// Returns whether a name has the form that [`key`] returns.
 fn is_key(name: &str) -> bool {
     name.len() == KEY_DIGITS && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Removes environments that are unused for long; ignores errors.
-fn remove_unused(folder: &Path, but: &str) {
+/// Removes environments that have been unused for [`KEPT`]; ignores errors.
+fn remove_unused(folder: &Path, except: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let Some(key) = name.to_str().and_then(|name| name.strip_suffix(".lock")) else { continue };
-        if key == but || !is_key(key) {
+        if key == except || !is_key(key) {
             continue;
         }
         let used = entry.metadata().map_or(i64::MAX, |metadata| metadata.mtime());
@@ -186,7 +186,7 @@ fn remove_unused(folder: &Path, but: &str) {
         }
         let Ok(lock) = File::open(entry.path()) else { continue };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() && is_the_file(&lock, &entry.path()) {
-            tracing::info!("removing the environment '{}', unused for long", folder.join(key).display());
+            tracing::info!("removing the unused environment '{}'", folder.join(key).display());
             let _ = remove(&folder.join(key)).and_then(|()| fs::remove_file(entry.path()));
         }
     }
@@ -206,7 +206,7 @@ mod tests {
 
     type Piece<'a> = (EntryType, &'a str, &'a str);
 
-    /// An archive whose names are written as they are, whatever they are.
+    /// Writes an archive with exactly these names, valid or not.
     fn archive(path: &Path, pieces: &[Piece<'_>]) {
         let mut builder = Builder::new(GzEncoder::new(File::create(path).unwrap(), Compression::fast()));
         for (kind, name, content) in pieces {
@@ -230,23 +230,23 @@ mod tests {
     }
 
     #[test]
-    fn those_who_come_together_all_get_it_while_they_use_it() {
+    fn concurrent_users_share_an_environment() {
         let folder = tempfile::tempdir().unwrap();
         let one = folder.path().join("one.tar.gz");
         archive(&one, &[(EntryType::Regular, "bin/python3", "#!/bin/sh\n")]);
         for round in 0..50 {
-            let (sender, came) = mpsc::channel();
+            let (sender, done) = mpsc::channel();
             for _ in 0..4 {
                 let (sender, one, cache) = (sender.clone(), one.clone(), folder.path().join(round.to_string()));
                 thread::spawn(move || sender.send(unpacked(&cache, &one, python)));
             }
-            let used: Vec<_> = (0..4).map(|_| came.recv_timeout(Duration::from_secs(20)).unwrap().unwrap()).collect();
+            let used: Vec<_> = (0..4).map(|_| done.recv_timeout(Duration::from_secs(20)).unwrap().unwrap()).collect();
             assert_eq!(used.len(), 4);
         }
     }
 
     #[test]
-    fn an_archive_is_unpacked_once_and_anew_when_it_has_changed() {
+    fn an_archive_is_unpacked_once_and_again_after_a_change() {
         let folder = tempfile::tempdir().unwrap();
         let (cache, one, copy) =
             (folder.path().join("a/cache"), folder.path().join("one.tar.gz"), folder.path().join("copy.tar.gz"));
@@ -256,28 +256,29 @@ mod tests {
         );
         fs::copy(&one, &copy).unwrap();
         let same: Vec<PathBuf> = thread::scope(|scope| {
-            let ask =
+            let get =
                 |path: PathBuf, cache: PathBuf| move || unpacked(&cache, &path, python).unwrap().path().to_owned();
-            let asked: Vec<_> =
-                [&one, &copy, &one].map(|path| scope.spawn(ask(path.clone(), cache.clone()))).into_iter().collect();
-            asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+            let threads: Vec<_> =
+                [&one, &copy, &one].map(|path| scope.spawn(get(path.clone(), cache.clone()))).into_iter().collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         let home = same.first().unwrap();
         assert!(same.iter().all(|path| path == home), "{same:?}");
         assert_eq!(fs::read_link(home.join("bin/python")).unwrap(), Path::new("python3"));
         assert_eq!(fs::metadata(home.join("bin/python3")).unwrap().mode() & 0o777, 0o755);
         fs::write(home.join("mark"), "").unwrap();
-        assert!(unpacked(&cache, &one, python).unwrap().path().join("mark").exists(), "nothing is unpacked again");
+        assert!(unpacked(&cache, &one, python).unwrap().path().join("mark").exists(), "the archive was unpacked again");
         archive(&one, &[(EntryType::Regular, "bin/python3", "#!/bin/bash\n")]);
         let other = unpacked(&cache, &one, python).unwrap();
         assert_ne!(other.path(), home);
-        // What was cut off in the middle is done again.
-        fs::write(cache.join(OWN).join(format!("{}.lock", home.file_name().unwrap().to_str().unwrap())), "").unwrap();
+        // An interrupted unpacking is repeated.
+        fs::write(cache.join(SUBDIR).join(format!("{}.lock", home.file_name().unwrap().to_str().unwrap())), "")
+            .unwrap();
         assert!(!unpacked(&cache, &copy, python).unwrap().path().join("mark").exists());
     }
 
     #[test]
-    fn what_is_unused_for_long_goes_and_what_is_used_stays() {
+    fn removes_long_unused_environments_but_not_used_ones() {
         let folder = tempfile::tempdir().unwrap();
         let cache = folder.path().join("cache");
         let environment = |name: &str| {
@@ -285,8 +286,8 @@ mod tests {
             archive(&path, &[(EntryType::Regular, "bin/python3", name)]);
             unpacked(&cache, &path, python).unwrap()
         };
-        // Files of others with old locks, beside the environments and even among them.
-        let of_others = [cache.join("poetry"), cache.join(OWN).join("Cargo")];
+        // Foreign files with old lock files, beside the environments and in their subdirectory.
+        let of_others = [cache.join("poetry"), cache.join(SUBDIR).join("Cargo")];
         let old = |lock: PathBuf| {
             let lock = File::options().write(true).create(true).truncate(false).open(lock).unwrap();
             lock.set_modified(std::time::UNIX_EPOCH).unwrap();
@@ -310,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leaves_the_environment() {
+    fn no_entry_is_unpacked_outside_the_environment() {
         let folder = tempfile::tempdir().unwrap();
         let (cache, path) = (folder.path().join("cache"), folder.path().join("bad.tar.gz"));
         let outside = folder.path().join("outside");
@@ -323,29 +324,30 @@ mod tests {
             (&[(file, "/tmp/evil", "x")], "'/tmp/evil' is outside the environment"),
             (&[(link, "out", target), (file, "out/evil", "x")], "it cannot be unpacked"),
             (&[(hard, "evil", "../../../etc/passwd")], "it cannot be unpacked"),
-            (&[(EntryType::Fifo, "pipe", "")], "'pipe' is of the kind Fifo; allowed are files, directories and links"),
-            (&[], "there is nothing in it"),
+            (&[(EntryType::Fifo, "pipe", "")], "'pipe' has the type Fifo; allowed are files, directories and links"),
+            (&[], "the archive is empty"),
         ];
         for (pieces, expected) in cases {
             archive(&path, pieces);
             let error = unpacked(&cache, &path, python).unwrap_err();
             assert!(error.contains(expected), "{error}");
             assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
-            let left = fs::read_dir(cache.join(OWN)).unwrap().flatten().filter(|entry| entry.path().is_dir()).count();
-            assert_eq!(left, 0, "nothing stays of what failed: {error}");
+            let left =
+                fs::read_dir(cache.join(SUBDIR)).unwrap().flatten().filter(|entry| entry.path().is_dir()).count();
+            assert_eq!(left, 0, "files of a failed unpacking are left: {error}");
         }
         fs::write(&path, [0x1f, 0x8b, 8, 0, 1, 2, 3]).unwrap();
         assert!(unpacked(&cache, &path, python).unwrap_err().starts_with("it cannot be unpacked: "));
     }
 
     #[test]
-    fn environments_are_bounded_and_told_where_they_are() {
+    fn environments_are_limited_in_size_and_relocated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("e.tar.gz");
         archive(&path, &[(EntryType::Regular, "one", "12345"), (EntryType::Regular, "two", "12345")]);
         for (limits, expected) in [
-            (Limits { bytes: 9, files: 9 }, "'two' makes it more than 9 bytes"),
-            (Limits { bytes: 10, files: 1 }, "'two' makes it more than 1 files"),
+            (Limits { bytes: 9, files: 9 }, "'two' exceeds the total limit of 9 bytes"),
+            (Limits { bytes: 10, files: 1 }, "'two' exceeds the total limit of 1 files"),
         ] {
             let target = folder.path().join("target");
             let error = unpack(File::open(&path).unwrap(), &target, &limits).unwrap_err();
@@ -356,8 +358,8 @@ mod tests {
         let python3 = (EntryType::Regular, "bin/python3", "#!/bin/sh\nexec /bin/sh \"$@\"\n");
         archive(&path, &[python3, script("echo \"$CONDA_PREFIX$VIRTUAL_ENV\" > $(dirname $0)/../where\n")]);
         let home = unpacked(&folder.path().join("cache"), &path, python).unwrap();
-        let told = fs::read_to_string(home.path().join("where")).unwrap();
-        assert_eq!(Path::new(told.trim()), home.path());
+        let location = fs::read_to_string(home.path().join("where")).unwrap();
+        assert_eq!(Path::new(location.trim()), home.path());
         archive(&path, &[python3, script("echo no room >&2; exit 3\n")]);
         let error = unpacked(&folder.path().join("cache"), &path, python).unwrap_err();
         assert!(error.contains("conda-unpack failed: exit status: 3: no room"), "{error}");

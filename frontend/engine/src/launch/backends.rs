@@ -1,7 +1,7 @@
-//! Backends that are files: a shared library with the C interface of `pharos_backend.h`, an executable built on the library
-//! `pharos-worker`, or a `model.py` that serves models of its kind. As in Triton libraries are looked for in the version's
-//! directory, the model's and the backend's, in this order, and the others in the backend's alone: a `model.py` of a version
-//! is the model's.
+//! Backends in files: a shared library with the C interface of `pharos_backend.h`, an executable built with the library
+//! `pharos-worker`, or a `model.py` that runs models of that backend. As in Triton, libraries are searched in the directories of
+//! the version, the model and the backend, in this order. The others are searched only in the backend's directory, because a
+//! `model.py` in a version's directory belongs to the model.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use pharos::model::backend_advice;
 
 use super::{ORDINARY, Program};
 
-/// What a backend is.
+/// A backend that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// A shared library for the ordinary worker.
     Library(PathBuf),
-    /// An executable in place of the ordinary worker.
+    /// An executable instead of the ordinary worker.
     Worker(PathBuf),
-    /// Code for the Python worker.
+    /// Python code for the Python worker.
     Python(PathBuf),
 }
 
@@ -28,15 +28,15 @@ impl Found {
     }
 }
 
-/// The backend of this name, which `places` may hold before the backend directory does.
+/// Finds the backend of this name in `places` and then in the backend directory.
 ///
 /// # Errors
-/// There is none; the text lists what there is.
+/// The backend does not exist; the text lists the available ones.
 pub(crate) fn find(program: &Program, (model, name): (&str, &str), places: &[&Path]) -> Result<Found, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     if name.is_empty() || name.starts_with('.') || !name.bytes().all(plain) {
         return Err(format!(
-            "backend '{}' of model '{model}' is no name of a backend: allowed are letters, digits, '_', '-' and '.'",
+            "backend '{}' of model '{model}' is not a valid backend name: allowed are letters, digits, '_', '-' and '.'",
             name.escape_debug()
         ));
     }
@@ -63,7 +63,7 @@ fn missing(program: &Program, (model, name): (&str, &str)) -> String {
             let wanted = format!("libpharos_{name}.so, pharos-worker-{name} or model.py");
             format!("'{}' does not hold {wanted}", directory.join(name).display())
         }
-        None => "there is no backend directory, which --backend-directory names".to_owned(),
+        None => "no backend directory is set (--backend-directory)".to_owned(),
     };
     let advice = match backend_advice(name) {
         "" => String::new(),
@@ -75,7 +75,7 @@ fn missing(program: &Program, (model, name): (&str, &str)) -> String {
     )
 }
 
-/// The names of all backends that can be used.
+/// Returns the names of all available backends.
 pub(crate) fn available(program: &Program) -> Vec<String> {
     let known = ORDINARY.into_iter().chain(program.python_backends());
     let mut names: Vec<String> = known.map(str::to_owned).collect();
@@ -87,14 +87,14 @@ pub(crate) fn available(program: &Program) -> Vec<String> {
     names
 }
 
-/// The name of the backend that a directory in the backend directory is of.
+/// Returns the name of the backend in a subdirectory of the backend directory, if it contains one.
 fn holds_a_backend(directory: &Path) -> Option<String> {
     let name = directory.file_name()?.to_str()?;
     let files = [format!("libpharos_{name}.so"), format!("pharos-worker-{name}"), "model.py".to_owned()];
     files.iter().any(|file| directory.join(file).is_file()).then(|| name.to_owned())
 }
 
-/// The same path wherever the process is; links stay.
+/// Returns an absolute path, without resolving links.
 pub(super) fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }

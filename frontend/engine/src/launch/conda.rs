@@ -9,16 +9,16 @@ use std::time::Duration;
 use super::activation;
 use pharos_os::clock;
 
-/// The longest run of `conda-unpack`.
-const PATIENCE: Duration = Duration::from_mins(10);
+/// The time limit of `conda-unpack`.
+const TIMEOUT: Duration = Duration::from_mins(10);
 
-/// The longest wait for the output of `conda-unpack` after it has exited.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// The time limit of reading the output of `conda-unpack` after it has exited.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs `conda-unpack`, which writes the environment's new location into its files; does nothing without it.
+/// Runs `conda-unpack`, which writes the environment's new location into its files. Does nothing without the script.
 ///
 /// # Errors
-/// It fails, or takes too long.
+/// The script fails or exceeds its time limit.
 pub(super) fn relocate(home: &Path, interpreter: &Path) -> Result<(), String> {
     let script = home.join("bin/conda-unpack");
     if !script.is_file() {
@@ -34,30 +34,30 @@ pub(super) fn relocate(home: &Path, interpreter: &Path) -> Result<(), String> {
     }
     let failed = |why: String| format!("its bin/conda-unpack failed: {why}");
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
-    let said = last_line(child.stderr.take());
+    let last_line_of_stderr = last_line(child.stderr.take());
     let begun = clock::now();
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
-            Ok(None) if clock::now() - begun < PATIENCE => std::thread::sleep(Duration::from_millis(20)),
+            Ok(None) if clock::now() - begun < TIMEOUT => std::thread::sleep(Duration::from_millis(20)),
             _ => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(failed(format!("it did not end within {} s", PATIENCE.as_secs())));
+                return Err(failed(format!("it did not end within {} s", TIMEOUT.as_secs())));
             }
         }
     };
     if status.success() {
         return Ok(());
     }
-    // A process that it has started may hold the pipe open.
-    let last = said.recv_timeout(LAST_WORDS).unwrap_or_default();
+    // A child of the script may hold the pipe open.
+    let last = last_line_of_stderr.recv_timeout(OUTPUT_TIMEOUT).unwrap_or_default();
     Err(failed(format!("{status}: {last}")))
 }
 
 /// Reads a program's output to its end, so that writes never block. Sends the last line of the first 64 KiB.
 fn last_line(output: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
-    let (sending, said) = mpsc::channel();
+    let (sending, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let Some(mut output) = output else { return };
         let mut text = Vec::new();
@@ -67,5 +67,5 @@ fn last_line(output: Option<impl Read + Send + 'static>) -> mpsc::Receiver<Strin
         let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
         let _ = sending.send(last.to_owned());
     });
-    said
+    receiver
 }

@@ -1,6 +1,6 @@
-//! Which Python runs a model: that of its parameter `EXECUTION_ENV_PATH`, else of a `venv` or `.venv` in its directory, else
-//! `--python`, else the `python3` of the `PATH`. Paths keep their links: a virtual environment is known by where its
-//! interpreter is found.
+//! Finds the Python interpreter of a model: from its parameter `EXECUTION_ENV_PATH`, else from a `venv` or `.venv` in its
+//! directory, else from `--python`, else the `python3` of the `PATH`. Links in paths are kept, because Python recognizes a
+//! virtual environment by the path of its interpreter.
 
 use std::env;
 use std::ffi::OsStr;
@@ -13,26 +13,26 @@ use super::archive::{self, Environment};
 use super::backends::absolute;
 use super::{ENVIRONMENT, MODEL_DIRECTORY, Model, Program};
 
-/// A Python.
+/// A Python interpreter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Interpreter {
     pub(crate) path: PathBuf,
-    /// Who chose it, in words.
+    /// The setting that chose it, for messages.
     pub(crate) by: &'static str,
-    /// The environment that it is of, unless it is the default one.
+    /// The directory of its environment, except for the default interpreter.
     pub(super) home: Option<PathBuf>,
-    /// The archive that its environment was unpacked from.
+    /// The archive from which its environment was unpacked.
     pub(super) archive: Option<PathBuf>,
 }
 
 impl Interpreter {
-    /// What to run so that it has the package; `options` are further ones of pip.
+    /// Returns the command that installs the package for it; `options` are further options of pip.
     pub(crate) fn remedy(&self, options: &str) -> String {
         let install = |python: &dyn fmt::Display| {
             format!("{python} -m pip install {options}./worker/python, in the server's source tree")
         };
         match &self.archive {
-            // What is unpacked is a copy.
+            // The unpacked environment is only a copy of the archive.
             Some(archive) => format!(
                 "run: {} and in the environment that is packed into '{}', and pack it again",
                 install(&"python3"),
@@ -49,7 +49,7 @@ impl fmt::Display for Interpreter {
     }
 }
 
-/// A Python, and what was unpacked for it.
+/// A Python interpreter and the environment that was unpacked for it.
 pub(super) struct Named {
     pub(super) interpreter: Interpreter,
     pub(super) unpacked: Option<Arc<Environment>>,
@@ -60,13 +60,13 @@ const BY_FOLDER: &str = "in the model's directory";
 const BY_FLAG: &str = "of --python";
 const BY_PATH: &str = "of the PATH";
 
-/// The folders of a model that are its environment, in this order.
+/// The folders of a model that may contain its environment, in this order.
 const FOLDERS: [&str; 2] = ["venv", ".venv"];
 
-/// The Python of a model.
+/// Finds the interpreter of a model.
 ///
 /// # Errors
-/// It is not there or cannot be executed, or the environment cannot be unpacked.
+/// The interpreter does not exist or cannot be executed, or the environment cannot be unpacked.
 pub(super) fn find(program: &Program, model: &Model<'_>) -> Result<Named, String> {
     let named = match model.environment.filter(|path| !path.is_empty()) {
         Some(path) => by_parameter(program, model, path)?,
@@ -83,7 +83,7 @@ pub(super) fn find(program: &Program, model: &Model<'_>) -> Result<Named, String
     Ok(named)
 }
 
-/// The path that [`ENVIRONMENT`] names.
+/// Returns the path that [`ENVIRONMENT`] names.
 pub(super) fn named_path(value: &str, model: &Model<'_>) -> PathBuf {
     let directory = absolute(model.directory.to_owned());
     PathBuf::from(value.replace(MODEL_DIRECTORY, &directory.to_string_lossy()))
@@ -94,7 +94,7 @@ fn by_parameter(program: &Program, model: &Model<'_>, value: &str) -> Result<Nam
     let refused = |why: &str| {
         format!(
             "model '{}': {ENVIRONMENT} is '{}', which {why}; allowed are the directory of a virtual or conda environment, \
-             and a .tar.gz of one as conda-pack and venv-pack make it",
+             and a .tar.gz of one made by conda-pack or venv-pack",
             model.name,
             path.display()
         )
@@ -122,17 +122,17 @@ fn by_parameter(program: &Program, model: &Model<'_>, value: &str) -> Result<Nam
     Ok(Named { interpreter, unpacked: Some(Arc::new(unpacked)) })
 }
 
-/// The interpreter of a virtual or conda environment.
+/// Returns the interpreter of a virtual or conda environment.
 fn in_environment(model: &str, home: PathBuf, by: &'static str) -> Result<Interpreter, String> {
     let candidates = ["bin/python3", "bin/python"].map(|name| home.join(name));
-    // Also a link that leads nowhere: that is then what is told.
+    // Includes dangling links, so that the error names the link.
     let denied = |path: &PathBuf| {
         path.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
     };
     match candidates.iter().find(|path| path.symlink_metadata().is_ok() || denied(path)) {
         Some(path) => Ok(Interpreter { path: path.clone(), by, home: Some(home), archive: None }),
         None => Err(format!(
-            "model '{model}': '{}' ({by}) is no Python environment: it has neither bin/python3 nor bin/python",
+            "model '{model}': '{}' ({by}) is not a Python environment: it has neither bin/python3 nor bin/python",
             home.display()
         )),
     }
@@ -148,16 +148,11 @@ fn by_default(program: &Program, model: &str) -> Result<Interpreter, String> {
     } else {
         on_the_path(name.as_os_str(), env::var_os("PATH").as_deref())
     };
-    let missing = || {
-        format!(
-            "model '{model}' needs Python, and there is no '{}' on the PATH: --python names another",
-            name.display()
-        )
-    };
+    let missing = || format!("model '{model}' needs Python, but '{}' is not on the PATH; set --python", name.display());
     Ok(Interpreter { path: found.ok_or_else(missing)?, by, home: None, archive: None })
 }
 
-/// The first executable of this name on the PATH.
+/// Returns the first executable of this name on the PATH.
 fn on_the_path(name: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
     let directories = env::split_paths(path?).filter(|directory| !directory.as_os_str().is_empty());
     directories.map(|directory| absolute(directory.join(name))).find(|path| is_executable(path))
@@ -167,7 +162,7 @@ fn is_executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
-/// Refuses what cannot be executed.
+/// Returns an error if the interpreter cannot be executed.
 fn check(model: &str, interpreter: &Interpreter) -> Result<(), String> {
     let path = &interpreter.path;
     if is_executable(path) {
@@ -175,22 +170,20 @@ fn check(model: &str, interpreter: &Interpreter) -> Result<(), String> {
     }
     let metadata = path.metadata();
     let why = match &metadata {
-        Ok(file) if !file.is_file() => "is no file".to_owned(),
+        Ok(file) if !file.is_file() => "is not a file".to_owned(),
         Ok(_) => "is not executable by this user".to_owned(),
         Err(error) => unreachable_because(error, path),
     };
     Err(format!("model '{model}': the Python interpreter {interpreter} {why}"))
 }
 
-/// Why there is nothing at a path, as the end of a sentence.
+/// Returns why a path does not lead to a file, as the end of a sentence.
 fn unreachable_because(error: &std::io::Error, path: &Path) -> String {
     match error.kind() {
         std::io::ErrorKind::PermissionDenied => {
-            "cannot be reached: permission denied; a directory on the way to it, or to where it leads, may not be entered by \
-             this user"
-                .to_owned()
+            "cannot be reached: permission denied for a directory of its path or of its link target".to_owned()
         }
-        std::io::ErrorKind::NotFound if path.symlink_metadata().is_ok() => "is a link that leads nowhere".to_owned(),
+        std::io::ErrorKind::NotFound if path.symlink_metadata().is_ok() => "is a dangling link".to_owned(),
         std::io::ErrorKind::NotFound => "does not exist".to_owned(),
         _ => format!("cannot be used: {error}"),
     }
@@ -201,21 +194,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interpreter_that_may_not_be_reached_says_so() {
+    fn explains_why_an_interpreter_cannot_be_reached() {
         let because = |kind: std::io::ErrorKind| unreachable_because(&kind.into(), Path::new("/nonexistent"));
         assert!(because(std::io::ErrorKind::PermissionDenied).contains("permission denied"));
         assert_eq!(because(std::io::ErrorKind::NotFound), "does not exist");
         assert_eq!(
             unreachable_because(&std::io::ErrorKind::NotFound.into(), Path::new("/proc/self/exe")),
-            "is a link that leads nowhere"
+            "is a dangling link"
         );
     }
 
     #[test]
-    fn the_path_is_searched_for_what_can_be_executed() {
+    fn the_path_is_searched_for_executables() {
         let found = on_the_path(OsStr::new("sh"), Some(OsStr::new("/nonexistent::/bin:/usr/bin")));
         assert_eq!(found, Some(PathBuf::from("/bin/sh")));
-        assert_eq!(on_the_path(OsStr::new("passwd"), Some(OsStr::new("/etc"))), None, "a file that is not executable");
+        assert_eq!(on_the_path(OsStr::new("passwd"), Some(OsStr::new("/etc"))), None, "the file is not executable");
         assert_eq!(on_the_path(OsStr::new("sh"), None), None);
     }
 }

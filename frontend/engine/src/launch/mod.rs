@@ -1,8 +1,8 @@
-//! Chooses the program that runs a model: the ordinary worker, a Python interpreter, or something in the backend directory.
-//! Looks at files, unpacks environments, and starts no worker itself.
+//! Chooses the program that runs a model: the ordinary worker, a Python interpreter, or a file of the backend directory. Reads
+//! files and unpacks environments; never starts a worker.
 //!
-//! In this order: `builtin`, `onnxruntime` and `tract` are the ordinary worker's; `python`, `pytorch`, `sklearn`, `xgboost` and
-//! [`Program::deployment_backends`] need the Python package; any other name is looked up as `backends` says.
+//! The ordinary worker runs `builtin`, `onnxruntime` and `tract`. The Python package runs `python`, `pytorch`, `sklearn`,
+//! `xgboost` and [`Program::deployment_backends`]. Any other name is searched as described in `backends`.
 
 mod activation;
 mod archive;
@@ -31,16 +31,16 @@ const PYTHON: [&str; 4] = ["python", "pytorch", "sklearn", "xgboost"];
 /// Triton's parameter that names a model's environment.
 pub(crate) const ENVIRONMENT: &str = "EXECUTION_ENV_PATH";
 
-/// What stands for the model's directory in [`ENVIRONMENT`].
+/// The placeholder for the model's directory in [`ENVIRONMENT`].
 const MODEL_DIRECTORY: &str = "$$TRITON_MODEL_DIRECTORY";
 
-/// What is asked to be run.
+/// The model to run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Model<'a> {
-    /// For messages.
+    /// The name for messages.
     pub(crate) name: &'a str,
     pub(crate) backend: &'a str,
-    /// Its parameter [`ENVIRONMENT`].
+    /// The value of its parameter [`ENVIRONMENT`].
     pub(crate) environment: Option<&'a str>,
     /// The model's directory.
     pub(crate) directory: &'a Path,
@@ -48,33 +48,33 @@ pub(crate) struct Model<'a> {
     pub(crate) version: &'a Path,
 }
 
-/// How the worker of a model is started.
+/// The command that starts the worker of a model.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Launch {
     pub(crate) executable: PathBuf,
-    /// What stands before the worker's own arguments.
+    /// Arguments before the worker's own.
     pub(crate) arguments: Vec<OsString>,
-    /// Variables that are set or, without a value, removed.
+    /// Variables to set or, without a value, to remove.
     pub(crate) variables: Vec<(&'static str, Option<OsString>)>,
-    /// Further variables that are removed.
+    /// Further variables to remove.
     pub(crate) hidden: Vec<OsString>,
-    /// If the executable is one.
+    /// The interpreter, if the executable is one.
     pub(crate) interpreter: Option<Interpreter>,
-    /// What was unpacked for it stays as long as this.
+    /// Keeps the unpacked environment on disk.
     _unpacked: Option<Arc<Environment>>,
 }
 
 impl Launch {
-    /// The same program in the same environment with other arguments before the worker's own.
+    /// Returns the same program and environment with other arguments before the worker's own.
     pub(crate) fn with_arguments(&self, arguments: Vec<OsString>) -> Self {
         Self { arguments, ..self.clone() }
     }
 }
 
-/// The program for a model. Blocks, for minutes if an environment is to be unpacked.
+/// Chooses the program for a model. Blocks, for minutes if it unpacks an environment.
 ///
 /// # Errors
-/// There is none, or it cannot be used; the text names the model, what was looked at, and what to do.
+/// The program is missing or cannot be used. The text names the model, the paths that were checked, and a remedy.
 pub(crate) fn choose(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
     let launch = of_backend(program, model)?;
     Ok(Launch { hidden: program.hidden.clone(), ..launch })
@@ -107,7 +107,7 @@ fn native(program: &Program, executable: PathBuf, mut variables: Variables) -> L
     Launch { executable, variables, ..Launch::default() }
 }
 
-/// What ONNX Runtime's part for GPUs needs to find its libraries; nothing if there is none.
+/// Returns the library path that ONNX Runtime's GPU providers need to find their libraries; empty without such libraries.
 fn with_packages(program: &Program) -> Variables {
     let folders = program.onnxruntime.as_deref().map(of_packages).unwrap_or_default();
     if folders.is_empty() {
@@ -118,12 +118,12 @@ fn with_packages(program: &Program) -> Variables {
     std::env::join_paths(all).ok().map(|all| (LIBRARY_PATH, Some(all))).into_iter().collect()
 }
 
-/// Where the loader looks for libraries.
+/// The variable with the search path of the dynamic loader.
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 
-/// The folders in which Python's packages have the libraries of CUDA, cuDNN and TensorRT that ONNX Runtime's part for GPUs
-/// needs, if it is one of these packages: `nvidia/cu13/lib`, `nvidia/cudnn/lib`, `tensorrt_libs` beside `onnxruntime`. It does
-/// not look there itself; in Python, `import torch` or `preload_dlls()` finds them for it.
+/// Returns the folders where Python packages install the libraries of CUDA, cuDNN and TensorRT for ONNX Runtime's GPU providers,
+/// if the library belongs to such a package: `nvidia/cu13/lib`, `nvidia/cudnn/lib`, `tensorrt_libs` beside `onnxruntime`. ONNX
+/// Runtime does not search there; in Python, `import torch` or `preload_dlls()` loads them.
 fn of_packages(library: &Path) -> Vec<PathBuf> {
     let packages = library.ancestors().nth(3).filter(|_| library.with_file_name(CUDA_PROVIDER).is_file());
     let Some(packages) = packages else { return Vec::new() };
@@ -151,23 +151,23 @@ fn python(program: &Program, model: &Model<'_>, mut variables: Variables) -> Res
     })
 }
 
-/// ONNX Runtime's part for CUDA, beside its library.
+/// The file of ONNX Runtime's CUDA provider, beside its library.
 const CUDA_PROVIDER: &str = "libonnxruntime_providers_cuda.so";
 
-/// Why models of ONNX Runtime cannot run on GPUs, as the end of a sentence; `None` if they can.
+/// Returns why ONNX Runtime cannot run models on GPUs, as the end of a sentence; `None` if it can.
 pub(crate) fn no_cuda_provider(program: &Program) -> Option<String> {
-    let advice = "`pip install onnxruntime-gpu` brings it";
+    let advice = "`pip install onnxruntime-gpu` installs it";
     let Some(library) = &program.onnxruntime else {
         return Some(format!(
-            "ONNX Runtime is not here, and the embedded runtime computes on processors alone; {advice}"
+            "ONNX Runtime is not installed, and the embedded runtime supports only processors; {advice}"
         ));
     };
     let provider = library.with_file_name(CUDA_PROVIDER);
-    let missing = || format!("ONNX Runtime has no part for CUDA here: '{}' is missing; {advice}", provider.display());
+    let missing = || format!("ONNX Runtime has no CUDA provider: '{}' is missing; {advice}", provider.display());
     (!provider.is_file()).then(missing)
 }
 
-/// The files outside the model's directory that decide how it runs: its environment, its backend.
+/// Returns the files outside the model's directory that determine how it runs: its environment and its backend.
 pub(crate) fn outside(program: &Program, model: &Model<'_>) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> =
         model.environment.map(|path| interpreter::named_path(path, model)).into_iter().collect();

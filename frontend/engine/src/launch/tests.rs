@@ -1,4 +1,4 @@
-//! Every choice of a program, over directories as users have them.
+//! Tests of the choice of programs, with directories as users arrange them.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -35,7 +35,7 @@ impl Fixture {
         self.folder.path()
     }
 
-    /// A file, with the directories above it.
+    /// Creates a file and its parent directories.
     fn file(&self, path: &str, mode: u32) -> PathBuf {
         let path = self.root().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -49,7 +49,7 @@ impl Fixture {
         choose(&self.program, &Model { name: "m", backend, environment, directory: &directory, version: &version })
     }
 
-    /// The program without the fixture's root, and what is set.
+    /// Returns the command without the fixture's root, with the variables that it sets.
     fn chosen(&self, backend: &str, environment: Option<&str>) -> String {
         match self.choose(backend, environment) {
             Ok(launch) => {
@@ -74,7 +74,7 @@ fn variable(launch: &Launch, name: &str) -> Option<String> {
 }
 
 #[test]
-fn backends_are_found_in_the_order_that_is_said() {
+fn backends_are_found_in_the_documented_order() {
     let mut fixture = Fixture::new();
     for backend in ORDINARY {
         assert_eq!(fixture.chosen(backend, None), "/opt/pharos-worker");
@@ -106,14 +106,14 @@ fn backends_are_found_in_the_order_that_is_said() {
     }
     for name in ["../mine", "a/b", ".hidden", "", "a b"] {
         let error = fixture.choose(name, None).unwrap_err();
-        assert!(error.contains("is no name of a backend: allowed are letters"), "{error}");
+        assert!(error.contains("is not a valid backend name: allowed are letters"), "{error}");
     }
     fixture.program.backends = None;
-    assert!(fixture.chosen("foo", None).ends_with("there is no backend directory, which --backend-directory names"));
+    assert!(fixture.chosen("foo", None).ends_with("no backend directory is set (--backend-directory)"));
 }
 
 #[test]
-fn the_libraries_of_cudas_packages_are_found_beside_onnx_runtimes() {
+fn cuda_libraries_are_found_beside_onnx_runtime() {
     let mut fixture = Fixture::new();
     let library = fixture.file("site/onnxruntime/capi/libonnxruntime.so.1.31.1", 0o644);
     fixture.program.onnxruntime = Some(library);
@@ -121,11 +121,11 @@ fn the_libraries_of_cudas_packages_are_found_beside_onnx_runtimes() {
         fixture.file(&format!("site/nvidia/{file}"), 0o644);
     }
     fs::create_dir_all(fixture.root().join("site/nvidia/nothing")).unwrap();
-    // A runtime for processors needs none of them.
+    // A runtime for processors needs no CUDA libraries.
     assert_eq!(variable(&fixture.choose("onnxruntime", None).unwrap(), LIBRARY_PATH), None);
     fixture.file("site/onnxruntime/capi/libonnxruntime_providers_cuda.so", 0o644);
     fixture.file("site/tensorrt_libs/libnvinfer.so.10", 0o644);
-    // Other backends may have other versions of the same.
+    // Other backends may use other versions of these libraries.
     assert_eq!(variable(&fixture.choose("builtin", None).unwrap(), LIBRARY_PATH), None);
     let path = variable(&fixture.choose("onnxruntime", None).unwrap(), LIBRARY_PATH).unwrap();
     let own = std::env::var(LIBRARY_PATH).unwrap_or_default();
@@ -134,7 +134,7 @@ fn the_libraries_of_cudas_packages_are_found_beside_onnx_runtimes() {
 }
 
 #[test]
-fn interpreters_are_found_in_the_order_that_is_said() {
+fn interpreters_are_found_in_the_documented_order() {
     let fixture = Fixture::new();
     let home = " VIRTUAL_ENV=/m/.venv";
     fixture.file("m/.venv/bin/python", 0o755);
@@ -143,7 +143,7 @@ fn interpreters_are_found_in_the_order_that_is_said() {
     assert_eq!(fixture.chosen("pytorch", None), format!("/m/.venv/bin/python3 -m pharos_worker{home}"));
     fixture.file("m/venv/bin/python3", 0o755);
     assert_eq!(fixture.chosen("python", None), "/m/venv/bin/python3 -m pharos_worker VIRTUAL_ENV=/m/venv");
-    // A link stays one: it is how an environment is known.
+    // The link stays unresolved, because Python recognizes the environment by its path.
     fs::create_dir_all(fixture.root().join("env/bin")).unwrap();
     fs::create_dir_all(fixture.root().join("env/conda-meta")).unwrap();
     symlink(python3, fixture.root().join("env/bin/python3")).unwrap();
@@ -167,12 +167,12 @@ fn interpreters_that_cannot_run_are_refused() {
         (
             "$$TRITON_MODEL_DIRECTORY/nowhere",
             "model 'm': EXECUTION_ENV_PATH is '/m/nowhere', which does not exist; allowed are the directory of a virtual or \
-             conda environment, and a .tar.gz of one as conda-pack and venv-pack make it",
+             conda environment, and a .tar.gz of one made by conda-pack or venv-pack",
         ),
         ("/dev/null", "model 'm': EXECUTION_ENV_PATH is '/dev/null', which is neither a directory nor a file; allowed"),
         (
             "$$TRITON_MODEL_DIRECTORY/1",
-            "model 'm': '/m/1' (the model's EXECUTION_ENV_PATH) is no Python environment: it has neither bin/python3 nor \
+            "model 'm': '/m/1' (the model's EXECUTION_ENV_PATH) is not a Python environment: it has neither bin/python3 nor \
              bin/python",
         ),
     ] {
@@ -192,18 +192,15 @@ fn interpreters_that_cannot_run_are_refused() {
     );
     fs::remove_file(fixture.root().join("m/venv/bin/python3")).unwrap();
     symlink("/nonexistent/python3", fixture.root().join("m/venv/bin/python3")).unwrap();
-    assert!(fixture.chosen("python", None).ends_with("is a link that leads nowhere"));
+    assert!(fixture.chosen("python", None).ends_with("is a dangling link"));
     fs::remove_dir_all(fixture.root().join("m/venv")).unwrap();
     for (python, expected) in [
         (
             "/nonexistent/python3",
             "model 'm': the Python interpreter '/nonexistent/python3' (of --python) does not exist",
         ),
-        ("/usr", "model 'm': the Python interpreter '/usr' (of --python) is no file"),
-        (
-            "no-such-python",
-            "model 'm' needs Python, and there is no 'no-such-python' on the PATH: --python names another",
-        ),
+        ("/usr", "model 'm': the Python interpreter '/usr' (of --python) is not a file"),
+        ("no-such-python", "model 'm' needs Python, but 'no-such-python' is not on the PATH; set --python"),
     ] {
         fixture.program.python = Some(python.into());
         assert_eq!(fixture.chosen("python", None), expected);
@@ -211,19 +208,19 @@ fn interpreters_that_cannot_run_are_refused() {
 }
 
 #[test]
-fn onnx_models_need_the_part_for_cuda_beside_the_library() {
+fn onnx_models_on_gpus_need_the_cuda_provider_beside_the_library() {
     let mut fixture = Fixture::new();
     let why = |fixture: &Fixture| no_cuda_provider(&fixture.program);
-    assert!(why(&fixture).unwrap().starts_with("ONNX Runtime is not here, "));
+    assert!(why(&fixture).unwrap().starts_with("ONNX Runtime is not installed, "));
     fixture.program.onnxruntime = Some(fixture.file("capi/libonnxruntime.so.1.31.1", 0o644));
-    let (told, advice) = (why(&fixture).unwrap(), "is missing; `pip install onnxruntime-gpu` brings it");
-    assert!(told.contains("capi/libonnxruntime_providers_cuda.so' ") && told.ends_with(advice), "{told}");
+    let (text, advice) = (why(&fixture).unwrap(), "is missing; `pip install onnxruntime-gpu` installs it");
+    assert!(text.contains("capi/libonnxruntime_providers_cuda.so' ") && text.ends_with(advice), "{text}");
     fixture.file("capi/libonnxruntime_providers_cuda.so", 0o644);
     assert_eq!(why(&fixture), None);
 }
 
 #[test]
-fn what_is_outside_the_model_is_known() {
+fn lists_files_outside_the_model() {
     let fixture = Fixture::new();
     let path = fixture.file("backends/mine/libpharos_mine.so", 0o644);
     let (directory, version) = (fixture.root().join("m"), fixture.root().join("m/1"));

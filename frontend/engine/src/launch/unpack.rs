@@ -8,7 +8,7 @@ use std::path::{Component, Path};
 use flate2::bufread::MultiGzDecoder;
 use tar::{Archive, EntryType};
 
-/// The most bytes and files of an environment. PyTorch with CUDA has about 8 GB.
+/// The size limits of an environment; PyTorch with CUDA has about 8 GB.
 const MOST_BYTES: u64 = 64 << 30;
 const MOST_FILES: u64 = 4_000_000;
 
@@ -46,10 +46,10 @@ fn unpack_tar(reader: impl Read, target: &Path, limits: &Limits) -> io::Result<(
         bytes = bytes.saturating_add(entry.size());
         files += 1;
         if bytes > limits.bytes {
-            return refuse(&format!("makes it more than {} bytes", limits.bytes));
+            return refuse(&format!("exceeds the total limit of {} bytes", limits.bytes));
         }
         if files > limits.files {
-            return refuse(&format!("makes it more than {} files", limits.files));
+            return refuse(&format!("exceeds the total limit of {} files", limits.files));
         }
         match entry.header().entry_type() {
             EntryType::Regular
@@ -58,7 +58,7 @@ fn unpack_tar(reader: impl Read, target: &Path, limits: &Limits) -> io::Result<(
             | EntryType::Symlink
             | EntryType::Link
             | EntryType::XGlobalHeader => {}
-            other => return refuse(&format!("is of the kind {other:?}; allowed are files, directories and links")),
+            other => return refuse(&format!("has the type {other:?}; allowed are files, directories and links")),
         }
         if !name.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
             return refuse("is outside the environment");
@@ -67,5 +67,5 @@ fn unpack_tar(reader: impl Read, target: &Path, limits: &Limits) -> io::Result<(
             return refuse("is outside the environment");
         }
     }
-    if files == 0 { Err(io::Error::other("there is nothing in it")) } else { Ok(()) }
+    if files == 0 { Err(io::Error::other("the archive is empty")) } else { Ok(()) }
 }

@@ -1,5 +1,5 @@
-//! Makes a model what it should be: performs what `pharos::repository::changes` decides. New versions are ready before old
-//! ones go; if one cannot be loaded, what served goes on serving.
+//! Brings a model to its wanted versions, as `pharos::repository::changes` decides. New versions become ready before old ones
+//! end; if one fails to load, the previous versions continue to serve.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::serving::{RetireReason, Serving};
 /// What happens to serving versions whose successors cannot be loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OnLoadFailure {
-    /// They continue.
+    /// They continue to serve.
     Keep,
-    /// They end: their members have changed.
+    /// They end, because their members have changed.
     Withdraw,
 }
 
-/// Versions that are ready to serve, and why others could not be loaded. Removes the series of new versions on drop.
+/// Versions that are ready to serve, and the reasons of failed versions. Removes the series of new versions on drop.
 struct Outcome {
     cache: Arc<Cache>,
     ready: Vec<Ready>,
@@ -32,9 +32,9 @@ struct Outcome {
 /// A version that is ready to serve.
 struct Ready {
     serving: Serving,
-    /// It has been loaded; otherwise its instances have served before.
+    /// Whether it was just loaded; otherwise its instances have served before.
     is_new: bool,
-    /// It continues the series of the version that serves.
+    /// Whether it continues the series of the serving version.
     goes_on: bool,
 }
 
@@ -46,11 +46,11 @@ impl Drop for Outcome {
 }
 
 impl Loader {
-    /// Makes a model what has been prepared. Called with the model's lock; may be dropped at any time, and then nothing has
-    /// changed but states that say LOADING.
+    /// Applies a prepared model. Must be called with the model's lock. If the future is dropped, nothing has changed except
+    /// states that are LOADING.
     ///
     /// # Errors
-    /// Versions that could not be loaded, with their reasons in Triton's words.
+    /// Versions that failed to load, with their reasons in Triton's format.
     pub(super) async fn apply(
         self: &Arc<Self>,
         prepared: &Prepared,
@@ -91,10 +91,10 @@ impl Loader {
                 self.withdraw_failed(model, &failed);
             }
         }
-        if failed.is_empty() { Ok(()) } else { Err(in_tritons_words(&failed)) }
+        if failed.is_empty() { Ok(()) } else { Err(triton_reasons(&failed)) }
     }
 
-    /// Performs the change of one version that precedes the end of others.
+    /// Performs the part of a version's change that comes before the end of old versions.
     async fn perform(
         self: &Arc<Self>,
         prepared: &Prepared,
@@ -154,7 +154,7 @@ impl Loader {
                 let unload = table.begin_unload(model, *number);
                 gone.extend(serving.remove(number).map(|old| (old, RetireReason::Outdated(unload))));
             }
-            // In the same change: a request of a sequence finds the old version in one of the two maps.
+            // In the same change, so that a request of a sequence always finds the old version in one of the two maps.
             gone.iter().for_each(|(old, _)| table.begin_ending(old));
             if !serving.is_empty() {
                 table.serving.insert(model.to_owned(), serving);
@@ -173,7 +173,7 @@ impl Loader {
                 table.states.set(model, *number, State::Unavailable, reason.as_str());
             }
             for ready in ready.iter().filter(|ready| !serves(ready.serving.model.version)) {
-                let reason = "it was loaded, but another version of the model could not be";
+                let reason = "loaded, but another version of the model failed to load";
                 table.states.set(model, ready.serving.model.version, State::Unavailable, reason);
             }
         });
@@ -196,7 +196,7 @@ impl Loader {
     }
 }
 
-/// Warns about versions that the policy names and that have no directory; the other versions serve.
+/// Warns about versions that the policy names but that have no directory; the other versions serve.
 fn warn_of_missing(prepared: &Prepared) {
     let (model, place) = (&prepared.name, prepared.model_files.path().display());
     for version in &prepared.missing {
@@ -204,6 +204,6 @@ fn warn_of_missing(prepared: &Prepared) {
     }
 }
 
-fn in_tritons_words(failed: &BTreeMap<u64, String>) -> String {
+fn triton_reasons(failed: &BTreeMap<u64, String>) -> String {
     failed.iter().map(|(version, why)| format!("version {version} is at UNAVAILABLE state: {why};\n")).collect()
 }

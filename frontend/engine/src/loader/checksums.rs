@@ -1,5 +1,5 @@
-//! The repository agent `checksum`: files of a model must have the MD5 sums that its configuration names, before anything of the
-//! model is used.
+//! The repository agent `checksum`: compares the MD5 sums of model files with those in the configuration before the model is
+//! used.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,18 +8,18 @@ use std::path::Path;
 use md5::{Digest, Md5};
 use pharos::model::Checksum;
 
-/// How much of a file is read at a time.
+/// The number of bytes that are read at a time.
 const PIECE: usize = 1 << 20;
 
-/// Compares the sums of files in a model's directory. Blocks.
+/// Compares the MD5 sums of files in a model's directory. Blocks.
 ///
 /// # Errors
-/// A file has another sum, or cannot be read.
+/// A sum differs, or a file cannot be read.
 pub(super) fn verify(directory: &Path, checksums: &[Checksum]) -> Result<(), String> {
     for Checksum { file, md5 } in checksums {
         let path = directory.join(file);
         let found = sum(&path).map_err(|error| {
-            format!("repository agent checksum: the MD5 sum of '{}' cannot be computed: {error}", path.display())
+            format!("repository agent checksum: cannot compute the MD5 sum of '{}': {error}", path.display())
         })?;
         if found != *md5 {
             return Err(format!(
@@ -32,7 +32,7 @@ pub(super) fn verify(directory: &Path, checksums: &[Checksum]) -> Result<(), Str
 
 fn sum(path: &Path) -> io::Result<String> {
     if !path.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
+        return Err(io::Error::other("not a regular file"));
     }
     let (mut file, mut hash, mut piece) = (File::open(path)?, Md5::new(), vec![0; PIECE]);
     loop {

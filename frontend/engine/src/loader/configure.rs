@@ -1,5 +1,5 @@
-//! How a version's worker is started, and its configuration if the model's code completes it. Both may take long and happen
-//! while the version is loaded.
+//! Chooses the program of a version's worker, and lets the model's code complete its configuration. Both may take long, so they
+//! run while the version is loaded.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::launch::{self, Launch, Model};
 use crate::process;
 
 impl Loader {
-    /// The program for a version. Environments may have to be unpacked for it.
+    /// Returns the program for a version; may unpack an environment.
     ///
     /// # Errors
-    /// There is none.
+    /// The program is missing or cannot be used.
     pub(super) async fn launch(&self, prepared: &Prepared, version: &Version) -> Result<Launch, String> {
         let (program, prepared, version) = (self.settings.program.clone(), prepared.clone(), version.clone());
         let choose = move || {
@@ -31,10 +31,10 @@ impl Loader {
         tokio::task::spawn_blocking(choose).await.unwrap_or_else(|error| Err(error.to_string()))
     }
 
-    /// The configuration of a version.
+    /// Returns the configuration of a version.
     ///
     /// # Errors
-    /// The model's code does not complete it, or not to one that is valid.
+    /// The model's code does not complete it to a valid configuration.
     pub(super) async fn configure(
         &self,
         prepared: &Prepared,
@@ -60,8 +60,8 @@ impl Loader {
         if !tokio::task::spawn_blocking(move || reader.may_answer(&code)).await.unwrap_or(true) {
             return completion.unanswered().map_err(|error| error.to_string());
         }
-        let whole = |path: &std::path::Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let (directory, above) = (whole(&version.directory), whole(prepared.model_files.path()));
+        let canonical = |path: &std::path::Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let (directory, above) = (canonical(&version.directory), canonical(prepared.model_files.path()));
         let (directory, model_directory) = (&directory.to_string_lossy(), &above.to_string_lossy());
         let question =
             completion.draft.question(&CodeLocation { version: number, directory, model_directory }, completion.gpus());
@@ -69,7 +69,7 @@ impl Loader {
         completion.answered(&answer).map_err(|error| error.to_string())
     }
 
-    /// The time limits and restarts of a model's workers.
+    /// Returns the time limits and restart policy of a model's workers.
     pub(super) fn supervision(&self, config: &ModelConfig, launch: &Launch) -> supervisor::Settings {
         let default = supervisor::Settings::default();
         let backoff = Backoff::Exponential { first: Duration::from_millis(100), max: self.settings.max_backoff };
@@ -81,7 +81,7 @@ impl Loader {
         self.settings.model_policy.supervision(config, settings)
     }
 
-    /// How long a worker may take to load its model, and its code to complete the configuration.
+    /// Returns the time limit of a worker for loading its model, and of the model's code for completing the configuration.
     pub(super) fn start_timeout(&self, launch: &Launch) -> Duration {
         let python = self.settings.python_start_timeout.filter(|_| launch.interpreter.is_some());
         python.unwrap_or(self.settings.start_timeout)

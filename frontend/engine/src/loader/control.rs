@@ -1,5 +1,5 @@
-//! Loads and unloads models by name, with what they depend on and what depends on them. Operations on the same model go one
-//! after the other, those on different models side by side.
+//! Loads and unloads models by name, together with their dependencies and dependents. Operations on the same model are
+//! serialized; those on different models run concurrently.
 
 mod locks;
 
@@ -20,15 +20,15 @@ use super::{Loader, Mode, ensembles};
 use crate::serving::RetireReason;
 use crate::store::Overrides;
 
-/// What loading a model has come to; the error is the client's.
+/// The result of a load; the error is for the client.
 type Loaded = Result<(), InferError>;
 
-/// A model that is to be loaded, or looked at again.
+/// A model to load or to check again.
 #[derive(Clone)]
 pub(super) struct Wanted {
     pub(super) name: String,
     pub(super) overrides: Option<Arc<Overrides>>,
-    /// Reload it even if it has not changed.
+    /// Whether to reload it even if it has not changed.
     pub(super) reload: bool,
     pub(super) failing: OnLoadFailure,
 }
@@ -40,12 +40,12 @@ impl Wanted {
 }
 
 impl Loader {
-    /// Loads a model as a client asks for it: as it is in the repositories, or with what the client gives. Goes on when it is
-    /// dropped: no model is left half loaded because a client went away.
+    /// Loads a model for a client, from the repositories or with the client's overrides. The load continues if the future is
+    /// dropped, so that a disconnecting client leaves no model half loaded.
     ///
     /// # Errors
-    /// Triton's codes and texts: models cannot be loaded by request, the name is none, there is no such model, it cannot
-    /// be loaded.
+    /// Triton's codes and texts: loading by request is disabled, the name is invalid, the model does not exist, or it cannot be
+    /// loaded.
     pub(crate) async fn load_model(self: &Arc<Self>, name: &str, overrides: Option<Override>) -> Loaded {
         self.by_request()?;
         self.check_name(name)?;
@@ -54,11 +54,11 @@ impl Loader {
         tokio::spawn(load).await.unwrap_or_else(|error| Err(InferError::internal(format!("the load failed: {error}"))))
     }
 
-    /// Unloads a model, and with `dependents` the members of an ensemble that nothing else needs. It is no longer found when
-    /// this returns; what it has accepted it finishes afterwards.
+    /// Unloads a model and, with `dependents`, the members of an ensemble that nothing else needs. On return new requests no
+    /// longer find it; its accepted requests finish afterwards.
     ///
     /// # Errors
-    /// Models cannot be unloaded by request. It is no error if there is nothing to unload.
+    /// Unloading by request is disabled. Unloading an unknown model is not an error.
     pub(crate) async fn unload_model(self: &Arc<Self>, name: &str, dependents: bool) -> Loaded {
         self.by_request()?;
         let (loader, name) = (self.clone(), name.to_owned());
@@ -66,7 +66,7 @@ impl Loader {
         tokio::spawn(unload).await.map_err(|error| InferError::internal(format!("the unload failed: {error}")))
     }
 
-    /// Refuses where models are not loaded by request.
+    /// Returns an error unless models are loaded by request.
     fn by_request(&self) -> Loaded {
         if self.settings.mode == Mode::Explicit {
             return Ok(());
@@ -76,10 +76,10 @@ impl Loader {
             Mode::Poll(_) => "poll",
             Mode::Explicit => "explicit",
         };
-        // Triton's text for both modes, and what helps.
+        // Triton's text for both modes, with a remedy.
         let text = format!(
             "explicit model load / unload is not allowed if polling is enabled; the model control mode is '{mode}', and loads \
-             and unloads by request need --model-control-mode=explicit (the modes are none, poll and explicit)"
+             and unloads by request need --model-control-mode=explicit (modes: none, poll, explicit)"
         );
         Err(InferError::new(ErrorCode::Unavailable, Reason::Unsupported, text))
     }
@@ -115,8 +115,8 @@ impl Loader {
         result
     }
 
-    /// Loads models side by side, with the members of ensembles among them, each ensemble when its members are done; then
-    /// looks again at ensembles that depend on any of them. Gives what came of each.
+    /// Loads models concurrently, including the members of ensembles; an ensemble loads after its members. Then checks the
+    /// ensembles that depend on any of them. Returns the result of each model.
     pub(super) async fn load_all_of(self: &Arc<Self>, wanted: Vec<Wanted>) -> BTreeMap<String, Loaded> {
         let loaded = self.load_side_by_side(wanted).await;
         let changed: BTreeSet<String> = loaded.keys().cloned().collect();
@@ -127,7 +127,7 @@ impl Loader {
     async fn load_side_by_side(self: &Arc<Self>, wanted: Vec<Wanted>) -> BTreeMap<String, Loaded> {
         let mut results = BTreeMap::new();
         let mut loads = Vec::new();
-        // Ensembles are known by their configurations only; all are read before anything is loaded.
+        // Ensembles are recognized only by their configurations, so all are read before anything is loaded.
         for (wanted, unloads, prepared) in self.with_members(wanted).await {
             let name = wanted.name.clone();
             match prepared.and_then(|prepared| self.check_dependencies(&name, prepared)) {
@@ -139,7 +139,7 @@ impl Loader {
         if let Some(warning) = self.settings.descriptors.warning(loads.len(), instances) {
             tracing::warn!("{warning}");
         }
-        // A sender that is dropped says that its model is done, one way or the other.
+        // Dropping the sender signals that its model is done, successfully or not.
         let done: BTreeMap<String, watch::Receiver<()>> =
             loads.iter().map(|(wanted, _, _, (_, done))| (wanted.name.clone(), done.clone())).collect();
         let mut tasks = Vec::new();
@@ -167,8 +167,8 @@ impl Loader {
         results
     }
 
-    /// These models and the members of those that are ensembles, and theirs, each once, read from their files. Files may have
-    /// to be fetched first: an unload that comes meanwhile counts.
+    /// Reads these models and the members of ensembles among them, recursively, each once. Files may have to be fetched first; an
+    /// unload that arrives meanwhile takes effect.
     async fn with_members(
         self: &Arc<Self>,
         wanted: Vec<Wanted>,
@@ -197,7 +197,7 @@ impl Loader {
         let read = tokio::task::spawn_blocking(read).await.unwrap_or_default();
         self.models.change(|table| {
             for (wanted, _, prepared) in read.iter().filter(|(_, unloads, _)| !unloads.has_come()) {
-                // Known from now on, so that ensembles that name them find them.
+                // Registered now, so that ensembles find their members.
                 table.states.add(&wanted.name);
                 table.wanted.insert(wanted.name.clone());
                 if let Ok(prepared) = prepared {
@@ -236,7 +236,7 @@ impl Loader {
             let bare = table.states.model(name).is_some_and(|status| status.versions.is_empty());
             match self.settings.mode {
                 _ if table.serving.contains_key(name) => {}
-                // The response has the reason; the state of the model is unchanged.
+                // The response contains the reason; the state of the model is unchanged.
                 Mode::Explicit if bare && !matches!(unprepared, PrepareError::NoVersion(_)) => {
                     table.states.remove(name);
                     table.wanted.remove(name);
@@ -280,12 +280,12 @@ impl Loader {
         };
         tokio::select! {
             biased;
-            () = unloads.next() => Err(load_failed(name, "it was unloaded while it was being loaded\n")),
+            () = unloads.next() => Err(load_failed(name, "it was unloaded during the load\n")),
             loaded = load => loaded,
         }
     }
 
-    /// Ensembles that are wanted and depend on models that have changed are loaded anew, or go if they no longer can be.
+    /// Reloads the wanted ensembles that depend on changed models, or withdraws those that can no longer be loaded.
     pub(super) async fn look_at_dependents(self: &Arc<Self>, changed: &BTreeSet<String>) {
         let table = self.models.snapshot();
         let mut all: Vec<String> = Vec::new();
@@ -298,7 +298,7 @@ impl Loader {
                 }
             }
         }
-        // Nearest first, so that an ensemble of ensembles finds its members as they are now.
+        // Sorted by depth, so that an ensemble of ensembles finds its reloaded members.
         let depth = |name: &String| table.dependencies.depth(name);
         all.sort_by_key(depth);
         for name in all {
@@ -335,19 +335,19 @@ impl Loader {
     async fn unload_named(self: &Arc<Self>, name: &str, dependents: bool) {
         let table = self.models.snapshot();
         let named = self.to_unload(name);
-        let mut going = named.clone();
+        let mut unloaded = named.clone();
         if dependents {
             let kept = |member: &str| table.named.contains(member);
             let loaded = |ensemble: &str| table.wanted.contains(ensemble) && !named.iter().any(|name| name == ensemble);
             let released = named.iter().flat_map(|name| table.dependencies.released(name, kept, loaded));
-            going.extend(released.map(str::to_owned));
+            unloaded.extend(released.map(str::to_owned));
         }
-        self.unload_all_of(going).await;
+        self.unload_all_of(unloaded).await;
     }
 
-    /// Unloads models, and ends loads of them that have begun.
-    pub(super) async fn unload_all_of(self: &Arc<Self>, going: Vec<String>) {
-        for name in &going {
+    /// Unloads models, and cancels running loads of them.
+    pub(super) async fn unload_all_of(self: &Arc<Self>, unloaded: Vec<String>) {
+        for name in &unloaded {
             self.models.change(|table| {
                 table.wanted.remove(name);
                 table.named.remove(name);
@@ -363,14 +363,14 @@ impl Loader {
             }
             self.withdraw(name);
         }
-        self.look_at_dependents(&going.into_iter().collect()).await;
+        self.look_at_dependents(&unloaded.into_iter().collect()).await;
         self.models.change(|table| {
             let wanted = table.wanted.clone();
             table.dependencies.retain(|ensemble| wanted.contains(ensemble));
         });
     }
 
-    /// Removes the model from the table; accepted requests are finished.
+    /// Removes the model from the table; accepted requests finish.
     fn withdraw(self: &Arc<Self>, model: &str) {
         let mut gone = Vec::new();
         self.models.change(|table| {
@@ -388,7 +388,7 @@ impl Loader {
     }
 }
 
-/// Triton's refusal of what it could not read, with the reason, which Triton leaves to its log.
+/// Triton's error for an unreadable model, with the reason, which Triton only logs.
 pub(super) fn not_polled(model: &str, reason: &str) -> InferError {
     InferError::internal(format!("failed to load '{model}', failed to poll from model repository: {reason}"))
 }

@@ -1,4 +1,4 @@
-//! Loads ensembles: when their members are there, and if the members fit together.
+//! Loads ensembles after their members, and checks that the members fit together.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,10 +19,10 @@ use crate::serving::{Executor, Serving, Snapshot};
 use pharos_os::clock;
 
 impl Loader {
-    /// Loads a version of an ensemble whose members have been loaded, or could not be.
+    /// Loads a version of an ensemble; the loads of its members have ended, successfully or not.
     ///
     /// # Errors
-    /// A member is missing or not ready, or they do not fit together.
+    /// A member is missing or not ready, or the members do not fit together.
     pub(super) async fn load_ensemble(
         &self,
         (prepared, version): (&Prepared, &Version),
@@ -31,13 +31,13 @@ impl Loader {
     ) -> Result<Serving, String> {
         let began = clock::now();
         let directory = &version.directory;
-        let config = prepared.configuration.known().ok_or("an ensemble has no code that completes it")?;
+        let config = prepared.configuration.known().ok_or("code cannot complete an ensemble")?;
         let members = self.members(config, &plan)?;
         let configs: Vec<&ModelConfig> = members.iter().map(|member| &*member.config).collect();
         ensemble::check(config, &plan, &configs)?;
         let decoupled: Vec<bool> = configs.iter().map(|member| member.decoupled).collect();
         if config.response_cache {
-            let all = self.with_theirs(&members);
+            let all = self.with_nested(&members);
             let all: Vec<&ModelConfig> = all.iter().map(|member| &*member.config).collect();
             ensemble::check_cache(config, &all)?;
         }
@@ -73,7 +73,7 @@ impl Loader {
         })
     }
 
-    /// The members that serve, in the order of the steps.
+    /// Returns the serving members in the order of the steps.
     fn members(&self, config: &ModelConfig, plan: &Plan) -> Result<Vec<Arc<Serving>>, String> {
         let table = self.models.snapshot();
         let found = plan.steps().iter().map(|step| {
@@ -83,8 +83,8 @@ impl Loader {
         found.collect()
     }
 
-    /// The response cache for an ensemble, if the server has one and the configuration asks for it. Its answers depend on
-    /// the files of all its members.
+    /// Returns the response cache of an ensemble, if the server has one and the configuration enables it. Its keys depend on the
+    /// files of all members.
     async fn ensemble_cache(
         &self,
         model: &ModelVersion,
@@ -93,27 +93,27 @@ impl Loader {
         members: &[Arc<Serving>],
     ) -> Option<ModelCache> {
         let shared = self.responses_for(model, config)?;
-        let theirs = self.with_theirs(members);
-        let theirs = theirs.iter().map(|member| files(&member.model, &member.config, &member.directory));
-        read_cache(shared, std::iter::once(files(model, config, directory)).chain(theirs).collect()).await
+        let nested = self.with_nested(members);
+        let nested = nested.iter().map(|member| files(&member.model, &member.config, &member.directory));
+        read_cache(shared, std::iter::once(files(model, config, directory)).chain(nested).collect()).await
     }
 
-    /// Members, each with its own behind it.
-    fn with_theirs(&self, members: &[Arc<Serving>]) -> Vec<Arc<Serving>> {
+    /// Returns the members, each followed by its own members if it is an ensemble.
+    fn with_nested(&self, members: &[Arc<Serving>]) -> Vec<Arc<Serving>> {
         let mut all = Vec::new();
         for member in members {
             all.push(member.clone());
             if let Some(ensemble) = member.ensemble() {
                 let steps = ensemble.plan().steps().iter();
                 let own: Vec<_> = steps.filter_map(|step| self.models.member(step).ok()).collect();
-                all.extend(self.with_theirs(&own));
+                all.extend(self.with_nested(&own));
             }
         }
         all
     }
 }
 
-/// The most requests that a step may have under way; 0 for no limit.
+/// Returns the limit of concurrent requests of each step; 0 for no limit.
 fn limit(config: &ModelConfig) -> u32 {
     match &config.scheduling {
         Scheduling::Ensemble { max_inflight_requests, .. } => *max_inflight_requests,
@@ -125,7 +125,7 @@ fn files(model: &ModelVersion, config: &ModelConfig, directory: &Path) -> Files 
     Files { model: model.clone(), config: config.clone(), directory: directory.to_owned() }
 }
 
-/// Why an ensemble cannot be loaded, told before anything of it is: a member that is nowhere, or a circle.
+/// Returns why an ensemble cannot be loaded, before anything is loaded: an unknown member, or a circular dependency.
 pub(super) fn hopeless(dependencies: &Dependencies, known: &States, ensemble: &str) -> Option<String> {
     let missing: Vec<&str> = dependencies.members(ensemble).filter(|member| known.model(member).is_none()).collect();
     if !missing.is_empty() {
@@ -138,7 +138,7 @@ pub(super) fn hopeless(dependencies: &Dependencies, known: &States, ensemble: &s
     Some(format!("circular dependency between ensembles: {first} -> ... -> {last} -> {first}{whole}"))
 }
 
-/// Why a member cannot be used. Triton has one form for ensembles and another for models that are loaded.
+/// Returns why a member cannot be used. Triton has different texts for ensembles and for loaded models.
 fn unavailable(table: &Snapshot, ensemble: &str, (member, version): (&str, Option<u64>)) -> String {
     let depends = format!("ensemble '{ensemble}' depends on '{member}'");
     let status = table.states.model(member).filter(|status| !status.failure.starts_with(DUPLICATE));
@@ -165,7 +165,7 @@ fn unavailable(table: &Snapshot, ensemble: &str, (member, version): (&str, Optio
     }
 }
 
-/// The names of the classes by output: the ensemble's own, or else those of the member that makes the output.
+/// Returns the class labels by output: the ensemble's own, or those of the member that produces the output.
 fn inherited(
     config: &ModelConfig,
     plan: &Plan,

@@ -1,5 +1,5 @@
-//! Loads a version of a model: its instances, and all that they need. What it is called and who asks for it is not known
-//! here, nor what served before.
+//! Loads a version of a model: its instances and all that they need. Must not depend on the origin of the request
+//! or on the version that served before.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -29,21 +29,21 @@ use crate::supervisor::{Instances, Plan, WarmUp};
 use pharos_os::clock;
 use pharos_telemetry::system;
 
-/// The series of a version that is being loaded. They go if it never serves, or is given up.
+/// The series of a version that is being loaded. Dropping it removes new series; [`Unserved::keep`] keeps them.
 pub(super) struct Unserved {
     cache: Arc<Cache>,
     series: Arc<ModelSeries>,
-    /// They are new.
-    own: bool,
+    /// Whether the series are new, and not those of a serving version.
+    is_new: bool,
 }
 
 impl Unserved {
-    /// New ones, or those that go on.
+    /// Creates new series, or continues the given ones.
     pub(super) fn new(
         loader: &Loader,
         model: &ModelVersion,
         config: &ModelConfig,
-        go_on: Option<&Arc<ModelSeries>>,
+        continued: Option<&Arc<ModelSeries>>,
     ) -> Self {
         let (cache, policy) = (loader.cache(), &loader.settings.model_policy);
         let new = || {
@@ -54,56 +54,55 @@ impl Unserved {
             }
             series
         };
-        Self { cache: cache.clone(), series: go_on.cloned().unwrap_or_else(new), own: go_on.is_none() }
+        Self { cache: cache.clone(), series: continued.cloned().unwrap_or_else(new), is_new: continued.is_none() }
     }
 
     pub(super) fn series(&self) -> &Arc<ModelSeries> {
         &self.series
     }
 
-    /// It can serve.
+    /// Keeps the series: the version can serve.
     pub(super) fn keep(mut self) -> Arc<ModelSeries> {
-        self.own = false;
+        self.is_new = false;
         self.series.clone()
     }
 }
 
 impl Drop for Unserved {
     fn drop(&mut self) {
-        if self.own {
+        if self.is_new {
             self.cache.model_unloaded(&self.series);
         }
     }
 }
 
-/// A version whose instances are to be started.
+/// A version whose instances are about to start.
 struct VersionStart {
     model: ModelVersion,
     config: Arc<ModelConfig>,
     launch: Launch,
-    /// When loading it began.
+    /// When loading began.
     began: Instant,
     series: Unserved,
 }
 
 impl Loader {
-    /// Loads a version, again if it fails, as often as the settings say. It counts on in the series that `go_on`, if there
-    /// are some.
+    /// Loads a version and retries a failed load as often as the settings allow. Counts into `continued` if given.
     ///
     /// # Errors
-    /// Why it could not be loaded the last time.
+    /// The reason of the last failure.
     pub(super) async fn load_version(
         self: &Arc<Self>,
         prepared: &Prepared,
         number: u64,
-        go_on: Option<&Arc<ModelSeries>>,
+        continued: Option<&Arc<ModelSeries>>,
     ) -> Result<Serving, String> {
         let mut left = self.settings.load_retries;
         loop {
-            match self.try_to_load(prepared, number, go_on).await {
+            match self.try_to_load(prepared, number, continued).await {
                 Err(reason) if left > 0 => {
                     left -= 1;
-                    tracing::warn!(model = prepared.name, version = number, "it is tried again: {reason}");
+                    tracing::warn!(model = prepared.name, version = number, "load failed, retrying: {reason}");
                 }
                 loaded => return loaded,
             }
@@ -114,9 +113,9 @@ impl Loader {
         self: &Arc<Self>,
         prepared: &Prepared,
         number: u64,
-        go_on: Option<&Arc<ModelSeries>>,
+        continued: Option<&Arc<ModelSeries>>,
     ) -> Result<Serving, String> {
-        let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} is not there"))?;
+        let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} does not exist"))?;
         match prepared.plan.clone() {
             Some(plan) => self.load_ensemble((prepared, version), plan, number).await,
             None => {
@@ -124,7 +123,7 @@ impl Loader {
                 let began = clock::now();
                 let launch = self.launch(prepared, version).await?;
                 let config = Arc::new(self.configure(prepared, (number, version), &launch).await?);
-                let series = Unserved::new(self, &model, &config, go_on);
+                let series = Unserved::new(self, &model, &config, continued);
                 self.start_version((prepared, version), VersionStart { model, config, launch, began, series }).await
             }
         }
@@ -172,8 +171,8 @@ impl Loader {
         })
     }
 
-    /// What a version with the same files needs if its old and its new configuration are compared when they are complete:
-    /// a client may give the configuration that the server has shown, with more instances. `None` if it must be loaded anew.
+    /// Returns the change that a version with the same files needs, by comparing its complete old and new configurations. This
+    /// lets a client return the served configuration with another number of instances. `None` if it must be reloaded.
     pub(super) async fn change_when_complete(&self, serving: &Serving, prepared: &Prepared) -> Option<Change> {
         let number = serving.model.version;
         let version = prepared.versions.get(&number)?;
@@ -193,18 +192,18 @@ impl Loader {
         }
     }
 
-    /// A version under a configuration that says the same about it, apart from its instances: those are started and stopped
-    /// as it says. `None` if that cannot be done in place: an ensemble has other members.
+    /// Changes a version in place for a configuration that differs only in instances, which are started and stopped. Returns
+    /// `None` if this is not possible because an ensemble has other members.
     ///
     /// # Errors
-    /// An instance cannot be started; then all is as it was.
+    /// An instance cannot be started; nothing has changed then.
     pub(super) async fn follow(
         self: &Arc<Self>,
         serving: &Serving,
         prepared: &Prepared,
     ) -> Result<Option<Serving>, String> {
         let number = serving.model.version;
-        let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} is not there"))?;
+        let version = prepared.versions.get(&number).ok_or_else(|| format!("version {number} does not exist"))?;
         if self.models.has_other_members(serving) {
             return Ok(None);
         }
@@ -221,17 +220,17 @@ impl Loader {
             let plan = self.plan((serving.directory.clone(), launch), config, self.threads(&placements), warmups);
             instances.resize(&plan, &placements, driver).await?;
             record::memory_usage(&serving.series, instances.memory(), self.gpu_memory(instances).await);
-            tracing::info!(model = %serving.model, instances = placements.len(), "the instances are changed in place");
+            tracing::info!(model = %serving.model, instances = placements.len(), "instances changed in place");
         }
         let config = match serving.config.parameters.get("engine") {
             Some(engine) => config.with_parameter("engine", engine),
-            // Of an ensemble.
+            // The version is an ensemble.
             None => config.with_decoupled(serving.config.decoupled).map_err(|error| error.to_string())?,
         };
         Ok(Some(Serving { config: Arc::new(config), made: version.made, ..serving.clone() }))
     }
 
-    /// Threads for each of these instances.
+    /// Returns the number of threads of each instance.
     fn threads(&self, placements: &[Placement]) -> u32 {
         let active = placements.iter().filter(|placement| !placement.passive).count();
         match self.settings.worker_threads {
@@ -240,7 +239,7 @@ impl Loader {
         }
     }
 
-    /// What is the same for all instances of a version in this directory.
+    /// Returns the settings that all instances of a version in this directory share.
     fn plan(
         self: &Arc<Self>,
         (directory, launch): (PathBuf, Launch),
@@ -259,8 +258,8 @@ impl Loader {
             );
         }
         Arc::new(Plan {
-            initial_states: whole(initial_states(&directory)),
-            directory: whole(directory),
+            initial_states: canonical(initial_states(&directory)),
+            directory: canonical(directory),
             threads,
             max_wait: self.settings.max_wait,
             settings: self.supervision(config, &launch),
@@ -276,7 +275,7 @@ impl Loader {
         })
     }
 
-    /// The response cache for a version, if the server has one and the model asks for it.
+    /// Returns the response cache of a version, if the server has one and the model enables it.
     async fn model_cache(&self, model: &ModelVersion, config: &ModelConfig, directory: &Path) -> Option<ModelCache> {
         let shared = self.responses_for(model, config)?;
         let files = Files { model: model.clone(), config: config.clone(), directory: directory.to_owned() };
@@ -285,12 +284,12 @@ impl Loader {
 
     pub(super) fn responses_for(&self, model: &ModelVersion, config: &ModelConfig) -> Option<Arc<ResponseCache>> {
         if config.response_cache && self.models.shared.response_cache.is_none() {
-            tracing::info!(%model, "it asks for the response cache and goes without: --cache-config was not given");
+            tracing::info!(%model, "the model enables the response cache, but --cache-config is not set");
         }
         self.models.shared.response_cache.clone().filter(|_| config.response_cache)
     }
 
-    /// What the processes of a model hold on the GPUs, by the number of the device.
+    /// Returns the bytes that the processes of a model use on GPUs, by device number.
     async fn gpu_memory(&self, instances: &Instances) -> Vec<(u32, u64)> {
         let devices = &self.settings.devices;
         let Some(gpus) = devices.gpus() else { return Vec::new() };
@@ -300,7 +299,7 @@ impl Loader {
     }
 }
 
-/// The instances of a version.
+/// Returns the placements of a version's instances.
 fn placements(config: &ModelConfig, version: u64) -> Result<Vec<Placement>, String> {
     let placements = placement::of(config, version);
     if placements.iter().all(|placement| placement.passive) {
@@ -310,18 +309,18 @@ fn placements(config: &ModelConfig, version: u64) -> Result<Vec<Placement>, Stri
     Ok(placements)
 }
 
-/// The response cache for a version with these files, the first of them its own.
+/// Returns the response cache of a version; the first entry of `files` is the version itself, the others are its members.
 pub(super) async fn read_cache(shared: Arc<ResponseCache>, files: Vec<Files>) -> Option<ModelCache> {
     let model = files.first().map(|files| files.model.clone());
     let cache = tokio::task::spawn_blocking(move || ModelCache::new(shared, &files)).await;
     let unread = |error: &io::Error| {
         let model = model.map(|model| model.to_string()).unwrap_or_default();
-        tracing::warn!(model, "without the response cache, its files cannot be read: {error}");
+        tracing::warn!(model, "response cache disabled for the model: cannot read its files: {error}");
     };
     cache.unwrap_or_else(|error| Err(io::Error::other(error))).inspect_err(unread).ok()
 }
 
-/// A file that the configuration names in the model's directory, or in a directory there.
+/// Returns the path of a file that the configuration names, inside the model's directory or a subdirectory.
 fn model_file(directory: &Path, name: &str) -> Result<PathBuf, String> {
     let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
     if inside && !name.is_empty() {
@@ -330,17 +329,17 @@ fn model_file(directory: &Path, name: &str) -> Result<PathBuf, String> {
     Err(format!("file '{}' must be in the model's directory '{}'", name.escape_debug(), directory.display()))
 }
 
-/// A path that means the same in any process.
-fn whole(path: PathBuf) -> PathBuf {
+/// Returns a path that is valid in every process.
+fn canonical(path: PathBuf) -> PathBuf {
     path.canonicalize().unwrap_or(path)
 }
 
-/// The directory with the files of the states' first values, beside the versions.
+/// Returns the directory with the initial values of states, beside the versions.
 fn initial_states(version: &Path) -> PathBuf {
     version.parent().unwrap_or(version).join("initial_state")
 }
 
-/// Refuses first values of states that are not there, or too short: the instances read them when they start.
+/// Checks that the files of initial state values, which the instances read on start, exist and are long enough.
 fn check_initial_states(config: &ModelConfig, version: &Path) -> Result<(), String> {
     let directory = initial_states(version);
     let read = |name: &str| {
@@ -369,13 +368,13 @@ pub(super) fn log_warnings(model: &ModelVersion, config: &ModelConfig) {
         let (namespace, member) = (&step.model_namespace, &step.model_name);
         tracing::warn!(
             %model,
-            "'model_namespace' is '{namespace}' in step {number} (model '{member}'), which means nothing without \
-             --model-namespacing: the model of this name is taken"
+            "'model_namespace' is '{namespace}' in step {number} (model '{member}'), which has no effect without \
+             --model-namespacing"
         );
     }
 }
 
-/// The names of the classes, by output. Label files are in the model's directory.
+/// Returns the class labels by output. Label files are in the model's directory.
 pub(super) fn labels(config: &ModelConfig, version: &Path) -> Result<BTreeMap<String, Vec<String>>, String> {
     let directory = version.parent().unwrap_or(version);
     let named = config.outputs.iter().filter(|output| !output.label_filename.is_empty());
@@ -388,7 +387,7 @@ pub(super) fn labels(config: &ModelConfig, version: &Path) -> Result<BTreeMap<St
             tracing::warn!(
                 model = config.name,
                 output = output.name,
-                "label file '{path}' is not UTF-8 at byte {at}: what is no text is shown as U+FFFD"
+                "label file '{path}' is not UTF-8 at byte {at}: invalid bytes are replaced with U+FFFD"
             );
         }
         Ok((output.name.clone(), classification::labels(&String::from_utf8_lossy(&bytes))))
@@ -397,7 +396,8 @@ pub(super) fn labels(config: &ModelConfig, version: &Path) -> Result<BTreeMap<St
     named.map(in_output).collect()
 }
 
-/// What the instances execute before they are ready. Files are in the directory `warmup` beside the versions.
+/// Returns the requests that instances execute before they are ready. Their files are in the directory `warmup` beside the
+/// versions.
 fn warmups(config: &ModelConfig, version: &Path) -> Result<Vec<WarmUp>, String> {
     let directory = version.parent().unwrap_or(version).join("warmup");
     let file = |name: &str| {

@@ -1,5 +1,4 @@
-//! The models that a load or unload by name means where repositories may have models of the same name
-//! (`--model-namespacing`).
+//! Resolves the names of loads and unloads where repositories may contain models of the same name (`--model-namespacing`).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,12 +12,12 @@ use super::Loader;
 use crate::serving::ambiguous;
 
 impl Loader {
-    /// Refuses names that no model can have.
+    /// Returns an error for names that no model can have.
     pub(super) fn check_name(&self, name: &str) -> Result<(), InferError> {
         check_model_name(self.stores.without_namespace(name)).map_err(InferError::invalid)
     }
 
-    /// The full names of the models of these names; a name that no repository has stays as it is.
+    /// Returns the full names of the models with these names; an unknown name is returned unchanged.
     ///
     /// # Errors
     /// A repository cannot be listed.
@@ -35,14 +34,14 @@ impl Loader {
         tokio::task::spawn_blocking(all).await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// The models that a load of this name loads. Overrides apply to one model.
+    /// Returns the models that a load of this name loads. Overrides apply to one model.
     ///
     /// # Errors
-    /// A repository cannot be listed; or something is given, and several could be meant.
+    /// A repository cannot be listed, or overrides are given and several models match.
     pub(super) async fn to_load(&self, name: &str, has_overrides: bool) -> Result<Vec<String>, InferError> {
         let all = self.of_names(&[name.to_owned()]).await;
         let mut all = all.map_err(|error| super::control::not_polled(name, &error.to_string()))?;
-        // A model that a client has sent completely is in no repository.
+        // A model that consists entirely of a client's files is in no repository.
         if self.stores.namespaces()
             && self.models.snapshot().overrides.contains_key(name)
             && !all.iter().any(|one| one == name)
@@ -55,7 +54,7 @@ impl Loader {
         Ok(all)
     }
 
-    /// The models that an unload of this name unloads.
+    /// Returns the models that an unload of this name unloads.
     pub(super) fn to_unload(&self, name: &str) -> Vec<String> {
         let table = self.models.snapshot();
         let known = if table.namespaces && table.states.model(name).is_none() {
@@ -66,29 +65,29 @@ impl Loader {
         if known.is_empty() { vec![name.to_owned()] } else { known.into_iter().map(str::to_owned).collect() }
     }
 
-    /// Unloads models of the same bare names that were loaded as members and are in no repository any more: their ensembles
-    /// have found other members.
+    /// Unloads models with the same bare names as the loaded ones that were loaded only as members and are no longer in a
+    /// repository: their ensembles now use the loaded models.
     pub(super) async fn unload_forsaken(self: &Arc<Self>, loaded: Vec<String>) {
         if !self.stores.namespaces() {
             return;
         }
-        let Ok(there) = self.list_aside().await else { return };
+        let Ok(present) = self.list_aside().await else { return };
         let table = self.models.snapshot();
         let names: BTreeSet<&str> = loaded.iter().map(|called| bare_name(called)).collect();
-        let forsaken = table.wanted.iter().filter(|called| {
+        let obsolete = table.wanted.iter().filter(|called| {
             let free = !table.named.contains(*called)
                 && !table.overrides.contains_key(*called)
-                && !there.contains_key(*called);
+                && !present.contains_key(*called);
             free && names.contains(bare_name(called))
         });
-        let forsaken: Vec<String> = forsaken.cloned().collect();
-        if !forsaken.is_empty() {
-            self.unload_all_of(forsaken).await;
+        let obsolete: Vec<String> = obsolete.cloned().collect();
+        if !obsolete.is_empty() {
+            self.unload_all_of(obsolete).await;
         }
     }
 
-    /// Members of an ensemble are looked for again: another repository may have them now. Whether any is another one, or
-    /// depends on what has changed.
+    /// Resolves the members of an ensemble again, because other repositories may contain them now. Returns whether any member
+    /// differs or depends on a changed model.
     pub(super) async fn finds_others(self: &Arc<Self>, ensemble: &str, changed: &BTreeSet<String>) -> bool {
         let overrides = self.models.snapshot().overrides.get(ensemble).cloned();
         let (loader, name) = (self.clone(), ensemble.to_owned());

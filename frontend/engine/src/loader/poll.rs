@@ -1,7 +1,7 @@
-//! Polls the repositories, and loads and unloads models that are new, changed or gone.
+//! Polls the repositories. Loads new and changed models, and unloads removed ones.
 //!
-//! A change is acted upon when two looks in a row have seen the same, so that a directory that is being written is left alone
-//! until it is whole (unless its writer pauses). The second look comes after [`SETTLING`] already.
+//! A change takes effect after two consecutive polls with the same result, so that a directory is not loaded while it is being
+//! written (unless its writer pauses). The second poll follows after [`SETTLING`].
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,11 +21,11 @@ const SETTLING: Duration = Duration::from_secs(1);
 /// The fingerprint of every model's files.
 pub(super) type Fingerprints = BTreeMap<String, Stamp>;
 
-/// What has been seen of the repositories.
+/// The results of earlier polls.
 pub(super) struct Poll {
-    /// When a model was last loaded.
+    /// The fingerprints at the last load.
     acted: Fingerprints,
-    /// At the last look.
+    /// The fingerprints of the last poll.
     seen: Fingerprints,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Poll {
 struct PollChanges {
     load: Vec<String>,
     unload: Vec<String>,
-    /// Something has changed since the last look, and may be changing still.
+    /// Whether something has changed since the last poll and may still be changing.
     unsettled: bool,
 }
 
@@ -72,10 +72,10 @@ impl Poll {
 }
 
 impl Loader {
-    /// What the repositories hold now. Blocks.
+    /// Returns the current fingerprints of the repositories. Blocks.
     ///
     /// # Errors
-    /// One of them cannot be listed.
+    /// A repository cannot be listed.
     pub(super) fn look(&self) -> io::Result<Fingerprints> {
         self.stores.look()
     }
@@ -100,19 +100,19 @@ impl Loader {
                         }
                         loader.act(due);
                     }
-                    Err(error) => tracing::error!("everything stays as it is: {error}"),
+                    Err(error) => tracing::error!("cannot poll the repositories; models stay unchanged: {error}"),
                 }
             }
         });
     }
 
-    /// [`Repository::look`] on a thread for what blocks.
+    /// Calls [`Repository::look`] on a thread for blocking work.
     pub(super) async fn look_aside(self: &Arc<Self>) -> io::Result<Fingerprints> {
         let loader = self.clone();
         tokio::task::spawn_blocking(move || loader.look()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// [`Sources::list`](super::Sources::list) on a thread for what blocks.
+    /// Calls [`Sources::list`](super::Sources::list) on a thread for blocking work.
     pub(super) async fn list_aside(&self) -> io::Result<BTreeMap<String, usize>> {
         let stores = self.stores.clone();
         tokio::task::spawn_blocking(move || stores.list()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
@@ -121,12 +121,12 @@ impl Loader {
     /// Starts tasks, so that a slow load does not delay the next poll.
     fn act(self: &Arc<Self>, due: PollChanges) {
         if !due.unload.is_empty() {
-            tracing::info!(models = due.unload.join(", "), "gone from the repository");
+            tracing::info!(models = due.unload.join(", "), "models were removed from the repository");
             let loader = self.clone();
             tokio::spawn(async move { loader.unload_all_of(due.unload).await });
         }
         if !due.load.is_empty() {
-            tracing::info!(models = due.load.join(", "), "new or changed in the repository");
+            tracing::info!(models = due.load.join(", "), "models are new or changed in the repository");
             let loader = self.clone();
             let wanted = due.load.iter().map(|name| Wanted::new(name, None)).collect();
             tokio::spawn(async move { loader.load_all_of(wanted).await });
@@ -147,11 +147,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_seen_twice_is_acted_upon_once() {
+    fn a_change_seen_twice_takes_effect_once() {
         let mut poll = Poll::new(look(&[("a", 1), ("b", 1)]));
         let unsettled = || PollChanges { unsettled: true, ..PollChanges::default() };
         assert_eq!(poll.next(look(&[("a", 1), ("b", 1)])), PollChanges::default());
-        // One is changed, one is gone, one is new and still being written.
+        // One model is changed, one is removed, one is new and still being written.
         assert_eq!(poll.next(look(&[("a", 2), ("c", 1)])), unsettled());
         let due = PollChanges { load: names(&["a"]), unload: names(&["b"]), unsettled: true };
         assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), due);
@@ -160,7 +160,7 @@ mod tests {
             PollChanges { load: names(&["c"]), ..PollChanges::default() }
         );
         assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), PollChanges::default());
-        // What comes back as it was has not changed.
+        // A model whose previous state was restored has not changed.
         assert_eq!(poll.next(look(&[("a", 3), ("c", 2)])), unsettled());
         assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), PollChanges::default());
     }

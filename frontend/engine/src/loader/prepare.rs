@@ -1,4 +1,4 @@
-//! From a model's files to what can be loaded: its configuration, the versions to run, and what each is made of.
+//! Reads a model's files into a form that can be loaded: its configuration, the versions to run, and their fingerprints.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,21 +24,21 @@ use pharos_telemetry::system::Devices;
 /// A model that can be loaded.
 #[derive(Clone)]
 pub(super) struct Prepared {
-    /// What the server calls it: its name, with its repository before it where models are told apart by those.
+    /// The server's name for it: its name, prefixed with the repository if namespaces are on.
     pub(super) name: String,
     pub(super) configuration: Configuration,
-    /// If it is an ensemble.
+    /// The plan, if it is an ensemble.
     pub(super) plan: Option<EnsemblePlan>,
     /// The versions to run.
     pub(super) versions: BTreeMap<u64, Version>,
-    /// Versions that its policy names and that are not there.
+    /// Versions that the policy names and that do not exist.
     pub(super) missing: Vec<u64>,
     /// Its files.
     pub(super) model_files: Arc<ModelFiles>,
 }
 
 impl Prepared {
-    /// How many instances its versions have, as far as that is known before it is loaded.
+    /// Returns the number of instances of all versions; an estimate if the model's code completes the configuration.
     pub(super) fn instances(&self) -> usize {
         let of_version = match &self.configuration {
             _ if self.plan.is_some() => 0,
@@ -49,12 +49,12 @@ impl Prepared {
     }
 }
 
-/// What is known of a model's configuration before it is loaded.
+/// The state of a model's configuration before loading.
 #[derive(Clone)]
 pub(super) enum Configuration {
-    /// All of it.
+    /// The complete configuration.
     Known(Box<ModelConfig>),
-    /// Its code completes it, for each version anew.
+    /// A configuration that the model's code completes, separately for each version.
     CompletedByCode(Box<CodeCompletion>),
 }
 
@@ -71,22 +71,22 @@ pub(super) struct CodeCompletion {
 }
 
 impl CodeCompletion {
-    /// The GPUs that instances are put on where the configuration names none.
+    /// Returns the GPUs for instances if the configuration names none.
     pub(super) fn gpus(&self) -> &[u32] {
         self.devices.usable()
     }
 
-    /// What the code of a version has answered, completed and checked.
+    /// Returns the checked configuration, completed with the answer of a version's code.
     pub(super) fn answered(&self, answer: &str) -> Result<ModelConfig, ConfigError> {
         self.complete(self.draft.clone().answered(answer, self.gpus())?)
     }
 
-    /// The configuration of a version whose code adds nothing.
+    /// Returns the configuration of a version whose code adds nothing.
     pub(super) fn unanswered(&self) -> Result<ModelConfig, ConfigError> {
         self.complete(self.draft.clone())
     }
 
-    /// Whether the code of the version in this directory may add something. Blocks.
+    /// Returns whether the code of the version in this directory may complete the configuration. Blocks.
     pub(super) fn may_answer(&self, version: &Path) -> bool {
         let code = || scan::read_text(&version.join(self.draft.model_file()));
         self.draft.backend() != "python" || code().map_or(true, |code| may_auto_complete(&code))
@@ -150,14 +150,14 @@ pub(super) struct Version {
     pub(super) made: VersionFingerprint,
 }
 
-/// Why a model cannot be prepared for loading.
+/// The reason why a model cannot be prepared for loading.
 #[derive(Clone, Debug)]
 pub(super) enum PrepareError {
-    /// No repository has it, or more than one.
+    /// No repository contains it, or several do.
     NotFound(String),
-    /// Its files or its configuration cannot be had.
+    /// Its files or its configuration cannot be read.
     Unreadable(String),
-    /// It has no version that its policy wants.
+    /// No version matches its version policy.
     NoVersion(String),
     /// A member of the ensemble does not exist, or is the ensemble itself.
     Members(String),
@@ -173,14 +173,14 @@ impl PrepareError {
     }
 }
 
-/// The most characters that are told of what is wrong with a client's configuration, which may repeat what was sent.
+/// The maximum number of characters of an error about a client's configuration, which may repeat the client's input.
 const LONGEST_ERROR: usize = 2000;
 
 impl Loader {
-    /// Reads a model as it is in the repositories, or as a client has given it. Blocks.
+    /// Reads a model from the repositories or from a client's overrides. Blocks.
     ///
     /// # Errors
-    /// It cannot be loaded.
+    /// The model cannot be loaded.
     pub(super) fn prepare(&self, model: &str, overrides: Option<&Overrides>) -> Result<Prepared, PrepareError> {
         prepare(&self.settings, &self.stores, model, overrides)
     }
@@ -224,7 +224,7 @@ fn prepare(
         return Err(PrepareError::NoVersion(format!("no version to run: '{place}' has {there}")));
     }
     let versions = contents.versions.into_iter().filter(|(version, _)| wanted.contains(version)).collect();
-    // With another member of the same name it is another ensemble.
+    // The fingerprint includes the members, because other members of the same name make another ensemble.
     let members = Stamp::of(&plan.as_ref().map(EnsemblePlan::members));
     let files = Files { settings, model, directory: model_files.path(), members };
     let versions = versions_made(&configuration, &files, versions).map_err(|error| unreadable(error.to_string()))?;
@@ -232,7 +232,7 @@ fn prepare(
     Ok(Prepared { name: model.to_owned(), configuration, plan, versions, missing, model_files })
 }
 
-/// The whole configuration, unless the model's code is to complete it.
+/// Returns the complete configuration, or a draft if the model's code is to complete it.
 fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: Draft) -> Result<Configuration, String> {
     let signature = if draft.may_be_onnx() { signature(contents, draft.model_file())? } else { None };
     let mut names: Vec<&str> = launch::ORDINARY.into_iter().chain(settings.program.python_backends()).collect();
@@ -270,7 +270,7 @@ fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: D
     Ok(Configuration::Known(Box::new(config)))
 }
 
-/// The configuration as somebody wrote it.
+/// Returns the configuration as written by the client or in the model's files.
 fn draft(settings: &Settings, contents: &Contents, overrides: Option<&Overrides>) -> Result<Draft, String> {
     if let Some(overrides) = overrides {
         let refused = |error: String| {
@@ -286,17 +286,17 @@ fn draft(settings: &Settings, contents: &Contents, overrides: Option<&Overrides>
     }
 }
 
-/// What the files of a model are asked by.
+/// The files of a model, for fingerprints.
 struct Files<'a> {
     settings: &'a Settings,
     model: &'a str,
     /// The model's directory.
     directory: &'a Path,
-    /// Of the members of an ensemble.
+    /// The fingerprint of an ensemble's members.
     members: Stamp,
 }
 
-/// What each version is made of.
+/// Returns the versions with their fingerprints.
 fn versions_made(
     configuration: &Configuration,
     files: &Files<'_>,
@@ -305,21 +305,21 @@ fn versions_made(
     let shared = scan::shared_stamp(files.directory)?;
     let parts = configuration.encode_parts();
     let version = |(number, directory): (u64, PathBuf)| {
-        let asked = launch::Model {
+        let launched = launch::Model {
             name: files.model,
             backend: configuration.backend(),
             environment: configuration.parameter(launch::ENVIRONMENT),
             directory: files.directory,
             version: &directory,
         };
-        let outside = scan::stamp_of(&launch::outside(&files.settings.program, &asked));
+        let outside = scan::stamp_of(&launch::outside(&files.settings.program, &launched));
         let files = Stamp::of(&(shared, files.members, outside, scan::stamp(&directory)?));
         Ok((number, Version { made: VersionFingerprint::of_parts(&parts, files), directory }))
     };
     versions.into_iter().map(version).collect()
 }
 
-/// The versions that a policy names and that are not there.
+/// Returns the versions that a policy names and that do not exist.
 fn missing(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
     match policy {
         VersionPolicy::Specific(named) => named.iter().filter(|version| !present.contains(version)).copied().collect(),
@@ -327,7 +327,7 @@ fn missing(policy: &VersionPolicy, present: &[u64]) -> Vec<u64> {
     }
 }
 
-/// What the newest version's model file says about its inputs and outputs; `None` if there is no ONNX file.
+/// Returns the inputs and outputs of the newest version's ONNX file; `None` without such a file.
 fn signature(contents: &Contents, file_name: &str) -> Result<Option<ModelSignature>, String> {
     let file_name = if file_name.is_empty() { "model.onnx" } else { file_name };
     let Some(path) = contents.versions.values().next_back().map(|directory| directory.join(file_name)) else {
@@ -340,11 +340,11 @@ fn signature(contents: &Contents, file_name: &str) -> Result<Option<ModelSignatu
     onnx::signature(&file).map(Some).map_err(|error| format!("'{}': {error}", path.display()))
 }
 
-/// Maps a file, so that weights are not read only to find the names of inputs.
+/// Maps a file, to avoid reading weights only to find the names of inputs.
 #[allow(unsafe_code)]
 fn map(path: &Path) -> io::Result<Mmap> {
     let file = File::open(path)?;
-    // SAFETY: read once, right away, by a parser that checks everything it reads. A model file that is truncated in
-    // that moment would end the process, as it would any program that maps its model.
+    // SAFETY: The mapping is read once, immediately, by a parser that checks everything it reads. A file truncated during that
+    // time ends the process, as it would any program that maps its model.
     unsafe { Mmap::map(&file) }
 }

@@ -1,4 +1,4 @@
-//! What models in workers may ask of the repository: see `crate::calls`.
+//! Executes the calls of models in workers: inference and repository requests. See `crate::calls`.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -28,7 +28,7 @@ impl Models for Loader {
         if serving.config.decoupled {
             return Ok(Box::new(self.models.stream(&serving, request, admitted)));
         }
-        Ok(Box::new(One(Some(Box::pin(async move { self.models.execute(&serving, request, admitted).await })))))
+        Ok(Box::new(Single(Some(Box::pin(async move { self.models.execute(&serving, request, admitted).await })))))
     }
 
     fn manage(self: Arc<Self>, model: String, verb: Verb) -> BoxFuture<Result<bool, InferError>> {
@@ -55,10 +55,10 @@ impl Answers for Responses {
     }
 }
 
-/// The answer of a model that gives one.
-struct One(Option<Pin<Box<dyn Future<Output = Answer> + Send>>>);
+/// The only answer of an ordinary model.
+struct Single(Option<Pin<Box<dyn Future<Output = Answer> + Send>>>);
 
-impl Answers for One {
+impl Answers for Single {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
         let Some(answer) = &mut self.0 else { return Poll::Ready(None) };
         let answer = std::task::ready!(answer.as_mut().poll(cx));

@@ -1,38 +1,38 @@
-//! The server's pinned memory: how much of the instances' arenas may be registered with the driver of their GPUs, and how
-//! much is. Registered memory cannot be handed back, so there is a limit to it (`--pinned-memory-pool-byte-size`).
+//! The server's pinned memory: limits how much of the instances' arenas may be registered with the drivers of their GPUs
+//! (`--pinned-memory-pool-byte-size`). Registered memory cannot be returned to the system.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::CAPACITY;
 
-/// Less than this is not worth registering; more is a multiple of it.
+/// The unit of shares: a smaller amount is not worth registering.
 const UNIT: u64 = 1 << 20;
 
-/// The limit, and what is in use.
+/// The limit and the use of pinned memory.
 #[derive(Debug)]
 pub(crate) struct PinnedPool {
     size: u64,
-    // Held for a few instructions.
+    // Held only to update the counts.
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Given to instances, whether or not they have registered it yet.
+    /// Bytes given to instances, registered or not.
     given: u64,
     registered: u64,
-    /// Instances on GPUs that live.
+    /// The number of running instances on GPUs.
     instances: usize,
 }
 
 impl PinnedPool {
-    /// Of `size` bytes.
+    /// Creates a pool of `size` bytes.
     pub(crate) fn new(size: u64) -> Arc<Self> {
         Arc::new(Self { size, state: Mutex::default() })
     }
 
-    /// The share of an instance that is started: half of what is left, so that there is some for the next, and the same
-    /// for both of its arenas.
+    /// Returns the share of a starting instance: half of what is left, so that later instances get some too, divided equally
+    /// between both of its arenas.
     pub(crate) fn share(self: &Arc<Self>) -> Share {
         let mut state = self.lock();
         let each = ((self.size - state.given) / 4).min(CAPACITY) / UNIT * UNIT;
@@ -41,7 +41,7 @@ impl PinnedPool {
         Share { pool: self.clone(), each, given: 2 * each, registered: 0 }
     }
 
-    /// The size of the pool, which is nothing while nothing runs on a GPU, and what is registered.
+    /// Returns the size of the pool (0 while no instance runs on a GPU) and the registered bytes.
     pub(crate) fn total_and_used(&self) -> (u64, u64) {
         let state = self.lock();
         (if state.instances > 0 { self.size } else { 0 }, state.registered)
@@ -52,7 +52,7 @@ impl PinnedPool {
     }
 }
 
-/// The share of one instance; given back when its process is over.
+/// The share of one instance; returned to the pool on drop.
 #[derive(Debug)]
 pub(crate) struct Share {
     pool: Arc<PinnedPool>,
@@ -62,12 +62,12 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Bytes at the beginning of each arena.
+    /// Returns the number of bytes at the start of each arena.
     pub(crate) fn each(&self) -> u64 {
         self.each
     }
 
-    /// The instance has registered so much of both together; the rest is for others.
+    /// Records that the instance has registered `bytes` of both arenas together, and returns the rest to the pool.
     pub(crate) fn registered(&mut self, bytes: u64) {
         let bytes = bytes.min(self.given);
         let mut state = self.pool.lock();
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!((one.each(), two.each()), (64 << 20, 32 << 20));
         assert_eq!(pool.total_and_used(), (256 << 20, 0));
         one.registered(128 << 20);
-        // The driver has refused it.
+        // The driver has refused the registration.
         two.registered(0);
         assert_eq!(pool.total_and_used(), (256 << 20, 128 << 20));
         let three = pool.share();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_pool_pins_nothing_and_none_passes_its_size() {
+    fn a_small_pool_pins_nothing_and_shares_never_exceed_the_pool() {
         let pool = PinnedPool::new((4 << 20) - 1);
         assert_eq!(pool.share().each(), 0);
         let pool = PinnedPool::new(9 << 20);

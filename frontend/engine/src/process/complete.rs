@@ -1,5 +1,5 @@
-//! Has a model's code complete its configuration: `INTERPRETER -m pharos_worker --auto-complete OUT`, with the question on
-//! standard input, writes its answer to the file OUT.
+//! Lets a model's code complete its configuration: runs `INTERPRETER -m pharos_worker --auto-complete OUT`, which reads the
+//! question from standard input and writes its answer to the file OUT.
 
 use std::fs;
 use std::io::{self, Read};
@@ -18,16 +18,16 @@ use super::{cannot_start, command, leveled, read_line, why_not_started};
 use crate::launch::Launch;
 use pharos_os::directories::{Kind, Temporary};
 
-/// The longest answer.
+/// The maximum length of an answer in bytes.
 const LONGEST: u64 = 64 << 20;
 
-/// How long output may be waited for after the process has ended: what it has started may hold it open.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// The time limit of reading the output after the process has ended; a child may hold the pipe open.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The answer of a model's code to `question`, which it may think about for `limit`. What it prints goes to the log.
+/// Returns the answer of a model's code to `question`, within `limit`. Its output goes to the log.
 ///
 /// # Errors
-/// There is no answer; the text says why.
+/// The code gave no answer; the text contains the reason.
 pub(crate) async fn complete(
     launch: &Launch,
     model: &str,
@@ -35,14 +35,14 @@ pub(crate) async fn complete(
     limit: Duration,
 ) -> Result<String, String> {
     let failed = |why: String| format!("auto-complete of model '{model}' failed: {why}");
-    let place = Temporary::new(Kind::COMPLETE).map_err(|error| failed(format!("no place for its answer: {error}")))?;
+    let place = Temporary::new(Kind::COMPLETE).map_err(|error| failed(format!("no temporary directory: {error}")))?;
     let out = place.path().join("answer.json");
-    let asked = ask(launch, model, question, &out);
-    let status = match timeout(limit, asked).await {
+    let run = run_program(launch, model, question, &out);
+    let status = match timeout(limit, run).await {
         Ok(status) => status.map_err(|error| failed(error.to_string()))?,
         Err(_) => {
             return Err(failed(format!(
-                "it did not end within {} s (--worker-start-timeout-secs); --disable-auto-complete-config does without",
+                "it did not end within {} s (--worker-start-timeout-secs); --disable-auto-complete-config turns it off",
                 limit.as_secs_f64()
             )));
         }
@@ -57,8 +57,8 @@ pub(crate) async fn complete(
     }
 }
 
-/// Runs the program to its end. Dropped, it ends it.
-async fn ask(launch: &Launch, model: &str, question: String, out: &Path) -> io::Result<ExitStatus> {
+/// Runs the program to its end. Dropping the future kills it.
+async fn run_program(launch: &Launch, model: &str, question: String, out: &Path) -> io::Result<ExitStatus> {
     let mut command = command(launch);
     command.arg("--auto-complete").arg(out);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -66,15 +66,15 @@ async fn ask(launch: &Launch, model: &str, question: String, out: &Path) -> io::
         command.process_group(0).kill_on_drop(true).spawn().map_err(|error| cannot_start(launch, &error))?;
     let mut group = Group(child.id());
     let printed = [forward(child.stdout.take(), model, false), forward(child.stderr.take(), model, true)];
-    let status = give_and_wait(&mut child, question).await?;
+    let status = write_and_wait(&mut child, question).await?;
     group.0 = None;
     for forwarded in printed.into_iter().flatten() {
-        let _ = timeout(LAST_WORDS, forwarded).await;
+        let _ = timeout(OUTPUT_TIMEOUT, forwarded).await;
     }
     Ok(status)
 }
 
-/// The group of a process that has not been waited for. Dropped, it is ended: an interpreter may be a script that starts one.
+/// The process group of a running process, which is killed on drop: an interpreter may be a script that starts another one.
 struct Group(Option<u32>);
 
 impl Drop for Group {
@@ -86,22 +86,22 @@ impl Drop for Group {
     }
 }
 
-async fn give_and_wait(child: &mut Child, question: String) -> io::Result<ExitStatus> {
+async fn write_and_wait(child: &mut Child, question: String) -> io::Result<ExitStatus> {
     let stdin = child.stdin.take();
-    let give = async move {
+    let write = async move {
         if let Some(mut stdin) = stdin {
-            // Who does not want to know it ends for a reason of its own.
+            // The write fails if the process exits without reading; the exit status tells why.
             let _ = stdin.write_all(question.as_bytes()).await;
         }
         std::future::pending::<ExitStatus>().await
     };
     tokio::select! {
         status = child.wait() => status,
-        status = give => Ok(status),
+        status = write => Ok(status),
     }
 }
 
-/// Forwards what is printed to the log.
+/// Forwards output to the log.
 fn forward(
     stream: Option<impl AsyncRead + Unpin + Send + 'static>,
     model: &str,

@@ -1,4 +1,4 @@
-//! A batch's reply into answers: recorded first, so that whoever has an answer finds it in the statistics.
+//! Converts a batch's reply into answers. Answers are recorded before they are sent, so that clients find them in the statistics.
 
 use std::sync::{Arc, PoisonError};
 
@@ -14,7 +14,7 @@ use crate::wire::{Part, Scattered, SharedLink};
 use pharos_os::clock;
 
 impl Driver {
-    /// Records a batch, which its worker had from the first to the second time, and answers its requests.
+    /// Records a batch that its worker had from the first to the second time, and answers its requests.
     pub(super) fn answer_batch(
         &self,
         mut requests: Vec<(RequestId, Request)>,
@@ -35,10 +35,10 @@ impl Driver {
         link.send_released_if_many();
     }
 
-    /// Records a batch of a warm-up, which counts like any other.
+    /// Records a warm-up batch, which counts like any other.
     ///
     /// # Errors
-    /// That of the first request that failed.
+    /// The error of the first request that failed.
     pub(crate) fn warmed_up(
         &self,
         parts: &[Arc<Part>],
@@ -52,14 +52,14 @@ impl Driver {
         answers.into_iter().try_for_each(|answer| answer.map(drop))
     }
 
-    /// One answer for each request, in batch order, once the batch is in the metrics but for [`Driver::record_times`].
+    /// Returns one answer for each request, in batch order, after recording the batch except for [`Driver::record_times`].
     fn recorded(&self, parts: &[Arc<Part>], link: &SharedLink, done: &Done, now: Instant) -> Vec<Answer> {
         self.record_batch(parts, done);
         let mut answers = self.answers(parts, link, done);
         for (part, answer) in parts.iter().zip(&mut answers) {
             match part.padding {
                 false => self.record(part, answer, done, now),
-                // Nobody reads it, and no statistic counts it.
+                // Padding has no reader and is not counted.
                 true => *answer = Err(InferError::cancelled()),
             }
         }
@@ -72,11 +72,11 @@ impl Driver {
         record::batch_executed(&self.series, rows, &done.stamps, clock::wall_ms());
     }
 
-    /// The responses that a worker's outputs make. Outputs that differ from the configuration are counted, and the first
-    /// of each is in the log.
+    /// Returns the responses made of a worker's outputs. Counts outputs that differ from the configuration, and logs the first
+    /// mismatch of each output.
     ///
     /// # Errors
-    /// Those of [`Link::scatter`](crate::wire::Link::scatter).
+    /// As [`Link::scatter`](crate::wire::Link::scatter).
     pub(super) fn scattered(
         &self,
         parts: &[Arc<Part>],
@@ -100,9 +100,9 @@ impl Driver {
         Ok(responses)
     }
 
-    /// One answer for each request, in batch order.
+    /// Returns one answer for each request, in batch order.
     pub(super) fn answers(&self, parts: &[Arc<Part>], link: &SharedLink, done: &Done) -> Vec<Answer> {
-        // A backend's own words reach the client as they are, without the request's id in front (as Triton's do).
+        // Errors of a backend reach the client unchanged, without the request's id as prefix, as in Triton.
         let fail = |error: &InferError| Err(error.clone());
         let outputs = match &done.error {
             Some(error) => Err(error.clone().into()),
@@ -126,7 +126,7 @@ impl Driver {
         answers
     }
 
-    /// Puts the end of a request that may have had several responses into the metrics.
+    /// Records the end of a request that may have had several responses.
     pub(super) fn record_one(&self, part: &Part, answer: &Answer, timeline: &Timeline) {
         match answer {
             Ok(_) => {
@@ -140,7 +140,7 @@ impl Driver {
         }
     }
 
-    /// Completes the stamps of an answer and puts it into the metrics.
+    /// Completes the stamps of an answer and records it.
     fn record(&self, part: &Part, answer: &mut Answer, done: &Done, now: Instant) {
         let mut timeline = part.request.timeline;
         timeline.compute = done.stamps;
@@ -158,14 +158,14 @@ impl Driver {
         }
     }
 
-    /// How long the requests that succeeded took, and what of the `elapsed_ns` of the batch was not execution.
+    /// Records the times of the successful requests, and the part of the batch's `elapsed_ns` that was not execution.
     fn record_times(&self, answers: &[Answer], done: &Done, elapsed_ns: u64) {
         let timelines = answers.iter().flatten().map(|response| &response.timeline);
         let executed_ns = done.stamps.end.ns_since(done.stamps.start);
         record::batch_times(&self.series, timelines, elapsed_ns.saturating_sub(executed_ns));
     }
 
-    /// Sends answers to those who wait, in order if the model keeps one.
+    /// Sends answers to the clients, in order if the model keeps one.
     fn leave(&self, answers: impl Iterator<Item = ((RequestId, Request), Answer)>) {
         if self.ordered {
             let now = clock::now();

@@ -1,5 +1,5 @@
-//! Requests that the response cache may answer: looked up before they enter the queue, and so before the scheduler hears
-//! of them. In a model that keeps the order of its answers they have their place from before the look-up on.
+//! Requests that the response cache may answer. The lookup precedes the queue and the scheduler. If a model keeps the order of
+//! its answers, a request gets its place in the order before the lookup.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::cache::{Found, LookUpTimes, Miss, ModelCache};
 use crate::wire::Part;
 use pharos_os::clock;
 
-/// The response to a request from an entry of the cache; recorded.
+/// Builds and records the response to a request from a cache entry.
 pub(crate) fn answer_found(
     (config, series): (&ModelConfig, &ModelSeries),
     request: &InferRequest,
@@ -37,14 +37,14 @@ pub(crate) fn answer_found(
     response
 }
 
-/// Records that the look-up and the insertion of a response that the cache did not have took `cache_ns`.
+/// Records that looking up and storing a response missing in the cache took `cache_ns`.
 pub(crate) fn record_miss(series: &ModelSeries, cache_ns: u64, response: &mut InferResponse) {
     response.timeline.cache_miss_ns = cache_ns;
     record::cache_miss(series, cache_ns);
 }
 
 impl Driver {
-    /// Looks a request up. Dropping the future cancels the request.
+    /// Looks up a request. Dropping the future cancels the request.
     pub(super) async fn look_up(
         &self,
         cache: &ModelCache,
@@ -59,13 +59,13 @@ impl Driver {
                 }
             });
         }
-        let mut looking = LookUpGuard { driver: self, id: Some(id), request };
+        let mut guard = LookUpGuard { driver: self, id: Some(id), request };
         let found = cache.look_up(&self.config, request, checked.batch_size).await;
-        looking.id = None;
+        guard.id = None;
         found
     }
 
-    /// Answers a request with an entry of the cache.
+    /// Answers a request with a cache entry.
     pub(super) async fn answer_hit(&self, id: RequestId, part: Part, entry: Arc<Entry>, times: LookUpTimes) -> Answer {
         let response = answer_found((&self.config, &self.series), &part.request, &entry, times);
         if !self.ordered {
@@ -77,8 +77,8 @@ impl Driver {
         answer.await.unwrap_or_else(|_| lost())
     }
 
-    /// Stores the response to a request that was not found, before it leaves. An error is not stored: the next request
-    /// that waits for the same response is executed.
+    /// Stores the response to a request that was not found, before it is sent. Errors are not stored; the next request that waits
+    /// for the same response is executed.
     pub(super) fn store(&self, miss: Option<Miss>, answer: &mut Answer) {
         if let (Some(cache), Some(miss), Ok(response)) = (&self.cache, miss, answer) {
             record_miss(&self.series, cache.store(miss, response), response);
@@ -86,7 +86,7 @@ impl Driver {
     }
 }
 
-/// Cancels a request whose client goes away while it is looked up.
+/// Cancels a request whose client disconnects during the lookup.
 struct LookUpGuard<'a> {
     driver: &'a Driver,
     id: Option<RequestId>,

@@ -1,4 +1,4 @@
-//! Requests that are given up: taken from the queue, or told to the instance that executes them.
+//! Cancels requests: removes them from the queue, or signals the executing instance.
 
 use pharos::id::RequestId;
 
@@ -6,7 +6,7 @@ use super::stream::BatchPosition;
 use super::{Driver, State};
 use pharos_os::clock;
 
-/// Cancels a request when its client's future is dropped before the answer came.
+/// Cancels a request if its client's future is dropped before the answer arrives.
 pub(super) struct CancelOnDrop<'a> {
     driver: &'a Driver,
     id: Option<RequestId>,
@@ -25,7 +25,7 @@ impl<'a> CancelOnDrop<'a> {
         Self { driver, id: Some(id) }
     }
 
-    /// The answer is there.
+    /// Disarms the guard after the answer.
     pub(super) fn disarm(mut self) {
         self.id = None;
     }
@@ -34,27 +34,26 @@ impl<'a> CancelOnDrop<'a> {
 impl Driver {
     pub(super) fn cancel(&self, id: RequestId) {
         let now = clock::now();
-        let (mut told, mut deferred) = (None, None);
+        let (mut executing, mut deferred) = (None, None);
         self.turn(now, |state| {
             if state.queued.contains_key(&id) {
                 state.scheduler.cancel(id, now);
             } else {
-                told = give_up(state, id);
+                executing = give_up(state, id);
                 deferred = state.cancellation_frame(id);
             }
         });
         if let Some((link, frame)) = deferred {
             link.send(&frame);
         }
-        if let Some(position) = told.filter(|_| self.config.decoupled) {
-            // It may be waiting for this request's reader.
+        if let Some(position) = executing.filter(|_| self.config.decoupled) {
+            // The worker may be waiting for this request's reader.
             position.tell(0);
         }
     }
 }
 
-/// Tells the instance that executes a request, or soon will, that nobody waits for it any more. Gives the batch and the place
-/// in it.
+/// Signals the instance that executes a request, or soon will, that it was cancelled. Returns the batch and the position in it.
 fn give_up(state: &mut State, id: RequestId) -> Option<BatchPosition> {
     for member in state.members.values_mut() {
         for batch in &mut member.in_flight {

@@ -1,4 +1,4 @@
-//! Performs the scheduler's decisions as far as that is done under the lock, and the requests to the rate limiter among them.
+//! Performs the part of the scheduler's decisions that runs under the lock, including requests to the rate limiter.
 
 use std::time::Duration;
 
@@ -15,16 +15,16 @@ use super::placement::Placement;
 use super::{Driver, Effects, InFlight, Request, State};
 use pharos_os::clock;
 
-/// A batch that is to be sent.
+/// A batch to send.
 pub(super) struct NewBatch {
     /// In batch order.
     pub(super) requests: Vec<(RequestId, Request)>,
-    /// One for each request, for a model with sequences; else empty.
+    /// One step for each request of a model with sequences; otherwise empty.
     pub(super) steps: Vec<Option<SequenceStep>>,
 }
 
 impl Driver {
-    /// Performs the scheduler's decisions as far as that is done under the lock.
+    /// Performs the part of the scheduler's decisions that runs under the lock.
     pub(super) fn decide(&self, state: &mut State, effects: &mut Effects, now: Instant) {
         loop {
             while let Some(action) = state.scheduler.poll_action(now) {
@@ -59,7 +59,7 @@ impl Driver {
         }
     }
 
-    /// Books a batch for an instance; it is sent when the lock is given back.
+    /// Books a batch for an instance; it is sent after the lock is released.
     fn start(
         &self,
         state: &mut State,
@@ -71,7 +71,7 @@ impl Driver {
         self.book(state, effects, (instance, now), NewBatch { requests, steps: Vec::new() });
     }
 
-    /// As [`Driver::start`].
+    /// Books a batch for an instance, as [`Driver::start`] does.
     pub(super) fn book(
         &self,
         state: &mut State,
@@ -101,10 +101,10 @@ impl Driver {
         effects.sends.push(Send { instance, link: member.link.clone(), batch, flags, parts, steps, flows });
     }
 
-    /// The scheduler wants something of the rate limiter.
-    fn ask_limiter(&self, effects: &mut Effects, instance: InstanceId, wish: impl FnOnce(&mut RateLimiter, Member)) {
+    /// Calls the rate limiter for the scheduler.
+    fn ask_limiter(&self, effects: &mut Effects, instance: InstanceId, call: impl FnOnce(&mut RateLimiter, Member)) {
         if let Some(limits) = &self.limits {
-            limits.tell(instance, wish);
+            limits.tell(instance, call);
             effects.asked = true;
         }
     }
@@ -125,14 +125,14 @@ impl Driver {
         }
     }
 
-    /// Hands on what a turn has left of grants.
+    /// Delivers the remaining grant of a turn.
     pub(super) fn deliver(&self, grant: Option<Grant>) {
         if let Some(registration) = &self.limits {
             registration.deliver(grant);
         }
     }
 
-    /// A turn for a grant that somebody else's turn has brought about; gives the next one.
+    /// Runs a turn for a grant that another driver's turn caused. Returns the next grant.
     pub(super) fn granted(&self, instance: InstanceId, now: Instant) -> Option<Grant> {
         self.turn_alone(now, |state, effects| {
             let Some(registration) = &self.limits else { return };
@@ -143,23 +143,23 @@ impl Driver {
         })
     }
 
-    /// Makes room for instances at the rate limiter, if it is on.
+    /// Registers instances with the rate limiter, if it is on.
     ///
     /// # Errors
-    /// One of them could never execute.
+    /// An instance could never execute.
     pub(crate) fn admit(&self, instances: &[(InstanceId, &Placement)]) -> Result<(), String> {
         self.limits.as_ref().map_or(Ok(()), |registration| registration.add(instances))
     }
 
-    /// The rate limiter forgets instances that have been retired.
+    /// Removes retired instances from the rate limiter.
     pub(crate) fn dismiss(&self, instances: &[InstanceId]) {
         if let Some(registration) = &self.limits {
             registration.remove(instances);
         }
     }
 
-    /// Instances that wait for resources, and how long all have waited since this was last asked; `None` without a rate
-    /// limiter.
+    /// Returns the number of instances that wait for resources, and the total waiting time since the last call; `None` without a
+    /// rate limiter.
     pub(crate) fn resource_waits(&self) -> Option<(usize, Duration)> {
         self.limits.as_ref().map(|registration| registration.waiting(clock::now()))
     }

@@ -1,5 +1,4 @@
-//! Requests that go on when their batch is over: their backend answers them on its own, while the instance executes other
-//! batches.
+//! Deferred requests: their backend answers them after their batch is over, while the instance executes other batches.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,11 +13,11 @@ use super::{Answer, Driver, InFlight, Request, State, request_trace};
 use crate::wire::{Part, SharedLink};
 use pharos_os::clock;
 
-/// Those of one instance, by the batch that they were in and their positions there.
+/// The deferred requests of one instance, by batch and position in it.
 pub(super) type Deferred = HashMap<(u64, u32), (RequestId, Request)>;
 
 impl InFlight {
-    /// Takes out the requests that are answered after their batch; padding takes their places.
+    /// Moves the requests that are answered later out of the batch and replaces them by padding.
     pub(super) fn keep_deferred(&mut self, done: &mut Done, deferred: &mut Deferred) {
         for position in std::mem::take(&mut done.open) {
             let place = self.requests.get_mut(position as usize);
@@ -32,7 +31,7 @@ impl InFlight {
 }
 
 impl State {
-    /// The frame that tells an instance that a deferred request is cancelled, if it has this one.
+    /// Returns the frame that cancels a deferred request, with the link of its instance.
     pub(super) fn cancellation_frame(&self, id: RequestId) -> Option<(SharedLink, ToWorker)> {
         self.members.values().find_map(|member| {
             let (&(batch, position), _) = member.deferred.iter().find(|(_, (request, _))| *request == id)?;
@@ -42,7 +41,7 @@ impl State {
 }
 
 impl Driver {
-    /// A request that an instance of this model has, by its batch and its position there.
+    /// Returns a request that an instance of this model executes, by its batch and position.
     pub(crate) fn part_at(&self, (batch, position): (u64, u32)) -> Option<Arc<Part>> {
         let state = self.lock();
         let part = |member: &super::Member| {
@@ -55,7 +54,7 @@ impl Driver {
         state.members.values().find_map(part)
     }
 
-    /// A request of a model that answers once has its answer, after its batch.
+    /// Answers a request of an ordinary model after its batch.
     pub(super) fn answer_deferred(&self, (id, mut request): (RequestId, Request), link: &SharedLink, frame: Response) {
         let part = request.part.clone();
         let mut answer = self.answer_of(&part, link, &frame.outputs);
@@ -77,7 +76,7 @@ impl Driver {
         link.send_released_if_many();
     }
 
-    /// The response that a frame has for one request.
+    /// Returns the response of a frame to one request.
     pub(super) fn answer_of(
         &self,
         part: &Arc<Part>,

@@ -1,4 +1,4 @@
-//! What a turn leaves to be done once the lock is given back: batches to send, answers to give.
+//! The effects of a turn that are performed after the lock is released: batches to send, answers to give.
 
 use std::sync::Arc;
 
@@ -12,40 +12,40 @@ use super::{Answer, Driver, Request};
 use crate::wire::{Part, SharedLink, ToSend};
 use pharos_os::clock;
 
-/// Batches of more bytes are not copied on the timer's thread, which other models wait for.
+/// Batches with more bytes are not copied on the timer's thread, which other models need.
 const LONG: usize = 64 << 10;
 
-/// A batch to be gathered and sent.
+/// A batch to gather and send.
 pub(super) struct Send {
     pub(super) instance: InstanceId,
     pub(super) link: SharedLink,
     pub(super) batch: u64,
     pub(super) flags: u8,
     pub(super) parts: Vec<Arc<Part>>,
-    /// One for each part, for a model with sequences.
+    /// One step for each part of a model with sequences.
     pub(super) steps: Vec<Option<SequenceStep>>,
-    /// For a decoupled model: the requests that have had responses in an earlier batch, by position.
+    /// For a decoupled model, the requests that had responses in an earlier batch, by position.
     pub(super) flows: Vec<(u32, Arc<Flow>)>,
 }
 
-/// What is to be done once the lock is given back.
+/// The effects of a turn that are performed after the lock is released.
 #[derive(Default)]
 pub(super) struct Effects {
-    /// Sequences of which instances have to be told that they have ended: before the batches.
+    /// Sequences whose ends are announced to instances, before the batches.
     pub(super) ended: Vec<(SharedLink, Vec<u64>)>,
     pub(super) sends: Vec<Send>,
-    /// Sequences that were begun anew while they were active.
+    /// Sequences that were restarted while they were active.
     pub(super) restarted: Vec<CorrelationId>,
-    /// Answers that may leave, in order.
+    /// Answers to send, in order.
     pub(super) answers: Vec<(Request, Answer)>,
-    /// The rate limiter was told something: resources may be free for somebody.
+    /// Whether the rate limiter was called, so that resources may be free.
     pub(super) asked: bool,
-    /// An instance of another driver has got its resources.
+    /// A grant of resources to an instance of another driver.
     pub(super) grant: Option<Grant>,
 }
 
 impl Effects {
-    /// Whether it takes long to copy the inputs of the batches.
+    /// Returns whether copying the inputs of the batches takes long.
     fn is_long(&self) -> bool {
         let inputs = self.sends.iter().flat_map(|send| &send.parts).flat_map(|part| &part.request.inputs);
         inputs.map(|input| input.tensor.data.bytes_here()).sum::<usize>() > LONG
@@ -53,7 +53,7 @@ impl Effects {
 }
 
 impl Driver {
-    /// Sends and answers. Without the lock: copying takes time.
+    /// Sends batches and answers. Runs without the lock, because copying takes time.
     pub(super) fn perform(&self, effects: Effects) -> Option<Grant> {
         for (link, keys) in effects.ended {
             link.send(&ToWorker::SequenceEnded(keys));
@@ -68,8 +68,8 @@ impl Driver {
             if let Err(error) = link.execute(&self.config, &to_send) {
                 self.send_failed(instance, batch, &error);
             }
-            for ((_, flow), told) in flows.iter().zip(&resumed) {
-                flow.tell_since(told);
+            for ((_, flow), sent) in flows.iter().zip(&resumed) {
+                flow.tell_since(sent);
             }
         }
         for (request, answer) in effects.answers {
@@ -78,7 +78,7 @@ impl Driver {
         effects.grant
     }
 
-    /// The alarm for `at` rings, on the thread of the timer. One that has been overtaken by an earlier one does nothing.
+    /// Handles the alarm for `at` on the timer's thread. An alarm that was replaced by an earlier one does nothing.
     pub(super) fn handle_timeout(&self, at: Instant) {
         let now = clock::now();
         let effects = self.effects(now, |state, _| {

@@ -1,4 +1,4 @@
-//! Requests that end without their batch being answered: given back by the scheduler, not sent, or lost with an instance.
+//! Ends requests whose batch is not answered: rejected by the scheduler, not sent, or lost with an instance.
 
 use std::sync::atomic::Ordering;
 
@@ -13,17 +13,17 @@ use super::{Driver, Request, State, request_trace, ticket};
 use pharos_os::clock;
 
 impl Driver {
-    /// The system has killed a process of the model.
+    /// Records that the system has killed a process of the model.
     pub(crate) fn note_killed(&self) {
         self.killed.store(clock::now().0, Ordering::Relaxed);
     }
 
-    /// Whether it has since then.
+    /// Returns whether the system has killed a process of the model after `since`.
     pub(crate) fn killed_since(&self, since: Instant) -> bool {
         self.killed.load(Ordering::Relaxed) > since.0
     }
 
-    /// An instance is gone. What it was executing is tried once more on another instance, or fails.
+    /// Removes a lost instance. The requests that it executed are retried once on another instance, or fail.
     pub(crate) fn instance_lost(&self, instance: InstanceId) {
         let now = clock::now();
         self.turn(now, |state| {
@@ -31,7 +31,7 @@ impl Driver {
             state.scheduler.instance_lost(instance, now);
             let deferred: Vec<_> = member.deferred.into_values().collect();
             let batches = member.in_flight.into_iter().map(|batch| batch.requests);
-            // What goes on was executing, as the first batch was.
+            // Deferred requests were executing, as the first batch was.
             let tries_again = self.config.backend != envelope::BACKEND;
             let batches = std::iter::once((0, deferred)).chain((0..).zip(batches));
             for (position, requests) in batches {
@@ -41,12 +41,12 @@ impl Driver {
                         record::request_pending(&self.series, 1);
                     }
                     if request.reply.has_ended() {
-                        // Its last response has left before.
+                        // Its last response has been sent.
                         record::request_pending(&self.series, -1);
                         continue;
                     }
                     let begun = request.reply.has_begun();
-                    // Only what was executing can have killed the instance; the rest has not had its try.
+                    // Only executing requests can have crashed the instance; the others have had no try.
                     let again = !begun && !self.has_sequences() && (position > 0 || (tries_again && !request.retried));
                     let given_up = request.reply.is_closed();
                     if !state.closed && again && !given_up {
@@ -76,7 +76,7 @@ impl Driver {
         });
     }
 
-    /// Answers a request that the scheduler has given back.
+    /// Answers a request that the scheduler has rejected.
     pub(super) fn reject(&self, state: &mut State, id: RequestId, reason: RejectReason) {
         let Some(request) = state.queued.remove(&id) else { return };
         record::request_pending(&self.series, -1);
@@ -85,7 +85,7 @@ impl Driver {
             let ns = clock::now().ns_since(request.part.request.timeline.request_start);
             record::inference_failed(&self.series, error.reason, ns);
         }
-        // Triton names the request only where it refuses it on arrival.
+        // Triton includes the request's id only in errors on arrival.
         let named = [
             RejectReason::QueueFull,
             RejectReason::Stopping,
@@ -97,7 +97,7 @@ impl Driver {
         let error = if nameless { error } else { error.with_request_id(&request.part.request.id) };
         request_trace::failed(request.part.request.traced.as_ref(), &error, clock::now());
         if let Some(order) = &mut state.order {
-            // Answered out of turn, as Triton does: what was not executed waits for nobody.
+            // Answered out of order, as in Triton: requests that were not executed wait for no other.
             order.forget(id);
         }
         self.finish(state, id, request, Err(error));
@@ -107,7 +107,7 @@ impl Driver {
         reason.error(&self.model.name, &request.part.request.correlation_id)
     }
 
-    /// A batch could not be sent: its requests fail, and the instance has one batch less.
+    /// Fails the requests of a batch that could not be sent, and removes the batch from the instance.
     pub(super) fn send_failed(&self, instance: InstanceId, batch: u64, error: &InferError) {
         let now = clock::now();
         self.turn(now, |state| {
@@ -131,7 +131,7 @@ impl Driver {
     }
 }
 
-/// Some of its responses have left, so that it cannot be tried again.
+/// Some responses were sent, so the request cannot be retried.
 fn lost_in_stream(model: &ModelVersion) -> InferError {
     let text = format!(
         "the worker of model '{}' version {} died in the middle of the responses to this request",
@@ -140,7 +140,7 @@ fn lost_in_stream(model: &ModelVersion) -> InferError {
     InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)
 }
 
-/// Its backend is one whose clients are told at once, as they are used to.
+/// The backend's clients expect an error without a retry.
 fn lost_once(model: &ModelVersion) -> InferError {
     let text =
         format!("the worker of model '{}' version {} died while it executed this request", model.name, model.version);

@@ -1,14 +1,14 @@
-//! The rate limiter that all drivers share: performs what `pharos::scheduler::rate_limiter` decides.
+//! The rate limiter that all drivers share, as `pharos::scheduler::rate_limiter` decides.
 //!
-//! A driver stages, withdraws and releases its instances under its own lock, so that the limiter hears of one instance in
-//! the order in which its scheduler decided. The limiter's lock is the innermost: nobody takes a driver's lock, runs a
-//! turn or answers a client while holding it. Who has told the limiter something asks it who gets resources now. Grants to
-//! its own instances go to its scheduler within the same turn; another driver's are handed to that driver, as a turn of
-//! its own, when no lock is held.
+//! A driver stages, withdraws and releases its instances under its own lock, so that the limiter gets the calls of an instance in
+//! the order of its scheduler's decisions. The limiter's lock is the innermost: while it is held, no driver's lock is taken, no
+//! turn is run and no client is answered. After calling the limiter, the driver asks it for the next grant. Grants to its own
+//! instances go to its scheduler within the same turn. A grant to another driver's instance is delivered to that driver as a
+//! separate turn, when no lock is held.
 //!
-//! A grant on its way to its driver may be overtaken: the instance was lost, or nothing waits any more. So the driver looks
-//! whether the instance still holds its resources and its scheduler still wants them. Whatever the scheduler gives up it
-//! withdraws or releases in the same turn, hence nothing leaks: what is held is in use, or on its way to one that wants it.
+//! A grant may arrive too late, when the instance was lost or nothing waits any more. The driver therefore checks that the
+//! instance still holds its resources and that its scheduler still needs them. The scheduler withdraws or releases in the same
+//! turn whatever it gives up, so no resources leak: they are in use, or granted to an instance that needs them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use super::Driver;
 use super::placement::Placement;
 use pharos_os::clock;
 
-/// The resources of the server. Exists only with the rate limiter on.
+/// The resources of the server. Exists only if the rate limiter is on.
 pub(crate) struct Limits {
     // Held for single calls of the limiter.
     state: Mutex<Shared>,
@@ -32,18 +32,18 @@ pub(crate) struct Limits {
 struct Shared {
     limiter: RateLimiter,
     owners: HashMap<Member, (Weak<Driver>, InstanceId)>,
-    /// How much of each resource the log was last told of, by name and device.
+    /// The last logged amount of each resource, by name and device.
     logged: BTreeMap<(String, Option<u32>), u32>,
 }
 
 impl Shared {
-    /// Logs how much there is of each resource of which there is another amount than before.
+    /// Logs the amount of each resource whose amount has changed.
     fn log_changes(&mut self) {
         let usage = self.limiter.usage().into_iter();
         let now: BTreeMap<_, _> = usage.map(|usage| ((usage.name, usage.device), usage.total)).collect();
         for ((name, device), total) in now.iter().filter(|(key, total)| self.logged.get(*key) != Some(*total)) {
             let device = device.map_or_else(|| "all".to_owned(), |device| device.to_string());
-            // `Resource: R1\t Count: 3` is how Triton logs it, with the tab escaped.
+            // Triton logs `Resource: R1\t Count: 3`; the tab is escaped here.
             tracing::info!(
                 "rate limiter: Device: {device}, Resource: {name}\\t Count: {total}",
                 name = name.escape_debug()
@@ -53,26 +53,26 @@ impl Shared {
     }
 }
 
-/// An instance has been given its resources, and its driver does not know yet.
+/// A grant of resources that its driver has not processed yet.
 pub(super) struct Grant {
     driver: Weak<Driver>,
     pub(super) instance: InstanceId,
 }
 
 impl Limits {
-    /// With these explicit limits.
+    /// Creates a limiter with these explicit limits.
     pub(crate) fn new(limits: Vec<Limit>) -> Arc<Self> {
         let shared = Shared { limiter: RateLimiter::new(limits), owners: HashMap::new(), logged: BTreeMap::new() };
         Arc::new(Self { state: Mutex::new(shared) })
     }
 
-    /// A place for the instances of a model version, without any yet.
+    /// Creates the registration of a model version without instances.
     pub(crate) fn registration(self: &Arc<Self>) -> Registration {
-        let (members, owner, told_ns) = Default::default();
-        Registration { limits: self.clone(), members, owner, told_ns }
+        let (members, owner, recorded_ns) = Default::default();
+        Registration { limits: self.clone(), members, owner, recorded_ns }
     }
 
-    /// Every resource with what there is of it and what is in use.
+    /// Returns the total and the used amount of every resource.
     pub(crate) fn usage(&self) -> Vec<Usage> {
         self.lock().limiter.usage()
     }
@@ -88,13 +88,13 @@ impl Limits {
         }
     }
 
-    /// Hands grants to their drivers until no instance gets any more.
+    /// Delivers grants to their drivers until no instance gets any more.
     fn deliver(&self, mut next: Option<Grant>) {
         while let Some(grant) = next {
             let now = clock::now();
             next = match grant.driver.upgrade() {
                 Some(driver) => driver.granted(grant.instance, now),
-                // Its registration ends with it and frees what it held.
+                // Dropping the registration frees what it held.
                 None => self.poll(now),
             };
         }
@@ -105,26 +105,26 @@ impl Limits {
     }
 }
 
-/// A model version's place at the rate limiter, for as long as it lives.
+/// The registration of a model version with the rate limiter.
 pub(crate) struct Registration {
     limits: Arc<Limits>,
-    // Held to look one up, or to change which there are.
+    // Held only to look up or change entries.
     members: Mutex<HashMap<InstanceId, Member>>,
     owner: OnceLock<Weak<Driver>>,
-    /// Nanoseconds of waiting that the metrics have been told of.
-    told_ns: AtomicU64,
+    /// Nanoseconds of waiting that the metrics already include.
+    recorded_ns: AtomicU64,
 }
 
 impl Registration {
-    /// The driver that grants are handed to.
+    /// Sets the driver that receives the grants.
     pub(super) fn bind(&self, driver: &Weak<Driver>) {
         let _ = self.owner.set(driver.clone());
     }
 
-    /// Takes more instances, all or none; the passive ones never execute and so need nothing.
+    /// Adds all of these instances or none. Passive ones never execute and need nothing.
     ///
     /// # Errors
-    /// Why one of them could never execute; Triton's texts.
+    /// Why an instance could never execute; Triton's texts.
     pub(crate) fn add(&self, instances: &[(InstanceId, &Placement)]) -> Result<(), String> {
         let active = || instances.iter().filter(|(_, placement)| !placement.passive);
         let demands: Vec<_> = active().map(|(_, placement)| placement.demand.clone()).collect();
@@ -139,7 +139,7 @@ impl Registration {
         Ok(())
     }
 
-    /// Forgets instances. What they held is free for others.
+    /// Removes instances and frees their resources.
     pub(crate) fn remove(&self, instances: &[InstanceId]) {
         let mut members = self.members();
         let gone: Vec<Member> = instances.iter().filter_map(|instance| members.remove(instance)).collect();
@@ -147,17 +147,17 @@ impl Registration {
         self.unregister(&gone);
     }
 
-    /// Gives resources to the next instance that waits for them, of any driver.
+    /// Grants resources to the next waiting instance of any driver.
     pub(super) fn poll(&self, now: Instant) -> Option<Grant> {
         self.limits.poll(now)
     }
 
-    /// Hands this grant, and those that follow from it, to their drivers.
+    /// Delivers this grant and those that follow from it to their drivers.
     pub(super) fn deliver(&self, grant: Option<Grant>) {
         self.limits.deliver(grant);
     }
 
-    /// Whether an instance holds its resources.
+    /// Returns whether an instance holds its resources.
     pub(super) fn holds(&self, instance: InstanceId) -> bool {
         self.member(instance).is_some_and(|member| self.limits.lock().limiter.holds(member))
     }
@@ -190,14 +190,14 @@ impl Registration {
         }
     }
 
-    /// How many instances wait for their resources, and how long all have waited since this was last asked.
+    /// Returns the number of instances that wait for resources, and the total waiting time since the last call.
     pub(super) fn waiting(&self, now: Instant) -> (usize, Duration) {
         let members: Vec<Member> = self.members().values().copied().collect();
         let shared = self.limits.lock();
         let all = members.iter().map(|member| shared.limiter.waiting(*member, now));
         let (count, ns) = all.fold((0, 0), |(count, sum), (waits, ns)| (count + usize::from(waits), sum + ns));
-        let told = self.told_ns.fetch_max(ns, Ordering::Relaxed);
-        (count, Duration::from_nanos(ns.saturating_sub(told)))
+        let recorded = self.recorded_ns.fetch_max(ns, Ordering::Relaxed);
+        (count, Duration::from_nanos(ns.saturating_sub(recorded)))
     }
 }
 
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_goes_takes_all_that_it_had_with_it() {
+    fn dropping_a_registration_frees_all_of_its_resources() {
         let limits = Limits::new(Vec::new());
         let registration = limits.registration();
         registration.bind(&Weak::new());
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn resources_follow_the_instances() {
+    fn totals_follow_the_instances() {
         let limits = Limits::new(Vec::new());
         let registration = limits.registration();
         let total = || limits.usage().first().map(|usage| usage.total);

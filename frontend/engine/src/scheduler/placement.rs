@@ -1,23 +1,23 @@
-//! The instances of a model version, as its groups ask for them.
+//! The instances of a model version, from its instance groups.
 
 use std::collections::BTreeMap;
 
 use pharos::model::{InstanceGroup, InstanceKind, ModelConfig};
 use pharos::scheduler::rate_limiter::{Demand, Need};
 
-/// The device whose resources an instance takes that is on no GPU. Triton's choice.
+/// The device of the resources of instances without a GPU, as in Triton.
 const DEVICE_OF_CPUS: u32 = 0;
 
 /// One instance to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
-    /// `<group>_<n>`, with the version when it is not the first, so that log lines tell instances apart.
+    /// `<group>_<n>`, with the version unless it is 1, so that log lines are unambiguous.
     pub(crate) name: String,
-    /// It is loaded and kept out of scheduling.
+    /// Whether it is loaded but kept out of scheduling.
     pub(crate) passive: bool,
-    /// What it needs of the rate limiter.
+    /// The resources that it needs of the rate limiter.
     pub(crate) demand: Demand,
-    /// The GPU that it runs on, if on one.
+    /// The GPU that it runs on, if any.
     pub(crate) device: Option<OnGpu>,
     /// The name of its host policy.
     pub(crate) policy: String,
@@ -28,24 +28,24 @@ pub(crate) struct Placement {
 pub(crate) struct OnGpu {
     /// The GPU's number.
     pub(crate) number: u32,
-    /// Which of its group's instances on this GPU it is, from 0: a GPU may be divided into MIG devices, which they take in
-    /// turn.
+    /// The index of the instance among those of its group on this GPU, from 0. If the GPU is divided into MIG devices, they are
+    /// assigned in this order.
     pub(crate) turn: u32,
     /// The group's name, for messages.
     pub(crate) group: String,
 }
 
 impl Placement {
-    /// Whether an instance that was started here is as good as one that is started there: names count for nothing, as in
-    /// Triton.
+    /// Returns whether an instance of one placement can serve the other. Names do not matter, as in Triton.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         let gpu = |placement: &Self| placement.device.as_ref().map(|device| device.number);
         (self.passive, &self.demand, gpu(self)) == (other.passive, &other.demand, gpu(other))
     }
 }
 
-/// The instances of all groups in their order. Groups of one name count on: `g_0`, `g_1` and so on. As in Triton a group has
-/// its first instance on each of its GPUs, then its second: with a higher count those that are there keep their places.
+/// Returns the instances of all groups in order. Groups of the same name continue the numbering: `g_0`, `g_1` and so on. As in
+/// Triton, a group first has one instance on each of its GPUs, then the second ones, so that a higher count keeps the existing
+/// placements.
 pub(crate) fn of(config: &ModelConfig, version: u64) -> Vec<Placement> {
     let suffix = if version == 1 { String::new() } else { format!("_v{version}") };
     let mut numbers = BTreeMap::<&str, u32>::new();
@@ -67,7 +67,7 @@ pub(crate) fn of(config: &ModelConfig, version: u64) -> Vec<Placement> {
     all
 }
 
-/// A group has its count of instances on each of these.
+/// Returns the devices on each of which a group has its count of instances.
 fn devices(group: &InstanceGroup) -> Vec<u32> {
     match group.kind {
         InstanceKind::Gpu => group.gpus.clone(),
@@ -75,7 +75,7 @@ fn devices(group: &InstanceGroup) -> Vec<u32> {
     }
 }
 
-/// The host policy of an instance; Triton's names where the group has none.
+/// Returns the host policy of an instance, with Triton's default names.
 fn policy(group: &InstanceGroup, device: u32) -> String {
     match group.kind {
         _ if !group.host_policy.is_empty() => group.host_policy.clone(),
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn instances_are_called_by_group_and_number() {
+    fn instances_are_named_by_group_and_number() {
         assert_eq!(names("", 1), ["m_0"]);
         assert_eq!(names("", 3), ["m_0_v3"]);
         assert_eq!(
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn passive_instances_are_told_apart() {
+    fn passive_groups_have_passive_instances() {
         let passive = |groups| placements(groups, 1).into_iter().map(|one| one.passive).collect::<Vec<_>>();
         assert_eq!(passive("instance_group [ { count: 1 }, { passive: true count: 2 } ]"), [false, true, true]);
     }

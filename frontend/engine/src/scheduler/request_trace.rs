@@ -1,4 +1,4 @@
-//! What the driver and ensembles report of requests that are traced. For all others each of these is one branch.
+//! Trace reports of the driver and of ensembles. For requests without a trace, each function is a single branch.
 
 use pharos::error::InferError;
 use pharos::id::{InstanceId, ModelVersion};
@@ -9,7 +9,7 @@ use pharos::timeline::{ComputeStamps, Instant, Timeline};
 use super::Answer;
 use crate::wire::Part;
 
-/// A request has entered its model's queue.
+/// Records that a request has entered its model's queue.
 pub(crate) fn queued(model: &ModelVersion, request: &InferRequest) {
     if let Some(traced) = &request.traced {
         traced.begin(model, &request.id, &request.timeline);
@@ -18,14 +18,14 @@ pub(crate) fn queued(model: &ModelVersion, request: &InferRequest) {
     }
 }
 
-/// An instance has executed a request.
+/// Records which instance executed a request.
 pub(super) fn executed_by(part: &Part, instance: InstanceId) {
     if let Some(traced) = &part.request.traced {
         traced.executed_by(instance);
     }
 }
 
-/// A request was executed and this came of it; `timeline` with its last or only answer.
+/// Records the answer of an executed request; `timeline` is given with the only or last answer.
 pub(super) fn answered(request: &InferRequest, answer: &Answer, timeline: Option<&Timeline>) {
     let Some(traced) = &request.traced else { return };
     match answer {
@@ -37,34 +37,34 @@ pub(super) fn answered(request: &InferRequest, answer: &Answer, timeline: Option
     }
 }
 
-/// A request was executed, and its backend wants it executed again.
+/// Records that the backend of an executed request rescheduled it.
 pub(super) fn rescheduled(request: &InferRequest, compute: &ComputeStamps, queue_start: Instant) {
     if let Some(traced) = &request.traced {
         traced.executed_again(compute, queue_start);
     }
 }
 
-/// A request was answered by the cache.
+/// Records an answer from the response cache.
 pub(super) fn found(request: &InferRequest, found: &[InferOutput], at: Instant) {
     outputs(request, found);
     ended(request, at);
 }
 
-/// These came of a request that was answered by steps.
+/// Records the outputs of a request that was answered by steps.
 pub(crate) fn outputs(request: &InferRequest, outputs: &[InferOutput]) {
     if let Some(traced) = &request.traced {
         traced.outputs(outputs.iter().map(InferOutput::named));
     }
 }
 
-/// A request that was answered by steps is over.
+/// Records the end of a request that was answered by steps.
 pub(crate) fn ended(request: &InferRequest, at: Instant) {
     if let Some(traced) = &request.traced {
         traced.ended(at);
     }
 }
 
-/// A request has failed without an answer from an instance.
+/// Records a request that failed without an answer from an instance.
 pub(crate) fn failed(traced: Option<&Traced>, error: &InferError, at: Instant) {
     if let Some(traced) = traced {
         traced.failed(reason(error));
@@ -72,7 +72,7 @@ pub(crate) fn failed(traced: Option<&Traced>, error: &InferError, at: Instant) {
     }
 }
 
-/// What a trace says of a failure. Nobody is told that a request was cancelled, so that has no words.
+/// Returns the failure text of a trace. The error of a cancelled request is never sent, so its text is empty.
 fn reason(error: &InferError) -> &str {
     if error.message.is_empty() { "cancelled" } else { &error.message }
 }

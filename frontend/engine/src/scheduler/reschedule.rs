@@ -1,5 +1,5 @@
-//! Requests that their backend wants executed once more: steps of iterative sequences. One whose reader is behind is held
-//! until it has caught up, so that the batch of the others does not have to wait for it.
+//! Requests that their backend reschedules, that is, steps of iterative sequences. A request whose reader is behind is held until
+//! the reader has caught up, so that the batch of the others does not wait for it.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use super::{Driver, InFlight, Request, State, request_trace};
 use crate::wire::Part;
 use pharos_os::clock;
 
-/// Triton's.
+/// Triton's text.
 const NOT_ITERATIVE: &str = "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not \
                              configured to handle such a flag.";
 
 impl Driver {
-    /// Queues the requests of a batch again that its backend has rescheduled, before the scheduler hears that the batch is
-    /// done; padding takes their places. Those that cannot be are among the batch's failed requests then.
+    /// Queues the rescheduled requests of a batch before the scheduler is notified that the batch is done, and replaces them by
+    /// padding. Requests that cannot be rescheduled are added to the batch's failed requests.
     pub(super) fn reschedule(&self, state: &mut State, batch: &mut InFlight, done: &mut Done, now: Instant) {
         for position in std::mem::take(&mut done.rescheduled) {
             let has_failed = done.error.is_some() || done.failed.iter().any(|(failed, _)| *failed == position);
@@ -54,13 +54,13 @@ impl Driver {
 }
 
 impl Driver {
-    /// The reader of a request that was held has caught up.
+    /// Resumes a held request whose reader has caught up.
     pub(super) fn resume(&self, id: RequestId) {
         self.turn(clock::now(), |state| state.scheduler.resume(id));
     }
 }
 
-/// What the batch's outputs are taken apart by in the place of a request: its shapes, without its data.
+/// Returns a placeholder for splitting the batch's outputs: the request's shapes without its data.
 pub(super) fn stand_in(part: &Part) -> Arc<Part> {
     let input = |input: &InferInput| {
         let Tensor { datatype, shape, .. } = &input.tensor;

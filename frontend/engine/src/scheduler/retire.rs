@@ -1,4 +1,4 @@
-//! What goes while the rest goes on: an instance that gets no more batches, a driver whose sequences come to their ends.
+//! Retires instances and waits for the sequences of a driver.
 
 use pharos::id::{CorrelationId, InstanceId};
 
@@ -6,13 +6,13 @@ use super::{Driver, Member};
 use pharos_os::clock;
 
 impl Driver {
-    /// The instance gets no more batches, or no more sequences; those that it has go on to their ends.
+    /// Stops sending new batches or sequences to an instance; its current ones continue to their ends.
     pub(crate) fn retire(&self, instance: InstanceId) {
         let now = clock::now();
         self.turn(now, |state| state.scheduler.instance_closing(instance, now));
     }
 
-    /// Whether nothing of an instance that was retired goes on any more; then the driver has forgotten the instance.
+    /// Returns whether a retired instance has finished its work; if so, removes it from the driver.
     pub(crate) fn is_retired(&self, instance: InstanceId) -> bool {
         let now = clock::now();
         let mut retired = false;
@@ -27,18 +27,18 @@ impl Driver {
         retired
     }
 
-    /// Whether sequences have begun on an instance and not ended.
+    /// Returns whether an instance has running sequences.
     pub(crate) fn has_sequences_on(&self, instance: InstanceId) -> bool {
         self.lock().scheduler.has_sequences_on(instance)
     }
 
-    /// Whether an instance has batches that are not answered.
+    /// Returns whether an instance has unanswered batches.
     #[cfg(test)]
     pub(crate) fn is_executing(&self, instance: InstanceId) -> bool {
         self.lock().members.get(&instance).is_some_and(|member| !member.is_idle())
     }
 
-    /// Whether a sequence of this id has begun and not ended.
+    /// Returns whether a sequence with this id is running.
     pub(crate) fn has_sequence(&self, id: &CorrelationId) -> bool {
         self.lock().scheduler.has_sequence(id)
     }

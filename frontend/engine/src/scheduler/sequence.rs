@@ -1,5 +1,5 @@
-//! Batches of models with sequences: places without a request are padding, which the worker executes like the others and
-//! nobody is answered for.
+//! Batches of models with sequences. Slots without a request are filled with padding, which the worker executes and no client
+//! reads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -21,27 +21,27 @@ use super::{Driver, Effects, InFlight, Request, State};
 use crate::wire::Part;
 use pharos_os::clock;
 
-/// The request that padding stands for.
+/// The id of padding.
 const PADDING: RequestId = RequestId(u64::MAX);
 
-/// Bytes of an empty element of a BYTES tensor.
+/// The length in bytes of an empty element of a BYTES tensor.
 const EMPTY_ELEMENT: u64 = 4;
 
 impl InFlight {
-    /// How many requests there are, without padding.
+    /// Returns the number of requests without padding.
     pub(super) fn count(&self) -> i64 {
         self.requests.iter().filter(|(_, request)| !request.part.padding).count() as i64
     }
 }
 
 impl Request {
-    /// A request that fills a place beside `like`, and that nobody waits for.
+    /// Creates padding with the given part.
     pub(super) fn padding(part: Arc<Part>) -> (RequestId, Self) {
         (PADDING, Self { part, reply: Reply::One(oneshot::channel().0), retried: false, miss: None })
     }
 }
 
-/// A request of zeros, with the shapes of another.
+/// Creates a request of zeros with the shapes of another.
 fn zeros(like: &Part) -> Arc<Part> {
     let input = |input: &InferInput| {
         let Tensor { datatype, shape, data } = &input.tensor;
@@ -53,7 +53,7 @@ fn zeros(like: &Part) -> Arc<Part> {
         InferInput { name: input.name.clone(), tensor }
     };
     let inputs = like.request.inputs.iter().map(input).collect();
-    // Nobody's memory is written for padding.
+    // Padding is never written into client memory.
     let output = |output: &RequestedOutput| RequestedOutput { region: None, ..output.clone() };
     let outputs = like.request.outputs.iter().map(output).collect();
     let request = InferRequest { inputs, outputs, ..InferRequest::default() };
@@ -91,42 +91,42 @@ impl Driver {
         self.book(state, effects, (instance, now), NewBatch { requests, steps });
     }
 
-    /// Whether the model's requests belong to sequences: then none is sent twice.
+    /// Returns whether the model's requests belong to sequences, so that none is sent twice.
     pub(super) fn has_sequences(&self) -> bool {
         matches!(self.config.scheduling, Scheduling::Sequence(_))
     }
 
-    /// Whether each of its requests is a sequence of its own.
+    /// Returns whether each request is a separate sequence.
     pub(super) fn is_iterative(&self) -> bool {
         matches!(self.config.scheduling, Scheduling::Sequence(SequenceBatching { iterative: true, .. }))
     }
 
-    /// What there is of sequences, for a model with them; and since this was last asked: how many were evicted for idleness,
-    /// how many requests refused for their START flag, how many sequences begun anew by it.
+    /// Returns the sequence counts of a model with sequences, and since the last call the numbers of sequences evicted for
+    /// idleness, of requests refused for their START flag, and of sequences restarted by it.
     pub(crate) fn sequences(&self) -> Option<(SequenceCounts, [u64; 3])> {
         let now = self.lock().scheduler.sequences()?;
-        let new = |told: &AtomicU64, count: u64| count.saturating_sub(told.fetch_max(count, Ordering::Relaxed));
-        let [evicted, refused, restarted] = &self.sequences_told;
+        let new = |known: &AtomicU64, count: u64| count.saturating_sub(known.fetch_max(count, Ordering::Relaxed));
+        let [evicted, refused, restarted] = &self.sequences_recorded;
         let counts = [new(evicted, now.idle_evicted), new(refused, now.start_errors), new(restarted, now.restarts)];
         Some((now, counts))
     }
 
-    /// Ends the sequence with this id when the requests that it has are done.
+    /// Ends the sequence with this id after its current requests.
     pub(crate) fn end_sequence(&self, id: &CorrelationId) {
         let now = clock::now();
         self.turn(now, |state| state.scheduler.end_sequence(id, now));
     }
 
-    /// Says that a sequence was begun anew while it was active; at most once a second, since any client can do that.
+    /// Logs that an active sequence was restarted; at most once a second, since any client can cause it.
     pub(super) fn tell_restarted(&self, sequence: &CorrelationId) {
-        let held = self.restarts_said.lock().unwrap_or_else(PoisonError::into_inner).pass(clock::now());
+        let held = self.restarts_logged.lock().unwrap_or_else(PoisonError::into_inner).pass(clock::now());
         let Some(held) = held else { return };
         let id = shortened(sequence.to_string().as_bytes());
-        let more = if held > 0 { format!(" (and {held} more since the last such message)") } else { String::new() };
+        let more = if held > 0 { format!(" (and {held} more since the last message)") } else { String::new() };
         tracing::warn!(
             model = %self.model,
-            "sequence {id} was active and was begun anew with the START flag: requests of the old one that wait are \
-             executed first{more}"
+            "the START flag restarted the active sequence {id}; waiting requests of the old sequence are executed \
+             first{more}"
         );
     }
 }

@@ -1,19 +1,19 @@
-//! A model's configuration as the settings of its scheduler.
+//! Derives the settings of a scheduler from a model's configuration.
 
 use pharos::model::{self, ModelConfig, Scheduling, SequenceBatching};
 use pharos::scheduler::{QueuePolicy, SequenceSettings, SequenceStrategy, Settings, TimeoutAction};
 
-/// Holds the scheduler back until this many requests wait, so that tests can form batches at will (Triton's name).
+/// Delays the scheduler until this many requests wait, so that tests can control batches (Triton's name).
 const DELAY_VARIABLE: &str = "TRITONSERVER_DELAY_SCHEDULER";
 
-/// Holds it back, too, until this many requests wait in sequences without a slot (Triton's name).
+/// Delays the scheduler until this many requests wait in sequences without a slot (Triton's name).
 const BACKLOG_VARIABLE: &str = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER";
 
 fn variable(name: &str) -> Option<usize> {
     std::env::var(name).ok().and_then(|count| count.parse().ok())
 }
 
-/// The settings for a model.
+/// Returns the scheduler settings of a model.
 pub(crate) fn of(config: &ModelConfig) -> Settings {
     let batching = match &config.scheduling {
         Scheduling::Dynamic(batching) => batching,

@@ -1,9 +1,9 @@
-//! Requests of decoupled models: each is answered through a bounded channel, any number of times, while its batch is
-//! executed. A worker may have [`CREDITS`] responses of a request under way; they come back to it as the reader takes the
-//! responses, so that a reader who does not read costs that much memory and no more.
+//! Requests of decoupled models. Each is answered through a bounded channel, any number of times, while its batch is executed. A
+//! worker may have [`CREDITS`] unread responses of a request; credit returns to it as the reader takes responses. The memory of a
+//! reader that does not read is thus bounded.
 //!
-//! A request is complete when its last response is there, with the statistics of a request that succeeded or failed; its
-//! place in the instance is free when the whole batch is done.
+//! A request is complete with its last response, and counts then as succeeded or failed. Its place in the instance becomes free
+//! when the whole batch is done.
 
 use std::collections::hash_map::Entry;
 use std::io;
@@ -25,18 +25,18 @@ use super::{Answer, Driver, Request, State, lost, request_trace, ticket};
 use crate::wire::{Part, SharedLink};
 use pharos_os::clock;
 
-/// How far the responses of a request and their reader are, over all the batches that it is in, one after the other.
+/// The progress of a request's responses and of their reader, across all consecutive batches of the request.
 #[derive(Default)]
 pub(super) struct Flow {
-    /// Responses that have come and cost credit.
+    /// The number of received responses that use credit.
     sent: AtomicU64,
-    /// How many of them the worker knows, or will be told, to have been taken.
+    /// The number of them that were taken, as the worker knows or will be notified.
     taken: AtomicU64,
-    /// When that changed last, nanoseconds of the clock of all stamps.
-    paid_at: AtomicU64,
-    /// The request is held until its reader has caught up.
+    /// The last change of `taken`, in nanoseconds of the stamps' clock.
+    taken_at: AtomicU64,
+    /// Whether the request is held until its reader has caught up.
     held: AtomicBool,
-    /// Who has to be told: the instance that executes the request or did so last. Held to look at it only.
+    /// The instance to notify: the one that executes or last executed the request. Locked only to read or replace it.
     position: Mutex<Option<BatchPosition>>,
 }
 
@@ -49,30 +49,30 @@ pub(super) struct BatchPosition {
 }
 
 impl Flow {
-    fn unpaid(&self) -> u64 {
+    fn outstanding(&self) -> u64 {
         self.sent.load(Ordering::Relaxed).saturating_sub(self.taken.load(Ordering::SeqCst))
     }
 
-    /// Counts responses as taken, and tells the worker. The position is read after the sum has changed, so a batch that was
-    /// made with the old sum is always seen: see [`Flow::tell_since`].
-    fn pay(&self, responses: u64) {
+    /// Counts responses as taken and notifies the worker. The position is read after the sum has changed, so a batch built with
+    /// the old sum is always notified: see [`Flow::tell_since`].
+    fn mark_taken(&self, responses: u64) {
         let taken = self.taken.fetch_add(responses, Ordering::SeqCst) + responses;
-        self.paid_at.store(clock::now().0, Ordering::Relaxed);
+        self.taken_at.store(clock::now().0, Ordering::Relaxed);
         if let Some(position) = &*self.position() {
             position.tell(taken);
         }
     }
 
-    /// How far it is, for the batch that is about to be sent.
+    /// Returns the progress for the batch that is about to be sent.
     pub(super) fn resumed(&self, request: u32) -> Resumed {
         Resumed { request, sent: self.sent.load(Ordering::Relaxed), taken: self.taken.load(Ordering::SeqCst) }
     }
 
-    /// Tells the batch that has been sent what was taken since [`Flow::resumed`]: if the worker was told before it had the
-    /// batch, it has not listened. Sums may be told twice.
-    pub(super) fn tell_since(&self, told: &Resumed) {
+    /// Notifies the worker of responses taken after [`Flow::resumed`]: notifications that it got before the batch were lost. Sums
+    /// may be sent twice.
+    pub(super) fn tell_since(&self, resumed: &Resumed) {
         let taken = self.taken.load(Ordering::SeqCst);
-        if let Some(position) = self.position().as_ref().filter(|_| taken != told.taken) {
+        if let Some(position) = self.position().as_ref().filter(|_| taken != resumed.taken) {
             position.tell(taken);
         }
     }
@@ -83,7 +83,7 @@ impl Flow {
 }
 
 impl BatchPosition {
-    /// Tells the worker how many responses have been taken; 0 only wakes it up.
+    /// Notifies the worker of the number of taken responses; 0 only wakes it.
     pub(super) fn tell(&self, taken: u64) {
         let &Self { ref link, batch, request } = self;
         let released = link.arenas.outputs.take_released();
@@ -91,47 +91,47 @@ impl BatchPosition {
     }
 }
 
-/// A response on its way to the reader.
+/// A response in the channel to the reader.
 struct Item {
     streamed: Streamed,
     costs_credit: bool,
 }
 
-/// Who waits for the answers of a request.
+/// The receiver of a request's answers.
 pub(super) enum Reply {
-    /// An ordinary model's request: one answer.
+    /// An ordinary model's request, with one answer.
     One(oneshot::Sender<Answer>),
-    /// A decoupled model's.
+    /// A decoupled model's request.
     Many(Box<Sink>),
 }
 
 /// The driver's end of a request's responses.
 pub(super) struct Sink {
-    /// Gone with the last response.
+    /// `None` after the last response.
     sender: Option<mpsc::Sender<Item>>,
     flow: Arc<Flow>,
-    /// How many there were.
+    /// The number of responses so far.
     count: u64,
-    /// When the worker ended the latest.
+    /// When the worker ended the latest one.
     latest_end: Instant,
 }
 
 impl Reply {
-    /// The only or the last answer. A client that has gone away does not take it.
+    /// Sends the only or last answer. If the client has disconnected, it is dropped.
     pub(super) fn send(self, answer: Answer) {
         match self {
             Self::One(reply) => drop(reply.send(answer)),
             Self::Many(sink) => {
                 let item = Item { streamed: Streamed { answer, last: true, empty: false }, costs_credit: false };
                 if let Some(sender) = sink.sender {
-                    // There is always room for what ends a request.
+                    // The channel always has room for the end of a request.
                     let _ = sender.try_send(item);
                 }
             }
         }
     }
 
-    /// Whether nobody waits any more.
+    /// Returns whether the reader is gone.
     pub(super) fn is_closed(&self) -> bool {
         match self {
             Self::One(reply) => reply.is_closed(),
@@ -139,56 +139,56 @@ impl Reply {
         }
     }
 
-    /// Whether a response has left: then the request cannot be executed again.
+    /// Returns whether a response was sent, so that the request cannot be executed again.
     pub(super) fn has_begun(&self) -> bool {
         matches!(self, Self::Many(sink) if sink.count > 0)
     }
 
-    /// Whether the last response has left.
+    /// Returns whether the last response was sent.
     pub(super) fn has_ended(&self) -> bool {
         matches!(self, Self::Many(sink) if sink.sender.is_none())
     }
 
-    /// Whether its reader has so much to take that another response would have to wait. If so, the request is to be held,
-    /// and [`Responses::poll_next`] resumes it.
+    /// Returns whether another response would have to wait for the reader. If so, the request is held until
+    /// [`Responses::poll_next`] resumes it.
     pub(super) fn is_behind(&self) -> bool {
         let Self::Many(sink) = self else { return false };
         sink.flow.held.store(true, Ordering::SeqCst);
-        // Asked for after it was marked: a reader who pays in between either sees the mark or is seen here.
-        let behind = sink.flow.unpaid() >= CREDITS.into();
+        // Read after setting the mark: a concurrent reader either finds the mark, or its update is found here.
+        let behind = sink.flow.outstanding() >= CREDITS.into();
         behind || !sink.flow.held.swap(false, Ordering::SeqCst)
     }
 
-    /// It is in a batch of this instance now. Gives its flow if it has had responses that cost credit.
+    /// Records the position in a batch of this instance. Returns the flow if responses have used credit.
     pub(super) fn placed(&self, link: &SharedLink, batch: u64, request: u32) -> Option<Arc<Flow>> {
         let Self::Many(sink) = self else { return None };
         *sink.flow.position() = Some(BatchPosition { link: link.clone(), batch, request });
         (sink.flow.sent.load(Ordering::Relaxed) > 0).then(|| sink.flow.clone())
     }
 
-    /// When its worker or its reader moved on last; `None` while the worker has to wait for the reader.
+    /// Returns when the worker or the reader last made progress; `None` while the worker has to wait for the reader.
     pub(super) fn moved_at(&self) -> Option<Instant> {
         let Self::Many(sink) = self else { return Some(Instant(0)) };
-        let waits = sink.sender.is_some() && sink.flow.unpaid() >= CREDITS.into();
-        (!waits).then(|| Instant(sink.flow.paid_at.load(Ordering::Relaxed)).max(sink.latest_end))
+        let waits = sink.sender.is_some() && sink.flow.outstanding() >= CREDITS.into();
+        (!waits).then(|| Instant(sink.flow.taken_at.load(Ordering::Relaxed)).max(sink.latest_end))
     }
 }
 
-/// The responses to one request of a decoupled model. Dropped before the last of them, it cancels the request.
+/// The responses to one request of a decoupled model. Dropping it before the last one cancels the request.
 pub(crate) struct Responses {
     driver: Arc<Driver>,
     id: RequestId,
     receiver: mpsc::Receiver<Item>,
     flow: Arc<Flow>,
-    /// The response that was given out last cost credit: who asks for the next has taken it.
+    /// Whether the response that was returned last used credit; polling again means that it was taken.
     given: bool,
-    /// Taken since credit was given.
+    /// The number of responses taken since credit was last returned.
     taken: u64,
     ended: bool,
 }
 
 impl Responses {
-    /// The next response; `None` after the last.
+    /// Returns the next response, or `None` after the last.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
         if self.ended {
             return Poll::Ready(None);
@@ -196,7 +196,7 @@ impl Responses {
         if std::mem::take(&mut self.given) {
             self.taken += 1;
             if self.taken >= u64::from(CREDITS / 2) {
-                self.flow.pay(std::mem::take(&mut self.taken));
+                self.flow.mark_taken(std::mem::take(&mut self.taken));
                 if self.flow.held.swap(false, Ordering::SeqCst) {
                     self.driver.resume(self.id);
                 }
@@ -219,17 +219,17 @@ impl Drop for Responses {
     }
 }
 
-/// A response that has come, and to whom it goes.
+/// A received response with its destination.
 struct Arrival {
     part: Arc<Part>,
     sender: mpsc::Sender<Item>,
-    /// The responses before it.
+    /// The number of earlier responses.
     number: u64,
-    /// When the worker began with it.
+    /// When the worker started it.
     since: Instant,
 }
 
-/// What kind of response it is.
+/// The properties of a response.
 struct Kind {
     stamps: ComputeStamps,
     last: bool,
@@ -237,8 +237,8 @@ struct Kind {
 }
 
 impl State {
-    /// Finds the request that a response is for, and books it. `Err` for a response that cannot be, `Ok(None)` for one
-    /// of a batch that is not known any more.
+    /// Finds the request of a response and books it. Returns an error for an invalid response, and `Ok(None)` for a batch that is
+    /// no longer known.
     fn book(&mut self, instance: InstanceId, frame: &wire::Response) -> Result<Option<ReceivedResponse>, &'static str> {
         let Some(member) = self.members.get_mut(&instance) else { return Ok(None) };
         let place = (frame.batch, frame.request);
@@ -265,19 +265,19 @@ impl State {
     }
 }
 
-/// A response, and to whom it goes.
+/// A response with its destination.
 enum ReceivedResponse {
-    /// One of any number.
+    /// One of any number of responses.
     Streamed(Arrival),
-    /// The only one.
+    /// The only response.
     Single((RequestId, Request)),
 }
 
 impl Sink {
-    /// Books a response that a worker has sent.
+    /// Books a response of a worker.
     fn take(&mut self, part: Arc<Part>, frame: &wire::Response) -> Result<Arrival, &'static str> {
-        if costs_credit(frame) && self.flow.unpaid() >= CREDITS.into() {
-            return Err("more responses than their readers have asked for");
+        if costs_credit(frame) && self.flow.outstanding() >= CREDITS.into() {
+            return Err("more responses than its credit allows");
         }
         self.flow.sent.fetch_add(u64::from(costs_credit(frame)), Ordering::Relaxed);
         self.book(part, frame.stamps, frame.last).ok_or("a response after the last one")
@@ -292,7 +292,7 @@ impl Sink {
     }
 }
 
-/// What only ends a request needs no room of its own.
+/// A response that only ends a request uses no credit.
 fn costs_credit(frame: &wire::Response) -> bool {
     !(frame.last && (frame.empty || frame.error.is_some()))
 }
@@ -318,10 +318,10 @@ impl Driver {
         Responses { driver: self.clone(), id, receiver, flow, given: false, taken: 0, ended: false }
     }
 
-    /// A worker has sent a response of a batch that goes on.
+    /// Handles a response of a batch that is still running.
     ///
     /// # Errors
-    /// It breaks the protocol: the worker is not to be trusted any more.
+    /// The worker violates the protocol and must be replaced.
     pub(crate) fn response(&self, instance: InstanceId, link: &SharedLink, frame: wire::Response) -> io::Result<()> {
         let booked = self.lock().book(instance, &frame);
         let arrival = match booked.map_err(io::Error::other)? {
@@ -345,16 +345,16 @@ impl Driver {
         Ok(())
     }
 
-    /// Gives back what a response holds that nobody reads.
+    /// Releases the memory of a response that has no reader.
     pub(crate) fn discard(&self, link: &SharedLink, frame: &wire::Response) {
         for block in frame.outputs.iter().filter(|block| !block.placed && block.lent.is_none()) {
             drop(link.arenas.outputs.take(block.offset, block.len));
         }
-        // Whatever else it sends of this request will be taken as well.
+        // Grants unlimited credit for further responses to this request, which are discarded too.
         BatchPosition { link: link.clone(), batch: frame.batch, request: frame.request }.tell(u64::MAX);
     }
 
-    /// Records a response, and sends it to its reader.
+    /// Records a response and sends it to its reader.
     fn pass_on(&self, arrival: Arrival, mut answer: Answer, kind: &Kind, costs_credit: bool) {
         let Arrival { part, sender, number, since } = arrival;
         let &Kind { stamps, last, empty } = kind;
@@ -380,11 +380,11 @@ impl Driver {
             self.record_one(&part, &answer, &timeline);
         }
         let item = Item { streamed: Streamed { answer, last, empty }, costs_credit };
-        // Room is what credit stands for; a client that has gone away does not take its response.
+        // Credit guarantees room in the channel; a send fails only if the client has disconnected.
         let _ = sender.try_send(item);
     }
 
-    /// A batch of streams is done: those that have had no last response are ended by what the batch as a whole has given.
+    /// Ends the streams of a finished batch: requests without a last response end with the result of the batch.
     pub(super) fn finish_streams(
         &self,
         requests: Vec<(RequestId, Request)>,
@@ -398,7 +398,7 @@ impl Driver {
         for ((_, request), answer) in requests.into_iter().zip(answers) {
             let Reply::Many(mut sink) = request.reply else { continue };
             let empty = answer.is_ok() && (sink.count > 0 || done.outputs.is_empty());
-            // What a client that has gone away would have had is not known.
+            // For a disconnected client it is unknown whether more responses would have followed.
             let given_up = empty && sink.sender.as_ref().is_some_and(mpsc::Sender::is_closed);
             let answer = if given_up { Err(InferError::cancelled()) } else { answer };
             if let Some(arrival) = sink.book(request.part, done.stamps, true) {
@@ -417,7 +417,7 @@ impl Driver {
     }
 }
 
-/// A response without outputs.
+/// Returns the response without outputs.
 fn bare(response: InferResponse) -> InferResponse {
     InferResponse { outputs: Vec::new(), parameters: Vec::new(), ..response }
 }

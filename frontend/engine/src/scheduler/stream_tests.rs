@@ -1,4 +1,4 @@
-//! A driver whose worker is the test: it holds the other end of the socket and says what it likes.
+//! A driver whose worker is the test, which holds the other end of the socket.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -49,12 +49,12 @@ async fn world_of(config: &str) -> World {
     ours.set_nonblocking(true).unwrap();
     worker.set_nonblocking(true).unwrap();
     let ours = UnixStream::from_std(ours).unwrap();
-    // From now on what is sent is there at once.
+    // After this, sent bytes arrive immediately.
     ours.writable().await.unwrap();
     let (arenas, _, _) = memory::create().unwrap();
     let (ring, _, _) = Ring::create("m_0").unwrap();
-    let (told, _) = StdStream::pair().unwrap();
-    let link = Arc::new(Link::new(ours, told.into(), (arenas, ring)));
+    let (regions, _) = StdStream::pair().unwrap();
+    let link = Arc::new(Link::new(ours, regions.into(), (arenas, ring)));
     driver.instance_ready(INSTANCE, link.clone());
     World { driver, link, worker }
 }
@@ -73,7 +73,7 @@ impl World {
         (request, checked)
     }
 
-    /// What the worker has been sent since it was asked last.
+    /// Returns the frames that were sent to the worker since the last call.
     fn sent(&mut self) -> Vec<ToWorker> {
         let mut bytes = Vec::new();
         let _ = self.worker.read_to_end(&mut bytes);
@@ -96,7 +96,7 @@ impl World {
         self.driver.batch_done(INSTANCE, &self.link, done);
     }
 
-    /// The first request of a batch goes on.
+    /// Finishes a batch whose first request is deferred.
     fn open(&self, batch: u64) {
         let done = Done { open: vec![0], ..done(batch) };
         self.driver.batch_done(INSTANCE, &self.link, done);
@@ -107,7 +107,7 @@ impl World {
     }
 }
 
-/// One byte of output of the first request of batch 0.
+/// Returns a response with one byte of output for the first request of batch 0.
 fn response() -> wire::Response {
     wire::Response {
         batch: 0,
@@ -139,7 +139,7 @@ fn last() -> wire::Response {
     wire::Response { outputs: Vec::new(), last: true, empty: true, ..response() }
 }
 
-/// A batch without outputs.
+/// Returns the end of a batch without outputs.
 fn done(batch: u64) -> Done {
     let (failed, outputs, parameters, rescheduled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (open, held) = (Vec::new(), false);
@@ -159,19 +159,19 @@ fn credits(frames: &[ToWorker]) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn credit_goes_back_as_the_reader_takes_responses() {
+async fn credit_returns_as_the_reader_takes_responses() {
     let mut world = world().await;
     let mut responses = world.ask();
     assert!(matches!(world.sent().as_slice(), [ToWorker::Execute(execute)] if execute.batch == 0));
     for _ in 0..CREDITS {
         world.say(response()).unwrap();
     }
-    // The worker has to wait: it does not count as executing, however long that takes.
+    // The worker has to wait, so it does not count as executing.
     assert_eq!(world.driver.executing_since(INSTANCE), None);
     for _ in 0..CREDITS / 2 {
         assert!(next(&mut responses).await.unwrap().answer.is_ok());
     }
-    assert_eq!(credits(&world.sent()), Vec::<u64>::new(), "the last one given out may not have been taken");
+    assert_eq!(credits(&world.sent()), Vec::<u64>::new(), "the last returned response may not have been taken");
     assert!(!next(&mut responses).await.unwrap().last);
     assert_eq!(credits(&world.sent()), [u64::from(CREDITS / 2)]);
     assert!(world.driver.executing_since(INSTANCE).is_some());
@@ -188,12 +188,12 @@ async fn credit_goes_back_as_the_reader_takes_responses() {
     let first = statistics.response_stats["0"];
     assert_eq!((first.success.count, first.success.ns, first.compute_infer.ns, first.compute_output.ns), (1, 6, 5, 1));
     let second = statistics.response_stats["1"];
-    assert_eq!((second.success.ns, second.compute_infer.ns), (0, 0), "from the end of the response before");
+    assert_eq!((second.success.ns, second.compute_infer.ns), (0, 0), "measured from the end of the previous response");
     assert_eq!(statistics.response_stats[&CREDITS.to_string()].empty_response.count, 1);
 }
 
 #[tokio::test]
-async fn what_breaks_the_protocol_is_refused() {
+async fn protocol_violations_are_refused() {
     let world = world().await;
     let refused = |response| world.say(response).unwrap_err().to_string();
     let mut responses = world.ask();
@@ -202,7 +202,7 @@ async fn what_breaks_the_protocol_is_refused() {
     for _ in 0..CREDITS {
         world.say(response()).unwrap();
     }
-    assert!(refused(response()).contains("more responses than their readers have asked for"));
+    assert!(refused(response()).contains("more responses than its credit allows"));
     world.say(last()).unwrap();
     assert!(refused(last()).contains("a response after the last one"));
     let wrong = OutputBlock {
@@ -220,18 +220,18 @@ async fn what_breaks_the_protocol_is_refused() {
     let mut responses = world.ask();
     world.say(wire::Response { batch: 1, outputs: vec![wrong], ..response() }).unwrap();
     let error = next(&mut responses).await.unwrap().answer.unwrap_err();
-    assert!(error.message.contains("there is no output 9"), "{error}");
+    assert!(error.message.contains("output 9 does not exist"), "{error}");
 }
 
 #[tokio::test]
-async fn who_drops_the_responses_cancels_the_request() {
+async fn dropping_the_responses_cancels_the_request() {
     let mut world = world().await;
     let responses = world.ask();
     world.say(response()).unwrap();
     world.sent();
     drop(responses);
-    assert_eq!(credits(&world.sent()), [0], "a worker that waits is woken up");
-    assert_ne!(world.link.arenas.inputs.flag_words(), 0, "and finds the flag");
+    assert_eq!(credits(&world.sent()), [0], "a waiting worker is woken");
+    assert_ne!(world.link.arenas.inputs.flag_words(), 0, "the worker finds the flag");
     world.say(response()).unwrap();
     world.done(0, None);
     assert_eq!(world.statistics().inference_stats.fail.count, 1);
@@ -239,7 +239,7 @@ async fn who_drops_the_responses_cancels_the_request() {
 }
 
 #[tokio::test]
-async fn a_lost_instance_is_an_error_in_a_stream_that_has_begun_and_a_retry_in_one_that_has_not() {
+async fn a_lost_instance_fails_started_streams_and_retries_others() {
     let mut world = world().await;
     let (mut begun, mut waiting) = (world.ask(), world.ask());
     world.say(response()).unwrap();
@@ -251,7 +251,7 @@ async fn a_lost_instance_is_an_error_in_a_stream_that_has_begun_and_a_retry_in_o
     world.sent();
     world.driver.instance_ready(INSTANCE, world.link.clone());
     assert!(matches!(world.sent().as_slice(), [ToWorker::Execute(execute)] if execute.batch == 1));
-    // Lost again before its first response, it is tried once more; the third time it fails.
+    // Lost again before its first response, it is retried once more; the third time it fails.
     world.driver.instance_lost(INSTANCE);
     world.driver.instance_ready(INSTANCE, world.link.clone());
     assert!(matches!(world.sent().as_slice(), [ToWorker::Execute(execute)] if execute.batch == 2));
@@ -274,7 +274,7 @@ async fn a_batch_that_fails_ends_its_streams() {
 }
 
 #[tokio::test]
-async fn a_request_goes_on_while_the_instance_executes_others() {
+async fn a_deferred_request_continues_while_the_instance_executes_others() {
     let mut world = world().await;
     let mut first = world.ask();
     world.open(0);
@@ -287,23 +287,23 @@ async fn a_request_goes_on_while_the_instance_executes_others() {
     world.say(response()).unwrap();
     assert!(next(&mut first).await.unwrap().answer.is_ok());
     drop(second);
-    let told = world.sent();
-    assert!(told.contains(&ToWorker::GivenUp(1, 0)), "{told:?}");
+    let sent = world.sent();
+    assert!(sent.contains(&ToWorker::GivenUp(1, 0)), "{sent:?}");
     world.say(last()).unwrap();
     assert!(next(&mut first).await.unwrap().last);
     assert!(next(&mut first).await.is_none());
     world.say(wire::Response { batch: 1, ..last() }).unwrap();
     assert_eq!((world.driver.unanswered(), world.driver.is_executing(INSTANCE)), (0, false));
-    // It is known no more.
+    // The request is no longer known.
     world.say(last()).unwrap();
     let statistics = world.statistics();
     let inferences = &statistics.inference_stats;
-    // That its reader had gone does not make what the model has answered to the end a failure.
+    // A request that the model has answered completely is no failure, even if its reader has gone.
     assert_eq!((inferences.success.count, inferences.fail.count, statistics.execution_count), (2, 0, 2));
 }
 
 #[tokio::test]
-async fn the_one_answer_of_a_request_may_come_after_its_batch() {
+async fn the_only_answer_of_a_request_may_follow_its_batch() {
     let world = world_of(&CONFIG.replace("decoupled: true", "decoupled: false")).await;
     let (request, checked) = world.request();
     let driver = world.driver.clone();
@@ -322,7 +322,7 @@ async fn the_one_answer_of_a_request_may_come_after_its_batch() {
 }
 
 #[tokio::test]
-async fn what_goes_on_is_lost_with_its_instance() {
+async fn deferred_requests_are_lost_with_their_instance() {
     let world = world().await;
     let mut responses = world.ask();
     world.open(0);

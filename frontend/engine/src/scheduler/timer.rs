@@ -1,7 +1,7 @@
-//! Wakes drivers at points in time, with the precision of the system's high-resolution timers.
+//! Wakes drivers at deadlines, with the precision of the system's high-resolution timers.
 //!
-//! Queue delays are often a few hundred microseconds, finer than the runtime's timer (1 ms), so one thread waits for the
-//! earliest deadline of all models and runs the driver's turn itself; large batches are copied elsewhere.
+//! Queue delays are often a few hundred microseconds, finer than the runtime's timer (1 ms). One thread therefore waits for the
+//! earliest deadline of all models and runs the driver's turn itself, except for copying large batches.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,22 +13,22 @@ use tokio::runtime::Handle;
 use super::Driver;
 use pharos_os::clock;
 
-/// The alarm clock that all drivers share.
+/// The timer that all drivers share.
 pub(crate) struct Timer {
     alarms: Mutex<Alarms>,
     changed: Condvar,
-    /// For what would take long on the timer's thread.
+    /// Runs work that would block the timer's thread for long.
     runtime: Option<Handle>,
 }
 
-/// By time, and for equal times by driver; each driver has one at most.
+/// Ordered by time, then by driver; each driver has at most one alarm.
 type Alarms = BTreeMap<(Instant, usize), Weak<Driver>>;
 
 impl Timer {
     /// Starts the thread.
     ///
     /// # Errors
-    /// No thread could be started.
+    /// The thread cannot be started.
     pub(crate) fn start() -> std::io::Result<Arc<Self>> {
         let runtime = Handle::try_current().ok();
         let timer = Arc::new(Self { alarms: Mutex::default(), changed: Condvar::new(), runtime });
@@ -41,7 +41,7 @@ impl Timer {
         Ok(timer)
     }
 
-    /// Calls the driver once, at `at` or as soon after it as the system allows, instead of at the time `overtaken`.
+    /// Schedules one call of the driver at `at`, and removes its alarm at the time `overtaken`.
     pub(crate) fn arm(&self, at: Instant, overtaken: Option<Instant>, driver: Weak<Driver>) {
         let number = driver.as_ptr().addr();
         let mut alarms = self.lock();
@@ -55,12 +55,12 @@ impl Timer {
         }
     }
 
-    /// Where work can go that would take long on the timer's thread.
+    /// Returns the runtime for work that would block the timer's thread for long.
     pub(super) fn runtime(&self) -> Option<&Handle> {
         self.runtime.as_ref()
     }
 
-    /// Waits for the earliest alarm (a second at most, so that a dropped timer's thread ends) and calls its driver.
+    /// Waits for the earliest alarm (at most a second, so that the thread of a dropped timer ends) and calls its driver.
     fn wait_and_fire(&self) {
         let mut alarms = self.lock();
         let wait = alarms.first_key_value().map_or(Duration::from_secs(1), |((at, _), _)| *at - clock::now());

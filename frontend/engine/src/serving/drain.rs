@@ -1,4 +1,4 @@
-//! The end of all models: what has begun is finished, then the workers are ended.
+//! Shutdown of all models: finishes what has begun, then ends the workers.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -9,15 +9,15 @@ use tokio::task::JoinSet;
 use super::retire::Retired;
 use super::{Executor, ModelTable};
 
-/// How long killed workers may take to be gone.
+/// The time limit for killed workers to exit.
 const KILLED: Duration = Duration::from_secs(1);
 
-/// What was not finished in time.
+/// Work that was not finished in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unfinished {
-    /// Requests that were not answered by a model.
+    /// Requests without a response of the model.
     pub requests: usize,
-    /// Sequences that had begun and not ended.
+    /// Sequences that had started and not ended.
     pub sequences: usize,
 }
 
@@ -28,16 +28,15 @@ impl Unfinished {
 }
 
 impl ModelTable {
-    /// Refuses new requests, apart from those of running sequences; finishes the accepted ones and the sequences for at
-    /// most `patience`, and ends all workers. Returns what was left.
+    /// Refuses new requests except those of running sequences, lets accepted requests and sequences finish for at most `limit`,
+    /// and ends all workers. Returns what was left.
     ///
-    /// A sequence whose client has gone ends when it has been idle for as long as its model allows. [`ModelTable::hurry`] ends
-    /// the waiting.
-    pub(crate) async fn drain(&self, patience: Duration) -> Unfinished {
+    /// A sequence whose client has gone ends after its model's idle limit. [`ModelTable::hurry`] ends the waiting.
+    pub(crate) async fn drain(&self, limit: Duration) -> Unfinished {
         let all = self.executors();
         let drivers = || all.iter().filter_map(|executor| executor.driver());
-        let give_up = tokio::time::Instant::now() + patience;
-        // What an ensemble has begun needs its members for the steps to come.
+        let give_up = tokio::time::Instant::now() + limit;
+        // The remaining steps of ensemble requests need the members, so those stop last.
         let needed = |name: &str| all.iter().filter_map(|e| e.ensemble()).any(|e| e.plan().members().contains(name));
         drivers().filter(|driver| !needed(&driver.model.name)).for_each(|driver| driver.stop());
         let ensembles = || Unfinished {
@@ -65,12 +64,12 @@ impl ModelTable {
         left
     }
 
-    /// Ends the waiting of [`ModelTable::drain`]: what is left is refused, and workers are killed.
+    /// Ends the waiting of [`ModelTable::drain`]: refuses what is left and kills the workers.
     pub(crate) fn hurry(&self) {
         self.hurry.send_replace(true);
     }
 
-    /// All that executes, what is on its way out included.
+    /// Returns all executors, including those of retired versions.
     fn executors(&self) -> Vec<Arc<Executor>> {
         let mut all: Vec<Arc<Executor>> = self.all().iter().map(|serving| serving.executor.clone()).collect();
         let retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,7 +78,7 @@ impl ModelTable {
     }
 }
 
-/// Waits until nothing is left, or the time is over; gives what is left.
+/// Waits until nothing is left or the time is over. Returns what is left.
 async fn until_none(
     left: impl Fn() -> Unfinished,
     hurry: &watch::Receiver<bool>,

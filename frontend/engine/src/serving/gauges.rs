@@ -1,4 +1,4 @@
-//! Gauges that are updated before a scrape: queues, states of instances, memory, sequences, resources.
+//! Gauges that are updated before a scrape: queues, instance states, memory, sequences, resources.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -19,19 +19,19 @@ use pharos_os::clock;
 /// Rows of one gauge: label values and the value.
 type Rows<'a> = Vec<(Vec<&'a str>, f64)>;
 
-/// What executes: a version that serves, or one that finishes what it has. There may be several of one model and version.
+/// A version that serves, or that finishes its work. Several of them may have the same model and version.
 struct ExecutingVersion {
     model: ModelVersion,
     executor: Arc<Executor>,
 }
 
 impl ModelTable {
-    /// Brings the cache up to date before a scrape: takes what workers have sent, and sets the gauges.
+    /// Updates the metrics cache before a scrape: reads the metrics that workers have sent, and sets the gauges.
     pub(crate) fn observe(&self) {
         self.shared.metrics.clock().tell(clock::now());
         let all = self.live();
         self.observe_ensembles(&all);
-        // Ensembles have neither queues nor instances: their members do.
+        // Ensembles have neither queues nor instances; their members do.
         let with_driver =
             |live: &'_ ExecutingVersion| Some((live.executor.driver()?.clone(), live.model.version.to_string()));
         let drivers: Vec<(Arc<Driver>, String)> = all.iter().filter_map(with_driver).collect();
@@ -41,7 +41,7 @@ impl ModelTable {
             driver.drain_metrics(&self.shared.metrics);
             describe((driver, doing), version, &mut states, &mut arenas);
         }
-        // An instance of this name is the one of the version that serves.
+        // For equal names, the first row wins: the instance of the serving version.
         self.shared.metrics.set_gauges(Builtin::InstanceState, &combined(states, |first, _| first));
         self.shared.metrics.set_gauges(Builtin::ArenaUsed, &summed(arenas));
         self.observe_states();
@@ -57,7 +57,7 @@ impl ModelTable {
         self.shared.metrics.set_gauges(Builtin::PinnedMemoryUsed, &[(Vec::new(), used as f64)]);
     }
 
-    /// What serves, and behind it what has served and has not ended.
+    /// Returns the serving versions, followed by the retired versions that have not ended.
     fn live(&self) -> Vec<ExecutingVersion> {
         let live = |serving: &Arc<Serving>| ExecutingVersion {
             model: serving.model.clone(),
@@ -73,7 +73,7 @@ impl ModelTable {
         all
     }
 
-    /// The state of every version that is known.
+    /// Sets the state gauge of every known version.
     fn observe_states(&self) {
         let snapshot = self.snapshot();
         let known = snapshot.states.iter().flat_map(|(name, model)| {
@@ -87,7 +87,7 @@ impl ModelTable {
         self.shared.metrics.set_gauges(Builtin::ModelState, &rows.collect::<Rows<'_>>());
     }
 
-    /// What the steps of ensembles have under way. Only those with a limit have such series.
+    /// Sets the gauges of running ensemble steps. Only ensembles with a limit have these series.
     fn observe_ensembles(&self, all: &[ExecutingVersion]) {
         let of = |ExecutingVersion { model, executor }: &'_ ExecutingVersion| {
             let taken = executor.ensemble().into_iter().flat_map(Ensemble::places_taken).enumerate();
@@ -103,7 +103,7 @@ impl ModelTable {
         self.shared.metrics.set_gauges(Builtin::EnsembleInflight, &summed(rows.collect()));
     }
 
-    /// Who waits for resources, and what there is of them. Without a rate limiter there are no such series.
+    /// Sets the gauges of the rate limiter: waiting requests, limits and use. They exist only with a rate limiter.
     fn observe_limits(&self, drivers: &[(Arc<Driver>, String)]) {
         let Some(limits) = &self.shared.limits else { return };
         let mut waiting = Rows::new();
@@ -111,13 +111,13 @@ impl ModelTable {
             let Some((count, waited)) = driver.resource_waits() else { continue };
             let labels = [&*driver.model.name, version.as_str()];
             if let Ok(series) = self.shared.metrics.counter(Builtin::RateLimiterWait.name(), &labels) {
-                // A time is never negative.
+                // A duration is never negative.
                 let _ = series.add_or_update(waited.as_secs_f64());
             }
             waiting.push((labels.to_vec(), count as f64));
         }
-        let is_there = |labels: &[String]| waiting.iter().any(|(there, _)| labels.iter().eq(there.iter().copied()));
-        self.shared.metrics.remove_series(Builtin::RateLimiterWait.name(), |series| !is_there(series.labels()));
+        let exists = |labels: &[String]| waiting.iter().any(|(there, _)| labels.iter().eq(there.iter().copied()));
+        self.shared.metrics.remove_series(Builtin::RateLimiterWait.name(), |series| !exists(series.labels()));
         self.shared.metrics.set_gauges(Builtin::RateLimiterWaiting, &summed(waiting));
         let usage = limits.usage();
         let device = |device: Option<u32>| device.map_or_else(|| "global".to_owned(), |device| device.to_string());
@@ -129,7 +129,7 @@ impl ModelTable {
         self.shared.metrics.set_gauges(Builtin::RateLimiterUsed, &used);
     }
 
-    /// What there is of sequences. Only models with sequences have such series.
+    /// Sets the gauges of sequences. Only models with sequences have these series.
     fn observe_sequences(&self, drivers: &[(Arc<Driver>, String)]) {
         let (mut sequences, mut slots, mut used) = (Rows::new(), Rows::new(), Rows::new());
         for (driver, version) in drivers {
@@ -140,16 +140,16 @@ impl ModelTable {
             slots.push((labels.to_vec(), now.slots as f64));
             used.push((labels.to_vec(), now.slots_used as f64));
         }
-        let is_there = |labels: &[String]| slots.iter().any(|(there, _)| labels.iter().eq(there.iter().copied()));
+        let exists = |labels: &[String]| slots.iter().any(|(there, _)| labels.iter().eq(there.iter().copied()));
         for counter in SEQUENCE_COUNTERS {
-            self.shared.metrics.remove_series(counter.name(), |series| !is_there(series.labels()));
+            self.shared.metrics.remove_series(counter.name(), |series| !exists(series.labels()));
         }
         self.shared.metrics.set_gauges(Builtin::Sequences, &summed(sequences));
         self.shared.metrics.set_gauges(Builtin::SequenceSlots, &summed(slots));
         self.shared.metrics.set_gauges(Builtin::SequenceSlotsUsed, &summed(used));
     }
 
-    /// What a driver has of sequences, if its model has them; counts what has happened to them since this was last asked.
+    /// Returns a driver's sequence counts if its model has sequences, and counts the sequence events since the last call.
     pub(super) fn count_sequences(&self, driver: &Driver) -> Option<SequenceCounts> {
         let (now, new) = driver.sequences()?;
         let version = driver.model.version.to_string();
@@ -187,11 +187,11 @@ impl ModelTable {
     }
 }
 
-/// What is counted of sequences, in the order in which [`Driver::sequences`] gives it.
+/// The counters of sequence events, in the order of [`Driver::sequences`].
 const SEQUENCE_COUNTERS: [Builtin; 3] =
     [Builtin::SequencesIdleEvicted, Builtin::SequenceStartErrors, Builtin::SequenceRestarts];
 
-/// One row in place of those with equal labels: of a version that serves, and of earlier ones that finish what they have.
+/// Combines rows with equal labels: those of the serving version and of earlier versions that finish their work.
 fn combined<'a>(rows: Rows<'a>, with: impl Fn(f64, f64) -> f64) -> Rows<'a> {
     let mut all: BTreeMap<Vec<&str>, f64> = BTreeMap::new();
     for (labels, value) in rows {
@@ -204,7 +204,7 @@ fn summed(rows: Rows<'_>) -> Rows<'_> {
     combined(rows, |one, other| one + other)
 }
 
-/// What the instances of one model version do, and what their memory holds.
+/// Adds the states and arena use of the instances of one model version.
 fn describe<'a>(
     (driver, instances): (&'a Driver, &'a [InstanceStatus]),
     version: &'a str,

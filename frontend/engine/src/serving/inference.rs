@@ -16,10 +16,10 @@ use crate::ensemble::{self, Ensemble, Member, Members, Target};
 use crate::scheduler::Answer;
 
 impl ModelTable {
-    /// Checks a request to a model that is ready, executes it and records it. Dropping the future cancels the request.
+    /// Checks, executes and records a request to a ready model. Dropping the future cancels the request.
     ///
     /// # Errors
-    /// The request's, or its backend's, or the queue's.
+    /// The request is invalid, the queue refuses it, or the backend fails.
     pub(crate) async fn infer(self: &Arc<Self>, serving: &Arc<Serving>, mut request: InferRequest) -> Answer {
         let admitted = serving.admit(&mut request)?;
         self.execute(serving, request, admitted).await
@@ -48,7 +48,7 @@ impl ModelTable {
         Ok(response)
     }
 
-    /// Begins a request of a decoupled model that [`Serving::admit`] has checked: it is queued when this returns.
+    /// Starts a request of a decoupled model that [`Serving::admit`] has checked. The request is queued on return.
     pub(crate) fn stream(
         self: &Arc<Self>,
         serving: &Arc<Serving>,

@@ -1,4 +1,4 @@
-//! The models that a name means where several repositories may have models of the same name (`--model-namespacing`).
+//! Resolves model names where several repositories may contain models of the same name (`--model-namespacing`).
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use pharos::id::bare_name;
 use super::Snapshot;
 
 impl Snapshot {
-    /// The full name of the model that a request names: with its repository, or by its bare name if that is unique.
+    /// Returns the full name of the model that a request names, either with its repository or by a unique bare name.
     ///
     /// # Errors
     /// The name is ambiguous.
@@ -25,13 +25,13 @@ impl Snapshot {
         }
     }
 
-    /// All known models of a bare name.
+    /// Returns all known models with a bare name.
     pub(crate) fn with_bare_name(&self, name: &str) -> Vec<&str> {
         self.states.iter().map(|(called, _)| called).filter(|called| bare_name(called) == name).collect()
     }
 
-    /// Ensembles whose members may change with a model: those that depend on it, and those that take another model of its
-    /// bare name, or none, and could take this one.
+    /// Returns the ensembles whose members may change with a model: its dependents, and ensembles whose members have the same
+    /// bare name.
     pub(crate) fn touched_by(&self, changed: &str) -> Vec<String> {
         let mut touched: Vec<&str> = self.dependencies.dependents(changed);
         if self.namespaces {
@@ -47,7 +47,7 @@ impl Snapshot {
     }
 }
 
-/// Triton's text, with the candidates.
+/// An ambiguous name: Triton's text with the candidates.
 pub(crate) fn ambiguous(name: &str, all: &[&str]) -> InferError {
     let shown: Vec<String> = all.iter().map(|called| format!("'{called}'")).collect();
     InferError::invalid(format!(

@@ -8,14 +8,14 @@ use crate::ensemble::Members;
 use crate::wire::{self, SharedLink};
 
 impl ModelTable {
-    /// Whether every model that should serve does, with at least one living instance.
+    /// Returns whether every model that should serve has at least one ready instance.
     pub(crate) fn all_ready(&self) -> bool {
         let snapshot = self.snapshot();
         let mut serving = snapshot.serving.values().flat_map(BTreeMap::values);
         snapshot.states.all_ready() && serving.all(|serving| self.is_ready(serving))
     }
 
-    /// Whether an ensemble was loaded with other members than there are now.
+    /// Returns whether an ensemble was loaded with members that have been replaced since.
     pub(crate) fn has_other_members(&self, serving: &Serving) -> bool {
         let Executor::Ensemble { ensemble, members } = &*serving.executor else { return false };
         let mut loaded = ensemble.plan().steps().iter().zip(members);
@@ -24,7 +24,7 @@ impl ModelTable {
         })
     }
 
-    /// Whether a version can answer now, and the model code of its instances, or of an ensemble's members, agrees.
+    /// Returns whether a version can answer now and the model code of its (or its members') instances reports readiness.
     pub(crate) async fn says_ready(&self, name: &str, version: &str) -> bool {
         let mut links = Vec::new();
         let ready = self.serving(name, version).is_ok_and(|serving| {
@@ -34,7 +34,7 @@ impl ModelTable {
         ready && wire::all_say_ready(&links).await
     }
 
-    /// Why a version cannot answer now, if its instances, or those of an ensemble's members, have a reason.
+    /// Returns why a version cannot answer now, if its (or its members') instances give a reason.
     pub(crate) fn why_not_ready(&self, name: &str, version: &str) -> Option<String> {
         let serving = self.serving(name, version).ok()?;
         let mut troubles = Vec::new();
@@ -69,7 +69,7 @@ impl ModelTable {
         }
     }
 
-    /// Whether a version can answer now: an instance is ready, or all members of an ensemble are.
+    /// Returns whether a version can answer now: an instance is ready, or all members of an ensemble are.
     pub(crate) fn is_ready(&self, serving: &Serving) -> bool {
         match &*serving.executor {
             Executor::Instances { instances, .. } => instances.ready() > 0,

@@ -1,4 +1,4 @@
-//! The responses to one request of a decoupled model: of instances of its own, or of an ensemble with such members.
+//! The responses to one request of a decoupled model, from its instances or from an ensemble with decoupled members.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -7,11 +7,11 @@ use super::{ModelTable, Serving};
 use crate::ensemble::{self, ResponseSource};
 use crate::scheduler::{self, Streamed};
 
-/// Any number of responses. Dropped before the last of them, they cancel the request.
+/// The responses to a request. Dropping it before the last one cancels the request.
 pub(crate) struct Responses {
     kind: Kind,
     serving: Arc<Serving>,
-    /// Outputs of which the client wants the largest elements, and how many of them.
+    /// The outputs to classify, each with the number of the largest elements to return.
     classified: Vec<(String, u64)>,
 }
 
@@ -37,7 +37,7 @@ impl Responses {
         Self { kind: Kind::Ensemble(Box::new(responses)), serving: serving.clone(), classified }
     }
 
-    /// The next response; `None` after the last. Who asks for the next has taken the one before.
+    /// Returns the next response, or `None` after the last. Polling again means that the previous one was taken.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
         let next = match &mut self.kind {
             Kind::Instances(responses) => responses.poll_next(cx),

@@ -1,4 +1,4 @@
-//! Ends versions that no longer serve: accepted requests are answered, sequences end, then the workers stop.
+//! Ends versions that no longer serve: answers accepted requests, lets sequences end, then stops the workers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, Weak};
@@ -14,23 +14,22 @@ use tokio::time::sleep;
 
 use super::{Executor, ModelTable, Serving, Snapshot};
 
-/// The interval of checks whether a version can end.
+/// The interval of checking whether a version can end.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The most unloaded models that are remembered although no repository has them.
+/// The maximum number of unloaded models whose state is kept although no repository contains them.
 const MOST_GONE: usize = 1000;
 
-/// Why a version does not serve any more.
+/// The reason why a version no longer serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RetireReason {
-    /// Another one serves in its place. Sequences that it has begun go on with it until they end or are idle for too long.
+    /// Another version took its place. Its sequences continue until they end or reach the idle limit.
     Replaced,
-    /// Other versions serve, and no longer this one: sequences go on in the same way. The number tells this unload from
-    /// others.
+    /// Other versions serve, but no longer this one; its sequences continue too. The number identifies the unload.
     Outdated(u64),
-    /// The model was unloaded.
+    /// The model was unloaded. The number identifies the unload.
     Unloaded(u64),
-    /// It cannot serve any more.
+    /// It can no longer serve.
     Failed,
     /// It never served.
     Unserved,
@@ -44,19 +43,19 @@ pub(super) struct Retired {
 }
 
 impl Retired {
-    /// `None` if it has ended.
+    /// Returns `None` if it has ended.
     pub(super) fn executor(&self) -> Option<Arc<Executor>> {
         self.executor.upgrade()
     }
 
-    /// `None` if it has ended, or has never served.
+    /// Returns `None` if it has ended or never served.
     pub(super) fn served(&self) -> Option<Arc<Executor>> {
         self.executor().filter(|_| self.served)
     }
 }
 
 impl Snapshot {
-    /// A version that served is being unloaded; gives the number of this unload.
+    /// Begins the unload of a serving version. Returns the number of this unload.
     pub(crate) fn begin_unload(&mut self, model: &str, version: u64) -> u64 {
         let number = self.unloads;
         self.unloads += 1;
@@ -64,8 +63,8 @@ impl Snapshot {
         number
     }
 
-    /// A model was unloaded, and no repository has it. Its versions stay known, so that requests get the same answer as for
-    /// any other unloaded model, but not those of more than [`MOST_GONE`] models.
+    /// Handles the end of an unload of a model that no repository contains. Its versions stay known, so that requests get the
+    /// same error as for any unloaded model, but only those of the latest [`MOST_GONE`] models.
     pub(crate) fn forget(&mut self, model: &str) {
         let versions = self.states.model(model).map(|status| &status.versions);
         if self.namespaces || versions.is_none_or(BTreeMap::is_empty) {
@@ -83,20 +82,20 @@ impl Snapshot {
         }
     }
 
-    /// A model is being loaded, which may have been unloaded before.
+    /// Removes a model from the list of gone models because it is being loaded.
     pub(crate) fn remember(&mut self, model: &str) {
         self.gone.retain(|other| other != model);
     }
 
-    /// A version goes, of which requests in flight and sequences may remain: they find it here.
+    /// Keeps a version that leaves the table for its requests in flight and its sequences.
     pub(crate) fn begin_ending(&mut self, serving: &Arc<Serving>) {
         if has_sequences(serving) {
             self.ending.entry(serving.model.name.to_string()).or_default().push(serving.clone());
         }
     }
 
-    /// A replaced version of a model (of this number, or any if `version` is empty) that has begun the sequence with this id.
-    /// `None` if the version that serves has begun such a sequence since.
+    /// Returns a replaced version (number `version`, or any if empty) that began the sequence with this id. Returns `None` if the
+    /// serving version has begun such a sequence since.
     pub(super) fn with_sequence(&self, name: &str, version: &str, id: &CorrelationId) -> Option<Arc<Serving>> {
         if id.is_none() || self.ending.is_empty() {
             return None;
@@ -110,7 +109,7 @@ impl Snapshot {
         all.iter().rev().find(|serving| matches(serving) && has(serving)).cloned()
     }
 
-    /// Ends the sequences of a model's replaced versions: the model is unloaded.
+    /// Ends the sequences of a model's replaced versions, because the model is unloaded.
     pub(crate) fn end_sequences(&mut self, model: &str) {
         self.ending.remove(model);
     }
@@ -121,7 +120,7 @@ impl Snapshot {
 }
 
 impl ModelTable {
-    /// Ends a version that no new request finds any more, in a task of its own.
+    /// Ends a version that new requests can no longer find, in a separate task.
     pub(crate) fn retire(self: &Arc<Self>, serving: Arc<Serving>, ending: RetireReason) {
         let executor = serving.executor.clone();
         let (model, served) = (serving.model.clone(), ending != RetireReason::Unserved);
@@ -135,7 +134,7 @@ impl ModelTable {
             }
             let Serving { model, series, files, .. } = (*serving).clone();
             drop(serving);
-            // A request in flight holds it from the look-up to the answer.
+            // A request in flight holds the executor from the lookup to the answer.
             while Arc::strong_count(&executor) > 1 {
                 sleep(LOOK).await;
             }
@@ -150,9 +149,9 @@ impl ModelTable {
         });
     }
 
-    /// Waits until its sequences have ended, and the requests that have found it, which may begin some.
+    /// Waits until the version's sequences have ended, and the requests that hold it and may begin sequences.
     async fn end_sequences(&self, serving: &Arc<Serving>, executor: &Arc<Executor>) {
-        // Held here and in the table; of the executor, here and by what serves.
+        // The version is held here and in the table, its executor here and by the version.
         let is_held = || Arc::strong_count(serving) > 2 || Arc::strong_count(executor) > 2;
         while (is_held() || executor.running_sequences() > 0) && self.snapshot().is_ending(serving) {
             sleep(LOOK).await;
@@ -165,12 +164,12 @@ impl ModelTable {
         });
     }
 
-    /// Its workers are gone.
+    /// Finishes the retirement of a version whose workers are gone.
     fn ended(&self, model: ModelVersion, series: &Arc<ModelSeries>, ending: RetireReason) {
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         retired.retain(|retired| retired.executor.strong_count() > 0);
         drop(retired);
-        // A version that was reloaded for its instances alone continues the same series.
+        // A version that was reloaded only to change its instances continues the same series.
         if !self.all().iter().any(|serving| Arc::ptr_eq(&serving.series, series)) {
             self.shared.metrics.model_unloaded(series);
         }
@@ -193,7 +192,7 @@ impl ModelTable {
     }
 }
 
-/// Whether it has sequences that last longer than a request.
+/// Returns whether a version has sequences that outlast a request.
 fn has_sequences(serving: &Serving) -> bool {
     matches!(&serving.config.scheduling, Scheduling::Sequence(batching) if !batching.iterative || batching.overlapping)
 }

@@ -18,29 +18,28 @@ use crate::scheduler::Driver;
 use crate::store::ModelFiles;
 use crate::supervisor::Instances;
 
-/// A version of a model that serves.
+/// A serving version of a model.
 #[derive(Clone)]
 pub(crate) struct Serving {
     pub(crate) model: ModelVersion,
     pub(crate) config: Arc<ModelConfig>,
     pub(crate) series: Arc<ModelSeries>,
-    /// Where its files are.
+    /// The directory of the version.
     pub(crate) directory: PathBuf,
-    /// The names of the classes of outputs that have a label file, or inherit one.
+    /// The class labels of outputs that have or inherit a label file.
     pub(crate) labels: BTreeMap<String, Vec<String>>,
-    /// Held by every request in flight: a replaced version ends when the last reference is dropped.
+    /// Every request in flight holds it. A replaced version ends when the last reference is dropped.
     pub(crate) executor: Arc<Executor>,
-    /// The identity of its files and configuration.
+    /// The fingerprint of the version's files and configuration.
     pub(crate) made: VersionFingerprint,
-    /// Its files; held as long as they are used.
+    /// The version's files, held while they are used.
     pub(crate) files: Arc<ModelFiles>,
 }
 
-/// The outcome of checking a request, and the outputs to classify, each with the number of its largest elements that the
-/// client requests.
+/// The result of checking a request, and the outputs to classify, each with the number of the largest elements to return.
 pub(crate) type Admitted = (Checked, Vec<(String, u64)>);
 
-/// What answers requests.
+/// Executes requests.
 pub(crate) enum Executor {
     /// Workers.
     Instances { driver: Arc<Driver>, instances: Instances },
@@ -49,7 +48,7 @@ pub(crate) enum Executor {
 }
 
 impl Executor {
-    /// Its driver; an ensemble has none.
+    /// The driver; `None` for an ensemble.
     pub(crate) fn driver(&self) -> Option<&Arc<Driver>> {
         match self {
             Self::Instances { driver, .. } => Some(driver),
@@ -57,7 +56,7 @@ impl Executor {
         }
     }
 
-    /// What it is as an ensemble.
+    /// The ensemble; `None` for a model with instances.
     pub(crate) fn ensemble(&self) -> Option<&Ensemble> {
         match self {
             Self::Instances { .. } => None,
@@ -65,7 +64,7 @@ impl Executor {
         }
     }
 
-    /// Its instances; an ensemble has none.
+    /// The instances; `None` for an ensemble.
     pub(crate) fn instances(&self) -> Option<&Instances> {
         match self {
             Self::Instances { instances, .. } => Some(instances),
@@ -73,7 +72,7 @@ impl Executor {
         }
     }
 
-    /// Requests that have been accepted and not been answered.
+    /// Returns the number of accepted requests without an answer.
     pub(crate) fn unanswered(&self) -> usize {
         match self {
             Self::Instances { driver, .. } => driver.unanswered(),
@@ -81,7 +80,7 @@ impl Executor {
         }
     }
 
-    /// Sequences that have begun and not ended.
+    /// Returns the number of sequences that have begun and not ended.
     pub(crate) fn running_sequences(&self) -> usize {
         self.driver().map_or(0, |driver| driver.running_sequences())
     }
@@ -102,25 +101,25 @@ impl Executor {
 }
 
 impl Serving {
-    /// Its driver; an ensemble has none.
+    /// The driver; `None` for an ensemble.
     pub(crate) fn driver(&self) -> Option<&Arc<Driver>> {
         self.executor.driver()
     }
 
-    /// Its instances; an ensemble has none.
+    /// The instances; `None` for an ensemble.
     pub(crate) fn instances(&self) -> Option<&Instances> {
         self.executor.instances()
     }
 
-    /// What it is as an ensemble.
+    /// The ensemble; `None` for a model with instances.
     pub(crate) fn ensemble(&self) -> Option<&Ensemble> {
         self.executor.ensemble()
     }
 
-    /// Whether a request is worth accepting.
+    /// Checks whether the version can execute a request soon.
     ///
     /// # Errors
-    /// None of its instances can execute a request soon. The members of an ensemble are checked at each step instead.
+    /// No instance can execute a request soon. An ensemble's members are checked at each step instead.
     pub(crate) fn check_ready(&self) -> Result<(), InferError> {
         match self.instances().is_none_or(Instances::can_serve) {
             true => Ok(()),
@@ -137,7 +136,7 @@ impl Serving {
     /// Counts a request and checks it.
     ///
     /// # Errors
-    /// It does not fit the model.
+    /// The request does not fit the model.
     pub(crate) fn admit(&self, request: &mut InferRequest) -> Result<Admitted, InferError> {
         record::inference_requested(&self.series);
         let checked = self.config.check(request)?;
@@ -145,10 +144,10 @@ impl Serving {
         Ok((checked, outputs.map(|output| (output.name.clone(), output.classification)).collect()))
     }
 
-    /// Puts the `count` largest elements of an output in its place.
+    /// Replaces an output by its `count` largest elements.
     ///
     /// # Errors
-    /// Its elements have no order, or are too many.
+    /// The elements have no order, or are too many.
     pub(crate) fn classify(&self, response: &mut InferResponse, name: &str, count: u64) -> Result<(), InferError> {
         let labels = self.labels.get(name).map_or(&[][..], Vec::as_slice);
         for output in response.outputs.iter_mut().filter(|output| output.name == name) {

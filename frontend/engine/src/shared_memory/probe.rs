@@ -1,5 +1,5 @@
-//! Looks at CUDA memory before it is registered, in a process of its own: this one has no CUDA context, which would take
-//! hundreds of megabytes, and no handle of a client's can hurt it.
+//! Checks CUDA memory before it is registered, in a separate process: a CUDA context costs hundreds of megabytes, and a client's
+//! handle must not harm this process.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -12,25 +12,25 @@ use tokio::process::Command;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-/// How long opening may take: a driver that wakes up needs seconds.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The time limit of opening memory; an idle driver needs seconds.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Why there is no answer.
+/// The reason why the probe failed.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// There is no GPU, or no driver for it.
     NoGpu(String),
-    /// The driver does not open it.
+    /// The driver refuses the handle.
     Refused(String),
-    /// It cannot be looked at.
+    /// The probe itself failed.
     Broken(String),
 }
 
-/// Who looks.
+/// Starts probe processes.
 #[derive(Debug)]
 pub(super) struct Probe {
     worker: PathBuf,
-    /// One at a time: clients cannot have any number of processes started.
+    /// Serializes probes, so that clients cannot start any number of processes.
     turn: Mutex<()>,
 }
 
@@ -39,29 +39,29 @@ impl Probe {
         Self { worker, turn: Mutex::new(()) }
     }
 
-    /// The bytes that a handle opens on a device.
+    /// Returns the size in bytes of the memory that a handle opens on a device.
     pub(super) async fn look(&self, device: u32, handle: &[u8; CUDA_HANDLE]) -> Result<u64, Failure> {
         let _turn = self.turn.lock().await;
-        let output = timeout(PATIENCE, self.ask(device, handle)).await;
-        let output = output.unwrap_or_else(|_| Err(format!("the driver did not answer within {PATIENCE:?}").into()));
+        let output = timeout(TIMEOUT, self.run(device, handle)).await;
+        let output = output.unwrap_or_else(|_| Err(format!("the driver did not answer within {TIMEOUT:?}").into()));
         let output = output.map_err(|error| Failure::Broken(error.to_string()))?;
         match Probed::parse(&output) {
             Some(Probed::Bytes(size)) => Ok(size),
             Some(Probed::NoGpu(why)) => Err(Failure::NoGpu(why)),
             Some(Probed::Refused(why)) => Err(Failure::Refused(why)),
-            None => Err(Failure::Broken("the process that looks at CUDA memory ended without an answer".to_owned())),
+            None => Err(Failure::Broken("the process that checks CUDA memory exited without an answer".to_owned())),
         }
     }
 
-    async fn ask(&self, device: u32, handle: &[u8]) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {
+    async fn run(&self, device: u32, handle: &[u8]) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {
         let mut command = Command::new(&self.worker);
         command.arg(PROBE).arg(device.to_string());
-        // As everywhere else here, devices are numbered in the order of the bus.
+        // Devices are numbered in the order of the bus in all processes.
         command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
         let mut child = command.spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
-            // By a pipe: arguments can be read by everybody on the machine, and a handle opens memory.
+            // Passed by a pipe, because all users can read arguments, and the handle gives access to the memory.
             stdin.write_all(handle).await?;
         }
         let output = child.wait_with_output().await?;

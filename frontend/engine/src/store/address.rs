@@ -1,4 +1,4 @@
-//! Where a repository is: a directory, or a place in an object store, written as Triton writes it.
+//! The address of a repository: a directory, or a place in an object store in Triton's notation.
 
 use std::fmt::{self, Display};
 use std::path::PathBuf;
@@ -7,20 +7,20 @@ use std::str::FromStr;
 /// A repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// A directory of this machine.
+    /// A local directory.
     Directory(PathBuf),
-    /// Objects whose keys have a beginning in common.
+    /// Objects whose keys have a common prefix.
     Objects(Address),
 }
 
-/// The repositories that one value of the option names.
+/// The repositories in one value of the option.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Locations(pub Vec<Location>);
 
-/// What speaks to a store.
+/// The protocol of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// Amazon S3 and what is compatible with it.
+    /// Amazon S3 and compatible stores.
     S3,
     /// Google Cloud Storage.
     Gcs,
@@ -31,17 +31,17 @@ pub enum Protocol {
 /// A place in an object store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// As it was given.
+    /// The address as given by the user.
     text: String,
-    /// How it is spoken to.
+    /// The protocol of the store.
     pub protocol: Protocol,
-    /// Where it is, when that does not follow from the rest: `http://host:port`, `https://host:port`.
+    /// The server, if the other fields do not determine it: `http://host:port` or `https://host:port`.
     pub endpoint: Option<String>,
-    /// The storage account, of Azure.
+    /// The storage account (Azure).
     pub account: Option<String>,
-    /// The bucket; a container, in Azure's words.
+    /// The bucket (Azure: container).
     pub bucket: String,
-    /// What the keys of all models begin with: names joined by '/', without one at the ends; may be empty.
+    /// The prefix of all keys: names joined by '/', without '/' at the ends; may be empty.
     pub prefix: String,
 }
 
@@ -63,11 +63,11 @@ impl Display for Location {
 impl FromStr for Locations {
     type Err = String;
 
-    /// An address of a store, or directories separated by ':'.
+    /// Parses the address of a store, or directories separated by ':'.
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some((scheme, _)) = text.split_once("://") {
             return match scheme.contains(['/', ':']) {
-                true => Err("directories and stores are given by an option each, not separated by ':'".to_owned()),
+                true => Err("give each store in a separate option, not separated by ':'".to_owned()),
                 false => Ok(Self(vec![Location::Objects(text.parse()?)])),
             };
         }
@@ -108,12 +108,12 @@ impl FromStr for Address {
     }
 }
 
-/// `https://host:port/...`, `http://host:port/...` or, over HTTP, `host:port/...`; anything else names no endpoint.
+/// Splits off `https://host:port/...`, `http://host:port/...` or, for HTTP, `host:port/...`; other texts have no endpoint.
 fn endpoint(text: &str) -> Result<(Option<String>, String), String> {
     let (scheme, rest) = match text.split_once("://") {
         Some((scheme @ ("http" | "https"), rest)) => (scheme, rest),
         Some((scheme, _)) => {
-            return Err(format!("'{scheme}' is no protocol of an S3 endpoint: allowed are http and https"));
+            return Err(format!("'{scheme}' is not a protocol of S3 endpoints: allowed are http and https"));
         }
         None if text.split('/').next().is_some_and(|first| first.contains(':')) => ("http", text),
         None => return Ok((None, text.to_owned())),
@@ -121,16 +121,16 @@ fn endpoint(text: &str) -> Result<(Option<String>, String), String> {
     let (authority, rest) = rest.split_once('/').unwrap_or((rest, ""));
     let host = match authority.rsplit_once(':') {
         Some((host, port)) if port.parse::<u16>().is_ok_and(|port| port > 0) => host,
-        _ => return Err(format!("'{authority}' is no S3 endpoint: HOST:PORT is needed")),
+        _ => return Err(format!("'{authority}' is not an S3 endpoint: HOST:PORT is needed")),
     };
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-._[]:".contains(c);
     if host.is_empty() || !host.chars().all(allowed) {
-        return Err(format!("'{authority}' is no S3 endpoint: HOST:PORT is needed"));
+        return Err(format!("'{authority}' is not an S3 endpoint: HOST:PORT is needed"));
     }
     Ok((Some(format!("{scheme}://{authority}")), rest.to_owned()))
 }
 
-/// The name of a bucket, a container or an account.
+/// Checks the name of a bucket, a container or an account.
 fn named(what: &str, name: Option<&str>) -> Result<String, String> {
     let name = name.unwrap_or_default();
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
@@ -141,13 +141,13 @@ fn named(what: &str, name: Option<&str>) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
-/// What keys begin with. Empty names at the ends are passed over.
+/// Returns the prefix of keys, without empty names at the ends.
 fn prefix<'a>(parts: impl Iterator<Item = &'a str>) -> Result<String, String> {
     let path = parts.collect::<Vec<_>>().join("/");
     let path = path.trim_matches('/');
     let bad = |part: &str| part.is_empty() || matches!(part, "." | "..") || part.chars().any(char::is_control);
     match path.split('/').find(|part| bad(part)) {
-        Some(part) if !path.is_empty() => Err(format!("'{}' is no name in the path of a store", part.escape_debug())),
+        Some(part) if !path.is_empty() => Err(format!("'{}' is not a valid name in a store path", part.escape_debug())),
         _ => Ok(path.to_owned()),
     }
 }
@@ -159,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    fn seen(text: &str) -> (Protocol, Option<String>, Option<String>, String, String) {
+    fn parsed(text: &str) -> (Protocol, Option<String>, Option<String>, String, String) {
         let address: Address = text.parse().unwrap();
         assert_eq!(address.to_string(), text);
         (address.protocol, address.endpoint, address.account, address.bucket, address.prefix)
@@ -185,12 +185,12 @@ mod tests {
             ("gs://bucket/a", (Protocol::Gcs, None, None, "bucket".to_owned(), "a".to_owned())),
             ("as://account/bucket/a", (Protocol::Azure, None, some("account"), "bucket".to_owned(), "a".to_owned())),
         ] {
-            assert_eq!(seen(text), expected, "{text}");
+            assert_eq!(parsed(text), expected, "{text}");
         }
     }
 
     #[test]
-    fn what_is_no_address_is_told() {
+    fn explains_invalid_addresses() {
         for (text, expected) in [
             ("s3://", "names no bucket"),
             ("s3:///x", "names no bucket"),
@@ -203,9 +203,9 @@ mod tests {
             ("s3://https://host/bucket", "HOST:PORT is needed"),
             ("s3://https://host:0/bucket", "HOST:PORT is needed"),
             ("s3://http://user@host:1/bucket", "HOST:PORT is needed"),
-            ("s3://bucket/a/../b", "'..' is no name"),
-            ("s3://bucket/a//b", "'' is no name"),
-            ("models:s3://bucket", "by an option each"),
+            ("s3://bucket/a/../b", "'..' is not a valid name"),
+            ("s3://bucket/a//b", "'' is not a valid name"),
+            ("models:s3://bucket", "in a separate option"),
             ("", "is needed"),
         ] {
             let error = text.parse::<Locations>().unwrap_err();

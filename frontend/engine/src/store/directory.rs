@@ -1,4 +1,4 @@
-//! A repository that is a directory of this machine.
+//! A repository in a local directory.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use super::files::{ModelFiles, TemporaryDirectories};
 use super::single_model::Single;
 use super::{Store, scan};
 
-/// A directory whose directories are models, or a single model.
+/// A directory with a subdirectory for each model, or a single model.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
@@ -28,7 +28,7 @@ impl Directory {
         Single::find(&self.path, self.model_name.as_deref())
     }
 
-    /// Whether a directory of models has this one.
+    /// Returns whether a directory of models contains this model.
     fn has_directory(&self, model: &str) -> bool {
         !scan::is_hidden(model) && self.path.join(model).is_dir()
     }

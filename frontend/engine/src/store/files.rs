@@ -1,4 +1,4 @@
-//! The files of a model as a directory of this machine, and the temporary directories that some of them are in.
+//! The local directory of a model's files, and the temporary directories for some of them.
 
 use std::fmt::Debug;
 use std::fs::{self, DirBuilder};
@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pharos_os::directories::{Kind, Temporary};
 
-/// Owns the storage of a model's files; held as long as the files are used.
+/// Owns the storage of a model's files; held while the files are used.
 pub(crate) trait FilesOwner: Debug + Send + Sync {}
 
-/// A model's files: a directory of this machine.
+/// The files of a model in a local directory.
 #[derive(Debug)]
 pub(crate) struct ModelFiles {
     path: PathBuf,
@@ -23,12 +23,12 @@ pub(crate) struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// A directory that is kept on drop.
+    /// Creates files in a directory that is kept on drop.
     pub(crate) fn permanent(path: PathBuf) -> Self {
         Self { path, removed: None, _owner: None }
     }
 
-    /// A directory that is removed on drop with `above`, its parent; `owner` is held until then.
+    /// Creates files in a directory whose parent `above` is removed on drop; `owner` is held until then.
     pub(crate) fn temporary(path: PathBuf, above: PathBuf, owner: Arc<dyn FilesOwner>) -> Self {
         Self { path, removed: Some(above), _owner: Some(owner) }
     }
@@ -44,31 +44,31 @@ impl Drop for ModelFiles {
             && let Err(error) = fs::remove_dir_all(path)
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!("'{}' cannot be removed: {error}", path.display());
+            tracing::warn!("cannot remove '{}': {error}", path.display());
         }
     }
 }
 
-/// Temporary directories in one directory of this server, created for the first of them and removed when the server exits.
+/// Temporary directories in one parent directory, which is created for the first of them and removed when the server exits.
 #[derive(Debug, Default)]
 pub(crate) struct TemporaryDirectories(Mutex<Created>);
 
 #[derive(Debug, Default)]
 struct Created {
     directory: Option<Arc<Temporary>>,
-    /// Of the next directory in it.
+    /// The number of the next directory.
     number: u64,
     closed: bool,
 }
 
 impl TemporaryDirectories {
-    /// A new directory, and the one that it is in.
+    /// Creates a directory. Returns its path and the parent.
     pub(crate) fn next(&self) -> io::Result<(PathBuf, Arc<Temporary>)> {
         let mut created = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if created.closed {
             return Err(io::Error::other("the server is exiting"));
         }
-        // Something may have removed it: old temporary files are often removed.
+        // Old temporary files are often removed by the system.
         if created.directory.as_ref().is_none_or(|directory| !directory.path().is_dir()) {
             created.directory = Some(Arc::new(Temporary::new(Kind::LOAD)?));
         }
@@ -79,7 +79,7 @@ impl TemporaryDirectories {
         Ok((path, directory))
     }
 
-    /// Removes all files, also those in use: the server ends.
+    /// Removes all files, even those in use, because the server exits.
     pub(crate) fn close(&self) {
         let mut created = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         created.closed = true;

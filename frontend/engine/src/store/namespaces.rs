@@ -1,5 +1,5 @@
-//! Models of the same name in several repositories (`--model-namespacing`): each is called by its repository and its name. A
-//! name alone means the only one that there is, or for a member of an ensemble the one beside the ensemble.
+//! Models of the same name in several repositories (`--model-namespacing`). Each has a full name, `REPOSITORY/NAME`. A bare name
+//! means the only model of that name, or, for a member of an ensemble, the one in the ensemble's repository.
 
 use std::io;
 
@@ -8,17 +8,17 @@ use pharos::id::ModelName;
 use super::{Store, Stores, unreadable};
 
 impl Stores {
-    /// Whether models are told apart by their repositories.
+    /// Returns whether models of different repositories are distinct.
     pub(crate) fn namespaces(&self) -> bool {
         self.namespaces
     }
 
-    /// What the server calls a model of a repository.
+    /// Returns the full name of a model of a repository.
     pub(super) fn called(&self, store: &dyn Store, name: String) -> String {
         if self.namespaces { format!("{}/{name}", store.name()) } else { name }
     }
 
-    /// The repository that stands before a name, and what follows; `None` where there is none.
+    /// Splits a full name into its repository and the bare name; `None` if it has no repository.
     pub(super) fn in_namespace<'a>(&self, called: &'a str) -> Option<(&dyn Store, &'a str)> {
         let after = |store: &dyn Store| {
             called.strip_prefix(&store.name())?.strip_prefix('/').filter(|name| !name.contains('/'))
@@ -27,7 +27,7 @@ impl Stores {
         stores.find_map(|store| Some((&**store, after(&**store)?)))
     }
 
-    /// The name that stands in this text.
+    /// Returns the model name of a full name.
     pub(crate) fn model_name(&self, called: &str) -> ModelName {
         match self.in_namespace(called) {
             Some((store, name)) => ModelName::in_namespace(&store.name(), name),
@@ -35,13 +35,13 @@ impl Stores {
         }
     }
 
-    /// The part of a name that a client may choose freely.
+    /// Returns the part of a name that a client may choose freely.
     pub(crate) fn without_namespace<'a>(&self, called: &'a str) -> &'a str {
         self.in_namespace(called).map_or(called, |(_, name)| name)
     }
 
-    /// What the server calls the models of this name: one in each repository that has it, or those that are called so
-    /// already. Blocks.
+    /// Returns the full names of the models of this name: one for each repository that contains it, or the name itself if it is a
+    /// full name. Blocks.
     ///
     /// # Errors
     /// A repository cannot be listed.
@@ -60,9 +60,8 @@ impl Stores {
         Ok(found)
     }
 
-    /// What the server calls a member of an ensemble: the model of this name in `namespace`, or in the ensemble's own
-    /// repository if that is empty, or else the only one of the name; the name itself if none or several could be meant.
-    /// Blocks.
+    /// Returns the full name of a member of an ensemble: the model of this name in `namespace`, or in the ensemble's repository
+    /// if that is empty, or else the only one of the name. Returns an unknown or ambiguous name unchanged. Blocks.
     pub(crate) fn member(&self, ensemble: &str, namespace: &str, name: &str) -> String {
         if !self.namespaces {
             return name.to_owned();
@@ -103,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn models_are_called_by_their_repositories() {
+    fn full_names_include_the_repository() {
         let (_folder, stores, [a, b]) = stores(true);
         assert_eq!(
             stores.list().unwrap().into_keys().collect::<Vec<_>>(),
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_looked_for_beside_the_ensemble_first() {
+    fn members_are_searched_in_the_ensembles_repository_first() {
         let (_folder, stores, [a, b]) = stores(true);
         let ensemble = format!("{a}/ensemble");
         for (namespace, name, expected) in [
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn without_namespaces_names_are_names() {
+    fn without_namespaces_names_are_unchanged() {
         let (_folder, stores, [a, b]) = stores(false);
         assert_eq!(stores.list().unwrap(), BTreeMap::from([("only".to_owned(), 1), ("same".to_owned(), 2)]));
         assert_eq!(stores.of_name("same").unwrap(), ["same"]);

@@ -1,8 +1,8 @@
-//! A repository in an object store: models are folders of keys. Models are served from local copies; only changed objects
-//! are fetched again.
+//! A repository in an object store: models are folders of keys. Models are served from local copies; only changed objects are
+//! fetched again.
 //!
-//! An unreachable store affects only loads from it: its last listing is used until it answers again, and for a while after a
-//! failure no request is sent to it, so that loads and indexes do not wait for it repeatedly.
+//! An unreachable store affects only loads from it: its last listing is used until it answers again. For a while after a failure
+//! no request is sent to it, so that loads and indexes do not wait for it repeatedly.
 
 mod availability;
 mod connect;
@@ -35,9 +35,9 @@ use availability::Availability;
 use copies::Copies;
 use keys::Tree;
 
-/// Requests to a store at the same time.
+/// The maximum number of concurrent requests to a store.
 const AT_ONCE: usize = 8;
-/// How many objects a model may have, and a repository.
+/// The maximum number of objects of a model, and of a repository.
 const MOST: usize = 100_000;
 const MOST_OF_ALL: usize = 1_000_000;
 
@@ -49,7 +49,7 @@ pub(super) struct ObjectRepository {
     copies: Arc<Copies>,
     runtime: Handle,
     requests: Semaphore,
-    /// Locked shared while a model is fetched.
+    /// Locked in shared mode while a model is fetched.
     fetching: RwLock<()>,
     availability: Availability,
     cache: Arc<Cache>,
@@ -61,7 +61,7 @@ impl Debug for ObjectRepository {
     }
 }
 
-/// Why a model's objects cannot be fetched.
+/// The reason why a model's objects cannot be fetched.
 enum Refused {
     /// Its objects do not form a model's directory.
     Model(String),
@@ -77,15 +77,15 @@ struct Object {
 }
 
 impl ObjectRepository {
-    /// Needs the runtime. Copies are kept in `copies`, or in a temporary directory.
+    /// Creates the repository. Copies are kept in `copies`, or in a temporary directory. Needs a Tokio runtime.
     ///
     /// # Errors
-    /// The store cannot be used as it is configured, or there is no place for copies. Sends no request.
+    /// The store or the directory of copies cannot be used. Sends no request.
     pub(super) fn new(address: Address, copies: Option<&Path>, cache: Arc<Cache>) -> Result<Self, String> {
         let store = connect::connect(&address)?;
         let prefix = Key::parse(&address.prefix).map_err(|error| format!("'{address}' cannot be used: {error}"))?;
         let files = Copies::new(copies, &address.to_string());
-        let files = files.map_err(|error| format!("'{address}' has no place for copies: {error}"))?;
+        let files = files.map_err(|error| format!("'{address}' has no directory for copies: {error}"))?;
         record::store_opened(&cache, &address.to_string());
         Ok(Self {
             cache,
@@ -100,7 +100,7 @@ impl ObjectRepository {
         })
     }
 
-    /// The folders whose names can be those of models.
+    /// Returns the folders whose names are valid model names.
     async fn names(&self) -> io::Result<Vec<String>> {
         let listed = self.store.list_with_delimiter(Some(&self.prefix)).await;
         let folders = listed.map_err(|error| self.failed(&self.prefix, &error))?.common_prefixes;
@@ -111,11 +111,11 @@ impl ObjectRepository {
         Ok(names)
     }
 
-    /// The objects of a model, by key, and what they make.
+    /// Returns the objects of a model, sorted by key, and the directory tree that they form.
     async fn listed(&self, model: &str) -> Result<(Vec<Object>, Tree), Refused> {
         let folder = self.folder(model)?;
         let _permit = self.requests.acquire().await;
-        // One more than is allowed.
+        // One more than allowed, to detect the excess.
         let found = self.store.list(Some(&folder)).take(MOST + 1).try_collect::<Vec<ObjectMeta>>().await;
         let mut found = found.map_err(|error| match &error {
             Error::InvalidPath { .. } => Refused::Model(error_text::of(&error)),
@@ -141,7 +141,7 @@ impl ObjectRepository {
         Key::parse(text).map_err(|error| Refused::Model(error.to_string()))
     }
 
-    /// The fingerprints of all models, from one listing with a thousand objects a request.
+    /// Returns the fingerprints of all models, from one listing with a thousand objects per request.
     async fn looked(&self) -> io::Result<Vec<(String, Stamp)>> {
         let start = match self.prefix.as_ref() {
             "" => 0,
@@ -171,10 +171,10 @@ impl ObjectRepository {
         Ok(models.into_iter().map(|(name, contents)| self.stamped(name, &contents)).collect())
     }
 
-    /// The same with a listing for each model.
+    /// Returns the same with a listing for each model.
     async fn looked_at_each(&self) -> io::Result<Vec<(String, Stamp)>> {
         let names = self.names().await?;
-        let seen = stream::iter(names).map(|name| async move {
+        let stamps = stream::iter(names).map(|name| async move {
             match self.listed(&name).await {
                 Ok((objects, _)) => Ok(self.stamped(name, &objects.into_iter().map(|object| object.content).collect())),
                 // Reported when the model is loaded.
@@ -182,12 +182,12 @@ impl ObjectRepository {
                 Err(Refused::Store(error)) => Err(error),
             }
         });
-        let mut seen: Vec<(String, Stamp)> = seen.buffer_unordered(AT_ONCE).try_collect().await?;
-        seen.sort_unstable();
-        Ok(seen)
+        let mut stamps: Vec<(String, Stamp)> = stamps.buffer_unordered(AT_ONCE).try_collect().await?;
+        stamps.sort_unstable();
+        Ok(stamps)
     }
 
-    /// A fingerprint that also changes when the model could not be fetched, so that a poll tries it again.
+    /// Returns a fingerprint that also changes after a failed fetch, so that a poll retries the model.
     fn stamped(&self, name: String, contents: &BTreeSet<String>) -> (String, Stamp) {
         let stamp = Stamp::of(&(contents, self.availability.failures(&name)));
         (name, stamp)
@@ -218,7 +218,7 @@ impl Store for ObjectRepository {
     fn list(&self) -> io::Result<Vec<String>> {
         let names = self.asked(self.availability.names_or(|| self.runtime.block_on(self.names())));
         if self.availability.trouble().is_none()
-            && let Ok(_nobody_fetches) = self.fetching.try_write()
+            && let Ok(_exclusive) = self.fetching.try_write()
         {
             self.copies.keep_models(&names);
         }

@@ -1,4 +1,4 @@
-//! A configuration and files that a client sends with a load in place of the repository's. They are kept while the model is
+//! A configuration and files that a client sends with a load instead of the repository's. They are kept while the model is
 //! loaded, the files in a temporary directory.
 
 use std::fs;
@@ -11,17 +11,17 @@ use pharos::repository::Override;
 
 use super::files::{ModelFiles, TemporaryDirectories};
 
-/// What a client has sent with a load.
+/// The content of a client's load request.
 #[derive(Clone, Debug)]
 pub(crate) struct Overrides {
-    /// JSON.
+    /// The configuration in JSON.
     pub(crate) config: String,
-    /// The model's files, if the client has sent files.
+    /// The model's files, if the client sent any.
     pub(crate) files: Option<Arc<ModelFiles>>,
 }
 
 impl Overrides {
-    /// Writes the files, if there are some.
+    /// Writes the files, if there are any.
     ///
     /// # Errors
     /// They cannot be written.
@@ -33,16 +33,15 @@ impl Overrides {
         let (path, above) = directories.next()?;
         let local = ModelFiles::temporary(path.clone(), path, above);
         for (path, bytes) in files {
-            let whole = local.path().join(&path);
-            write(local.path(), &whole, &bytes).map_err(|error| {
-                io::Error::new(error.kind(), format!("'{}' cannot be written: {error}", path.display()))
-            })?;
+            let full = local.path().join(&path);
+            write(local.path(), &full, &bytes)
+                .map_err(|error| io::Error::new(error.kind(), format!("cannot write '{}': {error}", path.display())))?;
         }
         Ok(Self { config, files: Some(Arc::new(local)) })
     }
 }
 
-/// Writes a file that is not there yet, in a directory that only this process writes to.
+/// Writes a new file in a directory that only this process writes to.
 fn write(top: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
     if let Some(directory) = path.parent().filter(|directory| *directory != top) {
         fs::create_dir_all(directory)?;
@@ -66,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_goes_with_the_last_who_holds_it() {
+    fn the_directory_is_removed_with_its_last_user() {
         let directories = TemporaryDirectories::default();
         assert!(given(&[], &directories).unwrap().files.is_none());
         let first = given(&[("1/model.onnx", "x"), ("labels.txt", "y")], &directories).unwrap();
@@ -85,13 +84,13 @@ mod tests {
     fn a_file_cannot_be_a_directory_too() {
         let directories = TemporaryDirectories::default();
         let error = given(&[("1/model", "x"), ("1/model/x", "y")], &directories).unwrap_err();
-        assert!(error.to_string().contains("'1/model/x' cannot be written"), "{error}");
+        assert!(error.to_string().contains("cannot write '1/model/x'"), "{error}");
         let above = directories.next().unwrap().1;
-        assert!(!above.path().join("0").exists(), "nothing stays of what failed");
+        assert!(!above.path().join("0").exists(), "files of a failed load are left");
     }
 
     #[test]
-    fn the_end_of_the_server_removes_what_is_in_use() {
+    fn closing_removes_directories_in_use() {
         let directories = TemporaryDirectories::default();
         let used = given(&[("1/model", "x")], &directories).unwrap();
         let above = used.files.as_ref().unwrap().path().parent().unwrap().to_owned();
@@ -102,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_was_removed_is_made_again() {
+    fn a_removed_directory_is_created_again() {
         let directories = TemporaryDirectories::default();
         let first = given(&[("1/model", "x")], &directories).unwrap();
         fs::remove_dir_all(first.files.as_ref().unwrap().path().parent().unwrap()).unwrap();

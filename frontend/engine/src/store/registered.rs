@@ -1,4 +1,4 @@
-//! Directories that are registered while the server runs, each as a model of some name. They may be anywhere.
+//! Directories anywhere on the machine that are registered as models while the server runs.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,15 +9,15 @@ use pharos::repository::Stamp;
 
 use super::{ModelFiles, Store, scan};
 
-/// The registered directories by the names of their models. Cheap to clone; all clones share them.
+/// The registered directories by model name. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Registered(Arc<RwLock<BTreeMap<String, PathBuf>>>);
 
 impl Registered {
-    /// Registers directories, all or none of them.
+    /// Registers all of these directories or none.
     ///
     /// # Errors
-    /// The name that is in use.
+    /// A name that is already in use.
     pub fn add(&self, models: &BTreeMap<String, PathBuf>) -> Result<(), String> {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(name) = models.keys().find(|name| all.contains_key(*name)) {
@@ -27,7 +27,7 @@ impl Registered {
         Ok(())
     }
 
-    /// Forgets models. Their files stay.
+    /// Unregisters models. Their files stay.
     pub fn remove<'a>(&self, names: impl IntoIterator<Item = &'a String>) {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         for name in names {
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_taken_once() {
+    fn names_are_unique() {
         let registered = Registered::default();
         let models = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), std::env::temp_dir())).collect();
         registered.add(&models(&["a", "b"])).unwrap();

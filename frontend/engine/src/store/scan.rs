@@ -1,4 +1,4 @@
-//! What lies in a model's directory: versions, configuration, and fingerprints of the files. Reads, decides nothing.
+//! Reads a model's directory: versions, configuration, and fingerprints of the files.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 
 use pharos::repository::{Stamp, parse_version_directory};
 
-/// The usual configuration file, and the directory of the others.
+/// The default configuration file, and the directory of alternative ones.
 const CONFIG: &str = "config.pbtxt";
 const CONFIGS: &str = "configs";
 
-/// How deep a model's directory may be: deeper ones are loops of symbolic links.
+/// The deepest directory that is followed, as a guard against loops of symbolic links.
 const DEEPEST: usize = 32;
 
-/// What is in a model's directory.
+/// The contents of a model's directory.
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
-    /// The configuration file, and its text if it is there.
+    /// The path of the configuration file, and its text if it exists.
     pub(crate) config_path: PathBuf,
     pub(crate) config: Option<String>,
     /// Versions with their directories, ascending.
@@ -28,10 +28,10 @@ pub(crate) struct Contents {
     pub(crate) files: Vec<String>,
 }
 
-/// What is in the directory of a model, with the configuration `NAME.pbtxt` of this name if there is one.
+/// Reads the directory of a model, with the configuration `NAME.pbtxt` of this name if it exists.
 ///
 /// # Errors
-/// It cannot be read.
+/// The directory cannot be read.
 pub(crate) fn contents(path: &Path, config_name: Option<&str>) -> io::Result<Contents> {
     let custom = config_name.map(|name| path.join(CONFIGS).join(format!("{name}.pbtxt"))).filter(|path| path.is_file());
     let config_path = custom.unwrap_or_else(|| path.join(CONFIG));
@@ -54,34 +54,34 @@ pub(crate) fn contents(path: &Path, config_name: Option<&str>) -> io::Result<Con
     Ok(contents)
 }
 
-/// The most bytes of a text: configurations and names of classes.
+/// The maximum number of bytes of a text file, such as a configuration or class labels.
 const LONGEST_TEXT: u64 = 64 << 20;
 
-/// The most bytes of a tensor's file, more than a frame to the worker can take.
+/// The maximum number of bytes of a tensor file, more than a frame to the worker can hold.
 const LONGEST_FILE: u64 = 4 << 30;
 
-/// A whole text file.
+/// Reads a text file.
 ///
 /// # Errors
-/// It cannot be read, is no file, is too long, or is no UTF-8.
+/// It cannot be read, is not a regular file, is too long, or is not UTF-8.
 pub(crate) fn read_text(path: &Path) -> io::Result<String> {
     let bytes = read_at_most(path, LONGEST_TEXT)?;
     String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// A whole file with the elements of a tensor.
+/// Reads a file with the elements of a tensor.
 ///
 /// # Errors
-/// It cannot be read, is no file, or is too long.
+/// It cannot be read, is not a regular file, or is too long.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     read_at_most(path, LONGEST_FILE)
 }
 
-/// Devices and pipes are refused: reading them may never end.
+/// Refuses devices and pipes, because reading them may never end.
 fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     if !fs::metadata(path)?.is_file() {
-        return refuse("it is no regular file".to_owned());
+        return refuse("it is not a regular file".to_owned());
     }
     let mut bytes = Vec::new();
     fs::File::open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
@@ -91,17 +91,17 @@ fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The fingerprint of the files below a directory: names, sizes and when they were changed. What is hidden, and what Python
-/// leaves beside a model, is passed over.
+/// Returns the fingerprint of the files below a directory: names, sizes and modification times. Skips hidden files and Python's
+/// byte code.
 ///
 /// # Errors
-/// It cannot be read.
+/// The directory cannot be read.
 pub(crate) fn stamp(directory: &Path) -> io::Result<Stamp> {
     stamp_without(directory, |_| false)
 }
 
-/// The fingerprint of the files that all versions of a model share: label files, warm-up data and the like. The
-/// configurations are not among them; what they say is compared.
+/// Returns the fingerprint of the files that all versions of a model share, such as label files and warm-up data. Excludes
+/// configurations, whose parsed contents are compared instead.
 ///
 /// # Errors
 /// The model's directory cannot be read.
@@ -109,7 +109,7 @@ pub(crate) fn shared_stamp(model: &Path) -> io::Result<Stamp> {
     stamp_without(model, |name| name == CONFIG || name == CONFIGS || parse_version_directory(name).is_some())
 }
 
-/// The fingerprint of single files, or of what is at their places.
+/// Returns the fingerprint of single files.
 pub(crate) fn stamp_of(files: &[PathBuf]) -> Stamp {
     let known = |path: &PathBuf| {
         let metadata = fs::metadata(path).ok()?;
@@ -118,11 +118,11 @@ pub(crate) fn stamp_of(files: &[PathBuf]) -> Stamp {
     Stamp::of(&files.iter().map(known).collect::<Vec<_>>())
 }
 
-fn stamp_without(directory: &Path, leave: impl Fn(&str) -> bool) -> io::Result<Stamp> {
+fn stamp_without(directory: &Path, skip: impl Fn(&str) -> bool) -> io::Result<Stamp> {
     let mut all = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        if !leave(&entry.file_name().to_string_lossy()) {
+        if !skip(&entry.file_name().to_string_lossy()) {
             list(&entry.path(), OsString::new(), 0, &mut all)?;
         }
     }
@@ -130,7 +130,7 @@ fn stamp_without(directory: &Path, leave: impl Fn(&str) -> bool) -> io::Result<S
     Ok(Stamp::of(&all))
 }
 
-/// A file: its path in the directory, its size, and when it was changed, in seconds and nanoseconds.
+/// A file: its path in the directory, its size, and its modification time in seconds and nanoseconds.
 type FileStamp = (OsString, u64, i64, i64);
 
 fn list(path: &Path, above: OsString, depth: usize, all: &mut Vec<FileStamp>) -> io::Result<()> {
@@ -143,7 +143,7 @@ fn list(path: &Path, above: OsString, depth: usize, all: &mut Vec<FileStamp>) ->
     }
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
-        // It went away, or is a link that leads nowhere.
+        // It was removed meanwhile, or is a dangling link.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(unreadable(path, &error)),
     };
@@ -158,7 +158,7 @@ fn list(path: &Path, above: OsString, depth: usize, all: &mut Vec<FileStamp>) ->
         all.push((name, metadata.len(), metadata.mtime(), metadata.mtime_nsec()));
         return Ok(());
     }
-    // So that a directory without files is told from none.
+    // Distinguishes an empty directory from a missing one.
     all.push((name.clone(), 0, 0, 0));
     for entry in fs::read_dir(path)? {
         list(&entry?.path(), name.clone(), depth + 1, all)?;
@@ -166,18 +166,18 @@ fn list(path: &Path, above: OsString, depth: usize, all: &mut Vec<FileStamp>) ->
     Ok(())
 }
 
-/// What tells that a directory is a Python environment, of thousands of files, and changes when it is made anew: those are
-/// not looked at one by one.
+/// Returns the metadata of the file that marks a directory as a Python environment and changes when it is recreated. It replaces
+/// the metadata of the thousands of files in the environment.
 fn environment_mark(directory: &Path) -> Option<fs::Metadata> {
     ["pyvenv.cfg", "conda-meta/history"].iter().find_map(|name| fs::metadata(directory.join(name)).ok())
 }
 
-/// Whether a file or directory of this name is passed over.
+/// Returns whether files or directories of this name are skipped.
 pub(crate) fn is_hidden(name: &str) -> bool {
     name.is_empty() || name.starts_with('.')
 }
 
-/// The directories in a directory, by name; hidden ones are passed over.
+/// Returns the directories in a directory, by name, without hidden ones.
 pub(crate) fn directories(path: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(path)? {
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_files_of_some_length_are_read() {
+    fn refuses_long_and_irregular_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "text").unwrap();
@@ -211,7 +211,7 @@ mod tests {
         fs::write(&path, [0xff]).unwrap();
         assert_eq!(read_text(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
         for other in [folder.path(), Path::new("/dev/zero")] {
-            assert!(read(other).unwrap_err().to_string().contains("no regular file"), "{}", other.display());
+            assert!(read(other).unwrap_err().to_string().contains("not a regular file"), "{}", other.display());
         }
         assert_eq!(read(&folder.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }

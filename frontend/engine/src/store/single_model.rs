@@ -1,7 +1,7 @@
-//! A place that is a model itself instead of a directory of models: a model's own directory (`config.pbtxt`, `1/`), a
-//! directory that holds a model's files, or one file. Storage initializers leave models so (`/mnt/models/model.onnx`).
+//! A repository path that is a single model instead of a directory of models: a model's directory (`config.pbtxt`, `1/`), a
+//! directory with a model's files, or one file. Storage initializers create such paths (`/mnt/models/model.onnx`).
 //!
-//! The place is only read. Files without a version directory are served from a temporary directory of symbolic links.
+//! The path is never written to. Files without a version directory are served from a temporary directory of symbolic links.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -14,7 +14,7 @@ use pharos::repository::{Stamp, check_model_name, parse_version_directory};
 use super::files::{ModelFiles, TemporaryDirectories};
 use super::scan;
 
-/// The configuration of a model.
+/// The name of a model's configuration file.
 const CONFIG: &str = "config.pbtxt";
 
 /// A repository path that is itself a model.
@@ -25,32 +25,32 @@ pub(super) struct Single {
     files: Files,
 }
 
-/// Where its files are.
+/// The arrangement of the model's files.
 #[derive(Debug, PartialEq, Eq)]
 enum Files {
     /// In version directories, as in a repository.
     Versions,
-    /// Beside each other: the links that make a version of them, by name. A configuration may be among them.
+    /// Side by side: the links, by name, that make a version of them; may include a configuration.
     Loose(Vec<(OsString, PathBuf)>),
 }
 
 impl Single {
-    /// The model that a place is; `None` for a directory of models. It is called `name`, or else as its configuration says,
-    /// or as its directory. Blocks.
+    /// Returns the model at a path; `None` for a directory of models. Its name is `name`, or else the one in its configuration,
+    /// or else its directory's. Blocks.
     ///
     /// # Errors
-    /// The place cannot be read.
+    /// The path cannot be read.
     pub(super) fn find(place: &Path, name: Option<&str>) -> io::Result<Option<Self>> {
         let files = if place.is_file() { Some(one_file(place)?) } else { whole_directory(place)? };
         let Some(files) = files else { return Ok(None) };
         let directory = if place.is_file() { place.parent().unwrap_or(place) } else { place };
         let own = || scan::read_text(&directory.join(CONFIG)).ok().and_then(|text| name_in(&text));
-        let said = name.map(str::to_owned).or_else(|| if place.is_file() { None } else { own() });
-        let name = said.unwrap_or_else(|| name_of(place));
+        let chosen = name.map(str::to_owned).or_else(|| if place.is_file() { None } else { own() });
+        let name = chosen.unwrap_or_else(|| name_of(place));
         Ok(Some(Self { name, place: place.to_owned(), files }))
     }
 
-    /// The fingerprint of its files.
+    /// Returns the fingerprint of its files.
     pub(super) fn stamp(&self) -> Stamp {
         match &self.files {
             Files::Versions => scan::stamp(&self.place).unwrap_or_default(),
@@ -64,10 +64,10 @@ impl Single {
         }
     }
 
-    /// Its files in the form of a model's directory, in a directory of `temporary` if files must be linked.
+    /// Returns its files in the form of a model's directory, in a directory of `temporary` if files must be linked.
     ///
     /// # Errors
-    /// A temporary directory cannot be made.
+    /// A temporary directory cannot be created.
     pub(super) fn local(&self, temporary: &TemporaryDirectories) -> io::Result<ModelFiles> {
         let Files::Loose(links) = &self.files else { return Ok(ModelFiles::permanent(self.place.clone())) };
         let (path, above) = temporary.next()?;
@@ -82,7 +82,7 @@ impl Single {
     }
 }
 
-/// The files of a directory that is a model.
+/// Returns the files of a directory that is a single model.
 fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
     let mut entries: Vec<(OsString, PathBuf)> = Vec::new();
     for entry in std::fs::read_dir(place)? {
@@ -90,7 +90,7 @@ fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
         if scan::is_hidden(&entry.file_name().to_string_lossy()) {
             continue;
         }
-        // Asked for each model at each load: the first model of a directory of models ends the search.
+        // This runs for each model at each load, so the search ends at the first model of a directory of models.
         if entry.path().is_dir() && is_model(&entry.path()) {
             return Ok(None);
         }
@@ -116,8 +116,8 @@ fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
     Ok(Some(Files::Loose(links)))
 }
 
-/// The model file among these, with the name under which a backend looks for it; `None` without one, or if several files
-/// with other names or several archives could be meant.
+/// Returns the model file among these, with the name that its backend expects; `None` without one, or if it is ambiguous because
+/// of several files with other names or several archives.
 fn usual_name<'a>(files: &[&'a str]) -> Option<(&'a str, String)> {
     let known: Vec<(&str, String)> = files.iter().filter_map(|file| Some((*file, usual_model_file(file)?))).collect();
     let by_name = known.iter().find(|(file, usual)| file == usual && !file.ends_with(".mar"));
@@ -128,15 +128,15 @@ fn usual_name<'a>(files: &[&'a str]) -> Option<(&'a str, String)> {
     }
 }
 
-/// A second link to a file that has another name than its backend expects.
+/// Returns a second link to a file whose name differs from the one that its backend expects.
 fn link_to(links: &[(OsString, PathBuf)], file: &str, usual: String) -> Option<(OsString, PathBuf)> {
     let (_, target) = links.iter().find(|(name, _)| name == file)?;
     (file != usual).then(|| (OsString::from(usual), target.clone()))
 }
 
-/// A file that is a model, and those beside it whose names begin as its own does: weights may be in a file of their own.
+/// Returns a model file and the files beside it whose names begin with its stem, such as separate weights.
 fn one_file(file: &Path) -> io::Result<Files> {
-    let unknown = || io::Error::new(io::ErrorKind::InvalidInput, "it is a file, but not a model file of a known kind");
+    let unknown = || io::Error::new(io::ErrorKind::InvalidInput, "the file is not a model file of a known kind");
     let own = file.file_name().and_then(OsStr::to_str).ok_or_else(unknown)?;
     let usual = usual_model_file(own).ok_or_else(unknown)?;
     let stem = Path::new(own).file_stem().and_then(OsStr::to_str).unwrap_or(own);
@@ -155,12 +155,12 @@ fn one_file(file: &Path) -> io::Result<Files> {
     Ok(Files::Loose(links))
 }
 
-/// Links need targets that do not depend on the current directory.
+/// Makes paths absolute, since link targets must not depend on the current directory.
 fn absolute(entries: Vec<(OsString, PathBuf)>) -> io::Result<Vec<(OsString, PathBuf)>> {
     entries.into_iter().map(|(name, path)| Ok((name, std::path::absolute(path)?))).collect()
 }
 
-/// Whether a directory in a place is a model: the place is then a directory of models.
+/// Returns whether a subdirectory is a model, which means that its parent is a directory of models.
 fn is_model(directory: &Path) -> bool {
     let has =
         |name: &String| name == CONFIG || (parse_version_directory(name).is_some() && directory.join(name).is_dir());
@@ -171,7 +171,7 @@ fn version(name: &OsStr) -> Option<u64> {
     name.to_str().and_then(parse_version_directory)
 }
 
-/// The names in a directory; none if it cannot be read.
+/// Returns the names in a directory; empty if it cannot be read.
 fn names(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -179,13 +179,13 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// The name that a configuration says.
+/// Returns the model name in a configuration.
 fn name_in(text: &str) -> Option<String> {
     let name = Draft::from_text(text, CONFIG).ok()?.name().to_owned();
     check_model_name(&name).is_ok().then_some(name)
 }
 
-/// The name of a directory; of a file that is not called `model.*`, its own.
+/// Returns the name of a directory, or of a file unless it is called `model.*`.
 fn name_of(place: &Path) -> String {
     let place = std::path::absolute(place).unwrap_or_else(|_| place.to_owned());
     let stem = place.file_stem().filter(|stem| place.is_file() && *stem != "model");
@@ -203,7 +203,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory of this name with these files, in a temporary one.
+    /// Creates a directory of this name with these files, in a temporary directory.
     fn directory(name: &str, files: &[&str]) -> (TempDir, PathBuf) {
         let above = tempfile::tempdir().unwrap();
         let directory = above.path().canonicalize().unwrap().join(name);
@@ -216,7 +216,7 @@ mod tests {
         (above, directory)
     }
 
-    /// The name and the files, with their directories, that these files are served with.
+    /// Returns the name and the files, with their directories, with which these files are served.
     fn served(name: &str, files: &[&str], place: &str) -> Option<(String, Vec<String>)> {
         let (_above, folder) = directory(name, files);
         let single = Single::find(&folder.join(place), None).unwrap()?;
@@ -226,7 +226,7 @@ mod tests {
         let mut all = names(local.path());
         all.extend(names(&local.path().join("1")).into_iter().map(|name| format!("1/{name}")));
         all.sort();
-        assert_eq!(names(&folder), before, "the place is only read");
+        assert_eq!(names(&folder), before, "the path was changed");
         let temporary = local.path().to_owned();
         drop(local);
         assert!(temporary == folder || !temporary.exists());
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_of_models_are_none() {
+    fn directories_of_models_are_not_single_models() {
         check("repository", &["a/1/model.onnx", "b/config.pbtxt", "model.onnx"], "", None);
         check("numbers", &["1/1/model.onnx"], "", None);
         check("empty", &[".hidden/model.onnx"], "", None);
@@ -272,8 +272,8 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_said_counts() {
-        let (_above, folder) = directory("said", &["model.onnx"]);
+    fn an_explicit_name_is_used() {
+        let (_above, folder) = directory("plain", &["model.onnx"]);
         assert_eq!(Single::find(&folder, Some("mine")).unwrap().unwrap().name, "mine");
         let single = Single::find(&folder, None).unwrap().unwrap();
         let before = single.stamp();

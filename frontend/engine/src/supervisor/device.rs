@@ -1,4 +1,4 @@
-//! An instance and the GPU that it runs on: chosen anew for each of its processes, and given up when it is lost.
+//! The GPU of an instance: chosen for each of its processes, and released when the process or the GPU is lost.
 
 use pharos::supervisor::Supervisor;
 use pharos::wire::{Device, Loaded};
@@ -10,17 +10,17 @@ use crate::scheduler::placement::OnGpu;
 use pharos_os::clock;
 use pharos_telemetry::system::{ChosenDevice, Wanted};
 
-/// So much pinned memory holds most tensors, bytes: 16 MiB are a batch of 27 pictures of 224 x 224 in FP32.
-const LITTLE: u64 = 16 << 20;
+/// Below this amount of pinned memory, in bytes, a log line warns. 16 MiB are a batch of 27 images of 224 x 224 in FP32.
+const LOW_PINNED: u64 = 16 << 20;
 
-/// What a process has of a GPU.
+/// A process's share of a GPU.
 pub(super) struct DeviceShare {
     pub(super) chosen: ChosenDevice,
     pub(super) share: Share,
 }
 
 impl DeviceShare {
-    /// What the worker is told.
+    /// Returns the device description for the worker.
     pub(super) fn device(&self) -> Device {
         Device {
             number: self.chosen.number,
@@ -32,7 +32,7 @@ impl DeviceShare {
 }
 
 impl Instance {
-    /// The placement of the process of the instance `name`: on the processors of the group's host policy, else those near its GPU, with a thread for each at most.
+    /// Returns the placement of the process: the processors of the host policy, else those near its GPU, with one thread each.
     pub(super) fn process_placement<'a>(
         &'a self,
         name: &'a str,
@@ -49,14 +49,14 @@ impl Instance {
         ProcessPlacement { instance: name, threads, gpu: taken.map(|taken| &taken.chosen), processors }
     }
 
-    /// Starts a process; on a GPU if the instance is to run on one and that can be used now.
+    /// Starts a process, on a GPU if the instance needs one and it can be used now.
     pub(super) async fn begin(&mut self, machine: &mut Supervisor, running: &mut Option<Running>) {
         let taken = match &self.placement.device {
             None => None,
             Some(device) => match self.take(device).await {
                 Ok(taken) => Some(taken),
                 Err(reason) => {
-                    // A sentence of its own: no process has ended.
+                    // The reason alone is enough: no process has ended.
                     machine.load_failed(reason, clock::now());
                     return machine.exited("it was not started", clock::now());
                 }
@@ -69,23 +69,23 @@ impl Instance {
     }
 
     /// # Errors
-    /// The GPU cannot be used, or a model may not be loaded onto it.
+    /// The GPU cannot be used, or no model may be loaded onto it.
     async fn take(&self, device: &OnGpu) -> Result<DeviceShare, String> {
-        // Who was ready once is not loaded, only restarted.
+        // An instance that was ready before is only restarted.
         let loading = self.outcome.is_some();
         let wanted = Wanted { number: device.number, turn: device.turn, loading };
         let chosen = self.plan.devices.choose(wanted).await.map_err(|reason| self.about(device, &reason))?;
-        tracing::info!(instance = %self.name(), "it runs on GPU {} ({})", chosen.number, chosen.uuid);
+        tracing::info!(instance = %self.name(), "instance placed on GPU {} ({})", chosen.number, chosen.uuid);
         let share = self.plan.pinned.share();
-        if share.each() < LITTLE {
+        if share.each() < LOW_PINNED {
             let mib = share.each() >> 20;
-            tracing::info!(instance = %self.name(), "larger tensors are copied more slowly: the pool of pinned memory has {mib} MiB \
-                left for each direction, see --pinned-memory-pool-byte-size");
+            tracing::info!(instance = %self.name(), "only {mib} MiB of pinned memory are left for each direction; \
+                larger tensors are copied more slowly (see --pinned-memory-pool-byte-size)");
         }
         Ok(DeviceShare { chosen, share })
     }
 
-    /// The model has been loaded: what was not registered of its share of the pinned memory is for others.
+    /// Returns the unregistered part of the instance's share of pinned memory after its model was loaded.
     pub(super) fn registered(running: &mut Running, loaded: &Loaded) {
         let Some(taken) = &mut running.taken else { return };
         if taken.share.each() > 0 && loaded.pinned == 0 {
@@ -95,7 +95,7 @@ impl Instance {
         taken.share.registered(loaded.pinned);
     }
 
-    /// Gives the process up if its GPU is lost.
+    /// Reports a lost GPU to the supervisor of the process.
     pub(super) fn look_at_device(&self, machine: &mut Supervisor, running: &Option<Running>) {
         if running.is_some()
             && let Some(device) = &self.placement.device

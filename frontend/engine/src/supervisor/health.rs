@@ -1,4 +1,4 @@
-//! What others see of an instance: its task writes it, and whoever shows or chooses instances reads it.
+//! The published state of an instance: written by its task, read by metrics, readiness checks and schedulers.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,27 +8,27 @@ use pharos::timeline::Instant;
 
 use crate::wire::SharedLink;
 
-/// What others see of an instance.
+/// The published state of an instance.
 #[derive(Default)]
 pub(super) struct Health {
-    /// What the instance is called. Held for a moment.
+    /// The name of the instance. Locked only to copy or replace it.
     name: Mutex<Arc<str>>,
     pub(super) ready: AtomicBool,
-    /// It does not come back: it is still restarted, but requests do not wait for it.
+    /// Whether it counts as permanently lost: it is still restarted, but requests do not wait for it.
     pub(super) broken: AtomicBool,
-    /// What the metrics show: 0 for nothing, else one more than the state's number.
+    /// The state in the metrics: 0 for none, else the state's number plus one.
     pub(super) shown: AtomicU8,
-    /// Since when it has been lost, first of a row of losses; 0 while it is not.
+    /// The time of the first of several consecutive losses; 0 while it is not lost.
     pub(super) lost: AtomicU64,
-    /// The first loss of a row without a healthy time in between; 0 before any loss.
+    /// The first loss since the last healthy period; 0 before any loss.
     pub(super) first_loss: AtomicU64,
-    /// Its process; 0 while it has none.
+    /// The id of its process; 0 while it has none.
     pub(super) pid: AtomicU32,
-    /// It is kept out of scheduling: requests can rely on it neither now nor later.
+    /// Whether it is loaded but kept out of scheduling, so that requests cannot wait for it.
     pub(super) passive: bool,
-    /// The connection to its process, while it is ready. Held for a moment.
+    /// The connection to its process while it is ready. Locked only to copy or replace it.
     link: Mutex<Option<SharedLink>>,
-    /// Why it is not ready, if that is not because of its process. Held for a moment.
+    /// Why it is not ready, if the cause is not its process. Locked only to copy or replace it.
     trouble: Mutex<Option<String>>,
 }
 
@@ -41,23 +41,23 @@ impl Health {
         self.name.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The instance is called by another name; its process learns the name when it is started again.
+    /// Renames the instance; its process gets the new name at its next start.
     pub(super) fn rename(&self, name: &str) {
         *self.name.lock().unwrap_or_else(PoisonError::into_inner) = name.into();
     }
 
-    /// What the instance is doing; `None` when it has ended.
+    /// Returns the state of the instance; `None` after it has ended.
     pub(super) fn state(&self) -> Option<InstanceState> {
         let number = usize::from(self.shown.load(Ordering::Relaxed));
         InstanceState::ALL.get(number.checked_sub(1)?).copied()
     }
 
-    /// Since when it has been lost, first of a row of losses; `None` while it is not.
+    /// Returns the time of the first of several consecutive losses; `None` while it is not lost.
     pub(super) fn lost(&self) -> Option<Instant> {
         Some(Instant(self.lost.load(Ordering::Relaxed))).filter(|since| since.0 != 0)
     }
 
-    /// Since when requests have waited for it, if it is not ready after a loss.
+    /// Returns since when requests have waited for it, if it is not ready after a loss.
     pub(super) fn waited_for(&self) -> Option<Instant> {
         let since = Some(Instant(self.first_loss.load(Ordering::Relaxed))).filter(|since| since.0 != 0);
         since.filter(|_| !self.ready.load(Ordering::Relaxed))
@@ -67,7 +67,7 @@ impl Health {
         *self.link.lock().unwrap_or_else(PoisonError::into_inner) = link;
     }
 
-    /// The connection to its process, while it is ready.
+    /// Returns the connection to its process while it is ready.
     pub(super) fn link(&self) -> Option<SharedLink> {
         self.link.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -76,12 +76,12 @@ impl Health {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
     }
 
-    /// Why it is not ready, as far as that is known.
+    /// Returns why it is not ready, if known.
     pub(super) fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// It is ready, or is worth waiting for.
+    /// Returns whether it is ready or may become ready soon.
     pub(super) fn can_serve(&self) -> bool {
         !self.passive && (self.ready.load(Ordering::Relaxed) || !self.broken.load(Ordering::Relaxed))
     }

@@ -1,4 +1,4 @@
-//! The instances of a model version: started together, and later more or fewer of them.
+//! The instances of a model version, which start together and can be resized later.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -17,23 +17,23 @@ use crate::scheduler::placement::Placement;
 use crate::wire::SharedLink;
 use pharos_os::descriptors::Reserved;
 
-/// How often an instance that is to go is looked at while it executes.
-const LOOK: Duration = Duration::from_millis(5);
+/// The interval of checking whether a retired instance is idle.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How often one is looked at on which sequences go on.
-const LOOK_FOR_SEQUENCES: Duration = Duration::from_millis(50);
+/// The interval of checking a retired instance with running sequences.
+const SEQUENCE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The health of all instances of a version, for each of them.
+/// The health of all instances of a version, shared with each of them.
 #[derive(Clone, Default)]
 pub(super) struct Roster(Arc<RwLock<Vec<Arc<Health>>>>);
 
 impl Roster {
-    /// Whether any is worth waiting for.
+    /// Returns whether any instance is ready or may become ready soon.
     pub(super) fn can_serve(&self) -> bool {
         self.0.read().unwrap_or_else(PoisonError::into_inner).iter().any(|health| health.can_serve())
     }
 
-    /// Since when all have been waited for; `None` if one is ready, or is started for the first time.
+    /// Returns since when requests have waited for all instances; `None` if one is ready or starts for the first time.
     pub(super) fn waited_for(&self) -> Option<Instant> {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let active = all.iter().filter(|health| !health.passive);
@@ -48,32 +48,32 @@ impl Roster {
 /// The instances of a model version.
 #[derive(Default)]
 pub(crate) struct Instances {
-    // Held to copy the pointers, or to change which there are. Shared with the tasks that wait for the ends of sequences.
+    // Held only to copy or change the list. Shared with the tasks that wait for the ends of sequences.
     all: Arc<Mutex<Vec<Arc<Handle>>>>,
     roster: Roster,
 }
 
 struct Handle {
     id: InstanceId,
-    /// The placement that it serves now. Held for a moment.
+    /// The placement that it serves now. Locked only to copy or replace it.
     placement: Mutex<Placement>,
-    /// It goes on only until what it has is over.
+    /// Whether it is retired and only finishes its work.
     closing: AtomicBool,
     health: Arc<Health>,
-    /// Bytes by which loading has made its process grow.
+    /// Bytes by which loading has grown its process.
     memory: AtomicU64,
-    /// Bytes of its arenas that are registered with the driver of its GPU.
+    /// Bytes of its arenas that are registered with its GPU driver.
     pinned: AtomicU64,
-    /// Dropped with the handle, and that ends the instance too.
+    /// The stop signal; dropping it stops the instance too.
     stop: watch::Sender<Stop>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Whether an instance is to end.
+/// How an instance is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     No,
-    /// Its worker may finish what it does, for a limited time.
+    /// Its worker may finish its work for a limited time.
     Drain,
     /// Its worker is killed.
     Now,
@@ -84,7 +84,7 @@ impl Handle {
         self.placement.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// It serves this placement from now on.
+    /// Changes the placement that the instance serves.
     fn assign(&self, placement: Placement) {
         self.health.rename(&placement.name);
         *self.placement.lock().unwrap_or_else(PoisonError::into_inner) = placement;
@@ -94,7 +94,7 @@ impl Handle {
         self.closing.load(Ordering::Relaxed)
     }
 
-    /// Its process, if it has one.
+    /// Returns the id of its process, if it has one.
     fn pid(&self) -> Option<u32> {
         let pid = self.health.pid.load(Ordering::Relaxed);
         (pid != 0).then_some(pid)
@@ -120,18 +120,18 @@ impl Handle {
     }
 }
 
-/// What must be done to follow other placements.
+/// The changes needed to serve other placements.
 #[derive(Default)]
 struct Differences {
     /// Placements without an instance.
     new: Vec<Placement>,
-    /// Instances that go on, and where.
+    /// Instances that continue, with their placements.
     kept: Vec<(Arc<Handle>, Placement)>,
     /// Instances without a placement.
     gone: Vec<Arc<Handle>>,
 }
 
-/// An instance that is being started, and what comes of it.
+/// A starting instance and its outcome.
 type Starting = (Arc<Handle>, oneshot::Receiver<Result<Loaded, String>>);
 
 /// The state of an instance, its process and its GPU.
@@ -140,20 +140,20 @@ pub(crate) struct InstanceStatus {
     pub(crate) id: InstanceId,
     pub(crate) name: String,
     pub(crate) state: Option<InstanceState>,
-    /// Its process, if it has one.
+    /// The id of its process, if it has one.
     pub(crate) pid: Option<u32>,
-    /// The number of its GPU, if it is on one.
+    /// The number of its GPU, if it runs on one.
     pub(crate) gpu: Option<u32>,
 }
 
-/// The state of an instance that is not started any more.
+/// The state of an instance that is no longer restarted.
 const GIVEN_UP: Option<InstanceState> = Some(InstanceState::Failed);
 
 impl Instances {
-    /// Starts all instances and waits until all have loaded the model. Gives the engine and the memory of all.
+    /// Starts all instances and waits until all have loaded the model. Returns the engine and the total memory.
     ///
     /// # Errors
-    /// The first reason why one could not; the others are stopped.
+    /// The first reason why an instance could not start; the others are stopped.
     pub(crate) async fn start(
         plan: Arc<Plan>,
         placements: &[Placement],
@@ -164,12 +164,12 @@ impl Instances {
         loaded.map(|loaded| (instances, loaded)).ok_or_else(|| "the model has no instances".to_owned())
     }
 
-    /// Starts the instances of `placements` that are not there yet, and when they are ready stops those that are not among
-    /// them, each when it has executed what it has. Those of both go on as they are. An instance on which sequences have
-    /// begun is stopped when they have ended, which this does not wait for.
+    /// Starts instances for new `placements` and, once they are ready, stops those without a placement after they have executed
+    /// their requests. Instances with a placement continue unchanged. An instance with running sequences stops after their ends,
+    /// in the background.
     ///
     /// # Errors
-    /// The first reason why one could not be started; then all is as it was.
+    /// The first reason why an instance could not start; nothing has changed then.
     pub(crate) async fn resize(
         &self,
         plan: &Arc<Plan>,
@@ -184,8 +184,8 @@ impl Instances {
         Ok(())
     }
 
-    /// Instances stay where they are if possible, else they serve a placement like theirs. One that is not started any more
-    /// serves none: in its place a new one is tried.
+    /// Assigns placements to instances: the same placement if possible, else an equivalent one. A placement whose instance is no
+    /// longer restarted gets a new instance.
     fn differences(&self, placements: &[Placement]) -> Differences {
         let mut gone = self.handles();
         gone.retain(|handle| !handle.is_closing());
@@ -232,7 +232,7 @@ impl Instances {
                 Ok(loaded) => {
                     handle.memory.store(loaded.memory, Ordering::Relaxed);
                     handle.pinned.store(loaded.pinned, Ordering::Relaxed);
-                    sum = Some(together(sum, loaded));
+                    sum = Some(combined(sum, loaded));
                 }
                 Err(reason) => {
                     self.remove(&handles, driver).await;
@@ -271,7 +271,7 @@ impl Instances {
         (Arc::new(Handle { id, placement, closing, health, memory, pinned, stop, task }), started)
     }
 
-    /// Ends these instances, each when it has executed what it has. Waits for those without sequences.
+    /// Ends these instances after they have executed their requests. Waits only for those without sequences.
     async fn remove(&self, gone: &[Arc<Handle>], driver: &Arc<Driver>) {
         for handle in gone {
             handle.closing.store(true, Ordering::Relaxed);
@@ -282,12 +282,12 @@ impl Instances {
             gone.iter().cloned().partition(|handle| driver.has_sequences_on(handle.id));
         for handle in lasting {
             let (all, driver) = (self.all.clone(), driver.clone());
-            tokio::spawn(async move { end(&all, &[handle], &driver, LOOK_FOR_SEQUENCES).await });
+            tokio::spawn(async move { end(&all, &[handle], &driver, SEQUENCE_POLL_INTERVAL).await });
         }
-        end(&self.all, &short, driver, LOOK).await;
+        end(&self.all, &short, driver, POLL_INTERVAL).await;
     }
 
-    /// Shows the instances in the order of the placements.
+    /// Sorts the instances in the order of the placements.
     fn sort(&self, placements: &[Placement]) {
         let place = |handle: &Arc<Handle>| {
             let own = handle.placement();
@@ -296,14 +296,14 @@ impl Instances {
         self.all().sort_by_cached_key(place);
     }
 
-    /// Bytes by which loading has made all processes together grow, and how many they have registered with the drivers of
-    /// their GPUs.
+    /// Returns the bytes by which loading has grown all processes together, and the bytes that they have registered with their
+    /// GPU drivers.
     pub(crate) fn memory(&self) -> (u64, u64) {
         let of = |handle: &Arc<Handle>| [&handle.memory, &handle.pinned].map(|bytes| bytes.load(Ordering::Relaxed));
         self.all().iter().map(of).fold((0, 0), |sum, [memory, pinned]| (sum.0 + memory, sum.1 + pinned))
     }
 
-    /// What each does.
+    /// Returns the status of each instance.
     pub(crate) fn states(&self) -> Vec<InstanceStatus> {
         let doing = |handle: &Arc<Handle>| {
             let Placement { name, device, .. } = handle.placement();
@@ -313,39 +313,39 @@ impl Instances {
         self.all().iter().map(doing).collect()
     }
 
-    /// Whether one of them is not started any more.
+    /// Returns whether an instance is no longer restarted.
     pub(crate) fn any_given_up(&self) -> bool {
         self.all().iter().any(|handle| handle.health.state() == GIVEN_UP && !handle.is_closing())
     }
 
-    /// What each does, and since when it has been lost: from the first of a row of losses on, until it is ready again.
+    /// Returns the state of each instance and, while it is lost, the time of the first of its consecutive losses.
     pub(crate) fn seen(&self) -> Vec<(Option<InstanceState>, Option<Instant>)> {
         self.all().iter().map(|handle| (handle.health.state(), handle.health.lost())).collect()
     }
 
-    /// How many are ready for requests now.
+    /// Returns the number of instances that are ready for requests.
     pub(crate) fn ready(&self) -> usize {
         let all = self.all();
         let active = all.iter().filter(|handle| !handle.health.passive && !handle.is_closing());
         active.filter(|handle| handle.health.ready.load(Ordering::Relaxed)).count()
     }
 
-    /// Why instances are not ready, as far as that is known.
+    /// Returns the known reasons why instances are not ready.
     pub(crate) fn troubles(&self) -> Vec<String> {
         self.all().iter().filter_map(|handle| handle.health.trouble()).collect()
     }
 
-    /// The connections to those that are ready for requests now.
+    /// Returns the connections of the instances that are ready for requests.
     pub(crate) fn links(&self) -> Vec<SharedLink> {
         self.all().iter().filter(|handle| !handle.health.passive).filter_map(|handle| handle.health.link()).collect()
     }
 
-    /// Every instance by name, with the id of its process if it has one.
+    /// Returns the name of each instance, with the id of its process if it has one.
     pub(crate) fn processes(&self) -> Vec<(String, Option<u32>)> {
         self.all().iter().map(|handle| (handle.placement().name, handle.pid())).collect()
     }
 
-    /// Whether requests are worth accepting: an instance is ready, or is only being restarted.
+    /// Returns whether requests can be accepted: an instance is ready or being restarted.
     pub(crate) fn can_serve(&self) -> bool {
         self.roster.can_serve()
     }
@@ -361,7 +361,7 @@ impl Instances {
         }
     }
 
-    /// Kills all workers, also while [`Instances::stop`] waits for them.
+    /// Kills all workers, even while [`Instances::stop`] waits for them.
     pub(crate) fn kill(&self) {
         for handle in self.handles() {
             handle.stop.send_replace(Stop::Now);
@@ -377,11 +377,11 @@ impl Instances {
     }
 }
 
-/// Waits until retired instances have nothing to do, looking every `look`, then ends them and forgets them.
-async fn end(all: &Mutex<Vec<Arc<Handle>>>, gone: &[Arc<Handle>], driver: &Arc<Driver>, look: Duration) {
+/// Waits until retired instances are idle, checking every `interval`, then ends and removes them.
+async fn end(all: &Mutex<Vec<Arc<Handle>>>, gone: &[Arc<Handle>], driver: &Arc<Driver>, interval: Duration) {
     for handle in gone {
         while !driver.is_retired(handle.id) {
-            tokio::time::sleep(look).await;
+            tokio::time::sleep(interval).await;
         }
         handle.ask_to_stop();
     }
@@ -394,8 +394,8 @@ async fn end(all: &Mutex<Vec<Arc<Handle>>>, gone: &[Arc<Handle>], driver: &Arc<D
     all.retain(|handle| !gone.iter().any(|gone| Arc::ptr_eq(gone, handle)));
 }
 
-/// What is told of several instances: the engine of the first, the memory of all.
-fn together(first: Option<Loaded>, next: Loaded) -> Loaded {
+/// Combines the load results of several instances: the engine of the first, the memory of all.
+fn combined(first: Option<Loaded>, next: Loaded) -> Loaded {
     match first {
         Some(first) => Loaded { memory: first.memory + next.memory, pinned: first.pinned + next.pinned, ..first },
         None => next,

@@ -1,4 +1,4 @@
-//! Warm-ups: what an instance executes between the loading of its model and its first request, after every start.
+//! Warm-ups: the requests that an instance executes between the loading of its model and its first request, after every start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,18 +15,18 @@ use crate::wire::{Part, ToSend};
 use crate::worker_session::WARM_UP;
 use pharos_os::clock;
 
-/// What an instance executes before it is ready, as one batch.
+/// Requests that an instance executes as one batch before it is ready.
 pub(crate) struct WarmUp {
     pub(crate) name: String,
-    /// How often.
+    /// The number of runs.
     pub(crate) count: u32,
     pub(crate) parts: Vec<(InferRequest, Checked)>,
-    /// The control inputs that the model's configuration gives.
+    /// The control inputs given in the model's configuration.
     pub(crate) controls: Vec<InferInput>,
 }
 
 impl WarmUp {
-    /// The batch as it is sent now.
+    /// Returns the batch with the current time in its stamps.
     fn parts(&self, now: Instant) -> Vec<Arc<Part>> {
         let part = |(request, checked): &(InferRequest, Checked)| {
             let mut request = request.clone();
@@ -37,24 +37,24 @@ impl WarmUp {
     }
 }
 
-/// The run of a warm-up that an instance executes.
+/// A running warm-up of an instance.
 pub(super) struct Warming {
-    /// How many runs of all warm-ups are over.
+    /// The number of completed runs of all warm-ups.
     over: u32,
     name: String,
     parts: Vec<Arc<Part>>,
     since: Instant,
-    /// An error among the responses of a decoupled model.
+    /// The first error among the responses of a decoupled model.
     failed: Option<InferError>,
 }
 
 impl Warming {
-    /// Why the instance cannot be loaded, in Triton's words.
+    /// Returns why the instance cannot be loaded, in Triton's format.
     pub(super) fn failure(&self, why: impl std::fmt::Display) -> String {
         failure(&self.name, why)
     }
 
-    /// What is wrong if it takes longer than a batch may.
+    /// Returns the failure if the run has exceeded the time limit of a batch.
     pub(super) fn overdue(&self, now: Instant, limit: Duration) -> Option<String> {
         let over = now - self.since >= limit;
         over.then(|| self.failure(format!("it did not finish within {} s", limit.as_secs_f64())))
@@ -65,7 +65,7 @@ fn failure(sample: &str, why: impl std::fmt::Display) -> String {
     format!("failed to run warmup sample '{sample}': {why}")
 }
 
-/// The run of a warm-up has an error among its responses.
+/// Records an error among the responses of a warm-up.
 pub(super) fn warm_up_failed(running: &mut Option<Running>, error: InferError) {
     if let Some(warming) = running.as_mut().and_then(|running| running.warming.as_mut()) {
         warming.failed.get_or_insert(error);
@@ -73,7 +73,7 @@ pub(super) fn warm_up_failed(running: &mut Option<Running>, error: InferError) {
 }
 
 impl Instance {
-    /// Why the instance cannot be loaded. For a Python process that ended it begins with Triton's words.
+    /// Returns why the instance cannot be loaded; for a Python process that ended, prefixed with Triton's text.
     pub(super) fn why_ended(&self, reason: &LossReason) -> String {
         match reason {
             LossReason::Exited(how) if self.plan.launch.interpreter.is_some() => {
@@ -83,7 +83,7 @@ impl Instance {
         }
     }
 
-    /// Sends the next run of the warm-ups after so many; when there is none, the instance is ready.
+    /// Sends the warm-up run after `over` completed ones; after the last run, the instance is ready.
     pub(super) fn warm_up(&self, over: u32, machine: &mut Supervisor, running: &mut Option<Running>) {
         let mut runs =
             self.plan.warmups.iter().flat_map(|warm_up| std::iter::repeat_n(warm_up, warm_up.count as usize));

@@ -1,4 +1,4 @@
-//! Requests into a batch: one copy, contiguous, into the instance's input arena.
+//! Gathers requests into a batch, with one contiguous copy into the instance's input arena.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,32 +14,32 @@ use pharos::wire::{BatchRequest, Details, Execute, InputBlock, Piece, Placement,
 use super::Link;
 use crate::memory::CAPACITY;
 
-/// One request of a batch: checked, its inputs in the configuration's order.
+/// One request of a batch: checked, with its inputs in the order of the configuration.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) request: InferRequest,
     pub(crate) checked: Checked,
-    /// It only fills a place of a batch.
+    /// Whether the request only fills a place of a batch.
     pub(crate) padding: bool,
 }
 
-/// A batch as an instance is given it.
+/// A batch for an instance.
 pub(crate) struct ToSend<'a> {
-    /// Its number.
+    /// The number of the batch.
     pub(crate) batch: u64,
     /// The row of its flags.
     pub(crate) flags: u8,
-    /// Its requests. They have equal shape keys: the same inputs, compatible shapes.
+    /// The requests. They have equal shape keys: the same inputs with compatible shapes.
     pub(crate) parts: &'a [Arc<Part>],
-    /// For a model with sequences: one for each of its requests, `None` for padding. Empty: each is a sequence of its own.
+    /// For a model with sequences, one step for each request, `None` for padding. If empty, each request is a separate sequence.
     pub(crate) steps: &'a [Option<SequenceStep>],
-    /// Control inputs of the whole batch that are not made of `steps`: a warm-up's.
+    /// Control inputs of the whole batch that are not derived from `steps`, as in a warm-up.
     pub(crate) controls: &'a [InferInput],
-    /// The requests that have been executed before and have had responses.
+    /// The requests that were executed before and have had responses.
     pub(crate) resumed: Vec<Resumed>,
 }
 
-/// The inputs of a batch, as far as they are gathered.
+/// The inputs of a batch gathered so far.
 #[derive(Default)]
 pub(super) struct Gathered {
     inputs: Vec<InputBlock>,
@@ -88,7 +88,7 @@ impl Link {
         Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text))
     }
 
-    /// Gathers what the clients gave.
+    /// Gathers the inputs of the clients.
     fn gather_given(
         &self,
         config: &ModelConfig,
@@ -115,7 +115,7 @@ impl Link {
         Ok(())
     }
 
-    /// Gathers an input of which some is in memory of clients: that stays there, the rest goes into the arena.
+    /// Gathers an input that is partly in client memory; those parts stay there, the rest is copied into the arena.
     fn gather_mixed<'a>(
         &self,
         block: InputBlock,
@@ -126,7 +126,7 @@ impl Link {
         for (request, InferInput { tensor, .. }) in (0..).zip(inputs) {
             let (len, elements) = (tensor.data.len() as u64, element_count(&tensor.shape).unwrap_or(u64::MAX));
             let (region, offset) = match tensor.data.region() {
-                // Without a region, which was looked up, it would be that of the arena: nothing of anybody's.
+                // A region is always resolved at this point; the fallback is an id that no region has.
                 Some(slice) => (slice.region().map_or(u64::MAX, |region| region.id), slice.offset),
                 None => (0, self.write_pieces(tensor.data.pieces().iter().map(|piece| &**piece), gathered)?.offset),
             };
@@ -137,7 +137,7 @@ impl Link {
         Ok(())
     }
 
-    /// Adds the inputs that are made from the batch as a whole.
+    /// Adds the batch inputs, which are derived from the whole batch.
     fn gather_made(
         &self,
         config: &ModelConfig,
@@ -172,7 +172,7 @@ impl Link {
         if controls.is_empty() {
             return Ok(());
         }
-        // A sequence that the server has begun has no id but its key.
+        // A sequence that the server has started has no id except its key.
         let keys: Vec<CorrelationId> =
             steps.iter().map(|step| CorrelationId::Uint(step.map_or(0, |s| s.key))).collect();
         let places = parts.iter().zip(steps).zip(&keys).map(|((part, step), key)| {
@@ -229,8 +229,7 @@ impl Link {
 }
 
 pub(super) fn no_room(len: u64) -> InferError {
-    let text =
-        format!("{len} bytes of input do not fit in what is free of the instance's {CAPACITY} bytes of input memory");
+    let text = format!("{len} bytes of input exceed the free part of the instance's {CAPACITY} bytes of input memory");
     InferError::new(ErrorCode::Unavailable, Reason::TooLarge, text)
 }
 
@@ -238,18 +237,18 @@ fn index_of(request: &InferRequest, name: &str) -> Option<usize> {
     request.inputs.iter().position(|input| input.name == name)
 }
 
-/// The shapes of an input in all parts.
+/// Returns the shapes of an input in all parts.
 fn shapes(parts: &[Arc<Part>], index: usize) -> impl Iterator<Item = &[i64]> {
     parts.iter().filter_map(move |part| part.request.inputs.get(index)).map(|input| input.tensor.shape.as_slice())
 }
 
-/// A block without shape and place.
+/// Creates a block without shape and offset.
 fn block_of(position: usize, datatype: DataType) -> InputBlock {
     let input = u16::try_from(position).unwrap_or(u16::MAX);
     InputBlock { input, datatype, shape: Vec::new(), offset: 0, len: 0, pieces: Vec::new() }
 }
 
-/// The shape over the whole batch: the first dimension counts the rows of all requests.
+/// Returns the shape of the whole batch: the first dimension is the number of rows of all requests.
 fn batch_shape(config: &ModelConfig, mut shape: Vec<i64>, parts: &[Arc<Part>]) -> Vec<i64> {
     if config.max_batch_size > 0
         && let Some(first) = shape.first_mut()
@@ -268,7 +267,7 @@ fn describe(part: &Part, sequence: Option<SequenceStep>) -> BatchRequest {
     BatchRequest { id, rows: rows(part), parameters, sequence, details: None }
 }
 
-/// What few backends look at.
+/// Returns details that only some backends use.
 fn details_of(config: &ModelConfig, part: &Part) -> Details {
     let request = &part.request;
     let position = |name: &str| config.outputs.iter().position(|output| output.name == name);
@@ -286,7 +285,7 @@ fn details_of(config: &ModelConfig, part: &Part) -> Details {
     }
 }
 
-/// The shapes of a request's inputs that may be ragged, as the model sees them.
+/// Returns the shapes of a request's inputs that may be ragged, as the model sees them.
 fn ragged(config: &ModelConfig, request: &InferRequest) -> Vec<(u16, Vec<i64>)> {
     let inputs = (0..).zip(&config.inputs).filter(|(_, spec)| config.batches() && spec.allow_ragged_batch);
     let shape = |(position, spec): (u16, &TensorSpec)| {
@@ -296,7 +295,7 @@ fn ragged(config: &ModelConfig, request: &InferRequest) -> Vec<(u16, Vec<i64>)> 
     inputs.filter_map(shape).collect()
 }
 
-/// The steps of a batch's requests; none for a model without sequences.
+/// Returns the steps of a batch's requests; empty for a model without sequences.
 fn steps<'a>(config: &ModelConfig, to_send: &ToSend<'a>) -> std::borrow::Cow<'a, [Option<SequenceStep>]> {
     let whole = |number: u64| Some(SequenceStep { key: u64::MAX - number, start: true, end: true });
     match config.scheduling {
@@ -305,7 +304,7 @@ fn steps<'a>(config: &ModelConfig, to_send: &ToSend<'a>) -> std::borrow::Cow<'a,
     }
 }
 
-/// The outputs that go into memory of clients; and of those that are not cut by rows, how many elements each request has.
+/// Returns the outputs that go into client memory and, for outputs not split by rows, the number of elements of each request.
 fn placements(config: &ModelConfig, parts: &[Arc<Part>]) -> (Vec<Placement>, Vec<(u16, Vec<u64>)>) {
     let (mut placements, mut elements) = (Vec::new(), Vec::<(u16, Vec<u64>)>::new());
     for (request, part) in (0..).zip(parts) {
@@ -331,7 +330,7 @@ fn placements(config: &ModelConfig, parts: &[Arc<Part>]) -> (Vec<Placement>, Vec
     (placements, elements)
 }
 
-/// The outputs that any of the requests wants; empty if one of them wants all.
+/// Returns the outputs that any of the requests asks for; empty if one of them asks for all.
 fn wanted(config: &ModelConfig, parts: &[Arc<Part>]) -> Vec<u16> {
     if parts.iter().any(|part| part.request.outputs.is_empty()) {
         return Vec::new();

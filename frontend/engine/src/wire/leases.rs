@@ -1,5 +1,5 @@
-//! Input memory that a worker has: that of its batches, until they are done or what it keeps of them is returned, and that of
-//! the answers to its calls.
+//! Input memory that a worker may read: of its batches, until they are done or the worker returns what it keeps; and of the
+//! answers to its calls.
 
 use std::sync::atomic::Ordering;
 
@@ -15,50 +15,50 @@ use super::{Link, lock};
 use crate::memory::{Inputs, Lease};
 
 impl Link {
-    /// The worker has these blocks under this number.
+    /// Lends blocks to the worker under this key.
     pub(super) fn lend(&self, key: u64, blocks: Vec<Block>) {
         let lease = Lease::new(&self.arenas.inputs, blocks);
         lock(&self.leases).insert(key, lease);
     }
 
-    /// Gives back the inputs of a batch of which nothing more is read.
+    /// Frees the inputs of a batch that is no longer read.
     pub(super) fn release_inputs(&self, batch: u64) {
         let lease = lock(&self.leases).remove(&batch);
         drop(lease);
     }
 
-    /// A batch is done: its inputs are given back, unless its worker keeps them or has passed some on as outputs.
+    /// Frees the inputs of a finished batch, unless the worker keeps them or passes some on as outputs.
     pub(crate) fn inputs_read(&self, done: &Done) {
         if !done.held && !passes_on(done) {
             self.release_inputs(done.batch);
         }
     }
 
-    /// The outputs of a batch have been taken: its inputs are given back that it has passed on as outputs, as soon as
-    /// those are read.
+    /// Frees inputs that were passed on as outputs, after the outputs have been taken. The memory stays until the outputs are
+    /// read.
     pub(crate) fn inputs_lent(&self, done: &Done) {
         if !done.held && passes_on(done) {
             self.release_inputs(done.batch);
         }
     }
 
-    /// The worker does not use these any more.
+    /// Frees memory that the worker no longer uses.
     pub(crate) fn give_back(&self, keys: &[u64]) {
         for key in keys {
             self.release_inputs(*key);
         }
     }
 
-    /// Bytes that the worker passes on from what it was lent under this number.
+    /// Returns bytes that the worker passes on from memory lent under this key.
     pub(crate) fn passed_on(&self, key: u64, offset: u64, len: u64) -> Option<Bytes> {
         let lease = lock(&self.leases).get(&key).cloned()?;
         Inputs::pass_on(&lease, offset, len)
     }
 
-    /// Copies tensors into memory for the worker. Gives the number under which it has that, 0 for none, and where they are.
+    /// Copies tensors into memory for the worker. Returns the key of the loan (0 for none) and the places of the tensors.
     ///
     /// # Errors
-    /// There is no room.
+    /// The arena is full.
     pub(crate) fn lend_tensors(&self, tensors: Vec<InferOutput>) -> Result<(u64, Vec<AnswerOutput>), InferError> {
         let mut gathered = Gathered::default();
         let written: Result<Vec<AnswerOutput>, InferError> = tensors
@@ -86,7 +86,7 @@ impl Link {
     }
 }
 
-/// Whether outputs are inputs.
+/// Returns whether some outputs are lent inputs.
 fn passes_on(done: &Done) -> bool {
     done.outputs.iter().any(|block| block.lent.is_some())
 }

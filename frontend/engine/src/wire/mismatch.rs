@@ -1,12 +1,12 @@
-//! Outputs that differ from their model's configuration. Triton passes on what a model gives; so does this server, with a
-//! warning and a metric, unless the configuration has `strict_output_types`.
+//! Outputs that differ from their model's configuration. Like Triton, the server passes them on, but with a warning and a metric,
+//! unless the configuration has `strict_output_types`.
 
 use std::fmt;
 
 use pharos::model::{ModelConfig, TensorSpec};
 use pharos::tensor::DataType;
 
-/// How an output differs from what its model's configuration says.
+/// A difference between an output and the model's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mismatch {
     /// The output's name.
@@ -21,19 +21,20 @@ enum MismatchKind {
 }
 
 impl Mismatch {
-    /// An output of another datatype.
+    /// Creates the mismatch of an output with another datatype.
     pub(super) fn datatype(spec: &TensorSpec, given: DataType) -> Self {
         Self { output: spec.name.clone(), what: MismatchKind::Datatype { configured: spec.datatype, given } }
     }
 
-    /// An output whose shape does not begin with the rows of its requests; `None` if it does, or the model does not batch.
+    /// Checks that the first dimension of an output is the number of rows of its requests; `None` if it is, or the model does not
+    /// batch.
     pub(super) fn rows(config: &ModelConfig, spec: &TensorSpec, (shape, rows): (&[i64], u64)) -> Option<Self> {
         let fits = shape.first().and_then(|first| u64::try_from(*first).ok()) == Some(rows);
         let mismatch = config.batches() && !fits;
         mismatch.then(|| Self { output: spec.name.clone(), what: MismatchKind::Rows { shape: shape.to_vec(), rows } })
     }
 
-    /// What to change so that model and configuration agree.
+    /// Returns the change that makes model and configuration agree.
     pub(crate) fn fix(&self) -> String {
         match &self.what {
             MismatchKind::Datatype { configured, given } => {
@@ -60,7 +61,7 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// The name of a datatype in a configuration, behind `TYPE_`.
+/// Returns the name of a datatype in a configuration, without `TYPE_`.
 fn config_name(datatype: DataType) -> String {
     match datatype {
         DataType::Bytes => "STRING".to_owned(),

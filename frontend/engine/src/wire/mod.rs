@@ -1,7 +1,7 @@
-//! The frontend's end of the connection to one worker: frames in, frames out, tensors in shared memory.
+//! The frontend's end of the connection to one worker: frames in both directions, tensors in shared memory.
 //!
-//! A link lives as long as its process. Sending never waits: what the socket does not take at once is kept and written
-//! by the task that also reads ([`Link::run`]).
+//! A link lives as long as its process. Sending never waits: bytes that the socket does not accept immediately are queued and
+//! written by the task that also reads ([`Link::run`]).
 
 mod gather;
 mod leases;
@@ -39,25 +39,25 @@ pub(crate) struct Link {
     pub(crate) arenas: Arenas,
     pub(crate) ring: Ring,
     regions: Regions,
-    // Short sections: encoding and one non-blocking write.
+    // Held only for encoding and one non-blocking write.
     outbox: Mutex<Outbox>,
     unsent: Notify,
-    /// Input memory that the worker has, by the numbers of batches and loans.
+    /// Input memory that the worker may read, by the numbers of batches and loans.
     leases: Mutex<HashMap<u64, Arc<Lease>>>,
     next_loan: AtomicU64,
-    /// The worker wants to know all that clients have said.
+    /// Whether the worker needs all details of requests.
     details: AtomicBool,
     readiness: Readiness,
 }
 
 #[derive(Default)]
 struct Outbox {
-    /// Bytes that the socket has not taken yet.
+    /// Bytes that the socket has not accepted yet.
     bytes: Vec<u8>,
 }
 
 impl Link {
-    /// A link over a connected socket.
+    /// Creates a link over a connected socket.
     pub(crate) fn new(socket: UnixStream, regions: OwnedFd, (arenas, ring): (Arenas, Ring)) -> Self {
         let (reader, writer) = socket.into_split();
         Self {
@@ -75,8 +75,8 @@ impl Link {
         }
     }
 
-    /// Sends a frame, now or as soon as the socket takes it. Errors of the socket show in [`Link::run`]. `false`, with
-    /// nothing sent, for a frame that is longer than a worker accepts.
+    /// Sends a frame, immediately or when the socket accepts it. Socket errors are reported by [`Link::run`]. Returns `false` and
+    /// sends nothing if the frame is longer than a worker accepts.
     pub(crate) fn send(&self, frame: &ToWorker) -> bool {
         let mut outbox = lock(&self.outbox);
         let start = outbox.bytes.len();
@@ -89,20 +89,20 @@ impl Link {
         true
     }
 
-    /// What the worker has said about itself.
+    /// Records what the worker reported about itself.
     pub(crate) fn loaded(&self, loaded: &Loaded) {
         self.details.store(loaded.details, Ordering::Relaxed);
         self.readiness.wanted(loaded.asked);
     }
 
-    /// Tells the worker about released outputs if there are so many that it should not wait for its next batch.
+    /// Notifies the worker of released outputs if they are too many to wait for its next batch.
     pub(crate) fn send_released_if_many(&self) {
         if self.arenas.outputs.worth_telling() {
             self.send_released();
         }
     }
 
-    /// Tells the worker what is over: outputs that have been read, and memory of clients that is used by nobody any more.
+    /// Notifies the worker of released outputs and of client memory that is no longer in use.
     pub(crate) fn tidy(&self) {
         self.send_released();
         let over = self.regions.over();
@@ -111,7 +111,7 @@ impl Link {
         }
     }
 
-    /// Tells the worker about released outputs, so that it can hand memory back to the system.
+    /// Notifies the worker of released outputs, so that it can return memory to the system.
     pub(crate) fn send_released(&self) {
         let offsets = self.arenas.outputs.take_released();
         if !offsets.is_empty() {
@@ -129,19 +129,19 @@ impl Link {
                     self.unsent.notify_one();
                     return;
                 }
-                // The reader sees the end of the connection too, and deals with it.
+                // The reader detects the end of the connection too, and handles it.
                 Err(_) => outbox.bytes.clear(),
             }
         }
     }
 
-    /// Reads frames until the connection ends or `on_frame` says stop, and writes what [`Link::send`] left over.
+    /// Reads frames until the connection ends or `on_frame` fails, and writes the frames that [`Link::send`] queued.
     ///
     /// # Errors
-    /// The socket failed, or the worker sent something that is no frame.
+    /// The socket failed, or the worker sent an invalid frame.
     pub(crate) async fn run(&self, mut on_frame: impl FnMut(ToFrontend) -> io::Result<()>) -> io::Result<()> {
         let reader = lock(&self.reader).take();
-        let mut reader = reader.ok_or_else(|| io::Error::other("the connection is read already"))?;
+        let mut reader = reader.ok_or_else(|| io::Error::other("the connection already has a reader"))?;
         let mut buffer = Vec::with_capacity(16 << 10);
         loop {
             let unsent = !lock(&self.outbox).bytes.is_empty();
@@ -162,7 +162,7 @@ impl Link {
     }
 }
 
-/// Hands out the whole frames at the front of the buffer.
+/// Passes the complete frames at the front of the buffer to `on_frame`.
 fn take_frames(buffer: &mut Vec<u8>, on_frame: &mut impl FnMut(ToFrontend) -> io::Result<()>) -> io::Result<()> {
     let mut taken = 0;
     while let Some(prefix) = buffer.get(taken..taken + PREFIX).and_then(|prefix| prefix.try_into().ok()) {
@@ -185,5 +185,5 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A link that instances and drivers share.
+/// A link shared by instances and drivers.
 pub(crate) type SharedLink = Arc<Link>;

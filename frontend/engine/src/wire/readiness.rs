@@ -1,5 +1,5 @@
-//! Models that have a word in whether they are ready: they are asked when a client asks, and all who ask before the answer has
-//! come share it.
+//! Models that report their own readiness. A client's readiness request sends a question to the model; all requests that arrive
+//! before its answer share it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,17 +10,17 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{Link, SharedLink};
 
-/// How long a model may take to say that it is ready; Triton waits as long.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The time limit of a readiness answer, as in Triton.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a worker has said.
+/// The readiness state of one worker.
 #[derive(Default)]
 pub(super) struct Readiness {
-    /// Its model has a word in that.
+    /// Whether the model reports its readiness.
     wanted: AtomicBool,
-    /// A question is on its way.
+    /// Whether a question is pending.
     asked: AtomicBool,
-    said: watch::Sender<bool>,
+    answers: watch::Sender<bool>,
 }
 
 impl Readiness {
@@ -30,32 +30,32 @@ impl Readiness {
 }
 
 impl Link {
-    /// Takes what the model says.
+    /// Records the model's answer.
     pub(crate) fn says_ready(&self, ready: bool) {
-        // In this order: who finds a question on its way has listened before its answer is told.
+        // In this order: a caller that finds a pending question has subscribed before the answer is published.
         self.readiness.asked.store(false, Ordering::SeqCst);
-        self.readiness.said.send_replace(ready);
+        self.readiness.answers.send_replace(ready);
     }
 
-    /// Asks, if the model wants that; what is given hears the answer.
+    /// Asks the model if it reports its readiness. The receiver gets the answer.
     fn ask_ready(&self) -> Option<watch::Receiver<bool>> {
         if !self.readiness.wanted.load(Ordering::Relaxed) {
             return None;
         }
-        let said = self.readiness.said.subscribe();
+        let answers = self.readiness.answers.subscribe();
         if !self.readiness.asked.swap(true, Ordering::SeqCst) {
             self.send(&ToWorker::AskReady);
         }
-        Some(said)
+        Some(answers)
     }
 }
 
-/// Whether the models of all these workers say that they are ready, or say nothing of it. Who takes too long is not.
+/// Returns whether the models of all these workers report to be ready or report nothing. A timeout counts as not ready.
 pub(crate) async fn all_say_ready(links: &[SharedLink]) -> bool {
-    let said: Vec<_> = links.iter().filter_map(|link| link.ask_ready()).collect();
-    let end = Instant::now() + PATIENCE;
-    for mut said in said {
-        if !matches!(timeout_at(end, said.changed()).await, Ok(Ok(()))) || !*said.borrow() {
+    let answers: Vec<_> = links.iter().filter_map(|link| link.ask_ready()).collect();
+    let end = Instant::now() + TIMEOUT;
+    for mut answers in answers {
+        if !matches!(timeout_at(end, answers.changed()).await, Ok(Ok(()))) || !*answers.borrow() {
             return false;
         }
     }

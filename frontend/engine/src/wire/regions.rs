@@ -1,4 +1,4 @@
-//! Makes memory of clients known to a worker: each region once, before the first batch that uses it, with its descriptor.
+//! Announces clients' memory to a worker: each region once, before the first batch that uses it, with its descriptor.
 
 use std::collections::HashMap;
 use std::io::IoSlice;
@@ -14,40 +14,40 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::{Part, lock};
 
-/// What one worker has been told.
+/// The regions that were announced to one worker.
 pub(super) struct Regions {
     socket: OwnedFd,
-    // Held while packets are sent, so that nobody uses what another has not sent yet.
-    told: Mutex<HashMap<u64, Weak<Region>>>,
+    // Held while packets are sent, so that a batch cannot use a region before its announcement is sent.
+    known: Mutex<HashMap<u64, Weak<Region>>>,
 }
 
 impl Regions {
-    /// Nothing yet.
+    /// Creates a set without announced regions.
     pub(super) fn new(socket: OwnedFd) -> Self {
-        Self { socket, told: Mutex::default() }
+        Self { socket, known: Mutex::default() }
     }
 
-    /// Tells of the regions that requests use, if they are new.
+    /// Announces the regions that requests use, if they are new.
     ///
     /// # Errors
-    /// The system has no room for them.
+    /// The socket's buffer or another resource is exhausted.
     pub(super) fn announce(&self, parts: &[Arc<Part>]) -> Result<(), InferError> {
         let mut used = parts.iter().flat_map(|part| used(part)).peekable();
         if used.peek().is_none() {
             return Ok(());
         }
-        let mut told = lock(&self.told);
-        let mut new: Vec<&Arc<Region>> = used.filter(|region| !told.contains_key(&region.id)).collect();
+        let mut known = lock(&self.known);
+        let mut new: Vec<&Arc<Region>> = used.filter(|region| !known.contains_key(&region.id)).collect();
         new.sort_unstable_by_key(|region| region.id);
         new.dedup_by_key(|region| region.id);
         for packet in new.chunks(MOST) {
             match self.send(packet) {
-                Ok(()) => told.extend(packet.iter().map(|region| (region.id, Arc::downgrade(region)))),
+                Ok(()) => known.extend(packet.iter().map(|region| (region.id, Arc::downgrade(region)))),
                 Err(error @ (Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM)) => {
-                    let text = format!("the worker cannot be told of more shared memory regions now: {error}");
+                    let text = format!("cannot announce more shared memory regions to the worker now: {error}");
                     return Err(InferError::new(ErrorCode::Unavailable, Reason::SharedMemory, text));
                 }
-                // The worker is gone; who reads from it deals with that.
+                // The worker is gone, which the reader of its connection handles.
                 Err(_) => return Ok(()),
             }
         }
@@ -67,10 +67,10 @@ impl Regions {
         sendmsg(&self.socket, &[IoSlice::new(&packet)], &mut control, flags).map(drop)
     }
 
-    /// The regions that were told of and that nobody can use any more.
+    /// Removes and returns the announced regions that are no longer in use.
     pub(super) fn over(&self) -> Vec<u64> {
-        let mut told = lock(&self.told);
-        told.extract_if(|_, region| region.strong_count() == 0).map(|(id, _)| id).collect()
+        let mut known = lock(&self.known);
+        known.extract_if(|_, region| region.strong_count() == 0).map(|(id, _)| id).collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! A batch's outputs into responses: views of the worker's output arena, no copies.
+//! Splits a batch's outputs into responses: views of the worker's output arena, without copies.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -16,22 +16,22 @@ use pharos::wire::OutputBlock;
 use super::mismatch::Mismatch;
 use super::{Link, Part};
 
-/// An output of a batch: its block, and where each request's bytes end in it.
+/// An output of a batch: its block, and the ends of each request's bytes in it.
 struct BatchOutput {
     name: String,
     datatype: DataType,
     shapes: Shapes,
-    /// Nothing if its worker has written it into the client's memory.
+    /// The bytes; empty if the worker has written them into the client's memory.
     data: Bytes,
     placed: bool,
     ends: Vec<usize>,
-    /// The requests that it is for; empty for all.
+    /// The requests that the output is for; empty for all.
     requests: Vec<u32>,
     mismatch: Option<Mismatch>,
 }
 
 impl BatchOutput {
-    /// Where the request at `index` of the batch stands in this output; `None` if it is for others.
+    /// Returns the position of the request at `index` of the batch in this output; `None` if the output is not for it.
     fn place(&self, index: usize) -> Option<usize> {
         if self.requests.is_empty() {
             return Some(index);
@@ -40,24 +40,24 @@ impl BatchOutput {
     }
 }
 
-/// What became of a batch's outputs.
+/// The responses of a batch.
 pub(crate) struct Scattered {
     /// The responses, in batch order.
     pub(crate) responses: Vec<InferResponse>,
-    /// Outputs that were passed on although the configuration says something else.
+    /// Outputs that were passed on although they differ from the configuration.
     pub(crate) mismatches: Vec<Mismatch>,
 }
 
-/// What shape each request's part of an output has.
+/// The shapes of the requests' parts of an output.
 enum Shapes {
-    /// That of the whole batch, as clients see it, but for the rows that come first.
+    /// The shape of the whole batch, as clients see it; with `rows_first`, its first dimension is replaced by the request's rows.
     Batch { shape: Vec<i64>, rows_first: bool },
-    /// One for each request.
+    /// One shape for each request.
     Each(Vec<Vec<i64>>),
 }
 
 impl Shapes {
-    /// The shape for the request at `index`, which brings `rows`.
+    /// Returns the shape for the request at `index`, which has `rows` rows.
     fn of(&self, index: usize, rows: u64) -> Vec<i64> {
         match self {
             Self::Each(shapes) => shapes.get(index).cloned().unwrap_or_default(),
@@ -73,12 +73,12 @@ impl Shapes {
 }
 
 impl Link {
-    /// The responses of a batch, in batch order.
+    /// Returns the responses of a batch, in batch order.
     ///
     /// # Errors
-    /// The worker described outputs that cannot be: outside its arena, of another size than their shape needs, or, with
-    /// `strict_output_types`, of another datatype or batch dimension than configured. None of the batch's outputs can be
-    /// trusted then.
+    /// The worker described invalid outputs: outside its arena, of another size than their shape needs, or, with
+    /// `strict_output_types`, of another datatype or batch dimension than configured. None of the batch's outputs can be trusted
+    /// then.
     pub(crate) fn scatter(
         &self,
         config: &ModelConfig,
@@ -87,7 +87,7 @@ impl Link {
         blocks: &[OutputBlock],
     ) -> Result<Scattered, InferError> {
         check_apart(config, parts.len(), blocks)?;
-        // All are taken before any is judged: whatever is wrong, the blocks go back to the worker.
+        // All blocks are taken before any is checked, so that all return to the worker even after an error.
         let taken: Vec<_> = blocks.iter().map(|block| (block, self.take(block))).collect();
         let outputs =
             taken.into_iter().map(|(block, data)| batch_output(config, &part_of(config, parts, block)?, block, data));
@@ -99,7 +99,7 @@ impl Link {
 }
 
 impl Link {
-    /// The bytes of an output; none of one that is in the client's memory.
+    /// Returns the bytes of an output; empty if it is in the client's memory.
     fn take(&self, block: &OutputBlock) -> Option<Bytes> {
         match block.lent {
             _ if block.placed => Some(Bytes::new()),
@@ -109,7 +109,7 @@ impl Link {
     }
 }
 
-/// The requests that an output is for.
+/// Returns the requests that an output is for.
 fn part_of<'a>(
     config: &ModelConfig,
     parts: &'a [Arc<Part>],
@@ -123,14 +123,13 @@ fn part_of<'a>(
     let chosen: Option<Vec<_>> = if ascend { chosen.collect() } else { None };
     chosen.map(Cow::Owned).ok_or_else(|| {
         let (model, count) = (&config.name, parts.len());
-        let text =
-            format!("model '{model}' answered wrongly: an output is for requests {:?} of {count}", block.requests);
+        let text = format!("model '{model}' gave invalid outputs: one is for requests {:?} of {count}", block.requests);
         InferError::internal(text)
     })
 }
 
-/// Refuses blocks that share bytes, and more of them than there are outputs, for each request at most: together they never
-/// pass the arena.
+/// Returns an error if blocks overlap, or if there are more blocks than outputs (for partial outputs, than outputs times
+/// requests). The blocks' total size is thus limited by the arena.
 fn check_apart(config: &ModelConfig, requests: usize, blocks: &[OutputBlock]) -> Result<(), InferError> {
     let in_parts = blocks.iter().any(|block| !block.requests.is_empty());
     let most = config.outputs.len().saturating_mul(if in_parts { requests } else { 1 });
@@ -141,7 +140,7 @@ fn check_apart(config: &ModelConfig, requests: usize, blocks: &[OutputBlock]) ->
         .collect();
     spans.sort_unstable();
     if blocks.len() > most || spans.windows(2).any(|pair| pair[0].1 > pair[1].0) {
-        let text = format!("model '{}' answered wrongly: its outputs overlap or are too many", config.name);
+        let text = format!("model '{}' gave invalid outputs: they overlap or are too many", config.name);
         return Err(InferError::internal(text));
     }
     Ok(())
@@ -153,10 +152,10 @@ fn batch_output(
     block: &OutputBlock,
     data: Option<Bytes>,
 ) -> Result<BatchOutput, InferError> {
-    let wrong = |text: String| InferError::internal(format!("model '{}' answered wrongly: {text}", config.name));
+    let wrong = |text: String| InferError::internal(format!("model '{}' gave invalid outputs: {text}", config.name));
     let data = data.ok_or_else(|| wrong(format!("{} bytes at {} are outside its memory", block.len, block.offset)))?;
     let spec = config.outputs.get(usize::from(block.output));
-    let spec = spec.ok_or_else(|| wrong(format!("there is no output {}", block.output)))?;
+    let spec = spec.ok_or_else(|| wrong(format!("output {} does not exist", block.output)))?;
     let wrong = |text: String| wrong(format!("output '{}' {text}", spec.name));
     let mut mismatch = None;
     if block.datatype != spec.datatype {
@@ -170,7 +169,7 @@ fn batch_output(
     if config.scattered_by(&spec.name).is_none() {
         let rows = parts.iter().map(|part| part.checked.batch_size).sum();
         if let Some(found) = Mismatch::rows(config, spec, (&shape, rows)) {
-            // What is for several requests has to be cut by rows.
+            // An output for several requests must be split by rows.
             if config.strict_output_types || parts.len() != 1 {
                 return Err(wrong(found.to_string()));
             }
@@ -185,25 +184,25 @@ fn batch_output(
     Ok(BatchOutput { mismatch, ..output.map_err(wrong)? })
 }
 
-/// The configured name of an output.
+/// Returns the configured name of an output.
 fn name_of(config: &ModelConfig, block: &OutputBlock) -> String {
     config.outputs.get(usize::from(block.output)).map(|spec| spec.name.clone()).unwrap_or_default()
 }
 
-/// An output whose rows are those of the requests, one behind the other.
+/// Splits an output whose rows belong to consecutive requests.
 fn cut_by_rows(
     config: &ModelConfig,
     parts: &[Arc<Part>],
     (block, shape): (&OutputBlock, Vec<i64>),
     data: Bytes,
 ) -> Result<BatchOutput, String> {
-    // One request has all of it, whatever its shape.
+    // A single request gets all of it, whatever its shape.
     let batching = config.max_batch_size > 0 && parts.len() != 1;
     let rows_of: Vec<u64> =
         if batching { parts.iter().map(|part| part.checked.batch_size).collect() } else { vec![1; parts.len()] };
     let ends = match byte_size(block.datatype, &shape) {
         Some(size) if size == block.len => fixed_ends(data.len(), &rows_of),
-        Some(size) => return Err(format!("has {} bytes, its shape {shape:?} needs {size}", block.len)),
+        Some(size) => return Err(format!("has {} bytes, but its shape {shape:?} needs {size}", block.len)),
         None => {
             let elements = element_count(&shape).ok_or_else(|| format!("has shape {shape:?}"))?;
             text_ends(&data, elements, &rows_of).ok_or_else(|| format!("does not hold {elements} BYTES elements"))?
@@ -214,12 +213,12 @@ fn cut_by_rows(
     Ok(BatchOutput { name, datatype: block.datatype, shapes, data, placed: false, ends, requests, mismatch: None })
 }
 
-/// An output that is in the memory of the one client that it is for.
+/// Checks an output that is in the memory of the only client that it is for.
 fn placed(parts: &[Arc<Part>], (block, shape): (&OutputBlock, Vec<i64>), name: &str) -> Result<BatchOutput, String> {
     let region = parts.iter().filter_map(|part| region_of(part, name));
     let room: Vec<u64> = region.map(|slice| slice.len).collect();
     if parts.len() != 1 || room.first().is_none_or(|room| block.len > *room) {
-        return Err("is in memory of a client that does not want it there".to_owned());
+        return Err("is in client memory that was not requested".to_owned());
     }
     let rows = parts.first().map_or(0, |part| part.checked.batch_size);
     if byte_size(block.datatype, &shape).is_some_and(|size| size != block.len) {
@@ -231,13 +230,13 @@ fn placed(parts: &[Arc<Part>], (block, shape): (&OutputBlock, Vec<i64>), name: &
     Ok(BatchOutput { name, datatype: block.datatype, shapes, data, placed: true, ends, requests, mismatch: None })
 }
 
-/// Where a request wants an output in its client's memory.
+/// Returns the client memory that a request has for an output.
 fn region_of<'a>(part: &'a Part, output: &str) -> Option<&'a Slice> {
     let wanted = part.request.outputs.iter().find(|wanted| wanted.name == output);
     wanted.and_then(|wanted| wanted.region.as_ref())
 }
 
-/// An output that holds the results of all requests one behind the other, each of the shape of its source input.
+/// Splits an output that contains the consecutive results of all requests, each with the shape of its source input.
 fn scattered(
     config: &ModelConfig,
     parts: &[Arc<Part>],
@@ -250,18 +249,18 @@ fn scattered(
         Some(input.tensor.shape.clone())
     };
     let shapes: Option<Vec<Vec<i64>>> = parts.iter().map(shape).collect();
-    let shapes = shapes.ok_or_else(|| format!("has the shape of input '{source}', which a request leaves out"))?;
+    let shapes = shapes.ok_or_else(|| format!("has the shape of input '{source}', which a request omits"))?;
     let counts: Vec<u64> = shapes.iter().map(|shape| element_count(shape).unwrap_or(0)).collect();
     let elements: u64 = counts.iter().sum();
     if element_count(&block.shape) != Some(elements) {
         return Err(format!(
-            "has shape {:?}, the inputs '{source}' of its batch have {elements} elements",
+            "has shape {:?}, but the inputs '{source}' of its batch have {elements} elements",
             block.shape
         ));
     }
     let ends = match byte_size(block.datatype, &block.shape) {
         Some(size) if size == block.len => fixed_ends(data.len(), &counts),
-        Some(size) => return Err(format!("has {} bytes, its shape {:?} needs {size}", block.len, block.shape)),
+        Some(size) => return Err(format!("has {} bytes, but its shape {:?} needs {size}", block.len, block.shape)),
         None => {
             text_ends(&data, elements, &counts).ok_or_else(|| format!("does not hold {elements} BYTES elements"))?
         }
@@ -301,7 +300,7 @@ fn response(
     };
     let asked = &part.request.outputs;
     let wanted = |name: &str| asked.is_empty() || asked.iter().any(|output| output.name == name);
-    // In the model's order, whatever the order in which they were asked for: so does Triton, and clients look by name.
+    // In the model's order, whatever the requested order, as in Triton; clients look outputs up by name.
     let chosen = config.outputs.iter().filter(|spec| wanted(&spec.name)).filter_map(|spec| find(&spec.name));
     InferResponse {
         model_name: config.name.clone(),
@@ -322,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outputs_for_parts_of_a_batch_go_to_their_requests() {
+    fn partial_outputs_go_to_their_requests() {
         let source = "backend: 'b' output { name: 'Y' data_type: TYPE_INT8 dims: [-1] } max_batch_size: 4";
         let completion = Completion { directory: "m", ..Completion::default() };
         let config = Draft::from_text(source, "f").unwrap().complete(&completion).unwrap();
@@ -354,7 +353,7 @@ mod tests {
         for ((id, tensor), (expected, shape, data)) in answers.into_iter().zip(expected) {
             assert_eq!((id.as_str(), &tensor.shape, &tensor.data), (expected, &shape, &data.into()));
         }
-        // What a worker may not say: more blocks than answers could need, requests that are not there, or twice.
+        // Invalid: more blocks than responses can need, and unknown or repeated requests.
         assert!(check_apart(&config, 3, &blocks).is_ok());
         let many: Vec<_> = (0..4).map(|at| block(&[0], &[1, 1], at * 64)).collect();
         assert!(check_apart(&config, 3, &many).is_err());
@@ -365,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_whose_rows_are_in_its_clients_memory_has_them_there_and_the_others_in_the_arena() {
+    fn splits_outputs_between_client_memory_and_the_arena() {
         let source = "backend: 'b' output { name: 'Y' data_type: TYPE_INT8 dims: [2] } max_batch_size: 4";
         let completion = Completion { directory: "m", ..Completion::default() };
         let config = Draft::from_text(source, "f").unwrap().complete(&completion).unwrap();
@@ -396,7 +395,7 @@ mod tests {
         assert_eq!((answer(0).shape, answer(0).data), (vec![1, 2], vec![1u8, 2].into()));
         assert_eq!((answer(1).shape, answer(1).data), (vec![2, 2], Slice::new("r".to_owned(), 8, 4).into()));
         assert_eq!((answer(2).shape, answer(2).data), (vec![1, 2], vec![3u8, 4].into()));
-        // What a worker may not say: in memory of one that does not want it there, of several, or beyond its range.
+        // Invalid: in client memory that was not requested, of several clients, or beyond its range.
         for (requests, rows) in [(&[0][..], 1), (&[0, 1], 3), (&[1], 5)] {
             assert!(output(block(requests, rows, true), &[]).is_err(), "{requests:?} {rows}");
         }

@@ -1,5 +1,5 @@
-//! The models of a multi-model endpoint of SageMaker: each is loaded from a directory that a request names, under a name that
-//! the request chooses, and is listed, invoked and unloaded by the identifier of SageMaker.
+//! The models of a SageMaker multi-model endpoint. A request loads a model from a directory under a name of its choice; later
+//! requests list, invoke and unload the model by its SageMaker identifier.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,28 +9,26 @@ use std::{fs, io};
 
 use axum::body::Body;
 use axum::response::Response;
-use http::{HeaderMap, StatusCode};
-use pharos::error::{ErrorCode, InferError, Reason};
+use http::{Request, StatusCode};
+use pharos::error::{InferError, Reason};
 use pharos::repository::check_model_name;
-use pharos::service::{Route, Service};
+use pharos::service::Service;
 use regex::Regex;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use crate::answer::Answer;
 use crate::json::{as_string, object, parse_error};
 use crate::{Edge, answer};
-use pharos_listener::receiving::body::{self, Read};
 
-/// The name of the archive that the model was unpacked from: the model's name.
+/// The header with the name of the archive from which the model was unpacked; it becomes the model's name.
 const TARGET: &str = "x-amzn-sagemaker-target-model";
-/// The most bytes of a request to load a model.
-const MAX_BODY: u64 = 64 << 10;
 const CONFIG: &str = "config.pbtxt";
-/// A configuration that is longer than this is not searched for `platform: "ensemble"`.
+/// A configuration larger than this is not searched for `platform: "ensemble"`.
 const MAX_CONFIG: u64 = 16 << 20;
 /// No models are loaded from these directories, as in Triton.
 const SYSTEM: [&str; 3] = ["/dev", "/proc", "/sys"];
-/// Texts of errors that mean that there is not enough memory, among those that Triton looks for.
+/// Error texts that indicate insufficient memory, a subset of those that Triton checks.
 const NO_MEMORY: [&str; 5] =
     ["out of memory", "memoryerror", "out_of_memory", "outofmemory", "failed to allocate memory"];
 
@@ -39,7 +37,7 @@ object! {
     Load { model_name: &'a RawValue, url: &'a RawValue }
 }
 
-/// The models that were loaded by request, by the identifiers of SageMaker. Cheap to clone; all clones share them.
+/// The models loaded by request, by SageMaker identifier. Clones are cheap and share the models.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Models {
     all: Arc<Mutex<BTreeMap<String, Model>>>,
@@ -49,7 +47,7 @@ pub(super) struct Models {
 struct Model {
     name: String,
     url: String,
-    /// The registered names: its own, and those of its members if it is an ensemble.
+    /// The registered names: the model's and, for an ensemble, those of its members.
     names: Vec<String>,
 }
 
@@ -66,9 +64,9 @@ struct List<'a> {
     models: Vec<Entry<'a>>,
 }
 
-/// Why a model is not loaded.
+/// The reason for which a model is not loaded.
 enum Failure {
-    /// Its identifier or one of its names is in use.
+    /// The identifier or one of the names is in use.
     Taken(String),
     Error(InferError),
 }
@@ -80,14 +78,13 @@ impl From<InferError> for Failure {
 }
 
 impl Models {
-    /// The name of the model that has this identifier.
+    /// Returns the name of the model with this identifier.
     pub(super) fn name(&self, id: &str) -> Option<String> {
         self.lock().get(id).map(|model| model.name.clone())
     }
 
     /// Lists the models that are ready.
-    pub(super) async fn list<S: Service>(&self, edge: &Edge<S>) -> Response {
-        let pending = edge.pending(Route::RepositoryIndex);
+    pub(super) async fn list<S: Service>(&self, edge: &Edge<S>) -> Answer {
         let all = self.lock().clone();
         let mut models = Vec::new();
         for (id, model) in &all {
@@ -95,23 +92,21 @@ impl Models {
                 models.push(Entry { name: id, url: &model.url });
             }
         }
-        pending.finish(answer::json_of(&List { models }))
+        answer::json_of(&List { models })
     }
 
     /// Describes a model.
-    pub(super) fn describe<S: Service>(&self, edge: &Edge<S>, id: &str) -> Response {
-        let pending = edge.pending(Route::RepositoryIndex);
+    pub(super) fn describe(&self, id: &str) -> Answer {
         let model = self.lock().get(id).cloned();
         match model {
-            Some(model) => pending.finish(answer::json_of(&Entry { name: id, url: &model.url })),
-            None => not_loaded(edge, Route::RepositoryIndex, id),
+            Some(model) => answer::json_of(&Entry { name: id, url: &model.url }),
+            None => Ok(not_loaded(id)),
         }
     }
 
-    /// Loads the model that the body names. Goes on when the client goes away.
-    pub(super) async fn load<S: Service>(&self, edge: &Edge<S>, headers: &HeaderMap, body: Body) -> Response {
-        let pending = edge.pending(Route::RepositoryLoad);
-        let asked = asked(edge, headers, body).await;
+    /// Loads the model that the body names. Continues if the client disconnects.
+    pub(super) async fn load<S: Service>(&self, edge: &Edge<S>, request: Request<Body>) -> Response {
+        let asked = asked(edge, request).await;
         let result = match asked {
             Ok((id, name, url)) => {
                 let (models, service) = (self.clone(), edge.service.clone());
@@ -122,25 +117,21 @@ impl Models {
             }
             Err(error) => Err(error.into()),
         };
-        match result {
-            Ok(()) => pending.finish(Ok(answer::empty(StatusCode::OK))),
-            Err(Failure::Taken(text)) => {
-                pending.finish_as(answer::error_text(StatusCode::CONFLICT, &text), Some(Reason::Invalid))
-            }
+        let (status, text, reason) = match result {
+            Ok(()) => return answer::empty(StatusCode::OK),
+            Err(Failure::Taken(text)) => (StatusCode::CONFLICT, text, Reason::Invalid),
             Err(Failure::Error(error)) if is_no_memory(&error.message) => {
-                let response = answer::error_text(StatusCode::INSUFFICIENT_STORAGE, &error.message);
-                pending.finish_as(response, Some(error.reason))
+                (StatusCode::INSUFFICIENT_STORAGE, error.message, error.reason)
             }
-            Err(Failure::Error(error)) => {
-                // Triton's status for all errors of a load.
-                pending.finish_as(answer::error_text(StatusCode::BAD_REQUEST, &error.message), Some(error.reason))
-            }
-        }
+            // Triton uses this status for all errors of a load.
+            Err(Failure::Error(error)) => (StatusCode::BAD_REQUEST, error.message, error.reason),
+        };
+        answer::refused(answer::error_text(status, &text), reason)
     }
 
     async fn load_from<S: Service>(&self, service: &S, id: String, (name, url): (String, &str)) -> Result<(), Failure> {
         if !service.registers_directories() {
-            // Fails with the reason: models are not loaded by request.
+            // Fails with the reason: loading models by request is disabled.
             return Ok(service.load_model(&name, Vec::new()).await?);
         }
         check_model_name(&name).map_err(InferError::invalid)?;
@@ -161,10 +152,9 @@ impl Models {
         Ok(())
     }
 
-    /// Unloads a model and what only it needs. Goes on when the client goes away.
-    pub(super) async fn unload<S: Service>(&self, edge: &Edge<S>, id: &str) -> Response {
-        let Some(model) = self.lock().remove(id) else { return not_loaded(edge, Route::RepositoryUnload, id) };
-        let pending = edge.pending(Route::RepositoryUnload);
+    /// Unloads a model and the dependents that no other model needs. Continues if the client disconnects.
+    pub(super) async fn unload<S: Service>(&self, edge: &Edge<S>, id: &str) -> Answer {
+        let Some(model) = self.lock().remove(id) else { return Ok(not_loaded(id)) };
         let (models, service, id) = (self.clone(), edge.service.clone(), id.to_owned());
         let unloading = tokio::spawn(async move {
             let result = service.unload_model(&model.name, true).await;
@@ -176,7 +166,7 @@ impl Models {
         });
         let result =
             unloading.await.unwrap_or_else(|error| Err(InferError::internal(format!("the unload failed: {error}"))));
-        pending.finish(result.map(|()| answer::empty(StatusCode::OK)))
+        answer::done(result)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Model>> {
@@ -184,25 +174,16 @@ impl Models {
     }
 }
 
-/// The answer to a request for a model that is not loaded.
-pub(super) fn not_loaded<S: Service>(edge: &Edge<S>, route: Route, id: &str) -> Response {
+/// Returns the answer to a request for a model that is not loaded.
+pub(super) fn not_loaded(id: &str) -> Response {
     let response = answer::error_text(StatusCode::NOT_FOUND, &format!("model '{}' is not loaded", id.escape_debug()));
-    edge.pending(route).finish_as(response, Some(Reason::UnknownModel))
+    answer::refused(response, Reason::UnknownModel)
 }
 
-/// The identifier, the name and the directory of the model that a request asks for.
-async fn asked<S: Service>(
-    edge: &Edge<S>,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<(String, String, String), InferError> {
-    let body = match body::read(&edge.settings.budget, body, MAX_BODY, false).await? {
-        Read::Whole(body) => body.join(),
-        Read::TooLarge(size) => {
-            let text = format!("the body has {size} bytes; a request to load a model has at most {MAX_BODY}");
-            return Err(InferError::new(ErrorCode::InvalidArg, Reason::TooLarge, text));
-        }
-    };
+/// Returns the identifier, the name and the directory of the model in a load request.
+async fn asked<S: Service>(edge: &Edge<S>, request: Request<Body>) -> Result<(String, String, String), InferError> {
+    let (parts, body) = request.into_parts();
+    let body = edge.read_short(body, "a request to load a model").await?;
     let load: Load<'_> = serde_json::from_slice(&body).map_err(parse_error)?;
     let member = |value: Option<&RawValue>, name: &str| {
         let text = value.map(|value| as_string(value, &format!("member '{name}'"))).transpose()?.map(Cow::into_owned);
@@ -211,17 +192,17 @@ async fn asked<S: Service>(
         text.filter(|text| !text.is_empty()).ok_or_else(absent)
     };
     let (id, url) = (member(load.model_name, "model_name")?, member(load.url, "url")?);
-    let name = match headers.get(TARGET) {
+    let name = match parts.headers.get(TARGET) {
         Some(target) => {
-            target.to_str().map_err(|_| InferError::malformed(format!("the header {TARGET} is no text")))?
+            target.to_str().map_err(|_| InferError::malformed(format!("the header {TARGET} is not valid text")))?
         }
         None => &id,
     };
     Ok((id.clone(), name.to_owned(), url))
 }
 
-/// The URL of the model in a directory, and what is registered for it: the directory itself or the only one in it under the
-/// model's name; or an ensemble under that name and its members under their own. Blocks.
+/// Returns the URL of the repository and the models to register. A directory that is a model, or that contains only one, is
+/// registered under `name`. An ensemble is registered under `name` and its members under their own names. Blocks.
 fn find(url: &str, name: &str) -> Result<(String, BTreeMap<String, PathBuf>), String> {
     let refused = |error: io::Error| format!("failed to register '{url}', repository not found: {error}");
     let place = fs::canonicalize(url).map_err(refused)?;
@@ -234,7 +215,7 @@ fn find(url: &str, name: &str) -> Result<(String, BTreeMap<String, PathBuf>), St
     }
     let mut models = directories(&place).map_err(refused)?;
     let chosen = match models.keys().collect::<Vec<_>>().as_slice() {
-        [] => return Err(format!("'{}' has no directory of a model", place.display())),
+        [] => return Err(format!("'{}' contains no model directory", place.display())),
         [only] => (*only).clone(),
         several => {
             let ensembles: Vec<&&String> =
@@ -252,14 +233,14 @@ fn find(url: &str, name: &str) -> Result<(String, BTreeMap<String, PathBuf>), St
     };
     if let Some(path) = models.remove(&chosen) {
         if models.contains_key(name) {
-            return Err(format!("the name '{name}' is that of a member of the ensemble '{chosen}'"));
+            return Err(format!("the name '{name}' is already used by a member of the ensemble '{chosen}'"));
         }
         models.insert(name.to_owned(), path);
     }
     Ok((place.display().to_string(), models))
 }
 
-/// The directories in a directory by name, without hidden ones.
+/// Returns the subdirectories by name, without hidden ones.
 fn directories(place: &Path) -> io::Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(place)? {
@@ -320,7 +301,7 @@ mod tests {
         assert_eq!(names("only"), found("only", "n=only/m"));
         assert_eq!(names("ensemble"), found("ensemble", "m=ensemble/m n=ensemble/e"));
         assert!(names("two").unwrap_err().contains("has 2 models, 0 of them ensembles"));
-        assert!(names("none").unwrap_err().contains("has no directory of a model"));
+        assert!(names("none").unwrap_err().contains("contains no model directory"));
         assert!(names("nowhere").unwrap_err().contains("repository not found"));
         assert!(names("/proc/self").unwrap_err().contains("not loaded from /proc"));
         fs::remove_dir_all(&folder).unwrap();

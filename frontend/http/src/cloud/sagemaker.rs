@@ -1,36 +1,36 @@
-//! Amazon SageMaker: `/ping` and `/invocations` of an endpoint with one model, and `/models` of one with several.
+//! Amazon SageMaker: `/ping` and `/invocations` of single-model endpoints, and `/models` of multi-model endpoints.
 
 use axum::body::Body;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use http::{Method, Request};
 use percent_encoding::percent_decode_str;
 use pharos::service::{Route, Service};
 
 use super::models::{Models, not_loaded};
 use super::{BinaryForm, Dispatch, model_path, pass, unknown};
-use pharos_listener::access::Gate;
+use pharos_listener::answering;
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.sagemaker-triton.binary+json;json-header-size=", in_answers: true };
-/// What Triton calls the model of `/invocations` if the environment names none. Its requests fail with this name.
+/// Triton's name for the model of `/invocations` if the environment sets none. Requests to it fail with this name.
 const NO_DEFAULT: &str = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME";
 
 /// SageMaker's endpoints.
 #[derive(Clone, Debug)]
 pub struct SageMaker {
-    /// The path of v2 that `/ping` stands for.
+    /// The v2 path that `/ping` maps to.
     health: &'static str,
-    /// The path of v2 that `/invocations` stands for.
+    /// The v2 path that `/invocations` maps to.
     invocations: String,
     /// The models of `/models`.
     models: Models,
 }
 
 impl SageMaker {
-    /// The endpoints as the environment of the container configures them.
+    /// Configures the endpoints from the environment of the container.
     ///
     /// # Errors
-    /// A variable has a value that is not allowed.
+    /// Fails if a variable has an invalid value.
     pub fn new(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let value = |name: &str, default: &str| variable(name).unwrap_or_else(|| default.to_owned());
         let health = match &*value("SAGEMAKER_TRITON_PING_MODE", "ready") {
@@ -58,9 +58,8 @@ impl SageMaker {
         }
     }
 
-    /// `/models` and what is below it. Each request needs the access of its counterpart in v2.
+    /// Answers `/models` and the paths below it. Each request needs the access of its v2 counterpart.
     async fn manage<S: Service>(&self, dispatch: Dispatch<S>, request: Request<Body>, rest: &str) -> Response {
-        let edge = dispatch.edge();
         let (method, segments) = (request.method().clone(), rest.split('/').collect::<Vec<_>>());
         let (route, id) = match (&method, segments.as_slice()) {
             (&Method::GET, [""] | ["", ""]) => (Route::RepositoryIndex, ""),
@@ -68,25 +67,21 @@ impl SageMaker {
             (&Method::GET, ["", id]) => (Route::RepositoryIndex, *id),
             (&Method::DELETE, ["", id]) if !id.is_empty() => (Route::RepositoryUnload, *id),
             (&Method::POST, ["", id, "invoke"]) if !id.is_empty() => (Route::Infer, *id),
-            _ => return unknown(edge),
+            _ => return unknown(dispatch.edge()),
         };
-        if let Some(refused) = edge.refuse(route, request.headers()) {
-            return refused;
-        }
         let id = percent_decode_str(id).decode_utf8_lossy();
-        match (&method, segments.len()) {
-            (&Method::GET, _) if id.is_empty() => self.models.list(edge).await,
-            (&Method::GET, _) => self.models.describe(edge, &id),
-            (&Method::DELETE, _) => self.models.unload(edge, &id).await,
-            (_, 3) => match self.models.name(&id) {
-                Some(name) => pass(dispatch, request, (method, &model_path(&name, "infer")), &FORM).await,
-                None => not_loaded(edge, Route::Infer, &id),
-            },
-            _ => {
-                let (parts, body) = request.into_parts();
-                self.models.load(edge, &parts.headers, body).await
-            }
+        if let (Route::Infer, Some(name)) = (route, self.models.name(&id)) {
+            return pass(dispatch, request, (method, &model_path(&name, "infer")), &FORM).await;
         }
+        let edge = dispatch.edge();
+        let handler = async |request: Request<Body>| match route {
+            Route::RepositoryIndex if id.is_empty() => self.models.list(edge).await.into_response(),
+            Route::RepositoryIndex => self.models.describe(&id).into_response(),
+            Route::RepositoryUnload => self.models.unload(edge, &id).await.into_response(),
+            Route::RepositoryLoad => self.models.load(edge, request).await,
+            _ => not_loaded(&id),
+        };
+        answering::answer(edge, route, request, handler).await
     }
 }
 

@@ -1,19 +1,19 @@
-//! Google Vertex AI: a route for health and one for predictions, whose paths the platform chooses. The header
-//! `X-Vertex-Ai-Triton-Redirect` redirects a prediction request to a path of v2, or to `metrics`.
+//! Google Vertex AI: a health route and a prediction route, whose paths the platform chooses. The header
+//! `X-Vertex-Ai-Triton-Redirect` redirects a prediction request to a v2 path or to `metrics`.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
 use axum::body::Body;
 use axum::response::Response;
-use http::{Method, Request, StatusCode, Uri};
-use pharos::error::{InferError, Reason};
+use http::{Method, Request, Uri};
+use pharos::error::InferError;
 use pharos::id::bare_name;
 use pharos::service::{Route, Service};
 
 use super::{BinaryForm, Dispatch, fail, model_path, pass, unknown};
-use crate::{answer, metrics};
-use pharos_listener::access::Gate;
+use crate::{metrics, wrong_method};
+use pharos_listener::answering::{Account, Gate as _};
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.vertex-ai-triton.binary+json;json-header-size=", in_answers: false };
@@ -27,18 +27,18 @@ const NO_DEFAULT: &str = "Expect the model repository contains only a single mod
 pub struct VertexAi {
     health_route: Arc<str>,
     predict_route: Arc<str>,
-    /// The model that the options name for requests without a redirection.
+    /// The default model, for requests without a redirect, from the options.
     wanted: Option<String>,
-    /// The model of requests without a redirection, once the models are loaded.
+    /// The default model, once the models are loaded.
     model: Arc<OnceLock<String>>,
 }
 
 impl VertexAi {
-    /// The endpoints as the environment of the container has them. `model` is the model of requests without a redirection;
-    /// `None` for the only one that is ready.
+    /// Configures the endpoints from the environment of the container. `model` serves requests without a redirect; if it is
+    /// `None`, the only ready model does.
     ///
     /// # Errors
-    /// A route is missing.
+    /// Fails if a route is missing.
     pub fn new(model: Option<String>, variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let route = |name: &str| {
             let missing = || format!("{name} is not defined for Vertex AI endpoint");
@@ -57,7 +57,7 @@ impl VertexAi {
     /// Finds the default model among those that are ready.
     ///
     /// # Errors
-    /// It is not ready; or none is named, and there is not exactly one. Triton's texts, and what helps.
+    /// Fails with Triton's texts and a remedy if the named model is not ready or, without a name, not exactly one is ready.
     pub async fn settle<S: Service>(&self, service: &S) -> Result<(), String> {
         let entries = service.repository_index(true).await.map_err(|error| error.message)?;
         let names: BTreeSet<String> = entries.into_iter().map(|entry| entry.name).collect();
@@ -93,23 +93,22 @@ impl VertexAi {
                 pass(dispatch, request, (method, &path), &FORM).await
             }
             None => {
-                let error = InferError::not_ready("the default model is not known before the models are loaded");
-                fail(dispatch.edge(), (Route::Infer, request.headers()), error)
+                let error = InferError::not_ready("the default model is unknown until the models are loaded");
+                fail(dispatch.edge(), (Route::Infer, request), error).await
             }
         }
     }
 }
 
-/// Answers a request that is redirected to a path of v2, which stands there without its first slash.
+/// Answers a request that is redirected to a v2 path; `redirect` is the path without its leading slash.
 async fn redirected<S: Service>(dispatch: Dispatch<S>, request: Request<Body>, redirect: &str) -> Response {
     if request.method() != Method::POST {
-        let response = answer::error_text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
-        return dispatch.edge().pending(Route::Unknown).finish_as(response, Some(Reason::Unsupported));
+        return Account::new(dispatch.edge(), Route::Unknown).finish(wrong_method());
     }
     if redirect == "metrics" {
-        // The listener is open to clients of the platform: metrics need what the statistics of models need.
+        // Clients of the platform can reach this listener, so metrics require the access of model statistics.
         if let Some(refused) = dispatch.edge().refuse(Route::ModelStatistics, request.headers()) {
-            return refused;
+            return Account::new(dispatch.edge(), Route::ModelStatistics).finish(refused);
         }
         let mut scrape = Request::new(Body::empty());
         *scrape.uri_mut() = Uri::from_static("/metrics");
@@ -121,7 +120,7 @@ async fn redirected<S: Service>(dispatch: Dispatch<S>, request: Request<Body>, r
     }
 }
 
-/// The method of a path of v2 that requests may be redirected to.
+/// Returns the method of a v2 path that requests may be redirected to.
 fn method_of(path: &str) -> Option<Method> {
     let segments: Vec<&str> = path.split('/').collect();
     let verb = match segments.as_slice() {

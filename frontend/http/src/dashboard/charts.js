@@ -1,4 +1,4 @@
-// Charts in SVG, a heat strip on a canvas. They know numbers, times and elements; nothing of metrics.
+// Charts in SVG and a heat strip on a canvas. They draw numbers and times and do not depend on metrics.
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -21,7 +21,7 @@ function html(name, attributes = {}, ...children) {
   return element;
 }
 
-// ---- numbers for people ---------------------------------------------------------------------------------------------
+// ---- number formatting ----------------------------------------------------------------------------------------------
 
 const NONE = "–";
 
@@ -35,7 +35,7 @@ function digits(value) {
 const trimmed = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
 
 
-// A formatter: the first step that the value reaches names the unit; below the last one, the last one does.
+// Returns a formatter: the unit is that of the first step that the value reaches, or of the last step.
 function formatter(steps) {
   return (value) => {
     if (value === null || value === undefined || Number.isNaN(value)) return NONE;
@@ -53,7 +53,7 @@ const rate = (value) => (value === null || value === undefined ? NONE : `${numbe
 
 // ---- scales -----------------------------------------------------------------------------------------------------------
 
-// A round number at or above `max`, and the ticks up to it. Times get round milliseconds by themselves: 1, 2, 5 times 10^n.
+// Returns a round number at or above `max` and the ticks up to it. Steps are 1, 2, 2.5 or 5 times 10^n.
 function ticks(max) {
   if (!(max > 0)) return { top: 1, at: [0, 1] };
   const raw = max / 3, power = 10 ** Math.floor(Math.log10(raw));
@@ -62,7 +62,7 @@ function ticks(max) {
   return { top: count * step, at: Array.from({ length: count + 1 }, (_, i) => i * step) };
 }
 
-// Points in runs without gaps: a value that is missing, or a pause between scrapes, ends a run.
+// Splits points into runs without gaps: a missing value or a pause between scrapes ends a run.
 function runs(points, value, gapMs) {
   const found = [];
   let run = null, last = null;
@@ -96,12 +96,12 @@ function areaPath(points, low, high, x, y) {
 
 const clock = (at) => new Date(at).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 
-// ---- a chart over time --------------------------------------------------------------------------------------------------
+// ---- time charts --------------------------------------------------------------------------------------------------------
 
 const LEFT = 58, RIGHT = 8, TOP = 8, BOTTOM = 20, HEIGHT = 168;
 
-// Lines or stacked areas over time, with axes, a legend that shows the newest values, and a reading where the pointer is.
-// `series`: [{name, color, value(point)}]; `format` writes a value.
+// Lines or stacked areas over time, with axes, a legend with the newest values, and a tooltip at the pointer.
+// `series`: [{name, color, value(point)}]; `format` formats a value.
 class TimeChart {
   constructor(holder, { format, stacked = false, title }) {
     this.format = format;
@@ -196,7 +196,7 @@ function timeAxis(parent, x, y, from, to) {
 
 // ---- a heat strip -------------------------------------------------------------------------------------------------------
 
-// Time goes right, buckets go up, the colour of a cell says which share of its moment's requests fell into the bucket.
+// The x axis is time, the y axis the buckets; the colour of a cell is the share of the requests that fell into the bucket.
 class HeatStrip {
   constructor(holder, { format, title }) {
     this.format = format;
@@ -279,7 +279,7 @@ class HeatStrip {
   }
 }
 
-// The buckets from the lowest to the highest that hold anything.
+// Returns the range from the lowest to the highest non-empty bucket.
 function occupied(points) {
   if (points.length === 0) return [];
   const used = points[0].heat.counts.map((_, bucket) => points.some((point) => point.heat.counts[bucket] > 0));
@@ -290,9 +290,9 @@ function occupied(points) {
 const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.trim().slice(i, i + 2), 16));
 const mix = (a, b, share) => `rgb(${a.map((c, i) => Math.round(c + (b[i] - c) * Math.min(share, 1))).join(",")})`;
 
-// ---- small ones -----------------------------------------------------------------------------------------------------------
+// ---- small charts ---------------------------------------------------------------------------------------------------------
 
-// A line without axes. `top` fixes the upper end; else the highest value is it.
+// Draws a line without axes. `top` is the upper end of the scale; by default it is the highest value.
 function sparkline(holder, points, value, color, from, to, top = 0) {
   const width = 110, height = 24;
   let picture = holder.firstElementChild;
@@ -307,7 +307,7 @@ function sparkline(holder, points, value, color, from, to, top = 0) {
   picture.firstElementChild.setAttribute("d", path);
 }
 
-// Horizontal bars: rows of [name, value, text], longest first unless `sorted` is false.
+// Draws horizontal bars: rows of [name, value, text], longest first unless `sorted` is false.
 function bars(holder, rows, color) {
   const max = Math.max(...rows.map(([, value]) => value), 0) || 1;
   holder.replaceChildren(...rows.map(([name, value, text]) => {
@@ -318,7 +318,7 @@ function bars(holder, rows, color) {
   }));
 }
 
-// A level from 0 to 100 with a text; it warns above `warn` and alarms above `alarm`.
+// Draws a level from 0 to 100 with a text; its colour changes above `warn` and above `alarm`.
 function meter(name, value, text, warn = 80, alarm = 95) {
   const level = value >= alarm ? "bad" : value >= warn ? "warn" : "good";
   const fill = html("div", { class: `fill ${level}` });

@@ -1,5 +1,5 @@
-// What the page knows: parses Prometheus' text format, keeps a short history, and computes rates and percentiles from it.
-// No DOM here. /metrics is the only source, so the page cannot disagree with what Prometheus sees.
+// The data of the page: parses the Prometheus text format, keeps a short history, and computes rates and percentiles.
+// Does not access the DOM. /metrics is the only source, so the page shows the same values as Prometheus.
 "use strict";
 
 const TIMES = ["request", "queue", "compute_input", "compute_infer", "compute_output"];
@@ -41,7 +41,7 @@ function parseNumber(text) {
   return Number(text);
 }
 
-// Where the labels of a line end: the first brace outside quotes.
+// Returns the end of a line's labels: the first closing brace outside quotes.
 function labelsEnd(line, from) {
   let quoted = false;
   for (let i = from; i < line.length; i++) {
@@ -53,8 +53,8 @@ function labelsEnd(line, from) {
   return -1;
 }
 
-// The series of each sample name: name -> [{key, labels, value}]. `known` keeps labels between scrapes: they are the dear
-// part of parsing, and hardly ever change.
+// Returns the series of each sample name: name -> [{key, labels, value}]. `known` caches parsed labels between scrapes:
+// they are the expensive part of parsing and rarely change.
 function parse(text, known = new Map()) {
   const samples = new Map();
   for (const line of text.split("\n")) {
@@ -79,7 +79,7 @@ function parse(text, known = new Map()) {
   return samples;
 }
 
-// ---- scrapes and what lies between them -------------------------------------------------------------------------------
+// ---- scrapes and intervals between them -------------------------------------------------------------------------------
 
 class Scrape {
   constructor(text, at, known) {
@@ -95,7 +95,7 @@ class Scrape {
   }
   has(name) { return this.samples.has(name); }
   list(name) { return this.samples.get(name) ?? []; }
-  // The sum of a family's series that `keep` takes; nothing if there is none.
+  // Returns the sum of a family's series that `keep` selects; null if there are none.
   sum(name, keep = () => true) {
     let sum = 0, found = false;
     for (const sample of this.list(name)) {
@@ -113,17 +113,17 @@ class Scrape {
   one(name) { return this.list(name)[0]?.value ?? null; }
 }
 
-// How far a counter rose. One that fell was reset (a restart): what it shows now is what it counted since.
+// Returns the increase of a counter. A counter that fell was reset by a restart, so its value is the increase since then.
 const rise = (before, now) => (now >= before ? now - before : now);
 
-// Two scrapes: rates and distributions of what happened between them.
+// The interval between two scrapes, with its rates and distributions.
 class Interval {
   constructor(before, now) {
     this.before = before;
     this.now = now;
     this.seconds = Math.max((now.at - before.at) / 1000, 0.001);
   }
-  // What a counter gained, over the series that `keep` takes. A series that is new counts from its first scrape on.
+  // Returns a counter's increase, summed over the series that `keep` selects. A new series counts from its first scrape on.
   gain(name, keep = () => true) {
     let sum = 0, found = false;
     for (const sample of this.now.list(name)) {
@@ -138,7 +138,7 @@ class Interval {
     const gain = this.gain(name, keep);
     return gain === null ? null : gain / this.seconds;
   }
-  // What it gained for each value of the label `by`.
+  // Returns a counter's increase for each value of the label `by`.
   gains(name, by, keep = () => true) {
     const gains = new Map();
     for (const sample of this.now.list(name)) {
@@ -149,7 +149,7 @@ class Interval {
     }
     return gains;
   }
-  // The buckets of a histogram, not cumulative: {bounds, counts}; the last bound is +Inf.
+  // Returns the non-cumulative buckets of a histogram: {bounds, counts}; the last bound is +Inf.
   histogram(name, keep = () => true) {
     const cumulative = this.gains(`${name}_bucket`, "le", keep);
     if (cumulative.size === 0) return null;
@@ -164,14 +164,14 @@ class Interval {
     });
     return { bounds: order.map((i) => bounds[i]), counts };
   }
-  // Mean of a pair of counters, in the numerator's unit.
+  // Returns the quotient of the increases of two counters, in the numerator's unit.
   mean(sum, count, keep) {
     const total = this.gain(sum, keep), n = this.gain(count, keep);
     return total !== null && n ? total / n : null;
   }
 }
 
-// Prometheus' histogram_quantile: linear inside a bucket; beyond the last finite bound, that bound.
+// Computes a quantile like histogram_quantile of Prometheus: linear within a bucket, at most the last finite bound.
 function quantile(q, { bounds, counts }) {
   const total = counts.reduce((sum, n) => sum + n, 0);
   if (total === 0) return null;
@@ -188,9 +188,9 @@ function quantile(q, { bounds, counts }) {
   return bounds[bounds.length - 2] ?? null;
 }
 
-// ---- the points that charts draw --------------------------------------------------------------------------------------
+// ---- points of the charts ---------------------------------------------------------------------------------------------
 
-// One point of a scope (all models, or one): what happened in an interval, times in seconds.
+// Returns the point of a scope (all models, or one) for an interval; times in seconds.
 function point(interval, keep) {
   const now = interval.now, us = 1e-6;
   const request = interval.histogram(timeHistogram("request"), keep);
@@ -220,7 +220,7 @@ const scaled = (value, factor) => (value === null ? null : value * factor);
 
 const modelKey = (labels) => `${labels.model}\u0000${labels.version}`;
 
-// The models that a scrape knows, with their versions.
+// Returns the models of a scrape with their versions.
 function models(scrape) {
   const found = new Map();
   for (const family of [FAMILY.success, FAMILY.instances, FAMILY.pending, FAMILY.items, `${timeHistogram("request")}_count`]) {
@@ -231,7 +231,7 @@ function models(scrape) {
   return found;
 }
 
-// Samples grouped by model and version, once for each scrape: with 50 models, filtering for each would be quadratic.
+// Groups samples by model and version, once per scrape: filtering for each of many models would take quadratic time.
 function byModel(list) {
   const groups = new Map();
   for (const sample of list) {
@@ -242,7 +242,7 @@ function byModel(list) {
   return groups;
 }
 
-// An interval that holds the samples of one model only, for `point`.
+// Splits an interval into one interval per model, for `point`.
 function split(interval) {
   const wanted = [
     ...Object.values(FAMILY), ...TIMES.map(timeCounter), `${timeHistogram("request")}_bucket`, `${FAMILY.batchSize}_bucket`,
@@ -262,7 +262,7 @@ function split(interval) {
   return parts;
 }
 
-// Figures of the machine, percentages from 0 to 100, and how many cores the server and its workers keep busy.
+// Returns the utilisation of the machine, in percent, and the number of cores that the server and its workers use.
 function hostPoint(interval) {
   const now = interval.now;
   const cpu = now.one("CPUUtilization") ?? scaled(now.one("nv_cpu_utilization"), 100);
@@ -273,8 +273,8 @@ function hostPoint(interval) {
   return point;
 }
 
-// The history of the page: the scrapes of the last seconds for steady figures, and small points for the charts: of all
-// models together (`ALL`), of each model, of the machine.
+// The history of the page: the scrapes of the last seconds for smoothed figures, and points for the charts of all models
+// together (`ALL`), of each model and of the machine.
 class History {
   constructor(keepMs) {
     this.keepMs = keepMs;
@@ -306,12 +306,12 @@ class History {
     while (points.length && points[0].at < point.at - this.keepMs) points.shift();
   }
   get latest() { return this.scrapes[this.scrapes.length - 1]; }
-  // The newest two scrapes.
+  // Returns the interval between the newest two scrapes.
   step() {
     const n = this.scrapes.length;
     return n < 2 ? null : new Interval(this.scrapes[n - 2], this.scrapes[n - 1]);
   }
-  // About the last ten seconds, for figures that should not jump.
+  // Returns an interval of about the last ten seconds, for smoothed figures.
   recent() {
     return this.scrapes.length < 2 ? null : new Interval(this.scrapes[0], this.latest);
   }

@@ -1,4 +1,4 @@
-// The page: asks for /metrics, keeps a history, shows it. What is switched off in metrics.yaml is said, not drawn as zero.
+// The page: polls /metrics and shows its history. Metrics that metrics.yaml disables are reported as such, not as zero.
 "use strict";
 
 const POLL_MS = 2000;
@@ -11,14 +11,14 @@ const state = {
   scrapeMs: 0, timer: null, busy: false,
 };
 
-// ---- the scope: all models, or one ------------------------------------------------------------------------------------
+// ---- the scope: all models or one -------------------------------------------------------------------------------------
 
 const keepChosen = (labels) => state.chosen === null || modelKey(labels) === state.chosen;
 const chosenPoints = () => history_.points.get(state.chosen ?? ALL) ?? [];
 const modelName = (key) => key.split("\u0000")[0];
 const modelVersion = (key) => key.split("\u0000")[1];
 
-// How far back the charts go: the chosen time, or as far as the history reaches while that is less (a minute at least).
+// Returns the time span of the charts: the selected one or, if shorter, that of the history, but at least a minute.
 function span() {
   const all = history_.points.get(ALL), known = all.length ? history_.latest.at - all[0].at : 0;
   return Math.min(state.windowMs, Math.max(60000, Math.ceil(known / 30000) * 30000));
@@ -62,23 +62,23 @@ function showTiles() {
   const now = history_.latest, recent = history_.recent();
   const whole = recent ? point(recent, () => true) : null;
   const answers = recent?.rate("pharos_requests_total", (labels) => labels.route === "infer");
-  tiles.rate(rate(whole?.success ?? null), answers === null || answers === undefined ? "" : `${rate(answers)} answered in all`);
+  tiles.rate(rate(whole?.success ?? null), answers === null || answers === undefined ? "" : `${rate(answers)} answered in total`);
   const histograms = history_.latest.has(`${timeHistogram("request")}_bucket`);
   for (const element of [$("label-latency"), $("sort-latency").firstChild]) {
     element.textContent = histograms ? "Latency, 99 %" : "Latency, mean";
   }
-  if (histograms) tiles.latency(seconds(whole?.p99), whole?.p50 ? `half within ${seconds(whole.p50)}` : "");
-  else tiles.latency(seconds(whole?.mean ?? null), "histograms are switched off");
+  if (histograms) tiles.latency(seconds(whole?.p99), whole?.p50 ? `median ${seconds(whole.p50)}` : "");
+  else tiles.latency(seconds(whole?.mean ?? null), "histograms are disabled");
   showFailureTile(recent, whole);
   const oldest = now.max(FAMILY.oldest);
-  tiles.pending(number(now.sum(FAMILY.pending)), oldest === null ? "" : `oldest for ${seconds(oldest)}`);
+  tiles.pending(number(now.sum(FAMILY.pending)), oldest === null ? "" : `oldest ${seconds(oldest)}`);
   showInstanceTile(now);
   const host = history_.host[history_.host.length - 1];
   const cores = host && host.server !== null ? host.server + (host.workers ?? 0) : null;
-  tiles.cpu(percent(host?.cpu ?? null), cores === null ? "" : `${number(cores)} cores by Pharos`);
+  tiles.cpu(percent(host?.cpu ?? null), cores === null ? "" : `${number(cores)} cores used by Pharos`);
   const resident = now.sum(FAMILY.resident), server = now.one("process_resident_memory_bytes");
   const total = server === null ? resident : server + resident;
-  tiles.memory(percent(host?.memory ?? null), total === null ? "" : `${bytes(total)} by Pharos`);
+  tiles.memory(percent(host?.memory ?? null), total === null ? "" : `${bytes(total)} used by Pharos`);
 }
 
 function showFailureTile(recent, whole) {
@@ -103,7 +103,7 @@ const COLUMNS = [
   { id: "state", title: "Instances" },
   { id: "rate", title: "Requests", spark: "blue", point: (p) => p.success, format: rate },
   { id: "latency", title: "Latency, 99 %", spark: "pink", point: (p) => p.p99 ?? p.mean, format: seconds },
-  { id: "queue", title: "In the queue", format: percent },
+  { id: "queue", title: "Queue time", format: percent },
   { id: "pending", title: "Waiting", spark: "violet", point: (p) => p.pending, format: number },
   { id: "batch", title: "Batch", format: number },
   { id: "failed", title: "Failures", format: rate },
@@ -124,7 +124,7 @@ function makeTable() {
   $("models").tHead.replaceChildren(head);
 }
 
-// The figures of each model, over the last ten seconds.
+// Returns the figures of each model over the last ten seconds.
 function tableRows() {
   const now = history_.latest, recent = history_.recent(), found = models(now);
   const parts = recent ? split(recent) : new Map();
@@ -144,7 +144,7 @@ function tableRows() {
   });
 }
 
-// Not all instances ready, or more than one request in a hundred failed.
+// Returns whether an instance is not ready or more than 1 % of the requests failed.
 const troubled = (row) => (row.all !== null && row.ready < row.all) || row.failed > 0.01 * (row.rate + row.failed);
 
 function compare(a, b) {
@@ -160,7 +160,7 @@ function showTable() {
   const all = tableRows();
   const wanted = all.filter((row) => row.name.toLowerCase().includes(state.filter) && (!state.trouble || troubled(row))).sort(compare);
   const ill = all.filter(troubled).length;
-  $("models-count").textContent = `${wanted.length === all.length ? all.length : `${wanted.length} of ${all.length}`}${ill ? `, ${ill} with trouble` : ""}`;
+  $("models-count").textContent = `${wanted.length === all.length ? all.length : `${wanted.length} of ${all.length}`}${ill ? `, ${ill} with problems` : ""}`;
   for (const { id } of COLUMNS) {
     const sorted = state.sort === id ? (state.descending ? "descending" : "ascending") : "none";
     $(`sort-${id}`).setAttribute("aria-sort", sorted);
@@ -168,8 +168,8 @@ function showTable() {
   const body = $("models").tBodies[0];
   const rows = new Map([...body.rows].map((row) => [row.dataset.key, row]));
   const next = wanted.map((figures) => fillRow(rows.get(figures.key) ?? makeRow(figures), figures));
-  if (next.length === 0) next.push(emptyRow(COLUMNS.length, all.length ? "No model fits the filter." : "No model is loaded."));
-  // Rows are moved only when their order changes: a row that has the focus keeps it.
+  if (next.length === 0) next.push(emptyRow(COLUMNS.length, all.length ? "No model matches the filter." : "No model is loaded."));
+  // Move rows only if their order has changed, so that a focused row keeps the focus.
   if (next.length !== body.rows.length || next.some((row, i) => body.rows[i] !== row)) keepFocus(() => body.replaceChildren(...next));
 }
 
@@ -222,8 +222,8 @@ function fillRow(row, figures) {
 
 const charts = {};
 function makeCharts() {
-  const titles = { throughput: "Requests per second", latency: "Latency", parts: "Mean time of a request by part", queue: "Waiting requests",
-    batch: "Items in an execution", host: "Cores in use", gpu: "GPU utilisation" };
+  const titles = { throughput: "Requests per second", latency: "Latency", parts: "Mean request time by phase", queue: "Waiting requests",
+    batch: "Items per execution", host: "Cores in use", gpu: "GPU utilisation" };
   const formats = { latency: seconds, parts: seconds, gpu: percent };
   for (const [id, title] of Object.entries(titles)) {
     charts[id] = new TimeChart($(id), { title: `${title} over time`, format: formats[id] ?? number, stacked: id === "parts" });
@@ -231,7 +231,7 @@ function makeCharts() {
   charts.heat = new HeatStrip($("heat"), { title: "Latency over time as a heat strip", format: (us) => seconds(us / 1e6) });
 }
 
-// A panel whose families are not there says which ones, and hides its chart.
+// Hides the chart of a panel without series and shows the name of the missing metric instead.
 function available(id, names) {
   const there = names.some((name) => history_.latest.has(name));
   const panel = $(id).parentElement;
@@ -239,7 +239,7 @@ function available(id, names) {
   if (!there && !note) panel.append(note = html("p", { class: "empty off" }));
   if (note) {
     note.hidden = there;
-    note.textContent = `Not measured: ${names[0].replace(/_bucket$/, "")} has no series here. It may be switched off in metrics.yaml.`;
+    note.textContent = `No data: ${names[0].replace(/_bucket$/, "")} has no series. It may be disabled in metrics.yaml.`;
   }
   $(id).hidden = !there;
   return there;
@@ -270,7 +270,7 @@ function showSizes() {
   if (!available("sizes", [`${FAMILY.batchSize}_bucket`])) return;
   const sizes = history_.recent()?.histogram(FAMILY.batchSize, keepChosen);
   const total = sizes?.counts.reduce((sum, n) => sum + n, 0) ?? 0;
-  if (total === 0) return $("sizes").replaceChildren(html("div", { class: "empty" }, "Nothing was executed."));
+  if (total === 0) return $("sizes").replaceChildren(html("div", { class: "empty" }, "No executions."));
   const name = (i) => {
     const low = i === 0 ? 0 : sizes.bounds[i - 1], high = sizes.bounds[i];
     if (high === Infinity) return `over ${number(low)}`;
@@ -284,7 +284,7 @@ function showSizes() {
 function showReasons() {
   if (!available("reasons", [FAMILY.batches])) return;
   const recent = history_.recent(), gains = [...(recent?.gains(FAMILY.batches, "reason", keepChosen) ?? [])].filter(([, n]) => n > 0);
-  if (gains.length === 0) return $("reasons").replaceChildren(html("div", { class: "empty" }, "No batch was sent."));
+  if (gains.length === 0) return $("reasons").replaceChildren(html("div", { class: "empty" }, "No batches."));
   bars($("reasons"), gains.sort((a, b) => b[1] - a[1]).map(([reason, n]) => [reason, n, rate(n / recent.seconds)]), "blue");
 }
 
@@ -325,23 +325,23 @@ function showInstances() {
     percent(row.cpu), bytes(row.memory), bytes(row.gpu), bytes(row.tensors), bytes(row.channel),
   ]);
   fillPlain($("instances"), INSTANCE_COLUMNS, cells, rows.some((row) => row.gpu !== undefined) ? [] : [4],
-    "Not measured: the families of instances have no series here. They may be switched off in metrics.yaml.");
+    "No data: the instance metrics have no series. They may be disabled in metrics.yaml.");
 }
 
 function showFailures() {
   const recent = history_.recent(), now = history_.latest;
   const [family, columns] = state.chosen === null
     ? ["pharos_request_failures_total", ["Reason", "Protocol", "Route"]] : [FAMILY.failure, ["Reason"]];
-  $("failures-scope").textContent = state.chosen === null ? "of the whole server, refused requests included" : `of ${modelName(state.chosen)}`;
+  $("failures-scope").textContent = state.chosen === null ? "of the whole server, including refused requests" : `of ${modelName(state.chosen)}`;
   const keep = state.chosen === null ? () => true : keepChosen, label = (labels) => columns.map((name) => labels[name.toLowerCase()] ?? "").join("\u0000");
   const gains = recent?.gains(family, label, keep) ?? new Map(), totals = new Map();
   for (const { labels, value } of now.list(family)) if (keep(labels)) totals.set(label(labels), (totals.get(label(labels)) ?? 0) + value);
   const rows = [...totals].filter(([, total]) => total > 0).sort((a, b) => (gains.get(b[0]) ?? 0) - (gains.get(a[0]) ?? 0) || b[1] - a[1]);
   const cells = rows.map(([key, total]) => [...key.split("\u0000"), rate(recent ? (gains.get(key) ?? 0) / recent.seconds : null), number(total)]);
-  fillPlain($("failures"), [...columns, "Last 10 s", "Since the start"], cells, [], now.has(family) ? "No request failed." : `Not measured: ${family} has no series here. It may be switched off in metrics.yaml.`);
+  fillPlain($("failures"), [...columns, "Last 10 s", "Since start"], cells, [], now.has(family) ? "No failed requests." : `No data: ${family} has no series. It may be disabled in metrics.yaml.`);
 }
 
-// A table without controls; `left_out` are the columns that nothing is known about.
+// Fills a table without controls; `leftOut` are the indexes of columns without data.
 function fillPlain(table, columns, rows, leftOut, empty) {
   const kept = columns.map((_, i) => i).filter((i) => !leftOut.includes(i));
   table.tHead.replaceChildren(html("tr", { hidden: rows.length === 0 }, ...kept.map((i) => html("th", { scope: "col" }, columns[i]))));
@@ -369,7 +369,7 @@ function showMachine() {
   const streams = now.sum("pharos_open_streams");
   const more = [["Open streams", number(streams)], ["Open files", number(now.one("process_open_fds"))]].filter(([, text]) => text !== NONE);
   rows.push(...more.map(([name, text]) => html("div", { class: "bar" }, html("span", { class: "name" }, name), html("span"), html("span", { class: "value" }, text))));
-  $("host-levels").replaceChildren(...(rows.length ? rows : [html("div", { class: "empty" }, "System metrics are switched off.")]));
+  $("host-levels").replaceChildren(...(rows.length ? rows : [html("div", { class: "empty" }, "System metrics are disabled.")]));
 }
 
 function showGpus() {
@@ -405,11 +405,11 @@ function showHealth() {
   }
   for (const [file, gain] of recent?.gains("pharos_tslog_lines_total", "file") ?? []) rows.push([`Lines to ${file}`, rate(gain / recent.seconds), ""]);
   const failed = now.sum("pharos_metrics_reloads_total", (labels) => labels.result === "failure");
-  if (failed !== null) rows.push(["Refused reloads", number(failed), failed > 0 ? "warn" : ""]);
+  if (failed !== null) rows.push(["Rejected reloads", number(failed), failed > 0 ? "warn" : ""]);
   $("health").replaceChildren(...rows.flatMap(([title, text, level]) => [html("dt", {}, title), html("dd", { class: level ? `${level}-text` : "" }, text)]));
 }
 
-// ---- the whole ----------------------------------------------------------------------------------------------------------
+// ---- the page -----------------------------------------------------------------------------------------------------------
 
 function showHeader() {
   const now = history_.latest, version = now.list("pharos_build_info")[0]?.labels.version, started = now.one("process_start_time_seconds");
@@ -423,7 +423,7 @@ function showHeader() {
   document.title = host ? `Pharos · ${host}` : "Pharos";
 }
 
-// Written only when it changes: a screen reader speaks every change.
+// Updates the text only if it has changed, because a screen reader announces every change.
 function status(text, level) {
   if ($("status").textContent !== text) $("status").textContent = text;
   $("status").className = `pill ${level}`;
@@ -442,10 +442,10 @@ function notice(text) {
   if ($("notice").textContent !== text) $("notice").textContent = text;
 }
 
-// A scrape without a series is no server without models: the server says why in a comment.
+// Returns the notice for a scrape without series; the server gives the reason in a comment.
 function nothing(text) {
-  const said = text.match(/^# (?!HELP |TYPE )(.+)$/m)?.[1] ?? "its /metrics shows no series";
-  return `There is nothing to draw here. The server says: ${said}.`;
+  const said = text.match(/^# (?!HELP |TYPE )(.+)$/m)?.[1] ?? "/metrics has no series";
+  return `No metrics to show. The server reports: ${said}.`;
 }
 
 async function poll() {
@@ -455,7 +455,7 @@ async function poll() {
   try {
     const asked = performance.now();
     const response = await fetch("metrics", { cache: "no-store", headers: { accept: "text/plain" }, signal: AbortSignal.timeout(10000) });
-    if (!response.ok) throw new Error(`/metrics answers ${response.status}`);
+    if (!response.ok) throw new Error(`/metrics returned status ${response.status}`);
     const text = await response.text();
     state.scrapeMs = performance.now() - asked;
     history_.add(text, Date.now());
@@ -466,14 +466,14 @@ async function poll() {
     else status("no metrics", "warn");
   } catch (failure) {
     status("unreachable", "bad");
-    notice(`The server's metrics cannot be read (${failure.message}). Trying again every ${POLL_MS / 1000} s.`);
+    notice(`Cannot read the server's metrics (${failure.message}). Retrying every ${POLL_MS / 1000} s.`);
   } finally {
     state.busy = false;
     plan(history_.scrapes.length === 1 ? POLL_MS / 2 : POLL_MS);
   }
 }
 
-// Nothing is asked while nobody looks.
+// Schedules the next poll, unless the page is paused or hidden.
 function plan(delay) {
   clearTimeout(state.timer);
   if (!state.paused && !document.hidden) state.timer = setTimeout(poll, delay);
@@ -485,7 +485,7 @@ function setTheme(theme) {
   else document.documentElement.dataset.theme = theme;
   $("theme").textContent = `Theme: ${theme}`;
   $("theme").dataset.now = theme;
-  try { localStorage.setItem("pharos-theme", theme); } catch { /* a browser that keeps nothing */ }
+  try { localStorage.setItem("pharos-theme", theme); } catch { /* storage may be disabled */ }
   show();
 }
 

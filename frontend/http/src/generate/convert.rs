@@ -1,5 +1,5 @@
-//! The JSON of the generate extension (spec 2.12), as pure functions over bytes: a request's members are the model's inputs
-//! and parameters, a response's its outputs and parameters. Texts and codes are Triton's.
+//! The JSON of the generate extension (spec 2.12), as pure functions over bytes. The members of a request are the model's inputs
+//! and parameters; those of a response its outputs and parameters. Error texts and codes are Triton's.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use serde_json::value::RawValue;
 use crate::json::{Members, as_parameter, as_string, check_depth, parse_error, quote_nonfinite, type_error};
 use crate::{data, render};
 
-/// The member whose own members are taken as if they stood beside it.
+/// The object whose members are treated as members of the request itself.
 const NESTED: &str = "parameters";
 
-/// Fills `request` from the JSON of its body, for a model with these inputs.
+/// Fills `request` from the JSON of its body, for the inputs of `model`.
 ///
 /// # Errors
-/// The text is no JSON object, or a member is not what the model's input of its name takes, or is no parameter.
+/// Fails if the text is not a JSON object, if a member does not match the model's input of its name, or is not a valid parameter.
 pub(crate) fn request(json: &[u8], model: &ModelMetadata, request: &mut InferRequest) -> Result<(), InferError> {
     let json =
         std::str::from_utf8(json).map_err(|error| parse_error(format!("Invalid encoding in string. {error}")))?;
@@ -65,7 +65,7 @@ fn nested(value: &RawValue, model: &ModelMetadata, request: &mut InferRequest) -
     Ok(())
 }
 
-/// One member: an input of the model if there is one of this name, else a parameter.
+/// Adds one member: an input if the model has one of this name, else a parameter.
 fn member(key: &str, value: &RawValue, model: &ModelMetadata, request: &mut InferRequest) -> Result<(), InferError> {
     if let Some(input) = model.inputs.iter().find(|input| input.name == key) {
         let tensor = tensor(input, value.get())?;
@@ -81,11 +81,11 @@ fn member(key: &str, value: &RawValue, model: &ModelMetadata, request: &mut Infe
     Ok(())
 }
 
-/// The tensor that a scalar or a flat array stands for.
+/// Returns the tensor that a scalar or a flat array represents.
 fn tensor(input: &TensorMetadata, json: &str) -> Result<Tensor, InferError> {
     let TensorMetadata { name, datatype, shape } = input;
     let datatype = DataType::from_name(datatype)
-        .ok_or_else(|| InferError::internal(format!("input '{name}' is of the unknown datatype {datatype}")))?;
+        .ok_or_else(|| InferError::internal(format!("input '{name}' has the unknown datatype {datatype}")))?;
     let wrapped;
     let (array, count) = match json.starts_with('[') {
         true => (json, serde_json::from_str::<Vec<&RawValue>>(json).map_err(parse_error)?.len() as u64),
@@ -95,21 +95,21 @@ fn tensor(input: &TensorMetadata, json: &str) -> Result<Tensor, InferError> {
         }
     };
     let flatten = |elements| data::flatten(name, array, datatype, elements);
-    // In Triton's order: texts are looked at before the shape, other elements after it.
+    // Use Triton's order of checks: strings are parsed before the shape, other elements after it.
     let early = if datatype == DataType::Bytes { Some(flatten(count)?) } else { None };
     let shape = fit(shape, count).ok_or_else(|| {
         InferError::invalid(format!("The schema can not convert input '{name}' to tensor with proper shape"))
     })?;
     let bytes = match early {
         Some(bytes) => bytes,
-        // Of an empty array there is nothing to look at.
+        // An empty array has no elements to check.
         None if count == 0 => Vec::new(),
         None => flatten(element_count(&shape).unwrap_or(count))?,
     };
     Ok(Tensor { datatype, shape, data: bytes.into() })
 }
 
-/// The shape for so many elements: fixed dimensions stay, the innermost variable one takes what is left, the others are 1.
+/// Returns the shape for `elements` elements: fixed dimensions stay, the innermost variable one takes the rest, the others are 1.
 fn fit(dims: &[i64], elements: u64) -> Option<Vec<i64>> {
     let mut left = i64::try_from(elements).ok()?;
     for &dim in dims.iter().filter(|dim| **dim != -1) {
@@ -125,12 +125,12 @@ fn fit(dims: &[i64], elements: u64) -> Option<Vec<i64>> {
     (left == 1).then_some(shape)
 }
 
-/// The JSON of a response: an object whose members are in the order of their names. An output of one element is a scalar,
-/// others are flat arrays. Where two have one name, the first of id, model, outputs and parameters stays: a client may choose
-/// the name of a parameter that a model repeats, and must not take an output away by it.
+/// Returns the JSON of a response: an object whose members are sorted by name. An output of one element is a scalar, others are
+/// flat arrays. If names collide, the first of id, model, outputs and parameters wins: a client chooses the names of echoed
+/// parameters and must not be able to hide an output.
 ///
 /// # Errors
-/// An output that JSON cannot carry.
+/// Fails if JSON cannot represent an output.
 pub(crate) fn response(response: &InferResponse) -> Result<Vec<u8>, InferError> {
     let mut members = BTreeMap::<&str, Vec<u8>>::new();
     let mut put = |name, fill: &dyn Fn(&mut Vec<u8>) -> Result<(), InferError>| {

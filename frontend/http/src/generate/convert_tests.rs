@@ -1,5 +1,5 @@
-//! The JSON of the generate extension, member by member; what a real Triton answers to the same is in the golden files of
-//! the client tests.
+//! The JSON of the generate extension, member by member. The golden files of the client tests have the answers of a real Triton
+//! to the same requests.
 
 #![allow(clippy::unwrap_used)]
 
@@ -111,7 +111,7 @@ fn refusals_have_tritons_codes_and_texts() {
 }
 
 #[test]
-fn a_response_is_an_object_in_the_order_of_its_names() {
+fn a_response_is_an_object_sorted_by_name() {
     let output = |name: &str, datatype, shape: &[i64], bytes: &[u8]| InferOutput {
         name: name.into(),
         tensor: Tensor { datatype, shape: shape.to_vec(), data: bytes::Bytes::copy_from_slice(bytes).into() },
@@ -120,7 +120,7 @@ fn a_response_is_an_object_in_the_order_of_its_names() {
         model_name: "m".into(),
         model_version: "1".into(),
         id: "q\"".into(),
-        // A parameter takes no output away.
+        // A parameter does not replace an output of the same name.
         parameters: vec![
             ("p".into(), Parameter::Int(3)),
             ("id".into(), Parameter::Bool(true)),

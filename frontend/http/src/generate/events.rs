@@ -1,5 +1,4 @@
-//! The body of an answer to `generate_stream`: one server-sent event for each response, written when the connection has room
-//! for it.
+//! The body of a `generate_stream` answer: one server-sent event per response, written when the connection has capacity.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -13,17 +12,18 @@ use pharos::request_trace::Traced;
 use pharos::service::{Responses, Service, Streamed};
 
 use super::convert;
-use crate::answer::Pending;
+use crate::Edge;
+use pharos_listener::answering::Account;
 use pharos_listener::request_trace;
 
-/// The events of one request. Dropped before the last, because the client went away, it cancels the request.
+/// The events of one request. Dropping it before the last event, because the client disconnected, cancels the request.
 pub(super) struct Events<S: Service> {
     responses: S::Responses,
-    /// The first response, which came before the body began.
+    /// The first response, received before the body began.
     first: Option<Streamed>,
-    /// Counts the request when its last response is there.
-    counting: Option<(Pending<S>, StatusCode)>,
-    /// Why the request failed, or one of its responses.
+    /// Counts the request when its last response arrives.
+    account: Option<(Account<Edge<S>>, StatusCode)>,
+    /// The reason for which the request or one of its responses failed.
     reason: Option<Reason>,
     traced: Option<Traced>,
     ended: bool,
@@ -34,13 +34,13 @@ impl<S: Service> Events<S> {
     pub(super) fn new(
         (responses, traced): (S::Responses, Option<Traced>),
         first: Option<Streamed>,
-        counting: (Pending<S>, StatusCode),
+        account: (Account<Edge<S>>, StatusCode),
         open: S::OpenStream,
     ) -> Self {
-        Self { responses, first, counting: Some(counting), reason: None, traced, ended: false, _open: open }
+        Self { responses, first, account: Some(account), reason: None, traced, ended: false, _open: open }
     }
 
-    /// The event for a response; `None` for one that only says that it is the last.
+    /// Returns the event for a response; `None` for an empty response that only marks the end.
     fn event(&mut self, streamed: Streamed) -> Option<Bytes> {
         let Streamed { answer, last, empty } = streamed;
         let json = answer.and_then(|response| convert::response(&response));
@@ -57,8 +57,8 @@ impl<S: Service> Events<S> {
     fn end(&mut self) {
         self.ended = true;
         request_trace::complete(self.traced.take().as_ref());
-        if let Some((pending, status)) = self.counting.take() {
-            pending.note(status.as_u16(), self.reason);
+        if let Some((account, status)) = self.account.take() {
+            account.end(status.as_u16(), self.reason);
         }
     }
 }

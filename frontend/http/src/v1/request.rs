@@ -1,8 +1,8 @@
-//! The JSON of a `:predict` request as the model's inputs (TensorFlow Serving's REST interface, "Predict API"): `instances`,
-//! row by row, or `inputs`, tensor by tensor. Pure functions over bytes.
+//! Converts the JSON of a `:predict` request to the model's inputs (TensorFlow Serving's REST interface, "Predict API"):
+//! `instances`, one value per row, or `inputs`, one tensor per input. Pure functions over bytes.
 //!
-//! The shape of an input is that of its nested arrays; in the row form the number of rows stands before it. A string of a
-//! BYTES input is its UTF-8 text, `{"b64": "..."}` any bytes in base64.
+//! The shape of an input is that of its nested arrays; in the row form the number of rows precedes it. An element of a BYTES
+//! input is a string, taken as UTF-8, or `{"b64": "..."}` with bytes in base64.
 
 use std::borrow::Cow;
 
@@ -18,23 +18,23 @@ use crate::data;
 use crate::json::{Key, Members, check_depth, object, parse_error, quote_nonfinite, string_end};
 
 object! {
-    /// A request. Other members, such as `signature_name`, mean nothing here.
+    /// A request. Other members, such as `signature_name`, are ignored.
     Predict { instances: &'a RawValue, inputs: &'a RawValue }
 }
 
-/// How a request gives its tensors, and how the response does.
+/// The form of the tensors in a request and in its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// `instances`: so many rows.
+    /// `instances` with this number of rows.
     Rows(u64),
     /// `inputs`.
     Columns,
 }
 
-/// The inputs that the JSON of a request gives to a model with `inputs`.
+/// Parses the JSON of a request to a model with `inputs`.
 ///
 /// # Errors
-/// The text is no such request, or does not fit the model's inputs.
+/// Fails if the text is not a valid request or does not match the model's inputs.
 pub(super) fn parse(json: &[u8], inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form), InferError> {
     let json = std::str::from_utf8(json).map_err(parse_error)?;
     check_depth(json)?;
@@ -60,11 +60,11 @@ fn unreadable(error: serde_json::Error) -> InferError {
     InferError::malformed(format!("the request is not a JSON object: {error}"))
 }
 
-/// `instances`: an array of values of the only input, or of objects with a value for each input.
+/// Parses `instances`: an array of values of the only input, or of objects with a value for each input.
 fn rows(json: &str, inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form), InferError> {
     let first = json.strip_prefix('[').map(str::trim_start);
     let Some(first) = first.filter(|first| !first.starts_with(']')) else {
-        return Err(InferError::malformed("'instances' must be an array of one value or more"));
+        return Err(InferError::malformed("'instances' must be a non-empty array"));
     };
     if !first.starts_with('{') || is_base64(first) {
         let input = only(inputs, "instances")?;
@@ -79,12 +79,12 @@ fn rows(json: &str, inputs: &[TensorMetadata]) -> Result<(Vec<InferInput>, Form)
         named.iter().map(|(name, _)| Ok(InferInput { name: name.to_string(), tensor: stack(&rows, name, inputs)? }));
     let stacked = stacked.collect::<Result<Vec<_>, InferError>>()?;
     if let Some(at) = rows.iter().position(|Members(members)| members.len() != named.len()) {
-        return Err(InferError::malformed(format!("instance {at} has not the same members as instance 0")));
+        return Err(InferError::malformed(format!("instance {at} does not have the same members as instance 0")));
     }
     Ok((stacked, Form::Rows(rows.len() as u64)))
 }
 
-/// One input of all rows.
+/// Stacks one input of all rows.
 fn stack(rows: &[Members<'_>], name: &str, inputs: &[TensorMetadata]) -> Result<Tensor, InferError> {
     let input = find(inputs, name)?;
     let mut json = String::from("[");
@@ -98,7 +98,7 @@ fn stack(rows: &[Members<'_>], name: &str, inputs: &[TensorMetadata]) -> Result<
     tensor(input, &json)
 }
 
-/// `inputs`: an object with each input's tensor, or the tensor of the only input.
+/// Parses `inputs`: an object with a tensor for each input, or the tensor of the only input.
 fn columns(columns: &RawValue, inputs: &[TensorMetadata]) -> Result<Vec<InferInput>, InferError> {
     let json = columns.get();
     if !json.starts_with('{') || is_base64(json) {
@@ -134,16 +134,16 @@ fn names(inputs: &[TensorMetadata]) -> String {
     inputs.iter().map(|input| format!("'{}'", input.name)).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether text that begins with an object begins with `{"b64": ...}`: bytes, and no row.
+/// Returns whether a text that begins with an object begins with `{"b64": ...}`: bytes, not a row.
 fn is_base64(json: &str) -> bool {
     json.strip_prefix('{').is_some_and(|rest| rest.trim_start().starts_with("\"b64\""))
 }
 
-/// The tensor that nested arrays stand for.
+/// Returns the tensor that nested arrays represent.
 fn tensor(input: &TensorMetadata, json: &str) -> Result<Tensor, InferError> {
     let TensorMetadata { name, datatype, .. } = input;
     let datatype = DataType::from_name(datatype)
-        .ok_or_else(|| InferError::internal(format!("input '{name}' is of the unknown datatype {datatype}")))?;
+        .ok_or_else(|| InferError::internal(format!("input '{name}' has the unknown datatype {datatype}")))?;
     let mut walk = Walk { json, at: 0, bytes: (datatype == DataType::Bytes).then(Vec::new) };
     let shape = walk.value(name)?;
     let data = match walk.bytes {
@@ -154,11 +154,11 @@ fn tensor(input: &TensorMetadata, json: &str) -> Result<Tensor, InferError> {
         }
     };
     let shape = shape.into_iter().map(i64::try_from).collect::<Result<Vec<i64>, _>>();
-    let shape = shape.map_err(|_| InferError::internal("a text has more values than bytes"))?;
+    let shape = shape.map_err(|_| InferError::internal("the JSON has more values than bytes"))?;
     Ok(Tensor { datatype, shape, data: data.into() })
 }
 
-/// A walk over the text of nested arrays, which is known to be JSON of a limited depth.
+/// A cursor over the text of nested arrays, which is known to be JSON of a limited depth.
 struct Walk<'a> {
     json: &'a str,
     at: usize,
@@ -167,7 +167,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// The shape of the value at this place, which ends behind it.
+    /// Parses the value at the cursor and returns its shape; the cursor then stands behind the value.
     fn value(&mut self, input: &str) -> Result<Vec<u64>, InferError> {
         if self.peek() != Some(b'[') {
             self.scalar(input)?;
@@ -192,7 +192,7 @@ impl Walk<'_> {
         Ok(shape)
     }
 
-    /// The next byte that is no white space, where the walk now stands.
+    /// Skips white space and returns the next byte.
     fn peek(&mut self) -> Option<u8> {
         let rest = self.json.as_bytes().get(self.at..)?;
         self.at += rest.iter().position(|byte| !byte.is_ascii_whitespace())?;
@@ -225,7 +225,7 @@ impl Walk<'_> {
     }
 }
 
-/// The bytes of a string or of `{"b64": ...}`.
+/// Returns the bytes of a string or of `{"b64": ...}`.
 fn element(token: &str) -> Option<Vec<u8>> {
     if token.starts_with('"') {
         let Key(text) = serde_json::from_str(token).ok()?;
@@ -246,7 +246,7 @@ mod tests {
         TensorMetadata { name: name.to_owned(), datatype, shape: vec![-1, -1] }
     }
 
-    /// Names, shapes and numbers of bytes.
+    /// Names, shapes and byte counts of inputs.
     type Given<'a> = &'a [(&'a str, &'a [i64], usize)];
 
     fn check(json: &str, inputs: &[TensorMetadata], expected: Result<(Given<'_>, Form), &str>) {
@@ -286,19 +286,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn errors_name_the_problem() {
         let one = [input("A", "INT32")];
         let two = [input("A", "INT32"), input("B", "FP32")];
         check("[1]", &one, Err("not a JSON object"));
         check("{}", &one, Err("either 'instances' or 'inputs'"));
         check(r#"{"instances": [1], "inputs": [1]}"#, &one, Err("either 'instances' or 'inputs'"));
-        check(r#"{"instances": []}"#, &one, Err("an array of one value or more"));
-        check(r#"{"instances": 1}"#, &one, Err("an array of one value or more"));
+        check(r#"{"instances": []}"#, &one, Err("a non-empty array"));
+        check(r#"{"instances": 1}"#, &one, Err("a non-empty array"));
         check(r#"{"instances": [1]}"#, &two, Err("must name the model's inputs: 'A', 'B'"));
         check(r#"{"inputs": [1]}"#, &two, Err("must name the model's inputs: 'A', 'B'"));
         check(r#"{"inputs": {"C": [1]}}"#, &two, Err("no input 'C'; its inputs are 'A', 'B'"));
         check(r#"{"instances": [{"A": 1}, {"B": 1}]}"#, &two, Err("instance 1 has no member 'A'"));
-        check(r#"{"instances": [{"A": 1}, {"A": 1, "B": 1}]}"#, &two, Err("instance 1 has not the same members"));
+        check(r#"{"instances": [{"A": 1}, {"A": 1, "B": 1}]}"#, &two, Err("instance 1 does not have the same members"));
         check(r#"{"instances": [{"A": 1}, 2]}"#, &two, Err("must be objects if the first one is"));
         for ragged in ["[[1,2],[3],[4,5,6]]", "[[1],2]", "[1,[2]]", "[[],[1]]"] {
             check(&format!(r#"{{"instances": {ragged}}}"#), &one, Err("have different lengths"));

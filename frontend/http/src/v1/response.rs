@@ -1,4 +1,4 @@
-//! The JSON of a `:predict` response: `predictions`, row by row, or `outputs`, tensor by tensor, as nested arrays.
+//! The JSON of a `:predict` response as nested arrays: `predictions`, one value per row, or `outputs`, one tensor per output.
 
 use std::borrow::Cow;
 
@@ -11,13 +11,13 @@ use pharos::tensor::{DataType, byte_size, bytes_elements, element_count};
 use super::request::Form;
 use crate::render;
 
-/// The most empty arrays that an output without elements may become.
+/// The maximum number of empty arrays that an output without elements may expand to.
 const MAX_EMPTY: u64 = 1 << 16;
 
-/// The JSON of a response in the form of its request. A single output stands without its name.
+/// Returns the JSON of a response in the form of its request. A single output is written without its name.
 ///
 /// # Errors
-/// An output that JSON cannot carry; in the row form, one whose first dimension is not the number of rows.
+/// Fails if JSON cannot represent an output or, in the row form, if its first dimension is not the number of rows.
 pub(super) fn write(response: &InferResponse, form: Form) -> Result<Vec<u8>, InferError> {
     let outputs = response.outputs.iter().map(Output::new).collect::<Result<Vec<_>, _>>()?;
     let mut out = Vec::with_capacity(256);
@@ -26,7 +26,7 @@ pub(super) fn write(response: &InferResponse, form: Form) -> Result<Vec<u8>, Inf
             if let Some(other) = outputs.iter().find(|output| output.shape.first() != Some(&rows)) {
                 let (name, shape) = (other.name, &other.shape);
                 return Err(InferError::invalid(format!(
-                    "output '{name}' of shape {shape:?} cannot be cut into {rows} rows; ask for it with 'inputs'"
+                    "output '{name}' of shape {shape:?} cannot be split into {rows} rows; use 'inputs' in the request"
                 )));
             }
             out.extend_from_slice(b"{\"predictions\":[");
@@ -75,13 +75,13 @@ fn members<'a>(
     Ok(())
 }
 
-/// An output whose elements are written from the first to the last.
+/// An output whose elements are written in order.
 struct Output<'a> {
     name: &'a str,
     datatype: DataType,
     shape: Vec<u64>,
     bytes: Cow<'a, [u8]>,
-    /// Where the next element begins.
+    /// The offset of the next element.
     at: usize,
 }
 
@@ -103,7 +103,7 @@ impl<'a> Output<'a> {
         Ok(Self { name, datatype: tensor.datatype, shape, bytes, at: 0 })
     }
 
-    /// Writes the next of the first dimension.
+    /// Writes the next row, that is the next index of the first dimension.
     fn row(&mut self, out: &mut Vec<u8>) -> Result<(), InferError> {
         let shape = self.shape.split_off(self.shape.len().min(1));
         let written = self.nested(out, &shape);
@@ -131,9 +131,9 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// Writes the next `count` elements, with commas between them.
+    /// Writes the next `count` elements, separated by commas.
     fn elements(&mut self, out: &mut Vec<u8>, count: u64) -> Result<(), InferError> {
-        // The constructor has compared the number of elements with the bytes that are here.
+        // The constructor has checked the number of elements against the length of `bytes`.
         let rest = self.bytes.get(self.at..).unwrap_or_default();
         let Some(size) = self.datatype.size() else {
             for (at, element) in bytes_elements(rest).take(count as usize).flatten().enumerate() {
@@ -149,7 +149,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Text as a string, other bytes in base64, as TensorFlow Serving has them.
+/// Writes text as a string and other bytes in base64, like TensorFlow Serving.
 fn text(out: &mut Vec<u8>, element: &[u8]) -> Result<(), InferError> {
     match std::str::from_utf8(element) {
         Ok(text) => render::value(out, text),
@@ -197,8 +197,8 @@ mod tests {
     }
 
     #[test]
-    fn what_json_cannot_carry_is_refused() {
-        let rows = "cannot be cut into 2 rows";
+    fn refuses_outputs_without_a_json_form() {
+        let rows = "cannot be split into 2 rows";
         check(vec![output("A", DataType::Uint8, &[3], &[1, 2, 3])], Form::Rows(2), Err(rows));
         check(vec![output("A", DataType::Uint8, &[], &[1])], Form::Rows(2), Err(rows));
         check(vec![output("A", DataType::Uint8, &[3], &[1])], Form::Columns, Err("does not match size"));

@@ -1,26 +1,25 @@
-//! The class of each route, and the routes of the paths of gRPC. The paths of HTTP are declared with their routes, in
-//! [`crate::routing`]. A path that is not listed is [`Route::Unknown`], and an unknown route is refused wherever anything is
-//! refused.
+//! The access class of each route, and the routes of gRPC paths. HTTP paths are declared with their routes in
+//! [`crate::routing`]. Paths that are not listed are [`Route::Unknown`], which access control always refuses.
 
 use pharos::access::Api;
 use pharos::metrics::labels::Route;
 
-/// What a route belongs to.
+/// The access class of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Open to every client: metrics, and descriptions of an API.
     Open,
-    /// A part of the protocol, which tokens and restrictions can guard.
+    /// Part of an API that tokens and restrictions can protect.
     Part(Api),
-    /// No route of this server.
+    /// Not a route of this server.
     Unknown,
 }
 
-/// The class of a route.
+/// Returns the class of a route.
 pub fn class(route: Route) -> Class {
     Class::Part(match route {
         Route::Live | Route::Ready | Route::ModelReady | Route::HealthCheck | Route::Ping => Api::Health,
-        // Reflection shows what the server can do, as metadata does.
+        // Reflection describes the server, like metadata.
         Route::ServerMetadata | Route::ModelMetadata | Route::Reflection => Api::Metadata,
         Route::Infer
         | Route::StreamInfer
@@ -54,7 +53,7 @@ pub fn class(route: Route) -> Class {
     })
 }
 
-/// The route of a path of gRPC: the v2 protocol, health and reflection.
+/// Returns the route of a gRPC path: the v2 protocol, health and reflection.
 pub fn of_grpc(path: &str) -> Route {
     let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.split_once('/')) else {
         return Route::Unknown;
@@ -101,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_call_belongs_to_its_part() {
+    fn classifies_grpc_paths() {
         for (path, api) in [
             ("/inference.GRPCInferenceService/RepositoryModelLoad", Api::ModelRepository),
             ("/inference.GRPCInferenceService/LogSettings", Api::Logging),

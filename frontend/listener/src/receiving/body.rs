@@ -1,4 +1,4 @@
-//! Reads the body of an HTTP request whole, with a limit.
+//! Reads the complete body of an HTTP request, up to a limit.
 
 use std::time::Duration;
 
@@ -11,23 +11,23 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use super::{Budget, Full};
 use crate::body_timeout::Fault;
 
-/// How long and how much of a body that is too large is read on, so that its sender reads the refusal and not a reset.
+/// The limits of draining a body that is too large, so that its sender receives the error and not a connection reset.
 const DRAIN_TIME: Duration = Duration::from_secs(10);
 const DRAIN_BYTES: u64 = 1 << 30;
 
-/// A request's body as far as it could be read.
+/// The result of reading a request's body.
 pub enum Read {
-    /// All of it.
+    /// The complete body.
     Whole(Data),
-    /// It is longer than allowed: at least this many bytes.
+    /// The body is longer than allowed: at least this many bytes.
     TooLarge(u64),
 }
 
-/// Reads a body of at most `limit` bytes, within the budget of all that is being received. `waits` says that the client waits
-/// to be told to send (`Expect: 100-continue`).
+/// Reads a body of at most `limit` bytes, within the memory budget. `waits` is whether the client waits for permission to send
+/// (`Expect: 100-continue`).
 ///
 /// # Errors
-/// The client went away, stalled, or broke the framing; or the server receives too much at a time.
+/// The client disconnected, stalled or broke the framing, or the budget is exhausted.
 pub async fn read(budget: &Budget, mut body: Body, limit: u64, waits: bool) -> Result<Read, InferError> {
     let declared = http_body::Body::size_hint(&body);
     if declared.lower() > limit {
@@ -36,7 +36,7 @@ pub async fn read(budget: &Budget, mut body: Body, limit: u64, waits: bool) -> R
         }
         return Ok(Read::TooLarge(declared.lower()));
     }
-    // A body that came in one piece is used as it is.
+    // A body that arrives in one piece is not copied.
     let Some(first) = frame(&mut body).await? else { return Ok(Read::Whole(Data::new())) };
     if http_body::Body::is_end_stream(&body) && first.len() as u64 <= limit {
         return Ok(Read::Whole(first.into()));
@@ -67,12 +67,12 @@ pub async fn read(budget: &Budget, mut body: Body, limit: u64, waits: bool) -> R
     Ok(Read::Whole(whole.finish()))
 }
 
-/// The refusal of a request for which there is no memory now.
+/// Returns the error of a request that exceeds the memory budget.
 pub fn no_memory(full: Full) -> InferError {
     InferError::new(ErrorCode::Unavailable, Reason::TooLarge, full.to_string())
 }
 
-/// The next piece of data; `None` at the end.
+/// Reads the next piece of data; `None` at the end.
 async fn frame(body: &mut Body) -> Result<Option<Bytes>, InferError> {
     loop {
         match body.frame().await {
@@ -87,7 +87,7 @@ async fn frame(body: &mut Body) -> Result<Option<Bytes>, InferError> {
     }
 }
 
-/// Why a body cannot be read on.
+/// Returns the error of a body that cannot be read further.
 fn broken(error: axum::Error) -> InferError {
     let error = error.into_inner();
     match error.downcast_ref() {
@@ -99,7 +99,7 @@ fn broken(error: axum::Error) -> InferError {
     }
 }
 
-/// Reads on without keeping anything; returns how much it was.
+/// Reads and discards data; returns its size.
 async fn drain(body: &mut Body, most: u64) -> u64 {
     let mut drained = 0u64;
     let all = async {

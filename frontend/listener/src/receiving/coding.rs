@@ -1,6 +1,5 @@
-//! gzip (RFC 1952) and zlib (RFC 1950), which both protocols call `deflate`. Decompression is bounded while it runs: memory
-//! grows with the output, piece by piece, and each piece is reserved before it is allocated. This is work for threads that
-//! serve no sockets.
+//! gzip (RFC 1952) and zlib (RFC 1950, which both protocols call `deflate`). Decompression reserves memory for each piece of
+//! output before allocating it. Call these functions on threads that serve no sockets.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -25,18 +24,18 @@ pub enum Format {
 /// Why data cannot be decompressed.
 #[derive(Debug)]
 pub enum InflateError {
-    /// It becomes longer than the limit.
+    /// The output exceeds the limit.
     TooLarge,
-    /// There is no memory for it now.
+    /// The memory budget is exhausted.
     Full(Full),
-    /// It is not what its format says.
+    /// The data is not valid.
     Broken(io::Error),
 }
 
-/// The sizes of the pieces that decompression makes: the first, and the largest.
+/// The sizes of the output pieces of decompression: the first and the largest.
 const PIECES: (usize, usize) = (16 << 10, 1 << 20);
 
-/// Decompresses `data`, which may become at most `limit` bytes.
+/// Decompresses `data` to at most `limit` bytes.
 ///
 /// # Errors
 /// See [`InflateError`].
@@ -76,7 +75,7 @@ fn read_all(mut from: impl Read, limit: u64, reservation: &mut Reservation) -> R
     }
 }
 
-/// Compresses pieces into one.
+/// Compresses pieces into one buffer.
 ///
 /// # Errors
 /// Writing to memory does not fail.
@@ -94,7 +93,7 @@ fn write_all<'a, W: Write>(mut to: W, pieces: impl Iterator<Item = &'a Bytes>) -
     Ok(to)
 }
 
-/// Reads pieces one after the other, and drops each when it is read.
+/// Reads pieces in order, and drops each after reading it.
 struct Pieces(VecDeque<Bytes>);
 
 impl Read for Pieces {
@@ -125,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compressed_comes_back_within_the_limits_only() {
+    fn decompresses_within_the_limits_only() {
         let plain: Vec<u8> = (0..300_000u32).flat_map(|number| (number % 1000).to_le_bytes()).collect();
         for format in [Format::Gzip, Format::Zlib] {
             let small = deflate([Bytes::from(plain.clone())].iter(), format, Compression::fast()).unwrap();
@@ -143,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_costs_no_more_than_its_limit() {
+    fn a_compression_bomb_uses_no_more_memory_than_the_limit() {
         let bomb = deflate([Bytes::from(vec![0; 64 << 20])].iter(), Format::Gzip, Compression::fast()).unwrap();
         let limit = 1 << 20;
         let budget = Budget::new(limit + PIECES.1 as u64 + PIECES.0 as u64);

@@ -1,6 +1,6 @@
-//! The messages of a gRPC call on their way in. The library reserves as much memory as a message's head promises, so it is given a
-//! message only when all of it is here. A message is bounded by [`Limits`], all that is being received by the
-//! [`Budget`], and compressed messages are decompressed here, on threads that serve no sockets.
+//! Receives the messages of gRPC calls. tonic allocates the declared length of a message, so it gets only complete messages.
+//! [`Limits`] bounds each message, and [`Budget`] all data being received. Compressed messages are decompressed here, on
+//! threads that serve no sockets.
 
 pub mod messages;
 
@@ -20,25 +20,25 @@ use super::coding::{Format, InflateError, inflate};
 use super::{Budget, Full, Reservation};
 use crate::body_timeout::BoxError;
 
-/// The most bytes of a message.
+/// The maximum sizes of a message, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// As it is received.
+    /// As received.
     pub received: usize,
-    /// When it is decompressed.
+    /// After decompression.
     pub inflated: usize,
-    /// The setting that raises them.
+    /// The setting that raises the limits, for error texts.
     pub setting: &'static str,
 }
 
-/// The largest message in and out: what the protocol's signed lengths can say. Triton has no limit either.
+/// The largest message in both directions: the maximum of the protocol's signed lengths. Triton has no limit either.
 pub const MAX_MESSAGE: usize = i32::MAX as usize;
 
-/// The most bytes of a decompressed message, unless `--grpc-max-input-size` says more.
+/// The maximum size of a decompressed message unless `--grpc-max-input-size` is given.
 const MAX_INFLATED: usize = 64 << 20;
 
 impl Limits {
-    /// The limits of `--grpc-max-input-size`.
+    /// Returns the limits for a value of `--grpc-max-input-size`.
     pub fn new(most: Option<u64>) -> Self {
         let most = most.map(|most| usize::try_from(most).unwrap_or(usize::MAX).min(MAX_MESSAGE));
         let (received, inflated) = (most.unwrap_or(MAX_MESSAGE), most.unwrap_or(MAX_INFLATED));
@@ -52,14 +52,14 @@ impl Default for Limits {
     }
 }
 
-/// A call whose messages are bounded.
+/// Wraps the body of a call to bound its messages.
 pub fn received<B>(request: Request<B>, bounds: (&Budget, Limits)) -> Request<Received<B>> {
     let (parts, body) = request.into_parts();
     let body = Received::new(body, &parts.headers, bounds);
     Request::from_parts(parts, body)
 }
 
-/// The format of a call's compressed messages; `None` if it has none, or one that the library refuses.
+/// Returns the format of a call's compressed messages; `None` without one, or for one that tonic refuses.
 pub(super) fn format(headers: &HeaderMap) -> Option<Format> {
     match headers.get("grpc-encoding")?.as_bytes() {
         b"gzip" => Some(Format::Gzip),
@@ -70,27 +70,27 @@ pub(super) fn format(headers: &HeaderMap) -> Option<Format> {
 
 type Inflating = Pin<Box<dyn Future<Output = Result<(Data, Reservation), Status>> + Send>>;
 
-/// A body that gives whole messages only.
+/// A body that yields only complete messages.
 pub struct Received<B> {
     body: B,
     budget: Budget,
     limits: Limits,
     format: Option<Format>,
-    /// Came and is not looked at yet.
+    /// Received data that is not parsed yet.
     rest: Bytes,
     partial: Partial,
-    /// Of the message that is collected or decompressed.
+    /// The memory of the message that is being collected or decompressed.
     reservation: Reservation,
-    /// Of what is in `ready`.
+    /// The memory of `ready`.
     given: Reservation,
     inflating: Option<Inflating>,
     ready: VecDeque<Bytes>,
-    /// A head is wrong: the library sees it and what follows, and has the words for it.
+    /// A head is not valid. Passes it and the rest to tonic, which reports the error.
     wrong: bool,
 }
 
 impl<B> Received<B> {
-    /// The messages of a call with these headers.
+    /// Wraps the body of a call with these headers.
     pub(crate) fn new(body: B, headers: &HeaderMap, (budget, limits): (&Budget, Limits)) -> Self {
         Self {
             body,
@@ -107,7 +107,7 @@ impl<B> Received<B> {
         }
     }
 
-    /// Looks at what came, up to the end of the first message that is to be decompressed.
+    /// Parses received data, up to the end of the first compressed message.
     fn advance(&mut self) -> Result<(), Status> {
         while !self.rest.is_empty() && self.inflating.is_none() {
             if self.wrong {
@@ -115,7 +115,7 @@ impl<B> Received<B> {
                 break;
             }
             if self.partial.is_empty() {
-                // Messages that came as a whole are passed on as they are.
+                // Complete messages are passed on without a copy.
                 let (limits, format) = (self.limits, self.format);
                 let plain = whole(&self.rest, |head| check(limits, head).map(|()| is_plain(head, format)))?;
                 if plain > 0 {
@@ -128,7 +128,7 @@ impl<B> Received<B> {
         Ok(())
     }
 
-    /// Takes what belongs to the message that is not all here.
+    /// Collects data of the incomplete message.
     fn collect(&mut self) -> Result<(), Status> {
         if self.partial.head().is_none() {
             self.partial.take_head(&mut self.rest);
@@ -153,7 +153,7 @@ impl<B> Received<B> {
         Ok(())
     }
 
-    /// Gives a message out, in its pieces.
+    /// Queues a message, in its pieces.
     fn give(&mut self, head: Head, message: Data, reservation: Reservation) {
         self.given.absorb(reservation);
         self.ready.push_back(head.bytes());
@@ -179,18 +179,18 @@ impl<B> Received<B> {
                 ))),
                 Ok(Err(InflateError::Full(reason))) => Err(full(reason)),
                 Ok(Err(InflateError::Broken(error))) => Err(Status::internal(format!("Error decompressing: {error}"))),
-                Err(error) => Err(Status::internal(format!("decompressing a message broke off: {error}"))),
+                Err(error) => Err(Status::internal(format!("decompressing a message failed: {error}"))),
             }
         })
     }
 }
 
-/// Whether a head is one that can be understood.
+/// Returns whether the flag of a head is supported.
 fn is_known(head: Head, format: Option<Format>) -> bool {
     head.flag == 0 || (head.flag == 1 && format.is_some())
 }
 
-/// Whether a message is passed on as it is, once it is here.
+/// Returns whether a message is passed on without decompression.
 fn is_plain(head: Head, format: Option<Format>) -> bool {
     head.flag == 0 || !is_known(head, format)
 }

@@ -1,4 +1,4 @@
-//! Messages come out whole, however they came in, and cost what came.
+//! Messages are yielded complete, and use no more memory than the received bytes.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
@@ -15,7 +15,7 @@ use super::messages::PREFIX;
 use super::*;
 use crate::receiving::coding::deflate;
 
-/// A body in these frames; it stays open where `open` says so.
+/// A body of these frames, which does not end if `open` is set.
 struct Frames {
     frames: VecDeque<Bytes>,
     open: bool,
@@ -60,7 +60,7 @@ fn received(frames: VecDeque<Bytes>, open: bool, budget: &Budget) -> Received<Fr
     Received::new(Frames { frames, open }, &headers, (budget, LIMITS))
 }
 
-/// All that comes, and the status at its end.
+/// Returns all data, and the final status.
 async fn all(mut body: Received<Frames>) -> (Vec<u8>, Result<(), Status>) {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
@@ -79,7 +79,7 @@ fn now<T>(future: impl Future<Output = T>) -> T {
 
 proptest! {
     #[test]
-    fn messages_are_the_same_however_they_are_cut(
+    fn yields_the_same_messages_for_any_framing(
         messages in proptest::collection::vec((any::<bool>(), prop_oneof![0usize..20, 4000usize..60_000]), 0..6),
         cuts in proptest::collection::vec(prop_oneof![0usize..9, 1000usize..30_000], 0..20),
     ) {
@@ -93,12 +93,12 @@ proptest! {
         let (got, end) = now(all(received(cut(&sent, &cuts), false, &budget)));
         prop_assert!(end.is_ok(), "{end:?}");
         prop_assert!(got == expected);
-        prop_assert!(budget.reserve().grow(600_000).is_ok(), "everything was given back");
+        prop_assert!(budget.reserve().grow(600_000).is_ok(), "all memory was released");
     }
 }
 
 #[tokio::test]
-async fn nothing_of_a_message_is_given_before_its_end() {
+async fn yields_a_message_only_when_complete() {
     let budget = Budget::new(1000);
     let begun = [framed(0, b"whole"), framed(0, &[7; 900])[..800].to_vec()].concat();
     let mut body = received([Bytes::from(begun)].into(), true, &budget);
@@ -106,22 +106,22 @@ async fn nothing_of_a_message_is_given_before_its_end() {
     let mut cx = Context::from_waker(std::task::Waker::noop());
     assert!(Pin::new(&mut body).poll_frame(&mut cx).is_pending());
     let mut other = budget.reserve();
-    assert!(other.grow(1000 - 795 + 1).is_err(), "what came counts");
-    assert!(other.grow(1000 - 795).is_ok(), "and no more than that");
+    assert!(other.grow(1000 - 795 + 1).is_err(), "received bytes count");
+    assert!(other.grow(1000 - 795).is_ok(), "only received bytes count");
     drop(body);
     assert!(other.grow(795).is_ok());
 }
 
 #[tokio::test]
-async fn what_is_too_much_is_refused() {
+async fn refuses_messages_over_the_limits() {
     let huge = [&[0, 0x7f, 0xff, 0xff, 0xff][..]].concat();
     let bomb = framed(1, &gzip(&vec![0; 200_001]));
     let cases: [(&[u8], usize, u64, Code, &str); 7] = [
         (&huge, 5, u64::MAX, Code::ResourceExhausted, "larger than max (2147483647 vs. 100000). Use --x to increase"),
         (&huge, 2, u64::MAX, Code::ResourceExhausted, "larger than max"),
         (&bomb, 50, u64::MAX, Code::ResourceExhausted, "exceeds the maximum allowed value of 200000 bytes when it is"),
-        (&bomb, 50, 150_000, Code::ResourceExhausted, "as much as its memory allows (150000 bytes"),
-        (&framed(0, &[0; 5000]), 2000, 4000, Code::ResourceExhausted, "as much as its memory allows"),
+        (&bomb, 50, 150_000, Code::ResourceExhausted, "exceed the memory limit of 150000 bytes"),
+        (&framed(0, &[0; 5000]), 2000, 4000, Code::ResourceExhausted, "exceed the memory limit"),
         (&framed(1, b"no gzip"), 50, u64::MAX, Code::Internal, "Error decompressing: "),
         (&framed(0, &[0; 50])[..40], 10, u64::MAX, Code::Internal, "Unexpected EOF decoding stream."),
     ];
@@ -133,7 +133,7 @@ async fn what_is_too_much_is_refused() {
 }
 
 #[tokio::test]
-async fn heads_that_are_wrong_are_left_to_the_library() {
+async fn passes_invalid_heads_to_tonic() {
     for flag in [2, 255] {
         let bytes = [framed(0, b"good"), framed(flag, &[1; 50])].concat();
         for cuts in [&[][..], &[3], &[11], &[4 + PREFIX, 20]] {
@@ -144,5 +144,5 @@ async fn heads_that_are_wrong_are_left_to_the_library() {
     let frames = cut(&framed(1, &gzip(b"x")), &[3]);
     let plain = Received::new(Frames { frames, open: false }, &HeaderMap::new(), (&Budget::default(), LIMITS));
     let (got, end) = all(plain).await;
-    assert!(end.is_ok() && got == framed(1, &gzip(b"x")), "compressed without saying how");
+    assert!(end.is_ok() && got == framed(1, &gzip(b"x")), "compressed without grpc-encoding");
 }

@@ -1,4 +1,4 @@
-//! One event as one line, in the format of the moment.
+//! Formats an event as one line in the current format.
 
 use std::fmt::{self, Write};
 
@@ -11,7 +11,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::{Format, STREAM};
 
-/// Writes lines.
+/// The event format of the log.
 pub(super) struct Lines;
 
 /// The parts of an event.
@@ -23,7 +23,7 @@ pub(super) struct Parts {
 
 enum Value {
     Text(String),
-    /// A number or a truth value, as JSON has it.
+    /// A number or Boolean in JSON syntax.
     Bare(String),
 }
 
@@ -67,14 +67,14 @@ where
         let (level, module) = (*event.metadata().level(), event.metadata().target());
         let format = super::format();
         if format != Format::Json {
-            // Of workers; their level says as much to people.
+            // Only worker lines have it, and their level already shows the stream.
             parts.take(STREAM);
         }
         writeln!(writer, "{}", formatted(format, (level, module), &parts)?)
     }
 }
 
-/// The line of an event.
+/// Formats the line of an event.
 pub(super) fn formatted(format: Format, (level, module): (Level, &str), parts: &Parts) -> Result<String, fmt::Error> {
     let mut time = String::new();
     SystemTime.format_time(&mut Writer::new(&mut time))?;
@@ -88,7 +88,7 @@ pub(super) fn formatted(format: Format, (level, module): (Level, &str), parts: &
     })
 }
 
-/// glog's letter for a level.
+/// Returns glog's letter for a level.
 fn letter(level: Level) -> char {
     match level {
         Level::ERROR => 'E',
@@ -98,12 +98,12 @@ fn letter(level: Level) -> char {
 }
 
 impl Parts {
-    /// A message without fields.
+    /// Creates a message without fields.
     pub(super) fn message(message: String) -> Self {
         Self { message, fields: Vec::new() }
     }
 
-    /// Takes a field out.
+    /// Removes and returns a field.
     pub(super) fn take(&mut self, field: &str) -> Option<String> {
         let at = self.fields.iter().position(|(name, _)| *name == field)?;
         match self.fields.remove(at).1 {
@@ -111,7 +111,7 @@ impl Parts {
         }
     }
 
-    /// The message and the fields on one line: what a client sent cannot begin a second one.
+    /// Returns the message and the fields as one line. Control characters are escaped, so that a client cannot forge a line.
     pub(super) fn text(&self) -> String {
         let mut line = one_line(&self.message);
         for (name, value) in &self.fields {
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_a_line_whatever_is_in_it() {
+    fn escapes_control_characters() {
         let parts = Parts {
             message: "bad\nINFO forged".to_owned(),
             fields: vec![("model", Value::Text("a \"b\"\t".to_owned())), ("count", Value::Bare("3".to_owned()))],

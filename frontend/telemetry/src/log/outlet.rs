@@ -1,7 +1,7 @@
 //! One destination of log lines: a bounded queue and the thread that empties it.
 //!
-//! Nothing here blocks the thread that logs. A destination that takes no lines (a pipe that is not read, a disk that hangs)
-//! fills its queue; further lines are dropped and counted, and a line says how many once the destination takes lines again.
+//! Never blocks the logging thread. A destination that accepts no lines (a pipe that is not read, a disk that hangs) fills its
+//! queue; further lines are dropped and counted. A notice with their number follows when the destination accepts lines again.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,42 +9,42 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-/// The most bytes that wait for one destination. While they are written, as many again may wait.
+/// The maximum number of bytes that wait for one destination. The same number may wait while they are written.
 const MOST_WAITING: usize = 4 << 20;
 
-/// Buffers are kept for the next lines unless they have grown larger than this.
+/// The buffer is reused unless it has grown larger than this.
 const KEPT_BYTES: usize = 64 << 10;
 
-/// Where the lines of an outlet go. Its methods run in the outlet's thread and may block.
+/// The destination of an outlet's lines. Its methods run in the outlet's thread and may block.
 pub(super) trait Sink: Send + 'static {
-    /// Writes whole lines. Returns how many of them are lost.
+    /// Writes whole lines. Returns the number of lost lines.
     fn write(&mut self, lines: &str) -> u64;
 
-    /// Opens a file again, because the present one may have been moved away.
+    /// Reopens the file, because it may have been moved away.
     fn reopen(&mut self) {}
 }
 
-/// What an outlet is called, and how it writes.
+/// The properties of an outlet.
 #[derive(Clone, Copy)]
 pub(super) struct Form {
     /// The name of the destination in metrics.
     pub(super) name: &'static str,
-    /// How long lines are collected before they are written.
+    /// The time for which lines are collected before they are written.
     pub(super) collected: Duration,
-    /// The line that tells how many lines are missing at its place.
+    /// Returns the notice that replaces this number of dropped lines.
     pub(super) notice: fn(u64) -> String,
 }
 
-/// A destination; all threads may write to it.
+/// A destination of lines for all threads.
 pub(super) struct Outlet {
     shared: Arc<Shared>,
-    /// Hears when the thread has ended. In a mutex because receivers are not shared; locked by [`Outlet::finish`] only.
+    /// Receives a message when the thread ends. A receiver is not `Sync`: only [`Outlet::finish`] locks it.
     ended: Mutex<mpsc::Receiver<()>>,
 }
 
 struct Shared {
     form: Form,
-    /// Held while a line is appended or all are taken, never while something is written.
+    /// Locked while a line is appended or all are taken, never during a write.
     queue: Mutex<Queue>,
     wake: Condvar,
     /// Lines that were dropped or could not be written, since the last [`Outlet::take_lost`].
@@ -54,9 +54,9 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     lines: String,
-    /// Lines that were dropped since `lines` was last taken. They follow those in `lines`.
+    /// Lines dropped since `lines` was last taken. They follow those in `lines`.
     dropped: u64,
-    /// The thread waits to be woken.
+    /// Whether the thread waits to be woken.
     asleep: bool,
     reopen: bool,
     stopped: bool,
@@ -68,7 +68,7 @@ impl Queue {
     }
 }
 
-/// What the thread has to do besides writing the lines it took.
+/// The work of the thread besides writing the lines it took.
 struct NextWrite {
     dropped: u64,
     reopen: bool,
@@ -79,7 +79,7 @@ impl Outlet {
     /// Starts the thread.
     ///
     /// # Errors
-    /// No thread is left.
+    /// The thread cannot be started.
     pub(super) fn start(form: Form, sink: impl Sink) -> io::Result<Self> {
         let shared = Shared { form, queue: Mutex::default(), wake: Condvar::new(), lost: AtomicU64::new(0) };
         let shared = Arc::new(shared);
@@ -92,15 +92,15 @@ impl Outlet {
         Ok(Self { shared, ended: Mutex::new(ended) })
     }
 
-    /// The name of the destination in metrics.
+    /// Returns the name of the destination in metrics.
     pub(super) fn name(&self) -> &'static str {
         self.shared.form.name
     }
 
-    /// Queues whole lines, or drops them if there is no room.
+    /// Queues whole lines, or drops them if the queue is full.
     pub(super) fn push(&self, lines: &str) {
         let mut queue = self.shared.lock();
-        // After a dropped line all others are dropped too until the queue is taken, so that the notice has one place.
+        // After a dropped line, all lines are dropped until the queue is taken, so that one notice marks the place.
         if queue.dropped == 0 && queue.lines.len() + lines.len() <= MOST_WAITING {
             queue.lines.push_str(lines);
         } else {
@@ -111,29 +111,29 @@ impl Outlet {
         self.wake(queue);
     }
 
-    /// Has the sink open its file again.
+    /// Makes the sink reopen its file.
     pub(super) fn reopen(&self) {
         let mut queue = self.shared.lock();
         queue.reopen = true;
         self.wake(queue);
     }
 
-    /// Lines lost since the last call.
+    /// Returns the number of lines lost since the last call.
     pub(super) fn take_lost(&self) -> u64 {
         self.shared.lost.swap(0, Ordering::Relaxed)
     }
 
-    /// Has the thread write what waits and end.
+    /// Makes the thread write the waiting lines and end.
     pub(super) fn stop(&self) {
         let mut queue = self.shared.lock();
         queue.stopped = true;
         self.wake(queue);
     }
 
-    /// Waits until the thread has ended, or `patience` is over. A thread that hangs in a write ends with the process.
-    pub(super) fn finish(&self, patience: Duration) {
+    /// Waits until the thread has ended, at most for `limit`. A thread that hangs in a write ends with the process.
+    pub(super) fn finish(&self, limit: Duration) {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = ended.recv_timeout(patience);
+        let _ = ended.recv_timeout(limit);
     }
 
     fn wake(&self, mut queue: MutexGuard<'_, Queue>) {
@@ -149,7 +149,7 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread's life.
+    /// Runs the thread.
     fn run(&self, mut sink: impl Sink) {
         let mut lines = String::new();
         loop {
@@ -161,7 +161,7 @@ impl Shared {
                 self.lost.fetch_add(sink.write(&lines), Ordering::Relaxed);
             }
             if taken.dropped > 0 {
-                // Not counted if it cannot be written: the lines that it tells of are.
+                // A notice that cannot be written is not counted: the lines that it reports are.
                 sink.write(&(self.form.notice)(taken.dropped));
             }
             lines.clear();
@@ -193,7 +193,7 @@ impl Shared {
     }
 }
 
-/// Lines in a text of whole lines.
+/// Returns the number of lines in a text of whole lines.
 pub(super) fn count(lines: &str) -> u64 {
     lines.bytes().filter(|byte| *byte == b'\n').count() as u64
 }
@@ -203,7 +203,7 @@ pub(super) fn count(lines: &str) -> u64 {
 mod tests {
     use super::*;
 
-    /// Takes a text only after it has been given a permit.
+    /// A sink that accepts a text only after a permit.
     struct Gated {
         permits: mpsc::Receiver<()>,
         written: mpsc::Sender<String>,
@@ -226,10 +226,10 @@ mod tests {
     }
 
     #[test]
-    fn a_destination_that_hangs_costs_lines_and_says_how_many() {
+    fn a_stalled_destination_drops_lines_and_reports_their_number() {
         let (outlet, permit, written) = gated();
         let line = "x".repeat(1023) + "\n";
-        // The thread has taken at most one queue of them when the first write hangs.
+        // The thread has taken at most one full queue when the first write hangs.
         let pushed = 2 * MOST_WAITING / line.len() + 100;
         (0..pushed).for_each(|_| outlet.push(&line));
         let lost = outlet.take_lost();
@@ -239,7 +239,7 @@ mod tests {
         outlet.stop();
         outlet.finish(Duration::from_secs(60));
         let all: String = written.try_iter().collect();
-        // The thread may take lines before, while and after some are dropped: each time it says how many.
+        // The thread may take lines before, while and after some are dropped, and writes a notice each time.
         let noticed = all.lines().filter_map(|line| line.strip_suffix(" lost")?.parse::<u64>().ok()).sum::<u64>();
         let lost = lost + outlet.take_lost();
         assert_eq!(noticed, lost);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_does_not_wait_for_a_destination_that_hangs() {
+    fn finish_does_not_wait_for_a_stalled_destination() {
         let (outlet, permit, written) = gated();
         outlet.push("one\n");
         outlet.stop();

@@ -1,4 +1,4 @@
-//! What outlets write to: standard error or a file of the user, and standard output.
+//! The sinks of outlets: standard error or a file of the user, and standard output.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -10,18 +10,18 @@ use rustix::io::Errno;
 
 use super::outlet::Sink;
 
-/// The most bytes that a pipe takes as a whole (`PIPE_BUF`).
+/// The maximum number of bytes that a pipe accepts atomically (`PIPE_BUF`).
 const WHOLE: usize = 4096;
 
-/// The log in its plain form.
+/// The plain log.
 pub(super) struct Plain {
     file: Option<(PathBuf, File)>,
-    /// The last write to the file failed.
+    /// Whether the last write to the file failed.
     failed: bool,
 }
 
 impl Plain {
-    /// Writes to this file, or to standard error.
+    /// Creates a sink for this file, or for standard error.
     ///
     /// # Errors
     /// The file cannot be opened.
@@ -42,9 +42,7 @@ impl Sink for Plain {
                 Err(error) if !self.failed => {
                     self.failed = true;
                     let path = path.display();
-                    tracing::error!(
-                        "--log-file '{path}' cannot be written: {error}; lines go to standard error instead"
-                    );
+                    tracing::error!("cannot write --log-file '{path}': {error}; writing to standard error instead");
                 }
                 Err(_) => {}
             }
@@ -58,7 +56,7 @@ impl Sink for Plain {
             Ok(new) => *file = new,
             Err(error) => {
                 let path = path.display();
-                tracing::error!("--log-file '{path}' cannot be opened again, so the old one is written on: {error}");
+                tracing::error!("cannot reopen --log-file '{path}', continuing with the old file: {error}");
             }
         }
     }
@@ -77,8 +75,8 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
 
-/// Writes whole lines, in pieces between which those of other writers to the same pipe may come. Returns how many lines are
-/// lost. Blocks for as long as the stream takes nothing.
+/// Writes whole lines in pieces; lines of other writers to the same pipe may come between them. Returns the number of lost
+/// lines. Blocks while the stream accepts nothing.
 pub(super) fn write(stream: BorrowedFd<'_>, lines: &str) -> u64 {
     let mut rest = lines.as_bytes();
     while !rest.is_empty() {
@@ -107,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_that_is_not_read_any_more_costs_lines() {
+    fn counts_the_lines_lost_on_a_closed_stream() {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         assert_eq!(write(writer.as_fd(), "one\ntwo\n"), 0);
         let mut text = [0; 8];
@@ -118,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_does_not_block_is_waited_for() {
+    fn waits_for_a_nonblocking_stream() {
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
         rustix::io::ioctl_fionbio(&reader, false).unwrap();
         let line = "y".repeat(5000) + "\n";

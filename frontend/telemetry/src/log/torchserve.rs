@@ -1,7 +1,7 @@
-//! The log as TorchServe's users know it: `access_log.log`, `model_log.log` (what workers print) and `ts_log.log`
-//! (everything, lines of the metrics too), and each line on standard output too, with the names of the loggers.
+//! The log in TorchServe's form: `access_log.log`, `model_log.log` (output of workers) and `ts_log.log` (all lines, those of the
+//! metrics included). Each line is also written to standard output, with the name of its logger.
 //!
-//! Each has a queue and a thread: no request waits for a disk or a terminal, and none of them for another.
+//! Each destination has a queue and a thread: neither requests nor other destinations wait for a disk or a terminal.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
@@ -24,13 +24,13 @@ use super::{Format, STREAM, missing};
 use pharos::service::REQUEST_LOG_TARGET;
 use pharos_os::clock;
 
-/// How long lines are collected before they are written.
+/// The time for which lines are collected before they are written.
 const COLLECTED: Duration = Duration::from_millis(25);
-/// A file that is larger is moved aside; so many are kept.
+/// The size at which a file is moved aside, and the number of files that are kept.
 const MOST_BYTES: u64 = 100 << 20;
 const KEPT: u32 = 5;
 
-/// Where a line is written.
+/// The destination of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Destination {
     Access = 0,
@@ -39,24 +39,24 @@ enum Destination {
     Console = 3,
 }
 
-/// The name of each destination in metrics; a file's also is its name in the directory, with the ending `.log`.
+/// The name of each destination in metrics. A file `NAME.log` has it in the directory too.
 const NAMES: [&str; 4] = ["access_log", "model_log", "ts_log", "stdout"];
 
-/// The log; clones of it are the same one.
+/// The log; clones share it.
 #[derive(Clone)]
 pub(super) struct Journal(Arc<Inner>);
 
 struct Inner {
-    /// By [`Destination`].
+    /// Indexed by [`Destination`].
     outlets: [Arc<Outlet>; 4],
     zone: TimeZone,
 }
 
 impl Journal {
-    /// Starts the log with its files in `directory`. A file that cannot be opened is reported once and tried again.
+    /// Starts the log with its files in `directory`. A file that cannot be opened is reported once and retried.
     ///
     /// # Errors
-    /// No thread is left.
+    /// A thread cannot be started.
     pub(super) fn start(directory: &Path) -> io::Result<Self> {
         let form = |destination: Destination, notice: fn(u64) -> String| {
             let name = NAMES.get(destination as usize).copied().unwrap_or_default();
@@ -78,17 +78,17 @@ impl Journal {
         self.0.outlets.to_vec()
     }
 
-    /// A line for standard output alone.
+    /// Writes a line only to standard output.
     pub(super) fn announce(&self, line: &str) {
         self.append(Destination::Console, line);
     }
 
-    /// Lines of the metrics, which are in files of their own, and on the console, as the console has them.
+    /// Adds lines of the metrics in the console layout. They are also in separate files and on the console.
     pub(super) fn push_metrics(&self, lines: &str) {
         self.append(Destination::Server, lines);
     }
 
-    /// A line for the file of `destination`, and as the console has it. `ts_log.log` has every line.
+    /// Adds a line to the file of `destination` and, in the console layout, to the console. `ts_log.log` has every line.
     fn push(&self, destination: Destination, file: &str, console: &str) {
         self.append(destination, file);
         self.append(Destination::Console, console);
@@ -104,14 +104,14 @@ impl Journal {
     }
 }
 
-/// The time of a line.
+/// Returns the time stamp of a line.
 fn now(zone: &TimeZone) -> Stamp {
     let now = clock::wall_ms();
     let time = jiff::Timestamp::from_millisecond(i64::try_from(now).unwrap_or(i64::MAX)).unwrap_or_default();
     Stamp::new(now, zone.to_offset(time).seconds())
 }
 
-/// What a log says where lines are missing.
+/// Returns the notice for dropped lines.
 fn notice(lost: u64) -> String {
     let parts = Parts::message(missing(lost));
     let source = Source { level: Level::WARN, target: module_path!(), thread: "log", logger: module_path!() };
@@ -119,7 +119,7 @@ fn notice(lost: u64) -> String {
     line.unwrap_or_default()
 }
 
-/// Where a line comes from.
+/// The origin of a line.
 struct Source<'a> {
     level: Level,
     target: &'a str,
@@ -127,7 +127,7 @@ struct Source<'a> {
     logger: &'a str,
 }
 
-/// A line as the console has it.
+/// Formats a line in the console layout.
 fn line(source: &Source<'_>, parts: &Parts, stamp: &Stamp) -> Result<String, std::fmt::Error> {
     let Source { level, target, thread, logger } = source;
     let text = parts.text();
@@ -164,29 +164,29 @@ impl<S: Subscriber> Layer<S> for Journal {
     }
 }
 
-/// One of the files.
+/// One of the log files.
 struct LogFile {
     path: PathBuf,
     file: Option<File>,
-    /// The last write failed.
+    /// Whether the last write failed.
     failed: bool,
-    /// The last write has left the beginning of a line.
+    /// Whether the last write ended within a line.
     cut: bool,
 }
 
 impl LogFile {
     fn new(path: PathBuf) -> Self {
         let mut new = Self { path, file: None, failed: false, cut: false };
-        // The file is there from the start. There is no log yet that could report a failure; the first line does.
+        // Creates the file early. The log is not running yet and cannot report a failure; the first line will.
         let _ = new.ready();
         new
     }
 
-    /// Writes lines; an error comes with the number of lines that are lost.
+    /// Writes lines. An error has the number of lost lines.
     fn append(&mut self, lines: &str) -> Result<(), (io::Error, u64)> {
         self.ready().map_err(|error| (error, count(lines)))?;
         let Some(file) = &mut self.file else { return Ok(()) };
-        // The partial line is lost and already counted; a line break keeps the next line apart from it.
+        // The partial line is already counted as lost; a line break separates the next line from it.
         if self.cut {
             file.write_all(b"\n").map_err(|error| (error, count(lines)))?;
             self.cut = false;
@@ -211,12 +211,12 @@ impl LogFile {
     fn report(&mut self, error: &io::Error) {
         if !self.failed {
             let path = self.path.display();
-            tracing::error!("'{path}' cannot be written: {error}; its lines are lost until it can be written again");
+            tracing::error!("cannot write '{path}': {error}; its lines are dropped until a write succeeds");
             self.failed = true;
         }
     }
 
-    /// Makes sure that the file of this name is open, and not too large.
+    /// Ensures that the file of this name is open and not too large.
     fn ready(&mut self) -> io::Result<()> {
         if let (Some(file), Ok(named)) = (&self.file, fs::metadata(&self.path)) {
             let own = file.metadata()?;
@@ -234,7 +234,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// `NAME.log` becomes `NAME.log.1`, that `NAME.log.2`, and so on.
+    /// Renames `NAME.log` to `NAME.log.1`, that to `NAME.log.2`, and so on.
     fn move_aside(&self) -> io::Result<()> {
         let numbered = |number: u32| self.path.with_extension(format!("log.{number}"));
         for number in (1..KEPT).rev() {
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_end_in_their_files_in_torchserves_layouts() {
+    fn writes_lines_to_their_files_in_torchserves_layouts() {
         let folder = tempfile::tempdir().unwrap();
         let journal = Journal::start(folder.path()).unwrap();
         let subscriber = tracing_subscriber::registry().with(journal.clone());
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_moved_or_too_large_is_begun_anew() {
+    fn recreates_a_file_that_was_moved_or_is_too_large() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ts_log.log");
         let mut file = LogFile::new(path.clone());

@@ -1,9 +1,8 @@
-//! One worker's ring of samples, at the end where it is read.
+//! The reader of one worker's ring of samples.
 //!
-//! Who drains it: whoever brings a reply (before the reply is passed on), a scrape, the instance's tick, and the end of the
-//! connection. That is enough for samples that go with requests. For those of a model's own threads the worker rings a bell
-//! when the ring is half full, and while samples come, [`Ring::pump`] looks every [`PACE`]. Nobody wakes up for a worker
-//! that sends nothing.
+//! The ring is drained before a reply is passed on, by a scrape, by the instance's tick, and at the end of the connection. This
+//! suffices for samples of requests. For samples of a model's own threads, the worker writes to a wake-up pipe when the ring is
+//! half full, and while samples arrive, [`Ring::pump`] drains every [`PACE`]. A worker without samples causes no wake-ups.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -25,31 +24,31 @@ use pharos_os::clock;
 /// The size of a ring in bytes: 10,000 samples without request ids, a tenth of a second of a very busy model.
 const BYTES: usize = 256 << 10;
 
-/// How often a ring is looked into while samples come that no request brings along.
+/// The interval at which a ring is drained while samples arrive without requests.
 const PACE: Duration = Duration::from_millis(100);
 
 /// One worker's ring of samples.
 pub struct Ring {
     /// The name of the worker's instance.
     instance: String,
-    // Held while samples are copied into the cache: the reader of replies, the scrape, the pump and the tick all drain.
+    // Locked while samples are copied into the cache: the reader of replies, the scrape, the pump and the tick all drain.
     state: Mutex<State>,
-    /// Rung by the worker.
-    bell: pipe::Receiver,
-    /// The tick has found samples that nobody fetched.
+    /// The read end of the wake-up pipe, to which the worker writes.
+    wake_up: pipe::Receiver,
+    /// Notified if the tick has found samples.
     found: Notify,
 }
 
 struct State {
     feed: Feed,
     fault: Option<String>,
-    /// The count of all samples, and the cache's generation that it is of.
+    /// The counter of all samples, and the generation of the cache to which it belongs.
     samples: Option<(u64, Arc<Series>)>,
     refused: Refused,
     closed: bool,
 }
 
-/// Samples refused since it was last said.
+/// Samples refused since the last log line.
 #[derive(Default)]
 struct Refused {
     count: u64,
@@ -58,34 +57,34 @@ struct Refused {
 }
 
 impl Ring {
-    /// A ring, and the descriptors of its memory and of its bell, which the worker inherits.
+    /// Creates a ring. Returns it with the descriptors of its memory and of its wake-up pipe, which the worker inherits.
     ///
     /// # Errors
-    /// No descriptors are left.
+    /// No file descriptors are left.
     pub fn create(instance: &str) -> io::Result<(Self, OwnedFd, OwnedFd)> {
         let (descriptor, reader) = channel::create(BYTES)?;
-        let (theirs, bell) = pipe::pipe()?;
-        // Not blocking: a pipe that is full has been heard of.
-        let theirs = theirs.into_nonblocking_fd()?;
+        let (worker_end, wake_up) = pipe::pipe()?;
+        // Non-blocking: a full pipe wakes the reader already.
+        let worker_end = worker_end.into_nonblocking_fd()?;
         let feed = Feed::new(reader);
         let state = State { feed, fault: None, samples: None, refused: Refused::default(), closed: false };
-        let ring = Self { instance: instance.to_owned(), state: Mutex::new(state), bell, found: Notify::new() };
-        Ok((ring, descriptor, theirs))
+        let ring = Self { instance: instance.to_owned(), state: Mutex::new(state), wake_up, found: Notify::new() };
+        Ok((ring, descriptor, worker_end))
     }
 
-    /// Takes what the worker has committed into the cache; gives the number of samples.
+    /// Moves the committed samples of the worker into the cache. Returns their number.
     pub fn drain(&self, cache: &Cache, series: &ModelSeries) -> u64 {
         self.lock().drain(cache, series)
     }
 
-    /// [`Ring::drain`], at times when nothing has asked for it.
+    /// Drains the ring without a reply or a scrape.
     pub fn tick(&self, cache: &Cache, series: &ModelSeries) {
         if self.drain(cache, series) > 0 {
             self.found.notify_one();
         }
     }
 
-    /// [`Ring::drain`] for a scrape, which also shows how much was waiting.
+    /// Drains the ring for a scrape, and sets the gauge of the waiting bytes.
     pub fn scrape(&self, cache: &Cache, series: &ModelSeries) {
         let mut state = self.lock();
         if state.closed {
@@ -94,14 +93,14 @@ impl Ring {
         let waiting = state.feed.waiting_bytes();
         let model = series.model();
         let labels = [&*model.name, &model.version.to_string(), &self.instance];
-        // An error means that the definition of the metrics leaves it out.
+        // Fails only if the definition of the metrics leaves the gauge out.
         if let Ok(gauge) = cache.gauge(Builtin::ChannelBytes.name(), &labels) {
             let _ = gauge.add_or_update(waiting as f64);
         }
         state.drain(cache, series);
     }
 
-    /// [`Ring::drain`] for the last time: the worker is gone, and with it what is shown of its ring.
+    /// Drains the ring for the last time and removes the series of its gauge: the worker has ended.
     pub fn close(&self, cache: &Cache, series: &ModelSeries) {
         let mut state = self.lock();
         state.drain(cache, series);
@@ -116,14 +115,13 @@ impl Ring {
         });
     }
 
-    /// Drains when the worker rings, and every `PACE` while samples come. Ends, with the reason, when the worker has
-    /// broken the ring.
+    /// Drains on each wake-up by the worker, and every `PACE` while samples arrive. Returns the reason when the ring is corrupt.
     pub async fn pump(&self, cache: &Cache, series: &ModelSeries) -> String {
         let mut coming = false;
         loop {
             tokio::select! {
-                rung = self.rung() => if let Err(error) = rung {
-                    return format!("the bell of the metrics ring cannot be heard: {error}");
+                woken = self.woken() => if let Err(error) = woken {
+                    return format!("cannot read the wake-up pipe of the metrics ring: {error}");
                 },
                 () = self.found.notified() => {}
                 () = tokio::time::sleep(PACE), if coming => {}
@@ -135,17 +133,17 @@ impl Ring {
         }
     }
 
-    /// What is wrong with the ring, if the worker has broken it.
+    /// Returns what is wrong with the ring, if the worker has corrupted it.
     pub fn fault(&self) -> Option<String> {
         self.lock().fault.clone()
     }
 
-    /// Waits until the worker has rung.
-    async fn rung(&self) -> io::Result<()> {
+    /// Waits until the worker writes to the wake-up pipe.
+    async fn woken(&self) -> io::Result<()> {
         loop {
-            self.bell.readable().await?;
-            match self.bell.try_read(&mut [0; 64]) {
-                // The worker is gone, which its connection tells too.
+            self.wake_up.readable().await?;
+            match self.wake_up.try_read(&mut [0; 64]) {
+                // The worker has ended; its connection reports that.
                 Ok(0) => std::future::pending().await,
                 Ok(_) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -181,7 +179,7 @@ impl State {
         }
     }
 
-    /// Counts samples over all rings. Asks for the series only when the definition of the metrics has changed.
+    /// Counts samples of all rings. Looks up the series only after the definition of the metrics has changed.
     fn count(&mut self, cache: &Cache, samples: u64) {
         let generation = cache.generation();
         if self.samples.as_ref().is_none_or(|(of, _)| *of != generation) {
@@ -195,11 +193,11 @@ impl State {
 }
 
 impl Refused {
-    /// Says it at most once a second, with the first reason since.
+    /// Logs at most once a second, with the first reason since the last line.
     fn note(&mut self, count: u64, why: Option<SampleError>, series: &ModelSeries) {
         self.count = self.count.saturating_add(count);
         self.why = why.or(self.why.take());
-        // A series that is refused is no loss yet: its samples are.
+        // A refused series is not a loss until its samples are refused.
         if let Some(why) = self.why.as_ref().filter(|_| self.count > 0)
             && self.throttle.pass(clock::now()).is_some()
         {
@@ -236,14 +234,14 @@ model_metrics:
         series: Arc<ModelSeries>,
         ring: Arc<Ring>,
         writer: Writer,
-        bell: OwnedFd,
+        wake_up: OwnedFd,
     }
 
     fn world() -> World {
         let cache = Arc::new(Cache::new(Catalog::parse(DEFINITION, "m.yaml").unwrap(), Settings::new("host")));
         let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
-        let (ring, memory, bell) = Ring::create("m_0").unwrap();
-        World { cache, series, ring: Arc::new(ring), writer: Writer::open(&memory).unwrap(), bell }
+        let (ring, memory, wake_up) = Ring::create("m_0").unwrap();
+        World { cache, series, ring: Arc::new(ring), writer: Writer::open(&memory).unwrap(), wake_up }
     }
 
     impl World {
@@ -269,7 +267,7 @@ model_metrics:
     }
 
     #[tokio::test]
-    async fn a_scrape_shows_what_waited_until_the_worker_is_gone() {
+    async fn a_scrape_shows_the_waiting_bytes_until_the_worker_ends() {
         let mut world = world();
         world.push(10);
         world.ring.scrape(&world.cache, &world.series);
@@ -279,28 +277,28 @@ model_metrics:
         assert_eq!(world.cache.counter(Builtin::Samples.name(), &["ring"]).unwrap().value(), 10.0);
         world.push(1);
         world.ring.close(&world.cache, &world.series);
-        assert_eq!((world.orders(), shown(&world.cache)), (11.0, 0.0), "the series is a new one");
+        assert_eq!((world.orders(), shown(&world.cache)), (11.0, 0.0), "a new series");
         world.cache.remove_series(Builtin::ChannelBytes.name(), |_| true);
         world.ring.scrape(&world.cache, &world.series);
-        assert_eq!(shown(&world.cache), 0.0, "a late scrape brings nothing back");
+        assert_eq!(shown(&world.cache), 0.0, "a late scrape does not restore the series");
     }
 
     #[tokio::test]
-    async fn the_pump_comes_when_it_is_called_and_while_samples_come() {
+    async fn the_pump_drains_on_wake_up_and_while_samples_arrive() {
         let mut world = world();
         let (ring, cache, series) = (world.ring.clone(), world.cache.clone(), world.series.clone());
         let pump = tokio::spawn(async move { ring.pump(&cache, &series).await });
         world.push(5);
         tokio::time::sleep(2 * PACE).await;
-        assert_eq!(world.orders(), 0.0, "nobody has called");
-        rustix::io::write(&world.bell, &[1]).unwrap();
+        assert_eq!(world.orders(), 0.0, "the worker has not written to the pipe");
+        rustix::io::write(&world.wake_up, &[1]).unwrap();
         world.until(5.0).await;
         world.push(1);
         world.until(6.0).await;
         tokio::time::sleep(3 * PACE).await;
         world.push(1);
         tokio::time::sleep(2 * PACE).await;
-        assert_eq!(world.orders(), 6.0, "the samples had ceased");
+        assert_eq!(world.orders(), 6.0, "the samples had stopped");
         world.ring.tick(&world.cache, &world.series);
         assert_eq!(world.orders(), 7.0);
         world.push(1);

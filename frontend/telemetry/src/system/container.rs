@@ -1,9 +1,9 @@
-//! The limits of the container that this process is in: control groups of version 2, read as in the kernel's
+//! The limits of this process's container: control groups of version 2, as in the kernel's
 //! `Documentation/admin-guide/cgroup-v2.rst`.
 //!
-//! A limit holds for a group and everything below it, so the group of this process and all above it are asked, and the
-//! smallest limit counts; of equal ones the outermost, which has the most users. Where there are none, or only control
-//! groups of version 1, the machine's own numbers hold.
+//! A limit applies to a group and everything below it, so the smallest limit of this process's group and its ancestors counts.
+//! Of equal limits, the outermost counts, because it has the most users. Without limits, or with only version 1, the numbers of
+//! the machine apply.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -19,7 +19,7 @@ pub(crate) struct Container {
     last: Option<CpuTime>,
 }
 
-/// What a group had computed at some time.
+/// The processor time that a group had used at some time.
 struct CpuTime {
     group: PathBuf,
     at: Instant,
@@ -27,27 +27,26 @@ struct CpuTime {
 }
 
 impl Container {
-    /// Of the process that `proc` calls `self`, with the control groups' file system at `root`.
+    /// Creates a reader for the process that `proc` calls `self`, with the control groups' file system at `root`.
     pub(crate) fn new(proc: &Path, root: &Path) -> Self {
         Self { proc: proc.to_owned(), root: root.to_owned(), last: None }
     }
 
-    /// The group of this process and all above it, innermost first; the root is always the last. A process may be moved,
-    /// so this is asked each time.
+    /// Returns the group of this process and its ancestors, innermost first, root last. Not cached: a process may be moved.
     fn groups(&self) -> Vec<PathBuf> {
         let text = fs::read_to_string(self.proc.join("self/cgroup")).unwrap_or_default();
         let path = text.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
         let inside = Path::new(path.trim_start_matches('/'));
-        // `..` stands for what lies above the mounted tree: nothing of that can be seen.
+        // `..` stands for a group above the mounted tree, which is not visible.
         let visible = inside.components().all(|component| matches!(component, Component::Normal(_)));
         let own = if visible { self.root.join(inside) } else { self.root.clone() };
         own.ancestors().take_while(|group| group.starts_with(&self.root)).map(Path::to_owned).collect()
     }
 
-    /// The memory that the smallest limit leaves; `None` if none is below `machine` bytes.
+    /// Returns the memory under the smallest limit; `None` if no limit is below `machine` bytes.
     ///
-    /// What the kernel can take back at once, pages of files that nobody has used lately (`inactive_file`), counts as
-    /// available, as it does for `docker stats` and the kubelet.
+    /// Memory that the kernel can reclaim at once, pages of files that have not been used lately (`inactive_file`), counts as
+    /// available, as in `docker stats` and the kubelet.
     pub(crate) fn memory(&self, machine: u64) -> Option<Memory> {
         let mut tightest = None;
         for group in self.groups() {
@@ -65,7 +64,7 @@ impl Container {
         Some(Memory { total: limit, available: limit - used })
     }
 
-    /// How much of the smallest quota below `processors` has been used since the last call, from 0 to 1.
+    /// Returns the used share of the smallest quota below `processors` since the last call, from 0 to 1.
     pub(crate) fn cpu(&mut self, now: Instant, processors: usize) -> Quota {
         let mut tightest: Option<(f64, PathBuf)> = None;
         for group in self.groups() {
@@ -82,34 +81,34 @@ impl Container {
         let last = self.last.replace(time).filter(|last| self.last.as_ref().is_some_and(|t| t.group == last.group));
         let Some(last) = last.filter(|last| now > last.at) else { return Quota::Unknown };
         let used = microseconds.saturating_sub(last.microseconds) as f64 / 1e6;
-        // More than all is possible for a moment: `cpu.max.burst`, and the two files are not read at the same time.
+        // The share can exceed 1 briefly: `cpu.max.burst` allows it, and the two files are not read atomically.
         Quota::Used((used / ((now - last.at).as_secs_f64() * quota)).clamp(0.0, 1.0))
     }
 }
 
-/// What is known about the use of the processors that a container may use.
+/// The use of the processors that a container may use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Quota {
-    /// There is no limit below the machine's.
+    /// No quota is below the machine's number of processors.
     None,
-    /// There is one, and it takes a second reading to know more.
+    /// A quota exists, and its use needs a second reading.
     Unknown,
-    /// The share of it that was used, from 0 to 1.
+    /// The used share of the quota, from 0 to 1.
     Used(f64),
 }
 
-/// A file with one number; `None` for `max`, and where there is no such file.
+/// Reads a file with one number; `None` for `max` and for a missing file.
 fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// The number after `key` in a file with lines of a key and a number.
+/// Returns the number after `key` in a file with one key and number per line.
 fn entry(file: &Path, key: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
-/// Processors, from `QUOTA PERIOD` in microseconds; `None` for `max PERIOD`.
+/// Reads a number of processors from `QUOTA PERIOD` in microseconds; `None` for `max PERIOD`.
 fn quota(file: &Path) -> Option<f64> {
     let text = fs::read_to_string(file).ok()?;
     let mut numbers = text.split_whitespace().map(str::parse::<f64>);
@@ -130,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn without_limits_the_machine_holds() {
+    fn reports_no_limit_without_limits_below_the_machine() {
         let tree = Tree::new();
         assert_eq!(container(&tree).memory(1 << 30), None);
         assert_eq!(container(&tree).cpu(at_ms(0), 4), Quota::None);
@@ -144,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_memory_limit_on_the_way_up_counts() {
+    fn uses_the_smallest_memory_limit_of_all_ancestors() {
         let tree = Tree::new();
         tree.write("proc/self/cgroup", "0::/pod/container\n");
         for (group, limit, current) in [("pod/container", 512, 100), ("pod", 256, 200), ("", 600, 10)] {
@@ -157,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_limits_the_outermost_counts() {
+    fn uses_the_outermost_of_equal_limits() {
         let tree = Tree::new();
         tree.write("proc/self/cgroup", "0::/pod/container\n");
         for (group, current) in [("pod/container", 100), ("pod", 200)] {
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_not_mounted_or_above_the_root_means_the_root() {
+    fn uses_the_root_for_a_path_outside_the_mount() {
         for path in ["/", "/not/mounted", "/../../elsewhere", ""] {
             let tree = Tree::new();
             tree.write("proc/self/cgroup", &format!("0::{path}\n"));
@@ -191,12 +190,12 @@ mod tests {
         assert_eq!(read(0, 5_000_000), Quota::Unknown);
         assert_eq!(read(2_000, 6_500_000), Quota::Used(0.5), "1.5 s of 2 s times 1.5 processors");
         assert_eq!(read(2_000, 6_500_000), Quota::Unknown, "no time has passed");
-        assert_eq!(read(3_000, 9_500_000), Quota::Used(1.0), "a burst is everything");
+        assert_eq!(read(3_000, 9_500_000), Quota::Used(1.0), "a burst counts as 1");
         assert_eq!(read(4_000, 9_500_000), Quota::Used(0.0));
     }
 
     #[test]
-    fn another_group_begins_anew() {
+    fn starts_over_after_a_move_to_another_group() {
         let tree = Tree::new();
         tree.write("cgroup/cpu.max", "100000 100000\n");
         tree.write("cgroup/cpu.stat", "usage_usec 1000000\n");

@@ -1,8 +1,8 @@
-//! The GPUs that instances run on: which there are, what a process must be told to run on one, and which are lost.
+//! The GPUs of instances: lists them, prepares processes to run on them, and detects lost ones.
 //!
-//! The numbers are those that CUDA gives devices in this process: their order on the bus, or that of `CUDA_VISIBLE_DEVICES`.
-//! Workers, and what looks at memory of clients, count in the same way. Questions go to the driver when an instance is started, on threads of
-//! their own and with patience: it may hang when a device falls off the bus.
+//! Devices have the numbers that CUDA gives them in this process: their order on the bus, or that of `CUDA_VISIBLE_DEVICES`.
+//! Workers and probes of client memory use the same numbers. The driver is queried when an instance starts, in separate threads
+//! and with a timeout, because it may hang when a device falls off the bus.
 
 mod cpus;
 mod visible;
@@ -16,17 +16,17 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::gpu::{Found, GpuMemory, NO_PARTS, Usable};
-use super::polling::PATIENCE;
+use super::polling::DRIVER_TIMEOUT;
 use super::{Gpus, Roots};
 use visible::VisibleDevices;
 
-/// The time between two looks at whether the devices that are in use are still there.
+/// The interval at which devices in use are checked.
 const WATCH: Duration = Duration::from_secs(1);
 
-/// Questions that the driver may be asked at the same time: so many threads wait for one that hangs.
+/// The maximum number of concurrent queries of the driver, and so of threads that wait for one that hangs.
 const QUESTIONS: usize = 8;
 
-/// What a process must be told so that a device is its own: its device 0, and near its processors.
+/// The environment of a process that uses a device as its device 0 and runs near it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChosenDevice {
     /// The device's number.
@@ -37,18 +37,18 @@ pub struct ChosenDevice {
     pub visible: Vec<u32>,
     /// The value of `CUDA_VISIBLE_DEVICES`.
     pub uuids: String,
-    /// The processors that the process should keep to; empty for all it may use.
+    /// The processors that the process should use; empty for all that it may use.
     pub cpus: Vec<usize>,
 }
 
-/// A place for an instance.
+/// A device requested for an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// The device.
     pub number: u32,
-    /// Which of its group's instances on this device it is: MIG devices are taken in turn.
+    /// The index of the instance among those of its group on this device: MIG devices are assigned in turn.
     pub turn: u32,
-    /// A model is being loaded, which the limits of `--model-load-gpu-limit` are for.
+    /// Whether a model is being loaded, so that `--model-load-gpu-limit` applies.
     pub loading: bool,
 }
 
@@ -59,24 +59,24 @@ pub struct Devices {
     shown: VisibleDevices,
     usable: Vec<u32>,
     unusable: Vec<u32>,
-    /// The most that may be in use of a device's memory when a model is loaded onto it, 0 to 1.
+    /// The maximum share of a device's memory in use, 0 to 1, for loading a model onto it.
     limits: BTreeMap<u32, f64>,
-    /// Where the system shows devices of the bus.
+    /// The directory of the system with the devices of the bus.
     bus: PathBuf,
     questions: Arc<Semaphore>,
-    /// Held for a moment.
+    /// Locked briefly.
     watched: Mutex<Watched>,
 }
 
-/// The devices that are looked at, because an instance runs there.
+/// The devices that are checked, because an instance runs on them.
 #[derive(Debug, Default)]
 struct Watched {
-    /// Why a device is lost; `None` while it is not.
+    /// Why a device is lost; `None` if it is not.
     lost: BTreeMap<u32, Option<String>>,
 }
 
 impl Devices {
-    /// Those of this machine, as far as `visible`, the value of `CUDA_VISIBLE_DEVICES`, does not hide them.
+    /// Lists the devices of this machine, without those that `visible`, the value of `CUDA_VISIBLE_DEVICES`, hides.
     pub fn new(
         gpus: Option<Arc<Gpus>>,
         visible: Option<&str>,
@@ -98,12 +98,12 @@ impl Devices {
             watched: Mutex::default(),
             gpus,
         };
-        devices.tell(visible);
+        devices.log(visible);
         Arc::new(devices)
     }
 
-    /// Says in the log what is not as one may think.
-    fn tell(&self, visible: Option<&str>) {
+    /// Logs hidden and unusable devices, and limits for devices that do not exist.
+    fn log(&self, visible: Option<&str>) {
         let found = self.gpus.as_ref().map_or(&[][..], |gpus| gpus.found());
         let of = |number: u32| shown_of(&self.shown, found, number);
         if let Some(visible) = visible.filter(|_| !found.is_empty()) {
@@ -111,7 +111,7 @@ impl Devices {
                 format!("{number} is {}", of(number).and_then(|found| found.uuid.as_deref()).unwrap_or("?"))
             };
             let shown: Vec<String> = self.shown.numbers().map(called).collect();
-            let shown = if shown.is_empty() { "none is used".to_owned() } else { shown.join(", ") };
+            let shown = if shown.is_empty() { "none are visible".to_owned() } else { shown.join(", ") };
             tracing::info!("CUDA_VISIBLE_DEVICES is '{visible}': of {} GPUs, {shown}", found.len());
         }
         for number in &self.unusable {
@@ -120,66 +120,66 @@ impl Devices {
         }
         let here: Vec<u32> = self.shown.numbers().collect();
         for number in self.limits.keys().filter(|number| !here.contains(number)) {
-            tracing::warn!("--model-load-gpu-limit names GPU {number}, which is not here; GPUs here: {here:?}");
+            tracing::warn!("--model-load-gpu-limit names GPU {number}, which does not exist; existing GPUs: {here:?}");
         }
     }
 
-    /// The driver's view of all of them, if there is one.
+    /// Returns the driver's interface, if there is a driver.
     pub fn gpus(&self) -> Option<&Arc<Gpus>> {
         self.gpus.as_ref()
     }
 
-    /// The number on the bus of the device with this number here.
+    /// Returns the number on the bus of the device with this number.
     pub fn on_the_bus(&self, number: u32) -> Option<u32> {
         self.shown.on_the_bus(number)
     }
 
-    /// The number here of the device with this number on the bus.
+    /// Returns the number of the device with this number on the bus.
     pub fn number_of(&self, bus: u32) -> Option<u32> {
         self.shown.numbers().find(|number| self.shown.on_the_bus(*number) == Some(bus))
     }
 
-    /// The devices that could be used at the start, for instances that may run anywhere.
+    /// Returns the devices that were usable at the start, for instances that may run on any.
     pub fn usable(&self) -> &[u32] {
         &self.usable
     }
 
-    /// The others.
+    /// Returns the devices that were not usable at the start.
     pub fn unusable(&self) -> &[u32] {
         &self.unusable
     }
 
-    /// What a process must be told to run on a device, as it is now. From then on the device is looked at.
+    /// Returns the environment of a process that will run on a device, and checks the device from now on.
     ///
     /// # Errors
-    /// It cannot be used, or too much of its memory is in use; the text says what is there.
+    /// The device cannot be used, or too much of its memory is in use; the text lists the usable devices.
     pub async fn choose(self: &Arc<Self>, wanted: Wanted) -> Result<ChosenDevice, String> {
         let (devices, gpu) = (self.clone(), wanted.number);
         let gpus = self.gpus.clone().ok_or_else(|| format!("GPU {gpu} cannot be used: no GPUs are available"))?;
         let asked = async {
-            // Held until the driver has answered, however long nobody waits for that any more.
+            // Held until the driver responds, even after the timeout.
             let question = self.questions.clone().acquire_owned().await.ok();
             tokio::task::spawn_blocking(move || (devices.find(&gpus, wanted), question).0).await
         };
-        let chosen = match timeout(PATIENCE, asked).await {
+        let chosen = match timeout(DRIVER_TIMEOUT, asked).await {
             Ok(Ok(chosen)) => chosen?,
             Ok(Err(error)) => return Err(format!("GPU {gpu} cannot be used: {error}")),
             Err(_) => {
-                let seconds = PATIENCE.as_secs();
-                return Err(format!("GPU {gpu} cannot be used: the driver has not answered for {seconds} s"));
+                let seconds = DRIVER_TIMEOUT.as_secs();
+                return Err(format!("GPU {gpu} cannot be used: the driver did not respond within {seconds} s"));
             }
         };
         self.watch(gpu);
         Ok(chosen)
     }
 
-    /// Why a device is lost that an instance runs on.
+    /// Returns why a device is lost, if it is and an instance uses it.
     pub fn lost(&self, number: u32) -> Option<String> {
         let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         watched.lost.get(&number).cloned().flatten()
     }
 
-    /// Asks the driver.
+    /// Queries the driver for the device and its processors.
     fn find(&self, gpus: &Gpus, wanted: Wanted) -> Result<ChosenDevice, String> {
         let number = wanted.number;
         let found: BTreeMap<u32, Result<Usable, String>> =
@@ -193,7 +193,7 @@ impl Devices {
         let own = match found.get(&number) {
             Some(Ok(own)) => own,
             Some(Err(why)) => return Err(refused(&format!("GPU {number}{}", self.called(gpus, number)), why)),
-            None => return Err(refused(&format!("GPU {number}"), "it is not there")),
+            None => return Err(refused(&format!("GPU {number}"), "it does not exist")),
         };
         let (uuid, memory) = part(own, wanted.turn);
         self.check_limit(wanted, memory)?;
@@ -214,9 +214,9 @@ impl Devices {
         Ok(chosen)
     }
 
-    /// A device as it is now, with those of its MIG devices that are shown.
+    /// Queries the current state of a device, with its visible MIG devices.
     fn look(&self, gpus: &Gpus, number: u32) -> Result<Usable, String> {
-        let bus = self.shown.on_the_bus(number).ok_or("it is not there")?;
+        let bus = self.shown.on_the_bus(number).ok_or("it does not exist")?;
         let mut usable = gpus.usable(bus)?;
         if let Some(parts) = &mut usable.mig {
             parts.retain(|(uuid, _)| self.shown.shows_part(number, uuid));
@@ -227,21 +227,19 @@ impl Devices {
         Ok(usable)
     }
 
-    /// The UUID that a device had at the start, in brackets.
+    /// Returns the UUID that a device had at the start, in parentheses.
     fn called(&self, gpus: &Gpus, number: u32) -> String {
         let uuid = shown_of(&self.shown, gpus.found(), number).and_then(|found| found.uuid.as_ref());
         uuid.map(|uuid| format!(" ({uuid})")).unwrap_or_default()
     }
 
     /// # Errors
-    /// More of the device's memory is in use than a model that is loaded may find so; the beginning is Triton's.
+    /// More of the device's memory is in use than the limit for loading a model allows; the text begins as Triton's.
     fn check_limit(&self, wanted: Wanted, memory: Option<GpuMemory>) -> Result<(), String> {
         let number = wanted.number;
         let Some(limit) = self.limits.get(&number).filter(|_| wanted.loading) else { return Ok(()) };
         let Some(GpuMemory { total, used }) = memory.filter(|memory| memory.total > 0) else {
-            tracing::warn!(
-                "GPU {number} does not tell how much of its memory is in use: --model-load-gpu-limit is not kept"
-            );
+            tracing::warn!("GPU {number} does not report its memory in use: --model-load-gpu-limit is not enforced");
             return Ok(());
         };
         let share = used as f64 / total as f64;
@@ -256,7 +254,7 @@ impl Devices {
         ))
     }
 
-    /// Looks at a device from now on. The first one starts the thread that looks.
+    /// Checks a device from now on. The first one starts the checking thread.
     fn watch(self: &Arc<Self>, number: u32) {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let is_first = watched.lost.is_empty();
@@ -266,13 +264,13 @@ impl Devices {
             let devices = Arc::downgrade(self);
             let watch = std::thread::Builder::new().name("watch-gpus".to_owned()).spawn(move || watch(&devices));
             if let Err(error) = watch {
-                tracing::error!("nobody looks whether the GPUs are still there: {error}");
+                tracing::error!("cannot start the thread that detects lost GPUs: {error}");
             }
         }
     }
 
-    /// Looks once at the devices that are in use.
-    fn look_around(&self) {
+    /// Checks the devices in use once.
+    fn check_watched(&self) {
         let Some(gpus) = &self.gpus else { return };
         let numbers: Vec<u32> =
             self.watched.lock().unwrap_or_else(PoisonError::into_inner).lost.keys().copied().collect();
@@ -286,10 +284,10 @@ impl Devices {
     }
 }
 
-/// Looks at the devices for as long as they are anybody's.
+/// Checks the devices until they are dropped.
 fn watch(devices: &Weak<Devices>) {
     while let Some(devices) = devices.upgrade() {
-        devices.look_around();
+        devices.check_watched();
         drop(devices);
         std::thread::sleep(WATCH);
     }
@@ -299,7 +297,7 @@ fn shown_of<'f>(shown: &VisibleDevices, found: &'f [Found], number: u32) -> Opti
     found.get(usize::try_from(shown.on_the_bus(number)?).ok()?)
 }
 
-/// The device of a process, whole or a MIG device, with its memory.
+/// Returns the UUID and memory of a process's device: the whole device or a MIG device.
 fn part(device: &Usable, turn: u32) -> (&str, Option<GpuMemory>) {
     let parts = device.mig.as_deref().unwrap_or_default();
     let at = usize::try_from(turn).ok().and_then(|turn| turn.checked_rem(parts.len()));
@@ -309,7 +307,7 @@ fn part(device: &Usable, turn: u32) -> (&str, Option<GpuMemory>) {
     }
 }
 
-/// A device, for messages.
+/// Describes a device for messages.
 fn described(number: u32, device: &Usable) -> String {
     match &device.mig {
         None => format!("{number} ({})", device.uuid),

@@ -1,8 +1,7 @@
-//! NVIDIA's devices, through the driver's management library (NVML), which is loaded when there is one.
+//! NVIDIA devices, through the driver's management library (NVML), which is loaded if present.
 //!
-//! What a device does not have or may not tell, it leaves out; the rest is read all the same. A device in MIG mode mostly
-//! tells only about its memory, so its MIG devices are read as well, each under its own UUID. Power and temperature are
-//! those of the whole device always.
+//! Values that a device does not support or may not report are left out. A device in MIG mode mostly reports only its memory, so
+//! its MIG devices are also read, each under its UUID. Power and temperature are always those of the whole device.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +14,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use pharos_os::clock;
 
-/// A CUDA compute capability; of two, the one with the greater major number is greater.
+/// A CUDA compute capability, ordered by the major, then the minor number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capability {
     /// The generation.
@@ -28,36 +27,36 @@ pub struct Capability {
 #[derive(Debug)]
 pub struct Gpus {
     nvml: Nvml,
-    /// Devices with less are not used.
+    /// The minimum capability of usable devices.
     minimum: Capability,
-    /// As they were at the start, by number.
+    /// The devices at the start, by number.
     found: Vec<Found>,
 }
 
-/// A device as it was at the start.
+/// The state of a device at the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) uuid: Option<String>,
     /// The UUIDs of its MIG devices.
     pub(crate) mig: Vec<String>,
-    /// Why it cannot be used.
+    /// Why the device cannot be used.
     pub(crate) trouble: Option<String>,
 }
 
-/// A device, or the MIG device of it, that an instance can run on.
+/// A device on which an instance can run, or whose MIG devices can be used.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Usable {
     pub(crate) uuid: String,
-    /// Its place on the bus in the form of `/sys`, such as `0000:3b:00.0`.
+    /// The bus address in the form of `/sys`, such as `0000:3b:00.0`.
     pub(crate) bus: Option<String>,
     pub(crate) memory: Option<GpuMemory>,
     /// Its MIG devices with their memory, if it is in MIG mode.
     pub(crate) mig: Option<Vec<(String, Option<GpuMemory>)>>,
-    /// The processors near it, as far as the driver knows them.
+    /// The processors near it, as far as the driver reports them.
     pub(crate) cpus: Vec<usize>,
 }
 
-/// What one device, or one MIG device of it, tells.
+/// The reading of a device or a MIG device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GpuReading {
     /// The device's number; for a MIG device that of its parent.
@@ -65,7 +64,7 @@ pub struct GpuReading {
     /// Whether it is a MIG device.
     pub(crate) mig: bool,
     pub(crate) uuid: String,
-    /// The share of the time in which a kernel ran, 0 to 1, over the driver's own last interval (1/6 s to 1 s).
+    /// The share of the time in which a kernel ran, 0 to 1, over the driver's last interval (1/6 s to 1 s).
     pub utilization: Option<f64>,
     /// The share of the time in which memory was read or written, 0 to 1, over the same interval.
     pub bandwidth: Option<f64>,
@@ -79,36 +78,35 @@ pub struct GpuReading {
     pub(crate) energy: Option<f64>,
     /// Degrees Celsius.
     pub(crate) temperature: Option<f64>,
-    /// Process id and bytes of its memory here. In a container with process ids of its own, the driver may tell those of
-    /// the host, which are nobody's here.
+    /// Process ids and the bytes of their memory here. In a container with a PID namespace, the driver may report ids of the
+    /// host, which match no process here.
     pub(crate) processes: Vec<(u32, u64)>,
-    /// Process id and the share of the time since the last reading in which its kernels ran here, 0 to 1, of all that compute
-    /// here; `None` where the device does not tell. Process ids are as above.
+    /// Process ids and the share of the time since the last reading in which their kernels ran here, 0 to 1, for all processes
+    /// that compute here; `None` if the device does not report it. The ids are as above.
     pub(crate) kernels: Option<Vec<(u32, f64)>>,
 }
 
-/// Bytes of a device's memory; what the driver reserves for itself is neither used nor free.
+/// Bytes of a device's memory; memory reserved by the driver is neither used nor free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuMemory {
     pub(crate) total: u64,
     pub used: u64,
 }
 
-/// How far the driver's clock may be ahead of ours, microseconds.
+/// The tolerance by which the driver's clock may be ahead, microseconds.
 const CLOCKS_APART: u64 = 1_000_000;
 
-/// A device: what it and its MIG devices tell, or why it cannot be read now.
+/// A device number, with the readings of the device and its MIG devices, or why it cannot be read.
 pub(crate) type DeviceReading = (u32, Result<Vec<GpuReading>, String>);
 
-/// The last samples of what processes did that were read, by the device's UUID: microseconds by the driver's clock.
+/// The time of the last sample of process utilization that was read, by device UUID: microseconds of the driver's clock.
 pub(crate) type LastSamples = BTreeMap<String, u64>;
 
 impl Gpus {
-    /// Loads the library: `library`, or `libnvidia-ml.so.1` where the system has it. May take seconds where the driver has
-    /// to wake its devices.
+    /// Loads `library`, or the system's `libnvidia-ml.so.1`. May take seconds if the driver has to wake its devices.
     ///
     /// # Errors
-    /// There is no such library, or no driver, or no permission to use it.
+    /// The library or the driver is missing, or may not be used.
     pub(crate) fn open(library: Option<&Path>, minimum: Capability) -> Result<Self, String> {
         let mut builder = Nvml::builder();
         if let Some(library) = library {
@@ -121,21 +119,21 @@ impl Gpus {
         Ok(gpus)
     }
 
-    /// The devices as they were at the start, by number.
+    /// Returns the devices at the start, by number.
     pub(crate) fn found(&self) -> &[Found] {
         &self.found
     }
 
-    /// What a device is now, for an instance that is to run on it.
+    /// Returns the current state of a device for an instance that will run on it.
     ///
     /// # Errors
-    /// It cannot be used.
+    /// The device cannot be used.
     pub(crate) fn usable(&self, number: u32) -> Result<Usable, String> {
         let device = self.nvml.device_by_index(number).map_err(|error| text(&error))?;
         let uuid = device.uuid().map_err(|error| text(&error))?;
         let was = usize::try_from(number).ok().and_then(|number| self.found.get(number)?.uuid.as_ref());
         if let Some(was) = was.filter(|was| **was != uuid) {
-            return Err(format!("it was {was} and is {uuid} now"));
+            return Err(format!("its UUID changed from {was} to {uuid}"));
         }
         let mut values = Values::default();
         let memory = memory(&device, &mut values);
@@ -150,7 +148,7 @@ impl Gpus {
     }
 
     /// # Errors
-    /// The device's compute capability is below the minimum. What the driver does not tell is no error.
+    /// The device's compute capability is below the minimum. An unknown capability is accepted.
     fn check_capability(&self, device: &Device<'_>) -> Result<(), String> {
         let Capability { major, minor } = self.minimum;
         match device.cuda_compute_capability() {
@@ -164,10 +162,10 @@ impl Gpus {
         }
     }
 
-    /// Whether a device is still there.
+    /// Checks that a device is still usable.
     ///
     /// # Errors
-    /// It is not; what the driver says. What it only does not tell is no error.
+    /// The device is lost; the text is the driver's. Values that the device does not report are ignored.
     pub(crate) fn check(&self, number: u32) -> Result<(), String> {
         let device = self.nvml.device_by_index(number).map_err(|error| text(&error))?;
         let mut values = Values::default();
@@ -176,19 +174,19 @@ impl Gpus {
         values.gone.map_or(Ok(()), Err)
     }
 
-    /// How many devices there are, and the driver's version, in words.
+    /// Describes the number of devices and the driver's version.
     pub(crate) fn describe(&self) -> String {
-        let version = self.nvml.sys_driver_version().unwrap_or_else(|_| "of unknown version".to_owned());
+        let version = self.nvml.sys_driver_version().unwrap_or_else(|_| "version unknown".to_owned());
         match self.nvml.device_count() {
             Ok(count) => format!("{count} (driver {version})"),
-            Err(error) => format!("unknown in number: {error} (driver {version})"),
+            Err(error) => format!("unknown number: {error} (driver {version})"),
         }
     }
 
-    /// Reads every device. What processes did is told since the samples that have been `seen`, which become the last ones here.
+    /// Reads every device. Process utilization covers the samples after those in `seen`, which is updated.
     ///
     /// # Errors
-    /// The library does not answer at all.
+    /// The library does not respond.
     pub(crate) fn read(&self, seen: &mut LastSamples) -> Result<Vec<DeviceReading>, String> {
         let count = self.nvml.device_count().map_err(|error| text(&error))?;
         let device = |index| self.nvml.device_by_index(index).map_err(|error| text(&error));
@@ -196,7 +194,7 @@ impl Gpus {
         Ok((0..count).map(|index| (index, read(index))).collect())
     }
 
-    /// The memory of some processes together, by the number of the device; devices where they have none are left out.
+    /// Returns the total memory of some processes by device number, without devices on which they have none.
     pub(crate) fn memory_of(&self, pids: &[u32]) -> Vec<(u32, u64)> {
         let mut found = Vec::new();
         for index in 0..self.nvml.device_count().unwrap_or(0) {
@@ -219,7 +217,7 @@ impl Gpus {
 /// Reads a device and its MIG devices.
 fn read(device: &Device<'_>, index: u32, seen: &mut LastSamples) -> Result<Vec<GpuReading>, String> {
     let parts = mig_devices(device);
-    // In MIG mode the device would name the processes of its parts once more.
+    // In MIG mode, the device would report the processes of its MIG devices again.
     let (whole, values) = read_values(device, parts.is_empty().then_some(&mut *seen))?;
     let mut whole = GpuReading { index, ..whole };
     read_board(device, &mut whole, values)?;
@@ -232,7 +230,7 @@ fn read(device: &Device<'_>, index: u32, seen: &mut LastSamples) -> Result<Vec<G
     Ok(readings)
 }
 
-/// What devices and MIG devices tell alike; with `seen` also of their processes.
+/// Reads the values that devices and MIG devices share; with `seen`, also those of processes.
 fn read_values(device: &Device<'_>, seen: Option<&mut LastSamples>) -> Result<(GpuReading, Values), String> {
     let uuid = device.uuid().map_err(|error| text(&error))?;
     let mut values = Values::default();
@@ -255,7 +253,7 @@ fn read_values(device: &Device<'_>, seen: Option<&mut LastSamples>) -> Result<(G
     Ok((reading, values))
 }
 
-/// What only whole devices have.
+/// Reads the values that only whole devices have.
 fn read_board(device: &Device<'_>, reading: &mut GpuReading, mut values: Values) -> Result<(), String> {
     let thousandths = |value: u64| value as f64 / 1e3;
     reading.power = values.take(device.power_usage()).map(|watts| thousandths(watts.into()));
@@ -286,20 +284,20 @@ impl Found {
     }
 }
 
-/// Why a device in MIG mode cannot be used that has no MIG devices.
-pub(super) const NO_PARTS: &str = "it is in MIG mode and has no MIG devices; `nvidia-smi mig` makes them";
+/// The error for a device in MIG mode without MIG devices.
+pub(super) const NO_PARTS: &str = "it is in MIG mode and has no MIG devices; `nvidia-smi mig` creates them";
 
-/// The words of a mask of processors: as many processors as a process can be bound to.
+/// The number of words in a processor mask: as many processors as a process can be bound to.
 const CPU_WORDS: usize = 1024 / 64;
 
-/// The processors near a device that the driver tells.
+/// Returns the processors near a device, from the driver.
 fn cpus(device: &Device<'_>) -> Vec<usize> {
     let words = device.cpu_affinity(CPU_WORDS).unwrap_or_default();
     let bits = words.iter().zip((0..).step_by(64));
     bits.flat_map(|(word, first)| (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)).collect()
 }
 
-/// The driver's form of a place on the bus, `00000000:3B:00.0`, as `/sys` writes it.
+/// Converts a bus address from the driver's form, `00000000:3B:00.0`, to that of `/sys`.
 fn bus_id(text: &str) -> Option<String> {
     let (domain, place) = text.trim_end_matches('\0').split_once(':')?;
     let domain = u32::from_str_radix(domain, 16).ok()?;
@@ -311,17 +309,17 @@ fn in_mig_mode(device: &Device<'_>) -> bool {
     device.mig_mode().is_ok_and(|mode| mode.current == 1)
 }
 
-/// The MIG devices of a device in MIG mode.
+/// Returns the MIG devices of a device in MIG mode.
 fn mig_devices<'nvml>(device: &Device<'nvml>) -> Vec<Device<'nvml>> {
     if !in_mig_mode(device) {
         return Vec::new();
     }
-    // The most that there may be; what is not there answers with an error.
+    // The maximum number; missing ones return an error.
     let most = device.mig_device_count().unwrap_or(0);
     (0..most).filter_map(|number| device.mig_device_by_index(number).ok()).collect()
 }
 
-/// The memory of processes on a device, by their ids, as far as the driver knows it.
+/// Returns the memory of processes on a device by process id, if the driver reports it.
 fn memory_by_process(processes: &[ProcessInfo]) -> Vec<(u32, u64)> {
     let bytes = |process: &ProcessInfo| match process.used_gpu_memory {
         UsedGpuMemory::Used(bytes) => Some((process.pid, bytes)),
@@ -330,19 +328,19 @@ fn memory_by_process(processes: &[ProcessInfo]) -> Vec<(u32, u64)> {
     processes.iter().filter_map(bytes).collect()
 }
 
-/// The shares of the time in which kernels of processes ran on a device: means of the samples after `since`, which becomes the
-/// last one's time. The driver has samples of those alone that did something; the others did nothing. It stamps them by the wall
-/// clock: what is later than now is from before somebody has set that back.
+/// Returns the shares of the time in which kernels of processes ran on a device: means of the samples after `since`, which is
+/// set to the last sample's time. The driver has samples only for active processes; others have a share of 0. Samples are
+/// stamped by the wall clock: stamps in the future are from before the clock was set back.
 fn kernels(device: &Device<'_>, processes: &[ProcessInfo], since: &mut u64) -> Result<Vec<(u32, f64)>, NvmlError> {
     let now = clock::wall_ns() / 1000;
     *since = now.min(*since);
     let samples = match device.process_utilization_stats(*since) {
         Err(NvmlError::NotFound) => Vec::new(),
-        told => told?,
+        result => result?,
     };
     let mut found: BTreeMap<u32, Vec<u32>> = processes.iter().map(|process| (process.pid, Vec::new())).collect();
     let before = *since;
-    // Drivers are known to give old samples again, and places of their list that they have not filled.
+    // Drivers are known to return old samples and uninitialized entries.
     let fresh = before + 1..=now.saturating_add(CLOCKS_APART);
     for sample in samples.iter().filter(|sample| fresh.contains(&sample.timestamp) && sample.sm_util <= 100) {
         found.entry(sample.pid).or_default().push(sample.sm_util);
@@ -352,12 +350,12 @@ fn kernels(device: &Device<'_>, processes: &[ProcessInfo], since: &mut u64) -> R
     Ok(found.into_iter().map(|(pid, percent)| (pid, mean(percent) / 100.0)).collect())
 }
 
-/// Tells values that a device does not have from a device that is gone.
+/// Distinguishes values that a device does not have from a lost device.
 #[derive(Default)]
 struct Values {
-    /// The device itself cannot be used.
+    /// Why the device itself cannot be used.
     gone: Option<String>,
-    /// One value could not be read, for a reason that is none of the ordinary ones.
+    /// Why a value could not be read, if the reason is unusual.
     odd: Option<String>,
     read: bool,
 }
@@ -378,7 +376,7 @@ impl Values {
         result.ok()
     }
 
-    /// A device is gone if it says so, or if nothing can be read and not only because it has nothing to tell.
+    /// Returns an error if the device is lost, or if no value could be read and one failed for an unusual reason.
     fn verdict(self) -> Result<(), String> {
         match self.gone.or(self.odd.filter(|_| !self.read)) {
             Some(reason) => Err(reason),
@@ -387,7 +385,7 @@ impl Values {
     }
 }
 
-/// What went wrong. The loader's message is in the error's source only.
+/// Returns the error text. The loader's message is only in the source of the error.
 fn text(error: &NvmlError) -> String {
     match error {
         NvmlError::LibloadingError(inner) => inner.to_string(),
@@ -400,7 +398,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_on_the_bus_are_written_as_the_system_does() {
+    fn converts_bus_addresses_to_the_form_of_sys() {
         for (text, expected) in [
             ("00000000:3B:00.0", Some("0000:3b:00.0")),
             ("00010000:AF:10.1\0\0", Some("10000:af:10.1")),

@@ -1,4 +1,4 @@
-//! The machine, or the part of it that the container leaves: processors, memory, the disk of `/`.
+//! The host, or the container's share of it: processors, memory, and the disk of `/`.
 
 use std::path::Path;
 
@@ -14,20 +14,20 @@ use super::memory::Memory;
 pub(crate) struct Host {
     system: System,
     container: Container,
-    /// Whether the processors were read before: one reading has no interval.
+    /// Whether the processors were read before: the first reading has no interval.
     read: bool,
 }
 
 /// Bytes of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Disk {
-    /// Used by anyone.
+    /// Used by all users.
     pub(crate) used: u64,
     /// Free for users other than root.
     pub(crate) available: u64,
 }
 
-/// What was read.
+/// A reading of the host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct HostReading {
     /// The share of the processors (of the container's quota) that was busy since the last reading, 0 to 1.
@@ -38,14 +38,14 @@ pub(crate) struct HostReading {
 
 impl Host {
     /// # Errors
-    /// The system does not show itself.
+    /// The system's information cannot be read.
     pub(crate) fn new(roots: &Roots) -> Result<Self, sysinfo::Error> {
         let container = Container::new(&roots.proc, &roots.cgroup);
         Ok(Self { system: System::new()?, container, read: false })
     }
 
-    /// Reads everything; the processors over the time since the last call. Within
-    /// [`sysinfo::MINIMUM_CPU_UPDATE_INTERVAL`] of the last call the machine's processors keep their value.
+    /// Reads everything; processors over the time since the last call. Within [`sysinfo::MINIMUM_CPU_UPDATE_INTERVAL`] of the
+    /// last call, the machine's processors keep their value.
     pub(crate) fn read(&mut self, now: Instant) -> HostReading {
         self.system.refresh_cpu_usage();
         self.system.refresh_memory();
@@ -61,7 +61,7 @@ impl Host {
     }
 }
 
-/// The file system of a path. Not sysinfo's, which walks all mounts and does not tell root's reserve from what is used.
+/// Returns the file system of a path. sysinfo would walk all mounts and count root's reserve as used.
 fn disk(path: &Path) -> Option<Disk> {
     let all = statvfs(path).ok()?;
     let used = all.f_blocks.saturating_sub(all.f_bfree) * all.f_frsize;
@@ -79,14 +79,14 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_is_read_over_an_interval() {
+    fn measures_the_processors_over_an_interval() {
         let mut host = Host::new(&roots(&Tree::new())).unwrap();
         let first = host.read(at_ms(0));
-        assert_eq!(first.cpu, None, "there is no interval yet");
+        assert_eq!(first.cpu, None, "no interval yet");
         assert!(first.memory.total > 1 << 20 && first.memory.available <= first.memory.total, "{first:?}");
         let disk = first.disk.unwrap();
         assert!(disk.used > 0 && disk.available < 1 << 60, "{disk:?}");
-        // A processor that computes for as long as sysinfo wants to see.
+        // Keeps a processor busy for sysinfo's minimum interval.
         let begin = pharos_os::clock::now();
         while pharos_os::clock::now() - begin <= sysinfo::MINIMUM_CPU_UPDATE_INTERVAL {
             std::hint::spin_loop();
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_container_takes_the_machines_place() {
+    fn the_limits_of_the_container_replace_the_machine() {
         let tree = Tree::new();
         tree.write("cgroup/memory.max", "1048576\n");
         tree.write("cgroup/memory.current", "262144\n");

@@ -1,4 +1,4 @@
-//! Host policies, resolved: the processors of each policy that this process may use.
+//! Resolves host policies to the processors that this process may use.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ pub struct HostPolicy {
 pub enum Processors {
     /// Those of a NUMA node.
     Node(u32),
-    /// These.
+    /// A list of processors.
     Cores(Vec<usize>),
 }
 
@@ -29,13 +29,13 @@ pub enum Processors {
 pub struct HostPolicies(BTreeMap<String, Vec<usize>>);
 
 impl HostPolicies {
-    /// Resolves the settings of the command line on this machine; `nodes` is where the system shows NUMA nodes. Gives a warning
-    /// for each policy that names no processor of this process.
+    /// Resolves the settings of the command line on this machine; `nodes` is the system's directory of NUMA nodes. Returns a
+    /// warning for each policy without a processor that this process may use.
     pub fn new(given: &[HostPolicy], nodes: &Path) -> (Self, Vec<String>) {
         let (mut all, mut warnings) = (BTreeMap::new(), Vec::new());
         let of_nodes = given.iter().filter(|policy| matches!(policy.processors, Processors::Node(_)));
         let of_cores = given.iter().filter(|policy| matches!(policy.processors, Processors::Cores(_)));
-        // cpu-cores wins over numa-node, the last of equal settings over those before it.
+        // cpu-cores overrides numa-node; among equal settings, the last one counts.
         for HostPolicy { name, processors } in of_nodes.chain(of_cores) {
             let (listed, what) = match processors {
                 Processors::Node(node) => (of_node(nodes, *node), format!("numa-node={node}")),
@@ -53,18 +53,18 @@ impl HostPolicies {
         (Self(all), warnings)
     }
 
-    /// The processors of this policy; none if there is no such policy.
+    /// Returns the processors of this policy; none for an unknown policy.
     pub fn processors(&self, name: &str) -> &[usize] {
         self.0.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether there is a policy of this name.
+    /// Returns whether a policy has this name.
     pub fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
 }
 
-/// Those of the processors that this process may use.
+/// Returns those of the processors that this process may use.
 fn allowed(mut cpus: Vec<usize>) -> Vec<usize> {
     let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
     cpus.retain(|cpu| *cpu < CpuSet::MAX_CPU && allowed.is_set(*cpu));
@@ -76,7 +76,7 @@ fn of_node(nodes: &Path, node: u32) -> Vec<usize> {
     cores(list.trim()).unwrap_or_default()
 }
 
-/// The numbers of a list such as `0-3,8`; a process can be bound to 1024 processors.
+/// Parses a list such as `0-3,8`; a process can be bound to 1024 processors.
 pub fn cores(list: &str) -> Option<Vec<usize>> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_has_its_cores_or_those_of_its_node() {
+    fn a_policy_resolves_to_its_cores_or_its_node() {
         let first =
             sched_getaffinity(None).map(|set| (0..CpuSet::MAX_CPU).find(|cpu| set.is_set(*cpu)).unwrap()).unwrap();
         let nodes = tempfile::tempdir().unwrap();

@@ -10,7 +10,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Memory in use.
+    /// Returns the memory in use.
     pub(crate) fn used(self) -> u64 {
         self.total.saturating_sub(self.available)
     }

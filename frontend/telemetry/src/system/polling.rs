@@ -1,4 +1,4 @@
-//! The thread that reads the system and fills the metrics, and the search for GPUs at the start.
+//! The thread that reads the system into the metrics, and the search for GPUs at the start.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,28 +15,26 @@ use super::publish::Publisher;
 use super::{Gpus, LatestGpus, Sampler, Settings, Worker};
 use pharos_os::clock;
 
-/// How long the driver may take: to wake its devices at the start, or to answer a question at a model's load.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// The time limit for the driver: to wake its devices at the start, or to answer a query when a model is loaded.
+pub(super) const DRIVER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The first interval, so that the processors' use is known soon after the start.
+/// The first interval: short, so that processor utilization is known soon after the start.
 const FIRST: Duration = Duration::from_millis(250);
 
-/// The instances there are now, each with its process if it has one.
+/// Returns the current instances, each with its process if it has one.
 pub trait Workers: Fn() -> Vec<(Worker, Option<u32>)> + Send + 'static {}
 impl<F: Fn() -> Vec<(Worker, Option<u32>)> + Send + 'static> Workers for F {}
 
-/// The thread at work; it ends when this is dropped, after the reading it is at. Nobody waits for it: the driver may not
-/// give it back.
+/// The polling thread. It ends after its current reading when this is dropped, which does not wait for it: the driver may hang.
 pub struct Polling {
     _stop: mpsc::Sender<()>,
 }
 
 impl Polling {
-    /// Starts reading into the cache, and what the GPUs tell into `latest` as well. Nothing is started where there is nothing to
-    /// read.
+    /// Starts reading into the cache, and GPU readings also into `latest`. Starts no thread if the settings enable no reading.
     ///
     /// # Errors
-    /// No thread is left.
+    /// The thread cannot be started.
     pub fn start(
         settings: Settings,
         cache: Arc<Cache>,
@@ -53,7 +51,7 @@ impl Polling {
     }
 }
 
-/// Reads until nobody wants it any more. The second reading comes early: only with two is the processors' use known.
+/// Reads until stopped. The second reading comes early, because processor utilization needs two.
 fn poll(
     settings: &Settings,
     (cache, latest): (Arc<Cache>, &LatestGpus),
@@ -65,7 +63,7 @@ fn poll(
     let mut read = |now: Instant, log: bool| {
         let readings = sampler.sample(now, &workers());
         publisher.publish(&readings, log);
-        latest.set(readings.gpus, now + settings.interval + PATIENCE);
+        latest.set(readings.gpus, now + settings.interval + DRIVER_TIMEOUT);
     };
     let mut due = clock::now() + FIRST.min(settings.interval);
     read(clock::now(), false);
@@ -81,35 +79,34 @@ fn poll(
     }
 }
 
-/// The next time on the grid of `interval` after `due` that is not over; what was missed is not made up for.
+/// Returns `due` plus `interval`, or `now` plus `interval` if that time has passed: missed readings are skipped.
 fn next(due: Instant, now: Instant, interval: Duration) -> Instant {
     let next = due + interval;
     if next > now { next } else { now + interval }
 }
 
-/// The GPUs, if the driver's library (or `library` in its place) is there and answers. What there is, or why there is
-/// nothing, is said once, in one line of the log.
+/// Opens the driver's library, or `library` in its place. Logs one line with the GPUs, or why none can be used.
 pub async fn find_gpus(library: Option<PathBuf>, minimum: super::Capability) -> Option<Arc<Gpus>> {
     let (sender, found) = oneshot::channel();
     let named = library.is_some();
-    // A thread of its own, not one of the runtime's: a driver that hangs would hold up the exit.
+    // A separate thread, not one of the runtime: a driver that hangs would delay the exit.
     let open = move || drop(sender.send(Gpus::open(library.as_deref(), minimum).map(|gpus| (gpus.describe(), gpus))));
     std::thread::Builder::new().name("find-gpus".to_owned()).spawn(open).ok()?;
-    match timeout(PATIENCE, found).await {
+    match timeout(DRIVER_TIMEOUT, found).await {
         Ok(Ok(Ok((described, gpus)))) => {
             tracing::info!("GPUs: {described}");
             return Some(Arc::new(gpus));
         }
-        Ok(Ok(Err(reason))) if named => tracing::warn!("no GPUs: --nvml-library cannot be used: {reason}"),
-        Ok(Ok(Err(reason))) => tracing::info!("no GPUs: NVIDIA's management library cannot be used: {reason}"),
-        Ok(Err(_)) => tracing::warn!("no GPUs: NVIDIA's management library ended its thread"),
-        Err(_) => tracing::warn!("no GPUs: the driver has not answered for {} s", PATIENCE.as_secs()),
+        Ok(Ok(Err(reason))) if named => tracing::warn!("no GPUs: cannot use --nvml-library: {reason}"),
+        Ok(Ok(Err(reason))) => tracing::info!("no GPUs: cannot use NVIDIA's management library: {reason}"),
+        Ok(Err(_)) => tracing::warn!("no GPUs: NVIDIA's management library panicked"),
+        Err(_) => tracing::warn!("no GPUs: the driver did not respond within {} s", DRIVER_TIMEOUT.as_secs()),
     }
     None
 }
 
-/// What processes hold on the GPUs now, by the number of the device; nothing if the driver takes too long to tell.
+/// Returns the memory of processes by device number; empty if the driver does not respond in time.
 pub async fn gpu_memory(gpus: Arc<Gpus>, pids: Vec<u32>) -> Vec<(u32, u64)> {
     let asked = tokio::task::spawn_blocking(move || gpus.memory_of(&pids));
-    timeout(PATIENCE, asked).await.ok().and_then(Result::ok).unwrap_or_default()
+    timeout(DRIVER_TIMEOUT, asked).await.ok().and_then(Result::ok).unwrap_or_default()
 }

@@ -1,5 +1,4 @@
-//! Processes: this one and the workers, from `/proc/PID/stat` (proc_pid_stat(5)). One small file for each; sysinfo would
-//! read four.
+//! Reads this process and the workers from `/proc/PID/stat` (proc_pid_stat(5)): one small file each; sysinfo reads four.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,22 +11,22 @@ use super::{Worker, WorkerReading};
 /// Reads processes.
 pub(crate) struct Processes {
     proc: PathBuf,
-    /// When the machine started, in seconds since 1970, if that is known.
+    /// The boot time in seconds since 1970, if known.
     boot: Option<u64>,
     /// This process.
     own: u32,
-    /// What the process of an instance had computed at the last reading.
+    /// The processor time of each instance's process at the last reading.
     last: BTreeMap<Worker, KnownProcess>,
 }
 
-/// A worker process that was seen, and its processor time.
+/// A worker process with its processor time.
 struct KnownProcess {
     pid: u32,
     start: u64,
     ticks: u64,
 }
 
-/// What was read about this process.
+/// The reading of this process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ProcessReading {
     pub(crate) cpu_seconds: f64,
@@ -38,12 +37,12 @@ pub(crate) struct ProcessReading {
 }
 
 impl Processes {
-    /// Processes under `proc`, whose machine started `boot` seconds after 1970; `own` is this process.
+    /// Creates a reader of the processes under `proc`, for a machine that booted at `boot`; `own` is the id of this process.
     pub(crate) fn new(proc: &Path, boot: Option<u64>, own: u32) -> Self {
         Self { proc: proc.to_owned(), boot, own, last: BTreeMap::new() }
     }
 
-    /// This process; `None` where there is no `/proc`.
+    /// Reads this process; `None` without `/proc`.
     pub(crate) fn own(&self) -> Option<ProcessReading> {
         let stat = Stat::read(&self.proc.join("self/stat"))?;
         Some(ProcessReading {
@@ -54,13 +53,13 @@ impl Processes {
         })
     }
 
-    /// The workers, each with the processor time since its last reading; a new process counts from its start.
+    /// Reads the workers, each with the processor time since its last reading; a new process counts from its start.
     pub(crate) fn workers(&mut self, workers: &[(Worker, Option<u32>)]) -> Vec<WorkerReading> {
         let mut known = BTreeMap::new();
         let readings = workers.iter().map(|(worker, pid)| {
             let last = self.last.remove(worker);
             let read = pid.and_then(|pid| Some((pid, Stat::read(&self.proc.join(format!("{pid}/stat")))?)));
-            // A worker that is gone has no numbers, nor has the process that got its id since.
+            // An ended worker has no reading, nor has a process that reuses its id.
             let Some((pid, stat)) = read.filter(|(_, stat)| stat.parent == self.own) else {
                 known.extend(last.map(|last| (worker.clone(), last)));
                 return WorkerReading { worker: worker.clone(), pid: None, cpu_seconds: 0.0, resident_bytes: 0 };
@@ -76,14 +75,14 @@ impl Processes {
     }
 }
 
-/// The bytes that a process has in memory, and when it started, in seconds since 1970, if that is known.
+/// Returns the resident memory of a process in bytes, and its start in seconds since 1970, if known.
 pub fn process_of(proc: &Path, pid: u32) -> Option<(u64, Option<f64>)> {
     let stat = Stat::read(&proc.join(format!("{pid}/stat")))?;
     let boot = sysinfo::System::boot_time().ok();
     Some((stat.resident_bytes, boot.map(|boot| boot as f64 + seconds(stat.start))))
 }
 
-/// What is of interest in a `stat` file. Times in ticks of the system's clock.
+/// The needed fields of a `stat` file. Times are in clock ticks.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     parent: u32,
@@ -100,7 +99,7 @@ impl Stat {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        // The program's name, in brackets, may contain anything, brackets and spaces too.
+        // The program's name, in parentheses, may contain anything, including parentheses and spaces.
         let rest = text.rsplit_once(')')?.1;
         let fields: Vec<&str> = rest.split_whitespace().collect();
         // Fields are counted from 1 in proc_pid_stat(5); the state, the first after the name, is 3.
@@ -118,10 +117,10 @@ fn seconds(ticks: u64) -> f64 {
     ticks as f64 / clock_ticks_per_second() as f64
 }
 
-/// How many files are open. The kernel tells it as the folder's size since 6.2; before, the folder is read.
+/// Returns the number of open files. Since Linux 6.2 it is the size of the folder; older kernels need a listing.
 fn open_files(folder: &Path) -> Option<u64> {
     let size = fs::metadata(folder).ok()?.len();
-    // A folder on a disk has a size, too; only that of /proc counts.
+    // A folder on a disk has a size too; only that of /proc is the number.
     let counted = size > 0 && folder.starts_with("/proc");
     if counted { Some(size) } else { Some(fs::read_dir(folder).ok()?.count() as u64) }
 }
@@ -133,7 +132,7 @@ mod tests {
     use super::*;
     use pharos::id::ModelVersion;
 
-    /// A `stat` line: 9 fields between the parent and the times, 6 between them and the start.
+    /// Formats a `stat` line: 9 fields between the parent and the times, 6 between them and the start.
     fn stat(parent: u32, [user, system, start, pages]: [u64; 4]) -> String {
         format!(
             "7 (a) b (c) S {parent} 7 7 0 -1 4194304 1 0 0 0 {user} {system} 50 60 20 0 4 0 {start} 99999 {pages} 0\n"
@@ -145,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stat_file_is_read_whatever_the_program_is_called() {
+    fn parses_a_stat_file_with_any_program_name() {
         let expected = Stat { parent: 3, ticks: 30, start: 500, resident_bytes: 2 * page_size() as u64 };
         assert_eq!(Stat::parse(&stat(3, [10, 20, 500, 2])), Some(expected));
         for broken in ["", "7 (x", "7 (x) S 1 2 3", "7 (x) S a b c d e f g h i j k l m n o p q r s t u v"] {
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process() {
+    fn reads_this_process_from_a_fake_proc() {
         let tree = Tree::new();
         tree.write("proc/self/stat", &stat(1, [100, 50, 1_000, 3]));
         for file in ["0", "1", "2"] {
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_for_real() {
+    fn reads_this_process_from_the_real_proc() {
         let processes = Processes::new(Path::new("/proc"), sysinfo::System::boot_time().ok(), std::process::id());
         let before = processes.own().unwrap();
         let files: Vec<_> = (0..10).map(|_| fs::File::open("/proc/self/stat").unwrap()).collect();
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restarted_worker_adds_to_what_the_one_before_computed() {
+    fn counts_processor_time_across_a_restart() {
         let tree = Tree::new();
         let ticks = clock_ticks_per_second() as f64;
         let mut processes = Processes::new(&tree.path("proc"), None, 7);
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn someone_elses_process_is_no_worker() {
+    fn ignores_processes_of_other_parents() {
         let tree = Tree::new();
         tree.write("proc/10/stat", &stat(1, [100, 0, 500, 1]));
         let mut processes = Processes::new(&tree.path("proc"), None, 7);

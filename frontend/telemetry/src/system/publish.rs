@@ -1,7 +1,7 @@
-//! Readings as metrics: those of the host with the label `Level`, those of Triton's names, and Pharos' own.
+//! Publishes readings as metrics: those of the host with the label `Level`, those with Triton's names, and those of Pharos.
 //!
-//! A series that a reading no longer fills is removed from all views. The gauges with the label `Level` are logged as well,
-//! when the log is due; the views always show the last reading.
+//! A series that the last reading did not fill is removed from all views. The gauges with the label `Level` are also logged when
+//! the log is due; the views always show the last reading.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use super::host::HostReading;
 use super::process::ProcessReading;
 use super::{Readings, WorkerOnGpu, WorkerReading};
 
-/// The megabyte of metrics with the label `Level`.
+/// The megabyte in metrics with the label `Level`.
 const MEGABYTE: f64 = (1 << 20) as f64;
-/// The gigabyte of metrics with the label `Level`.
+/// The gigabyte in metrics with the label `Level`.
 const GIGABYTE: f64 = (1 << 30) as f64;
 /// The value of the label `Level` of metrics of the machine.
 const LEVEL: &str = "Host";
@@ -29,10 +29,10 @@ type Key = (Builtin, Vec<String>);
 pub(super) struct Publisher {
     cache: Arc<Cache>,
     hostname: String,
-    /// Of the cache's definition when the handles were asked for.
+    /// The generation of the cache's definition that the handles belong to.
     generation: u64,
     series: BTreeMap<Key, PublishedSeries>,
-    /// Joules that each GPU told last.
+    /// The last energy reading of each GPU in joules.
     energy: BTreeMap<String, f64>,
     /// The number of this reading.
     reading: u64,
@@ -52,7 +52,7 @@ impl Publisher {
         Self { cache, hostname, generation, series, energy, reading: 0, log: false }
     }
 
-    /// Shows what was read. With `log`, the metrics that are logged are logged once. In the order of the log format.
+    /// Publishes readings. With `log`, logs each logged metric once, in the order of the log format.
     pub(super) fn publish(&mut self, readings: &Readings, log: bool) {
         self.reading += 1;
         self.log = log;
@@ -68,12 +68,12 @@ impl Publisher {
         self.energy.retain(|uuid, _| readings.gpus.iter().any(|gpu| gpu.uuid == *uuid));
     }
 
-    /// Asks for all handles again, after the metrics have been defined anew.
+    /// Looks up all handles again, after the metrics were redefined.
     fn renew(&mut self) {
         self.generation = self.cache.generation();
         for ((metric, labels), shown) in std::mem::take(&mut self.series) {
-            let asked: Vec<&str> = labels.iter().map(String::as_str).collect();
-            if let Ok(handle) = self.ask(metric, &asked) {
+            let values: Vec<&str> = labels.iter().map(String::as_str).collect();
+            if let Ok(handle) = self.look_up(metric, &values) {
                 self.series.insert((metric, labels), PublishedSeries { handle, ..shown });
             }
         }
@@ -129,7 +129,7 @@ impl Publisher {
     fn gpu(&mut self, gpu: &GpuReading) {
         let uuid = [gpu.uuid.as_str()];
         let memory = gpu.memory.map(|memory| (memory.total as f64, memory.used as f64));
-        // Metrics with the label `Level` number devices, and have no series for MIG devices.
+        // Metrics with the label `Level` identify devices by number, and have no series for MIG devices.
         if !gpu.mig {
             let (number, hostname) = (gpu.index.to_string(), self.hostname.clone());
             let host_labels = [LEVEL, number.as_str(), hostname.as_str()];
@@ -145,7 +145,7 @@ impl Publisher {
         self.set_some(Builtin::GpuPowerLimit, &uuid, gpu.power_limit);
         self.set_some(Builtin::GpuTemperature, &uuid, gpu.temperature);
         self.set_some(Builtin::GpuMemoryBandwidth, &uuid, gpu.bandwidth);
-        // Counted from the server's start, as Triton does; less than before means that the driver was loaded anew.
+        // Counted from the server's start, as in Triton; a decrease means that the driver was reloaded.
         if let Some(energy) = gpu.energy {
             let before = self.energy.insert(gpu.uuid.clone(), energy).unwrap_or(energy);
             self.set(Builtin::GpuEnergy, &uuid, if energy >= before { energy - before } else { energy });
@@ -156,22 +156,22 @@ impl Publisher {
         value.into_iter().for_each(|value| self.set(metric, labels, value));
     }
 
-    /// Sets a gauge, or adds to a counter. A metric that the definition leaves out, or defines otherwise, is passed over.
+    /// Sets a gauge or adds to a counter. Ignores a metric that the definition omits or defines differently.
     fn set(&mut self, metric: Builtin, labels: &[&str], value: f64) {
         let log = self.log;
         if let Some(series) = self.series(metric, labels) {
-            // Only a counter's decrease could be refused, and none is given.
+            // Only a decrease of a counter could be refused, which never occurs here.
             let _ = if log { series.add_or_update(value) } else { series.add_or_update_unlogged(value) };
         }
     }
 
-    /// Lets a counter stand at `total`.
+    /// Raises a counter to `total`.
     fn raise_to(&mut self, metric: Builtin, labels: &[&str], total: f64) {
         let now = self.series(metric, labels).map_or(total, |series| series.value());
         self.set(metric, labels, (total - now).max(0.0));
     }
 
-    /// The series, marked as filled by this reading.
+    /// Returns the series, marked as filled by this reading.
     fn series(&mut self, metric: Builtin, labels: &[&str]) -> Option<Arc<Series>> {
         let key = (metric, labels.iter().map(|label| (*label).to_owned()).collect());
         let reading = self.reading;
@@ -179,19 +179,19 @@ impl Publisher {
             shown.reading = reading;
             return Some(shown.handle.clone());
         }
-        let handle = self.ask(metric, labels).ok()?;
+        let handle = self.look_up(metric, labels).ok()?;
         self.series.insert(key, PublishedSeries { handle: handle.clone(), reading });
         Some(handle)
     }
 
-    fn ask(&self, metric: Builtin, labels: &[&str]) -> Result<Arc<Series>, SampleError> {
+    fn look_up(&self, metric: Builtin, labels: &[&str]) -> Result<Arc<Series>, SampleError> {
         match metric.kind() {
             Kind::Counter => self.cache.counter(metric.name(), labels),
             _ => self.cache.gauge(metric.name(), labels),
         }
     }
 
-    /// Removes every series that this reading has not filled.
+    /// Removes every series that this reading did not fill.
     fn remove_stale(&mut self) {
         let (reading, cache) = (self.reading, &self.cache);
         self.series.retain(|(metric, _), shown| {
@@ -204,7 +204,7 @@ impl Publisher {
     }
 }
 
-/// How many percent of `whole` a part is.
+/// Returns the percentage of `part` in `whole`.
 fn percent(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole * 100.0 } else { 0.0 }
 }
@@ -229,7 +229,7 @@ mod tests {
         Publisher::new(Arc::new(Cache::new(Catalog::shipped(), Settings::new("box"))))
     }
 
-    /// The samples of all families that readings fill, as a scraper reads them, labels in alphabetical order.
+    /// Returns the samples of all families that readings fill, from a scrape, with sorted labels.
     fn scrape(publisher: &Publisher) -> BTreeMap<String, f64> {
         let text = exposition::render(&publisher.cache, Format::Text);
         let lines = text.lines().filter(|line| !line.starts_with('#'));
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_in_both_servers_units() {
+    fn publishes_the_host_in_the_units_of_both_servers() {
         let mut publisher = publisher();
         publisher.publish(&Readings { host: Some(host()), ..Readings::default() }, true);
         assert_shows(
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_in_both_servers_units() {
+    fn publishes_a_gpu_in_the_units_of_both_servers() {
         let mut publisher = publisher();
         let readings = |energy| Readings {
             gpus: vec![GpuReading { energy: Some(energy), ..gpu("GPU-1") }],
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_longer_read_is_no_longer_shown() {
+    fn removes_series_that_are_no_longer_read() {
         let of_gpus = |publisher: &Publisher| {
             scrape(publisher).keys().filter(|name| name.contains("gpu_uuid") || name.contains("DeviceId")).count()
         };
@@ -359,15 +359,15 @@ mod tests {
                 (&format!("pharos_worker_gpu_memory_bytes{}", of("MIG-1")), 5.0),
             ],
         );
-        let tired = GpuReading { utilization: None, bandwidth: None, ..gpu("GPU-1") };
-        publisher.publish(&Readings { gpus: vec![tired], ..Readings::default() }, false);
+        let without_rates = GpuReading { utilization: None, bandwidth: None, ..gpu("GPU-1") };
+        publisher.publish(&Readings { gpus: vec![without_rates], ..Readings::default() }, false);
         assert_eq!(of_gpus(&publisher), 8, "{:#?}", scrape(&publisher));
         publisher.publish(&Readings::default(), false);
         assert_eq!(of_gpus(&publisher), 0, "{:#?}", scrape(&publisher));
     }
 
     #[test]
-    fn counters_grow_by_what_was_added() {
+    fn counters_add_up_readings() {
         let mut publisher = publisher();
         let process = |cpu_seconds| ProcessReading {
             cpu_seconds,
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_definition_takes_over() {
+    fn publishes_by_a_new_definition() {
         let mut publisher = publisher();
         let readings = Readings { host: Some(host()), workers: vec![worker("m_0", 1.0)], ..Readings::default() };
         publisher.publish(&readings, false);

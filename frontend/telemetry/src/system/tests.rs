@@ -1,4 +1,4 @@
-//! Readings from made-up systems, and from a made-up library in NVML's place (`tests/fake_nvml`).
+//! Tests with fake system files and a fake NVML library (`tests/fake_nvml`).
 
 use std::fs;
 use std::process::Command;
@@ -33,7 +33,7 @@ pub(super) fn at_ms(ms: u64) -> Instant {
     Instant(ms * 1_000_000)
 }
 
-/// A library in NVML's place, of one test alone; what its devices tell is in a file beside it.
+/// A fake NVML library of one test; a file next to it describes its devices.
 pub(super) struct FakeNvml(Tree);
 
 impl FakeNvml {
@@ -43,7 +43,7 @@ impl FakeNvml {
             let (tree, source) = (Tree::new(), concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake_nvml/nvml.c"));
             let built = tree.path("built.so");
             let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&built).arg(source).status();
-            assert!(status.unwrap().success(), "the library cannot be built: is a C compiler installed?");
+            assert!(status.unwrap().success(), "cannot build the library: is a C compiler installed?");
             fs::read(built).unwrap()
         });
         let tree = Tree::new();
@@ -53,7 +53,7 @@ impl FakeNvml {
         fake
     }
 
-    /// Changes what the devices tell.
+    /// Changes the devices.
     pub(super) fn tell(&self, devices: &str) {
         self.0.write("libfake.so.devices", devices);
     }
@@ -111,7 +111,7 @@ fn worker(instance: &str, pid: u32) -> (Worker, Option<u32>) {
 }
 
 #[test]
-fn devices_tell_what_they_have() {
+fn reads_the_values_that_devices_report() {
     let fake = FakeNvml::new(TWO);
     let gpus = fake.open().unwrap();
     assert_eq!(gpus.describe(), "2 (driver 550.54.15)");
@@ -138,7 +138,7 @@ fn devices_tell_what_they_have() {
         temperature: Some(41.0),
         ..GpuReading::default()
     };
-    assert_eq!(readings[1], mig, "what is not supported or not permitted is left out, and nothing else");
+    assert_eq!(readings[1], mig, "only unsupported and forbidden values are left out");
     let part = GpuReading {
         index: 1,
         mig: true,
@@ -152,7 +152,7 @@ fn devices_tell_what_they_have() {
 }
 
 #[test]
-fn memory_of_processes_is_summed_by_device() {
+fn sums_the_memory_of_processes_by_device() {
     let fake = FakeNvml::new(TWO);
     let gpus = fake.open().unwrap();
     assert_eq!(gpus.memory_of(&[1234]), [(0, 307), (1, 600)]);
@@ -167,12 +167,12 @@ fn memory_of_processes_is_summed_by_device() {
 }
 
 #[test]
-fn kernels_of_processes_are_told_since_the_last_reading() {
+fn averages_process_utilization_since_the_last_reading() {
     const ONE: &str = "* devices 1\n0 uuid GPU-0\n";
     let fake = FakeNvml::new(ONE);
     let mut sampler = sampler(fake.open().unwrap());
     let workers = [worker("m_0", 10), worker("m_1", 11), worker("m_2", 12)];
-    let mut told = |devices: &str| {
+    let mut shares = |devices: &str| {
         fake.tell(&format!("{ONE}{devices}"));
         let readings = sampler.sample(at_ms(0), &workers);
         let found = readings.worker_gpus.into_iter().map(|of| (of.worker.instance, of.bytes, of.utilization));
@@ -181,25 +181,25 @@ fn kernels_of_processes_are_told_since_the_last_reading() {
     let processes = "0 process 10 300\n0 process 11 200\n";
     let samples = "0 kernels 10 50 100\n0 kernels 10 100 200\n0 kernels 12 10 200\n0 kernels 99 1 150\n";
     let idle = ["m_0 Some(300) Some(0.0)", "m_1 Some(200) Some(0.0)"];
-    // Nobody has done anything so far.
-    assert_eq!(told(&format!("{processes}0 kernels !6\n")), idle);
-    // Samples are averaged; who has none did nothing; who has some is there, whatever the driver's list says.
+    // No process has been active so far.
+    assert_eq!(shares(&format!("{processes}0 kernels !6\n")), idle);
+    // Samples are averaged. A process without samples was idle; one with samples counts even if the driver does not list it.
     let busy = ["m_0 Some(300) Some(0.75)", "m_1 Some(200) Some(0.0)", "m_2 None Some(0.1)"];
-    assert_eq!(told(&format!("{processes}{samples}")), busy);
+    assert_eq!(shares(&format!("{processes}{samples}")), busy);
     // Each sample counts once.
-    assert_eq!(told(&format!("{processes}{samples}")), idle);
+    assert_eq!(shares(&format!("{processes}{samples}")), idle);
     let later = format!("{processes}{samples}0 kernels 11 30 300\n");
-    assert_eq!(told(&later), ["m_0 Some(300) Some(0.0)", "m_1 Some(200) Some(0.3)"]);
-    // Not supported, by this device or by its driver: no value, and the rest as ever.
+    assert_eq!(shares(&later), ["m_0 Some(300) Some(0.0)", "m_1 Some(200) Some(0.3)"]);
+    // If the device or its driver does not support it, only this value is missing.
     for silent in ["", "0 kernels !3\n", "0 kernels !2\n", "0 kernels !13\n", "0 kernels !999\n"] {
         let without = ["m_0 Some(300) None", "m_1 Some(200) None"];
-        assert_eq!(told(&format!("{processes}{silent}")), without, "{silent}");
+        assert_eq!(shares(&format!("{processes}{silent}")), without, "{silent}");
     }
-    assert!(sampler.lost.is_empty(), "nothing is said about that");
+    assert!(sampler.lost.is_empty(), "the device is not reported as lost");
 }
 
 #[test]
-fn a_device_that_fails_takes_only_its_own_readings_along() {
+fn a_failed_device_loses_only_its_readings() {
     let fake = FakeNvml::new(TWO);
     let mut sampler = sampler(fake.open().unwrap());
     let mut uuids = |devices: &str| {
@@ -210,24 +210,24 @@ fn a_device_that_fails_takes_only_its_own_readings_along() {
     for lost in ["0 all !15\n", "0 uuid !999\n", "0 temperature !15\n"] {
         assert_eq!(uuids(&format!("{lost}{TWO}")), ["GPU-1", "MIG-0", "MIG-2"], "{lost}");
     }
-    assert_eq!(uuids(TWO).len(), 4, "it answers again");
-    assert_eq!(uuids(&format!("0 temperature !999\n{TWO}"))[0], "GPU-0", "one odd value costs that value");
+    assert_eq!(uuids(TWO).len(), 4, "the device responds again");
+    assert_eq!(uuids(&format!("0 temperature !999\n{TWO}"))[0], "GPU-0", "one failed value is left out");
     assert_eq!(uuids("* devices !999\n"), [""; 0]);
     assert_eq!(uuids(TWO).len(), 4);
 }
 
 #[test]
-fn a_device_of_which_nothing_can_be_read_is_gone() {
+fn a_device_without_readable_values_is_lost() {
     let fake = FakeNvml::new("* devices 1\n0 uuid GPU-0\n0 temperature !999\n0 process !999\n");
     let read = fake.open().unwrap().read(&mut LastSamples::new()).unwrap();
     assert!(read[0].1.as_ref().is_err_and(|reason| !reason.is_empty()), "{read:?}");
     fake.tell("* devices 1\n0 uuid GPU-0\n0 process !4\n");
     let read = fake.open().unwrap().read(&mut LastSamples::new()).unwrap();
-    assert_eq!(read[0].1.as_ref().unwrap()[0].uuid, "GPU-0", "it has nothing to tell, but is there");
+    assert_eq!(read[0].1.as_ref().unwrap()[0].uuid, "GPU-0", "unsupported values do not mean that it is lost");
 }
 
 #[test]
-fn a_library_that_cannot_be_used_says_why() {
+fn the_error_for_an_unusable_library_has_the_reason() {
     let reason = Gpus::open(Some(Path::new("/nonexistent/libnvidia-ml.so.1")), Capability::default()).unwrap_err();
     assert!(reason.contains("/nonexistent/libnvidia-ml.so.1"), "{reason}");
     let reason = FakeNvml::new("* init !9\n").open().unwrap_err();
@@ -235,7 +235,7 @@ fn a_library_that_cannot_be_used_says_why() {
 }
 
 #[test]
-fn a_whole_reading_takes_no_time() {
+fn a_complete_reading_is_fast() {
     let roots = Roots::new(Path::new("/sys/fs/cgroup"));
     let (interval, log_interval) = (Duration::from_secs(2), Duration::from_secs(60));
     let mut sampler = Sampler::new(&Settings { interval, log_interval, cpu: true, gpus: None, roots });
@@ -255,7 +255,7 @@ fn a_whole_reading_takes_no_time() {
 fn eventually(what: &str, holds: impl Fn() -> bool) {
     let began = pharos_os::clock::now();
     while !holds() {
-        assert!(pharos_os::clock::now() - began < Duration::from_secs(10), "{what} did not come true");
+        assert!(pharos_os::clock::now() - began < Duration::from_secs(10), "timed out waiting for: {what}");
         std::thread::yield_now();
     }
 }
@@ -287,11 +287,11 @@ fn polling_fills_the_cache_until_it_is_dropped() {
     drop(polling);
     eventually("the thread's end", || Arc::strong_count(&asked) == 2);
     let nothing = Settings { cpu: false, gpus: None, ..settings };
-    assert!(Polling::start(nothing, cache, latest, workers).unwrap().is_none(), "there is nothing to read");
+    assert!(Polling::start(nothing, cache, latest, workers).unwrap().is_none(), "no thread without readings");
 }
 
 #[tokio::test]
-async fn gpus_are_found_or_not() {
+async fn finds_gpus_only_with_a_library() {
     let fake = FakeNvml::new(TWO);
     let found = find_gpus(Some(fake.0.path("libfake.so")), Capability::default()).await.unwrap();
     assert_eq!(gpu_memory(found, vec![1234]).await, [(0, 307), (1, 600)]);
@@ -299,7 +299,7 @@ async fn gpus_are_found_or_not() {
 }
 
 #[test]
-fn gpus_below_the_minimum_compute_capability_are_not_used() {
+fn refuses_gpus_below_the_minimum_compute_capability() {
     let fake = FakeNvml::new(&format!("{TWO}\n0 capability 75\n1 capability 90\n"));
     let trouble = |major, minor| {
         let gpus = fake.open_from(Capability { major, minor }).unwrap();
@@ -309,5 +309,5 @@ fn gpus_below_the_minimum_compute_capability_are_not_used() {
     let below = "its compute capability is 7.5, below --min-supported-compute-capability=8.0";
     assert_eq!(trouble(8, 0), [below, ""]);
     let gpus = fake.open_from(Capability { major: 8, minor: 0 }).unwrap();
-    assert_eq!(gpus.usable(0).unwrap_err(), below, "also when an instance asks for it by its number");
+    assert_eq!(gpus.usable(0).unwrap_err(), below, "also for an instance that names its number");
 }

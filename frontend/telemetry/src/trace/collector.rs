@@ -1,8 +1,8 @@
-//! Sends spans to an OpenTelemetry collector: one thread, which takes what waits when there is enough for an export or when
-//! it has waited for long enough (the batch span processor of OpenTelemetry).
+//! Sends spans to an OpenTelemetry collector: one thread, which exports the waiting spans when there are enough or after a delay
+//! (OpenTelemetry's batch span processor).
 //!
-//! A collector that does not answer is tried again, ever less often, while spans wait; what there is no room for is dropped
-//! and counted. The log has a line when the collector is lost and one when it is back.
+//! If the collector does not answer, exports are retried with growing pauses while spans wait; spans beyond the queue's limit
+//! are dropped and counted. One log line reports the loss of the collector, another its return.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,15 +22,15 @@ use super::{Counts, Destination, add, seed};
 use crate::trace::Collector;
 use pharos_os::clock;
 
-/// The first pause before an export is tried again; the next is twice as long.
+/// The pause before the first retry of an export; each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// How often one export is tried; then it is dropped.
+/// The number of attempts for one export, which is dropped afterwards.
 const TRIES: usize = 8;
-/// Bytes that the traces that wait may take; what is limited by option is the number of their spans.
+/// The maximum size of waiting traces in bytes. An option limits the number of their spans.
 const WAITING_BYTES: usize = 64 << 20;
-/// Bytes of the traces in one export, which is not much longer: servers of gRPC take messages up to 4 MiB.
+/// The maximum size in bytes of the traces in one export, which is slightly longer: gRPC servers accept messages up to 4 MiB.
 const EXPORT_BYTES: usize = 1 << 20;
 
 #[derive(Default)]
@@ -38,13 +38,13 @@ struct Waiting {
     traces: VecDeque<Finished>,
     spans: usize,
     bytes: usize,
-    /// Spans that found no room since somebody asked.
+    /// Spans dropped since the last report.
     dropped: usize,
 }
 
-/// What requests and the thread share.
+/// The state that requests and the thread share.
 struct Queue {
-    // Held to add or take traces.
+    // Locked to add or take traces.
     waiting: Mutex<Waiting>,
     wake: Notify,
     stopping: AtomicBool,
@@ -70,10 +70,10 @@ pub(super) struct Exporter {
 }
 
 impl Exporter {
-    /// Starts the thread. The collector need not be there.
+    /// Starts the thread. The collector may be unreachable.
     ///
     /// # Errors
-    /// No thread is left.
+    /// The thread cannot be started.
     pub(super) fn start(collector: Collector, counts: Counts) -> io::Result<Arc<Self>> {
         let waiting = Mutex::default();
         let queue = Arc::new(Queue { waiting, wake: Notify::new(), stopping: AtomicBool::new(false) });
@@ -96,7 +96,7 @@ impl Exporter {
     }
 }
 
-/// The attributes of this server, those of the exporter among them.
+/// Returns the resource attributes of this server, those of the exporter included.
 fn resource(collector: &Collector) -> Vec<(String, String)> {
     let own = [
         ("telemetry.sdk.name", "pharos"),
@@ -114,7 +114,7 @@ impl Sink for Exporter {
         let mut waiting = self.queue.lock();
         let fits =
             waiting.spans + spans <= self.collector.max_queue_size as usize && waiting.bytes + bytes <= WAITING_BYTES;
-        // A request of very many steps can have more spans than the queue has room for.
+        // A request with very many steps can have more spans than the queue accepts.
         if !fits && !waiting.traces.is_empty() {
             waiting.dropped += spans;
             drop(waiting);
@@ -138,26 +138,26 @@ impl Sink for Exporter {
 }
 
 impl Destination for Exporter {
-    fn stop(&self, patience: Duration) {
+    fn stop(&self, limit: Duration) {
         self.queue.stopping.store(true, Ordering::Release);
         self.queue.wake.notify_one();
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        if ended.recv_timeout(patience).is_err() {
+        if ended.recv_timeout(limit).is_err() {
             tracing::error!("the last traces could not be sent to {} in time", self.collector.url);
         }
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct CollectorThread {
     queue: Arc<Queue>,
     collector: Collector,
     resource: Vec<(String, String)>,
     counts: Counts,
     random: SplitMix,
-    /// The collector does not answer; spans that were dropped since.
+    /// Spans dropped since the collector stopped answering; `None` while it answers.
     lost: Option<usize>,
-    /// Of the line that says that a collector is slow.
+    /// Limits the log line about a slow collector.
     throttle: Throttle,
 }
 
@@ -166,7 +166,7 @@ impl CollectorThread {
         let delay = Duration::from_millis(self.collector.schedule_delay_ms.into());
         loop {
             let _ = tokio::time::timeout(delay, self.queue.wake.notified()).await;
-            // Asked before the last look, so that nothing that came before the end is left.
+            // Read before the last batch is taken, so that traces that finished before the stop are exported.
             let stopping = self.queue.stopping();
             while let Some(batch) = self.take() {
                 self.export(&batch).await;
@@ -177,7 +177,7 @@ impl CollectorThread {
         }
     }
 
-    /// The traces of one export: as many as have no more spans and bytes than it may have, one at least.
+    /// Takes the traces of one export: as many as fit its limits of spans and bytes, at least one.
     fn take(&self) -> Option<Vec<Finished>> {
         let mut waiting = self.queue.lock();
         let (mut batch, mut spans, mut bytes) = (Vec::new(), 0, 0);
@@ -195,7 +195,7 @@ impl CollectorThread {
         (!batch.is_empty()).then_some(batch)
     }
 
-    /// Sends a batch, again if need be.
+    /// Sends a batch, with retries.
     async fn export(&mut self, batch: &[Finished]) {
         let spans: usize = batch.iter().map(otlp::count).sum();
         let offset = clock::wall_ns().saturating_sub(clock::now().0);
@@ -206,7 +206,7 @@ impl CollectorThread {
                 Ok(refused) => return self.sent(batch.len(), spans, refused),
                 Err(failure) => {
                     self.failed(&failure);
-                    if !failure.again || attempt == TRIES || !self.pause(pause).await {
+                    if !failure.retryable || attempt == TRIES || !self.pause(pause).await {
                         break;
                     }
                 }
@@ -218,8 +218,8 @@ impl CollectorThread {
         self.lost = self.lost.map(|dropped| dropped + spans);
     }
 
-    /// Waits before the next try, between three and five quarters of `pause` so that many servers do not come at once. `false`
-    /// if the server ends: there is one try for each batch then.
+    /// Waits before the next attempt, for three to five quarters of `pause`, so that servers do not retry in step. Returns false
+    /// if the server ends: then each batch has one attempt.
     async fn pause(&mut self, pause: Duration) -> bool {
         let wait = pause * 3 / 4 + pause / 2 * (self.random.next() as u32 % 1000) / 1000;
         let end = clock::now() + wait;
@@ -240,10 +240,7 @@ impl CollectorThread {
         add(self.counts.spans_exported.as_ref(), spans - refused);
         add(self.counts.spans_dropped.as_ref(), refused);
         if refused > 0 {
-            tracing::warn!(
-                "the trace collector at {} has refused {refused} of {spans} spans: {why}",
-                self.collector.url
-            );
+            tracing::warn!("the trace collector at {} refused {refused} of {spans} spans: {why}", self.collector.url);
         }
         let (url, most) = (&self.collector.url, self.collector.max_queue_size);
         let dropped = std::mem::take(&mut self.queue.lock().dropped);
@@ -251,7 +248,7 @@ impl CollectorThread {
             tracing::info!("the trace collector at {url} answers again; {} spans were lost", failed + dropped);
         } else if dropped > 0 && self.throttle.pass(clock::now()).is_some() {
             tracing::warn!(
-                "{dropped} spans were dropped: more come than the trace collector at {url} takes, and {most} may wait"
+                "{dropped} spans were dropped: the trace collector at {url} is too slow, and at most {most} spans may wait"
             );
         }
     }
@@ -261,7 +258,7 @@ impl CollectorThread {
             self.lost = Some(0);
             let (url, most, text) = (&self.collector.url, self.collector.max_queue_size, &failure.text);
             tracing::warn!(
-                "the trace collector at {url} does not take spans: {text}; up to {most} wait, more are dropped"
+                "the trace collector at {url} does not accept spans: {text}; up to {most} wait, further ones are dropped"
             );
         }
     }

@@ -1,8 +1,8 @@
-//! Writes trace files: one thread, which is handed traces through a bounded queue.
+//! Writes trace files: one thread, which receives traces through a bounded queue.
 //!
-//! A file is a whole JSON array after each write: what is new and the end of the array go over the old end at once. So a
-//! crash leaves a file that any reader of JSON takes, but for one that cuts the last write short (a full disk, a power
-//! failure, a kill in the middle of a long write): `pharos trace` reads such a file up to the last whole record.
+//! A file is a complete JSON array after each write: one write puts the new records and the end of the array over the old end. A
+//! crash therefore leaves valid JSON, unless it truncates the last write (a full disk, a power failure, a kill during a long
+//! write): `pharos trace` reads such a file up to the last complete record.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -23,13 +23,13 @@ use rustix::fs::{Access, access};
 use super::{Counts, Destination, add};
 use pharos_os::clock;
 
-/// Traces that may wait to be written.
+/// The maximum number of waiting traces.
 const WAITING: usize = 8192;
-/// Bytes that they may take.
+/// The maximum size of waiting traces in bytes.
 const WAITING_BYTES: usize = 64 << 20;
-/// Text that is written at once.
+/// The size of text that is written at once, bytes.
 const AT_ONCE: usize = 1 << 20;
-/// Settings whose indexed files are still open: after a change the traces of the old ones come to an end.
+/// The number of settings whose indexed files stay open: after a change, traces with the old settings still finish.
 const OPEN_GROUPS: usize = 8;
 
 enum Message {
@@ -47,14 +47,14 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Starts the thread; the file is made with the first trace.
+    /// Starts the thread; the file is created with the first trace.
     ///
     /// # Errors
-    /// The file could not be made or written as things are now, or no thread is left.
+    /// The file cannot be created or written, or the thread cannot be started.
     pub(super) fn start(path: PathBuf, counts: Counts) -> io::Result<Arc<Self>> {
         writable(&path).map_err(|error| {
-            let (path, allowed) = (path.display(), "a file that can be written, in a folder that exists");
-            io::Error::new(error.kind(), format!("the trace file '{path}': {error}; allowed is {allowed}"))
+            let (path, allowed) = (path.display(), "a writable file in an existing folder");
+            io::Error::new(error.kind(), format!("cannot write the trace file '{path}': {error}; expected {allowed}"))
         })?;
         let (sender, receiver) = mpsc::sync_channel(WAITING);
         let (ending, ended) = mpsc::channel();
@@ -93,9 +93,9 @@ impl Sink for Files {
 }
 
 impl Destination for Files {
-    fn stop(&self, patience: Duration) {
-        // A full queue empties itself; a thread that hangs in a write must not keep the server from ending.
-        let deadline = clock::now() + patience;
+    fn stop(&self, limit: Duration) {
+        // The thread drains a full queue; a thread that hangs in a write must not delay the exit.
+        let deadline = clock::now() + limit;
         while matches!(self.sender.try_send(Message::Stop), Err(mpsc::TrySendError::Full(_))) && clock::now() < deadline
         {
             thread::sleep(Duration::from_millis(5));
@@ -111,13 +111,13 @@ impl Destination for Files {
 struct Target {
     path: PathBuf,
     file: File,
-    /// Where the end of the array is, over which the next trace goes.
+    /// The position of the end of the array, which the next trace overwrites.
     end: u64,
-    /// What is to be written.
+    /// Text to write.
     pending: String,
     /// Traces in `pending`.
     count: usize,
-    /// Traces in all.
+    /// The total number of traces.
     traces: u32,
 }
 
@@ -145,7 +145,7 @@ impl Target {
         let length = text.len() as u64;
         text.push_str(CLOSE);
         if let Err(error) = self.file.write_all_at(text.as_bytes(), self.end) {
-            // What was written of it must not stand in the file.
+            // Remove the partial write from the file.
             let _ = self.file.set_len(self.end);
             if self.end > 0 {
                 let _ = self.file.write_all_at(CLOSE.as_bytes(), self.end);
@@ -157,13 +157,13 @@ impl Target {
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Writer {
     path: PathBuf,
     next_index: u64,
     /// The file without an index.
     whole: Option<Target>,
-    /// The indexed file that is being filled, for each of the latest settings.
+    /// The current indexed file for each of the latest settings.
     groups: BTreeMap<u64, Target>,
     counts: Counts,
     throttle: Throttle,
@@ -184,7 +184,7 @@ impl Writer {
         }
     }
 
-    /// Adds a trace to its file. Gives the bytes that wait there.
+    /// Adds a trace to its file. Returns the bytes that wait there.
     fn take(&mut self, trace: &Finished) -> usize {
         let sample = &trace.sample;
         let indexed = sample.log_frequency > 0 || sample.limited;
@@ -209,7 +209,7 @@ impl Writer {
         if self.whole.is_none() {
             self.whole = Some(create(&self.path)?);
         }
-        self.whole.as_mut().ok_or_else(|| io::Error::other("there is no file"))
+        self.whole.as_mut().ok_or_else(|| io::Error::other("no file is open"))
     }
 
     fn group(&mut self, generation: u64) -> io::Result<&mut Target> {
@@ -225,7 +225,7 @@ impl Writer {
                 self.finish_group(oldest);
             }
         }
-        self.groups.get_mut(&generation).ok_or_else(|| io::Error::other("there is no file"))
+        self.groups.get_mut(&generation).ok_or_else(|| io::Error::other("no file is open"))
     }
 
     fn finish_group(&mut self, generation: u64) {
@@ -251,12 +251,12 @@ impl Writer {
     fn failed(&mut self, count: usize, error: &io::Error) {
         add(self.counts.dropped.as_ref(), count);
         if self.throttle.pass(clock::now()).is_some() {
-            tracing::error!("traces cannot be written to {error}");
+            tracing::error!("cannot write traces to {error}");
         }
     }
 }
 
-/// Whether there is, or could be made, a file of this name that this process may write. Nothing is made.
+/// Checks that this process can write or create a file of this name. Creates nothing.
 fn writable(path: &Path) -> io::Result<()> {
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),

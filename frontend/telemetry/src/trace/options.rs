@@ -1,53 +1,53 @@
-//! What traces are written from the start.
+//! The initial trace settings.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use pharos::trace::settings::{Mode, Values};
 
-/// What is traced from the start, and where traces go.
+/// The initial trace settings and the destination of traces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tracing {
     /// Files or a collector.
     pub mode: Mode,
-    /// What is traced.
+    /// The settings of what is traced.
     pub values: Values,
     /// The trace file; empty for none.
     pub file: PathBuf,
     /// The collector.
     pub collector: Collector,
-    /// Flags that Triton has given up and that say what another flag says too.
+    /// Given flags that Triton has deprecated and that another flag overrides.
     pub overridden: Vec<&'static str>,
-    /// Settings that are given and belong to another mode.
+    /// Given settings that belong to another mode.
     pub of_other_mode: Vec<String>,
 }
 
-/// How spans are sent to a collector.
+/// The settings for sending spans to a collector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collector {
-    /// As clients are shown it.
+    /// The URL that clients see.
     pub url: String,
-    /// Its host.
+    /// The host.
     pub host: String,
-    /// Its port.
+    /// The port.
     pub port: u16,
-    /// Path and query of the URL; gRPC has its own path.
+    /// Path and query of the URL; gRPC uses a fixed path.
     pub path: String,
-    /// gRPC in place of HTTP.
+    /// Whether to use gRPC instead of HTTP.
     pub grpc: bool,
-    /// Names and values that every export carries.
+    /// Headers of every export.
     pub headers: Vec<(String, String)>,
-    /// How long one export may take.
+    /// The time limit of one export.
     pub timeout: Duration,
-    /// Attributes of this server, beside those that every server has.
+    /// Resource attributes of this server, in addition to those of every server.
     pub resource: Vec<(String, String)>,
-    /// `resource` as it was given on the command line.
+    /// `resource` as given on the command line.
     pub given_resource: String,
-    /// Spans that may wait.
+    /// The maximum number of waiting spans.
     pub max_queue_size: u32,
-    /// Milliseconds between two exports, when spans come slowly.
+    /// The delay in milliseconds after which fewer spans than a full batch are exported.
     pub schedule_delay_ms: u32,
-    /// Spans in one export.
+    /// The maximum number of spans in one export.
     pub max_export_batch_size: u32,
 }
 

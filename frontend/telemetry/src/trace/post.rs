@@ -1,5 +1,5 @@
-//! One export: a message to an OpenTelemetry collector, over HTTP/1.1 or as a call of gRPC, on a connection of its own.
-//! (An export in seconds is no use of a pool.)
+//! One export: a message to an OpenTelemetry collector over HTTP/1.1 or gRPC, on a new connection (at one export every few
+//! seconds, a pool would not help).
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HOST, HeaderName, HeaderValue, TE};
@@ -13,46 +13,47 @@ use tokio::net::TcpStream;
 
 use crate::trace::Collector;
 
-/// The call of gRPC that takes traces (OTLP 1).
+/// The gRPC method that receives traces (OTLP 1).
 const GRPC_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
-/// The most bytes of an answer: it says little.
+/// The maximum size of a response, bytes.
 const MOST_ANSWER: usize = 64 << 10;
 
-/// Statuses of gRPC after which the same may be sent again (OTLP 1, "Failures").
+/// gRPC status codes after which an export may be retried (OTLP 1, "Failures").
 const GRPC_RETRY: [u16; 6] = [1, 4, 10, 11, 14, 15];
 
-/// RESOURCE_EXHAUSTED: after this one only where details say when. Without them it is what is too long, each time.
+/// RESOURCE_EXHAUSTED: retried only if its details have a retry time. Otherwise the message is too long for any attempt.
 const GRPC_EXHAUSTED: u16 = 8;
 
-/// Why an export has failed.
+/// Why an export failed.
 #[derive(Debug)]
 pub(super) struct Failure {
-    /// The same may be sent again.
-    pub(super) again: bool,
-    /// What went wrong.
+    /// Whether the export may be retried.
+    pub(super) retryable: bool,
+    /// The error text.
     pub(super) text: String,
 }
 
 impl Failure {
-    fn again(error: impl std::fmt::Display) -> Self {
-        Self { again: true, text: error.to_string() }
+    fn transient(error: impl std::fmt::Display) -> Self {
+        Self { retryable: true, text: error.to_string() }
     }
 
-    fn for_good(error: impl std::fmt::Display) -> Self {
-        Self { again: false, text: error.to_string() }
+    fn permanent(error: impl std::fmt::Display) -> Self {
+        Self { retryable: false, text: error.to_string() }
     }
 }
 
-/// Sends a message. Gives what the collector says that it has not taken of it.
+/// Sends a message. Returns the number of refused spans and the reason, if the collector refused any.
 pub(super) async fn send(collector: &Collector, message: Vec<u8>) -> Result<Option<(u64, String)>, Failure> {
     let sent = async {
         let address = (collector.host.as_str(), collector.port);
-        let stream = TokioIo::new(TcpStream::connect(address).await.map_err(Failure::again)?);
+        let stream = TokioIo::new(TcpStream::connect(address).await.map_err(Failure::transient)?);
         if collector.grpc { grpc(collector, stream, &message).await } else { plain(collector, stream, message).await }
     };
     let in_time = tokio::time::timeout(collector.timeout, sent).await;
-    in_time.unwrap_or_else(|_| Err(Failure::again(format!("no answer within {} ms", collector.timeout.as_millis()))))
+    in_time
+        .unwrap_or_else(|_| Err(Failure::transient(format!("no response within {} ms", collector.timeout.as_millis()))))
 }
 
 async fn plain(
@@ -61,17 +62,17 @@ async fn plain(
     message: Vec<u8>,
 ) -> Result<Option<(u64, String)>, Failure> {
     let mut request = request(collector, &collector.path, "application/x-protobuf", message.into())?;
-    let host = HeaderValue::from_str(&authority(collector)).map_err(Failure::for_good)?;
+    let host = HeaderValue::from_str(&authority(collector)).map_err(Failure::permanent)?;
     request.headers_mut().insert(HOST, host);
-    let (mut sender, connection) = http1::handshake(stream).await.map_err(Failure::again)?;
+    let (mut sender, connection) = http1::handshake(stream).await.map_err(Failure::transient)?;
     let driving = tokio::spawn(connection);
-    let response = sender.send_request(request).await.map_err(Failure::again);
+    let response = sender.send_request(request).await.map_err(Failure::transient);
     let (status, body, _) = read(response?).await?;
     driving.abort();
     match status {
         200..300 => Ok(otlp::refused(&body)),
-        429 | 502 | 503 | 504 => Err(Failure::again(format!("HTTP status {status}"))),
-        _ => Err(Failure::for_good(format!("HTTP status {status}: {}", shortened(&body)))),
+        429 | 502 | 503 | 504 => Err(Failure::transient(format!("HTTP status {status}"))),
+        _ => Err(Failure::permanent(format!("HTTP status {status}: {}", shortened(&body)))),
     }
 }
 
@@ -80,19 +81,22 @@ async fn grpc(
     stream: TokioIo<TcpStream>,
     message: &[u8],
 ) -> Result<Option<(u64, String)>, Failure> {
-    // A message of gRPC: not compressed, its length, itself.
-    let length = u32::try_from(message.len()).map_err(Failure::for_good)?;
+    // A gRPC message: not compressed, length, payload.
+    let length = u32::try_from(message.len()).map_err(Failure::permanent)?;
     let framed = [&[0], &length.to_be_bytes()[..], message].concat();
     let path = format!("http://{}{GRPC_PATH}", authority(collector));
     let mut request = request(collector, &path, "application/grpc", framed.into())?;
     request.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
-    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.map_err(Failure::again)?;
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.map_err(Failure::transient)?;
     let driving = tokio::spawn(connection);
-    let response = sender.send_request(request).await.map_err(Failure::again);
+    let response = sender.send_request(request).await.map_err(Failure::transient);
     let (status, body, headers) = read(response?).await?;
     driving.abort();
     if status != 200 {
-        return Err(Failure { again: matches!(status, 429 | 502 | 503 | 504), text: format!("HTTP status {status}") });
+        return Err(Failure {
+            retryable: matches!(status, 429 | 502 | 503 | 504),
+            text: format!("HTTP status {status}"),
+        });
     }
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     match text("grpc-status").parse() {
@@ -100,9 +104,9 @@ async fn grpc(
         Ok(code) => {
             let text = format!("gRPC status {code}: {}", shortened(text("grpc-message").as_bytes()));
             let later = code == GRPC_EXHAUSTED && headers.contains_key("grpc-status-details-bin");
-            Err(Failure { again: later || GRPC_RETRY.contains(&code), text })
+            Err(Failure { retryable: later || GRPC_RETRY.contains(&code), text })
         }
-        Err(_) => Err(Failure::for_good("the answer has no gRPC status: is this a gRPC port?")),
+        Err(_) => Err(Failure::permanent("the response has no gRPC status: is this a gRPC port?")),
     }
 }
 
@@ -118,19 +122,20 @@ fn request(
     body: Bytes,
 ) -> Result<Request<Full<Bytes>>, Failure> {
     let builder = Request::builder().method(Method::POST).uri(uri).header(CONTENT_TYPE, content_type);
-    let mut request = builder.body(Full::new(body)).map_err(Failure::for_good)?;
+    let mut request = builder.body(Full::new(body)).map_err(Failure::permanent)?;
     for (name, value) in &collector.headers {
-        let name: HeaderName = name.parse().map_err(|_| Failure::for_good(format!("'{name}' is no header")))?;
-        let value = HeaderValue::from_str(value).map_err(|_| Failure::for_good(format!("header '{name}'")))?;
+        let name: HeaderName = name.parse().map_err(|_| Failure::permanent(format!("invalid header name '{name}'")))?;
+        let value = HeaderValue::from_str(value)
+            .map_err(|_| Failure::permanent(format!("invalid value of header '{name}'")))?;
         request.headers_mut().insert(name, value);
     }
     Ok(request)
 }
 
-/// Status, body, and headers with what came behind the body.
+/// Reads a response: status, body, and headers with trailers.
 async fn read(response: Response<Incoming>) -> Result<(u16, Bytes, HeaderMap), Failure> {
     let (head, body) = response.into_parts();
-    let body = Limited::new(body, MOST_ANSWER).collect().await.map_err(Failure::again)?;
+    let body = Limited::new(body, MOST_ANSWER).collect().await.map_err(Failure::transient)?;
     let mut headers = head.headers;
     headers.extend(body.trailers().cloned().unwrap_or_default());
     Ok((head.status.as_u16(), body.to_bytes(), headers))

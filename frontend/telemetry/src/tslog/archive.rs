@@ -1,4 +1,4 @@
-//! Files that have become too large: moved aside at once, compressed by a thread of its own, and only the newest kept.
+//! Archives logs at their size limit: renames them at once, compresses them in a separate thread and keeps only the newest.
 //!
 //! `NAME.log` becomes `NAME.DATE.N.log`, then `NAME.DATE.N.log.gz`; N counts the files of a day from 1.
 
@@ -19,7 +19,7 @@ pub(super) struct Archive {
     directory: PathBuf,
     name: String,
     keep: usize,
-    /// Held while files are compressed: one after the other, whatever comes in between.
+    /// Locked while files are compressed, so that only one thread does so at a time.
     one: Arc<Mutex<()>>,
     running: Option<JoinHandle<()>>,
 }
@@ -28,16 +28,16 @@ pub(super) struct Archive {
 type RotationKey = (String, u32);
 
 impl Archive {
-    /// The archive of `NAME.log` in `directory`, where `keep` files are kept.
+    /// Creates the archive of `NAME.log` in `directory`, which keeps `keep` files.
     pub(super) fn new(directory: &Path, name: &str, keep: usize) -> Self {
         let (directory, name) = (directory.to_owned(), name.to_owned());
         Self { directory, name, keep, one: Arc::default(), running: None }
     }
 
-    /// Moves the log away and has it compressed.
+    /// Renames the log and starts its compression.
     ///
     /// # Errors
-    /// It cannot be moved.
+    /// The log cannot be renamed.
     pub(super) fn take(&mut self, log: &Path, date: &str) -> io::Result<()> {
         let all = [PLAIN, COMPRESSED].into_iter().flat_map(|ending| list(&self.directory, &self.name, ending));
         let last = all.filter(|((day, _), _)| day == date).map(|((_, number), _)| number).max();
@@ -47,14 +47,14 @@ impl Archive {
         Ok(())
     }
 
-    /// Compresses what an earlier server left behind.
+    /// Compresses files that an earlier server left behind.
     pub(super) fn tidy(&mut self) {
         if !list(&self.directory, &self.name, PLAIN).is_empty() {
             self.start();
         }
     }
 
-    /// Waits until everything is compressed.
+    /// Waits until all files are compressed.
     pub(super) fn finish(&mut self) {
         if let Some(running) = self.running.take() {
             let _ = running.join();
@@ -67,20 +67,20 @@ impl Archive {
             let _one = one.lock().unwrap_or_else(PoisonError::into_inner);
             if let Err(error) = compress_all(&directory, &name, keep) {
                 tracing::error!(
-                    "archived metric logs of '{name}' in '{}' stay as they are: {error}",
+                    "cannot compress the archived metric logs of '{name}' in '{}': {error}",
                     directory.display()
                 );
             }
         };
         match thread::Builder::new().name("tslog-archive".into()).spawn(work) {
-            // An earlier one that still runs takes the lock first; this one ends after it.
+            // A thread that still runs has the lock; this one ends after it.
             Ok(thread) => self.running = Some(thread),
-            Err(error) => tracing::error!("archived metric logs are not compressed: {error}"),
+            Err(error) => tracing::error!("cannot start compressing archived metric logs: {error}"),
         }
     }
 }
 
-/// The archived files with this ending, oldest first.
+/// Returns the archived files with this ending, oldest first.
 fn list(directory: &Path, name: &str, ending: &str) -> Vec<(RotationKey, PathBuf)> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries
@@ -90,7 +90,7 @@ fn list(directory: &Path, name: &str, ending: &str) -> Vec<(RotationKey, PathBuf
     found
 }
 
-/// The date and number that a file's name tells: `NAME.DATE.N` and the ending.
+/// Parses the date and number in a file's name: `NAME.DATE.N` and the ending.
 fn rotation_key(file: &str, name: &str, ending: &str) -> Option<RotationKey> {
     let middle = file.strip_prefix(name)?.strip_prefix('.')?.strip_suffix(ending)?;
     let (date, number) = middle.split_once('.')?;
@@ -110,10 +110,10 @@ fn compress_all(directory: &Path, name: &str, keep: usize) -> io::Result<()> {
     archived.iter().take(too_many).try_for_each(|(_, path)| fs::remove_file(path))
 }
 
-/// Compresses beside the file; what is complete gets its name at once.
+/// Compresses into a temporary file and renames it when it is complete.
 fn compress(path: &Path) -> io::Result<()> {
     let part = path.with_extension("log.gz.part");
-    // A part is left by a server that was killed; a link of this name is removed, not followed.
+    // A killed server may have left a part; a link of this name is removed, not followed.
     match fs::remove_file(&part) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -1,5 +1,4 @@
-//! Where lines end: a file that is kept below a size and survives what happens to disks and directories, and standard
-//! output.
+//! The destinations of lines: size-limited files, which are reopened after failures, moves and deletions, and standard output.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -15,18 +14,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::RETRY;
 use super::archive::Archive;
 
-/// The most bytes that wait for a file that cannot be written.
+/// The maximum number of bytes that wait for a file that cannot be written.
 const MAX_PENDING: usize = 4 << 20;
-/// The most bytes that a pipe takes at once without blocking when it says that it is ready (`PIPE_BUF`).
+/// The maximum number of bytes that a ready pipe accepts without blocking (`PIPE_BUF`).
 const PIPE_BYTES: usize = 4096;
 
-/// Something that may have to keep lines for later.
+/// A destination that may have to keep lines for later.
 pub(super) trait Sink {
-    /// Whether lines wait that could not be written.
+    /// Returns whether lines wait that could not be written.
     fn waits(&self) -> bool;
 }
 
-/// One of the files.
+/// One of the log files.
 pub(super) struct LogFile {
     pub(super) file: File,
     path: PathBuf,
@@ -40,8 +39,8 @@ pub(super) struct LogFile {
 }
 
 impl LogFile {
-    /// Opens or creates the file; if that fails it is tried again with the first lines.
-    /// `location` is its directory; it is put into the archive at `max_bytes`, which keeps `keep` files.
+    /// Opens or creates the file in the directory `location`; a failure is retried with the first lines. The file is archived at
+    /// `max_bytes`; `keep` archived files are kept.
     pub(super) fn open(file: File, location: &Path, (max_bytes, keep): (u64, usize)) -> Self {
         let archive = Archive::new(location, file.as_str(), keep);
         let mut new = Self {
@@ -62,17 +61,17 @@ impl LogFile {
         new
     }
 
-    /// Whether another line may wait.
+    /// Returns whether another line may wait.
     pub(super) fn has_room(&self) -> bool {
         self.pending.text.len() < MAX_PENDING
     }
 
-    /// Where lines are put.
+    /// Returns the buffer for lines.
     pub(super) fn pending(&mut self) -> &mut String {
         &mut self.pending.text
     }
 
-    /// Writes what waits; after an error only once in a while.
+    /// Writes the waiting lines. After an error, it retries only after a pause.
     pub(super) fn write(&mut self, now: Instant, date: &str) {
         let early = self.failed_at.is_some_and(|at| now - at < RETRY);
         if self.pending.text.is_empty() || early {
@@ -81,7 +80,7 @@ impl LogFile {
         match self.try_write(date) {
             Ok(()) => {
                 if self.failed_at.take().is_some() {
-                    tracing::info!("metrics are logged to '{}' again", self.path.display());
+                    tracing::info!("logging metrics to '{}' again", self.path.display());
                 }
             }
             Err(error) => {
@@ -91,12 +90,12 @@ impl LogFile {
         }
     }
 
-    /// Says the first failure of a row, counts each.
+    /// Logs the first of consecutive failures and counts each.
     fn failed(&mut self, error: &io::Error) {
         self.errors += 1;
         if self.failed_at.is_none() {
             let path = self.path.display();
-            tracing::error!("metrics cannot be logged to '{path}': {error}; inference goes on, and it is tried again");
+            tracing::error!("cannot log metrics to '{path}': {error}; retrying, inference is not affected");
             self.failed_at = Some(Instant(0));
         }
     }
@@ -104,7 +103,7 @@ impl LogFile {
     fn try_write(&mut self, date: &str) -> io::Result<()> {
         let size = self.ensure_open()?;
         let wanted = size.saturating_add(self.pending.rest().len() as u64);
-        // Not within a line: what an error has cut off is completed where it began.
+        // Not within a line: a truncated line is completed in its file.
         if self.max_bytes > 0 && wanted > self.max_bytes && size > 0 && self.pending.done == 0 {
             self.archive.take(&self.path, date)?;
             self.ensure_open()?;
@@ -121,7 +120,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Makes sure that the open file is the one of this name: somebody may have moved or deleted it. Returns its size.
+    /// Ensures that the open file is the one of this name, which may have been moved or deleted. Returns its size.
     fn ensure_open(&mut self) -> io::Result<u64> {
         let named = fs::metadata(&self.path).ok();
         if let (Some(open), Some(named)) = (&self.open, &named) {
@@ -136,21 +135,21 @@ impl LogFile {
         let open = OpenOptions::new().create(true).append(true).open(&self.path)?;
         let size = open.metadata()?.len();
         self.open = Some(open);
-        // A line that was cut off in another file begins anew in this one.
+        // A line that was truncated in another file is written in full to this one.
         self.pending.done = 0;
         Ok(size)
     }
 
-    /// Lines written, and failed tries, since the last call.
+    /// Returns the number of lines written and of failed attempts since the last call.
     pub(super) fn take_counts(&mut self) -> (u64, u64) {
         (std::mem::take(&mut self.written), std::mem::take(&mut self.errors))
     }
 
-    /// The end: what still waits cannot be written.
+    /// Reports lines that could not be written, and waits for the archive.
     pub(super) fn finish(&mut self) {
         if self.waits() {
             let lines = self.pending.text.lines().count();
-            tracing::error!("{lines} lines of metrics could not be written to '{}'", self.path.display());
+            tracing::error!("could not write {lines} lines of metrics to '{}'", self.path.display());
         }
         self.archive.finish();
     }
@@ -162,12 +161,12 @@ impl Sink for LogFile {
     }
 }
 
-/// Lines that are formatted and not written.
+/// Formatted lines that are not written yet.
 #[derive(Default)]
 struct Pending {
-    /// Begins with a line's beginning.
+    /// Starts at the start of a line.
     text: String,
-    /// How many bytes of the first line are written.
+    /// The number of bytes of the first line that are written.
     done: usize,
 }
 
@@ -176,7 +175,7 @@ impl Pending {
         self.text.as_bytes().get(self.done..).unwrap_or(&[])
     }
 
-    /// The first `count` bytes of the rest are written. Returns how many lines end in them.
+    /// Marks the first `count` bytes of the rest as written. Returns the number of lines that end in them.
     fn take(&mut self, count: usize) -> u64 {
         self.done += count;
         let written = self.text.as_bytes().get(..self.done).unwrap_or(self.text.as_bytes());
@@ -188,9 +187,9 @@ impl Pending {
     }
 }
 
-/// Standard output. Its reader may be slow or gone: only what it takes without blocking is written.
+/// Standard output. Its reader may be slow or gone: writes only as much as it accepts without blocking.
 pub(super) struct Stdout {
-    /// A pipe, opened again: this file does not block even if another writer fills the pipe after it was found to be ready.
+    /// The pipe, reopened in non-blocking mode: another writer may fill it after it was polled as ready.
     pipe: Option<fs::File>,
     pending: Pending,
     closed: bool,
@@ -204,12 +203,12 @@ impl Stdout {
             .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Fifo);
         let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
         let open = || OpenOptions::new().write(true).custom_flags(nonblocking).open("/proc/self/fd/1").ok();
-        // Without /proc, or if the pipe is another user's, polling must do.
+        // Without /proc, or if the pipe belongs to another user, polling must suffice.
         let pipe = is_pipe.then(open).flatten();
         Self { pipe, pending: Pending::default(), closed: false, written: 0, skipped: 0 }
     }
 
-    /// Where the next line is put, if there is room for it.
+    /// Returns the buffer for the next line, if there is room for it.
     pub(super) fn next_line(&mut self) -> Option<&mut String> {
         if self.closed || self.pending.text.len() >= MAX_PENDING {
             self.skipped += 1;
@@ -218,12 +217,12 @@ impl Stdout {
         Some(&mut self.pending.text)
     }
 
-    /// Writes as much as standard output takes now.
+    /// Writes as much as standard output accepts now.
     pub(super) fn write(&mut self) {
         while !self.pending.rest().is_empty() && ready() {
             let part = self.pending.rest();
             let part = part.get(..PIPE_BYTES).unwrap_or(part);
-            // Whole lines: the server's log may come in between.
+            // Whole lines, because lines of the server's log may come between writes.
             let whole = part.iter().rposition(|byte| *byte == b'\n').map_or(part.len(), |at| at + 1);
             let stdout = self.pipe.as_ref().map_or(rustix::stdio::stdout(), AsFd::as_fd);
             match rustix::io::write(stdout, part.get(..whole).unwrap_or(part)) {
@@ -231,7 +230,7 @@ impl Stdout {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => return,
                 Err(error) => {
-                    tracing::error!("metrics cannot be logged to standard output any more: {error}");
+                    tracing::error!("stopped logging metrics to standard output: {error}");
                     self.skipped += self.pending.text.lines().count() as u64;
                     (self.pending, self.closed) = (Pending::default(), true);
                 }
@@ -239,7 +238,7 @@ impl Stdout {
         }
     }
 
-    /// Lines written and skipped since the last call.
+    /// Returns the number of lines written and skipped since the last call.
     pub(super) fn take_counts(&mut self) -> (u64, u64) {
         (std::mem::take(&mut self.written), std::mem::take(&mut self.skipped))
     }
@@ -251,7 +250,7 @@ impl Sink for Stdout {
     }
 }
 
-/// Whether standard output takes something now.
+/// Returns whether standard output accepts data now.
 fn ready() -> bool {
     let stdout = rustix::stdio::stdout();
     let mut descriptors = [PollFd::new(&stdout, PollFlags::OUT)];

@@ -1,4 +1,4 @@
-//! Files that are moved, deleted, full and too large, with real files.
+//! Tests with real files that are moved, deleted, full or too large.
 
 use std::fs;
 use std::io::Read;
@@ -12,7 +12,7 @@ use super::*;
 
 const DATE: &str = "2026-11-20";
 
-/// The directory of a log in a temporary one; it does not exist yet.
+/// A log directory inside a temporary one; it does not exist yet.
 struct Logs(TempDir);
 
 impl Logs {
@@ -52,10 +52,10 @@ fn gunzip(path: &Path) -> String {
 }
 
 #[test]
-fn a_large_file_is_archived_and_the_newest_are_kept() {
+fn archives_a_large_file_and_keeps_the_newest() {
     let folder = Logs::new();
     fs::create_dir_all(folder.path()).unwrap();
-    // An earlier server was ended while it compressed.
+    // An earlier server was killed while it compressed.
     fs::write(folder.path().join("ts_metrics.2026-11-19.7.log"), "old\n").unwrap();
     fs::write(folder.path().join("ts_metrics.2026-11-19.7.log.gz.part"), "half").unwrap();
     let mut log = folder.open(20, 2);
@@ -73,7 +73,7 @@ fn a_large_file_is_archived_and_the_newest_are_kept() {
 }
 
 #[test]
-fn numbers_of_a_day_go_on() {
+fn continues_the_numbers_of_a_day() {
     let folder = Logs::new();
     let mut log = folder.open(1, 20);
     for line in 0..12 {
@@ -86,7 +86,7 @@ fn numbers_of_a_day_go_on() {
 }
 
 #[test]
-fn a_file_that_is_moved_or_deleted_is_made_anew() {
+fn recreates_a_file_that_was_moved_or_deleted() {
     let folder = Logs::new();
     let mut log = folder.open(0, 2);
     write(&mut log, "1\n", 0);
@@ -100,7 +100,7 @@ fn a_file_that_is_moved_or_deleted_is_made_anew() {
 }
 
 #[test]
-fn a_full_disk_is_counted_and_tried_again_each_second() {
+fn counts_errors_of_a_full_disk_and_retries_each_second() {
     let folder = Logs::new();
     fs::create_dir_all(folder.path()).unwrap();
     symlink("/dev/full", folder.log()).unwrap();
@@ -119,7 +119,7 @@ fn a_full_disk_is_counted_and_tried_again_each_second() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_is_tried_again() {
+fn retries_a_directory_that_cannot_be_created() {
     let folder = Logs::new();
     fs::write(folder.path(), "a file").unwrap();
     let mut log = folder.open(0, 2);
@@ -131,7 +131,7 @@ fn a_directory_that_cannot_be_is_tried_again() {
 }
 
 #[test]
-fn an_allowance_fills_up_with_time() {
+fn the_allowance_refills_with_time() {
     let second = 1_000_000_000;
     let mut allowance = Allowance { per_second: 100, tokens: 100.0, filled: Instant(0), used: 0 };
     assert_eq!(allowance.refill(Instant(0)), 100);

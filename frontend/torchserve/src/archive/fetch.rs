@@ -1,4 +1,4 @@
-//! Fetches an archive over HTTP.
+//! Downloads an archive over HTTP.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,19 +14,19 @@ use tokio::time::timeout;
 use crate::Refused;
 use pharos_os::client;
 
-/// The longest wait for the next bytes.
-const SILENCE: Duration = Duration::from_secs(60);
-/// How often an answer may name another place.
+/// The longest wait for response headers or for the next bytes of the body.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// The most redirects that are followed.
 const REDIRECTS: usize = 5;
-/// The most bytes of an archive.
+/// The largest size of an archive, in bytes.
 const MOST_BYTES: u64 = 64 << 30;
 
-/// Writes what `url` names into `file`. Each place that an answer names in its stead must be `allowed`. Blocks.
+/// Downloads `url` into `file`. Each redirect target must be `allowed`. Blocks.
 ///
 /// # Errors
-/// It cannot be had; the text names the URL.
+/// The download failed; the text names the URL.
 pub(super) fn fetch(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(), Refused>) -> Result<(), Refused> {
-    let fetching = follow(url, file, allowed);
+    let fetching = download(url, file, allowed);
     match Handle::try_current() {
         Ok(runtime) => runtime.block_on(fetching),
         Err(_) => match Builder::new_current_thread().enable_all().build() {
@@ -40,17 +40,21 @@ fn failed(url: &str, why: &str) -> Refused {
     Refused::download(format!("Failed to download archive from: {url}: {why}"))
 }
 
-async fn follow(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(), Refused>) -> Result<(), Refused> {
+async fn download(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(), Refused>) -> Result<(), Refused> {
     let client = client::new().map_err(|why| failed(url, &why))?;
-    let mut place: Uri = url.parse().map_err(|error| failed(url, &format!("it is no URL: {error}")))?;
+    let mut place: Uri = url.parse().map_err(|error| failed(url, &format!("invalid URL: {error}")))?;
     for _ in 0..=REDIRECTS {
         let request = Request::get(place.clone()).body(Empty::<Bytes>::new());
         let request = request.map_err(|error| failed(url, &error.to_string()))?;
-        let answer = timeout(SILENCE, client.request(request)).await.map_err(|_| failed(url, "no answer"))?;
+        let answer = timeout(READ_TIMEOUT, client.request(request))
+            .await
+            .map_err(|_| failed(url, "timed out waiting for a response"))?;
         let answer = answer.map_err(|error| failed(url, &client::deepest(&error)))?;
         if answer.status().is_redirection() {
             let next = answer.headers().get(LOCATION).and_then(|next| next.to_str().ok());
-            place = next.and_then(|next| joined(&place, next)).ok_or_else(|| failed(url, "it leads nowhere"))?;
+            place = next
+                .and_then(|next| resolve_redirect(&place, next))
+                .ok_or_else(|| failed(url, "redirect without a usable Location header"))?;
             allowed(&place.to_string())?;
             continue;
         }
@@ -62,8 +66,8 @@ async fn follow(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(),
     Err(failed(url, &format!("more than {REDIRECTS} redirects")))
 }
 
-/// The place that `next` means, seen from `place`; only HTTP leads on.
-fn joined(place: &Uri, next: &str) -> Option<Uri> {
+/// Resolves the `Location` header `next` against `place`; `None` for schemes other than HTTP and HTTPS.
+fn resolve_redirect(place: &Uri, next: &str) -> Option<Uri> {
     if next.contains("://") {
         return next.parse().ok().filter(|next: &Uri| matches!(next.scheme_str(), Some("http" | "https")));
     }
@@ -75,14 +79,17 @@ fn joined(place: &Uri, next: &str) -> Option<Uri> {
 }
 
 async fn write(mut body: hyper::body::Incoming, file: &mut File) -> Result<(), String> {
-    let unwritable = |error: std::io::Error| format!("the archive cannot be written: {error}");
+    let unwritable = |error: std::io::Error| format!("cannot write the archive: {error}");
     let mut left = MOST_BYTES;
     loop {
-        let frame = timeout(SILENCE, body.frame()).await.map_err(|_| "the answer stopped".to_owned())?;
+        let frame =
+            timeout(READ_TIMEOUT, body.frame()).await.map_err(|_| "timed out waiting for more data".to_owned())?;
         let Some(frame) = frame else { return file.flush().map_err(unwritable) };
         let frame = frame.map_err(|error| client::deepest(&error))?;
         let Some(data) = frame.data_ref() else { continue };
-        left = left.checked_sub(data.len() as u64).ok_or_else(|| format!("it is larger than {MOST_BYTES} bytes"))?;
+        left = left
+            .checked_sub(data.len() as u64)
+            .ok_or_else(|| format!("the archive is larger than {MOST_BYTES} bytes"))?;
         file.write_all(data).map_err(unwritable)?;
     }
 }

@@ -1,5 +1,5 @@
-//! Archives of URLs are kept in the model store, under the name of their file, so that a snapshot can name them and the next
-//! start needs no network. A file is written completely before it gets its name, and never replaces another.
+//! Keeps downloaded archives in the model store under their file name, so that a snapshot can name them and the next start needs
+//! no network. A file gets its name only when it is complete, and never replaces another file.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -12,31 +12,31 @@ use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 
 use crate::Refused;
 
-/// How the names of files begin and end that are not complete.
+/// The prefix and suffix of the names of incomplete files.
 const PART: (&str, &str) = (".pharos-", ".part");
 
-/// A file of the model store that this server has written.
+/// A file in the model store that this server has written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
     path: PathBuf,
-    /// Device and inode: what has replaced the file since is not ours.
+    /// Device and inode, which tell whether the file has been replaced since.
     identity: (u64, u64),
 }
 
 impl Kept {
-    /// Where it is.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes it, unless something else is there by now. Blocks.
+    /// Removes the file unless it has been replaced. Blocks.
     pub fn remove(&self) {
         let ours = fs::symlink_metadata(&self.path).is_ok_and(|found| identity(&found) == self.identity);
         if !ours {
             return;
         }
         if let Err(error) = fs::remove_file(&self.path) {
-            tracing::warn!("'{}' cannot be removed: {error}", self.path.display());
+            tracing::warn!("cannot remove '{}': {error}", self.path.display());
         }
     }
 }
@@ -45,10 +45,10 @@ fn identity(metadata: &fs::Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// The name of the file that a URL leads to, without its query.
+/// Returns the file name in the path of a URL, without the query.
 ///
 /// # Errors
-/// It names none.
+/// The path does not end in a usable file name.
 pub(super) fn name_of(url: &str) -> Result<String, Refused> {
     let path = url.split(['?', '#']).next().unwrap_or(url);
     let path = path.split_once("://").map_or(path, |(_, rest)| rest);
@@ -57,10 +57,12 @@ pub(super) fn name_of(url: &str) -> Result<String, Refused> {
     if usable && !name.contains(|c: char| c.is_control() || c == '\\') {
         return Ok(name.to_owned());
     }
-    Err(Refused::download(format!("Failed to download archive from: {url}: its path ends in no file name")))
+    Err(Refused::download(format!(
+        "Failed to download archive from: {url}: the path of the URL does not end in a file name"
+    )))
 }
 
-/// A file that gets its name when it is complete; it goes if it never is.
+/// An incomplete file, which gets its name with [`Part::finish`] and is removed if dropped before.
 #[derive(Debug)]
 pub(super) struct Part {
     path: PathBuf,
@@ -69,35 +71,35 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Begins a file of the store.
+    /// Creates an incomplete file in the store.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The file cannot be created.
     pub(super) fn new(store: &Path, name: &str) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        remove_left(store);
+        remove_incomplete(store);
         let (begin, end) = PART;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = store.join(format!("{begin}{}-{number}-{name}{end}", std::process::id()));
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
-        // Locked as long as it is written: others see that it is not left over. File systems without locks do without.
+        // The lock shows other servers that the file is still in use. Errors are ignored: some file systems have no locks.
         let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
         Ok(Self { path, target: store.join(name), file })
     }
 
-    /// What is to be written.
+    /// Returns the file to write to.
     pub(super) fn file(&mut self) -> &mut File {
         &mut self.file
     }
 
-    /// Gives the file its name.
+    /// Renames the file to its final name.
     ///
     /// # Errors
-    /// A file of this name is there, or the name cannot be given.
+    /// A file of this name exists, or renaming fails.
     pub(super) fn finish(self) -> io::Result<Kept> {
         let identity = identity(&self.file.metadata()?);
         match renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::NOREPLACE) {
-            // File systems that cannot do this have hard links.
+            // Some file systems lack RENAME_NOREPLACE; use a hard link there.
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => fs::hard_link(&self.path, &self.target)?,
             renamed => renamed?,
         }
@@ -111,8 +113,8 @@ impl Drop for Part {
     }
 }
 
-/// Removes what killed servers have not completed.
-fn remove_left(store: &Path) {
+/// Removes incomplete files of servers that were killed.
+fn remove_incomplete(store: &Path) {
     let unfinished =
         |name: &OsString| name.to_str().is_some_and(|name| name.starts_with(PART.0) && name.ends_with(PART.1));
     for entry in fs::read_dir(store).into_iter().flatten().flatten() {

@@ -1,4 +1,4 @@
-//! What an archive says about itself: `MAR-INF/MANIFEST.json` and the configuration that it names.
+//! Reads an archive's `MAR-INF/MANIFEST.json` and the configuration that it names.
 
 use std::fs;
 use std::path::{Component, Path};
@@ -9,28 +9,28 @@ use serde_json::{Value, json};
 use super::{Archive, Unpacked};
 use crate::{ModelYaml, Refused};
 
-/// The directory of the manifest.
+/// The directory of the manifest in an archive.
 pub(super) const DIRECTORY: &str = "MAR-INF";
 
-/// The most bytes of a manifest.
+/// The largest size of a manifest, in bytes.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// The configuration where the manifest names none.
+/// The configuration file if the manifest names none.
 const CONFIGURATION: &str = "model-config.yaml";
 
-/// The archive that these files are. Without a manifest it is called like its file; one without any files must be `named` by
-/// whoever registers it.
+/// Reads the manifest and configuration of unpacked files. Without a manifest the archive gets the name of its file. An archive
+/// without any files is only valid if the registration gives a name (`named`).
 ///
 /// # Errors
-/// The manifest or the configuration cannot be used; the text names the archive.
+/// The manifest or the configuration is invalid; the text names the archive.
 pub(super) fn read(url: &str, files: Unpacked, named: bool) -> Result<Archive, Refused> {
     let refuse = |why: String| Refused::invalid_model(format!("The archive '{url}' cannot be used: {why}"));
     let manifest = manifest(files.path()).map_err(refuse)?;
-    let runtime = text(manifest.as_ref(), "/runtime").unwrap_or("python").to_owned();
+    let runtime = text(manifest.as_ref(), "/runtime").unwrap_or_else(|| "python".to_owned());
     if manifest.is_some() && !["python", "python3"].contains(&runtime.to_ascii_lowercase().as_str()) {
         return Err(refuse(format!("its runtime is '{runtime}'; allowed are python and python3")));
     }
-    let model = |key: &str| text(manifest.as_ref(), &format!("/model/{key}")).map(str::to_owned);
+    let model = |key: &str| text(manifest.as_ref(), &format!("/model/{key}"));
     if manifest.as_ref().is_some_and(|manifest| manifest.get("model").is_none_or(|model| !model.is_object())) {
         return Err(refuse("Missing Model entry in manifest file.".to_owned()));
     }
@@ -71,18 +71,23 @@ fn manifest(directory: &Path) -> Result<Option<Value>, String> {
     if metadata.len() > MOST_BYTES {
         return Err(format!("its manifest has {} bytes; at most {MOST_BYTES} are allowed", metadata.len()));
     }
-    let unusable = |error: String| format!("its manifest cannot be read: {error}");
+    let unusable = |error: String| format!("invalid manifest: {error}");
     let text = fs::read_to_string(&path).map_err(|error| unusable(error.to_string()))?;
     let value: Value = serde_json::from_str(&text).map_err(|error| unusable(error.to_string()))?;
-    if value.is_object() { Ok(Some(value)) } else { Err(unusable("it is no object".to_owned())) }
+    if value.is_object() { Ok(Some(value)) } else { Err(unusable("expected a JSON object".to_owned())) }
 }
 
-/// A text, or a number as a text: versions are often written without quotes.
-fn text<'a>(manifest: Option<&'a Value>, pointer: &str) -> Option<&'a str> {
-    manifest?.pointer(pointer)?.as_str().filter(|text| !text.is_empty())
+/// Returns the non-empty string at a JSON pointer. Numbers and booleans count as their text, as in Gson, with which TorchServe
+/// reads manifests: versions are often written without quotes.
+fn text(manifest: Option<&Value>, pointer: &str) -> Option<String> {
+    match manifest?.pointer(pointer)? {
+        Value::String(text) => Some(text.clone()).filter(|text| !text.is_empty()),
+        value @ (Value::Number(_) | Value::Bool(_)) => Some(value.to_string()),
+        _ => None,
+    }
 }
 
-/// The name of an archive without a manifest: its file's without ending.
+/// Returns the name of an archive without a manifest: the file name without its extension.
 fn name_of(url: &str) -> String {
     let path = url.split(['?', '#']).next().unwrap_or(url).trim_end_matches('/');
     let file = path.rsplit('/').next().unwrap_or(path);

@@ -1,33 +1,33 @@
-//! What is unpacked of an archive, piece by piece: only files and directories, only inside, each once, within bounds.
+//! Writes entries of an archive: only files and directories, only inside the target, each once, within limits.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
-/// How much an archive may be.
+/// Limits on an unpacked archive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Of all files together.
+    /// The total size of all files, in bytes.
     pub(super) bytes: u64,
-    /// Files and directories.
+    /// The number of files and directories.
     pub(super) pieces: u64,
 }
 
-/// An archive may become so many times its size, and in any case [`ALWAYS`].
+/// An unpacked archive may have [`GROWTH`] times the size of the archive file, and at least [`MINIMUM`] bytes.
 const GROWTH: u64 = 200;
-const ALWAYS: u64 = 1 << 30;
+const MINIMUM: u64 = 1 << 30;
 const MOST_PIECES: u64 = 100_000;
 
 impl Limits {
-    /// For an archive in a file: deflate makes a thousandfold of nothing, weights and sources a few times.
+    /// Returns the limits for an archive file. Deflate shrinks zeros up to a thousandfold, but weights and code only a few times.
     pub(super) fn of(file: &Path) -> Self {
         let size = std::fs::metadata(file).map_or(0, |metadata| metadata.len());
-        Self { bytes: size.saturating_mul(GROWTH).max(ALWAYS), pieces: MOST_PIECES }
+        Self { bytes: size.saturating_mul(GROWTH).max(MINIMUM), pieces: MOST_PIECES }
     }
 }
 
-/// Writes pieces into a directory.
+/// Writes entries into a directory.
 pub(super) struct Pieces<'a> {
     target: &'a Path,
     limits: Limits,
@@ -40,18 +40,18 @@ impl<'a> Pieces<'a> {
         Self { target, limits: *limits, bytes: 0, count: 0 }
     }
 
-    /// How many there were.
+    /// Returns the number of entries so far.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
 
-    /// A directory, and those above it.
+    /// Creates a directory and its parents.
     pub(super) fn directory(&mut self, name: &str) -> Result<(), String> {
         let path = self.enter(name)?;
-        make(&path).map_err(|error| format!("'{name}' cannot be made: {error}"))
+        make(&path).map_err(|error| format!("cannot create '{name}': {error}"))
     }
 
-    /// A file. `declared` is the size that the archive states; more than that is not read.
+    /// Writes a file. `declared` is the size stated in the archive. Never writes more than the remaining limit.
     pub(super) fn file(&mut self, name: &str, declared: u64, content: impl Read) -> Result<(), String> {
         let path = self.enter(name)?;
         let left = self.limits.bytes - self.bytes;
@@ -59,8 +59,8 @@ impl<'a> Pieces<'a> {
             return Err(self.too_large(name));
         }
         let failed = |error: io::Error| match error.kind() {
-            io::ErrorKind::AlreadyExists => format!("'{name}' is in it twice"),
-            _ => format!("'{name}' cannot be unpacked: {error}"),
+            io::ErrorKind::AlreadyExists => format!("the archive contains '{name}' twice"),
+            _ => format!("cannot unpack '{name}': {error}"),
         };
         if let Some(above) = path.parent() {
             make(above).map_err(failed)?;
@@ -76,16 +76,16 @@ impl<'a> Pieces<'a> {
 
     fn too_large(&self, name: &str) -> String {
         format!(
-            "with '{name}' it becomes larger than {} bytes, the most that an archive of its size may",
+            "with '{name}' the unpacked size exceeds {} bytes, the limit for an archive of this size",
             self.limits.bytes
         )
     }
 
-    /// Counts a piece, and says where it goes.
+    /// Counts an entry, checks its name and returns its path.
     fn enter(&mut self, name: &str) -> Result<PathBuf, String> {
         self.count += 1;
         if self.count > self.limits.pieces {
-            return Err(format!("it has more than {} files and directories", self.limits.pieces));
+            return Err(format!("the archive has more than {} files and directories", self.limits.pieces));
         }
         let parts: Vec<Component<'_>> = Path::new(name).components().collect();
         let inside = parts.iter().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));

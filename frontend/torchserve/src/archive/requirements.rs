@@ -1,5 +1,5 @@
-//! Installs what an archive's `requirements.txt` lists (`install_py_dep_per_model=true`): beside the files that were unpacked
-//! for it, where its handler finds it first; of a directory of the user, which is not written to, in a directory of its own.
+//! Installs the packages of an archive's `requirements.txt` (`install_py_dep_per_model=true`): beside the unpacked files, where
+//! the handler finds them first, or in a separate directory if the archive is a directory of the user, which is never written to.
 
 use std::fs::{self, File};
 use std::path::{Component, Path};
@@ -10,17 +10,17 @@ use super::{Archive, Unpacked, new_directory};
 use crate::{Refused, Settings};
 use pharos_os::clock;
 
-/// How long pip may take.
-const PATIENCE: Duration = Duration::from_mins(10);
+/// The longest run of pip.
+const PIP_TIMEOUT: Duration = Duration::from_mins(10);
 
-/// What pip says, in the directory that it installs into.
-const SAID: &str = ".pip.log";
+/// The file with pip's output, in the directory that pip installs into.
+const PIP_LOG: &str = ".pip.log";
 
-/// Installs requirements, if the settings say so and the archive has some. Gives the directory that they are in, if it is not
+/// Installs requirements if the settings enable it and the archive has any. Returns the directory of the packages if it is not
 /// the archive's.
 ///
 /// # Errors
-/// pip fails; the text has its last line.
+/// pip failed; the text has the last error line of its output.
 pub(super) fn install(settings: &Settings, archive: &Archive) -> Result<Option<Unpacked>, Refused> {
     let named = archive.manifest.pointer("/model/requirementsFile").and_then(|file| file.as_str());
     let Some(file) = named.filter(|_| settings.install_requirements) else { return Ok(None) };
@@ -33,41 +33,41 @@ pub(super) fn install(settings: &Settings, archive: &Archive) -> Result<Option<U
     if !Path::new(file).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
         return Err(failed(&format!("its requirementsFile '{file}' is outside the archive")));
     }
-    tracing::info!(model = archive.model_name, "installing what '{file}' lists");
+    tracing::info!(model = archive.model_name, "installing the packages of '{file}'");
     let directory = archive.directory.path();
-    let apart = if archive.directory.is_own() { None } else { Some(new_directory(settings)?) };
-    let target = apart.as_ref().map_or(directory, Unpacked::path);
+    let separate = if archive.directory.is_own() { None } else { Some(new_directory(settings)?) };
+    let target = separate.as_ref().map_or(directory, Unpacked::path);
     pip(&settings.python, (directory, file), target).map_err(|why| failed(&why))?;
-    Ok(apart)
+    Ok(separate)
 }
 
-/// Installs what a file of a directory lists into `target`; paths in it are seen from the directory.
+/// Installs the packages listed in a file of a directory into `target`. Paths in the file are relative to the directory.
 fn pip(python: &Path, (directory, file): (&Path, &str), target: &Path) -> Result<(), String> {
-    let failed = |error: std::io::Error| format!("'{}' cannot be started: {error}", python.display());
-    let path = target.join(SAID);
-    let said = File::create(&path).map_err(|error| format!("'{}' cannot be written: {error}", path.display()))?;
+    let failed = |error: std::io::Error| format!("cannot start '{}': {error}", python.display());
+    let path = target.join(PIP_LOG);
+    let output = File::create(&path).map_err(|error| format!("cannot write '{}': {error}", path.display()))?;
     let mut command = Command::new(python);
     command.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--target"]).arg(target);
     command.args(["-r", file]);
-    command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
+    command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
     let mut child = command.spawn().map_err(failed)?;
     let begun = clock::now();
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
-            Ok(None) if clock::now() - begun < PATIENCE => std::thread::sleep(Duration::from_millis(50)),
+            Ok(None) if clock::now() - begun < PIP_TIMEOUT => std::thread::sleep(Duration::from_millis(50)),
             _ => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(format!("pip did not end within {} s", PATIENCE.as_secs()));
+                return Err(format!("pip did not end within {} s", PIP_TIMEOUT.as_secs()));
             }
         }
     };
-    let said = fs::read_to_string(&path).unwrap_or_default();
+    let output = fs::read_to_string(&path).unwrap_or_default();
     let _ = fs::remove_file(&path);
     if status.success() {
         return Ok(());
     }
-    let error = said.lines().rfind(|line| line.starts_with("ERROR")).or_else(|| said.lines().last());
+    let error = output.lines().rfind(|line| line.starts_with("ERROR")).or_else(|| output.lines().last());
     Err(format!("{status}: {}", error.unwrap_or_default()))
 }

@@ -1,4 +1,4 @@
-//! Archives of all forms, whole, broken and hostile.
+//! Valid, broken and malicious archives of all formats.
 
 use std::fs::File;
 use std::io::{Cursor, Write};
@@ -15,7 +15,7 @@ use super::*;
 const MANIFEST: &str = r#"{"createdOn": "today", "runtime": "python", "model": {"modelName": "noop", "modelVersion": "1.11",
     "handler": "service.py:handle", "configFile": "model-config.yaml"}, "archiverVersion": "0.12.0"}"#;
 
-/// A directory of a test, with settings whose model store and work directory are in it.
+/// A temporary directory with a model store and a work directory, and settings that name them.
 struct Fixture {
     folder: TempDir,
     settings: Settings,
@@ -40,7 +40,7 @@ impl Fixture {
         open(&self.settings, url, &RegistrationParameters::default())
     }
 
-    /// What is left of unpacked archives.
+    /// Returns the number of unpacked archives that are left.
     fn left(&self) -> usize {
         fs::read_dir(self.folder.path().join("models")).map_or(0, Iterator::count)
     }
@@ -85,7 +85,7 @@ fn archives_of_all_forms_are_opened() {
     mar(&fixture.store("noop.mar"), &FILES);
     let files = FILES.map(|(name, content)| (EntryType::Regular, name, content));
     tar_gz(&fixture.store("noop.tar.gz"), &files);
-    // As SageMaker packs them: everything in one directory.
+    // SageMaker packs all files in one directory.
     let nested = FILES.map(|(name, content)| (format!("top/{name}"), content));
     tar_gz(
         &fixture.store("nested.tar.gz"),
@@ -107,8 +107,8 @@ fn archives_of_all_forms_are_opened() {
         let source = fs::read_to_string(archive.directory.path().join("service.py")).unwrap();
         assert_eq!(source, FILES[1].1);
     }
-    assert_eq!(fixture.left(), 0, "what was unpacked goes with its last owner");
-    assert!(directory.join("service.py").is_file(), "a directory of the user stays");
+    assert_eq!(fixture.left(), 0, "dropping the last owner removes the unpacked files");
+    assert!(directory.join("service.py").is_file(), "a directory of the user is kept");
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn an_archive_without_a_manifest_is_named_by_its_file() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_with_the_reason() {
+fn refuses_invalid_archives_with_the_reason() {
     let fixture = Fixture::new(&[("allowed_urls", "https://models\\.example/.*,file:///nowhere/.*")]);
     let manifest = |text: &str| mar(&fixture.store("m.mar"), &[("MAR-INF/MANIFEST.json", text)]);
     let check = |url: &str, status: u16, part: &str| {
@@ -145,10 +145,10 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
     fs::write(fixture.store("m.mar"), "PK\u{3}\u{4} and nothing more").unwrap();
     check("m.mar", 400, "broken zip file");
     mar(&fixture.store("m.mar"), &[]);
-    check("m.mar", 400, "nothing in it");
+    check("m.mar", 400, "the archive is empty");
     for (text, part) in [
-        ("{", "its manifest cannot be read"),
-        ("[]", "it is no object"),
+        ("{", "invalid manifest"),
+        ("[]", "expected a JSON object"),
         (r#"{"runtime": "python"}"#, "Missing Model entry"),
         (r#"{"runtime": "LSP", "model": {"modelName": "m", "modelVersion": "1"}}"#, "its runtime is 'LSP'"),
         (r#"{"runtime": "python", "model": {"modelVersion": "1"}}"#, "Model name is not defined."),
@@ -159,19 +159,19 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
         ),
         (
             r#"{"runtime": "python", "model": {"modelName": "m", "modelVersion": "1", "configFile": "c.yaml"}}"#,
-            "c.yaml cannot be read",
+            "cannot read c.yaml",
         ),
     ] {
         manifest(text);
         check("m.mar", 400, part);
     }
     mar(&fixture.store("m.mar"), &[("model-config.yaml", "a: [")]);
-    check("m.mar", 400, "model-config.yaml cannot be used");
-    assert_eq!(fixture.left(), 0, "nothing stays of what failed");
+    check("m.mar", 400, "model-config.yaml is invalid");
+    assert_eq!(fixture.left(), 0, "failed archives leave no files");
 }
 
 #[test]
-fn nothing_is_written_outside_the_archives_directory() {
+fn writes_nothing_outside_the_archives_directory() {
     let fixture = Fixture::new(&[]);
     let outside = fixture.folder.path().join("outside");
     fs::create_dir(&outside).unwrap();
@@ -197,14 +197,14 @@ fn nothing_is_written_outside_the_archives_directory() {
     }
     tar_gz(&fixture.store("m.tar.gz"), &[(EntryType::Regular, "../evil", "x")]);
     assert!(fixture.open("m.tar.gz").unwrap_err().message.contains("'../evil' is outside"));
-    // The second file of a name would be written over the first after that was looked at.
+    // A second entry of the same name would overwrite the first after that was checked.
     tar_gz(&fixture.store("m.tar.gz"), &[(EntryType::Regular, "a", "x"), (EntryType::Regular, "a", "y")]);
-    assert!(fixture.open("m.tar.gz").unwrap_err().message.contains("'a' is in it twice"));
+    assert!(fixture.open("m.tar.gz").unwrap_err().message.contains("contains 'a' twice"));
     assert_eq!((fs::read_dir(&outside).unwrap().count(), fixture.left()), (0, 0));
 }
 
 #[test]
-fn archives_are_bounded_whatever_they_say() {
+fn enforces_limits_whatever_sizes_are_declared() {
     let fixture = Fixture::new(&[]);
     let path = fixture.store("zeros.mar");
     let mut writer = ZipWriter::new(File::create(&path).unwrap());
@@ -222,8 +222,8 @@ fn archives_are_bounded_whatever_they_say() {
     };
     assert_eq!(unpack(&path, 64 << 20, 1), Ok(()));
     let error = unpack(&path, (64 << 20) - 1, 1).unwrap_err();
-    assert!(error.contains("with 'zeros' it becomes larger than 67108863 bytes"), "{error}");
-    // A size that is a lie: the bytes are counted as they come.
+    assert!(error.contains("with 'zeros' the unpacked size exceeds 67108863 bytes"), "{error}");
+    // The declared size is wrong: the limit applies to the bytes that are written.
     let mut bytes = fs::read(&path).unwrap();
     for at in 0..bytes.len() - 4 {
         if bytes[at..at + 4] == (64u32 << 20).to_le_bytes() {
@@ -236,12 +236,12 @@ fn archives_are_bounded_whatever_they_say() {
     let written = fs::metadata(fixture.folder.path().join("target/zeros")).map_or(0, |metadata| metadata.len());
     assert!(written <= (1 << 20) + 1, "{written} bytes were written");
     mar(&path, &[("a", ""), ("b", "")]);
-    assert_eq!(unpack(&path, 1, 1).unwrap_err(), "it has more than 1 files and directories");
+    assert_eq!(unpack(&path, 1, 1).unwrap_err(), "the archive has more than 1 files and directories");
     assert_eq!(unpack::Limits::of(Path::new("/nowhere")).bytes, 1 << 30);
 }
 
 #[test]
-fn archives_that_are_cut_off_or_stored_are_told() {
+fn accepts_stored_entries_and_refuses_truncated_archives() {
     let fixture = Fixture::new(&[]);
     let mut bytes = Cursor::new(Vec::new());
     let mut writer = ZipWriter::new(&mut bytes);
@@ -257,12 +257,12 @@ fn archives_that_are_cut_off_or_stored_are_told() {
         let refused = fixture.open("m.mar").unwrap_err();
         assert_eq!(refused.status, 400, "cut at {cut}: {refused}");
     }
-    // Bytes that are not those of its checksum.
+    // The contents do not match the checksum.
     let mut other = bytes.clone();
     let at = other.windows(5).position(|piece| piece == b"x = 1").unwrap();
     other[at] = b'y';
     fs::write(fixture.store("m.mar"), &other).unwrap();
-    assert!(fixture.open("m.mar").unwrap_err().message.contains("'service.py' cannot be unpacked"));
+    assert!(fixture.open("m.mar").unwrap_err().message.contains("cannot unpack 'service.py'"));
     fs::write(fixture.store("m.tar.gz"), [0x1f, 0x8b, 8, 0, 1, 2, 3]).unwrap();
     assert!(fixture.open("m.tar.gz").unwrap_err().message.contains("broken tar file"));
 }

@@ -1,5 +1,5 @@
-//! Unpacks archives into a directory: zip and tar, with gzip or without, told apart by their first bytes. A file of any other
-//! kind has nothing in it, as in TorchServe.
+//! Unpacks archives into a directory: zip, tar and gzipped tar, detected by their first bytes. As in TorchServe, a file of any
+//! other kind counts as an archive without files.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
@@ -15,9 +15,9 @@ use super::pieces::Pieces;
 /// Unpacks the archive in `file`.
 ///
 /// # Errors
-/// It is none, is cut off, or has what an archive of a model must not have; the text says which piece.
+/// The archive is truncated or invalid, or has an entry that is not allowed; the text names the entry.
 pub(super) fn unpack(file: &Path, target: &Path, limits: &Limits) -> Result<(), String> {
-    let unreadable = |error: std::io::Error| format!("it cannot be read: {error}");
+    let unreadable = |error: std::io::Error| format!("cannot read the archive: {error}");
     let mut reader = BufReader::with_capacity(1 << 18, File::open(file).map_err(unreadable)?);
     let mut start = Vec::new();
     reader.by_ref().take(262).read_to_end(&mut start).map_err(unreadable)?;
@@ -30,16 +30,16 @@ pub(super) fn unpack(file: &Path, target: &Path, limits: &Limits) -> Result<(), 
         _ => {
             let shown = file.display();
             tracing::warn!(
-                "'{shown}' is neither a zip file (.mar) nor a .tar.gz: it is used as an archive without files"
+                "'{shown}' is neither a zip file (.mar) nor a .tar.gz; using it as an archive without files"
             );
             return Ok(());
         }
     }
-    if pieces.count() == 0 { Err("there is nothing in it".to_owned()) } else { Ok(()) }
+    if pieces.count() == 0 { Err("the archive is empty".to_owned()) } else { Ok(()) }
 }
 
 fn unzip(reader: BufReader<File>, pieces: &mut Pieces<'_>) -> Result<(), String> {
-    let broken = |error: zip::result::ZipError| format!("it is a broken zip file: {error}");
+    let broken = |error: zip::result::ZipError| format!("broken zip file: {error}");
     let mut archive = ZipArchive::new(reader).map_err(broken)?;
     for index in 0..archive.len() {
         let entry = archive.by_index_raw(index).map_err(broken)?;
@@ -48,16 +48,16 @@ fn unzip(reader: BufReader<File>, pieces: &mut Pieces<'_>) -> Result<(), String>
         if entry.encrypted() {
             return Err(format!("'{name}' is encrypted"));
         }
-        // Of a symbolic link: the kind of file in the upper bits of the mode.
+        // Zip files store symbolic links as a file type in the upper bits of the mode.
         if entry.unix_mode().is_some_and(|mode| ![0, 0o100_000, 0o040_000].contains(&(mode & 0o170_000))) {
-            return Err(format!("'{name}' is a link or a device; allowed are files and directories"));
+            return Err(format!("'{name}' is a link or a device; only files and directories are allowed"));
         }
         let directory = entry.is_dir();
         drop(entry);
         if directory {
             pieces.directory(&name)?;
         } else {
-            let content = archive.by_index(index).map_err(|error| format!("'{name}' cannot be unpacked: {error}"))?;
+            let content = archive.by_index(index).map_err(|error| format!("cannot unpack '{name}': {error}"))?;
             pieces.file(&name, size, content)?;
         }
     }
@@ -65,12 +65,12 @@ fn unzip(reader: BufReader<File>, pieces: &mut Pieces<'_>) -> Result<(), String>
 }
 
 fn untar(reader: impl Read, pieces: &mut Pieces<'_>) -> Result<(), String> {
-    let broken = |error: std::io::Error| format!("it is a broken tar file: {error}");
+    let broken = |error: std::io::Error| format!("broken tar file: {error}");
     let mut archive = tar::Archive::new(reader);
     for entry in archive.entries().map_err(broken)? {
         let entry = entry.map_err(broken)?;
         let name = entry.path().map_err(broken)?.to_str().map(str::to_owned);
-        let name = name.ok_or("it has a name that is no UTF-8")?;
+        let name = name.ok_or("the name of an entry is not UTF-8")?;
         match entry.header().entry_type() {
             EntryType::XGlobalHeader => {}
             EntryType::Directory if Path::new(&name).components().all(|part| part.as_os_str() == ".") => {}
@@ -79,7 +79,7 @@ fn untar(reader: impl Read, pieces: &mut Pieces<'_>) -> Result<(), String> {
                 let size = entry.size();
                 pieces.file(&name, size, entry)?;
             }
-            _ => return Err(format!("'{name}' is a link or a device; allowed are files and directories")),
+            _ => return Err(format!("'{name}' is a link or a device; only files and directories are allowed")),
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What wins over what, and what the engine is told.
+//! Precedence of settings, and the configuration that is written for the engine.
 
 use std::fs;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ impl Fixture {
         Deployment::new(&settings, Arc::new(open(&settings, "m", asked).unwrap()), asked, "m".to_owned())
     }
 
-    /// What is written, as the engine reads it.
+    /// Returns the written configuration as the engine reads it, and the path of the version.
     fn written(&self, deployment: &Deployment) -> (String, PathBuf) {
         let repository = self.folder.path().join("repository");
         deployment.write(&repository).unwrap();
@@ -43,7 +43,7 @@ fn handled() -> RegistrationParameters {
 }
 
 #[test]
-fn who_asks_wins_over_the_archive_and_that_over_the_configuration() {
+fn registration_overrides_the_archive_which_overrides_the_configuration() {
     let fixture = Fixture::new("batchSize: 4\nminWorkers: 3\nresponseTimeout: 7\n");
     let properties = "models={\"m\": {\"1.0\": {\"batchSize\": 8, \"maxBatchDelay\": 5, \"maxWorkers\": 9}}}\n\
                       default_workers_per_model=2\ndefault_startup_timeout=33\njob_queue_size=11\n";
@@ -68,7 +68,7 @@ fn who_asks_wins_over_the_archive_and_that_over_the_configuration() {
 }
 
 #[test]
-fn workers_are_as_many_as_there_are_gpus_at_the_start_and_none_by_request() {
+fn starts_one_worker_per_gpu_at_server_start_and_none_by_request() {
     let fixture = Fixture::new("");
     let start = RegistrationParameters { at_start: true, ..handled() };
     assert_eq!(fixture.deployment("", 2, &start).unwrap().min_workers, 2);
@@ -78,7 +78,7 @@ fn workers_are_as_many_as_there_are_gpus_at_the_start_and_none_by_request() {
 }
 
 #[test]
-fn workers_are_on_the_gpus_that_the_archive_names_if_all_of_them_are_there() {
+fn uses_the_gpus_of_the_archive_only_if_all_of_them_exist() {
     for (yaml, properties, expected) in [
         ("", "", Device::Gpu(vec![0, 1, 2])),
         ("", "number_of_gpu=2", Device::Gpu(vec![0, 1])),
@@ -96,7 +96,7 @@ fn workers_are_on_the_gpus_that_the_archive_names_if_all_of_them_are_there() {
 }
 
 #[test]
-fn the_engine_is_told_what_the_archive_means() {
+fn writes_the_archives_settings_for_the_engine() {
     let fixture =
         Fixture::new("maxBatchDelay: 20\nbatchSize: 3\nclientTimeoutInMills: 250\nword: \"a\\\"\\n\u{e9}\"\n");
     let mut deployment = fixture.deployment("job_queue_size=7", 0, &handled()).unwrap();
@@ -116,7 +116,7 @@ fn the_engine_is_told_what_the_archive_means() {
     }
     assert!(!text.contains("decoupled"));
     assert!(version.join("model-config.yaml").is_file());
-    // Written again it is as it was; without files of its own it follows the archive.
+    // Writing again gives the same text. Without its own packages directory the version is a link to the archive.
     assert_eq!(fixture.written(&deployment).0, text);
     deployment.device = Device::Gpu(vec![0, 2]);
     deployment.min_workers = 3;
@@ -126,7 +126,7 @@ fn the_engine_is_told_what_the_archive_means() {
 }
 
 #[test]
-fn sequences_and_streams_are_what_the_yaml_and_the_handler_say() {
+fn configures_sequences_and_streaming_from_the_yaml_and_the_handler() {
     let fixture = Fixture::new(
         "sequenceBatching: true\nmaxNumSequence: 5\nsequenceMaxIdleMSec: 1000\nbatchSize: 2\nmaxBatchDelay: 1\n",
     );

@@ -1,4 +1,4 @@
-//! The configuration of the engine that a deployment means, and its place in the private repository.
+//! Writes the engine's configuration of a deployment into the private repository.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -19,13 +19,13 @@ pub(super) fn write(deployment: &Deployment, repository: &Path) -> io::Result<()
             _ => symlink(&files, &version)?,
         }
     }
-    // Whoever loads the model at this moment reads the old text or the new one.
+    // Rename, so that a concurrent load reads either the old text or the new one.
     let part = directory.join("config.pbtxt.part");
     fs::write(&part, text(deployment))?;
     fs::rename(&part, directory.join("config.pbtxt"))
 }
 
-/// The text of `config.pbtxt`.
+/// Returns the text of `config.pbtxt`.
 fn text(deployment: &Deployment) -> String {
     let mut text = String::new();
     let mut line = |line: String| {
@@ -48,8 +48,8 @@ fn text(deployment: &Deployment) -> String {
     text
 }
 
-/// The most requests that a handler gets at once. Like TorchServe: twice the batch size where sequences are batched
-/// continuously, so that a running stream leaves room for the next request of its sequence.
+/// Returns the largest batch that a handler gets. As in TorchServe, this is twice the batch size for continuous batching of
+/// sequences, so that a running stream leaves room for the next request of its sequence.
 fn max_batch_size(deployment: &Deployment) -> u32 {
     match deployment.overlaps() {
         true => deployment.batch_size.saturating_mul(2),
@@ -61,13 +61,13 @@ fn scheduling(deployment: &Deployment) -> String {
     let delay = u64::from(deployment.max_batch_delay) * 1000;
     let queue = deployment.queue;
     match deployment.sequence {
-        // Each request is a sequence that the runner executes again and again.
+        // Each request is a sequence that the runner executes repeatedly.
         None if deployment.continuous => format!(
             "sequence_batching {{ iterative_sequence: true oldest {{ max_candidate_sequences: {} }} }}",
             deployment.batch_size
         ),
         None => {
-            // A batch of one waits for nobody.
+            // A batch of one request does not wait for others.
             let delay = if deployment.batch_size > 1 { delay } else { 0 };
             let timeout = u64::from(deployment.client_timeout) * 1000;
             let limit = match timeout {
@@ -83,15 +83,15 @@ fn scheduling(deployment: &Deployment) -> String {
         }
         Some(sequence) => {
             let idle = match sequence.max_idle {
-                // For ever is a year.
+                // No limit: use a year.
                 0 => 365 * 24 * 3_600_000_000,
                 milliseconds => u64::from(milliseconds) * 1000,
             };
-            // As in TorchServe no START is asked for, and a sequence for which there is no place is refused.
+            // As in TorchServe, a sequence needs no START request, and is refused if no slot is free.
             let parameter = |key: &str, value: &str| {
                 format!("\nparameters {{ key: \"{key}\" value {{ string_value: \"{value}\" }} }}")
             };
-            // A request joins those that run; the first does not wait for company.
+            // A request joins a running batch, so the first one need not wait for others.
             let (kind, delay, overlap) = match deployment.continuous {
                 true => ("iterative_sequence: true ", 0, parameter("overlapping_sequences", "true")),
                 false => ("", delay, String::new()),
@@ -108,7 +108,7 @@ fn scheduling(deployment: &Deployment) -> String {
     }
 }
 
-/// A group for each device: workers take them in turn.
+/// Returns one instance group for each device; workers are distributed over the devices in turn.
 fn instances(deployment: &Deployment) -> Vec<String> {
     let workers = deployment.min_workers.max(1);
     match &deployment.device {
@@ -144,7 +144,7 @@ fn parameters(deployment: &Deployment) -> Vec<(&'static str, String)> {
     all
 }
 
-/// A text of the text format.
+/// Quotes a string for the protobuf text format.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {

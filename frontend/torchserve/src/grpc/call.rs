@@ -1,4 +1,4 @@
-//! One prediction: from its request to the last part of its answer.
+//! One prediction, from the request to the last part of the response.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::rest::{EndedSequences, Shared, end_of, enter, first_of, loaded};
 use crate::{Refused, failure as prediction};
 use pharos_os::clock;
 
-/// A prediction on its way.
+/// A prediction in progress.
 pub(super) struct Call<S: Management> {
     shared: Arc<Shared<S>>,
     model: String,
@@ -28,24 +28,24 @@ pub(super) struct Call<S: Management> {
     version: Arc<Version>,
     sequence_id: Option<String>,
     stage: Stage<S>,
-    /// An answer has come.
+    /// Whether the first response has been received.
     begun: bool,
     received: Instant,
     _entered: InFlight,
 }
 
-/// How far a prediction has come.
+/// The stage of a prediction.
 enum Stage<S: Management> {
-    /// The first worker loads the model.
+    /// The request waits while the first worker loads the model.
     Waits(Box<InferRequest>),
-    /// The engine has the request.
+    /// The engine executes the request.
     Runs(S::Responses),
-    /// Nothing comes any more.
+    /// The response is complete.
     Ended,
 }
 
 impl<S: Management> Call<S> {
-    /// Begins a request: the engine gets it now or, while the first worker loads the model, when the first answer is polled.
+    /// Starts a request. The engine gets it now or, while the first worker loads the model, when the response is first polled.
     ///
     /// # Errors
     /// The model is unknown or has no worker, or the request is malformed.
@@ -55,7 +55,7 @@ impl<S: Management> Call<S> {
             let refused = Refused::bad_request("Parameter model_name is required.");
             return Err(Status::internal(format!("{}\nBadRequestException.()", refused.message)));
         }
-        // TorchServe has this code for whatever keeps a request from its queue.
+        // TorchServe returns INTERNAL for every error before a request is queued.
         let internal = |refused: Refused| failure::with_code(Code::Internal, &refused);
         let version = shared.registry.find(&model_name, &model_version).map_err(internal)?;
         let entered = enter(shared, (&model_name, &model_version), &version).map_err(internal)?;
@@ -93,7 +93,7 @@ impl<S: Management> Call<S> {
         Ok(Self { shared, model, asked_version, version, sequence_id, stage, begun, received, _entered: entered })
     }
 
-    /// Waits until the engine has the request.
+    /// Waits until the engine has accepted the request.
     async fn run(&mut self) -> Result<(), Status> {
         let Stage::Waits(_) = &self.stage else { return Ok(()) };
         let called = (self.model.as_str(), self.asked_version.as_str());
@@ -107,12 +107,12 @@ impl<S: Management> Call<S> {
         Ok(())
     }
 
-    /// The sequence that the client has named.
+    /// Returns the sequence id of the request.
     pub(super) fn sequence_id(&self) -> Option<String> {
         self.sequence_id.clone()
     }
 
-    /// All parts of the answer; an error is the last one.
+    /// Streams all parts of the response; an error is the last item.
     pub(super) fn parts(self) -> impl Stream<Item = Result<PredictionResponse, Status>> + Send {
         stream::unfold(Some(self), async |call| {
             let mut call = call?;
@@ -122,7 +122,7 @@ impl<S: Management> Call<S> {
         })
     }
 
-    /// The next part, and whether it is the last; `None` after that.
+    /// Returns the next part and whether it is the last; `None` after the last.
     pub(super) async fn next(&mut self) -> Option<(Result<PredictionResponse, Status>, bool)> {
         if let Err(status) = self.run().await {
             return Some((Err(status), true));
@@ -158,7 +158,7 @@ impl<S: Management> Call<S> {
     }
 }
 
-/// The status of a refusal. TorchServe has INTERNAL for whatever keeps a request from its queue.
+/// Returns the status of a refusal. TorchServe returns INTERNAL for every error before a request is queued.
 fn status(refused: &Refused) -> Status {
     match refused.kind {
         "ServiceUnavailableException" => failure::with_code(Code::Internal, refused),

@@ -1,21 +1,21 @@
-//! Refusals as statuses of gRPC: the sentence, and below it the class of TorchServe's exception, by which clients tell them
-//! apart.
+//! Converts refusals to gRPC statuses: the message, followed by a line with the class of TorchServe's exception, which clients
+//! parse.
 
 use tonic::{Code, Status};
 
 use crate::Refused;
 
-/// A refusal with the code that its status of HTTP means.
+/// Converts a refusal to a status with the gRPC code that matches its HTTP status.
 pub(super) fn status(refused: &Refused) -> Status {
     with_code(code(refused.status), refused)
 }
 
-/// A refusal with another code.
+/// Converts a refusal to a status with the given code.
 pub(super) fn with_code(code: Code, refused: &Refused) -> Status {
     Status::new(code, format!("{}\n{}", refused.message, class(refused.kind)))
 }
 
-/// The code of a status of HTTP.
+/// Maps an HTTP status to a gRPC code.
 fn code(status: u16) -> Code {
     match status {
         200..=299 => Code::Ok,
@@ -36,7 +36,7 @@ fn code(status: u16) -> Code {
     }
 }
 
-/// The whole name of an exception's class.
+/// Returns the qualified class name of a Java exception.
 fn class(kind: &str) -> String {
     let package = match kind {
         "ModelNotFoundException"
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_has_the_class_below_the_sentence() {
+    fn a_status_has_the_exception_class_below_the_message() {
         let shown = status(&Refused::not_found("Model not found: m"));
         assert_eq!(shown.code(), Code::NotFound);
         assert_eq!(shown.message(), "Model not found: m\norg.pytorch.serve.archive.model.ModelNotFoundException");

@@ -14,7 +14,7 @@ use super::proto::inference::{PredictionResponse, PredictionsRequest, TorchServe
 use super::sequences;
 use crate::rest::Shared;
 
-/// The service.
+/// The implementation of `InferenceAPIsService`.
 pub(super) struct Inference<S: Management>(pub(super) Arc<Shared<S>>);
 
 type Parts = Pin<Box<dyn Stream<Item = Result<PredictionResponse, Status>> + Send>>;

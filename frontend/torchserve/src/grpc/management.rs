@@ -1,4 +1,4 @@
-//! `ManagementAPIsService`: the registry's verbs, answered with what REST says.
+//! `ManagementAPIsService`: the registry's operations, with the same responses as REST.
 
 use pharos::service::Management;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::handler_call;
 use crate::registry::{Done, Scale};
 use crate::rest::{Registration, Shared, descriptions};
 
-/// The service.
+/// The implementation of `ManagementAPIsService`.
 pub(super) struct ManagementService<S: Management>(pub(super) Arc<Shared<S>>);
 
 type Answer = Result<Response<ManagementResponse>, Status>;
 
 impl<S: Management> ManagementService<S> {
-    /// Refuses where models are not to be registered and unregistered.
+    /// Fails unless `enable_model_api` is set.
     fn allowed(&self) -> Result<(), Status> {
         match self.0.settings.model_api {
             true => Ok(()),
@@ -44,8 +44,8 @@ fn json(value: &impl Serialize) -> Answer {
     answer(serde_json::to_string_pretty(value).map_err(|error| Status::internal(error.to_string()))?)
 }
 
-/// A number that says something.
-fn said(number: i32) -> Option<i64> {
+/// Returns a positive number; the default of protobuf, 0, and negative numbers count as absent.
+fn positive(number: i32) -> Option<i64> {
     Some(i64::from(number)).filter(|number| *number > 0)
 }
 
@@ -66,34 +66,34 @@ impl<S: Management> ManagementApIsService for ManagementService<S> {
 
     async fn list_models(self: Arc<Self>, request: Request<ListModelsRequest>) -> Answer {
         let ListModelsRequest { limit, next_page_token } = request.into_inner();
-        // What is not said is 0 here, which would list nothing.
-        json(&self.0.registry.list(said(limit).unwrap_or(100), next_page_token.into()))
+        // A missing limit arrives as 0, which would list nothing.
+        json(&self.0.registry.list(positive(limit).unwrap_or(100), next_page_token.into()))
     }
 
     async fn register_model(self: Arc<Self>, request: Request<RegisterModelRequest>) -> Answer {
         self.allowed()?;
         let asked = request.into_inner();
         let wait = asked.synchronous;
-        let said = Registration {
+        let registration = Registration {
             url: text(asked.url),
             model_name: text(asked.model_name),
             handler: text(asked.handler),
             runtime: text(asked.runtime),
-            batch_size: said(asked.batch_size),
-            max_batch_delay: said(asked.max_batch_delay),
-            initial_workers: said(asked.initial_workers),
-            response_timeout: said(asked.response_timeout),
-            startup_timeout: said(asked.startup_timeout),
+            batch_size: positive(asked.batch_size),
+            max_batch_delay: positive(asked.max_batch_delay),
+            initial_workers: positive(asked.initial_workers),
+            response_timeout: positive(asked.response_timeout),
+            startup_timeout: positive(asked.startup_timeout),
             synchronous: Some(wait),
             s3_sse_kms: Some(asked.s3_sse_kms),
         };
-        let (url, wanted) = said.wanted().map_err(|refused| failure::status(&refused))?;
+        let (url, wanted) = registration.wanted().map_err(|refused| failure::status(&refused))?;
         done(self.0.registry.register(&url, wanted, wait).await)
     }
 
     async fn scale_worker(self: Arc<Self>, request: Request<ScaleWorkerRequest>) -> Answer {
         let asked = request.into_inner();
-        let number = |value: i32| said(value).map(|number| u32::try_from(number).unwrap_or(u32::MAX));
+        let number = |value: i32| positive(value).map(|number| u32::try_from(number).unwrap_or(u32::MAX));
         let min = number(asked.min_worker).unwrap_or(1);
         let scale = Scale { min, max: number(asked.max_worker).unwrap_or(min), wait: asked.synchronous };
         done(self.0.registry.scale(&asked.model_name, &asked.model_version, scale).await)

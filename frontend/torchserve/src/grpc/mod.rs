@@ -1,4 +1,4 @@
-//! TorchServe's gRPC: predictions beside the v2 protocol on one port, the management of models on another.
+//! TorchServe's gRPC ports: predictions and the v2 protocol on one port, model management on another.
 
 mod call;
 mod failure;
@@ -32,6 +32,7 @@ use super::token::{FAILED, Purpose};
 use pharos_listener::Peer;
 use pharos_listener::access::DeniedAnswer;
 use pharos_listener::access::routes::class;
+use pharos_listener::answering::{Account, Calls};
 use pharos_listener::receiving::grpc::{Limits, received as bounded};
 use pharos_listener::{request_log, routing};
 use pharos_os::clock;
@@ -51,10 +52,10 @@ mod proto {
 #[allow(unreachable_pub)]
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 pub struct RpcStatus {
-    /// A number of `google.rpc.Code`.
+    /// A value of `google.rpc.Code`.
     #[prost(int32, tag = "1")]
     pub code: i32,
-    /// What is wrong.
+    /// The error message.
     #[prost(string, tag = "2")]
     pub message: String,
 }
@@ -62,23 +63,23 @@ pub struct RpcStatus {
 type InferenceServer<S> = proto::inference::inference_ap_is_service_server::InferenceApIsServiceServer<Inference<S>>;
 type ManagementServer<S> =
     proto::management::management_ap_is_service_server::ManagementApIsServiceServer<ManagementService<S>>;
-/// The answer to a call.
+/// The future of a response.
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
-/// Adds reflection to services, which lists the services of these names.
+/// A function that adds a reflection service, which lists the services of these names.
 pub(super) type WithReflection = fn(Routes, &[&str]) -> Result<Routes, String>;
 
-/// The v2 protocol, which TorchServe's ports serve too.
+/// The implementation of the v2 protocol, which TorchServe's ports also serve.
 pub struct Kserve<S: Management, D> {
-    /// Makes the table of routes over HTTP, with the access check of TorchServe's ports.
+    /// Creates the HTTP routes, with the access check of TorchServe's ports.
     pub http: Box<dyn FnOnce(V2Gate<S>) -> routing::Routes<V2Gate<S>> + Send>,
-    /// Over gRPC, in the standard package, with health and reflection.
+    /// The gRPC services under their standard package name, with health and reflection.
     pub grpc: D,
-    /// Adds reflection to services, which lists the services of these names.
+    /// Adds a reflection service, which lists the services of these names.
     pub with_reflection: WithReflection,
 }
 
-/// The services of the v2 protocol over gRPC.
+/// The gRPC services of the v2 protocol.
 pub trait KserveGrpc:
     tower::Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future = Answering>
     + Clone
@@ -95,13 +96,13 @@ impl<D> KserveGrpc for D where
 {
 }
 
-/// What a port serves.
+/// The services of a port.
 enum Services<S: Management, D> {
     Inference(Box<(InferenceServer<S>, D)>),
     Management(Routes),
 }
 
-// Derived, it would ask for `S: Clone` of the servers, which have it in any case.
+// Not derived: a derived impl would require `S: Clone`, although the fields are `Clone` in any case.
 impl<S: Management, D: Clone> Clone for Services<S, D> {
     fn clone(&self) -> Self {
         match self {
@@ -111,7 +112,7 @@ impl<S: Management, D: Clone> Clone for Services<S, D> {
     }
 }
 
-/// One port's service.
+/// The service of one port.
 pub(super) struct Port<S: Management, D> {
     shared: Arc<Shared<S>>,
     services: Services<S, D>,
@@ -123,7 +124,7 @@ impl<S: Management, D: Clone> Clone for Port<S, D> {
     }
 }
 
-/// Predictions, the v2 protocol, health and reflection.
+/// Returns the port with predictions, the v2 protocol, health and reflection.
 pub(super) fn inference<S: Management, D: KserveGrpc>(shared: &Arc<Shared<S>>, kserve: D) -> Port<S, D> {
     let most = limits(&shared.settings).received;
     let own = InferenceServer::from_arc(Arc::new(Inference(shared.clone())))
@@ -132,10 +133,10 @@ pub(super) fn inference<S: Management, D: KserveGrpc>(shared: &Arc<Shared<S>>, k
     Port { shared: shared.clone(), services: Services::Inference(Box::new((own, kserve))) }
 }
 
-/// The management of models, and reflection.
+/// Returns the port with model management and reflection.
 ///
 /// # Errors
-/// Reflection cannot be offered.
+/// The reflection service cannot be created.
 pub(super) fn management<S: Management, D: KserveGrpc>(
     shared: &Arc<Shared<S>>,
     with_reflection: WithReflection,
@@ -145,17 +146,17 @@ pub(super) fn management<S: Management, D: KserveGrpc>(
     Ok(Port { shared: shared.clone(), services: Services::Management(own.prepare()) })
 }
 
-/// The most bytes of a message.
+/// Returns the limits on message sizes.
 pub fn limits(settings: &Settings) -> Limits {
     Limits { setting: "max_request_size", ..Limits::new(Some(settings.max_request_size)) }
 }
 
-/// The name of the service of predictions.
+/// Returns the name of the prediction service.
 pub fn inference_service() -> &'static str {
     service_of(routes::INFERENCE)
 }
 
-/// The name of the service whose methods have paths that begin so.
+/// Returns the service name in a path prefix.
 fn service_of(path: &'static str) -> &'static str {
     path.trim_matches('/')
 }
@@ -178,6 +179,8 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<Incoming>> for Port<S,
         let route = routes::of_path(&path);
         let denied = self.denied(route, &request);
         let refused = denied.as_ref().map(|(_, reason)| *reason);
+        // The v2 protocol's edge counts its answers itself.
+        let count = (is_own || refused.is_some()).then(|| Account::new(Calls(shared.service.clone()), route));
         let answer: Answering = match (denied, &mut self.services) {
             (Some((status, _)), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
             (None, Services::Inference(both)) if is_own => both.0.call(bounded(request, bounds)),
@@ -193,10 +196,8 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<Incoming>> for Port<S,
         Box::pin(async move {
             let response = answer.await?;
             let code = code(&response);
-            // The v2 protocol's edge counts its answers itself.
-            if is_own || refused.is_some() {
-                let reason = refused.or_else(|| (code != Code::Ok).then_some(reason(code)));
-                shared.service.record_answered(Protocol::Grpc, route, code as u16, reason);
+            if let Some(count) = count {
+                count.end(code as u16, refused.or_else(|| (code != Code::Ok).then_some(reason(code))));
             }
             log((peer, &path), code, received);
             Ok(response)
@@ -205,7 +206,7 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<Incoming>> for Port<S,
 }
 
 impl<S: Management, D> Port<S, D> {
-    /// The refusal of a call that may not have its route, or whose route is not known.
+    /// Returns the refusal of a call that is denied or whose route is unknown.
     fn denied<B>(&self, route: Route, request: &Request<B>) -> Option<(Status, Reason)> {
         let class = class(route);
         let purpose = match self.services {

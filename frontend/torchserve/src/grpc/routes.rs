@@ -1,4 +1,4 @@
-//! The routes of the gRPC ports: TorchServe's services, and the v2 protocol in both of its packages.
+//! The routes of the gRPC ports: TorchServe's services, and the v2 protocol under both of its package names.
 
 use http::Uri;
 use http::uri::PathAndQuery;
@@ -6,20 +6,20 @@ use pharos::service::Route;
 
 use pharos_listener::access::routes;
 
-/// The beginning of the paths of `InferenceAPIsService`.
+/// The path prefix of `InferenceAPIsService`.
 pub(super) const INFERENCE: &str = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/";
-/// The beginning of the paths of `ManagementAPIsService`.
+/// The path prefix of `ManagementAPIsService`.
 pub(super) const MANAGEMENT: &str = "/org.pytorch.serve.grpc.management.ManagementAPIsService/";
-/// The v2 protocol's service in TorchServe's package, and in the standard one.
+/// The path prefixes of the v2 protocol: in TorchServe's package, and in the standard package.
 const ALIAS: &str = "/org.pytorch.serve.grpc.openinference.GRPCInferenceService/";
 const STANDARD: &str = "/inference.GRPCInferenceService/";
 
-/// Whether a path is one of TorchServe's services.
+/// Whether a path belongs to one of TorchServe's services.
 pub(super) fn is_own(path: &str) -> bool {
     path.starts_with(INFERENCE) || path.starts_with(MANAGEMENT)
 }
 
-/// The route of a call.
+/// Returns the route of a path.
 pub(super) fn of_path(path: &str) -> Route {
     if let Some(method) = path.strip_prefix(INFERENCE) {
         return match method {
@@ -46,7 +46,7 @@ pub(super) fn of_path(path: &str) -> Route {
     }
 }
 
-/// The same call in the standard package, if it names TorchServe's.
+/// Rewrites the URI of a call in TorchServe's package to the standard package; `None` for other calls.
 pub(super) fn standard(uri: &Uri) -> Option<Uri> {
     let method = uri.path().strip_prefix(ALIAS)?;
     let mut parts = uri.clone().into_parts();
@@ -62,7 +62,7 @@ mod tests {
     use pharos_listener::access::routes::{Class, class};
 
     #[test]
-    fn every_call_belongs_to_its_part() {
+    fn maps_every_call_to_its_route() {
         for (path, api) in [
             ("/org.pytorch.serve.grpc.openinference.GRPCInferenceService/LogSettings", Api::Logging),
             ("/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions", Api::Inference),

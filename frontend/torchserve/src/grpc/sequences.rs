@@ -1,6 +1,5 @@
-//! `StreamPredictions2`: requests of any number of sequences in one stream. Those of different sequences are executed
-//! together, those of one sequence one after the other, or as they come if the model's requests may overlap. Errors are
-//! answers.
+//! `StreamPredictions2`: requests of any number of sequences in one stream. Different sequences are executed concurrently;
+//! requests of one sequence are executed in order, unless the model allows them to overlap. Errors are sent as responses.
 
 use pharos::service::Management;
 use std::collections::{HashMap, VecDeque};
@@ -16,13 +15,13 @@ use super::call::Call;
 use super::proto::inference::{PredictionResponse, PredictionsRequest};
 use crate::rest::Shared;
 
-/// The most requests of one stream that are read before the first of them is answered.
+/// The most requests of one stream that are read ahead of their responses.
 const MOST_AHEAD: usize = 64;
 
-/// The most sequences of one stream whose beginning is remembered.
+/// The most started sequences that are remembered for one stream.
 const MOST_BEGUN: usize = 1024;
 
-/// The answers to a stream of requests.
+/// Returns the responses to a stream of requests.
 pub(super) fn answers<S: Management>(
     shared: Arc<Shared<S>>,
     requests: Streaming<PredictionsRequest>,
@@ -42,26 +41,26 @@ pub(super) fn answers<S: Management>(
     })
 }
 
-/// What comes of a request.
+/// An event of a running request.
 enum Part {
     Answer(PredictionResponse),
-    /// All of the answer to a request of this sequence has come.
-    Over(String),
+    /// The response to a request of this sequence is complete.
+    Ended(String),
 }
 
 struct Sequences<S: Management> {
     shared: Arc<Shared<S>>,
-    /// `None` when all have come.
+    /// The client's requests; `None` at the end of the stream.
     requests: Option<Streaming<PredictionsRequest>>,
-    /// What is executed: at most one request of each sequence, unless they overlap.
+    /// Running requests: at most one of each sequence, unless they overlap.
     calls: SelectAll<BoxStream<'static, Part>>,
-    /// The requests that wait for the one before, for each sequence of `calls`.
+    /// For each sequence in `calls`, the requests queued behind the running one.
     waiting: HashMap<String, VecDeque<PredictionsRequest>>,
-    /// Requests that are executed or wait.
+    /// The number of running and queued requests.
     ahead: usize,
-    /// Answers that are ready.
+    /// Responses that are ready to be sent.
     answers: VecDeque<PredictionResponse>,
-    /// The sequences that have had their first request.
+    /// The sequences whose first request has been seen.
     begun: VecDeque<String>,
 }
 
@@ -75,7 +74,7 @@ impl<S: Management> Sequences<S> {
             tokio::select! {
                 Some(part) = self.calls.next() => match part {
                     Part::Answer(answer) => return Some(Ok(answer)),
-                    Part::Over(id) => self.over(id),
+                    Part::Ended(id) => self.finish(id),
                 },
                 Some(asked) = message(&mut self.requests), if reads => match asked {
                     Ok(Some(asked)) => self.take(asked),
@@ -90,7 +89,7 @@ impl<S: Management> Sequences<S> {
         }
     }
 
-    /// A request has come.
+    /// Starts or queues a request.
     fn take(&mut self, asked: PredictionsRequest) {
         let Some(id) = asked.sequence_id.clone().filter(|id| !id.trim().is_empty()) else {
             let status = Status::internal("Parameter sequenceId is required.\nBadRequestException.()");
@@ -105,26 +104,26 @@ impl<S: Management> Sequences<S> {
             Some(waiting) => waiting.push_back(asked),
             None => {
                 self.waiting.insert(id.clone(), VecDeque::from([asked]));
-                self.go_on(id);
+                self.start_next(id);
             }
         }
     }
 
-    /// A request of this sequence is answered.
-    fn over(&mut self, id: String) {
+    /// Handles the end of a response and starts the next request of the sequence.
+    fn finish(&mut self, id: String) {
         self.ahead -= 1;
-        self.go_on(id);
+        self.start_next(id);
     }
 
-    /// Whether the engine takes a request at once, whatever else of its sequence is executed. Requests that wait for the
-    /// first worker reach the engine in no certain order, hence one after the other.
+    /// Whether a request may start while others of its sequence are running. Requests that wait for the first worker reach the
+    /// engine in undefined order, so they must run one after the other.
     fn overlaps(&self, asked: &PredictionsRequest) -> bool {
         let found = self.shared.registry.find(&asked.model_name, &asked.model_version);
         found.is_ok_and(|version| version.deployment().overlaps() && !version.is_loading())
     }
 
-    /// Executes the next request of a sequence.
-    fn go_on(&mut self, id: String) {
+    /// Starts the next queued request of a sequence.
+    fn start_next(&mut self, id: String) {
         while let Some(asked) = self.waiting.get_mut(&id).and_then(VecDeque::pop_front) {
             if self.begin(&id, asked) {
                 return;
@@ -133,7 +132,7 @@ impl<S: Management> Sequences<S> {
         self.waiting.remove(&id);
     }
 
-    /// Executes a request of a sequence, or answers why that is impossible. Returns whether it is executed.
+    /// Starts a request, or queues an error response. Returns whether it was started.
     fn begin(&mut self, id: &str, asked: PredictionsRequest) -> bool {
         let starts = self.starts(id);
         match Call::begin(&self.shared, asked, starts) {
@@ -149,7 +148,7 @@ impl<S: Management> Sequences<S> {
         }
     }
 
-    /// Whether this is a sequence's first request.
+    /// Whether this is the first request of a sequence.
     fn starts(&mut self, id: &str) -> bool {
         if self.begun.iter().any(|known| known == id) {
             return false;
@@ -162,7 +161,7 @@ impl<S: Management> Sequences<S> {
     }
 }
 
-/// The next request; `None` when none come any more.
+/// Reads the next request; `None` at the end of the stream.
 async fn message(
     requests: &mut Option<Streaming<PredictionsRequest>>,
 ) -> Option<Result<Option<PredictionsRequest>, Status>> {
@@ -174,10 +173,10 @@ fn parts<S: Management>(call: Call<S>, id: String) -> impl Stream<Item = Part> +
     let answer = move |part: Result<PredictionResponse, Status>| {
         Part::Answer(part.unwrap_or_else(|status| shown(&status, sequence_id.clone())))
     };
-    call.parts().map(answer).chain(stream::once(std::future::ready(Part::Over(id))))
+    call.parts().map(answer).chain(stream::once(std::future::ready(Part::Ended(id))))
 }
 
-/// A status as an answer: its sentence, without the class below it.
+/// Converts a status to a response: its message, without the exception class.
 fn shown(status: &Status, sequence_id: Option<String>) -> PredictionResponse {
     let message = status.message();
     let sentence = message.rsplit_once('\n').filter(|(_, class)| class.starts_with("org.pytorch.serve."));

@@ -1,4 +1,4 @@
-//! What is told of models: the list of them, and all that is known of a version, in TorchServe's keys and their order.
+//! Lists and describes models, with TorchServe's keys in their order.
 
 use jiff::Timestamp;
 use pharos::metrics::labels::InstanceState;
@@ -9,28 +9,28 @@ use serde_json::Value;
 use super::{Registry, Version};
 use crate::{Deployment, Device};
 
-/// One model of a list.
+/// An entry of the list of models.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Listed {
-    /// The name.
+    /// The model's name.
     pub model_name: String,
     /// The archive of the default version.
     pub model_url: String,
 }
 
-/// A part of the list of models.
+/// A page of the list of models.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Listing {
-    /// Where the list goes on.
+    /// The start of the next page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_page_token: Option<String>,
-    /// The models.
+    /// The models of this page.
     pub models: Vec<Listed>,
 }
 
-/// A version.
+/// The description of a version.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelDescription {
@@ -64,7 +64,7 @@ pub struct ModelDescription {
     loaded_at_startup: bool,
     workers: Vec<Worker>,
     job_queue_status: JobQueueStatus,
-    /// What the handler says of itself.
+    /// The handler's description of itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub customized_metadata: Option<Value>,
 }
@@ -76,7 +76,7 @@ struct Worker {
     start_time: String,
     status: &'static str,
     memory_usage: u64,
-    /// -1: there is no process yet.
+    /// -1 while there is no process.
     pid: i64,
     gpu: bool,
     gpu_usage: String,
@@ -90,7 +90,7 @@ struct JobQueueStatus {
 }
 
 impl<S: Management> Registry<S> {
-    /// The models by name, at most `limit` of them from `page` on.
+    /// Lists models by name: at most `limit`, starting at `page`.
     pub fn list(&self, limit: i64, page: i64) -> Listing {
         let limit = usize::try_from(limit).ok().filter(|limit| *limit <= 100).unwrap_or(100);
         let page = usize::try_from(page).unwrap_or(0);
@@ -103,12 +103,12 @@ impl<S: Management> Registry<S> {
                 .get(&model.default)
                 .map_or_else(String::new, |version| version.deployment().archive.url.clone()),
         });
-        // As TorchServe: also where the list ends exactly here.
+        // As in TorchServe, also present if the list ends exactly here.
         let next_page_token = (end <= models.len()).then(|| end.to_string());
         Listing { next_page_token, models: listed.collect() }
     }
 
-    /// All that is known of a version.
+    /// Describes a version.
     pub fn describe(&self, version: &Version) -> ModelDescription {
         let deployment = version.deployment();
         let yaml = &deployment.archive.yaml;
@@ -149,7 +149,7 @@ impl<S: Management> Registry<S> {
         }
     }
 
-    /// The workers of a version; while the engine has none, those that are wanted.
+    /// Returns the workers of a version or, while the engine has none, the configured ones.
     fn shown_workers(&self, version: &Version, deployment: &Deployment) -> Vec<Worker> {
         let first = u32::from(self.settings.initial_worker_port);
         let worker = |shown: WorkerStatus| {
@@ -159,14 +159,16 @@ impl<S: Management> Registry<S> {
         let mut workers: Vec<Worker> = self.service.workers(&version.called).into_iter().map(worker).collect();
         if workers.is_empty() {
             let on_gpu = deployment.device != Device::Cpu;
-            workers.extend((0..deployment.min_workers).map(|place| coming(first + place, version.asked_ms(), on_gpu)));
+            workers.extend(
+                (0..deployment.min_workers).map(|place| starting_worker(first + place, version.asked_ms(), on_gpu)),
+            );
         }
         workers
     }
 }
 
-/// A worker that has not loaded its model yet, or is to be started again.
-fn coming(id: u32, asked_ms: u64, on_gpu: bool) -> Worker {
+/// Returns the entry of a worker that is loading its model or waiting for a restart.
+fn starting_worker(id: u32, asked_ms: u64, on_gpu: bool) -> Worker {
     let asked = Timestamp::from_millisecond(i64::try_from(asked_ms).unwrap_or(0)).unwrap_or_default();
     Worker {
         id: id.to_string(),
@@ -184,7 +186,7 @@ fn worker(shown: &WorkerStatus, first: u32, gpu_usage: Option<String>) -> Worker
     let started = Timestamp::from_millisecond(started.unwrap_or(0)).unwrap_or_default();
     Worker {
         id: (first + shown.number).to_string(),
-        // With milliseconds always, which the default form leaves out where they are 0.
+        // Always with milliseconds; the default format omits them if they are 0.
         start_time: format!("{started:.3}"),
         status: if shown.state == Some(InstanceState::Ready) { "READY" } else { "UNLOADING" },
         memory_usage: shown.resident_bytes,
@@ -194,8 +196,9 @@ fn worker(shown: &WorkerStatus, first: u32, gpu_usage: Option<String>) -> Worker
     }
 }
 
-/// What TorchServe tells of a worker's GPU: what `nvidia-smi -i NUMBER --format=csv
-/// --query-gpu=utilization.gpu,utilization.memory,memory.used` prints, in one line, or its words for what cannot be read.
+/// Formats GPU usage like TorchServe: the output of
+/// `nvidia-smi -i NUMBER --format=csv --query-gpu=utilization.gpu,utilization.memory,memory.used` in one line, with nvidia-smi's
+/// text for unavailable values.
 fn gpu_usage(number: u32, reading: Option<&GpuUsage>) -> String {
     let Some(reading) = reading else { return "failed to obtained gpu usage".to_owned() };
     let told = |text: Option<String>| text.unwrap_or_else(|| "[N/A]".to_owned());
@@ -214,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_is_told_in_the_words_of_nvidia_smi() {
+    fn formats_gpu_usage_like_nvidia_smi() {
         let check = |reading: Option<&GpuUsage>, expected: &str| assert_eq!(gpu_usage(1, reading), expected);
         check(None, "failed to obtained gpu usage");
         let mut reading = GpuUsage { utilization: Some(0.37), bandwidth: Some(0.0), ..GpuUsage::default() };

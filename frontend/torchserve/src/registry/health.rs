@@ -1,5 +1,5 @@
-//! Whether workers are there as far as `/ping` goes: one that died counts for as long as its model says that it is started
-//! again, `maxRetryTimeoutInSec` from the first of a row of losses on, and once it is back.
+//! Worker health for `/ping`. A worker that died still counts as healthy for `maxRetryTimeoutInSec` after the first of several
+//! consecutive losses, and again once it is back.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{Registry, Version};
 use pharos_os::clock;
 
 impl<S: Management> Registry<S> {
-    /// TorchServe's rule: the default version of each model has as many workers as it should.
+    /// Whether the default version of each model has its configured number of workers. This is TorchServe's rule.
     pub fn is_healthy(&self) -> bool {
         let defaults: Vec<_> = {
             let models = self.read();
@@ -25,19 +25,19 @@ impl<S: Management> Registry<S> {
         let wanted = deployment.min_workers as usize;
         let workers = self.service.worker_health(&version.called);
         if workers.is_empty() {
-            // A model that was loaded and has no workers was unloaded behind the registry's back, by the v2 protocol.
+            // The model was loaded and has no workers: the v2 protocol has unloaded it without the registry.
             return wanted == 0 || !version.is_load_ended();
         }
-        let patience = Duration::from_secs(deployment.max_retry_timeout.into());
-        // While their number grows, those to come are no loss.
-        counting(&workers, patience, clock::now()) >= wanted.min(workers.len())
+        let retry_window = Duration::from_secs(deployment.max_retry_timeout.into());
+        // While the number of workers grows, those that have not started yet do not count as lost.
+        healthy_workers(&workers, retry_window, clock::now()) >= wanted.min(workers.len())
     }
 }
 
-/// Workers that count.
-fn counting(workers: &[WorkerHealth], patience: Duration, now: Instant) -> usize {
+/// Counts the workers that are healthy or within their retry window.
+fn healthy_workers(workers: &[WorkerHealth], retry_window: Duration, now: Instant) -> usize {
     let counts = |(state, lost): &&WorkerHealth| {
-        *state != Some(InstanceState::Failed) && lost.is_none_or(|since| now - since < patience)
+        *state != Some(InstanceState::Failed) && lost.is_none_or(|since| now - since < retry_window)
     };
     workers.iter().filter(counts).count()
 }
@@ -47,9 +47,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_counts_until_its_time_is_over() {
+    fn a_lost_worker_counts_until_its_retry_window_ends() {
         let second = |at: u64| Instant(at * 1_000_000_000);
-        let patience = Duration::from_secs(10);
+        let retry_window = Duration::from_secs(10);
         let ready = (Some(InstanceState::Ready), None);
         let lost = |state| (Some(state), Some(second(1)));
         for (worker, at, expected) in [
@@ -60,7 +60,7 @@ mod tests {
             (lost(InstanceState::Starting), 11, 1),
             (lost(InstanceState::Failed), 2, 1),
         ] {
-            assert_eq!(counting(&[ready, worker], patience, second(at)), expected, "{worker:?} at {at}");
+            assert_eq!(healthy_workers(&[ready, worker], retry_window, second(at)), expected, "{worker:?} at {at}");
         }
     }
 }

@@ -1,30 +1,30 @@
-//! Whether the workers of a version are there yet: requests wait while they load for the first time, as they do in TorchServe,
-//! and are refused once that is given up.
+//! Whether the workers of a version are ready. As in TorchServe, requests wait while workers load the model for the first time,
+//! and are refused once loading is given up.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::watch;
 
-/// What the first worker of a version is doing.
+/// The state of a version's first worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// No worker is wanted, or starting them was given up.
+    /// No worker is configured, or starting was given up.
     #[default]
     Stopped,
-    /// It loads the model, or is started again.
+    /// The worker is loading the model or waiting for a restart.
     Loading,
-    /// The engine has the model: what becomes of later workers is its concern.
+    /// The engine has loaded the model, and handles later worker failures itself.
     Loaded,
 }
 
-/// The phase of a version, and the requests that wait for the next one.
+/// The phase of a version, and the requests that wait for it to change.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     phase: watch::Sender<Phase>,
     waiting: AtomicUsize,
 }
 
-/// A request that waits, until it is dropped.
+/// A place among the waiting requests, until it is dropped.
 pub(super) struct Waiting<'a>(&'a AtomicUsize);
 
 impl Drop for Waiting<'_> {
@@ -38,7 +38,7 @@ impl Progress {
         *self.phase.borrow() == Phase::Loading
     }
 
-    /// Workers are to be started. A model that is loaded stays so while their number changes.
+    /// Enters the loading phase. A loaded model stays loaded while the number of its workers changes.
     pub(super) fn begin(&self) {
         self.phase.send_if_modified(|phase| {
             let begins = *phase == Phase::Stopped;
@@ -53,7 +53,7 @@ impl Progress {
         self.phase.send_replace(phase);
     }
 
-    /// A place among at most `most` requests that wait; `None` if all are taken.
+    /// Reserves a place among at most `most` waiting requests; `None` if all are taken.
     pub(super) fn wait(&self, most: usize) -> Option<Waiting<'_>> {
         let before = self.waiting.fetch_add(1, Ordering::Relaxed);
         let place = Waiting(&self.waiting);
@@ -64,10 +64,10 @@ impl Progress {
         self.waiting.load(Ordering::Relaxed) as u64
     }
 
-    /// Until the workers are there, or are not to come.
+    /// Waits until the loading phase ends.
     pub(super) async fn settled(&self) {
         let mut phase = self.phase.subscribe();
-        // The sender lives as long as `self`.
+        // Cannot fail: the sender lives as long as `self`.
         let _ = phase.wait_for(|phase| *phase != Phase::Loading).await;
     }
 }

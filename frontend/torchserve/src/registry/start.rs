@@ -1,5 +1,5 @@
-//! What is registered when the server starts: all models of a snapshot, else the models that the settings name. Of the latter
-//! an archive that cannot be used hides no other.
+//! Registers models at server start: all models of a snapshot, else those of `load_models`. Without a snapshot, an invalid
+//! archive does not prevent the others from being registered.
 
 use pharos::service::Management;
 use std::sync::Arc;
@@ -7,15 +7,15 @@ use std::sync::Arc;
 use super::{RegistrationParameters, Registry};
 use crate::{LoadModels, ModelProperties, snapshot};
 
-/// What an archive's file may end with.
+/// The file extensions of archives.
 const ENDINGS: [&str; 3] = [".mar", ".model", ".tar.gz"];
 
 impl<S: Management> Registry<S> {
-    /// Registers what is to be there at the start. The workers start in the background.
+    /// Registers the configured models. Their workers start in the background.
     ///
     /// # Errors
-    /// A model of a snapshot cannot be registered. The server must not go on without it: its next snapshot would have lost
-    /// the model. Models that `load_models` names are logged and left out.
+    /// A model of a snapshot cannot be registered. The server must not continue without it, because its next snapshot would lose
+    /// the model. Invalid models of `load_models` are logged and skipped.
     pub async fn load_at_start(self: &Arc<Self>) -> Result<(), String> {
         let mut defaults = Vec::new();
         for (url, asked, default) in self.at_start() {
@@ -26,7 +26,7 @@ impl<S: Management> Registry<S> {
                     defaults.extend(default.then(|| (version.name.clone(), version.text.clone())));
                 }
                 Err(refused) if self.restores() => return Err(snapshot::refused(&named, &refused.message)),
-                Err(refused) => tracing::error!("{url} is not registered: {refused}"),
+                Err(refused) => tracing::error!("failed to register {url}: {refused}"),
             }
         }
         for (name, version) in defaults {
@@ -37,12 +37,12 @@ impl<S: Management> Registry<S> {
         Ok(())
     }
 
-    /// Whether a snapshot says what is registered at the start.
+    /// Whether a snapshot determines the registered models.
     fn restores(&self) -> bool {
         !self.settings.snapshot.is_empty()
     }
 
-    /// URLs, what is said about them, and whether a default version is named so.
+    /// Returns the URL and parameters of each model, and whether it is the default version.
     fn at_start(&self) -> Vec<(String, RegistrationParameters, bool)> {
         let settings = &self.settings;
         let asked = |name: Option<String>| RegistrationParameters {
@@ -62,13 +62,13 @@ impl<S: Management> Registry<S> {
         }
     }
 
-    /// Everything in the model store, by name.
+    /// Returns the names of all archives in the model store.
     fn store(&self) -> Vec<String> {
         let Some(store) = &self.settings.model_store else { return Vec::new() };
         let entries = match std::fs::read_dir(store) {
             Ok(entries) => entries,
             Err(error) => {
-                tracing::error!("the model store '{}' cannot be read: {error}", store.display());
+                tracing::error!("cannot read the model store '{}': {error}", store.display());
                 return Vec::new();
             }
         };

@@ -1,4 +1,4 @@
-//! One version of a model: what it is to be, and what its workers are kept like.
+//! One version of a model: its deployment and the lifecycle of its workers.
 
 use pharos::service::Management;
 use std::path::Path;
@@ -10,33 +10,33 @@ use super::phase::{Phase, Progress};
 use super::{Deployment, Registry};
 use pharos_os::clock;
 
-/// The pauses before a model is loaded again, in seconds; the last one goes on.
+/// The backoff before a model is loaded again, in seconds; the last one repeats.
 const PAUSES: [u64; 18] = [0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597];
 
-/// A version.
+/// A registered version of a model.
 pub struct Version {
     /// The model's name.
     pub name: String,
-    /// The version.
+    /// The version string.
     pub text: String,
     /// The model's name in the engine.
     pub called: String,
-    // Replaced as a whole.
+    // Replaced as a whole on changes.
     deployment: RwLock<Arc<Deployment>>,
-    /// The model was loaded, or loading it is not tried again.
+    /// Whether the model was loaded, or loading was given up.
     load_ended: AtomicBool,
     progress: Progress,
-    /// When its workers were last told to start, in milliseconds since 1970.
+    /// When the workers were last requested to start, in milliseconds since 1970.
     asked_ms: AtomicU64,
-    // Held while workers are started or stopped: a later wish waits for the one before.
+    // Locked while workers are started or stopped, so that changes are applied in order.
     turn: tokio::sync::Mutex<()>,
-    /// Changes with each wish; one that is overtaken is not tried again.
-    wishes: AtomicU64,
-    /// Requests that are on their way.
+    /// Incremented by each start or stop request. A start request with an outdated generation is not retried.
+    generation: AtomicU64,
+    /// The number of requests in progress.
     in_flight: AtomicUsize,
 }
 
-/// A request on its way, until it is dropped.
+/// A request in progress, until it is dropped.
 pub struct InFlight(Arc<Version>);
 
 impl Drop for InFlight {
@@ -60,17 +60,17 @@ impl Version {
             progress,
             asked_ms: AtomicU64::new(clock::wall_ms()),
             turn: tokio::sync::Mutex::new(()),
-            wishes: AtomicU64::new(0),
+            generation: AtomicU64::new(0),
             in_flight: AtomicUsize::new(0),
         }
     }
 
-    /// What it is to be.
+    /// Returns the current deployment.
     pub fn deployment(&self) -> Arc<Deployment> {
         self.deployment.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A request has come; `None` if the model takes one only while a worker is idle, and none is.
+    /// Registers a request in progress. `None` if the model only accepts requests while a worker is idle, and none is.
     pub fn enter(self: &Arc<Self>) -> Option<InFlight> {
         let deployment = self.deployment();
         let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
@@ -79,31 +79,31 @@ impl Version {
         (!deployment.use_job_ticket || idle).then_some(entered)
     }
 
-    /// Whether its first worker still loads the model.
+    /// Whether the first worker is still loading the model.
     pub fn is_loading(&self) -> bool {
         self.progress.is_loading()
     }
 
-    /// Waits until its workers have loaded the model, or are not to come. `None`: as many requests wait as may.
+    /// Waits until the workers have loaded the model or loading has been given up. `None` if too many requests are waiting.
     pub async fn loaded(&self) -> Option<()> {
         let _place = self.progress.wait(self.deployment().queue as usize)?;
         self.progress.settled().await;
         Some(())
     }
 
-    /// Requests that wait for the first worker.
+    /// Returns the number of requests that wait for the first worker.
     pub(super) fn waiting(&self) -> u64 {
         self.progress.waiting()
     }
 
-    /// Ends the wait for workers that have not come.
+    /// Ends the wait for workers that are still loading.
     pub(super) fn stop_waiting(&self) {
         if self.is_loading() {
             self.progress.set(Phase::Stopped);
         }
     }
 
-    /// When its workers were last told to start, in milliseconds since 1970.
+    /// Returns when the workers were last requested to start, in milliseconds since 1970.
     pub(super) fn asked_ms(&self) -> u64 {
         self.asked_ms.load(Ordering::Relaxed)
     }
@@ -113,45 +113,45 @@ impl Version {
         *deployment = Arc::new(Deployment { min_workers: min, max_workers: max, ..(**deployment).clone() });
     }
 
-    /// Has as many workers as it should.
+    /// Starts or stops workers until there are as many as configured.
     ///
     /// # Errors
-    /// Why the model cannot be loaded.
+    /// The model cannot be loaded.
     pub(super) async fn start<S: Management>(&self, registry: &Registry<S>) -> Result<(), String> {
-        let wish = self.wish_to_start();
-        let started = self.try_to_start(registry, wish).await.unwrap_or(Ok(()));
+        let generation = self.begin_start();
+        let started = self.try_to_start(registry, generation).await.unwrap_or(Ok(()));
         if started.is_err() {
-            self.given_up(registry);
+            self.give_up(registry);
         }
         started
     }
 
-    /// The same without waiting for it; a model that cannot be loaded is tried again, for as long as its configuration says.
+    /// Like `start`, but in the background. Retries a failed load within the model's `maxRetryTimeoutInSec`.
     pub(super) fn keep_starting<S: Management>(self: &Arc<Self>, registry: &Arc<Registry<S>>) {
-        let (wish, version, registry) = (self.wish_to_start(), self.clone(), registry.clone());
+        let (generation, version, registry) = (self.begin_start(), self.clone(), registry.clone());
         tokio::spawn(async move {
             let began = clock::now();
-            let patience = Duration::from_secs(version.deployment().max_retry_timeout.into());
+            let retry_window = Duration::from_secs(version.deployment().max_retry_timeout.into());
             let last = PAUSES.last().copied().unwrap_or_default();
             let pauses = PAUSES.into_iter().skip(1).chain(std::iter::repeat(last));
             for pause in pauses {
-                let Some(Err(reason)) = version.try_to_start(&registry, wish).await else { return };
+                let Some(Err(reason)) = version.try_to_start(&registry, generation).await else { return };
                 let (name, text) = (&version.name, &version.text);
-                if clock::now() - began >= patience {
-                    tracing::error!("model {name} version {text} is not started again: {}", reason.trim());
+                if clock::now() - began >= retry_window {
+                    tracing::error!("giving up loading model {name} version {text}: {}", reason.trim());
                     version.load_ended.store(true, Ordering::Relaxed);
-                    return version.given_up(&registry);
+                    return version.give_up(&registry);
                 }
-                tracing::warn!("model {name} version {text} is started again in {pause} s: {}", reason.trim());
+                tracing::warn!("loading model {name} version {text} failed; retrying in {pause} s: {}", reason.trim());
                 tokio::time::sleep(Duration::from_secs(pause)).await;
             }
         });
     }
 
-    /// `None` if another wish has come meanwhile.
-    async fn try_to_start<S: Management>(&self, registry: &Registry<S>, wish: u64) -> Option<Result<(), String>> {
+    /// Tries once to start the workers. `None` if there has been a newer request.
+    async fn try_to_start<S: Management>(&self, registry: &Registry<S>, generation: u64) -> Option<Result<(), String>> {
         let _turn = self.turn.lock().await;
-        if self.wishes.load(Ordering::Acquire) != wish {
+        if self.generation.load(Ordering::Acquire) != generation {
             return None;
         }
         self.load_ended.store(false, Ordering::Relaxed);
@@ -163,13 +163,13 @@ impl Version {
         }
         self.progress.begin();
         if deployment.startup_timeout == 0 {
-            return Some(Err("startup_timeout is 0 s, in which no worker can start".to_owned()));
+            return Some(Err("startup_timeout is 0 s; no worker can start".to_owned()));
         }
         let (written, repository) = (deployment.clone(), registry.repository.clone());
         let written = tokio::task::spawn_blocking(move || written.write(&repository)).await;
         let written = written.map_err(|error| error.to_string()).and_then(|done| done.map_err(|e| e.to_string()));
         if let Err(error) = written {
-            return Some(Err(format!("its configuration cannot be written: {error}")));
+            return Some(Err(format!("cannot write its configuration: {error}")));
         }
         let loaded = registry.service.load_model(&self.called, Vec::new()).await;
         if loaded.is_ok() {
@@ -179,40 +179,40 @@ impl Version {
         Some(loaded.map_err(|error| error.message))
     }
 
-    /// Starting workers is not tried again. Those that were there before go on.
-    fn given_up<S: Management>(&self, registry: &Registry<S>) {
+    /// Gives up starting workers. Workers that are already running continue to serve.
+    fn give_up<S: Management>(&self, registry: &Registry<S>) {
         let serves = !registry.service.worker_health(&self.called).is_empty();
         self.progress.set(if serves { Phase::Loaded } else { Phase::Stopped });
     }
 
-    /// Ends all workers, and removes what was written of it.
+    /// Stops all workers and removes the generated files.
     pub(super) async fn stop<S: Management>(&self, registry: &Registry<S>) {
-        self.wish();
+        self.next_generation();
         self.stop_waiting();
         let _turn = self.turn.lock().await;
         if let Err(reason) = unload(registry, &self.called).await {
-            tracing::warn!("model {} version {} is not unloaded: {reason}", self.name, self.text);
+            tracing::warn!("failed to unload model {} version {}: {reason}", self.name, self.text);
         }
         let place = registry.repository.join(&self.called);
         let removed = tokio::task::spawn_blocking(move || remove(&place)).await;
         if let Ok(Err(error)) = removed {
-            tracing::warn!("what was written of model {} version {} stays: {error}", self.name, self.text);
+            tracing::warn!("cannot remove the generated files of model {} version {}: {error}", self.name, self.text);
         }
     }
 
-    fn wish_to_start(&self) -> u64 {
+    fn begin_start(&self) -> u64 {
         if self.deployment().min_workers > 0 {
             self.asked_ms.store(clock::wall_ms(), Ordering::Relaxed);
             self.progress.begin();
         }
-        self.wish()
+        self.next_generation()
     }
 
-    fn wish(&self) -> u64 {
-        self.wishes.fetch_add(1, Ordering::AcqRel) + 1
+    fn next_generation(&self) -> u64 {
+        self.generation.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Whether the model was loaded, or is not tried again.
+    /// Whether the model was loaded, or loading was given up.
     pub(super) fn is_load_ended(&self) -> bool {
         self.load_ended.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Answers in TorchServe's forms: JSON with two spaces and a line feed at its end, errors with a code, a type and a message.
+//! Responses in TorchServe's format: indented JSON with a final line feed; errors have a code, a type and a message.
 
 use axum::body::Body;
 use axum::response::Response;
@@ -31,7 +31,7 @@ struct StatusBody<'a> {
     status: &'a str,
 }
 
-/// A value with status 200.
+/// Returns a value with status 200.
 pub(super) fn json(value: &impl Serialize) -> Response {
     with_status(StatusCode::OK, value)
 }
@@ -45,26 +45,26 @@ fn with_status(status: StatusCode, value: &impl Serialize) -> Response {
     response
 }
 
-/// `{"status": "..."}`.
+/// Returns `{"status": "..."}`.
 pub(super) fn done(done: Done) -> Response {
     with_status(StatusCode::from_u16(done.status).unwrap_or(StatusCode::OK), &StatusBody { status: &done.text })
 }
 
-/// The answer to `/ping`.
+/// Returns the response to `/ping`.
 pub(super) fn health(healthy: bool) -> Response {
     let (status, text) =
         if healthy { (StatusCode::OK, "Healthy") } else { (StatusCode::INTERNAL_SERVER_ERROR, "Unhealthy") };
     with_status(status, &StatusBody { status: text })
 }
 
-/// An error.
+/// Returns an error response.
 pub(super) fn refusal(refused: &Refused) -> Response {
     let Refused { status, kind, message } = refused;
     let code = StatusCode::from_u16(*status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     with_status(code, &ErrorBody { code: code.as_u16(), kind, message })
 }
 
-/// An error in the form of the v2 protocol, which restrictions of the server have on every port.
+/// Returns an error in the format of the v2 protocol, which the server's restrictions use on every port.
 pub(super) fn kserve_error(status: StatusCode, text: &str) -> Response {
     let text = serde_json::to_string(text).unwrap_or_default();
     let mut response = Response::new(Body::from(format!("{{\"error\":{text}}}")));
@@ -73,7 +73,7 @@ pub(super) fn kserve_error(status: StatusCode, text: &str) -> Response {
     response
 }
 
-/// The answer to a client that is denied a route, and the reason for the metrics.
+/// Returns the response to a denied request, and the reason for the metrics.
 pub(super) fn denied(denied: Denied) -> (Response, Reason) {
     let denied = match denied {
         Denied::Key(refused) => return (refusal(&refused), reason(&refused)),
@@ -88,7 +88,7 @@ pub(super) fn denied(denied: Denied) -> (Response, Reason) {
     (response, denied.reason)
 }
 
-/// Why something was refused, for the metrics.
+/// Returns the reason of a refusal for the metrics.
 pub(super) fn reason(refused: &Refused) -> Reason {
     match (refused.status, refused.kind) {
         (_, "InvalidKeyException") => Reason::Unauthenticated,
@@ -103,25 +103,25 @@ pub(super) fn reason(refused: &Refused) -> Reason {
     }
 }
 
-/// No path of TorchServe's.
+/// The error for unknown paths.
 pub(super) fn not_found() -> Refused {
     let message = "Requested resource is not found, please refer to API document.".to_owned();
     Refused { status: 404, kind: "ResourceNotFoundException", message }
 }
 
-/// A path, but not with this method, or not in this configuration.
+/// The error for a known path with an unsupported method, or one that the configuration disables.
 pub(super) fn wrong_method() -> Refused {
     let message = "Requested method is not allowed, please refer to API document.".to_owned();
     Refused { status: 405, kind: "MethodNotAllowedException", message }
 }
 
-/// Workflows are not built.
+/// The error for workflows, which are not supported.
 pub(super) fn no_workflow(name: &str) -> Refused {
     let message = format!("Workflow not found: {name}");
     Refused { status: 404, kind: "WorkflowNotFoundException", message }
 }
 
-/// What all answers have.
+/// Adds the headers that all responses have.
 pub(super) fn finish(response: &mut Response, asked: &Asked, cors: &Cors) {
     let failed = response.status().as_u16() >= 400;
     let headers = response.headers_mut();
@@ -140,7 +140,7 @@ pub(super) fn finish(response: &mut Response, asked: &Asked, cors: &Cors) {
     headers.insert(PRAGMA, HeaderValue::from_static("no-cache"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache; no-store, must-revalidate, private"));
     headers.insert(EXPIRES, HeaderValue::from_static("Thu, 01 Jan 1970 00:00:00 UTC"));
-    // HTTP/1.0 says itself what it keeps open.
+    // HTTP/1.0 clients request keep-alive explicitly.
     if failed && asked.version <= Version::HTTP_11 {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     } else if asked.version == Version::HTTP_11 && !asked.header("connection").eq_ignore_ascii_case("close") {

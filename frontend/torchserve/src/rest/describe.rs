@@ -1,4 +1,4 @@
-//! What is told of a model; its handler may have something to say too.
+//! Descriptions of models, optionally with the handler's own description.
 
 use axum::response::Response;
 use pharos::error::InferError;
@@ -24,7 +24,7 @@ pub(super) async fn describe<S: Management>(
     Ok(answer::json(&descriptions(shared, named, asked).await?))
 }
 
-/// What is told of a version (empty: the default one), or of `all`; with an id and headers the handler is asked as well.
+/// Describes a version (empty: the default one), or `all`. With an id and headers, adds the handler's own description.
 pub(crate) async fn descriptions<S: Management>(
     shared: &Shared<S>,
     (model, version): (&str, &str),
@@ -37,13 +37,13 @@ pub(crate) async fn descriptions<S: Management>(
     let found = registry.find(model, version)?;
     let mut description = registry.describe(&found);
     if let Some((id, headers)) = asked {
-        description.customized_metadata = Some(own_words(shared, (model, &found), id, headers).await?);
+        description.customized_metadata = Some(handler_description(shared, (model, &found), id, headers).await?);
     }
     Ok(vec![description])
 }
 
-/// What a handler says of itself.
-async fn own_words<S: Management>(
+/// Calls the handler to describe itself.
+async fn handler_description<S: Management>(
     shared: &Shared<S>,
     (model, version): (&str, &Version),
     id: &str,
@@ -65,7 +65,7 @@ async fn own_words<S: Management>(
         request.timeline.received = since;
         request.timeline.request_start = since;
         let mut responses = shared.uncounted.stream(request)?;
-        let first = responses.next().await.ok_or_else(|| InferError::internal("the handler said nothing"))?;
+        let first = responses.next().await.ok_or_else(|| InferError::internal("the handler returned no response"))?;
         handler_call::answer(first.answer?)
     };
     match answered.await {

@@ -1,4 +1,4 @@
-//! Sequences that a handler ends: it names them in a header of an answer. They are closed before the client has the answer.
+//! Closes the sequences that a handler ends by naming them in a response header, before the client gets the response.
 
 use std::sync::Arc;
 
@@ -9,20 +9,20 @@ use pharos::service::Management;
 use super::Shared;
 use crate::registry::Version;
 
-/// Closes the sequences that the answers of one request name.
+/// Closes the sequences that the responses to one request name.
 pub(crate) struct EndedSequences<S: Management> {
     shared: Arc<Shared<S>>,
     version: Arc<Version>,
 }
 
 impl<S: Management> EndedSequences<S> {
-    /// Those of a model whose requests overlap; TorchServe looks at the header of no other model.
+    /// Returns `None` unless the model's requests may overlap; TorchServe ignores the header of other models.
     pub(crate) fn of(shared: &Arc<Shared<S>>, version: &Arc<Version>) -> Option<Self> {
         let overlaps = version.deployment().overlaps();
         overlaps.then(|| Self { shared: shared.clone(), version: version.clone() })
     }
 
-    /// Closes the sequences of an answer with these headers: ids with semicolons between them.
+    /// Closes the sequences named in the headers of a response: ids separated by semicolons.
     pub(crate) fn close(&self, headers: &HeaderMap) {
         let [_, _, end] = &self.shared.settings.sequence_headers;
         let named = headers.get(end.as_str()).and_then(|value| value.to_str().ok());

@@ -1,4 +1,4 @@
-//! The management of models: each endpoint is one of the registry's verbs.
+//! Model management: each endpoint calls one operation of the registry.
 
 use axum::body::Body;
 use axum::response::Response;
@@ -14,7 +14,7 @@ use crate::registry::Scale;
 use crate::{Refused, RegistrationParameters};
 use pharos_listener::receiving::body::{self, Read};
 
-/// The most bytes of a request's JSON.
+/// The largest JSON body of a request, in bytes.
 const MOST_JSON: u64 = 1 << 20;
 
 /// `GET /models`.
@@ -23,7 +23,7 @@ pub(super) fn list<S: Management>(shared: &Shared<S>, asked: &Asked) -> Response
     answer::json(&shared.registry.list(limit, page))
 }
 
-/// What a request to register a model says, in JSON or in its query.
+/// The parameters of a registration request, in JSON or in the query.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Registration {
@@ -65,10 +65,10 @@ impl Registration {
         }
     }
 
-    /// The archive, and what is said about it. A number that makes no sense counts as not said, as in TorchServe.
+    /// Returns the archive's URL and the parameters. As in TorchServe, numbers out of range count as absent.
     ///
     /// # Errors
-    /// There is no archive, or something that is not built.
+    /// The URL is missing, or a parameter is not supported.
     pub(crate) fn wanted(self) -> Result<(String, RegistrationParameters), Refused> {
         let url = self.url.ok_or_else(|| Refused::bad_request("Parameter url is required."))?;
         let runtime = self.runtime.filter(|runtime| !runtime.is_empty());
@@ -76,7 +76,9 @@ impl Registration {
             return Err(Refused::bad_request(format!("Invalid RuntimeType value: {runtime}")));
         }
         if self.s3_sse_kms == Some(true) {
-            return Err(Refused::bad_request("s3_sse_kms is not supported: fetch the archive, and register the file"));
+            return Err(Refused::bad_request(
+                "s3_sse_kms is not supported; download the archive and register the file",
+            ));
         }
         let number = |said: Option<i64>, least: i64| {
             said.filter(|number| *number >= least).map(|number| u32::try_from(number).unwrap_or(u32::MAX))
@@ -90,7 +92,7 @@ impl Registration {
             max_batch_delay: number(self.max_batch_delay, 0),
             initial_workers: number(self.initial_workers.map(|workers| workers.max(0)), 0),
             response_timeout: number(self.response_timeout, 1),
-            // -1 stands for the default; other numbers that no worker can start within count as 0.
+            // -1 stands for the default; other values that are not positive count as 0.
             startup_timeout: number(
                 self.startup_timeout.filter(|seconds| *seconds != -1).map(|seconds| seconds.max(0)),
                 0,
@@ -123,17 +125,17 @@ async fn from_json<S: Management>(shared: &Shared<S>, asked: &Asked, body: Body)
     let whole = match read.map_err(|error| failure::refused(&error, ("", ""), || End::Died))? {
         Read::Whole(data) => data.join(),
         Read::TooLarge(size) => {
-            let message = format!("The JSON has at least {size} bytes; {MOST_JSON} are allowed");
+            let message = format!("The JSON body has at least {size} bytes; at most {MOST_JSON} are allowed");
             return Err(Refused { status: 413, kind: "BadRequestException", message });
         }
     };
     let wrong = |error| Refused::bad_request(format!("The body cannot be used: {error}"));
-    // A struct would be read from an array too.
+    // Parse an object first: serde would also accept an array for a struct.
     let said: Map<String, Value> = serde_json::from_slice(&whole).map_err(wrong)?;
     serde_json::from_value(Value::Object(said)).map_err(wrong)
 }
 
-/// A whole number, which may be a text, or have a point, as in TorchServe.
+/// Deserializes an integer. As in TorchServe, it may be a string or have a fraction of zero.
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64>, D::Error> {
     let value = Value::deserialize(deserializer)?;
     let whole = |number: f64| (number.fract() == 0.0 && number.abs() < 2f64.powi(53)).then_some(number as i64);
@@ -143,10 +145,10 @@ fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64>, D::
         Value::String(text) => text.trim().parse().ok(),
         _ => None,
     };
-    number.map(Some).ok_or_else(|| D::Error::custom(format!("{value} is no whole number")))
+    number.map(Some).ok_or_else(|| D::Error::custom(format!("{value} is not a whole number")))
 }
 
-/// A flag, which may be a text.
+/// Deserializes a flag, which may be a string.
 fn flag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<bool>, D::Error> {
     match Value::deserialize(deserializer)? {
         Value::Null => Ok(None),
@@ -170,7 +172,7 @@ pub(super) async fn scale<S: Management>(
     let version = if version.is_empty() { &of_query } else { version };
     if min < 0 && max >= min {
         shared.registry.find(model, version)?;
-        let message = format!("min_worker is {min}; whole numbers from 0 on are allowed");
+        let message = format!("min_worker is {min}; allowed are whole numbers from 0");
         return Err(Refused { status: 500, kind: "IndexOutOfBoundsException", message });
     }
     let number = |number: i64| u32::try_from(number.max(0)).unwrap_or(u32::MAX);
@@ -212,6 +214,6 @@ pub(super) async fn token<S: Management>(shared: &Shared<S>, asked: &Asked) -> R
             let message = format!("type is '{kind}'; allowed are management and inference");
             Err(Refused::bad_request(message))
         }
-        Err(error) => Err(Refused::internal(format!("The file of tokens cannot be written: {error}"))),
+        Err(error) => Err(Refused::internal(format!("Cannot write the key file: {error}"))),
     }
 }

@@ -1,4 +1,4 @@
-//! `/metrics` as TorchServe shows it. Any method will do.
+//! `/metrics` in TorchServe's format. Accepts any method.
 
 use axum::body::Body;
 use axum::response::Response;
@@ -10,25 +10,24 @@ use pharos::service::Management;
 use super::{Asked, Shared};
 use crate::{Refused, form};
 
-/// The metrics that the query asks for.
+/// Renders the metrics selected by the query.
 pub(super) async fn metrics<S: Management>(shared: &Shared<S>, asked: &Asked) -> Result<Response, Refused> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let pairs = form::pairs(asked.uri.query().unwrap_or_default());
     let names = Names::of_query(pairs.into_iter().map(|pair| (pair.name, text(&pair.data))));
     let service = shared.service.clone();
-    // On a thread of its own: thousands of series take milliseconds, for which no inference should wait.
+    // Runs on a blocking thread: rendering thousands of series takes milliseconds and would delay inference.
     let rendered =
         tokio::task::spawn_blocking(move || service.render_metrics(|cache| java_client::render(cache, &names, help)))
             .await;
-    let rendered =
-        rendered.map_err(|error| Refused::internal(format!("The metrics could not be rendered: {error}")))?;
+    let rendered = rendered.map_err(|error| Refused::internal(format!("Cannot render the metrics: {error}")))?;
     let mut response = Response::new(Body::from(rendered));
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, content_type);
     Ok(response)
 }
 
-/// The help of every metric as TorchServe writes it.
+/// Returns the help of a metric in TorchServe's wording.
 fn help(spec: &MetricSpec) -> String {
     format!("Torchserve prometheus {} metric with unit: {}", spec.kind.as_str(), spec.unit)
 }

@@ -1,5 +1,5 @@
-//! TorchServe's REST: three listeners, or fewer where their addresses are the same. Every answer has an id, is counted once,
-//! and is told to the access log.
+//! TorchServe's REST API: three listeners, or fewer if addresses are equal. Every response gets an id, is counted once and is
+//! written to the access log.
 
 mod answer;
 mod describe;
@@ -29,6 +29,7 @@ use super::routes::{Apis, Endpoint, endpoint};
 use super::{Refused, Registry, Settings};
 use pharos_listener::Peer;
 use pharos_listener::access;
+use pharos_listener::answering::Account;
 use pharos_listener::http_service::Handle;
 use pharos_listener::receiving::Budget;
 use pharos_listener::request_log;
@@ -41,20 +42,20 @@ pub(super) use manage::Registration;
 pub(super) use predict::{end_of, enter, first_of, loaded};
 pub use v2::V2Gate;
 
-/// Tensors behind the JSON of the v2 protocol.
+/// The header of v2 requests with binary tensors behind the JSON.
 const BINARY: &str = "inference-header-content-length";
 
-/// How long a body may not go on.
+/// The longest pause while a body is received.
 pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What all listeners share.
+/// The state that all listeners share.
 pub(crate) struct Shared<S: Management> {
-    /// Its clients call models by TorchServe's names.
+    /// The server, with TorchServe's model names.
     pub(super) service: S,
-    /// The same, without counting by name.
+    /// The server, without per-name counting.
     pub(super) uncounted: S,
     pub(super) registry: Arc<Registry<S>>,
-    /// Counts connections.
+    /// The metrics cache that counts connections.
     pub(super) metrics: Arc<Cache>,
     pub(super) settings: Arc<Settings>,
     pub(super) guard: Guard,
@@ -62,16 +63,16 @@ pub(crate) struct Shared<S: Management> {
     pub(super) ids: Ids,
 }
 
-/// One listener's service.
+/// The service of one listener.
 #[derive(Clone)]
 pub(super) struct Port<S: Management> {
     pub(super) shared: Arc<Shared<S>>,
     pub(super) apis: Apis,
-    /// The v2 protocol.
+    /// The routes of the v2 protocol.
     pub(super) v2: Routes<V2Gate<S>>,
 }
 
-/// A request, but for its body.
+/// A request without its body.
 struct Asked {
     method: Method,
     uri: Uri,
@@ -83,14 +84,14 @@ struct Asked {
 }
 
 impl Asked {
-    /// A pair of the query, decoded; of several the first.
+    /// Returns the decoded value of a query parameter; the first one if there are several.
     fn query(&self, name: &str) -> Option<String> {
         let pairs = super::form::pairs(self.uri.query().unwrap_or_default());
         let found = pairs.into_iter().find(|pair| pair.name == name);
         found.map(|pair| String::from_utf8_lossy(&pair.data).into_owned())
     }
 
-    /// A whole number of the query; one that is none counts as absent, as in TorchServe.
+    /// Returns an integer query parameter. As in TorchServe, an invalid one counts as absent.
     fn number(&self, name: &str) -> Option<i64> {
         self.query(name)?.parse().ok()
     }
@@ -115,7 +116,7 @@ impl<S: Management> Handle for Port<S> {
         let path = asked.uri.path();
         let mut response = match endpoint(self.apis, &asked.method, path) {
             Endpoint::Kserve => self.answer_v2(&asked, body).await,
-            // Tensors behind the JSON are no body for a handler.
+            // Binary tensors behind the JSON cannot be passed to a handler; the v2 edge takes them.
             Endpoint::Predict(_) if asked.headers.contains_key(BINARY) && path.starts_with("/v2/") => {
                 self.answer_v2(&asked, body).await
             }
@@ -128,9 +129,10 @@ impl<S: Management> Handle for Port<S> {
 }
 
 impl<S: Management> Port<S> {
-    /// Checks the access to an endpoint of TorchServe, answers and counts the answer.
+    /// Checks access to a TorchServe endpoint, executes the request and counts the response.
     async fn answer_own(&self, endpoint: Endpoint, asked: &Asked, body: Body) -> Response {
         let route = endpoint.route();
+        let count = Account::new(V2Gate(self.shared.clone()), route);
         let (response, reason) = match self.denied(&endpoint, asked) {
             Some((response, reason)) => (response, Some(reason)),
             None => match self.answer(endpoint, asked, body).await {
@@ -138,11 +140,11 @@ impl<S: Management> Port<S> {
                 Err(refused) => (answer::refusal(&refused), Some(answer::reason(&refused))),
             },
         };
-        self.shared.service.record_answered(Protocol::Http, route, response.status().as_u16(), reason);
+        count.end(response.status().as_u16(), reason);
         response
     }
 
-    /// The refusal of a request that may not have what it asks for, or asks for nothing that is there.
+    /// Returns the refusal of a request that is denied or has no matching endpoint.
     fn denied(&self, endpoint: &Endpoint, asked: &Asked) -> Option<(Response, Reason)> {
         let wanted = Wanted { route: endpoint.route(), class: endpoint.class(), purpose: endpoint.purpose(self.apis) };
         let denied = self.shared.guard.check(Protocol::Http, wanted, &asked.headers).err()?;

@@ -1,10 +1,10 @@
-//! What the API is, as OpenAPI 3.0.1 documents.
+//! OpenAPI 3.0.1 documents of the API.
 
 use serde_json::{Map, Value, json};
 
 use crate::routes::Apis;
 
-/// An endpoint: path, method, operation, what it does, parameters of the query.
+/// An endpoint: path, method, operation id, description, query parameters.
 type Endpoint = (&'static str, &'static str, &'static str, &'static str, &'static [&'static str]);
 
 const EVERYWHERE: [Endpoint; 1] = [("/", "options", "apiDescription", "This description.", &[])];
@@ -14,9 +14,9 @@ const INFERENCE: [Endpoint; 9] = [
     ("/predictions/{model_name}", "post", "predictions", "A prediction of the default version.", &[]),
     ("/predictions/{model_name}/{model_version}", "post", "version_predictions", "A prediction of a version.", &[]),
     ("/explanations/{model_name}", "post", "explanations", "An explanation by the default version.", &[]),
-    ("/invocations", "post", "invocations", "A prediction, as SageMaker asks for it.", &["model_name"]),
-    ("/models/{model_name}/invoke", "post", "invoke", "A prediction, as SageMaker asks for it.", &[]),
-    ("/v1/models/{model_name}:predict", "post", "v1Predict", "A prediction, as KServe's version 1 asks for it.", &[]),
+    ("/invocations", "post", "invocations", "A prediction in SageMaker's format.", &["model_name"]),
+    ("/models/{model_name}/invoke", "post", "invoke", "A prediction in SageMaker's format.", &[]),
+    ("/v1/models/{model_name}:predict", "post", "v1Predict", "A prediction in KServe's v1 protocol.", &[]),
     ("/v2/models/{model_name}/infer", "post", "v2Infer", "An inference of the v2 protocol.", &[]),
     ("/v2/health/ready", "get", "v2Ready", "Whether the server is ready.", &[]),
 ];
@@ -41,7 +41,7 @@ const MANAGEMENT: [Endpoint; 7] = [
             "startup_timeout",
         ],
     ),
-    ("/models/{model_name}", "get", "describeModel", "What is known of the default version.", &["customized"]),
+    ("/models/{model_name}", "get", "describeModel", "The description of the default version.", &["customized"]),
     (
         "/models/{model_name}",
         "put",
@@ -54,7 +54,7 @@ const MANAGEMENT: [Endpoint; 7] = [
         "/models/{model_name}/{model_version}",
         "get",
         "version_describeModel",
-        "What is known of a version, or of all.",
+        "The description of a version, or of all.",
         &["customized"],
     ),
     ("/models/{model_name}/{model_version}/set-default", "put", "setDefault", "Makes a version the default one.", &[]),
@@ -63,7 +63,7 @@ const MANAGEMENT: [Endpoint; 7] = [
 const METRICS: [Endpoint; 1] =
     [("/metrics", "get", "metrics", "The metrics, in Prometheus' text format.", &["name[]"])];
 
-/// What a listener serves.
+/// Describes the APIs of a listener.
 pub(super) fn description(apis: Apis) -> Value {
     let mut endpoints = EVERYWHERE.to_vec();
     for (open, part) in
@@ -74,13 +74,13 @@ pub(super) fn description(apis: Apis) -> Value {
     document("TorchServe APIs", &endpoints, None)
 }
 
-/// What can be asked of a model.
+/// Describes the inference endpoints of a model.
 pub(super) fn of_model(model: &str) -> Value {
     let endpoints = INFERENCE.into_iter().filter(|endpoint| endpoint.0.starts_with("/predictions/"));
     document(&format!("RESTful API for: {model}"), &endpoints.collect::<Vec<_>>(), Some(model))
 }
 
-/// What can be done with a model.
+/// Describes the management endpoints of a model.
 pub(super) fn of_management(model: &str) -> Value {
     let endpoints = MANAGEMENT.into_iter().filter(|endpoint| endpoint.0.starts_with("/models/"));
     document(&format!("RESTful Management API for: {model}"), &endpoints.collect::<Vec<_>>(), Some(model))

@@ -1,4 +1,4 @@
-//! Predictions and explanations: whatever the path, a body goes to a handler, and what the handler gives comes back.
+//! Predictions and explanations: for every path, the body is passed to a handler and its output is returned.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,10 +27,10 @@ use crate::routes::Target;
 use pharos_listener::receiving::body::{self, Read};
 use pharos_os::clock;
 
-/// How long it may take to know how a process ended whose connection is gone.
+/// How long to wait for the exit status of a worker whose connection was lost.
 const END_KNOWN: Duration = Duration::from_millis(100);
 
-/// Answers a prediction.
+/// Handles a prediction.
 pub(super) async fn predict<S: Management>(
     port: &Port<S>,
     asked: &Asked,
@@ -40,7 +40,7 @@ pub(super) async fn predict<S: Management>(
     let shared = &*port.shared;
     let named = target.model.clone().or_else(|| asked.query("model_name").filter(|name| !name.is_empty()));
     let named = named.or_else(|| shared.registry.only_startup_model().filter(|_| target.query));
-    // What nobody could answer is not read.
+    // Fail before reading the body if the model is unknown.
     let known = named.as_deref().map(|name| shared.registry.find(name, &target.version)).transpose()?;
     let parts = parts(shared, asked, (&target, body)).await?;
     let model = match named {
@@ -58,7 +58,7 @@ pub(super) async fn predict<S: Management>(
     let answered = async {
         let mut responses = shared.service.stream(request)?;
         let first = first_of(&mut responses, &version, asked.received).await?;
-        let first = first.ok_or_else(|| InferError::internal("The model gave no answer."))?;
+        let first = first.ok_or_else(|| InferError::internal("The model returned no response."))?;
         let ended = EndedSequences::of(&port.shared, &version);
         respond(first, (responses, entered), (ended, shared.settings.max_response_size))
     };
@@ -71,10 +71,10 @@ pub(super) async fn predict<S: Management>(
     }
 }
 
-/// The first answer to a request that was received then. What nobody waits for any more is given up.
+/// Returns the first response. The time already spent since `received` counts towards the timeout.
 ///
 /// # Errors
-/// There is none within the model's `clientTimeoutInMills`.
+/// There was no response within the model's `clientTimeoutInMills`.
 pub(crate) async fn first_of(
     responses: &mut impl Responses,
     version: &Version,
@@ -88,10 +88,10 @@ pub(crate) async fn first_of(
     tokio::time::timeout(left, responses.next()).await.map_err(|_| too_late(limit))
 }
 
-/// Lets a request in if there is a worker for it, or will be.
+/// Accepts a request if the version has workers, or is going to have some.
 ///
 /// # Errors
-/// There are to be none, or all are busy and the model wants none to wait.
+/// The version has no workers configured, or all are busy and the model does not queue requests.
 pub(crate) fn enter<S: Management>(
     shared: &Shared<S>,
     (model, version): (&str, &str),
@@ -104,14 +104,14 @@ pub(crate) fn enter<S: Management>(
     if found.deployment().min_workers == 0 {
         return Err(refuse(""));
     }
-    found.enter().ok_or_else(|| refuse(". All workers are busy, and useJobTicket lets no request wait"))
+    found.enter().ok_or_else(|| refuse(". All workers are busy, and useJobTicket disables queueing"))
 }
 
-/// Waits for the first worker of a version while it loads the model, for as long as `clientTimeoutInMills` allows. What the
-/// request meets after that, the engine says.
+/// Waits for the first worker of a version while it loads the model, at most `clientTimeoutInMills`. The engine reports any later
+/// error.
 ///
 /// # Errors
-/// As many requests wait as may, or the time is over.
+/// Too many requests are waiting, or the timeout has passed.
 pub(crate) async fn loaded<S: Management>(
     shared: &Shared<S>,
     (model, version): (&str, &str),
@@ -140,7 +140,7 @@ fn too_late(limit: Duration) -> InferError {
     InferError::new(ErrorCode::DeadlineExceeded, Reason::Timeout, text)
 }
 
-/// The parts of a request.
+/// Reads the parts of a request.
 async fn parts<S: Management>(
     shared: &Shared<S>,
     asked: &Asked,
@@ -161,7 +161,7 @@ async fn parts<S: Management>(
     Ok(parts)
 }
 
-/// The model that a form names.
+/// Returns the model name in a form.
 fn model_of(parts: &[Part]) -> Option<String> {
     let named = parts.iter().find(|part| part.name == "model_name" && !part.data.is_empty())?;
     Some(String::from_utf8_lossy(&named.data).into_owned())
@@ -186,7 +186,7 @@ fn request<S: Management>(
     found: &Version,
 ) -> Result<InferRequest, Refused> {
     let sequence = found.deployment().sequence.is_some().then(|| sequence(shared, asked, &mut call));
-    let too_long = || Refused::bad_request("The parts of the request are too long for one element");
+    let too_long = || Refused::bad_request("The parts of the request are too long");
     let mut request = handler_call::request((model, version, &asked.id), parts, call).ok_or_else(too_long)?;
     if let Some((id, start, end)) = sequence {
         request.correlation_id = CorrelationId::String(id);
@@ -198,7 +198,7 @@ fn request<S: Management>(
     Ok(request)
 }
 
-/// The sequence of a request, and whether it begins and ends it. Without an id it begins one of its own.
+/// Returns a request's sequence id, and whether it starts and ends the sequence. Without an id, it starts a new sequence.
 fn sequence<S: Management>(shared: &Shared<S>, asked: &Asked, call: &mut HandlerCall) -> (String, bool, bool) {
     let [id, start, end] = &shared.settings.sequence_headers;
     let says = |name: &str| asked.header(name).eq_ignore_ascii_case("true");
@@ -212,7 +212,7 @@ fn sequence<S: Management>(shared: &Shared<S>, asked: &Asked, call: &mut Handler
     (made, true, says(end))
 }
 
-/// The answer to a client: whole, or in parts if more are to come.
+/// Builds the response to a client: complete, or streamed if more parts follow.
 fn respond<S: Management>(
     first: Streamed,
     (responses, entered): (impl Responses, InFlight),
@@ -229,8 +229,9 @@ fn respond<S: Management>(
         false => Body::new(Parts::new(answer.body, responses, (entered, ended, most))),
     };
     let mut response = Response::new(body);
-    *response.status_mut() = StatusCode::from_u16(answer.status)
-        .map_err(|_| InferError::internal(format!("the handler's status {} is none of HTTP", answer.status)))?;
+    *response.status_mut() = StatusCode::from_u16(answer.status).map_err(|_| {
+        InferError::internal(format!("the handler's status {} is not a valid HTTP status", answer.status))
+    })?;
     *response.headers_mut() = answer.headers;
     if let Some(reason) = Some(answer.reason).filter(|reason| !reason.is_empty())
         && let Ok(reason) = ReasonPhrase::try_from(reason)
@@ -240,7 +241,7 @@ fn respond<S: Management>(
     Ok(response)
 }
 
-/// How the worker of a failed request ended, if it did. That is known a moment after its connection is gone.
+/// Returns how the worker of a failed request ended, if it did. The exit status is known shortly after the connection is lost.
 pub(crate) async fn end_of<S: Management>(
     shared: &Shared<S>,
     error: &InferError,

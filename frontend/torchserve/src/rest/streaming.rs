@@ -1,4 +1,4 @@
-//! An answer in parts, as the handler sends them. A part that fails breaks the body off: nothing else can be said any more.
+//! A response streamed in parts. If a part fails, the connection is closed: the status has already been sent.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -12,19 +12,19 @@ use super::ended::EndedSequences;
 use crate::handler_call::{self, Answer};
 use crate::registry::InFlight;
 
-/// The body of a response with parts.
+/// The body of a streamed response.
 pub(super) struct Parts<R, S: Management> {
     first: Option<Bytes>,
     responses: R,
     ended: bool,
-    /// The most bytes of a part.
+    /// The largest part, in bytes.
     most: u64,
     sequences: Option<EndedSequences<S>>,
     _entered: InFlight,
 }
 
 impl<R: Responses, S: Management> Parts<R, S> {
-    /// This part, and all that follow.
+    /// Creates a body of the first part and all that follow.
     pub(super) fn new(
         first: Bytes,
         responses: R,
@@ -58,12 +58,12 @@ impl<R: Responses, S: Management> http_body::Body for Parts<R, S> {
             }
             let Some(streamed) = ready!(self.responses.poll_next(cx)) else { return Poll::Ready(None) };
             match self.part(streamed) {
-                // A chunk without bytes would be the end.
+                // Skip: an empty chunk would end the body.
                 Ok(part) if part.is_empty() => {}
                 Ok(part) => return Poll::Ready(Some(Ok(Frame::data(part)))),
                 Err(error) => {
                     self.ended = true;
-                    tracing::warn!("an answer in parts breaks off: {error}");
+                    tracing::warn!("streamed response aborted: {error}");
                     return Poll::Ready(Some(Err(error)));
                 }
             }
@@ -71,7 +71,7 @@ impl<R: Responses, S: Management> http_body::Body for Parts<R, S> {
     }
 }
 
-/// Refuses a body that is longer than allowed.
+/// Fails if a body exceeds the limit.
 pub(super) fn check_size(body: &Bytes, most: u64) -> Result<(), InferError> {
     if body.len() as u64 <= most {
         return Ok(());

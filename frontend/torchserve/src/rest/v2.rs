@@ -1,36 +1,45 @@
-//! The v2 protocol on TorchServe's ports: its access check, and requests to it.
+//! The v2 protocol on TorchServe's ports: its access check, and forwarding of requests.
 
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::response::Response;
 use http::{HeaderMap, Request};
+use pharos::error::Reason;
 use pharos::service::{Management, Protocol, Route};
 
 use super::{Asked, Port, Shared, answer};
 use crate::guard::{Wanted, purpose};
 use crate::token::Purpose;
-use pharos_listener::access::Gate;
 use pharos_listener::access::routes::class;
+use pharos_listener::answering::{Count, Gate, Outcome};
 
 /// The access check of the v2 protocol on these ports.
 #[derive(Clone)]
 pub struct V2Gate<S: Management>(pub(crate) Arc<Shared<S>>);
 
+impl<S: Management> Count for V2Gate<S> {
+    const PROTOCOL: Protocol = Protocol::Http;
+
+    fn count(&self, route: Route, code: u16, reason: Option<Reason>) {
+        self.0.service.record_answered(Self::PROTOCOL, route, code, reason);
+    }
+}
+
 impl<S: Management> Gate for V2Gate<S> {
     fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response> {
         let class = class(route);
-        // Paths that are not known need the key of the port that serves the protocol.
+        // Unknown paths need the key of the port that serves the protocol.
         let wanted = Wanted { route, class, purpose: purpose(class, Some(Purpose::Inference)) };
         let denied = self.0.guard.check(Protocol::Http, wanted, headers).err()?;
-        let (response, reason) = answer::denied(denied);
-        self.0.service.record_answered(Protocol::Http, route, response.status().as_u16(), Some(reason));
+        let (mut response, reason) = answer::denied(denied);
+        response.extensions_mut().insert(Outcome::Failed(reason));
         Some(response)
     }
 }
 
 impl<S: Management> Port<S> {
-    /// Answers a request as the port of the v2 protocol does, which counts the answer.
+    /// Forwards a request to the v2 protocol's edge, which counts the response.
     pub(super) async fn answer_v2(&self, asked: &Asked, body: Body) -> Response {
         let mut request = Request::new(body);
         *request.method_mut() = asked.method.clone();

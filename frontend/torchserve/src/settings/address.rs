@@ -1,16 +1,16 @@
-//! Addresses as TorchServe writes them: `http://HOST[:PORT]`, `https://HOST[:PORT]`, and a host beside a port for gRPC.
+//! Parses TorchServe's addresses: `http://HOST[:PORT]`, `https://HOST[:PORT]`, and a host and a port for gRPC.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use super::Address;
 
-/// The ports of a listener that names none: without and with TLS.
+/// The default ports of a listener: without TLS and with TLS.
 pub(super) type Ports = (u16, u16);
 
-/// An address of `key`.
+/// Parses the address in `key`.
 ///
 /// # Errors
-/// It is none; the text names the key, the value and what is allowed.
+/// The address is invalid; the text names the key, the value and what is allowed.
 pub(super) fn parse(key: &str, value: &str, (plain, secure): Ports) -> Result<Address, String> {
     let allowed = |why: &str| {
         format!(
@@ -18,32 +18,32 @@ pub(super) fn parse(key: &str, value: &str, (plain, secure): Ports) -> Result<Ad
         )
     };
     if value.starts_with("unix:") {
-        return Err(allowed("Unix sockets are not served"));
+        return Err(allowed("Unix sockets are not supported"));
     }
     let lower = value.to_ascii_lowercase();
     let (rest, tls) = match (lower.strip_prefix("http://"), lower.strip_prefix("https://")) {
         (Some(rest), _) => (rest, false),
         (None, Some(rest)) => (rest, true),
-        (None, None) => return Err(allowed("this is no such address")),
+        (None, None) => return Err(allowed("invalid address")),
     };
     let authority = rest.trim_end_matches('/');
-    let (host, port) = split(authority).ok_or_else(|| allowed("the host or the port cannot be read"))?;
+    let (host, port) = split(authority).ok_or_else(|| allowed("invalid host or port"))?;
     let port = port.unwrap_or(if tls { secure } else { plain });
     let socket = resolve(host, port).map_err(|why| allowed(&why))?;
     Ok(Address { socket, tls })
 }
 
-/// The address of gRPC, from its host and its port.
+/// Resolves the address of a gRPC listener.
 ///
 /// # Errors
-/// The host is none.
+/// The host cannot be resolved.
 pub(super) fn grpc(key: &str, host: &str, port: u16, tls: bool) -> Result<Address, String> {
     let socket = resolve(host, port)
         .map_err(|why| format!("{key}={host}: {why}; allowed are IP addresses and names of this machine"))?;
     Ok(Address { socket, tls })
 }
 
-/// Host and port of `HOST[:PORT]`, an IPv6 address in brackets.
+/// Splits `HOST[:PORT]`, where an IPv6 address is in brackets.
 fn split(authority: &str) -> Option<(&str, Option<u16>)> {
     if authority.is_empty() || authority.contains(['/', '?', '@', ' ']) {
         return None;
@@ -67,8 +67,8 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, String> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(SocketAddr::new(address, port));
     }
-    let found = (host, port).to_socket_addrs().map_err(|error| format!("the host '{host}' is not known: {error}"))?;
-    // A name of both kinds means the older one, as in Java.
+    let found = (host, port).to_socket_addrs().map_err(|error| format!("cannot resolve the host '{host}': {error}"))?;
+    // As in Java, prefer IPv4 if a name has addresses of both families.
     let mut found: Vec<SocketAddr> = found.collect();
     found.sort_by_key(SocketAddr::is_ipv6);
     found.first().copied().ok_or_else(|| format!("the host '{host}' has no address"))
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_key_and_value() {
+    fn refuses_invalid_addresses_with_key_and_value() {
         for text in
             ["127.0.0.1:8080", "http://", "http://:80", "http://h:x", "http://h:70000", "http://[::1", "unix:/tmp/s"]
         {

@@ -1,22 +1,22 @@
-//! The keys of `config.properties` that TorchServe 0.12 knows, and what becomes of each here.
+//! The keys of `config.properties` in TorchServe 0.12, and their effect in this server.
 
-/// What a key does here.
+/// The effect of a key in this server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// What it does in TorchServe.
+    /// The same as in TorchServe.
     Same,
-    /// Nothing; the text says why, or what to use.
+    /// No effect; the text gives the reason or an alternative.
     None(&'static str),
 }
 
 /// A key.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
-    /// As it is written in the file.
+    /// The name in the file.
     pub name: &'static str,
-    /// Whether `TS_NAME` of the environment wins over the file where that says `enable_envvars_config=true`.
+    /// Whether `TS_NAME` in the environment overrides the file if that sets `enable_envvars_config=true`.
     pub variable: bool,
-    /// What it does here.
+    /// The effect in this server.
     pub effect: Effect,
 }
 
@@ -32,15 +32,15 @@ const fn none(name: &'static str, why: &'static str) -> Key {
     Key { name, variable: true, effect: Effect::None(why) }
 }
 
-const THREADS: &str = "threads are as many as there are processors (--http-thread-count after '--' sets them)";
-const JAVA: &str = "it is about Java's memory and sockets";
+const THREADS: &str = "the server uses one thread for each CPU (set --http-thread-count after '--')";
+const JAVA: &str = "the key configures Java's memory and sockets";
 const IPEX: &str =
     "workers are started without Intel's launcher; the handler may import intel_extension_for_pytorch itself";
-const WORKFLOWS: &str = "workflows are not served; an ensemble of the repository does the same";
+const WORKFLOWS: &str = "workflows are not supported; use an ensemble in the model repository";
 
 /// Every key, in the order of TorchServe's documentation.
 pub const KEYS: &[Key] = &[
-    none("debug", "it is for those who debug TorchServe; --log-verbose=1 after '--' tells more"),
+    none("debug", "the key is for debugging TorchServe itself; use --log-verbose=1 after '--'"),
     same("inference_address"),
     same("management_address"),
     same("metrics_address"),
@@ -49,10 +49,7 @@ pub const KEYS: &[Key] = &[
     same("default_workers_per_model"),
     same("default_response_timeout"),
     same("default_startup_timeout"),
-    none(
-        "unregister_model_timeout",
-        "a model that is unregistered finishes what it has accepted, and nobody waits for that",
-    ),
+    none("unregister_model_timeout", "an unregistered model completes its accepted requests in the background"),
     none("number_of_netty_threads", THREADS),
     none("netty_client_threads", THREADS),
     same("job_queue_size"),
@@ -65,7 +62,7 @@ pub const KEYS: &[Key] = &[
     none("cpu_launcher_enable", IPEX),
     none("cpu_launcher_args", IPEX),
     none("ipex_gpu_enable", IPEX),
-    none("async_logging", "logs are always written by a thread of their own"),
+    none("async_logging", "logs are always written by a separate thread"),
     same("cors_allowed_origin"),
     same("cors_allowed_methods"),
     same("cors_allowed_headers"),
@@ -80,12 +77,12 @@ pub const KEYS: &[Key] = &[
     same("limit_max_image_pixels"),
     same("default_service_handler"),
     same("service_envelope"),
-    none("model_server_home", "nothing is read from there"),
+    none("model_server_home", "the server reads no files from that directory"),
     same("model_store"),
-    none("snapshot_store", "snapshots are files"),
+    none("snapshot_store", "snapshots are always files"),
     none("prefer_direct_buffer", JAVA),
     same("allowed_urls"),
-    none("use_env_allowed_urls", "enable_envvars_config=true lets TS_ALLOWED_URLS count"),
+    none("use_env_allowed_urls", "set enable_envvars_config=true to use TS_ALLOWED_URLS"),
     same("install_py_dep_per_model"),
     same("enable_metrics_api"),
     same("grpc_inference_address"),
@@ -98,9 +95,9 @@ pub const KEYS: &[Key] = &[
     same("grpc_inference_max_connection_age_grace_ms"),
     same("grpc_management_max_connection_age_grace_ms"),
     same("initial_worker_port"),
-    none("initial_distribution_port", "workers of several processes (torchrun) are not started"),
+    none("initial_distribution_port", "workers with several processes (torchrun) are not supported"),
     none("workflow_store", WORKFLOWS),
-    none("cpp_log_config", "handlers in C++ are not run"),
+    none("cpp_log_config", "C++ handlers are not supported"),
     same("ts_open_inference_protocol"),
     same("token_expiration_min"),
     same("disable_token_authorization"),
@@ -114,31 +111,31 @@ pub const KEYS: &[Key] = &[
     file_only("enable_envvars_config"),
     file_only("model_snapshot"),
     file_only("models"),
-    none("version", "a snapshot tells with it who wrote it"),
+    none("version", "snapshots record the version of their server in it"),
     none(
         "system_metrics_cmd",
-        "the machine is measured without another program; a script's metrics can come as StatsD datagrams (--statsd-address after '--')",
+        "system metrics need no external program; send metrics of scripts as StatsD datagrams (--statsd-address after '--')",
     ),
     file_only("vmargs"),
     file_only("tsConfigFile"),
-    none("python", "--python after '--', or PHAROS_PYTHON, names the interpreter"),
+    none("python", "set the interpreter with --python after '--' or PHAROS_PYTHON"),
 ];
 
-/// Keys that only the launcher of Java reads, or that snapshots repeat: they are nobody's mistake.
+/// Keys for Java's launcher, or written by snapshots: they are ignored without a note.
 pub(super) const SILENT: [&str; 3] = ["vmargs", "tsConfigFile", "version"];
 
-/// A key by its name.
+/// Finds a key by its name.
 pub(super) fn known(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-/// The known key that is most like `name`, if one is.
+/// Returns the known key most similar to `name`, if one is similar enough.
 pub(super) fn nearest(name: &str) -> Option<&'static str> {
     let likeness = |key: &Key| distance(key.name, name);
     KEYS.iter().map(|key| (likeness(key), key.name)).min().filter(|(far, _)| *far <= 3).map(|(_, name)| name)
 }
 
-/// So many characters must be changed, added or removed.
+/// Returns the edit distance: the number of characters to change, add or remove.
 fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
@@ -162,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mistyped_keys_are_told_what_was_meant() {
+    fn suggests_the_nearest_key_for_a_mistyped_one() {
         assert_eq!(nearest("metrics_mod"), Some("metrics_mode"));
         assert_eq!(nearest("defualt_workers_per_model"), Some("default_workers_per_model"));
         assert_eq!(nearest("something_else"), None);

@@ -1,21 +1,21 @@
-//! What is said about models at the start: `load_models`, `models` and `model_snapshot`.
+//! Parses the configuration of models: `load_models`, `models` and `model_snapshot`.
 
 use serde_json::{Map, Value};
 
-/// Which models are registered at the start.
+/// The models to register at server start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LoadModels {
     /// None.
     #[default]
     None,
-    /// Everything in the model store.
+    /// All archives in the model store.
     All,
-    /// These: a name, if one is given, and where the archive is.
+    /// These archives: an optional name, and the URL.
     Listed(Vec<(Option<String>, String)>),
 }
 
 impl LoadModels {
-    /// `all`, `none`, or `[NAME=]URL` separated by `,`.
+    /// Parses `all`, `none`, or `[NAME=]URL` separated by `,`.
     pub(super) fn parse(text: &str) -> Self {
         let text = text.trim();
         match text.to_ascii_lowercase().as_str() {
@@ -25,7 +25,7 @@ impl LoadModels {
         }
         let listed = text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| {
             match part.split_once('=') {
-                // A URL may have a query.
+                // A `=` in the query of a URL does not separate a name.
                 Some((name, url)) if !name.contains([':', '/']) => {
                     (Some(name.trim().to_owned()), url.trim().to_owned())
                 }
@@ -36,42 +36,42 @@ impl LoadModels {
     }
 }
 
-/// What `models` or a snapshot says about one version of a model.
+/// The properties of a model version in `models` or a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelProperties {
-    /// Of the model.
+    /// The model's name.
     pub name: String,
-    /// Of the version.
+    /// The version.
     pub version: String,
-    /// Whether requests without a version mean this one.
+    /// Whether this is the default version.
     pub default_version: bool,
-    /// The archive.
+    /// The archive's name in the model store, or its URL.
     pub mar_name: Option<String>,
-    /// See [`super::super::ModelYaml`], here and below.
+    /// The number of workers that are kept running. See [`super::super::ModelYaml`] for this and the following fields.
     pub min_workers: Option<u32>,
     /// The most workers.
     pub max_workers: Option<u32>,
-    /// Requests in a batch.
+    /// The most requests in a batch.
     pub batch_size: Option<u32>,
-    /// Milliseconds that a batch waits for more requests.
+    /// How long a batch waits for more requests, in milliseconds.
     pub max_batch_delay: Option<u32>,
-    /// Seconds for a batch.
+    /// The timeout of a batch, in seconds.
     pub response_timeout: Option<u32>,
-    /// Seconds for loading the model.
+    /// The timeout of loading the model, in seconds.
     pub startup_timeout: Option<u32>,
     /// `python` or `python3`.
     pub runtime_type: Option<String>,
 }
 
-/// What the JSON object of `key` says: names, below them versions, below them properties. What cannot be used is told to
-/// `warn` and left out.
+/// Parses the JSON object of `key`: names map to versions, which map to properties. Reports invalid entries to `warn` and skips
+/// them.
 ///
 /// # Errors
-/// It is no JSON object.
+/// The text is not a JSON object.
 pub(super) fn parse(key: &str, text: &str, warn: &mut dyn FnMut(String)) -> Result<Vec<ModelProperties>, String> {
-    let value: Value = serde_json::from_str(text).map_err(|error| format!("{key} is no JSON: {error}"))?;
-    let Value::Object(models) = &value else { return Err(format!("{key} is no JSON object")) };
-    // A snapshot has its models one level below.
+    let value: Value = serde_json::from_str(text).map_err(|error| format!("{key} is not valid JSON: {error}"))?;
+    let Value::Object(models) = &value else { return Err(format!("{key} is not a JSON object")) };
+    // In a snapshot, the models are one level deeper.
     let models = match (key, models.get("models")) {
         ("model_snapshot", Some(Value::Object(models))) => models,
         ("model_snapshot", _) => return Err(format!("{key} has no object 'models'")),
@@ -80,12 +80,12 @@ pub(super) fn parse(key: &str, text: &str, warn: &mut dyn FnMut(String)) -> Resu
     let mut all = Vec::new();
     for (name, versions) in models {
         let Value::Object(versions) = versions else {
-            warn(format!("{key}: what it says about '{name}' is no object of versions and is ignored"));
+            warn(format!("{key}: ignored the entry '{name}', which is not an object of versions"));
             continue;
         };
         for (version, said) in versions {
             let Value::Object(said) = said else {
-                warn(format!("{key}: what it says about version '{version}' of '{name}' is no object and is ignored"));
+                warn(format!("{key}: ignored version '{version}' of '{name}', which is not an object"));
                 continue;
             };
             all.push(properties((name, version), said, &mut |what| warn(format!("{key}: '{name}' {version}: {what}"))));
@@ -105,21 +105,21 @@ fn properties(
             "defaultVersion" => properties.default_version = value.as_bool().unwrap_or(false),
             "runtimeType" => match value.as_str() {
                 Some(runtime @ ("python" | "python3")) => properties.runtime_type = Some(runtime.to_owned()),
-                _ => warn(format!("{key} is {value}; allowed are \"python\" and \"python3\"; it is ignored")),
+                _ => warn(format!("{key} is {value}; allowed are \"python\" and \"python3\"; ignored")),
             },
             "marName" => properties.mar_name = value.as_str().map(str::to_owned),
             _ => match (number_field(&mut properties, key), number(value)) {
                 (Some(field), Some(number)) => *field = Some(number),
-                (Some(_), None) => warn(format!("{key} is {value}; allowed are whole numbers; it is ignored")),
+                (Some(_), None) => warn(format!("{key} is {value}; allowed are whole numbers; ignored")),
                 (None, _) if NO_EFFECT.contains(&key.as_str()) => {}
-                (None, _) => warn(format!("{key} is not known and is ignored")),
+                (None, _) => warn(format!("unknown key {key} is ignored")),
             },
         }
     }
     properties
 }
 
-/// What TorchServe writes there too; nothing here depends on it.
+/// Properties that TorchServe also writes, but that have no effect here.
 const NO_EFFECT: [&str; 8] = [
     "parallelLevel",
     "parallelType",
@@ -143,7 +143,7 @@ fn number_field<'a>(properties: &'a mut ModelProperties, key: &str) -> Option<&'
     }
 }
 
-/// A whole number, also as a text: snapshots that were written by hand have both.
+/// Parses a whole number. Hand-written snapshots may contain numbers as strings.
 fn number(value: &Value) -> Option<u32> {
     match value {
         Value::Number(number) => number.as_u64().and_then(|number| u32::try_from(number).ok()),

@@ -1,4 +1,4 @@
-//! From properties to [`Settings`].
+//! Converts properties to [`Settings`].
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,34 +11,34 @@ use super::keys::{self, Effect};
 use super::models::{self, LoadModels, ModelProperties};
 use super::{Address, Age, Cors, Settings, TlsPaths, Token};
 
-/// What is told about a configuration that can be used.
+/// A note about a valid configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Noted {
-    /// It may be a mistake.
+    /// Whether this is a warning about a possible mistake.
     pub warning: bool,
-    /// What.
+    /// The message.
     pub text: String,
 }
 
-/// What a configuration is read with.
+/// Reads properties and collects notes.
 struct Reader<'a> {
     properties: &'a [(String, String)],
     notes: Vec<Noted>,
 }
 
 impl Settings {
-    /// Reads properties (expanded, with what the environment and the command line say already in them). `gpus` are those
-    /// that can be used; `work_directory` is a private directory that is there.
+    /// Reads properties, in which variables are expanded and the environment and the command line are merged. `gpus` are the
+    /// usable GPUs; `work_directory` is an existing private directory.
     ///
     /// # Errors
-    /// A value cannot be used; the text names the key, the value and what is allowed.
+    /// A value is invalid; the text names the key, the value and what is allowed.
     pub fn new(
         properties: Vec<(String, String)>,
         mut gpus: Vec<u32>,
         work_directory: PathBuf,
     ) -> Result<(Self, Vec<Noted>), String> {
         let mut read = Reader { properties: &properties, notes: Vec::new() };
-        read.look_at_keys();
+        read.note_unused_keys();
         gpus.truncate(read.number("number_of_gpu", usize::MAX)?);
         let mut settings = read.settings(gpus, work_directory)?;
         let mut notes = read.notes;
@@ -102,31 +102,30 @@ impl Reader<'_> {
         })
     }
 
-    /// Where metrics are scraped, unless `enable_metrics_api` says nowhere.
+    /// Returns the address of metrics; `None` if `enable_metrics_api` disables it.
     fn metrics_address(&mut self) -> Result<Option<Address>, String> {
         let metrics = self.address("metrics_address", "http://127.0.0.1:8082", (8082, 8445))?;
         Ok(Some(metrics).filter(|_| self.flag("enable_metrics_api", true)))
     }
 
-    /// What TLS needs, if one of the addresses has it.
+    /// Returns the TLS files if one of the addresses uses TLS.
     fn tls_of(&self, all: &[Option<Address>]) -> Result<Option<TlsPaths>, String> {
         let secure = all.iter().flatten().any(|address| address.tls);
         secure.then(|| self.tls()).transpose()
     }
 
-    /// Tells about keys that are not known, or mean nothing here.
-    fn look_at_keys(&mut self) {
+    /// Notes keys that are unknown or have no effect.
+    fn note_unused_keys(&mut self) {
         for (name, value) in self.properties {
             let text = match keys::known(name).map(|key| key.effect) {
                 _ if keys::SILENT.contains(&name.as_str()) => continue,
                 Some(Effect::Same) => continue,
-                Some(Effect::None(why)) => (false, format!("{name}={value} has no effect here: {why}")),
+                Some(Effect::None(why)) => (false, format!("{name}={value} has no effect: {why}")),
                 None => match keys::nearest(name) {
-                    Some(meant) => (
-                        true,
-                        format!("'{name}' is no key of config.properties and is ignored; did you mean '{meant}'?"),
-                    ),
-                    None => (true, format!("'{name}' is no key of config.properties and is ignored")),
+                    Some(meant) => {
+                        (true, format!("unknown key '{name}' in config.properties is ignored; did you mean '{meant}'?"))
+                    }
+                    None => (true, format!("unknown key '{name}' in config.properties is ignored")),
                 },
             };
             self.notes.push(Noted { warning: text.0, text: text.1 });
@@ -137,20 +136,20 @@ impl Reader<'_> {
         self.notes.push(Noted { warning: true, text });
     }
 
-    /// A value that is not empty.
+    /// Returns a non-empty value.
     fn text(&self, key: &str) -> Option<&str> {
         let found = self.properties.iter().find(|(name, _)| name == key);
         found.map(|(_, value)| value.trim()).filter(|value| !value.is_empty())
     }
 
-    /// As in Java everything but `true` means false; what is neither is told.
+    /// Reads a flag. As in Java, any value other than `true` means false; warns if it is not `false`.
     fn flag(&mut self, key: &str, default: bool) -> bool {
         let Some(value) = self.text(key).map(str::to_owned) else { return default };
         if value.eq_ignore_ascii_case("true") {
             return true;
         }
         if !value.eq_ignore_ascii_case("false") {
-            self.warn(format!("{key}={value}: allowed are true and false; it means false"));
+            self.warn(format!("{key}={value}: allowed are true and false; using false"));
         }
         false
     }
@@ -190,13 +189,13 @@ impl Reader<'_> {
     fn tls(&self) -> Result<TlsPaths, String> {
         if let Some(keystore) = self.text("keystore") {
             return Err(format!(
-                "keystore={keystore}: key stores of Java are not read; certificate_file and private_key_file name PEM files, \
-                 which 'openssl pkcs12 -in KEYSTORE -nodes' makes of one"
+                "keystore={keystore}: Java key stores are not supported; set certificate_file and private_key_file to PEM \
+                 files ('openssl pkcs12 -in KEYSTORE -nodes' converts a key store)"
             ));
         }
         match (self.text("certificate_file"), self.text("private_key_file")) {
             (Some(certificate), Some(key)) => Ok(TlsPaths { certificate: certificate.into(), key: key.into() }),
-            _ => Err("TLS needs certificate_file and private_key_file; no certificate is made up".to_owned()),
+            _ => Err("TLS needs certificate_file and private_key_file; the server generates no certificate".to_owned()),
         }
     }
 
@@ -228,21 +227,21 @@ impl Reader<'_> {
     fn allowed_urls(&self) -> Result<Vec<Regex>, String> {
         let patterns = self.text("allowed_urls").unwrap_or("file://.*|http(s)?://.*");
         let patterns = patterns.split(',').map(str::trim).filter(|pattern| !pattern.is_empty());
-        // The whole URL must match.
+        // The pattern must match the whole URL.
         let compiled = patterns.map(|pattern| {
             Regex::new(&format!("^(?:{pattern})$"))
-                .map_err(|error| format!("allowed_urls={pattern}: it is no regular expression: {error}"))
+                .map_err(|error| format!("allowed_urls={pattern}: invalid regular expression: {error}"))
         });
         compiled.collect()
     }
 
-    /// As in TorchServe a mode that does not exist means `log`.
+    /// Reads the metrics mode. As in TorchServe, an unknown mode means `log`.
     fn metrics_mode(&mut self) -> Option<String> {
         let mode = self.text("metrics_mode")?.to_ascii_lowercase();
         if ["log", "prometheus", "legacy", "both", "tslog"].contains(&mode.as_str()) {
             return Some(mode);
         }
-        self.warn(format!("metrics_mode={mode}: allowed are log, prometheus, legacy and both; it means log"));
+        self.warn(format!("metrics_mode={mode}: allowed are log, prometheus, legacy and both; using log"));
         Some("log".to_owned())
     }
 }

@@ -1,4 +1,4 @@
-//! What configurations mean.
+//! Parsing of configurations.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn at(socket: &str, tls: bool) -> Address {
 }
 
 #[test]
-fn nothing_said_means_torchserves_defaults() {
+fn an_empty_configuration_gives_torchserves_defaults() {
     let (settings, notes) = read("").unwrap();
     assert_eq!(notes, []);
     assert_eq!(settings.inference, at("127.0.0.1:8080", false));
@@ -35,7 +35,7 @@ fn nothing_said_means_torchserves_defaults() {
 }
 
 #[test]
-fn what_is_said_counts() {
+fn configured_values_replace_defaults() {
     let (settings, notes) = read(
         "inference_address=https://0.0.0.0:8443\nmanagement_address=http://0.0.0.0:1\nenable_metrics_api=false\n\
          grpc_inference_address=0.0.0.0\ngrpc_inference_port=5\nenable_grpc_ssl=true\ncertificate_file=c.pem\n\
@@ -61,7 +61,7 @@ fn what_is_said_counts() {
 }
 
 #[test]
-fn models_are_said_by_name_and_version() {
+fn reads_properties_of_model_versions() {
     let (settings, notes) = read(
         "models={\\\n \"slow\": {\"1.0\": {\"defaultVersion\": true, \"marName\": \"slow.mar\", \"minWorkers\": 2, \\\n\
          \"batchSize\": \"4\", \"responseTimeout\": -1, \"colour\": 1}}, \"odd\": 3}\n\
@@ -73,13 +73,14 @@ fn models_are_said_by_name_and_version() {
     assert!(slow.default_version && settings.said("slow", "2.0").is_none());
     assert_eq!(settings.snapshot.first().and_then(|said| said.mar_name.as_deref()), Some("m.mar"));
     let texts: Vec<&str> = notes.iter().map(|noted| noted.text.as_str()).collect();
-    let parts = ["'slow' 1.0: responseTimeout is -1", "'slow' 1.0: colour is not known", "'odd' is no object"];
+    let parts =
+        ["'slow' 1.0: responseTimeout is -1", "'slow' 1.0: unknown key colour", "'odd', which is not an object"];
     for part in parts {
         assert!(texts.iter().any(|text| text.contains(part)), "{part}: {texts:?}");
     }
     for (text, part) in [
-        ("models={", "models is no JSON"),
-        ("models=[]", "models is no JSON object"),
+        ("models={", "models is not valid JSON"),
+        ("models=[]", "models is not a JSON object"),
         ("model_snapshot={}", "no object 'models'"),
     ] {
         let error = read(text).map(drop).unwrap_err();
@@ -88,7 +89,7 @@ fn models_are_said_by_name_and_version() {
 }
 
 #[test]
-fn keys_without_effect_and_unknown_ones_are_told() {
+fn notes_keys_without_effect_and_unknown_keys() {
     let (_, notes) = read(
         "number_of_netty_threads=4\nvmargs=-Xmx1g\nmetrics_mod=log\nsomething=1\nmetrics_mode=both of them\n\
          enable_model_api=yes\n",
@@ -96,19 +97,19 @@ fn keys_without_effect_and_unknown_ones_are_told() {
     .unwrap();
     let shown: Vec<(bool, &str)> = notes.iter().map(|noted| (noted.warning, noted.text.as_str())).collect();
     let expected = [
-        (true, "'metrics_mod' is no key of config.properties and is ignored; did you mean 'metrics_mode'?"),
-        (true, "'something' is no key of config.properties and is ignored"),
-        (true, "enable_model_api=yes: allowed are true and false; it means false"),
-        (true, "metrics_mode=both of them: allowed are log, prometheus, legacy and both; it means log"),
+        (true, "unknown key 'metrics_mod' in config.properties is ignored; did you mean 'metrics_mode'?"),
+        (true, "unknown key 'something' in config.properties is ignored"),
+        (true, "enable_model_api=yes: allowed are true and false; using false"),
+        (true, "metrics_mode=both of them: allowed are log, prometheus, legacy and both; using log"),
     ];
     assert_eq!(shown.get(..4), Some(&expected[..]));
     assert!(
-        matches!(shown.get(4..), Some([(false, text)]) if text.starts_with("number_of_netty_threads=4 has no effect here: "))
+        matches!(shown.get(4..), Some([(false, text)]) if text.starts_with("number_of_netty_threads=4 has no effect: "))
     );
 }
 
 #[test]
-fn a_value_that_cannot_be_used_names_its_key() {
+fn errors_name_the_key_of_an_invalid_value() {
     for (text, parts) in [
         ("job_queue_size=many", &["job_queue_size=many", "whole numbers from 0 to 4294967295"][..]),
         ("grpc_inference_port=70000", &["grpc_inference_port=70000", "65535"]),

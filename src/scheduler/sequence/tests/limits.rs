@@ -1,9 +1,9 @@
-//! What is refused when it comes, or let in although it does not say that it begins.
+//! Limits that reject requests on arrival, and implicit starts of sequences.
 
 use super::*;
 
 #[test]
-fn limits_refuse_on_arrival() {
+fn limits_reject_on_arrival() {
     let limits = |sequences: &mut SequenceSettings| (sequences.max_backlog, sequences.max_queue) = (Some(1), 1);
     let mut bench = Bench::new(with(oldest(1), limits), 1);
     bench.send(&["(a"]);
@@ -15,11 +15,11 @@ fn limits_refuse_on_arrival() {
 }
 
 #[test]
-fn a_sequence_may_begin_unasked_and_be_refused_a_place() {
-    let unasked = |sequences: &mut SequenceSettings| {
+fn a_sequence_with_an_implicit_start_may_be_rejected_for_lack_of_slots() {
+    let implicit = |sequences: &mut SequenceSettings| {
         (sequences.implicit_start, sequences.max_backlog) = (true, Some(0));
     };
-    let mut bench = Bench::new(with(oldest(1), unasked), 1);
+    let mut bench = Bench::new(with(oldest(1), implicit), 1);
     bench.send(&["a", "a", "b", "a)"]);
     bench.check(["3 QueueFull", "1: (1"]);
     for batch in ["1: 2", "1: 4)"] {
@@ -32,7 +32,7 @@ fn a_sequence_may_begin_unasked_and_be_refused_a_place() {
 }
 
 #[test]
-fn a_sequence_that_began_unasked_goes_on_without_a_request_that_is_cancelled() {
+fn a_sequence_with_an_implicit_start_continues_without_a_cancelled_request() {
     for settings in [direct(), oldest(2)] {
         let mut bench = Bench::new(with(settings, |sequences| sequences.implicit_start = true), 1);
         bench.send(&["a", "a", "a", "a)"]);
@@ -41,12 +41,12 @@ fn a_sequence_that_began_unasked_goes_on_without_a_request_that_is_cancelled() {
         bench.check(["2 Cancelled"]);
         bench.done(1);
         bench.check(["1: 3"]);
-        // Its last one: the instance is told of the end.
+        // The last request: the end is reported to the instance.
         bench.scheduler.cancel(RequestId(4), bench.now);
         bench.check(["4 Cancelled"]);
         bench.done(1);
-        assert_eq!(bench.actions().len(), 1, "the sequence is over");
-        // Its first one: the next begins it.
+        assert_eq!(bench.actions().len(), 1, "the sequence has ended");
+        // The first request: the next one starts the sequence.
         bench.send(&["b", "b"]);
         bench.check(["1: (5"]);
         bench.send(&["c", "c"]);
@@ -56,7 +56,7 @@ fn a_sequence_that_began_unasked_goes_on_without_a_request_that_is_cancelled() {
 }
 
 #[test]
-fn the_limit_of_a_sequence_counts_what_waits_by_either_strategy() {
+fn the_limit_of_a_sequence_counts_waiting_requests_with_both_strategies() {
     for settings in [direct(), oldest(4)] {
         let mut bench = Bench::new(with(settings, |sequences| sequences.max_queue = 1), 1);
         bench.send(&["(a"]);

@@ -1,4 +1,4 @@
-//! Tables of single decisions; `world` holds what is true of every run.
+//! Tests of single decisions. `world` tests invariants of random runs.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod limits;
@@ -39,7 +39,7 @@ fn with(mut settings: Settings, change: impl FnOnce(&mut SequenceSettings)) -> S
     settings
 }
 
-/// A scheduler at a time in microseconds.
+/// A scheduler and the current time.
 struct Bench {
     scheduler: Box<dyn Scheduler>,
     now: Instant,
@@ -69,7 +69,7 @@ impl Bench {
         self.scheduler.enqueue(ticket, self.now);
     }
 
-    /// What is to be done now, as text.
+    /// Returns the actions that are due now, as text.
     fn actions(&mut self) -> Vec<String> {
         let text = |action| match action {
             Action::ExecuteSteps { instance, slots, reason } => {
@@ -106,7 +106,7 @@ impl Bench {
 }
 
 #[test]
-fn a_batch_reaches_up_to_the_last_slot_in_which_something_waits() {
+fn a_batch_extends_to_the_last_slot_with_a_waiting_request() {
     let mut bench = Bench::new(direct(), 1);
     bench.send(&["(a", "(b", "(c"]);
     bench.check(["1: (1 (2 (3"]);
@@ -177,7 +177,7 @@ fn a_closing_instance_keeps_its_sequences_and_gets_no_others() {
 }
 
 #[test]
-fn what_waits_too_long_for_an_instance_goes_with_its_sequence() {
+fn requests_that_wait_too_long_for_an_instance_are_rejected_with_their_sequence() {
     let mut bench = Bench::new(direct(), 0);
     bench.send(&["(a"]);
     bench.at(5);
@@ -198,7 +198,7 @@ fn an_id_may_begin_again_when_its_end_is_queued() {
 }
 
 #[test]
-fn start_of_an_active_id_goes_on_in_its_slot_as_another_sequence() {
+fn start_of_an_active_id_continues_in_its_slot_as_another_sequence() {
     let mut bench = Bench::new(direct(), 1);
     bench.send(&["(a", "a", "(a", "a)"]);
     bench.check(["3 restarts", "1: (1"]);
@@ -215,7 +215,7 @@ fn start_of_an_active_id_goes_on_in_its_slot_as_another_sequence() {
 }
 
 #[test]
-fn a_cancelled_request_takes_its_sequence_along() {
+fn a_cancelled_request_ends_its_sequence() {
     let mut bench = Bench::new(direct(), 1);
     bench.send(&["(a", "a", "a", "(b"]);
     bench.check(["1: (1 (4"]);
@@ -232,7 +232,7 @@ fn a_cancelled_request_takes_its_sequence_along() {
 }
 
 #[test]
-fn what_waits_before_a_cancelled_request_is_executed() {
+fn requests_before_a_cancelled_one_are_executed() {
     for settings in [direct(), oldest(1)] {
         let mut bench = Bench::new(settings, 1);
         bench.send(&["(a", "a", "a", "a"]);
@@ -247,7 +247,7 @@ fn what_waits_before_a_cancelled_request_is_executed() {
 }
 
 #[test]
-fn an_idle_sequence_gives_up_its_slot() {
+fn an_idle_sequence_loses_its_slot() {
     let mut bench = Bench::new(settings(1, SequenceStrategy::Direct { minimum_slot_utilization: 0.0 }), 1);
     bench.send(&["(a", "(b"]);
     bench.check(["1: (1 full"]);
@@ -255,7 +255,7 @@ fn an_idle_sequence_gives_up_its_slot() {
     bench.check([]);
     bench.done(1);
     bench.check([]);
-    assert_eq!(bench.scheduler.poll_timeout(), Some(Instant(IDLE * 4000)), "idle from its last answer on");
+    assert_eq!(bench.scheduler.poll_timeout(), Some(Instant(IDLE * 4000)), "the idle time starts with the last answer");
     bench.at(IDLE * 4);
     bench.check(["1 ended [1]", "1: (2 full"]);
     bench.send(&["a"]);
@@ -283,7 +283,7 @@ fn a_timeout_holds_in_the_backlog_only() {
 }
 
 #[test]
-fn what_an_instance_lost_is_never_continued() {
+fn sequences_of_a_lost_instance_are_never_continued() {
     let mut bench = Bench::new(direct(), 1);
     bench.send(&["(a", "a", "(b", "b)"]);
     bench.check(["1: (1 (3"]);
@@ -363,20 +363,20 @@ fn oldest_frees_the_slot_when_the_end_is_done() {
 }
 
 #[test]
-fn what_a_restart_is_no_warning_of() {
+fn restarts_are_not_reported_after_end_or_for_iterative_requests() {
     for settings in [direct(), oldest(4)] {
         let mut bench = Bench::new(settings.clone(), 1);
         bench.send(&["(a)", "(a", "a)", "(a)"]);
         let restarts = |actions: Vec<String>| actions.iter().filter(|action| action.contains("restarts")).count();
-        assert_eq!(restarts(bench.actions()), 0, "after END an id is another sequence's");
+        assert_eq!(restarts(bench.actions()), 0, "after END the id belongs to another sequence");
         let mut bench = Bench::new(with(settings, |sequences| sequences.iterative = true), 1);
         bench.send(&["(a", "(a", "(a)"]);
-        assert_eq!(restarts(bench.actions()), 0, "an iterative request is a sequence of its own");
+        assert_eq!(restarts(bench.actions()), 0, "each iterative request is a separate sequence");
     }
 }
 
 #[test]
-fn a_lost_iterative_request_is_no_sequence_of_its_client() {
+fn a_lost_iterative_request_has_a_separate_error() {
     for settings in [direct(), oldest(4)] {
         let mut bench = Bench::new(with(settings, |sequences| sequences.iterative = true), 1);
         bench.send(&["(a)"]);
@@ -402,7 +402,7 @@ fn a_running_sequence_may_finish_while_stopping() {
 }
 
 #[test]
-fn the_holds_count_what_waits() {
+fn holds_count_waiting_requests() {
     for strategy in [
         SequenceStrategy::Direct { minimum_slot_utilization: 0.0 },
         SequenceStrategy::Oldest { max_candidate_sequences: 2 },
@@ -433,11 +433,11 @@ fn an_iterative_request_runs_until_it_is_not_rescheduled() {
     let mut bench = Bench::new(direct(), 1);
     bench.send(&["(a"]);
     bench.check(["1: (1"]);
-    assert!(!bench.scheduler.reschedule(RequestId(1), false), "of iterative sequences only");
+    assert!(!bench.scheduler.reschedule(RequestId(1), false), "only iterative sequences can be rescheduled");
 }
 
 #[test]
-fn a_held_request_waits_while_others_go_on() {
+fn a_held_request_waits_while_others_continue() {
     let mut waits = settings(4, SequenceStrategy::Direct { minimum_slot_utilization: 0.25 });
     waits.max_queue_delay_us = 1000;
     for (settings, other, reason) in [(direct(), "- 2", ""), (waits, "- 2", " preferred"), (oldest(2), "2", "")] {
@@ -451,7 +451,7 @@ fn a_held_request_waits_while_others_go_on() {
         check(&mut bench, other);
         bench.done(1);
         bench.check(["1 ended [2]"]);
-        assert_eq!(bench.scheduler.poll_timeout(), None, "nothing goes without an event");
+        assert_eq!(bench.scheduler.poll_timeout(), None, "no batch is sent without an event");
         bench.at(5 * IDLE);
         bench.check([]);
         bench.scheduler.resume(RequestId(1));
@@ -489,7 +489,7 @@ fn with_the_rate_limiter_a_batch_waits_for_its_resources() {
 }
 
 #[test]
-fn with_no_instance_left_everything_is_answered() {
+fn without_instances_all_requests_are_answered() {
     let mut bench = Bench::new(oldest(1), 1);
     bench.send(&["(a", "a", "(b", "b"]);
     bench.check(["1: (1"]);

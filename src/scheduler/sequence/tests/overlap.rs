@@ -1,4 +1,4 @@
-//! Requests of one sequence that overlap.
+//! Overlapping requests of one sequence.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ fn overlapping(most: u32) -> Settings {
 }
 
 impl Bench {
-    /// A batch is done of which these requests are executed again.
+    /// Ends a batch of which these requests are rescheduled.
     fn again(&mut self, instance: u32, requests: &[u64]) {
         for request in requests {
             assert!(self.scheduler.reschedule(RequestId(*request), false));
@@ -20,7 +20,7 @@ impl Bench {
         self.done(instance);
     }
 
-    /// Sequences that have a slot, and slots that are taken.
+    /// Returns the number of sequences with a slot, and of occupied slots.
     fn active(&self) -> (usize, usize) {
         let counts = self.scheduler.sequences().unwrap();
         (counts.active, counts.slots_used)
@@ -28,16 +28,16 @@ impl Bench {
 }
 
 #[test]
-fn the_next_request_enters_while_the_one_before_is_executed_again() {
+fn the_next_request_starts_while_the_previous_one_is_rescheduled() {
     let mut bench = Bench::new(overlapping(4), 2);
     bench.send(&["a"]);
     bench.check(["1: (1"]);
-    // Not before the first execution is done.
+    // It does not start before the first execution is done.
     bench.send(&["a", "a"]);
     bench.check([]);
     bench.again(1, &[1]);
     bench.check(["1: 1 (2"]);
-    // One at a time, each a sequence for the backend.
+    // They start one at a time, each as a sequence for the backend.
     bench.again(1, &[1]);
     bench.check(["1 ended [3]", "1: 1 (3"]);
     bench.done(1);
@@ -105,7 +105,7 @@ fn more_than_a_batch_take_turns() {
 }
 
 #[test]
-fn a_held_request_keeps_no_other_of_its_sequence() {
+fn a_held_request_does_not_block_others_of_its_sequence() {
     let mut bench = Bench::new(overlapping(4), 1);
     bench.send(&["a", "a"]);
     bench.check(["1: (1"]);
@@ -118,7 +118,7 @@ fn a_held_request_keeps_no_other_of_its_sequence() {
 }
 
 #[test]
-fn cancelling_one_request_ends_no_other() {
+fn cancelling_one_request_does_not_end_others() {
     let mut bench = Bench::new(with(overlapping(4), |sequences| sequences.implicit_start = false), 1);
     bench.send(&["(a", "a", "a"]);
     bench.check(["1: (1"]);
@@ -126,19 +126,19 @@ fn cancelling_one_request_ends_no_other() {
     bench.check(["2 Cancelled"]);
     bench.again(1, &[1]);
     bench.check(["1: 1 (3"]);
-    // One that waits to be executed again.
+    // Cancel a request that waits to be executed again.
     assert!(bench.scheduler.reschedule(RequestId(1), true));
     bench.scheduler.cancel(RequestId(1), bench.now);
     bench.again(1, &[3]);
     let actions = bench.actions();
     assert!(actions.contains(&"1 Cancelled".to_owned()) && actions.contains(&"1: 3".to_owned()), "{actions:?}");
     bench.done(1);
-    assert_eq!(bench.actions().len(), 1, "its end");
+    assert_eq!(bench.actions().len(), 1, "the end of its sequence");
     assert_eq!(bench.active(), (1, 1));
 }
 
 #[test]
-fn a_sequence_is_not_idle_while_a_request_is_executed_again() {
+fn a_sequence_is_not_idle_while_a_request_is_rescheduled() {
     let mut bench = Bench::new(with(overlapping(1), |sequences| sequences.max_backlog = Some(0)), 1);
     bench.send(&["a"]);
     bench.check(["1: (1"]);
@@ -150,14 +150,14 @@ fn a_sequence_is_not_idle_while_a_request_is_executed_again() {
     bench.again(1, &[1]);
     bench.check(["1: 1 (3"]);
     bench.done(1);
-    assert_eq!(bench.actions().len(), 2, "two ends");
+    assert_eq!(bench.actions().len(), 2, "the ends of two sequences");
     bench.at(6 * IDLE);
     bench.send(&["b"]);
     bench.check(["1: (4"]);
 }
 
 #[test]
-fn the_end_flag_lets_what_is_executed_again_go_on() {
+fn the_end_flag_does_not_stop_rescheduled_requests() {
     let mut bench = Bench::new(overlapping(1), 1);
     bench.send(&["a)"]);
     bench.check(["1: (1"]);
@@ -170,7 +170,7 @@ fn the_end_flag_lets_what_is_executed_again_go_on() {
 }
 
 #[test]
-fn a_sequence_that_the_model_ends_finishes_what_it_has() {
+fn a_sequence_that_the_model_ends_finishes_its_requests() {
     let mut bench = Bench::new(with(overlapping(1), |sequences| sequences.max_backlog = Some(0)), 1);
     let end = |bench: &mut Bench| bench.scheduler.end_sequence(&CorrelationId::String("a".to_owned()), bench.now);
     bench.send(&["a", "a"]);
@@ -184,7 +184,7 @@ fn a_sequence_that_the_model_ends_finishes_what_it_has() {
     bench.check(["1 ended [3]", "1: 1"]);
     bench.done(1);
     bench.check(["1 ended [2]"]);
-    // An idle one ends at once, and an unknown one changes nothing.
+    // An idle sequence ends at once, and an unknown id has no effect.
     for _ in 0..2 {
         bench.send(&["a"]);
         assert!(bench.actions()[0].starts_with("1: ("));
@@ -198,7 +198,7 @@ fn a_sequence_that_the_model_ends_finishes_what_it_has() {
 }
 
 #[test]
-fn a_lost_instance_takes_all_requests_of_its_sequences_along() {
+fn losing_an_instance_rejects_all_requests_of_its_sequences() {
     let mut bench = Bench::new(overlapping(4), 1);
     bench.send(&["a", "a", "a"]);
     bench.check(["1: (1"]);
@@ -220,7 +220,7 @@ fn a_lost_instance_takes_all_requests_of_its_sequences_along() {
 }
 
 #[test]
-fn a_batch_that_was_not_sent_costs_only_its_requests() {
+fn a_batch_that_was_not_sent_affects_only_its_requests() {
     let mut bench = Bench::new(overlapping(4), 1);
     bench.send(&["a", "a"]);
     bench.check(["1: (1"]);
@@ -229,10 +229,10 @@ fn a_batch_that_was_not_sent_costs_only_its_requests() {
     assert_eq!(actions.last().map(String::as_str), Some("1: (2"), "{actions:?}");
 }
 
-/// What a random run has seen so far.
+/// The state of a random run so far.
 #[derive(Default)]
 struct Seen {
-    /// The executions that each request still wants.
+    /// The number of executions that each request still needs.
     left: BTreeMap<u64, u64>,
     /// The sequence of each request.
     of: BTreeMap<u64, String>,
@@ -240,30 +240,30 @@ struct Seen {
     flying: BTreeMap<InstanceId, Vec<RequestId>>,
     /// The instance of each sequence.
     homes: BTreeMap<String, InstanceId>,
-    /// The latest request of each sequence that has begun.
+    /// The latest request of each sequence that has started.
     begun: BTreeMap<String, u64>,
-    /// The keys that the backend knows.
+    /// The active keys of the backend.
     open: BTreeSet<u64>,
 }
 
 impl Seen {
-    /// Checks the batch that an instance is to execute.
+    /// Checks a batch for an instance.
     fn execute(&mut self, instance: InstanceId, steps: &[SlotStep]) {
         assert!(steps.is_sorted_by_key(|step| step.request));
         for step in steps {
             let name = &self.of[&step.request.0];
             assert_eq!(*self.homes.entry(name.clone()).or_insert(instance), instance, "one instance");
-            assert_eq!(self.open.insert(step.key), step.start, "a key begins once");
+            assert_eq!(self.open.insert(step.key), step.start, "a key starts once");
             let first = self.begun.entry(name.clone()).or_default();
             assert!(!step.start || step.request.0 > std::mem::replace(first, step.request.0), "in order");
         }
         let names: Vec<_> = steps.iter().filter(|step| step.start).map(|step| &self.of[&step.request.0]).collect();
-        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "one that begins");
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "only one request of a sequence starts");
         let before = self.flying.insert(instance, steps.iter().map(|step| step.request).collect());
         assert_eq!(before, None, "one batch at a time");
     }
 
-    /// Ends the batch of an instance: its requests are executed again or done.
+    /// Ends the batch of an instance: its requests are rescheduled or done.
     fn finish(&mut self, instance: InstanceId, bench: &mut Bench) {
         for request in self.flying.remove(&instance).unwrap() {
             let more = self.left.get_mut(&request.0).unwrap();
@@ -278,9 +278,9 @@ impl Seen {
     }
 }
 
-/// Random runs: each request is executed as often as it wants, by one instance, and begins after the one before it.
+/// Random runs: each request is executed the required number of times by one instance, and starts after the previous one.
 #[test]
-fn every_run_keeps_the_rules() {
+fn random_runs_keep_the_invariants() {
     for seed in 0..400 {
         let mut random = Random(seed);
         let settings = Settings { max_batch_size: 1 + random.below(4) as u32, ..overlapping(2) };
@@ -313,6 +313,6 @@ fn every_run_keeps_the_rules() {
         assert!(left.is_empty() && open.is_empty() && flying.is_empty(), "all are done: {left:?} {open:?}");
         assert_eq!(bench.scheduler.queued(), 0);
         bench.at(IDLE);
-        assert_eq!(bench.active(), (0, 0), "no sequence stays");
+        assert_eq!(bench.active(), (0, 0), "no sequence remains");
     }
 }

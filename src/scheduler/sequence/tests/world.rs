@@ -1,5 +1,5 @@
-//! Random worlds: clients with sequences, cancellations, silence, lost instances. After each event the rules are checked
-//! against a plain account of what each client has sent.
+//! Random simulations: clients with sequences, cancellations, idle times and lost instances. After each event the invariants are
+//! checked against a simple record of the requests that each client has sent.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -7,7 +7,7 @@ use super::table::Assignment;
 use super::*;
 use crate::scheduler::tests::random::Random;
 
-/// What became of a request.
+/// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Waits,
@@ -15,17 +15,17 @@ enum Fate {
     Answered,
 }
 
-/// One life of a correlation id: from a START that was let in to its end.
+/// One use of a correlation id: from an accepted START to its end.
 #[derive(Debug, Default)]
 struct Life {
-    /// In order of arrival.
+    /// The requests in order of arrival.
     requests: Vec<RequestId>,
-    /// How many of them have been executed or are being executed.
+    /// How many of the requests have been executed or are executing.
     sent: usize,
-    /// Where its requests go: instance and, with the direct strategy, place.
+    /// Where its requests are executed: the instance and, with the direct strategy, the slot.
     place: Option<(InstanceId, usize)>,
     keys: BTreeSet<u64>,
-    /// It was cancelled, lost, timed out or refused: nothing of it may be executed any more.
+    /// It was cancelled, lost, timed out or rejected: no request of it may be executed any more.
     over: bool,
 }
 
@@ -39,10 +39,10 @@ struct World {
     fates: BTreeMap<RequestId, Fate>,
     lives: Vec<Life>,
     of_request: HashMap<RequestId, usize>,
-    /// The life that a client believes to be its own.
+    /// The current life of each client's id.
     current: BTreeMap<u64, usize>,
     ready: BTreeMap<InstanceId, Vec<RequestId>>,
-    /// Keys that an instance has state of.
+    /// The keys of which an instance has state.
     state: BTreeMap<u64, InstanceId>,
     starts: BTreeMap<RequestId, bool>,
 }
@@ -106,7 +106,7 @@ impl World {
         self.next += 1;
         let request = RequestId(self.next);
         if start {
-            // START while active goes on in the same life, with another key.
+            // START of an active id continues the same life with another key.
             let goes_on = self.batcher.table.find(&CorrelationId::Uint(client + 1)).is_some_and(|number| {
                 self.batcher.table.get(number).is_some_and(|sequence| sequence.assignment != Assignment::Lost)
             });
@@ -171,7 +171,7 @@ impl World {
 
     fn answer(&mut self, request: RequestId, from: Fate) {
         let fate = self.fates.get_mut(&request).unwrap();
-        assert_eq!(*fate, from, "{request:?} is answered once, from where it is");
+        assert_eq!(*fate, from, "{request:?} is answered once, in the right state");
         *fate = Fate::Answered;
     }
 
@@ -183,14 +183,14 @@ impl World {
                     let life = self.of_request[&request];
                     let refused = matches!(reason, RejectReason::SequenceNotStarted | RejectReason::SequenceLost);
                     assert!(!refused || reason == RejectReason::SequenceLost || !self.starts[&request]);
-                    // Of a cancelled one, what waited before is executed.
+                    // Requests before a cancelled one are still executed.
                     self.lives[life].over |=
                         matches!(reason, RejectReason::SequenceTimeout | RejectReason::SequenceLost);
                 }
                 Action::ExecuteSteps { instance, slots, .. } => self.execute(instance, &slots),
                 Action::SequencesEnded { instance, keys } => {
                     for key in keys {
-                        assert_eq!(self.state.remove(&key), Some(instance), "the end of a key that is not there");
+                        assert_eq!(self.state.remove(&key), Some(instance), "the end of an unknown key");
                     }
                 }
                 Action::SequenceRestarted { request } => {
@@ -204,7 +204,7 @@ impl World {
     fn execute(&mut self, instance: InstanceId, slots: &[Option<SlotStep>]) {
         let before = self.ready.get_mut(&instance).unwrap();
         assert!(before.is_empty(), "one batch at a time");
-        assert!(slots.iter().any(Option::is_some), "not padding alone");
+        assert!(slots.iter().any(Option::is_some), "a batch is not only padding");
         assert!(!self.direct || slots.len() <= self.capacity as usize);
         assert!(self.direct || slots.iter().all(Option::is_some), "no padding with oldest");
         let mut keys = BTreeSet::new();
@@ -215,17 +215,17 @@ impl World {
             assert_eq!(*fate, Fate::Waits);
             *fate = Fate::Executes;
             let life = &mut self.lives[self.of_request[&step.request]];
-            assert_eq!(life.requests[life.sent], step.request, "in order, and none left out");
+            assert_eq!(life.requests[life.sent], step.request, "in order, and none omitted");
             life.sent += 1;
             assert!(!life.over, "{step:?} of {life:?}");
             let here = (instance, if self.direct { place } else { 0 });
             assert_eq!(*life.place.get_or_insert(here), here, "one slot for a sequence");
-            assert_eq!(life.keys.insert(step.key), step.start, "a key begins once");
-            assert_eq!(step.start, self.starts[&step.request], "START is the request's");
+            assert_eq!(life.keys.insert(step.key), step.start, "a key starts once");
+            assert_eq!(step.start, self.starts[&step.request], "start is the request's START flag");
             if step.start {
-                assert_eq!(self.state.insert(step.key, instance), None, "a key is of one sequence");
+                assert_eq!(self.state.insert(step.key, instance), None, "a key belongs to one sequence");
             }
-            assert_eq!(self.state.get(&step.key), Some(&instance), "its state is there");
+            assert_eq!(self.state.get(&step.key), Some(&instance), "the instance has its state");
             if step.end {
                 self.state.remove(&step.key);
             }
@@ -238,7 +238,7 @@ impl World {
             table.all().filter(|(_, s)| matches!(s.assignment, Assignment::Slot(..))).map(|(n, _)| n).collect();
         let waiting = table.all().filter(|(_, s)| s.assignment == Assignment::Backlog).map(|(n, _)| n).min();
         assert!(waiting.is_none_or(|first| seated.iter().all(|number| *number < first)), "first come, first served");
-        assert!(waiting.is_none() || !table.has_free_slot(), "a slot is free and one waits for it");
+        assert!(waiting.is_none() || !table.has_free_slot(), "a slot is free although a sequence waits");
         let mut owned = 0;
         for instance in self.ready.keys() {
             assert!(table.owners(*instance).len() <= self.capacity as usize);
@@ -246,12 +246,12 @@ impl World {
                 let Some(number) = number else { continue };
                 owned += 1;
                 let assignment = table.get(*number).map(|sequence| sequence.assignment);
-                assert_eq!(assignment, Some(Assignment::Slot(*instance, slot as u32)), "an owner knows its slot");
+                assert_eq!(assignment, Some(Assignment::Slot(*instance, slot as u32)), "an owner has its slot");
             }
         }
-        assert_eq!(owned, seated.len(), "a slot for each that has one");
+        assert_eq!(owned, seated.len(), "each sequence with a slot owns one");
         let waits = self.fates.values().filter(|fate| **fate == Fate::Waits).count();
-        assert_eq!(self.batcher.queued(), waits, "what waits is known");
+        assert_eq!(self.batcher.queued(), waits, "the number of queued requests is right");
         assert!(self.batcher.poll_timeout().is_none_or(|at| at > self.now), "a busy loop");
         let delayed = self.batcher.settings.max_queue_delay_us > 0;
         for (instance, batch) in self.ready.iter().filter(|(_, batch)| batch.is_empty()) {
@@ -263,7 +263,7 @@ impl World {
         }
     }
 
-    /// Lets everything come to an end.
+    /// Runs until all requests are answered.
     fn end(mut self) {
         (0..3).for_each(|_| self.join());
         for instance in (0..3).map(InstanceId) {
@@ -283,16 +283,16 @@ impl World {
             self.now = at;
             self.batcher.handle_timeout(at);
         }
-        assert!(self.fates.values().all(|fate| *fate == Fate::Answered), "nothing is forgotten");
-        assert_eq!(self.batcher.table.all().count(), 0, "no sequence stays for ever");
-        assert_eq!(self.state, BTreeMap::new(), "no state stays in an instance");
+        assert!(self.fates.values().all(|fate| *fate == Fate::Answered), "every request is answered");
+        assert_eq!(self.batcher.table.all().count(), 0, "no sequence remains");
+        assert_eq!(self.state, BTreeMap::new(), "no state remains in an instance");
         let counts = self.batcher.sequences().unwrap();
         assert_eq!((counts.active, counts.backlogged, counts.slots_used), (0, 0, 0));
     }
 }
 
 #[test]
-fn every_world_keeps_the_rules() {
+fn random_runs_keep_the_invariants() {
     let mut executed = 0;
     for seed in 0..1500 {
         let mut world = World::new(seed);
@@ -300,5 +300,5 @@ fn every_world_keeps_the_rules() {
         executed += world.lives.iter().map(|life| life.sent).sum::<usize>();
         world.end();
     }
-    assert!(executed > 50_000, "the worlds are not empty: {executed}");
+    assert!(executed > 50_000, "the runs are not empty: {executed}");
 }

@@ -1,9 +1,9 @@
 /*
- * A backend for tests: identity, unless a request's parameter `do` says otherwise; the first request of a batch
- * decides. What is wrong with its ways is told by their names. Each function of pharos_host is called somewhere here.
+ * A backend for tests: identity, unless the parameter `do` of the first request of a batch selects another behavior.
+ * The names of behaviors say what is wrong with them. Each function of pharos_host is called somewhere in this file.
  *
- * Parameter of the configuration: `create` (fail, silent, crash, hang) says how the load ends.
- * Inputs: IN FP32; outputs: OUT FP32, TEXT BYTES.
+ * The configuration parameter `create` (fail, silent, crash, hang) selects how loading ends. Inputs: IN FP32; outputs:
+ * OUT FP32, TEXT BYTES.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <inttypes.h>
@@ -32,10 +32,10 @@ uint32_t pharos_backend_abi_version(void)
 
 uint32_t pharos_backend_wants(void)
 {
-    return PHAROS_WANTS_DETAILS | PHAROS_BEARS_CHANGES; /* what is in an input is read once */
+    return PHAROS_WANTS_DETAILS | PHAROS_BEARS_CHANGES; /* input bytes are read only once */
 }
 
-/* Whether the two sides agree about the structures that the server fills. */
+/* Whether both sides agree on the sizes of the structures that the server fills. */
 static int sizes_agree(const pharos_context *context)
 {
     const pharos_tensor *input = context->host->config_input(context, 0);
@@ -127,7 +127,7 @@ static pharos_code identity(instance *self, const pharos_batch *batch, pharos_ou
     return code;
 }
 
-/* Allocations that must be refused: gives the code and leaves the reason in last_error. */
+/* Allocations that must be refused: returns the code and leaves the reason in last_error. */
 static pharos_code allocate_badly(instance *self, const char *how, const pharos_batch *batch, pharos_outputs *outputs)
 {
     const pharos_input *input = self->host->input(batch, 0);
@@ -171,7 +171,7 @@ static pharos_code allocate_badly(instance *self, const char *how, const pharos_
     return code == PHAROS_OK || data ? PHAROS_UNKNOWN : code;
 }
 
-/* Outputs unlike the configuration, and one that the client must not be shown. */
+/* Outputs that differ from the configuration, and one that must not reach the client. */
 static pharos_code answer_badly(instance *self, const char *how, const pharos_batch *batch, pharos_outputs *outputs)
 {
     const pharos_input *input = self->host->input(batch, 0);
@@ -193,7 +193,7 @@ static pharos_code answer_badly(instance *self, const char *how, const pharos_ba
     return code;
 }
 
-/* Everything that a request is, as a text for each. */
+/* Describes each request as a string. */
 static pharos_code describe(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
 {
     const pharos_host *host = self->host;
@@ -236,7 +236,7 @@ static pharos_code describe(instance *self, const pharos_batch *batch, pharos_ou
     return PHAROS_OK;
 }
 
-/* A line of each level. */
+/* Logs a line of each level. */
 static pharos_code write_log(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
 {
     self->host->log(PHAROS_LOG_INFO, "a level: information");
@@ -246,7 +246,7 @@ static pharos_code write_log(instance *self, const pharos_batch *batch, pharos_o
     return identity(self, batch, outputs);
 }
 
-/* How far the input's address is behind a multiple of 64: 0, unless it is a client's own memory. */
+/* The input's address modulo 64: 0, unless it is client memory. */
 static pharos_code tell_alignment(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
 {
     pharos_parameter parameter = pharos_int("alignment", (int64_t)((uintptr_t)self->host->input(batch, 0)->data % 64));
@@ -254,7 +254,7 @@ static pharos_code tell_alignment(instance *self, const pharos_batch *batch, pha
     return identity(self, batch, outputs);
 }
 
-/* What a client says of a request besides its tensors. */
+/* Reports the attributes of a request besides its tensors. */
 static pharos_code describe_details(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
 {
     const pharos_request *request = self->host->request(batch, 0);
@@ -267,7 +267,7 @@ static pharos_code describe_details(instance *self, const pharos_batch *batch, p
     return identity(self, batch, outputs);
 }
 
-/* Calls of everything with nothing. The process must live. */
+/* Calls all functions with null pointers and zeros. The process must survive. */
 static pharos_code call_with_null(const pharos_host *host)
 {
     size_t good = 0;
@@ -315,7 +315,7 @@ static pharos_code call_with_null(const pharos_host *host)
     return good == 0 ? PHAROS_OK : PHAROS_UNKNOWN;
 }
 
-/* Uses what was valid for a batch that is over. */
+/* Uses handles of a batch that is over. */
 static void *use_later(void *given)
 {
     instance *self = given;
@@ -331,7 +331,7 @@ static void *use_later(void *given)
     return NULL;
 }
 
-/* A request that a thread answers when its batch is over, and what it answers from. */
+/* A request that a thread answers after its batch is over, and the data for the answer. */
 typedef struct {
     const pharos_host *host;
     pharos_responder *responder;
@@ -341,7 +341,7 @@ typedef struct {
     int batches, fails;
 } task_of_thread;
 
-/* The sums of the rows, `count` times, each time one more. */
+/* Computes the sums of the rows `count` times, adding one each time. */
 static void *answer_later(void *given)
 {
     task_of_thread *task = given;
@@ -388,7 +388,7 @@ static void *answer_later(void *given)
     return NULL;
 }
 
-/* Has threads answer the requests; `detach_and_forget` lets go of them. */
+/* Lets threads answer the requests; `detach_and_forget` drops their responders. */
 static pharos_code detach(instance *self, const char *how, const pharos_batch *batch, pharos_outputs *outputs)
 {
     const pharos_host *host = self->host;
@@ -425,8 +425,8 @@ static pharos_code detach(instance *self, const char *how, const pharos_batch *b
     return PHAROS_OK;
 }
 
-/* `count` responses to each request in turn, with a parameter, an error at `error_at`; the last one ends it, or the
-   return does. */
+/* Sends `count` responses to each request in turn, with a parameter and an error at `error_at`. The request ends with
+   the last response or with the return. */
 static pharos_code respond(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
 {
     const pharos_host *host = self->host;
@@ -470,7 +470,7 @@ static pharos_code respond(instance *self, const pharos_batch *batch, pharos_out
     return PHAROS_OK;
 }
 
-/* What ends, or would end, the process. */
+/* Behaviors that end the process, or hang it. */
 static void misbehave(const char *how)
 {
     if (strcmp(how, "crash") == 0)
@@ -484,7 +484,7 @@ static void misbehave(const char *how)
         hang();
 }
 
-/* Errors and codes; 1 if it is one of them. */
+/* Behaviors that return errors and codes; returns 1 if `how` is one of them. */
 static int fail(instance *self, const char *how, const pharos_batch *batch, pharos_outputs *outputs, pharos_code *code)
 {
     const pharos_host *host = self->host;
@@ -536,7 +536,7 @@ static pharos_code fail_negative(instance *self, const pharos_batch *batch, phar
     return identity(self, batch, outputs);
 }
 
-/* Waits until nobody waits for the first request. */
+/* Waits until the first request is cancelled. */
 static pharos_code wait_for_cancellation(instance *self, const pharos_batch *batch, pharos_outputs *outputs)
 {
     struct timespec wait = {0, 5 * 1000 * 1000};

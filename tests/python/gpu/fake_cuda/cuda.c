@@ -3,9 +3,9 @@
  *
  *     cc -shared -fPIC -o libcuda.so cuda.c
  *
- * Its two devices have no memory of their own: memory that another process shares is a file in the folder that
- * PHAROS_FAKE_CUDA names, its handle is the file's name, and its address is where the file is mapped, so that a test can
- * read "the device's memory" there. What is opened, closed, read, written and copied stands in the folder's file "log", a line each.
+ * Its two devices have no real memory. Memory shared by another process is a file in the folder named by
+ * PHAROS_FAKE_CUDA; its handle is the file's name, and its address is that of the mapped file, so that a test can read
+ * "the device's memory" there. Each open, close, read, write and copy appends a line to the file "log" in the folder.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -129,10 +129,10 @@ Result cuMemcpyHtoD_v2(Address to, const void *from, size_t size) {
   return FINE;
 }
 
-/* Both ends may be in memory of the process itself, for what a model has "on a device". */
+/* Both ends may be memory of the process itself, which a model uses as "device memory". */
 static Result copy(Address to, Address from, size_t size) {
   int place = at(to, size), source = at(from, size);
-  if (to < from + size && from < to + size) return ILLEGAL_ADDRESS;  // The real driver gives any result.
+  if (to < from + size && from < to + size) return ILLEGAL_ADDRESS;  // The result of the real driver is undefined.
   if (source >= 0) tell("copy_from", mapped[source].handle.name);
   if (place >= 0) tell("copy_to", mapped[place].handle.name);
   memmove((char *)to, (char *)from, size);
@@ -150,7 +150,7 @@ Result cuStreamSynchronize(void *stream) {
   return FINE;
 }
 
-/* What is looked for and not called by models in Python. */
+/* Functions that must exist but are not called by models in Python. */
 #define ABSENT(name) \
   Result name(void) { return NOT_SUPPORTED; }
 ABSENT(cuMemAlloc_v2)

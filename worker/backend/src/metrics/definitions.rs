@@ -1,4 +1,4 @@
-//! Which metrics this process may record, and what their labels are.
+//! The metrics that this process may record, and their labels.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use pharos::metrics::worker_lines;
 use super::handles::Named;
 use super::{MetricError, UndeclaredSample};
 
-/// The definition of the metrics, and what the model has made of it.
+/// The definition of the metrics, and the metrics that the model has added.
 pub(super) struct Definitions {
-    /// None before the first text has been read.
+    /// `None` before the first text has been read.
     catalog: Option<Catalog>,
     auto_detect: bool,
     defaults: Defaults,
-    /// By name and type, with the dimensions in the order in which the model gives their values.
+    /// By name and type, with the dimensions in the order of the model's values.
     added: HashMap<(String, Kind), Arc<Named>>,
-    /// Those that the model itself has described, by name, one for each list of labels: no definition is needed for them.
+    /// Metrics that the model itself has described, by name, one for each list of labels. They need no definition.
     own: HashMap<String, Vec<Arc<Named>>>,
 }
 
-/// Dimensions that handlers append to each sample, whether the metric has them or not.
+/// Dimensions that handlers append to each sample, whether or not the metric has them.
 const APPENDED: [&str; 2] = ["ModelName", "Level"];
 
-/// Values of dimensions that a model need not give.
+/// Values of dimensions that a model may omit.
 struct Defaults {
     model: String,
     version: String,
@@ -46,15 +46,15 @@ impl Defaults {
 }
 
 impl Definitions {
-    /// Of nothing yet.
+    /// Creates definitions without a catalog.
     pub(super) fn new(model: &str, version: u64, auto_detect: bool) -> Self {
         let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let defaults = Defaults { model: model.to_owned(), version: version.to_string(), hostname };
         Self { catalog: None, auto_detect, defaults, added: HashMap::new(), own: HashMap::new() }
     }
 
-    /// Takes another definition in place of the one before. What it leaves out or switches off is recorded no more. What it
-    /// defines otherwise must be added anew; until then the frontend refuses the samples, and says so.
+    /// Replaces the definition. Metrics that it omits or disables are no longer recorded. Metrics that it defines differently
+    /// must be added again; until then the frontend refuses their samples and logs why.
     pub(super) fn redefine(&mut self, catalog: Catalog) {
         self.catalog = Some(catalog);
         let mut added = std::mem::take(&mut self.added);
@@ -76,7 +76,7 @@ impl Definitions {
         }
     }
 
-    /// See [`super::Metrics::add_metric`].
+    /// Implements [`super::Metrics::add_metric`].
     pub(super) fn add(
         &mut self,
         name: &str,
@@ -110,7 +110,7 @@ impl Definitions {
         Ok(named)
     }
 
-    /// See [`super::Metrics::own_series`]; also whether it is new.
+    /// Implements [`super::Metrics::own_series`]; also returns whether the metric is new.
     pub(super) fn describe(&mut self, metric: &Described) -> Result<(Arc<Named>, bool), MetricError> {
         let Described { name, kind, dimensions, .. } = metric;
         if self.spec(name).is_some() {
@@ -138,7 +138,8 @@ impl Definitions {
         Ok((own, true))
     }
 
-    /// See [`super::Metrics::record_undeclared`]; also the values of its dimensions in the order of [`Named::names`].
+    /// Implements [`super::Metrics::record_undeclared`]; also returns the values of its dimensions in the order of
+    /// [`Named::names`].
     pub(super) fn undeclared(
         &mut self,
         sample: &UndeclaredSample<'_>,
@@ -165,8 +166,8 @@ impl Definitions {
         Ok((named, values))
     }
 
-    /// The values of declared dimensions if the sample gives each that the worker does not know, and no others than those that
-    /// handlers append to all samples.
+    /// Returns the values of the declared dimensions if the sample has each one that the worker cannot fill in, and no others
+    /// except those that handlers append to all samples.
     fn by_name<'a>(&'a self, sample: &UndeclaredSample<'a>, declared: &[String]) -> Option<Vec<&'a str>> {
         let given = |name: &str| sample.dimensions.iter().find(|(other, _)| *other == name).map(|(_, value)| *value);
         let known = |name: &str| declared.iter().any(|other| other == name) || APPENDED.contains(&name);
@@ -176,7 +177,7 @@ impl Definitions {
         declared.iter().map(|name| given(name).or_else(|| self.defaults.of(name))).collect()
     }
 
-    /// By position, as in the metric lines of handlers; see [`legacy`].
+    /// Matches dimensions by position, as in the metric lines of handlers; see [`legacy`].
     fn by_position<'a>(&'a self, sample: &UndeclaredSample<'a>, declared: &[String]) -> Option<Vec<&'a str>> {
         let (name, unit, request_ids) = (sample.name, sample.unit, "");
         let (dimensions, hostname) = (sample.dimensions.to_vec(), Some(self.defaults.hostname.as_str()));
@@ -184,7 +185,7 @@ impl Definitions {
         worker_lines::align(&line, declared, &self.defaults.hostname)
     }
 
-    /// A metric without a definition, as its first sample has it, with `Hostname` behind its dimensions.
+    /// Adds a metric without a definition, with the dimensions of its first sample followed by `Hostname`.
     fn detect(&mut self, name: &str, sample: &UndeclaredSample<'_>) -> Result<Arc<Named>, MetricError> {
         let mut names: Vec<String> =
             sample.dimensions.iter().map(|(name, _)| prometheus_name(name).into_owned()).collect();
@@ -195,13 +196,13 @@ impl Definitions {
         self.add(name, worker_lines::unit_name(sample.unit), &names, sample.kind)
     }
 
-    /// The metrics of models that the definition has.
+    /// Returns the model metrics of the definition.
     pub(super) fn of_models(&self) -> Vec<MetricSpec> {
         let specs = self.catalog.iter().flat_map(Catalog::iter).map(|(_, spec)| spec);
         specs.filter(|spec| spec.section == Section::Model && spec.builtin.is_none()).cloned().collect()
     }
 
-    /// See [`super::Metrics::get_metric`].
+    /// Implements [`super::Metrics::get_metric`].
     pub(super) fn get(&mut self, name: &str, kind: Kind) -> Result<Arc<Named>, MetricError> {
         if let Some(named) = self.added.get(&(name.to_owned(), kind)) {
             return Ok(Arc::clone(named));
@@ -215,20 +216,20 @@ impl Definitions {
         Ok(named)
     }
 
-    /// The metric of this name as it is defined, whatever its type.
+    /// Returns the defined metric of this name, whatever its type.
     pub(super) fn find(&mut self, name: &str) -> Option<Arc<Named>> {
         let kind = self.catalog.as_ref()?.find(name)?.1.kind;
         self.get(name, kind).ok()
     }
 
-    /// The metric's definition, and whether it is switched on.
+    /// Returns the metric's definition, and whether it is enabled.
     fn spec(&self, name: &str) -> Option<(&MetricSpec, bool)> {
         let catalog = self.catalog.as_ref()?;
         let on = catalog.find(name).map(|(_, spec)| (spec, true));
         on.or_else(|| Some((catalog.disabled().iter().find(|spec| spec.name == name)?, false)))
     }
 
-    /// A defined metric whose first dimensions the model gives as `given`; the others have defaults.
+    /// Returns a defined metric whose first dimensions the model provides as `given`; the others have defaults.
     fn named(&self, spec: &MetricSpec, mut given: Vec<String>, on: bool) -> Result<Named, SampleError> {
         if spec.builtin.is_some() {
             return Err(SampleError::Reserved(spec.name.clone()));

@@ -1,4 +1,4 @@
-//! What a model holds: a metric, a series of it, a value that is gathered.
+//! Handles that a model holds: a metric, a series of it, a coalesced value.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,18 +17,18 @@ pub(super) struct Named {
     name: String,
     unit: String,
     kind: Kind,
-    /// The dimensions, those that the model named first.
+    /// The dimensions; those that the model named come first.
     names: Vec<String>,
     /// The value of each dimension that has a default.
     defaults: Vec<Option<String>>,
-    /// Whether the definition wants samples of it (`enabled`).
+    /// Whether the metric is enabled in the definition.
     on: AtomicBool,
-    /// The numbers of the series in the ring, by the values that were given, in their order.
+    /// The numbers of the series in the ring, by their values, in order.
     series: Mutex<Vec<(Box<[String]>, u32)>>,
 }
 
 impl Named {
-    /// With the value of each dimension that has a default; switched on.
+    /// Creates an enabled metric, with the value of each dimension that has a default.
     pub(super) fn new(
         (name, unit, kind): (String, String, Kind),
         names: Vec<String>,
@@ -41,7 +41,7 @@ impl Named {
         &self.names
     }
 
-    /// Says whether samples are wanted.
+    /// Enables or disables the metric.
     pub(super) fn switch(&self, on: bool) {
         self.on.store(on, Ordering::Relaxed);
     }
@@ -50,9 +50,9 @@ impl Named {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Names and values of all labels. As many values as there are dimensions without a default belong to those; as many
-    /// as there are besides the appended ones belong to those; otherwise they belong to the first
-    /// dimensions, and the others need a default.
+    /// Returns the names and values of all labels. If the number of values equals the number of dimensions without a default, the
+    /// values belong to those. If it equals the number of dimensions that are not appended, they belong to those. Otherwise they
+    /// belong to the first dimensions, and the others need a default.
     fn labels(&self, values: &[&str]) -> Result<Vec<(String, String)>, SampleError> {
         let count = |free: &dyn Fn(&str, bool) -> bool| {
             self.names.iter().zip(&self.defaults).filter(|(name, default)| free(name, default.is_none())).count()
@@ -101,14 +101,14 @@ impl Metric {
         Self { metrics, named }
     }
 
-    /// Records a sample for the requests of the batch that this thread executes, if it does: a counter's increment, a
-    /// gauge's value, an observation. The values belong to the dimensions as they were named in `add_metric`; those that
-    /// the worker knows itself ([`WorkerLabel`]) may be left out, all of them or the appended ones.
+    /// Records a sample for the requests of the batch that this thread executes, if any: a counter's increment, a gauge's value,
+    /// or an observation. The values belong to the dimensions in the order given to `add_metric`. Those that the worker can fill
+    /// in ([`WorkerLabel`]) may be omitted, all of them or only the appended ones.
     pub fn add_or_update(&self, value: f64, dimension_values: &[&str]) {
         self.add_or_update_for(value, dimension_values, Requests::Batch);
     }
 
-    /// As [`Metric::add_or_update`], and says for whom.
+    /// Like [`Metric::add_or_update`], for the given requests.
     pub fn add_or_update_for(&self, value: f64, dimension_values: &[&str], requests: Requests<'_>) {
         match self.series(dimension_values) {
             Ok(series) => series.add_or_update_for(value, requests),
@@ -116,10 +116,10 @@ impl Metric {
         }
     }
 
-    /// The series of these values, for many samples: recording through it is cheaper.
+    /// Returns the series of these values. Recording many samples through it is cheaper.
     ///
     /// # Errors
-    /// The values are not as many as the dimensions need, or the ring has no room for the series.
+    /// The number of values does not match the dimensions, or the ring has no room for the series.
     pub fn series(&self, dimension_values: &[&str]) -> Result<Series, MetricError> {
         let mut known = lock(&self.named.series);
         let order = |(values, _): &(Box<[String]>, u32)| {
@@ -140,11 +140,11 @@ impl Metric {
         Ok(Series { metrics: self.metrics.clone(), named: Arc::clone(&self.named), number })
     }
 
-    /// A handle for these values whose updates are gathered and sent by the next flush: the sum of a counter's
-    /// increments, a gauge's last value. They are for no request.
+    /// Returns a handle for these values that accumulates updates until the next flush: the sum of a counter's increments, or a
+    /// gauge's last value. They belong to no request.
     ///
     /// # Errors
-    /// As [`Metric::series`]; also for a distribution, of which every observation counts.
+    /// As for [`Metric::series`]; also for a distribution, because every observation counts.
     pub fn coalesced(&self, dimension_values: &[&str]) -> Result<Coalesced, MetricError> {
         if !matches!(self.named.kind, Kind::Counter | Kind::Gauge) {
             let (metric, expected) = (self.named.name.clone(), self.named.kind);
@@ -162,8 +162,8 @@ impl Metric {
         Ok(Coalesced { series, held })
     }
 
-    /// Sets a gauge to 0 in every series that this process has recorded, and forgets what is gathered and not sent. What
-    /// was sent of a counter or of a distribution stays: they only grow.
+    /// Sets a gauge to 0 in every series that this process has recorded, and discards accumulated values that are not sent.
+    /// Samples of a counter or a distribution that were sent remain: these metrics only grow.
     pub fn reset(&self) {
         lock(&self.metrics.0.held).iter().filter(|held| Arc::ptr_eq(&held.named, &self.named)).for_each(|held| {
             lock(&held.value).take();
@@ -179,7 +179,7 @@ impl Metric {
     }
 }
 
-/// One series of a metric: label values that are known to the frontend.
+/// One series of a metric, with label values that the frontend has received.
 #[derive(Clone)]
 pub struct Series {
     metrics: Metrics,
@@ -188,17 +188,17 @@ pub struct Series {
 }
 
 impl Series {
-    /// As [`Metric::add_or_update`].
+    /// Like [`Metric::add_or_update`].
     pub fn add_or_update(&self, value: f64) {
         self.add_or_update_for(value, Requests::Batch);
     }
 
-    /// As [`Metric::add_or_update_for`].
+    /// Like [`Metric::add_or_update_for`].
     pub fn add_or_update_for(&self, value: f64, requests: Requests<'_>) {
         self.record(value, clock::now(), requests);
     }
 
-    /// Records a sample of this time.
+    /// Records a sample with this time.
     pub(super) fn record(&self, value: f64, at: Instant, requests: Requests<'_>) {
         if !self.named.on() {
             return;
@@ -210,8 +210,8 @@ impl Series {
     }
 }
 
-/// A counter or gauge whose updates are gathered in this process until the next flush. Costs a few nanoseconds for each
-/// update and one sample for each flush; what is gathered when the process dies is lost.
+/// A counter or gauge whose updates are accumulated in this process until the next flush. Costs a few nanoseconds for each update
+/// and one sample for each flush; accumulated values are lost if the process dies.
 #[derive(Clone)]
 pub struct Coalesced {
     series: Series,
@@ -219,7 +219,7 @@ pub struct Coalesced {
 }
 
 impl Coalesced {
-    /// Adds to the counter, or sets the gauge, as of the next flush.
+    /// Adds to the counter or sets the gauge; takes effect with the next flush.
     pub fn add_or_update(&self, value: f64) {
         let named = &self.held.named;
         if let Err(error) = named.check(value) {

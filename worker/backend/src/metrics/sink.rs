@@ -1,4 +1,4 @@
-//! The producer's end of the ring: waits for room, calls the frontend, counts what is lost.
+//! The producer's end of the ring: waits for room, wakes the frontend, counts dropped samples.
 
 use std::io;
 use std::ops::Range;
@@ -15,38 +15,38 @@ use pharos::wire::BatchRequest;
 use super::MetricError;
 use crate::clock;
 
-/// How long a full ring is waited for before a sample is dropped. The frontend reads it within a fraction of that unless
-/// the machine is overloaded or it has stopped altogether.
-const PATIENCE_NS: u64 = 1_000_000_000;
-/// How long to sleep between two looks at a full ring.
+/// How long to wait for room in a full ring before a sample is dropped. The frontend reads within a fraction of that time unless
+/// the machine is overloaded or it has stopped.
+const MAX_WAIT_NS: u64 = 1_000_000_000;
+/// How long to sleep between two checks of a full ring.
 const PAUSE: Duration = Duration::from_micros(200);
-/// The most bytes of request ids that go with a sample: a record of the ring has little more. A batch with more is recorded
-/// with those of its first requests.
+/// The most bytes of request ids with a sample: a record of the ring has little more room. A larger batch is recorded with the
+/// ids of its first requests.
 const MAX_IDS: usize = 7 << 10;
 
-/// For which requests a sample is.
+/// The requests that a sample belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requests<'a> {
     /// All requests of the batch that this thread executes, their ids joined by commas; none on any other thread.
     Batch,
     /// The request at this position of the batch that is being executed.
     One(usize),
-    /// This id.
+    /// The request with this id.
     Id(&'a str),
-    /// These ids, with commas between them.
+    /// The requests with these ids, separated by commas.
     Ids(&'a str),
     /// No request.
     None,
 }
 
-/// Where samples go.
+/// The destination of samples.
 pub(super) struct Sink {
     writer: Writer,
-    bell: OwnedFd,
-    /// The ring stayed full and has had no room since: no caller waits for it again until it has.
+    pipe: OwnedFd,
+    /// The ring has remained full since a caller last waited: no caller waits again until it has room.
     stuck: bool,
     batch: BatchIds,
-    /// An id that a caller has given, in its encoded form.
+    /// An id that a caller has passed, in its encoded form.
     given: String,
     lost: Lost,
 }
@@ -54,17 +54,17 @@ pub(super) struct Sink {
 /// The ids of the batch that is being executed.
 #[derive(Default)]
 struct BatchIds {
-    /// All of them in the form of the metric logs: encoded, and with commas between.
+    /// All ids in the form of the metric logs: encoded and separated by commas.
     joined: String,
-    /// How much of that goes with a sample for the whole batch.
+    /// The length of the prefix sent with a sample for the whole batch.
     first: usize,
-    /// Where in `joined` each request's id lies.
+    /// The range of each request's id in `joined`.
     places: Vec<Range<usize>>,
     /// The thread that executes it.
     thread: Option<ThreadId>,
 }
 
-/// Samples dropped since it was last said.
+/// Samples dropped since the last message about it.
 #[derive(Default)]
 struct Lost {
     count: u64,
@@ -75,18 +75,18 @@ impl Sink {
     /// Opens the ring.
     ///
     /// # Errors
-    /// It is no ring.
-    pub(super) fn open(ring: &OwnedFd, bell: OwnedFd) -> io::Result<Self> {
+    /// The descriptor is not a ring.
+    pub(super) fn open(ring: &OwnedFd, pipe: OwnedFd) -> io::Result<Self> {
         let writer = Writer::open(ring)?;
-        Ok(Self { writer, bell, stuck: false, batch: BatchIds::default(), given: String::new(), lost: Lost::default() })
+        Ok(Self { writer, pipe, stuck: false, batch: BatchIds::default(), given: String::new(), lost: Lost::default() })
     }
 
-    /// The number of a series, told to the frontend when it is new.
+    /// Returns the number of a series; sends the series to the frontend if it is new.
     ///
     /// # Errors
-    /// When it cannot be told.
+    /// The ring has no room for the series.
     pub(super) fn intern(&mut self, series: &Definition) -> Result<u32, PushError> {
-        let mut room = Room::new(self.stuck, &self.bell);
+        let mut room = Room::new(self.stuck, &self.pipe);
         let number = loop {
             match self.writer.intern(series) {
                 Err(PushError::Full) if room.wait() => {}
@@ -98,12 +98,12 @@ impl Sink {
         number
     }
 
-    /// Tells the frontend of a metric that the model describes.
+    /// Sends the description of a metric that the model describes to the frontend.
     ///
     /// # Errors
-    /// When it cannot be told.
+    /// The ring has no room for the description.
     pub(super) fn describe(&mut self, metric: &Described) -> Result<(), PushError> {
-        let mut room = Room::new(self.stuck, &self.bell);
+        let mut room = Room::new(self.stuck, &self.pipe);
         loop {
             match self.writer.describe(metric) {
                 Err(PushError::Full) if room.wait() => {}
@@ -137,7 +137,7 @@ impl Sink {
             }
             Requests::None => "",
         };
-        let mut room = Room::new(self.stuck, &self.bell);
+        let mut room = Room::new(self.stuck, &self.pipe);
         let pushed = self.writer.sample_or_drop(&Sample { series, value, clock, request_id }, || room.wait());
         match pushed {
             Ok(()) => {
@@ -151,7 +151,7 @@ impl Sink {
         }
     }
 
-    /// Counts a sample that could not be made, where the frontend sees it, and says why.
+    /// Counts a dropped sample in the ring, where the frontend reads the count, and prints the reason.
     pub(super) fn drop_sample(&mut self, why: &MetricError) {
         self.writer.count_dropped();
         self.lost.note(why);
@@ -181,14 +181,14 @@ impl Sink {
 
     fn call_reader(&mut self) {
         if self.writer.wants_reader() {
-            ring(&self.bell);
+            wake(&self.pipe);
         }
     }
 }
 
 impl BatchIds {
     fn of_this_thread(&self) -> &str {
-        // The ids first: mostly there are none, or no batch.
+        // Check `first` first: mostly there are no ids, or there is no batch.
         match self.thread {
             Some(thread) if self.first > 0 && thread == thread::current().id() => {
                 self.joined.get(..self.first).unwrap_or_default()
@@ -208,26 +208,26 @@ fn truncated(text: &str) -> &str {
     if text.len() <= MAX_IDS { text } else { &text[..text.floor_char_boundary(MAX_IDS)] }
 }
 
-/// Makes the frontend read the ring.
-fn ring(bell: &OwnedFd) {
-    // A pipe that is full has been rung often enough.
-    let _ = rustix::io::write(bell, &[1]);
+/// Wakes the frontend so that it reads the ring.
+fn wake(pipe: &OwnedFd) {
+    // A full pipe has already woken the frontend.
+    let _ = rustix::io::write(pipe, &[1]);
 }
 
-/// Waits for room in the ring, with bounds.
+/// Waits for room in the ring, for a limited time.
 struct Room<'a> {
-    bell: &'a OwnedFd,
-    /// No caller waits.
+    pipe: &'a OwnedFd,
+    /// The ring has stayed full since an earlier wait: do not wait again.
     stuck: bool,
     since: Option<Instant>,
 }
 
 impl<'a> Room<'a> {
-    fn new(stuck: bool, bell: &'a OwnedFd) -> Self {
-        Self { bell, stuck, since: None }
+    fn new(stuck: bool, pipe: &'a OwnedFd) -> Self {
+        Self { pipe, stuck, since: None }
     }
 
-    /// Waits a little; `false` when it has been long enough.
+    /// Waits a little; returns `false` after the maximum time.
     #[cold]
     fn wait(&mut self) -> bool {
         if self.stuck {
@@ -235,16 +235,16 @@ impl<'a> Room<'a> {
         }
         let now = clock::now();
         let since = *self.since.get_or_insert_with(|| {
-            ring(self.bell);
+            wake(self.pipe);
             now
         });
         thread::sleep(PAUSE);
-        now.ns_since(since) < PATIENCE_NS
+        now.ns_since(since) < MAX_WAIT_NS
     }
 }
 
 impl Lost {
-    /// Prints at most once a second how many there were.
+    /// Prints the number of dropped samples, at most once per second.
     #[cold]
     fn note(&mut self, why: &dyn std::fmt::Display) {
         self.count += 1;

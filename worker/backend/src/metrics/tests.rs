@@ -1,4 +1,4 @@
-//! The model's side over a real ring, read as the frontend reads it.
+//! Tests of metrics over a real ring, read as the frontend reads it.
 
 use std::sync::Arc;
 
@@ -29,12 +29,12 @@ model_metrics:
 struct World {
     metrics: Metrics,
     reader: Option<Reader>,
-    bell: OwnedFd,
+    wakeup: OwnedFd,
 }
 
 fn world(auto_detect: bool) -> World {
     let (ring, reader) = channel::create(0).unwrap();
-    let (bell, theirs) = pipe_with(PipeFlags::NONBLOCK).unwrap();
+    let (wakeup, theirs) = pipe_with(PipeFlags::NONBLOCK).unwrap();
     let load = Load {
         wire_version: pharos::wire::VERSION,
         model: "m".into(),
@@ -49,22 +49,22 @@ fn world(auto_detect: bool) -> World {
         device: None,
     };
     let metrics = Metrics::open(&ring, theirs, &load).unwrap();
-    World { metrics, reader: Some(reader), bell }
+    World { metrics, reader: Some(reader), wakeup }
 }
 
-/// A sample as it came: metric, labels without the host's, value, request id.
+/// A received sample: metric, labels without the host's, value, request id.
 type Came = (String, Vec<String>, f64, String);
 
 impl World {
-    /// Everything that has come since the start, and the number of samples that were dropped. To be called once.
+    /// Returns everything received since the start, and the number of dropped samples. Call it once.
     fn came(&mut self) -> (Vec<Came>, u64) {
         let mut reader = self.reader.take().unwrap();
-        let (mut told, mut came) = (Vec::new(), Vec::new());
+        let (mut definitions, mut came) = (Vec::new(), Vec::new());
         let each = |event: Event<'_>| match event {
-            Event::Series(definition) => told.push(definition),
+            Event::Series(definition) => definitions.push(definition),
             Event::Metric(_) => {}
             Event::Sample(sample) => {
-                let of = &told[sample.series as usize];
+                let of = &definitions[sample.series as usize];
                 let labels = of.labels.iter().filter(|(name, _)| name != "Hostname");
                 let labels = labels.map(|(name, value)| format!("{name}={value}")).collect();
                 came.push((of.name.clone(), labels, sample.value, sample.request_id.to_owned()));
@@ -116,7 +116,7 @@ fn the_definition_decides_what_may_be_added() {
     let line = "under model_metrics.gauge: `- {name: New, unit: ms, dimensions: [a, b]}`";
     assert!(refusal(add("New", &["a", "b"], Kind::Gauge)).contains(line));
     assert_eq!(refusal(add("Orders", &["shop"], Kind::Gauge)), "metric `Orders` is a counter, not a gauge");
-    assert!(refusal(add("Orders", &["store"], Kind::Counter)).contains("[shop, ModelName], [store] were given"));
+    assert!(refusal(add("Orders", &["store"], Kind::Counter)).contains("[shop, ModelName], but [store] were given"));
     assert!(refusal(add("Orders", &["shop", "shop"], Kind::Counter)).contains("[shop, shop] were given"));
     assert!(refusal(add("Depth", &["Level"], Kind::Gauge)).contains("[Level] were given"), "sea has no default");
     assert_eq!(refusal(add("QueueTime", &[], Kind::Gauge)), "metric `QueueTime` is recorded by the server itself");
@@ -127,7 +127,7 @@ fn the_definition_decides_what_may_be_added() {
 }
 
 #[test]
-fn what_is_not_defined_is_detected_if_that_is_wanted() {
+fn undefined_metrics_are_detected_if_auto_detection_is_on() {
     let mut world = world(true);
     let new = world.metrics.add_metric("New", "ms", &["a", "ModelName"], Kind::Gauge).unwrap();
     new.add_or_update(1.0, &["x"]);
@@ -138,7 +138,7 @@ fn what_is_not_defined_is_detected_if_that_is_wanted() {
 }
 
 #[test]
-fn samples_are_for_the_batch_of_their_thread_or_for_whom_they_say() {
+fn samples_belong_to_the_batch_of_their_thread_or_to_given_requests() {
     let mut world = world(false);
     let size = world.metrics.get_metric("Size", Kind::Histogram).unwrap();
     let series = size.series(&[]).unwrap();
@@ -185,14 +185,14 @@ fn samples_of_torchserves_handlers_are_aligned_to_what_is_defined() {
         metrics.record_undeclared(&UndeclaredSample { name, unit: "ms", kind, dimensions }, value, ids);
     };
     let model = [("ModelName", "t"), ("Level", "Model")];
-    // By name; what the worker knows may be left out, and what TorchServe appends need not be defined.
+    // Matched by name: dimensions that the worker fills in may be omitted, and those that TorchServe appends need not be defined.
     record("HandlerTime", Kind::Gauge, &model, 1.0, Requests::Ids("a,b"));
     record("Orders", Kind::Gauge, &[("shop", "x"), model[0], model[1]], 2.0, Requests::None);
     record("Depth", Kind::Gauge, &[("sea", "north")], f64::NAN, Requests::Ids(&many));
-    // By position, with any names; and where neither fits.
+    // Matched by position, with any names; then one that matches neither way.
     record("Orders", Kind::Counter, &[("store", "y"), ("of", "z")], 3.0, Requests::Ids("a"));
     record("Orders", Kind::Counter, &[("a", "b"), ("c", "d"), ("e", "f")], 3.0, Requests::None);
-    // The first sample says what a metric is that nobody has defined; names become those that can be shown.
+    // The first sample determines the type and dimensions of an undefined metric; names are made valid for Prometheus.
     record("of-time", Kind::Gauge, &[("in.step", "p:q"), model[0]], 4.0, Requests::None);
     record("of-time", Kind::Counter, &[("other", "r"), ("names", "s")], 5.0, Requests::None);
     record("QueueTime", Kind::Gauge, &[], 6.0, Requests::None);
@@ -217,7 +217,7 @@ fn samples_of_torchserves_handlers_are_aligned_to_what_is_defined() {
 }
 
 #[test]
-fn gathered_values_come_with_the_flush() {
+fn coalesced_values_are_sent_by_the_flush() {
     let mut world = world(false);
     let orders = world.metrics.get_metric("Orders", Kind::Counter).unwrap();
     let depth = world.metrics.get_metric("Depth", Kind::Gauge).unwrap();
@@ -243,7 +243,7 @@ fn gathered_values_come_with_the_flush() {
 }
 
 #[test]
-fn bad_values_are_dropped_and_a_metric_that_is_off_takes_none() {
+fn bad_values_are_dropped_and_disabled_metrics_record_nothing() {
     let mut world = world(false);
     let orders = world.metrics.get_metric("Orders", Kind::Counter).unwrap();
     [-1.0, f64::NAN, f64::INFINITY].iter().for_each(|bad| orders.add_or_update(*bad, &["a"]));
@@ -253,17 +253,17 @@ fn bad_values_are_dropped_and_a_metric_that_is_off_takes_none() {
 }
 
 #[test]
-fn a_full_ring_calls_waits_and_then_drops() {
+fn a_full_ring_wakes_the_reader_waits_and_then_drops() {
     let mut world = world(false);
     let size = world.metrics.get_metric("Size", Kind::Histogram).unwrap().series(&[]).unwrap();
-    let rung = |bell: &OwnedFd| rustix::io::read(bell, &mut [0; 8]).is_ok();
+    let woken = |wakeup: &OwnedFd| rustix::io::read(wakeup, &mut [0; 8]).is_ok();
     (0..300).for_each(|_| size.add_or_update(1.0));
-    assert!(!rung(&world.bell));
+    assert!(!woken(&world.wakeup));
     let start = crate::clock::now();
     (300..800).for_each(|_| size.add_or_update(1.0));
-    assert!(rung(&world.bell));
+    assert!(woken(&world.wakeup));
     let waited = crate::clock::now().ns_since(start);
-    assert!((1_000_000_000..3_000_000_000).contains(&waited), "{waited}: one sample waits, the others do not");
+    assert!((1_000_000_000..3_000_000_000).contains(&waited), "{waited}: only one sample should wait");
     let (all, dropped) = world.came();
     assert_eq!((all.len() as u64 + dropped, all.len() > 600, dropped > 50), (800, true, true));
 }
@@ -292,7 +292,7 @@ fn threads_lose_nothing_while_the_frontend_reads() {
 }
 
 #[test]
-fn another_definition_applies_to_handles_that_are_held() {
+fn a_new_definition_applies_to_existing_handles() {
     let mut world = world(false);
     let orders = world.metrics.get_metric("Orders", Kind::Counter).unwrap().series(&["a"]).unwrap();
     let off = world.metrics.get_metric("Off", Kind::Counter).unwrap().series(&[]).unwrap();
@@ -308,9 +308,9 @@ fn another_definition_applies_to_handles_that_are_held() {
     assert_eq!(world.came(), (vec![of_orders(1.0), came("Off", &[], 2.0, ""), of_orders(4.0)], 0));
 }
 
-/// In TorchServe's spelling, in that of its design document, and in Triton's.
+/// With the labels of TorchServe, of its design document, and of Triton.
 #[test]
-fn what_every_worker_records_comes_with_any_labels_that_it_knows() {
+fn times_of_the_worker_take_any_labels_that_it_can_fill_in() {
     let mut world = world(false);
     let time = |labels: &str| {
         format!("model_metrics:\n  gauge:\n    - {{name: HandlerTime, unit: ms, dimensions: [{labels}]}}\n")
@@ -345,7 +345,7 @@ fn what_every_worker_records_comes_with_any_labels_that_it_knows() {
     assert_eq!(labels.collect::<Vec<_>>(), [&*designed, "ModelName=m,Level=Model", &*named, "version=1", ""]);
 }
 
-/// Whichever of the dimensions that the worker knows a model gives.
+/// A model may give any of the dimensions that the worker could fill in.
 #[test]
 fn values_find_their_dimensions() {
     let mut world = world(false);
@@ -361,7 +361,7 @@ fn values_find_their_dimensions() {
     assert_eq!(labels, expected);
 }
 
-/// `cargo test --release -p pharos-worker cost -- --ignored --nocapture` prints what a sample costs.
+/// `cargo test --release -p pharos-worker cost -- --ignored --nocapture` prints the cost of a sample.
 #[test]
 #[ignore = "a measurement"]
 fn cost_of_a_sample() {
@@ -401,9 +401,9 @@ fn a_model_may_describe_its_own_metrics() {
     let own = described("held", Kind::Gauge, &["a"]);
     world.metrics.own_series(&own, &["x"]).unwrap().add_or_update(2.0);
     world.metrics.own_series(&own, &["x"]).unwrap().add_or_update(3.0);
-    // What metrics.yaml defines is taken as it is defined there.
+    // A definition in metrics.yaml takes precedence.
     world.metrics.own_series(&described("Orders", Kind::Counter, &["shop"]), &["n"]).unwrap().add_or_update(1.0);
-    // A definition that does not know it changes nothing for it.
+    // A new definition without the metric does not affect it.
     world.metrics.redefine(DEFINITION).unwrap();
     world.metrics.own_series(&own, &["y"]).unwrap().add_or_update(4.0);
     for (wrong, expected) in [
@@ -415,7 +415,7 @@ fn a_model_may_describe_its_own_metrics() {
         let refused = format!("{:?}", world.metrics.own_series(&wrong, &["x"]).err().unwrap());
         assert!(refused.contains(expected), "{refused}");
     }
-    // Each series may have labels of its own.
+    // Series of one metric may have different labels.
     world.metrics.own_series(&described("held", Kind::Gauge, &["b"]), &["z"]).unwrap().add_or_update(5.0);
     world.metrics.own_series(&own, &["x"]).unwrap().add_or_update(6.0);
     let (came, dropped) = world.came();

@@ -1,4 +1,4 @@
-//! The end of a batch: what its outputs become.
+//! The end of a batch: collects its outputs into its outcome.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ use crate::streams::Collected;
 pub struct Finished {
     /// The frame for the frontend.
     pub done: Done,
-    /// Inputs that outputs were passed on from, and the batch's own loan: to be dropped when the frame is sent, not before.
+    /// Inputs that outputs were passed on from, and the batch's loan: drop them after the frame is sent, not before.
     pub kept: (Vec<Received>, Option<Arc<Loan>>),
 }
 
 impl Outputs<'_> {
-    /// The outcome of the batch, of whose inputs this is the loan. For the worker's runtime.
+    /// Returns the outcome of the batch; `loan` holds the inputs of the batch. For the worker's runtime.
     #[doc(hidden)]
     pub fn finish_batch(mut self, loan: Option<Arc<Loan>>, error: Option<InferError>) -> Finished {
         let batch = self.execute.batch;
@@ -43,7 +43,7 @@ impl Outputs<'_> {
         Finished { done, kept: (kept, loan) }
     }
 
-    /// Adds the replies of single requests. Gives the inputs that outputs are passed on from.
+    /// Adds the replies of single requests. Returns the inputs that outputs are passed on from.
     fn add_deferred(&mut self, replies: DeferredReplies, loan: Option<&Arc<Loan>>) -> Vec<Received> {
         let DeferredReplies { outputs, parameters, failed } = replies;
         self.failed.extend(failed);

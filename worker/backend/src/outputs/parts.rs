@@ -6,7 +6,7 @@ use pharos::tensor::DataType;
 use super::Outputs;
 use crate::error::run_error;
 
-/// An output that a backend has made.
+/// An output that a backend has produced.
 pub struct MadeOutput<'o> {
     /// Position in the backend's outputs.
     pub output: usize,
@@ -19,14 +19,14 @@ pub struct MadeOutput<'o> {
 }
 
 impl Outputs<'_> {
-    /// From now on, outputs are for the requests at these positions of the batch; none for all.
+    /// Limits the following outputs to the requests at these positions of the batch; empty means all.
     #[doc(hidden)]
     pub fn begin_part(&mut self, positions: &[u32]) {
         self.part = positions.to_vec();
         self.part_from = self.blocks.len();
     }
 
-    /// Fails the requests of this part, and releases its outputs.
+    /// Fails the requests of this part and releases its outputs.
     #[doc(hidden)]
     pub fn fail_part(&mut self, error: &InferError) {
         let made = self.blocks.split_off(self.part_from.min(self.blocks.len()));
@@ -42,7 +42,7 @@ impl Outputs<'_> {
         self.has_failed(self.position(position))
     }
 
-    /// Those outputs of this part that are wanted.
+    /// Returns the wanted outputs of this part.
     ///
     /// # Errors
     /// One of them is not in the arena.

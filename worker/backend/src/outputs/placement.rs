@@ -1,6 +1,6 @@
-//! Outputs that clients want in their own memory.
+//! Outputs that clients want in their memory.
 //!
-//! A request whose region cannot be used, or was truncated meanwhile, fails alone.
+//! A request whose region cannot be used, or was truncated meanwhile, fails without affecting the others.
 
 use pharos::error::InferError;
 use pharos::wire::{OutputBlock, Placement};
@@ -10,7 +10,7 @@ use crate::client_memory::used_regions;
 use crate::error::run_error;
 
 impl Outputs<'_> {
-    /// Fails the requests whose memory was not there all the time. For the worker's runtime.
+    /// Fails the requests whose memory was truncated meanwhile. For the worker's runtime.
     #[doc(hidden)]
     pub fn check_client_memory(&mut self) {
         let Some(memory) = &self.client_memory else { return };
@@ -22,8 +22,8 @@ impl Outputs<'_> {
         }
     }
 
-    /// Writes the outputs where clients want them that are not there yet. After an error of the whole batch, its requests
-    /// have failed one by one.
+    /// Copies outputs to the locations that clients want, unless the backend wrote them there. If the whole batch failed,
+    /// converts its error into errors of its requests.
     pub(super) fn place(&mut self, error: Option<InferError>) -> Option<InferError> {
         if self.client_memory.is_none() {
             return error;
@@ -39,7 +39,7 @@ impl Outputs<'_> {
             return None;
         }
         for placement in &execute.placements {
-            // A request that is executed once more has no outputs yet.
+            // A rescheduled request has no outputs yet.
             if self.has_failed(placement.request) || self.rescheduled.contains(&placement.request) {
                 continue;
             }
@@ -60,13 +60,13 @@ impl Outputs<'_> {
                 continue;
             }
             let part = memory.part(block, bytes, placement.request).and_then(|part| bytes.get(part));
-            let part = part.ok_or_else(|| run_error(format!("output '{name}' cannot be cut for its requests")))?;
+            let part = part.ok_or_else(|| run_error(format!("cannot split output '{name}' by request")))?;
             memory.write(placement, name, part)?;
         }
         Ok(())
     }
 
-    /// Writes a response of a decoupled model where its client wants it.
+    /// Writes a response of a decoupled model to the location that its client wants.
     pub(super) fn place_response(&self, request: u32, blocks: &[OutputBlock]) -> Result<(), InferError> {
         let Some(memory) = &self.client_memory else { return Ok(()) };
         for placement in self.execute.placements.iter().filter(|placement| placement.request == request) {
@@ -88,12 +88,12 @@ impl Outputs<'_> {
         bytes.ok_or_else(|| run_error(format!("output '{name}' is not in the arena")))
     }
 
-    /// Whether a request has failed, by its position in the whole batch.
+    /// Whether a request, given by its position in the whole batch, has failed.
     pub(super) fn has_failed(&self, request: u32) -> bool {
         self.failed.iter().any(|(failed, _)| *failed == request)
     }
 
-    /// Fails a request by its position in the whole batch, unless it has failed.
+    /// Fails a request, given by its position in the whole batch, unless it has already failed.
     fn fail_whole(&mut self, request: u32, error: InferError) {
         self.rescheduled.retain(|other| *other != request);
         if !self.has_failed(request) {

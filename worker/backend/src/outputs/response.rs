@@ -1,9 +1,9 @@
 //! Responses of decoupled models: any number for each request of a batch, sent while the batch is executed.
 //!
-//! The frontend gives each request [`CREDITS`](pharos::wire::CREDITS): so many of its responses may be unread. When they are
-//! used up, the backend waits here, and with it the whole batch. While it waits the socket is read: credits are counted,
-//! memory that clients have read is taken back, everything else is kept for later. The wait ends with the request's credit,
-//! when the request is cancelled, or when the process is to stop.
+//! The frontend limits the unread responses of each request to [`CREDITS`](pharos::wire::CREDITS). When they are used up, the
+//! backend waits here, which blocks the whole batch. While it waits, the socket is read: credits are counted, memory that clients
+//! have read is released, all other messages are kept for later. The wait ends when the request gets credit, when it is
+//! cancelled, or when the process is to stop.
 
 use pharos::error::InferError;
 use pharos::infer::{Parameter, Parameters};
@@ -17,7 +17,7 @@ use crate::clock;
 use crate::error::{run_error, wire_error};
 use crate::streams::ResponseContent;
 
-/// A response in the making, of one request of a decoupled model. Dropped, it is not sent.
+/// A response to one request of a decoupled model that is being built. Dropping it without sending discards it.
 pub struct Response<'o, 'a> {
     outputs: &'o mut Outputs<'a>,
     request: u32,
@@ -27,23 +27,24 @@ pub struct Response<'o, 'a> {
 }
 
 impl<'a> Outputs<'a> {
-    /// Begins a response to the request at this position of the batch, as soon as its client has read enough of the
-    /// earlier ones. For models with the decoupled transaction policy; each request may have any number of them.
+    /// Begins a response to the request at this position of the batch, after waiting until its client has read enough of the
+    /// earlier ones. For models with the decoupled transaction policy; each request may have any number of responses.
     ///
-    /// A request that has no last response when the batch ends is ended then: by the batch's error, else by what was
-    /// [allocated](Outputs::allocate) for the batch if it has had no response before, else without another response.
+    /// A request without a last response at the end of the batch is ended then: by the batch's error; otherwise, if it has had no
+    /// response, by the outputs [allocated](Outputs::allocate) for the batch; otherwise without another response.
     ///
     /// # Errors
-    /// [`InferError::cancelled`] if the request is cancelled: the backend should turn to the others. The model is not decoupled, there is no such request, or it has had its last response.
+    /// [`InferError::cancelled`] if the request is cancelled; the backend should then continue with the others. Also fails if the
+    /// model is not decoupled, there is no such request, or it has had its last response.
     pub fn response(&mut self, request: usize) -> Result<Response<'_, 'a>, InferError> {
-        // Before the wait, so that a slow reader is not counted as computing.
+        // Stamped before the wait, so that a slow client is not counted as compute time.
         let output_start = clock::now();
         self.wait_for_credit(request)?;
         let request = u32::try_from(request).map_err(|_| run_error("too many requests"))?;
         Ok(Response { outputs: self, request, blocks: Vec::new(), parameters: Vec::new(), output_start })
     }
 
-    /// Ends the responses to a request, without another one.
+    /// Ends the responses to a request without sending another one.
     ///
     /// # Errors
     /// The model is not decoupled, there is no such request, or it has had its last response.
@@ -58,8 +59,8 @@ impl<'a> Outputs<'a> {
 }
 
 impl Response<'_, '_> {
-    /// Memory for the output at this position of the configuration, for this request alone; its content is undefined. The
-    /// shape begins with the request's rows if the model batches.
+    /// Allocates memory for the output at this position of the configuration, for this request only; its content is undefined.
+    /// The shape begins with the request's rows if the model batches.
     ///
     /// # Errors
     /// The output arena is full.
@@ -75,10 +76,10 @@ impl Response<'_, '_> {
         Ok(memory)
     }
 
-    /// [`Response::allocate`] for a datatype of fixed size: the length follows from the shape.
+    /// Like [`Response::allocate`], for a datatype of fixed size: the length is computed from the shape.
     ///
     /// # Errors
-    /// As [`Response::allocate`]; also a shape with a negative dimension, or the datatype BYTES.
+    /// As for [`Response::allocate`]; also a shape with a negative dimension, or the datatype BYTES.
     pub fn allocate_fixed(
         &mut self,
         output: usize,
@@ -93,26 +94,26 @@ impl Response<'_, '_> {
         self.parameters.push((name.to_owned(), value));
     }
 
-    /// Sends it; more may follow.
+    /// Sends the response; more may follow.
     ///
     /// # Errors
-    /// As [`Outputs::response`].
+    /// As for [`Outputs::response`].
     pub fn send(self) -> Result<(), InferError> {
         self.leave(None, false)
     }
 
-    /// Sends it as the request's last.
+    /// Sends the response as the request's last.
     ///
     /// # Errors
-    /// As [`Outputs::response`].
+    /// As for [`Outputs::response`].
     pub fn send_last(self) -> Result<(), InferError> {
         self.leave(None, true)
     }
 
-    /// Sends an error in its place; more may follow. The error that ends a request is [`Outputs::fail`].
+    /// Sends an error instead of the response; more may follow. Use [`Outputs::fail`] for an error that ends the request.
     ///
     /// # Errors
-    /// As [`Outputs::response`].
+    /// As for [`Outputs::response`].
     pub fn send_error(mut self, error: InferError) -> Result<(), InferError> {
         self.withdraw();
         self.leave(Some(error), false)

@@ -1,6 +1,6 @@
-"""Runs one instance of a model in Python for the Pharos inference server, which starts it: `python3 -m pharos_worker`.
+"""Runs one instance of a Python model for the Pharos inference server, which starts `python3 -m pharos_worker`.
 
-Models import `triton_python_backend_utils`, as under Triton; what is only here is `pharos_worker.metrics`.
+Models import `triton_python_backend_utils`, as in Triton. `pharos_worker.metrics` is the only addition.
 """
 
 from pharos_worker._native import WIRE_VERSION, __version__

@@ -1,6 +1,6 @@
-"""The program that the server starts for an instance of a model, and to complete a configuration.
+"""The program that the server starts to run an instance of a model, or to complete a configuration.
 
-    python3 -m pharos_worker INSTANCE                     with the descriptors that a worker inherits
+    python3 -m pharos_worker INSTANCE                     with the inherited descriptors of a worker
     python3 -m pharos_worker --auto-complete OUT.json     with a description of the model on standard input
 """
 
@@ -9,25 +9,25 @@ import signal
 import sys
 
 
-def _print_lines_at_once():
-    """A model's print() is read by the server's log: line by line, not when a buffer is full."""
+def _flush_after_each_line():
+    """Makes print() flush after each line, because the server's log reads the output."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
 
 
-def _forget_the_working_directory():
-    """`-m` puts it first where modules are looked for: what lies where the server was started is not the model's."""
+def _remove_working_directory_from_path():
+    """Removes the working directory, which `-m` puts first, from the module path: it is not part of the model."""
     if sys.path and os.path.realpath(sys.path[0] or ".") == os.path.realpath("."):
         del sys.path[0]
 
 
 def main():
-    """Runs the instance. Models see an empty `sys.argv`, as with Triton: one that calls `argparse` or `unittest.main()` must not
-    read the worker's arguments."""
-    _print_lines_at_once()
-    _forget_the_working_directory()
-    # Ctrl-C is the server's affair: it lets requests end before it ends its workers.
+    """Runs the instance. As with Triton, models see an empty `sys.argv`, so that `argparse` or `unittest.main()` in a model
+    does not read the worker's arguments."""
+    _flush_after_each_line()
+    _remove_working_directory_from_path()
+    # Ctrl-C is handled by the server: it drains requests before it stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     arguments, sys.argv = sys.argv[1:], [""]
     if len(arguments) == 2 and arguments[0] == "--auto-complete":

@@ -1,7 +1,7 @@
-"""Completes the configuration of a model by what its code says of itself.
+"""Completes the configuration of a model by calling its `auto_complete_config`.
 
-On standard input: `{"config": {...}, "directory": ..., "model_directory": ..., "version": N, "backend": NAME}`. Into the
-file: `{"config": {...}}` or `{"error": TEXT}`.
+Reads `{"config": {...}, "directory": ..., "model_directory": ..., "version": N, "backend": NAME}` from standard input. Writes
+`{"config": {...}}` or `{"error": TEXT}` to the file.
 """
 
 import json
@@ -14,7 +14,7 @@ from pharos_worker.model_config import ModelConfig
 
 
 def main(out):
-    """Reads, completes, writes; gives the status of the process."""
+    """Reads the description, completes it and writes the result; returns the exit status."""
     try:
         answer = {"config": complete(json.load(sys.stdin))}
     except BaseException as error:  # noqa: B902: whatever a model raises is the user's to read
@@ -27,7 +27,7 @@ def main(out):
 
 
 def complete(described):
-    """The configuration with what `auto_complete_config` adds; as it is if the model has none."""
+    """Returns the configuration completed by `auto_complete_config`; unchanged if the model has none."""
     config = described["config"]
     file = config.get("default_model_filename") or ""
     module = driver.model_module(described["backend"], described["directory"], file, described["version"])
@@ -42,7 +42,7 @@ def complete(described):
 
 
 def shortened(error):
-    """An exception's type, text and places in the model, innermost first, as requests get it from the native part."""
+    """Formats an exception's type, message and locations, innermost first, like the native part does for requests."""
     own = os.path.dirname(os.path.abspath(__file__)) + os.sep
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((own, "<frozen "))]
     places = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames))

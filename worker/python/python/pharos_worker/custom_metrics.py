@@ -1,4 +1,4 @@
-"""`pb_utils.MetricFamily`: metrics with a description and labels of the model's own, shown with the server's."""
+"""`pb_utils.MetricFamily`: metrics with a description and labels of the model, exported with the server's metrics."""
 
 import enum
 import re
@@ -13,13 +13,13 @@ class MetricKind(enum.IntEnum):
 
 
 _NAME = re.compile("[a-zA-Z_:][a-zA-Z0-9_:]*")
-# The kind and the description of each name in this process: those of the first family of that name.
+# The kind and description of each metric name in this process, from the first family of that name.
 _KNOWN = {}
 
 
 class MetricFamily:
-    """A metric by name. Its series are made with `Metric`, and can be used as long as the family exists. All families of a
-    name must be of one kind; the description of the first one is shown."""
+    """A metric family. `Metric` creates its series, which are valid while the family exists. All families of a name must have
+    the same kind; the description of the first one is exported."""
 
     MetricKind = MetricKind
     COUNTER = MetricKind.COUNTER
@@ -43,7 +43,7 @@ class MetricFamily:
         self._family = _native.Family()
 
     def Metric(self, labels=None, buckets=None):  # noqa: N802 (Triton's name)
-        """The series with these labels; a histogram needs the upper ends of its buckets, ascending."""
+        """Creates the series with these labels. A histogram needs the ascending upper bounds of its buckets."""
         fail = _native.TritonModelException
         if labels is not None and not isinstance(labels, dict):
             raise fail("Failed to create metric. Labels must be a dictionary.")

@@ -1,5 +1,5 @@
-"""Loads a model of Triton's form and keeps what its requests need: the event loop of `async def execute`, and order when it
-forks."""
+"""Loads a model with Triton's Python interface, runs the event loop of `async def execute`, and detaches forked processes from
+the server."""
 
 import asyncio
 import importlib
@@ -12,7 +12,7 @@ import threading
 
 from pharos_worker import _native
 
-# What runs the models of a backend that has no model.py of its own: a class of the same form.
+# The runners of backends without a model.py: modules with a class of the same interface.
 RUNNERS = {
     "pytorch": "pharos_worker.runners.pytorch",
     "sklearn": "pharos_worker.runners.sklearn",
@@ -22,15 +22,15 @@ RUNNERS = {
 
 
 class Loop:
-    """An event loop on a thread of its own, started when it is first needed. Requests to other models that an
-    `async def execute` awaits run there."""
+    """An event loop on a separate thread, started on first use. It runs `async def execute` and the requests to other models
+    that it awaits."""
 
     def __init__(self):
         self._loop = None
         self._lock = threading.Lock()
 
     def start(self, coroutine):
-        """Runs a coroutine; gives a `concurrent.futures.Future` of it."""
+        """Runs a coroutine; returns its `concurrent.futures.Future`."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -43,7 +43,7 @@ class Loop:
 
 
 class Loaded:
-    """A model that is ready. The native part calls `execute` for each batch."""
+    """A loaded model. The native part calls `execute` for each batch."""
 
     def __init__(self, instance, engine, takes_device_tensors):
         self.instance = instance
@@ -53,24 +53,24 @@ class Loaded:
         self._loop = Loop()
 
     def settle(self, returned, decoupled, requests):
-        """What `execute` returned, if that is no list: waits for a coroutine, or leaves it to the loop if the model is
-        decoupled. An exception then ends the requests that have not ended."""
+        """Returns the result of `execute`. If it is a coroutine, waits for it or, if the model is decoupled, leaves it to the
+        event loop; an exception then fails the requests that are not complete."""
         if not asyncio.iscoroutine(returned):
             return returned
         future = self._loop.start(returned)
         if not decoupled:
             return future.result()
-        future.add_done_callback(lambda done: _tell_failure(done, requests))
+        future.add_done_callback(lambda done: _fail_requests(done, requests))
         return None
 
     @property
     def has_is_ready(self):
-        """Whether the model has a word in whether it is ready."""
+        """Whether the model implements the readiness check `is_ready`."""
         return callable(getattr(self.instance, "is_ready", None))
 
     def is_ready(self):
-        """What the model says when a client asks whether it is ready. An exception, and what is neither True nor False, is
-        told in the log and means no, as with Triton."""
+        """Calls the model's readiness check. As with Triton, an exception or a result other than True and False is logged and
+        means not ready."""
         said = self.instance.is_ready()
         if asyncio.iscoroutine(said):
             said = self._loop.start(said).result()
@@ -79,18 +79,18 @@ class Loaded:
         return said
 
     def finalize(self):
-        """The model's last word, before the process ends."""
+        """Calls the model's `finalize` before the process exits."""
         if callable(getattr(self.instance, "finalize", None)):
             self.instance.finalize()
 
 
-def _tell_failure(future, requests):
+def _fail_requests(future, requests):
     if not future.cancelled() and future.exception() is not None:
         _native.fail(requests, future.exception())
 
 
 def load(described):
-    """Imports and initializes the model that the JSON text describes."""
+    """Imports and initializes the model described by a JSON text."""
     described = json.loads(described)
     directory, config = described["directory"], json.loads(described["config"])
     module = model_module(described["backend"], directory, described["file"], described["version"])
@@ -104,13 +104,13 @@ def load(described):
 
 
 def engine(module):
-    """What computes, for logs and the served configuration: the interpreter, and what the runner says of itself."""
+    """Returns the description of the engine for logs and the served configuration: the interpreter and the runner's `ENGINE`."""
     name = f"python {platform.python_version()}"
     return f"{name}, {module.ENGINE}" if isinstance(getattr(module, "ENGINE", None), str) else name
 
 
 def takes_device_tensors(module, config):
-    """Whether inputs that clients have on a device are given to the model there: what a runner says of itself, else Triton's
+    """Returns whether the model gets inputs of clients in device memory: the runner's `DEVICE_TENSORS`, else Triton's
     parameter."""
     if module.__name__ in RUNNERS.values():
         return getattr(module, "DEVICE_TENSORS", False)
@@ -121,7 +121,7 @@ def takes_device_tensors(module, config):
 
 
 def arguments(described):
-    """What `initialize` is given, all of it text. The device of an instance is the first that its process sees."""
+    """Returns the argument of `initialize`; all values are strings. The process sees the instance's device as device 0."""
     return {
         "model_config": described["config"],
         "model_instance_kind": described["kind"],
@@ -134,7 +134,7 @@ def arguments(described):
 
 
 def model_module(backend, directory, file, version):
-    """The module with the class TritonPythonModel: a runner, the backend's, or the model's own `model.py`."""
+    """Imports the module with the class TritonPythonModel: a runner, the backend's, or the model's own `model.py`."""
     directory = os.path.abspath(directory)
     _set_model_dir(directory)
     if backend in RUNNERS and not os.environ.get("PHAROS_PYTHON_BACKEND"):
@@ -143,7 +143,7 @@ def model_module(backend, directory, file, version):
     path = os.path.abspath(shared) if shared else os.path.join(directory, file or "model.py")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"Python model file not found in '{path}'")
-    # As Triton has it: `import` finds what lies beside model.py, and beside the version.
+    # As in Triton, `import` finds modules in the directory of model.py and in the one above it.
     folder = os.path.dirname(path)
     for place in (os.path.dirname(folder), folder):
         if place not in sys.path:
@@ -167,11 +167,11 @@ def _set_model_dir(directory):
 
 
 def watch_forks():
-    """A process that the model forks shares descriptors with this one. It must not speak to the server."""
-    os.register_at_fork(after_in_child=_leave_the_server)
+    """Detaches forked processes from the server: they share descriptors with this one, but must not use them."""
+    os.register_at_fork(after_in_child=_detach_from_server)
 
 
-def _leave_the_server():
+def _detach_from_server():
     _native.forked()
     try:
         ours = os.fstat(3).st_ino

@@ -1,4 +1,4 @@
-"""The script `torchserve`: `pharos torchserve` with the same arguments, and with this Python for models."""
+"""The script `torchserve`: runs `pharos torchserve` with the same arguments, and with this Python for models."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def find_server() -> str:
-    """The executable `pharos`: `PHAROS_BIN`, else beside this script or this Python, else on the `PATH`; empty if nowhere."""
+    """Returns the path of `pharos`: `PHAROS_BIN`, beside this script or Python, or on the `PATH`; empty if not found."""
     named = os.environ.get("PHAROS_BIN")
     if named:
         return named
@@ -18,12 +18,12 @@ def find_server() -> str:
 
 
 def main():
-    """Becomes the server's launcher."""
+    """Replaces this process by the server's launcher."""
     server = find_server()
     if not server:
-        sys.exit("torchserve: the executable pharos is not there; set PHAROS_BIN, or put it on the PATH")
+        sys.exit("torchserve: the executable pharos was not found; set PHAROS_BIN, or put it on the PATH")
     os.environ.setdefault("PHAROS_PYTHON", sys.executable)
     try:
         os.execv(server, [server, "torchserve", *sys.argv[1:]])
     except OSError as error:
-        sys.exit(f"torchserve: '{server}' cannot be started: {error.strerror}")
+        sys.exit(f"torchserve: cannot start '{server}': {error.strerror}")

@@ -1,7 +1,7 @@
-"""`pb_utils.Logger`: lines of the server's log, with their level and where in the model they come from.
+"""`pb_utils.Logger`: log lines with their level and location in the model.
 
-A line that begins with the character RS (0x1e) and a letter is one of that level; the server takes both off. Everything
-else that is printed to standard error is a warning there, and to standard output information.
+A line that begins with the character RS (0x1e) and a letter has that level; the server removes both. Any other line on
+standard error is logged as a warning, on standard output as information.
 """
 
 import enum
@@ -33,12 +33,12 @@ def _write(message, level, depth):
 
 
 def whole(text):
-    """Writes lines of errors as they are, such as a traceback."""
+    """Logs the lines of an error unchanged, such as a traceback."""
     sys.stderr.write("".join(f"{_MARK}E{line}\n" for line in text.splitlines()))
 
 
 class Logger:
-    """Writes to the server's log."""
+    """A logger that writes to the server's log."""
 
     LogLevel = LogLevel
     INFO = LogLevel.INFO

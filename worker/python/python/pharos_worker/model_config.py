@@ -1,10 +1,10 @@
-"""`pb_utils.ModelConfig`: what `auto_complete_config` may say about a model. What the user's configuration says holds."""
+"""`pb_utils.ModelConfig`: the configuration that `auto_complete_config` extends. The user's settings take precedence."""
 
 import json
 
 
 class ModelConfig:
-    """A configuration that is being completed."""
+    """A configuration to complete."""
 
     def __init__(self, model_config):
         self._config = json.loads(model_config) if isinstance(model_config, (str, bytes)) else model_config
@@ -15,11 +15,11 @@ class ModelConfig:
             tensor["dims"] = [int(dim) for dim in tensor.get("dims") or []]
 
     def as_dict(self):
-        """The configuration as it is now: a dictionary with the schema's names."""
+        """Returns the current configuration as a dictionary with the names of the schema."""
         return self._config
 
     def set_max_batch_size(self, max_batch_size):
-        """Sets `max_batch_size`, which may not be below what the configuration says."""
+        """Sets `max_batch_size`, which must not be less than the configured value."""
         given = self._config["max_batch_size"]
         if given > max_batch_size:
             raise ValueError(
@@ -29,7 +29,7 @@ class ModelConfig:
         self._config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self):
-        """Turns the dynamic batcher on, unless it is."""
+        """Enables the dynamic batcher, unless it is enabled."""
         for other in ("sequence_batching", "ensemble_scheduling"):
             if other in self._config:
                 raise ValueError(
@@ -39,7 +39,7 @@ class ModelConfig:
         self._config.setdefault("dynamic_batching", {})
 
     def add_input(self, input):
-        """Adds an input: a dictionary with `name`, `data_type`, `dims`, perhaps `optional`."""
+        """Adds an input: a dictionary with `name`, `data_type`, `dims` and optionally `optional`."""
         self._add("input", input, ("name", "data_type", "dims", "optional"))
 
     def add_output(self, output):

@@ -1,7 +1,8 @@
-//! The structures and function types of `include/pharos_backend.h`, field by field: what is said there is not repeated
-//! here. A change there is a change here, and the other way round; `tests/python/backends/native/testing.c` compares the sizes.
+//! The structures and function types of `include/pharos_backend.h`, field by field; the header documents them. Keep both files in
+//! step; `tests/python/backends/native/testing.c` compares the sizes.
 //!
-//! Contract of the functions: the caller keeps to the header; each pointer is null or valid for what it is said to be.
+//! Contract of the functions: the caller follows the rules of the header; each pointer is null or valid for its documented
+//! target.
 
 use std::ffi::{c_char, c_void};
 
@@ -18,18 +19,18 @@ pub(super) const OK: Code = 0;
 /// `PHAROS_UNAVAILABLE`.
 pub(super) const UNAVAILABLE: Code = 5;
 
-/// The number of an error's code.
+/// Returns the number of an error's code.
 pub(super) fn code_of(error: &InferError) -> Code {
     Code::from(error.code.to_wire()) + 1
 }
 
-/// The error of a number.
+/// Converts a code number to an error.
 ///
 /// # Errors
-/// The number is no code of an error.
+/// The number is not an error code.
 pub(super) fn error_of(code: Code, message: String) -> Result<InferError, InferError> {
     let known = u8::try_from(code).ok().and_then(|code| ErrorCode::from_wire(code.checked_sub(1)?));
-    let known = known.ok_or_else(|| InferError::invalid(format!("{code} is no code of an error; 1 to 9 are")))?;
+    let known = known.ok_or_else(|| InferError::invalid(format!("{code} is not an error code; allowed are 1 to 9")))?;
     let reason = if known == ErrorCode::Cancelled { Reason::Cancelled } else { Reason::Backend };
     Ok(InferError::new(known, reason, message))
 }
@@ -130,7 +131,7 @@ pub(super) struct MetricSpec {
     pub(super) kind: i32,
 }
 
-// What a library exports. A C++ exception that leaves it ends the process in place of being undefined.
+// Functions that a library exports. A C++ exception that leaves one ends the process instead of being undefined behavior.
 
 /// `pharos_backend_abi_version`.
 pub(super) type AbiVersion = unsafe extern "C-unwind" fn() -> u32;

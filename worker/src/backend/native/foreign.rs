@@ -1,6 +1,6 @@
-//! Reading what a library passes in, and the text of what went wrong last.
+//! Reads values that a library passes in, and stores the text of the last error.
 //!
-//! Contract for `unsafe`: a pointer of the library is null or valid for what the header says, while the call lasts.
+//! Contract for `unsafe`: a pointer from the library is null or valid as the header specifies, for the duration of the call.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -11,55 +11,55 @@ use pharos::infer::Parameter;
 
 use super::abi;
 
-/// The most dimensions of a shape, labels of a metric: a larger number is rubbish.
+/// The maximum number of dimensions of a shape or labels of a metric: larger numbers are certainly wrong.
 const MOST: usize = 64;
-/// The most bytes of a parameter's text.
+/// The maximum length of a parameter's string, in bytes.
 const LONGEST_TEXT: usize = 1 << 20;
 
 thread_local! {
-    /// What `last_error` gives: as errno, the last failure of this thread's calls.
+    /// The value of `last_error`: like errno, the last failure of this thread's calls.
     static LAST_ERROR: RefCell<(abi::Code, CString)> = RefCell::default();
 }
 
-/// The code of a call's outcome; its text is kept for `last_error`.
+/// Returns the code of a call's outcome and stores its text for `last_error`.
 pub(super) fn outcome(result: Result<(), InferError>) -> abi::Code {
     let Err(error) = result else { return abi::OK };
     let code = abi::code_of(&error);
     let text = match error.message.as_str() {
-        "" if error.code == ErrorCode::Cancelled => c_text("nobody waits for the request any more"),
+        "" if error.code == ErrorCode::Cancelled => c_text("the request is cancelled"),
         text => c_text(text),
     };
     LAST_ERROR.set((code, text));
     code
 }
 
-/// The text of the last failure; valid until the next one of this thread.
+/// Returns the text of the last failure; valid until the next failure of this thread.
 pub(super) fn last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|(_, text)| text.as_ptr())
 }
 
-/// The text of the last failure, if it had this code.
+/// Returns the text of the last failure, if it had this code.
 pub(super) fn last_error_of(code: abi::Code) -> Option<String> {
     LAST_ERROR.with_borrow(|(last, text)| (*last == code).then(|| text.to_string_lossy().into_owned()))
 }
 
-/// A call of the library begins: what failed before is of no interest.
+/// Clears the stored error before a call of the library.
 pub(super) fn forget_error() {
     LAST_ERROR.take();
 }
 
-/// A text for the library; a NUL in it ends it there.
+/// Converts a string for the library; truncates it at a NUL.
 pub(super) fn c_text(text: &str) -> CString {
     let text = text.split('\0').next().unwrap_or_default();
     CString::new(text).unwrap_or_default()
 }
 
-/// An error of how a library uses the interface.
+/// Returns an error for a wrong use of the interface.
 pub(super) fn misuse(text: impl Into<String>) -> InferError {
     InferError::invalid(text)
 }
 
-/// The value behind a pointer.
+/// Returns a reference to the pointer's target.
 ///
 /// # Safety
 /// This module's contract.
@@ -68,30 +68,30 @@ pub(super) fn misuse(text: impl Into<String>) -> InferError {
 /// The pointer is null, or not aligned.
 pub(super) unsafe fn reference<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, InferError> {
     if pointer.is_null() || !pointer.is_aligned() {
-        return Err(misuse(format!("{what} is {pointer:?}, which is no valid pointer")));
+        return Err(misuse(format!("{what} is {pointer:?}, which is not a valid pointer")));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     Ok(unsafe { &*pointer })
 }
 
-/// A structure that begins with its size. One that grows in later versions is taken as short as it was in version 1.
+/// Returns a structure that begins with its size. A structure that grows in later versions is read with its length in version 1.
 ///
 /// # Safety
 /// This module's contract.
 ///
 /// # Errors
-/// The pointer is null, or the structure is smaller than this version of the interface has ever had it.
+/// The pointer is null, or the structure is smaller than in any version of the interface.
 pub(super) unsafe fn sized<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, InferError> {
-    // SAFETY: the caller's promise; the size is the first field of all structures.
+    // SAFETY: the caller guarantees it; the size is the first field of all structures.
     let size = *unsafe { reference(pointer.cast::<usize>(), what) }?;
     if size < size_of::<T>() {
-        return Err(misuse(format!("{what} says that it has {size} bytes; it has {}", size_of::<T>())));
+        return Err(misuse(format!("{what} has size {size}; expected at least {}", size_of::<T>())));
     }
-    // SAFETY: as above, and as large as it has to be.
+    // SAFETY: as above, and the size is sufficient.
     unsafe { reference(pointer, what) }
 }
 
-/// Puts a result where the library wants it.
+/// Writes a result to a location given by the library.
 ///
 /// # Safety
 /// This module's contract.
@@ -100,35 +100,35 @@ pub(super) unsafe fn sized<'a, T>(pointer: *const T, what: &str) -> Result<&'a T
 /// The pointer is null, or not aligned.
 pub(super) unsafe fn put<T>(place: *mut T, value: T) -> Result<(), InferError> {
     if place.is_null() || !place.is_aligned() {
-        return Err(misuse(format!("the result is wanted at {place:?}, which is no valid pointer")));
+        return Err(misuse(format!("the destination of the result is {place:?}, which is not a valid pointer")));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { place.write(value) };
     Ok(())
 }
 
-/// A text; `None` for null.
+/// Returns a string; `None` for null.
 ///
 /// # Safety
 /// This module's contract: it ends with a NUL.
 pub(super) unsafe fn text(pointer: *const c_char) -> Option<String> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
 }
 
-/// A text that must be there.
+/// Returns a required string.
 ///
 /// # Safety
-/// As [`text`].
+/// As for [`text`].
 ///
 /// # Errors
 /// The pointer is null.
 pub(super) unsafe fn needed_text(pointer: *const c_char, what: &str) -> Result<String, InferError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { text(pointer) }.ok_or_else(|| misuse(format!("{what} is NULL")))
 }
 
-/// So many values.
+/// Returns a slice of `count` values.
 ///
 /// # Safety
 /// This module's contract.
@@ -142,35 +142,35 @@ pub(super) unsafe fn list<'a, T>(pointer: *const T, count: usize, what: &str) ->
     if count > MOST {
         return Err(misuse(format!("{what} has {count} values; at most {MOST} are allowed")));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { reference(pointer, what) }?;
-    // SAFETY: as above, not null, and for as many as the caller says.
+    // SAFETY: as above; the pointer is not null, and the caller guarantees the count.
     Ok(unsafe { slice::from_raw_parts(pointer, count) })
 }
 
-/// So many texts.
+/// Returns `count` strings.
 ///
 /// # Safety
 /// This module's contract.
 ///
 /// # Errors
-/// As [`list`]; or one of them is null.
+/// As for [`list`]; also if one of the strings is null.
 pub(super) unsafe fn texts(pointer: *const *const c_char, count: usize, what: &str) -> Result<Vec<String>, InferError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let pointers = unsafe { list(pointer, count, what) }?;
     // SAFETY: as above.
     pointers.iter().map(|pointer| unsafe { needed_text(*pointer, what) }).collect()
 }
 
-/// A parameter that is to be given to a response.
+/// Returns a parameter that the library sets on a response.
 ///
 /// # Safety
 /// This module's contract.
 ///
 /// # Errors
-/// It has no name, or is of a kind that there is none of.
+/// The parameter has no name, or its kind is unknown.
 pub(super) unsafe fn parameter(pointer: *const abi::Parameter) -> Result<(String, Parameter), InferError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let given = unsafe { sized(pointer, "parameter") }?;
     // SAFETY: as above.
     let name = unsafe { needed_text(given.name, "parameter.name") }?;
@@ -182,7 +182,7 @@ pub(super) unsafe fn parameter(pointer: *const abi::Parameter) -> Result<(String
         5 if given.text_length == 0 => Parameter::String(String::new()),
         5 if given.text_length > LONGEST_TEXT => {
             let text = format!(
-                "parameter '{name}' has a text of {} bytes; at most {LONGEST_TEXT} are allowed",
+                "parameter '{name}' has a string of {} bytes; at most {LONGEST_TEXT} are allowed",
                 given.text_length
             );
             return Err(misuse(text));
@@ -190,7 +190,7 @@ pub(super) unsafe fn parameter(pointer: *const abi::Parameter) -> Result<(String
         5 => {
             // SAFETY: as above.
             let first = unsafe { reference(given.text.cast::<u8>(), "parameter.text") }?;
-            // SAFETY: as above, for as many bytes as the caller says.
+            // SAFETY: as above; the caller guarantees the length.
             let bytes = unsafe { slice::from_raw_parts(first, given.text_length) };
             Parameter::String(String::from_utf8_lossy(bytes).into_owned())
         }

@@ -1,6 +1,6 @@
-//! The table of the functions that a library may call, and those that belong to nothing in particular.
+//! The table of functions that a library may call, and those functions that belong to no other module.
 //!
-//! Contract for `unsafe`: a text of the library is null or ends with a NUL.
+//! Contract for `unsafe`: a string from the library is null or ends with a NUL.
 
 use std::ffi::{c_char, c_void};
 use std::io::Write;
@@ -119,12 +119,13 @@ unsafe extern "C" fn last_error() -> *const c_char {
     foreign::last_error()
 }
 
-/// Writes to standard error, each line behind the character RS and the letter of its level: the frontend takes them off.
+/// Writes to standard error. Each line is prefixed with the character RS and the letter of its level; the frontend removes the
+/// prefix.
 ///
 /// # Safety
 /// This module's contract.
 unsafe extern "C" fn log(level: i32, message: *const c_char) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let Some(message) = (unsafe { foreign::text(message) }) else { return };
     let letter = match level {
         2 => 'W',
@@ -133,6 +134,6 @@ unsafe extern "C" fn log(level: i32, message: *const c_char) {
         _ => 'I',
     };
     let lines: String = message.lines().map(|line| format!("\u{1e}{letter}{line}\n")).collect();
-    // Nobody is there to be told when the stream is closed.
+    // An error means that the stream is closed, so it cannot be reported.
     let _ = std::io::stderr().lock().write_all(lines.as_bytes());
 }

@@ -1,7 +1,8 @@
-//! What a library is created from, and its functions for that time: the configuration in pieces, so that a backend in C
-//! need not read JSON.
+//! The data that a library creates an instance from, and functions to read it: the configuration in parts, so that a backend in C
+//! does not need to parse JSON.
 //!
-//! Contract for `unsafe`: a [`Load`] lives until `pharos_backend_create` has returned, and the library uses it no longer.
+//! Contract for `unsafe`: a [`Load`] lives until `pharos_backend_create` has returned, and the library does not use it
+//! afterwards.
 
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
@@ -14,17 +15,17 @@ use pharos_backend::{Context, load_error};
 use super::abi::{self, Code, Tensor};
 use super::foreign::{c_text, needed_text, outcome, reference};
 
-/// `pharos_context`, and what is behind it.
+/// `pharos_context`, and the data that its pointers refer to.
 #[repr(C)]
 pub(super) struct Load<'a> {
     context: abi::Context,
     config: &'a ModelConfig,
-    /// The texts of `context`.
+    /// The strings of `context`.
     _texts: [CString; 4],
     parameters: Vec<(&'a str, CString)>,
     inputs: Tensors,
     outputs: Tensors,
-    // What fail_load said; the library may say it from any thread.
+    // The message of fail_load, which the library may call from any thread.
     failure: Mutex<Option<String>>,
 }
 
@@ -79,24 +80,24 @@ impl<'a> Load<'a> {
         Self { context: public, config, _texts: texts, parameters, inputs, outputs, failure }
     }
 
-    /// As the library sees it.
+    /// Returns the context for the library.
     pub(super) fn context(&self) -> *const abi::Context {
         ptr::from_ref(self).cast()
     }
 
-    /// Why the library has not created an instance.
+    /// Returns the reason why the library has not created an instance.
     pub(super) fn failure(&self, code: Code) -> InferError {
-        let said = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let said = said.or_else(|| super::foreign::last_error_of(code));
+        let reason = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let reason = reason.or_else(|| super::foreign::last_error_of(code));
         let no_reason = || format!("the backend '{}' returned the code {code} and gave no reason", self.config.backend);
-        load_error(said.unwrap_or_else(no_reason))
+        load_error(reason.unwrap_or_else(no_reason))
     }
 }
 
 /// # Safety
 /// This module's contract.
 pub(super) unsafe extern "C" fn config_parameter(load: *const Load<'static>, name: *const c_char) -> *const c_char {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let found = unsafe { reference(load, "context") }.and_then(|load| {
         // SAFETY: as above.
         let name = unsafe { needed_text(name, "name") }?;
@@ -111,14 +112,14 @@ pub(super) unsafe extern "C" fn config_parameter(load: *const Load<'static>, nam
 /// # Safety
 /// This module's contract.
 pub(super) unsafe extern "C" fn config_input(load: *const Load<'static>, position: usize) -> *const Tensor {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { tensor(load, |load| load.inputs.tensors.get(position)) }
 }
 
 /// # Safety
 /// This module's contract.
 pub(super) unsafe extern "C" fn config_output(load: *const Load<'static>, position: usize) -> *const Tensor {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { tensor(load, |load| load.outputs.tensors.get(position)) }
 }
 
@@ -128,7 +129,7 @@ unsafe fn tensor<'a>(
     load: *const Load<'static>,
     find: impl FnOnce(&'a Load<'static>) -> Option<&'a Tensor>,
 ) -> *const Tensor {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     match unsafe { reference(load, "context") } {
         Ok(load) => find(load).map_or(ptr::null(), ptr::from_ref),
         Err(error) => {
@@ -141,7 +142,7 @@ unsafe fn tensor<'a>(
 /// # Safety
 /// This module's contract.
 pub(super) unsafe extern "C" fn fail_load(load: *const Load<'static>, message: *const c_char) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let failed = unsafe { reference(load, "context") }.and_then(|load| {
         // SAFETY: as above.
         let message = unsafe { needed_text(message, "message") }?;

@@ -1,7 +1,7 @@
 //! The metrics that a library records.
 //!
-//! Contract for `unsafe`: the handles live as long as the instance, in boxes that are never dropped before; the header's
-//! for pointers that are passed in.
+//! Contract for `unsafe`: the handles are boxed and live as long as the instance; pointers that are passed in follow the rules of
+//! the header.
 
 use std::collections::HashMap;
 use std::ffi::c_char;
@@ -23,14 +23,14 @@ const NO_REQUEST: i64 = -2;
 /// `pharos_metrics`.
 pub(super) struct MetricsHandle {
     metrics: Metrics,
-    // By kind, name and dimensions; held while one is looked up. The library may call from any thread.
+    // By kind, name and dimensions; locked while one is looked up. The library may call from any thread.
     known: Mutex<HashMap<String, Box<MetricHandle>>>,
 }
 
 /// `pharos_metric`.
 pub(super) struct MetricHandle {
     metric: Metric,
-    // By label values; held while one is looked up.
+    // By label values; locked while one is looked up.
     series: Mutex<HashMap<Vec<String>, Box<SeriesHandle>>>,
 }
 
@@ -42,14 +42,14 @@ impl MetricsHandle {
         Self { metrics: metrics.clone(), known: Mutex::default() }
     }
 
-    /// The handle of a metric, which `make` makes if it is new.
+    /// Returns the handle of a metric; `make` returns the metric.
     fn metric(
         &self,
         key: String,
         make: impl FnOnce(&Metrics) -> Result<Metric, MetricError>,
     ) -> Result<*const MetricHandle, InferError> {
         let mut known = lock(&self.known);
-        // Asked for each time, since the definition may have changed.
+        // Called even for a known metric, because the definition may have changed.
         let metric = make(&self.metrics)?;
         let handle = known.entry(key).or_insert_with(|| Box::new(MetricHandle { metric, series: Mutex::default() }));
         Ok(ptr::from_ref(&**handle))
@@ -66,7 +66,7 @@ fn kind_of(number: i32) -> Result<Kind, InferError> {
         2 => Kind::Gauge,
         3 => Kind::Histogram,
         4 => Kind::Summary,
-        other => return Err(misuse(format!("{other} is no kind of metric; 1 to 4 are"))),
+        other => return Err(misuse(format!("{other} is not a metric kind; allowed are 1 to 4"))),
     })
 }
 
@@ -77,7 +77,7 @@ pub(super) unsafe extern "C" fn metric_add(
     spec: *const MetricSpec,
     metric: *mut *const MetricHandle,
 ) -> Code {
-    // SAFETY: the caller's promise, for each of the pointers.
+    // SAFETY: the caller guarantees it for each of the pointers.
     let add = || unsafe {
         put(metric, ptr::null())?;
         let (metrics, spec) = (reference(metrics, "metrics")?, sized(spec, "spec")?);
@@ -100,7 +100,7 @@ pub(super) unsafe extern "C" fn metric_get(
     name: *const c_char,
     metric: *mut *const MetricHandle,
 ) -> Code {
-    // SAFETY: the caller's promise, for each of the pointers.
+    // SAFETY: the caller guarantees it for each of the pointers.
     let get = || unsafe {
         put(metric, ptr::null())?;
         let (metrics, name, kind) = (reference(metrics, "metrics")?, needed_text(name, "name")?, kind_of(kind)?);
@@ -118,7 +118,7 @@ pub(super) unsafe extern "C" fn metric_series(
     count: usize,
     series: *mut *const SeriesHandle,
 ) -> Code {
-    // SAFETY: the caller's promise, for each of the pointers.
+    // SAFETY: the caller guarantees it for each of the pointers.
     let find = || unsafe {
         put(series, ptr::null())?;
         let (metric, values) = (reference(metric, "metric")?, texts(values, count, "values")?);
@@ -141,11 +141,11 @@ pub(super) unsafe extern "C" fn add_or_update(series: *const SeriesHandle, value
             WHOLE_BATCH => Requests::Batch,
             NO_REQUEST => Requests::None,
             position => {
-                let wrong = |_| misuse(format!("{position} is no position of a request; from -2 on is"));
+                let wrong = |_| misuse(format!("{position} is not a request position; allowed are -2 and above"));
                 Requests::One(usize::try_from(position).map_err(wrong)?)
             }
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { reference(series, "series") }?.0.add_or_update_for(value, requests);
         Ok(())
     };
@@ -155,6 +155,6 @@ pub(super) unsafe extern "C" fn add_or_update(series: *const SeriesHandle, value
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn metrics_flush(metrics: *const MetricsHandle) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     outcome(unsafe { reference(metrics, "metrics") }.map(|metrics| metrics.metrics.flush()))
 }

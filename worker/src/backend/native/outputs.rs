@@ -1,6 +1,6 @@
-//! What a library makes of a batch: outputs and errors.
+//! Outputs and errors that a library produces for a batch.
 //!
-//! Contract for `unsafe`: that of `running`, and the header's for pointers that are passed in.
+//! Contract for `unsafe`: that of `running`; pointers that are passed in follow the rules of the header.
 
 use std::ffi::{c_char, c_void};
 use std::ptr;
@@ -13,7 +13,7 @@ use super::abi::{self, Code, Output, Parameter};
 use super::foreign::{list, misuse, parameter, put, sized, text};
 use super::running::{Handle, Names, Running, act};
 
-/// An output that is to be made, as far as it can be made.
+/// A checked request for an output.
 pub(super) struct Wanted<'a> {
     pub(super) index: usize,
     pub(super) datatype: DataType,
@@ -21,15 +21,15 @@ pub(super) struct Wanted<'a> {
     pub(super) bytes: usize,
 }
 
-/// Reads and checks what a library wants to make.
+/// Reads and checks a request for an output.
 ///
 /// # Safety
 /// This module's contract.
 ///
 /// # Errors
-/// There is no such output, or it cannot be like that.
+/// There is no such output, or its attributes are invalid.
 pub(super) unsafe fn wanted<'a>(names: &Names, output: *const Output) -> Result<Wanted<'a>, InferError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let output = unsafe { sized(output, "output") }?;
     let Some((name, configured)) = names.outputs.get(output.index) else {
         let count = names.outputs.len();
@@ -41,7 +41,7 @@ pub(super) unsafe fn wanted<'a>(names: &Names, output: *const Output) -> Result<
     if names.strict && datatype != *configured {
         return Err(wrong(format!("is {datatype}, the configuration says {configured}")));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let shape = unsafe { list(output.shape, output.rank, "the output's shape") }?;
     let elements = element_count(shape);
     let elements = elements.ok_or_else(|| wrong(format!("has shape {}, which has no size", format_shape(shape))))?;
@@ -49,17 +49,17 @@ pub(super) unsafe fn wanted<'a>(names: &Names, output: *const Output) -> Result<
         Some(Ok(size)) if output.bytes == 0 || output.bytes == size => size,
         None if datatype == DataType::Bytes && output.bytes as u64 / 4 >= elements => output.bytes,
         _ => {
-            let text = format!("has {} bytes, which is not what its shape {} needs", output.bytes, format_shape(shape));
+            let text = format!("has {} bytes, which does not match its shape {}", output.bytes, format_shape(shape));
             return Err(wrong(text));
         }
     };
     Ok(Wanted { index: output.index, datatype, shape, bytes })
 }
 
-/// Notes that an output is allocated.
+/// Records that an output is allocated.
 ///
 /// # Errors
-/// It was before.
+/// It is already allocated.
 pub(super) fn once(allocated: &mut Vec<usize>, output: usize, names: &Names) -> Result<(), InferError> {
     if allocated.contains(&output) {
         return Err(allocated_before(output, names));
@@ -68,7 +68,7 @@ pub(super) fn once(allocated: &mut Vec<usize>, output: usize, names: &Names) -> 
     Ok(())
 }
 
-/// The error of an output that is allocated a second time.
+/// Returns the error of an output that is allocated a second time.
 pub(super) fn allocated_before(output: usize, names: &Names) -> InferError {
     let name = names.outputs.get(output).map_or("", |(name, _)| name.as_str());
     let text = format!("output '{name}' is allocated already");
@@ -83,7 +83,7 @@ pub(super) unsafe extern "C" fn allocate(
     data: *mut *mut c_void,
 ) -> Code {
     let make = |running: &mut Running, names: &Names| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { put(data, ptr::null_mut()) }?;
         // SAFETY: as above.
         let wanted = unsafe { wanted(names, output) }?;
@@ -94,14 +94,14 @@ pub(super) unsafe extern "C" fn allocate(
         // SAFETY: as above.
         unsafe { put(data, memory.as_mut_ptr().cast()) }
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { act(outputs, make) }
 }
 
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn withdraw(outputs: *const Handle, output: usize) -> Code {
-    let take_back = |running: &mut Running, _: &Names| {
+    let withdraw_one = |running: &mut Running, _: &Names| {
         running.outputs()?;
         let place = running.allocated.iter().position(|index| *index == output);
         let place = place.ok_or_else(|| misuse(format!("output {output} is not allocated")))?;
@@ -109,16 +109,16 @@ pub(super) unsafe extern "C" fn withdraw(outputs: *const Handle, output: usize) 
         running.outputs()?.withdraw(output);
         Ok(())
     };
-    // SAFETY: the caller's promise.
-    unsafe { act(outputs, take_back) }
+    // SAFETY: the caller guarantees it.
+    unsafe { act(outputs, withdraw_one) }
 }
 
-/// The error that a library describes.
+/// Returns the error that a library describes.
 ///
 /// # Safety
 /// This module's contract.
 pub(super) unsafe fn described(code: Code, message: *const c_char) -> Result<InferError, InferError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let message = unsafe { text(message) };
     abi::error_of(code, message.unwrap_or_else(|| "the backend gave no reason".to_owned()))
 }
@@ -131,28 +131,28 @@ pub(super) unsafe extern "C" fn fail(
     code: Code,
     message: *const c_char,
 ) -> Code {
-    let tell = |running: &mut Running, _: &Names| {
+    let set_error = |running: &mut Running, _: &Names| {
         let position = running.position(request)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let error = unsafe { described(code, message) }?;
         running.outputs()?.fail(position, error);
         Ok(())
     };
-    // SAFETY: the caller's promise.
-    unsafe { act(outputs, tell) }
+    // SAFETY: the caller guarantees it.
+    unsafe { act(outputs, set_error) }
 }
 
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn fail_batch(outputs: *const Handle, code: Code, message: *const c_char) -> Code {
-    let tell = |running: &mut Running, _: &Names| {
-        // SAFETY: the caller's promise.
+    let set_error = |running: &mut Running, _: &Names| {
+        // SAFETY: the caller guarantees it.
         let error = unsafe { described(code, message) }.unwrap_or_else(|wrong| run_error(wrong.message));
         running.failure = Some(error.clone());
         Err(error)
     };
-    // SAFETY: the caller's promise.
-    unsafe { act(outputs, tell) }
+    // SAFETY: the caller guarantees it.
+    unsafe { act(outputs, set_error) }
 }
 
 /// # Safety
@@ -160,30 +160,30 @@ pub(super) unsafe extern "C" fn fail_batch(outputs: *const Handle, code: Code, m
 pub(super) unsafe extern "C" fn set_parameter(outputs: *const Handle, request: usize, given: *const Parameter) -> Code {
     let add = |running: &mut Running, _: &Names| {
         let position = running.position(request)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let (name, value) = unsafe { parameter(given) }?;
         running.outputs()?.parameter(position, &name, value);
         Ok(())
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { act(outputs, add) }
 }
 
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn reschedule(outputs: *const Handle, request: usize) -> Code {
-    let again = |running: &mut Running, _: &Names| {
+    let reschedule_one = |running: &mut Running, _: &Names| {
         let position = running.position(request)?;
         running.outputs()?.reschedule(position)
     };
-    // SAFETY: the caller's promise.
-    unsafe { act(outputs, again) }
+    // SAFETY: the caller guarantees it.
+    unsafe { act(outputs, reschedule_one) }
 }
 
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn inputs_ready(outputs: *const Handle) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe {
         act(outputs, |running, _| {
             running.outputs()?.inputs_ready();
@@ -195,7 +195,7 @@ pub(super) unsafe extern "C" fn inputs_ready(outputs: *const Handle) {
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn computed(outputs: *const Handle) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe {
         act(outputs, |running, _| {
             running.outputs()?.computed();
@@ -211,6 +211,6 @@ pub(super) unsafe extern "C" fn finish(outputs: *const Handle, request: usize) -
         let position = running.position(request)?;
         running.outputs()?.finish(position)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { act(outputs, end) }
 }

@@ -1,4 +1,4 @@
-//! What a library is handed to answer requests with.
+//! Handles with which a library answers requests.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ pub(super) type Responding = Slot<Answer>;
 /// `pharos_responder`.
 pub(super) type Detached = Slot<Arc<Responder>>;
 
-/// What a response is of.
+/// The origin of a response.
 pub(super) enum Answer {
-    /// The batch that is executed: it is [`Running::open`](super::running::Running::open).
+    /// The batch being executed; the response is in [`Running::open`](super::running::Running::open).
     OfBatch,
-    /// A request that the library answers by itself.
+    /// A request that the library answers individually.
     Own(Arc<Responder>, Reply),
 }

@@ -1,8 +1,8 @@
-//! Responses that a library makes one by one: those of a decoupled model while its batch is executed, and those of requests
-//! that it answers by itself, from any thread and also after their batch is over.
+//! Responses that a library sends individually: those of a decoupled model while its batch is executed, and those of detached
+//! requests, from any thread and even after their batch is over.
 //!
-//! Contract for `unsafe`: responses, responders and kept inputs are slots of their instance's [`Handle`], which live as long
-//! as it does; the header's for pointers that are passed in.
+//! Contract for `unsafe`: responses, responders and kept inputs are slots of their instance's [`Handle`], which live as long as
+//! the handle; pointers that are passed in follow the rules of the header.
 
 use std::ffi::{c_char, c_void};
 use std::ptr;
@@ -21,12 +21,12 @@ use super::slots::Slot;
 const RESPONSE: &str = "the response";
 const RESPONDER: &str = "the responder";
 
-/// A slot, and the instance that it is of.
+/// Returns a slot and its instance.
 ///
 /// # Safety
 /// This module's contract.
 unsafe fn found<'a, T>(slot: *const Slot<T>, what: &str) -> Result<(&'a Slot<T>, &'a Handle), InferError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let slot = unsafe { reference(slot, what) }?;
     // SAFETY: as above.
     Ok((slot, unsafe { reference(slot.instance.cast::<Handle>(), "instance") }?))
@@ -40,12 +40,12 @@ pub(super) unsafe extern "C" fn response_begin(
     response: *mut *const Responding,
 ) -> Code {
     let begin = |running: &mut Running, _: &Names| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { put(response, ptr::null()) }?;
         let position = running.position(request)?;
         // SAFETY: as above.
         let instance = unsafe { reference(outputs, "outputs") }?;
-        // SAFETY: the response goes into `open`.
+        // SAFETY: the response is stored in `open`.
         let made = unsafe { running.outputs_for_response() }?.response(position)?;
         let slot = instance.responses.put(outputs.cast(), Answer::OfBatch);
         running.open = Some((made, slot));
@@ -53,7 +53,7 @@ pub(super) unsafe extern "C" fn response_begin(
         // SAFETY: as above.
         unsafe { put(response, slot) }
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { act(outputs, begin) }
 }
 
@@ -61,7 +61,7 @@ fn no_response() -> InferError {
     misuse("no response is open: it was sent or dropped")
 }
 
-/// Allocates an output of the response that is open.
+/// Allocates an output of the open response.
 fn allocate_open(running: &mut Running, names: &Names, wanted: &Wanted<'_>) -> Result<*mut u8, InferError> {
     let (response, _) = running.open.as_mut().ok_or_else(no_response)?;
     once(&mut running.allocated_in_response, wanted.index, names)?;
@@ -70,7 +70,7 @@ fn allocate_open(running: &mut Running, names: &Names, wanted: &Wanted<'_>) -> R
     memory.inspect_err(|_| running.allocated_in_response.retain(|index| *index != wanted.index))
 }
 
-/// Allocates an output of a response of a request on its own.
+/// Allocates an output of a response to a detached request.
 fn allocate_own(instance: &Handle, reply: &mut Reply, wanted: &Wanted<'_>) -> Result<*mut u8, InferError> {
     if reply.outputs.iter().any(|made| made.output == wanted.index) {
         return Err(allocated_before(wanted.index, &instance.names));
@@ -89,7 +89,7 @@ pub(super) unsafe extern "C" fn response_allocate(
     output: *const Output,
     data: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: the caller's promise, for each of the pointers.
+    // SAFETY: the caller guarantees it for each of the pointers.
     let make = || unsafe {
         put(data, ptr::null_mut())?;
         let (slot, instance) = found(response, RESPONSE)?;
@@ -106,7 +106,7 @@ pub(super) unsafe extern "C" fn response_allocate(
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn response_set_parameter(response: *const Responding, given: *const Parameter) -> Code {
-    // SAFETY: the caller's promise, for each of the pointers.
+    // SAFETY: the caller guarantees it for each of the pointers.
     let add = || unsafe {
         let (slot, instance) = found(response, RESPONSE)?;
         let (name, value) = parameter(given)?;
@@ -128,7 +128,7 @@ pub(super) unsafe extern "C" fn response_set_parameter(response: *const Respondi
 /// As above.
 pub(super) unsafe extern "C" fn response_send(response: *const Responding, last: i32) -> Code {
     let send = || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let (slot, instance) = unsafe { found(response, RESPONSE) }?;
         match instance.responses.take(slot, RESPONSE)? {
             Answer::OfBatch => instance.call(|running, _| {
@@ -149,7 +149,7 @@ pub(super) unsafe extern "C" fn response_send_error(
     message: *const c_char,
 ) -> Code {
     let send = || {
-        // SAFETY: the caller's promise, for each of the pointers.
+        // SAFETY: the caller guarantees it for each of the pointers.
         let ((slot, instance), error) = unsafe { (found(response, RESPONSE)?, described(code, message)?) };
         match instance.responses.take(slot, RESPONSE)? {
             Answer::OfBatch => instance.call(|running, _| {
@@ -165,15 +165,15 @@ pub(super) unsafe extern "C" fn response_send_error(
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn response_drop(response: *const Responding) {
-    let give_up = || {
-        // SAFETY: the caller's promise.
+    let discard = || {
+        // SAFETY: the caller guarantees it.
         let (slot, instance) = unsafe { found(response, RESPONSE) }?;
         match instance.responses.take(slot, RESPONSE)? {
             Answer::OfBatch => instance.call(|running, _| running.open.take().map(drop).ok_or_else(no_response)),
             Answer::Own(..) => Ok(()),
         }
     };
-    outcome(give_up());
+    outcome(discard());
 }
 
 /// # Safety
@@ -184,7 +184,7 @@ pub(super) unsafe extern "C" fn detach(
     responder: *mut *const Detached,
 ) -> Code {
     let take = |running: &mut Running, _: &Names| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { put(responder, ptr::null()) }?;
         let position = running.position(request)?;
         // SAFETY: as above.
@@ -193,16 +193,16 @@ pub(super) unsafe extern "C" fn detach(
         // SAFETY: as above.
         unsafe { put(responder, instance.responders.put(outputs.cast(), detached)) }
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { act(outputs, take) }
 }
 
-/// The responder in a slot.
+/// Returns the responder in a slot.
 ///
 /// # Safety
 /// This module's contract.
 unsafe fn responder_in(responder: *const Detached) -> Result<(Arc<Responder>, *const Handle), InferError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let slot = unsafe { reference(responder, RESPONDER) }?;
     Ok((slot.with(RESPONDER, |responder| Ok(responder.clone()))?, slot.instance.cast()))
 }
@@ -210,7 +210,7 @@ unsafe fn responder_in(responder: *const Detached) -> Result<(Arc<Responder>, *c
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn responder_begin(responder: *const Detached, response: *mut *const Responding) -> Code {
-    // SAFETY: the caller's promise, for each of the pointers.
+    // SAFETY: the caller guarantees it for each of the pointers.
     let begin = || unsafe {
         put(response, ptr::null())?;
         let (responder, instance) = responder_in(responder)?;
@@ -223,7 +223,7 @@ pub(super) unsafe extern "C" fn responder_begin(responder: *const Detached, resp
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn responder_fail(responder: *const Detached, code: Code, message: *const c_char) -> Code {
-    // SAFETY: the caller's promise, for each of the pointers.
+    // SAFETY: the caller guarantees it for each of the pointers.
     let fail = || unsafe {
         let ((responder, _), error) = (responder_in(responder)?, described(code, message)?);
         responder.fail(error);
@@ -235,14 +235,14 @@ pub(super) unsafe extern "C" fn responder_fail(responder: *const Detached, code:
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn responder_finish(responder: *const Detached) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     outcome(unsafe { responder_in(responder) }.and_then(|(responder, _)| responder.finish()))
 }
 
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn responder_is_cancelled(responder: *const Detached) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     match unsafe { responder_in(responder) } {
         Ok((responder, _)) => responder.is_cancelled().into(),
         Err(error) => {
@@ -255,10 +255,10 @@ pub(super) unsafe extern "C" fn responder_is_cancelled(responder: *const Detache
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn responder_drop(responder: *const Detached) {
-    let give_back = || {
-        // SAFETY: the caller's promise.
+    let release = || {
+        // SAFETY: the caller guarantees it.
         let (slot, instance) = unsafe { found(responder, RESPONDER) }?;
         instance.responders.take(slot, RESPONDER).map(drop)
     };
-    outcome(give_back());
+    outcome(release());
 }

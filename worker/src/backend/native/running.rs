@@ -1,9 +1,9 @@
-//! A batch while a library executes it: what it is, and what is made of it.
+//! A batch while a library executes it: its requests and inputs, and the outputs that the library produces.
 //!
 //! Contract for `unsafe`: `pharos_batch` and `pharos_outputs` of an instance are one [`Handle`], which lives as long as the
-//! instance. The batch and the outputs behind it are there only while [`Handle::run`] runs, which keeps
-//! them borrowed; a call at any other time finds nothing and fails. The lock lets one call at a time see them. What is
-//! handed out stays in place until then: vectors are not changed any more once something in them has been shown.
+//! instance. The batch and the outputs are accessible only while [`Handle::run`] runs, which keeps them borrowed; a call at any
+//! other time finds nothing and fails. The lock allows one call at a time. Memory that is passed out stays in place until then:
+//! vectors do not change once an element has been passed out.
 
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
@@ -21,56 +21,56 @@ use super::foreign::{self, c_text, misuse, needed_text, outcome, put, reference}
 use super::replies::{Answer, Responding};
 use super::slots::{Pool, Slot};
 
-/// What an instance's batches are handed out as.
+/// The handle that represents an instance's batches and outputs.
 pub(super) struct Handle {
     pub(super) names: Names,
     pub(super) runtime: Runtime,
-    /// Responses in the making.
+    /// Responses that are being built.
     pub(super) responses: Pool<Answer>,
-    /// Requests that the library answers by itself.
+    /// Requests that the library answers individually.
     pub(super) responders: Pool<Arc<Responder>>,
-    /// Inputs that it keeps.
+    /// Inputs that the library keeps.
     pub(super) kept: Pool<Received>,
-    // The library may call from any of its threads. Held while a response waits for its client, too.
+    // The library may call from any of its threads. Also locked while a response waits for its client.
     running: Mutex<Option<Running>>,
 }
 
-/// What the configuration says, as it is needed for each batch.
+/// Attributes of the configuration that are needed for each batch.
 pub(super) struct Names {
     inputs: Vec<CString>,
-    /// Configured outputs, and states that are none.
+    /// Configured outputs, followed by states that are not outputs.
     pub(super) outputs: Vec<(String, DataType)>,
-    /// Whether outputs must have the datatype that is configured.
+    /// Whether outputs must have the configured datatype.
     pub(super) strict: bool,
 }
 
-/// The batch that is executed.
+/// The batch being executed.
 pub(super) struct Running {
-    /// Before `outputs`, from which it borrows.
+    /// Declared before `outputs`, because it borrows from them.
     pub(super) open: Option<(Response<'static, 'static>, *const Responding)>,
     batch: *const Batch<'static>,
     outputs: *mut Outputs<'static>,
     inputs: Vec<abi::Input>,
-    /// Those that the library has looked at.
-    requests: Vec<Option<Box<Seen>>>,
-    /// Outputs that are allocated over the batch.
+    /// Requests that the library has read.
+    requests: Vec<Option<Box<RequestView>>>,
+    /// Outputs allocated over the batch.
     pub(super) allocated: Vec<usize>,
-    /// And those of the response that is open.
+    /// Outputs allocated in the open response.
     pub(super) allocated_in_response: Vec<usize>,
-    /// What fail_batch said.
+    /// The error set by fail_batch.
     pub(super) failure: Option<InferError>,
 }
 
-// SAFETY: the pointers are those of the batch that `Handle::run` holds borrowed on its thread, which does nothing with them
-// meanwhile; whoever uses them holds the lock.
+// SAFETY: the pointers refer to the batch that `Handle::run` keeps borrowed on its thread, which does not use it meanwhile; code
+// that uses the pointers holds the lock.
 unsafe impl Send for Running {}
 
 /// A request as the library sees it.
-struct Seen {
+struct RequestView {
     request: abi::Request,
     parameters: Vec<abi::Parameter>,
     names: Vec<CString>,
-    /// What texts point to.
+    /// The targets of string pointers.
     _texts: Vec<Vec<u8>>,
 }
 
@@ -88,10 +88,10 @@ impl Handle {
         }
     }
 
-    /// Has a library execute a batch by `call`, which is given what it is to say in the batch's and the outputs' place.
+    /// Executes a batch by `call`, which receives the pointer to pass for both the batch and the outputs.
     ///
     /// # Errors
-    /// What the library says, or that it says nothing that means anything.
+    /// The library's error, or the library returned an invalid code.
     pub(super) fn run(
         &self,
         batch: &Batch<'_>,
@@ -111,10 +111,10 @@ impl Handle {
         }
     }
 
-    /// Does something with the batch that is executed.
+    /// Runs an action on the batch being executed.
     ///
     /// # Errors
-    /// None is, or that of the action.
+    /// No batch is being executed, or the action's error.
     pub(super) fn call<T>(
         &self,
         action: impl FnOnce(&mut Running, &Names) -> Result<T, InferError>,
@@ -130,7 +130,7 @@ impl Handle {
     }
 }
 
-/// Takes the batch from the handle when the library's call has come back, in order or not.
+/// Removes the batch from the handle when the library's call returns or unwinds.
 struct End<'h>(&'h Handle);
 
 impl Drop for End<'_> {
@@ -144,11 +144,12 @@ impl Drop for End<'_> {
     }
 }
 
-/// The error of a library that has returned a code and not said why.
+/// Returns the error of a library that has returned a code without a reason.
 fn unexplained(code: Code) -> InferError {
     let text = foreign::last_error_of(code);
     let text = text.unwrap_or_else(|| format!("the backend returned the code {code} and gave no reason"));
-    abi::error_of(code, text).unwrap_or_else(|_| run_error(format!("the backend returned {code}, which is no code")))
+    abi::error_of(code, text)
+        .unwrap_or_else(|_| run_error(format!("the backend returned {code}, which is not a valid code")))
 }
 
 impl Running {
@@ -171,56 +172,56 @@ impl Running {
     }
 
     pub(super) fn batch(&self) -> &Batch<'_> {
-        // SAFETY: borrowed by `Handle::run`, which is running: else nobody would have `self`.
+        // SAFETY: `Handle::run` borrows it and is running, since `self` exists only then.
         unsafe { &*self.batch }
     }
 
-    /// The outputs, for what is not about the response that is open.
+    /// Returns the outputs for use outside the open response.
     ///
     /// # Errors
     /// A response is open.
     pub(super) fn outputs(&mut self) -> Result<&mut Outputs<'static>, InferError> {
-        // SAFETY: this borrow ends with that of `self`.
+        // SAFETY: this borrow ends with the borrow of `self`.
         unsafe { self.outputs_for_response() }
     }
 
-    /// The outputs for a response, which is put into `open`.
+    /// Returns the outputs for a response that is stored in `open`.
     ///
     /// # Safety
-    /// What is made of them goes no further than `open`.
+    /// Values derived from them must be stored only in `open`.
     ///
     /// # Errors
     /// A response is open.
     pub(super) unsafe fn outputs_for_response<'o>(&mut self) -> Result<&'o mut Outputs<'static>, InferError> {
         if self.open.is_some() {
-            return Err(misuse("a response is open: it has to be sent or dropped first"));
+            return Err(misuse("a response is open: send or drop it first"));
         }
-        // SAFETY: as in `batch`; alone, because this module's lock is held and no response is open.
+        // SAFETY: as in `batch`; exclusive, because this module's lock is held and no response is open.
         Ok(unsafe { &mut *self.outputs })
     }
 
-    /// The position of a request, if there is one there.
+    /// Checks the position of a request.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such request.
     pub(super) fn position(&self, request: usize) -> Result<usize, InferError> {
         let count = self.requests.len();
         let wrong = || misuse(format!("there is no request {request} in a batch of {count}, counted from 0"));
         (request < count).then_some(request).ok_or_else(wrong)
     }
 
-    fn seen(&mut self, request: usize) -> Result<&Seen, InferError> {
+    fn view(&mut self, request: usize) -> Result<&RequestView, InferError> {
         let position = self.position(request)?;
         // SAFETY: as in `batch`.
         let batch = unsafe { &*self.batch };
         let (Some(place), Some(request)) = (self.requests.get_mut(position), batch.requests.get(position)) else {
             return Err(misuse(format!("there is no request {request}")));
         };
-        Ok(place.get_or_insert_with(|| Box::new(Seen::new(request))))
+        Ok(place.get_or_insert_with(|| Box::new(RequestView::new(request))))
     }
 }
 
-impl Seen {
+impl RequestView {
     fn new(request: &BatchRequest) -> Self {
         let with_end = |text: &str| [text.as_bytes(), b"\0"].concat();
         let id = with_end(&request.id);
@@ -267,7 +268,7 @@ impl Seen {
     }
 }
 
-/// A parameter, but for the place of its text.
+/// Converts a parameter, without the pointer to its string.
 fn parameter_of(name: &CString, value: &Parameter) -> abi::Parameter {
     let empty = abi::Parameter {
         size: size_of::<abi::Parameter>(),
@@ -289,28 +290,28 @@ fn parameter_of(name: &CString, value: &Parameter) -> abi::Parameter {
     }
 }
 
-/// Does something with the batch that is executed, and says how it went.
+/// Runs an action on the batch being executed and returns its outcome.
 ///
 /// # Safety
-/// This module's contract: the handle is one of an instance that lives.
+/// This module's contract: the handle belongs to a living instance.
 pub(super) unsafe fn act(
     handle: *const Handle,
     action: impl FnOnce(&mut Running, &Names) -> Result<(), InferError>,
 ) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     outcome(unsafe { with(handle, action) })
 }
 
-/// Asks for something of the batch that is executed; `absent` if it is not there.
+/// Reads a value of the batch being executed; returns `absent` after an error.
 ///
 /// # Safety
-/// As [`act`].
+/// As for [`act`].
 unsafe fn ask<T>(
     handle: *const Handle,
     absent: T,
     question: impl FnOnce(&mut Running, &Names) -> Result<T, InferError>,
 ) -> T {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { with(handle, question) }.unwrap_or_else(|error| {
         outcome(Err(error));
         absent
@@ -318,26 +319,26 @@ unsafe fn ask<T>(
 }
 
 /// # Safety
-/// As [`act`].
+/// As for [`act`].
 unsafe fn with<T>(
     handle: *const Handle,
     action: impl FnOnce(&mut Running, &Names) -> Result<T, InferError>,
 ) -> Result<T, InferError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { reference(handle, "batch or outputs") }?.call(action)
 }
 
 /// # Safety
 /// This module's contract, as for all functions below.
 pub(super) unsafe extern "C" fn request_count(batch: *const Handle) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { ask(batch, 0, |running, _| Ok(running.requests.len())) }
 }
 
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn input_count(batch: *const Handle) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { ask(batch, 0, |running, _| Ok(running.inputs.len())) }
 }
 
@@ -345,15 +346,15 @@ pub(super) unsafe extern "C" fn input_count(batch: *const Handle) -> usize {
 /// As above.
 pub(super) unsafe extern "C" fn input(batch: *const Handle, position: usize) -> *const abi::Input {
     let find = |running: &mut Running, _: &Names| Ok(running.inputs.get(position).map_or(ptr::null(), ptr::from_ref));
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { ask(batch, ptr::null(), find) }
 }
 
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn request(batch: *const Handle, position: usize) -> *const abi::Request {
-    // SAFETY: the caller's promise.
-    unsafe { ask(batch, ptr::null(), |running, _| Ok(ptr::from_ref(&running.seen(position)?.request))) }
+    // SAFETY: the caller guarantees it.
+    unsafe { ask(batch, ptr::null(), |running, _| Ok(ptr::from_ref(&running.view(position)?.request))) }
 }
 
 /// # Safety
@@ -364,9 +365,9 @@ pub(super) unsafe extern "C" fn request_parameter(
     position: usize,
 ) -> *const abi::Parameter {
     let find = |running: &mut Running, _: &Names| {
-        Ok(running.seen(request)?.parameters.get(position).map_or(ptr::null(), ptr::from_ref))
+        Ok(running.view(request)?.parameters.get(position).map_or(ptr::null(), ptr::from_ref))
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { ask(batch, ptr::null(), find) }
 }
 
@@ -378,13 +379,13 @@ pub(super) unsafe extern "C" fn find_parameter(
     name: *const c_char,
 ) -> *const abi::Parameter {
     let find = |running: &mut Running, _: &Names| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let name = c_text(&unsafe { needed_text(name, "name") }?);
-        let seen = running.seen(request)?;
-        let mut named = seen.names.iter().zip(&seen.parameters).filter(|(known, _)| **known == name);
+        let view = running.view(request)?;
+        let mut named = view.names.iter().zip(&view.parameters).filter(|(known, _)| **known == name);
         Ok(named.next().map_or(ptr::null(), |(_, parameter)| ptr::from_ref(parameter)))
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { ask(batch, ptr::null(), find) }
 }
 
@@ -393,7 +394,7 @@ pub(super) unsafe extern "C" fn find_parameter(
 pub(super) unsafe extern "C" fn is_wanted(batch: *const Handle, output: usize) -> i32 {
     let wanted =
         |running: &mut Running, names: &Names| Ok(output < names.outputs.len() && running.batch().wants(output));
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { ask(batch, false, wanted) }.into()
 }
 
@@ -401,7 +402,7 @@ pub(super) unsafe extern "C" fn is_wanted(batch: *const Handle, output: usize) -
 /// As above.
 pub(super) unsafe extern "C" fn is_cancelled(batch: *const Handle, request: usize) -> i32 {
     let cancelled = |running: &mut Running, _: &Names| Ok(running.batch().is_cancelled(running.position(request)?));
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { ask(batch, false, cancelled) }.into()
 }
 
@@ -414,11 +415,12 @@ pub(super) unsafe extern "C" fn keep_input(
     kept: *mut *const Slot<Received>,
 ) -> Code {
     let keep = |running: &mut Running, _: &Names| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { (put(data, ptr::null())?, put(kept, ptr::null())?) };
         let count = running.inputs.len();
         let received = running.batch().received(position);
-        let received = received.ok_or_else(|| misuse(format!("there is no input {position}: {count} are given")))?;
+        let received =
+            received.ok_or_else(|| misuse(format!("there is no input {position}: the batch has {count}")))?;
         let start = received.as_ptr();
         // SAFETY: as above.
         let instance = unsafe { reference(batch, "batch") }?;
@@ -426,7 +428,7 @@ pub(super) unsafe extern "C" fn keep_input(
         unsafe { (put(data, start.cast())?, put(kept, instance.kept.put(batch.cast(), received))?) };
         Ok(())
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { act(batch, keep) }
 }
 
@@ -434,7 +436,7 @@ pub(super) unsafe extern "C" fn keep_input(
 /// As above.
 pub(super) unsafe extern "C" fn release_input(kept: *const Slot<Received>) {
     let release = || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let slot = unsafe { reference(kept, "kept") }?;
         // SAFETY: as above.
         unsafe { reference(slot.instance.cast::<Handle>(), "instance") }?.kept.take(slot, "the kept input").map(drop)

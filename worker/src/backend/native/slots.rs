@@ -1,6 +1,5 @@
-//! Things that are handed out to the library and come back: a slot is used again, but never freed while the instance
-//! lives, so that a pointer to something that has been given back finds an empty slot, or, when it is old, what is in it by
-//! now.
+//! Handles for the library. A slot is reused but never freed while the instance lives, so a pointer to a released handle finds an
+//! empty slot or, if it is old, the slot's current content.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
@@ -11,22 +10,22 @@ use pharos::error::InferError;
 
 use super::foreign::misuse;
 
-/// Slots of one kind.
+/// The slots of one kind.
 pub(super) struct Pool<T> {
-    // Held while a slot is taken or given back; the library may do so from any thread.
+    // Locked while a slot is taken or released; the library may do so from any thread.
     slots: Mutex<Slots<T>>,
 }
 
 struct Slots<T> {
     all: BTreeMap<usize, Box<Slot<T>>>,
-    /// The one that has been free for longest first.
+    /// Free slots, the longest free first.
     free: VecDeque<usize>,
 }
 
-/// So many stay free: who gives something back twice, while other threads get theirs, is to find its slot empty.
-const RESTING: usize = 64;
+/// This many slots stay free, so that a second release of a handle finds an empty slot even while other threads take slots.
+const MIN_FREE: usize = 64;
 
-/// A place for one thing.
+/// A slot for one value.
 pub(super) struct Slot<T> {
     // The library may use it from any thread.
     value: Mutex<Option<T>>,
@@ -35,9 +34,9 @@ pub(super) struct Slot<T> {
     number: usize,
 }
 
-// SAFETY: `instance` is only an address here; code that follows it keeps to the contract of `running`.
+// SAFETY: `instance` is only an address here; code that dereferences it follows the contract of `running`.
 unsafe impl<T: Send> Send for Slot<T> {}
-// SAFETY: as above, and the value is behind a lock.
+// SAFETY: as above, and the value is protected by a lock.
 unsafe impl<T: Send> Sync for Slot<T> {}
 
 impl<T> Default for Pool<T> {
@@ -51,21 +50,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<T> Pool<T> {
-    /// Puts something into a slot.
+    /// Stores a value in a slot.
     pub(super) fn put(&self, instance: *const c_void, value: T) -> *const Slot<T> {
         let mut slots = lock(&self.slots);
-        let rested = if slots.free.len() > RESTING { slots.free.pop_front() } else { None };
-        let number = rested.unwrap_or(slots.all.len());
+        let reusable = if slots.free.len() > MIN_FREE { slots.free.pop_front() } else { None };
+        let number = reusable.unwrap_or(slots.all.len());
         let empty = || Box::new(Slot { value: Mutex::new(None), instance, number });
         let slot = slots.all.entry(number).or_insert_with(empty);
         *lock(&slot.value) = Some(value);
         ptr::from_ref(&**slot)
     }
 
-    /// Takes what is in a slot, which is free then.
+    /// Removes the value from a slot, which becomes free.
     ///
     /// # Errors
-    /// Nothing is in it.
+    /// The slot is empty.
     pub(super) fn take(&self, slot: &Slot<T>, what: &str) -> Result<T, InferError> {
         let value = lock(&slot.value).take().ok_or_else(|| gone(what))?;
         lock(&self.slots).free.push_back(slot.number);
@@ -74,10 +73,10 @@ impl<T> Pool<T> {
 }
 
 impl<T> Slot<T> {
-    /// Does something with what is in it.
+    /// Runs an action on the value.
     ///
     /// # Errors
-    /// Nothing is in it, or that of the action.
+    /// The slot is empty, or the action's error.
     pub(super) fn with<R>(
         &self,
         what: &str,
@@ -88,7 +87,7 @@ impl<T> Slot<T> {
 }
 
 fn gone(what: &str) -> InferError {
-    misuse(format!("{what} has been given back already"))
+    misuse(format!("{what} was already released"))
 }
 
 #[cfg(test)]
@@ -96,30 +95,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_given_back_is_not_found_any_more() {
+    fn released_values_are_no_longer_found() {
         let pool = Pool::default();
         let one = pool.put(ptr::null(), 1);
         // SAFETY: slots live as long as their pool.
         let (one, two) = unsafe { (&*one, &*pool.put(ptr::null(), 2)) };
         assert_eq!(one.with("it", |value| Ok(*value)), Ok(1));
         assert_eq!(pool.take(one, "it"), Ok(1));
-        assert_eq!(
-            pool.take(one, "it").map_err(|error| error.message),
-            Err("it has been given back already".to_owned())
-        );
+        assert_eq!(pool.take(one, "it").map_err(|error| error.message), Err("it was already released".to_owned()));
         assert!(one.with("it", |_| Ok(())).is_err());
         assert_eq!(two.with("it", |value| Ok(*value)), Ok(2));
-        let mut again = 0;
-        for number in 0..10 * RESTING {
+        let mut reused = 0;
+        for number in 0..10 * MIN_FREE {
             // SAFETY: as above.
             let slot = unsafe { &*pool.put(ptr::null(), 3) };
             if ptr::eq(slot, one) {
-                again += 1;
-                assert!(number >= RESTING, "after {number}");
+                reused += 1;
+                assert!(number >= MIN_FREE, "after {number}");
             }
             assert_eq!(pool.take(slot, "it"), Ok(3));
         }
-        assert!(again > 1, "a free slot is used again");
-        assert!(lock(&pool.slots).all.len() <= RESTING + 3);
+        assert!(reused > 1, "free slots are reused");
+        assert!(lock(&pool.slots).all.len() <= MIN_FREE + 3);
     }
 }

@@ -1,5 +1,5 @@
-//! The kernels of `builtin` on a GPU, as PTX text that the driver compiles for its device: any from compute capability 5.0
-//! on, with any driver since CUDA 9.
+//! The kernels of `builtin` on a GPU, as PTX that the driver compiles for its device: compute capability 5.0 or later, with any
+//! driver since CUDA 9.
 
 use std::ffi::CString;
 use std::fmt::Write;
@@ -8,10 +8,10 @@ use pharos::tensor::DataType;
 
 use crate::backend::elements::Operation;
 
-/// All of them want the same of an assembler.
+/// The header of all kernels.
 const HEAD: &str = ".version 6.0\n.target sm_50\n.address_size 64\n";
 
-/// Walks over the elements, as many threads as there are; `{body}` takes the two at %d9 and %d10, and writes to %d11.
+/// Iterates over the elements with all threads; `{body}` reads the operands at %d9 and %d10, and writes to %d11.
 const KERNEL: &str = "
 .visible .entry {name}(.param .u64 left, .param .u64 right, .param .u64 out, .param .u64 count)
 {
@@ -51,13 +51,13 @@ DONE:
 }
 ";
 
-/// Numbers that the device has: `{register}`s of `{type}`, with `{operation}`.
+/// For datatypes that the device supports: `{register}` registers of `{type}`, with `{operation}`.
 const PLAIN: &str = "    ld.global.{type} %{register}1, [%d9];
     ld.global.{type} %{register}2, [%d10];
     {operation} %{register}3, %{register}1, %{register}2;
     st.global.{type} [%d11], %{register}3;";
 
-/// Halves, by way of single precision, which rounds to the same.
+/// Half precision, computed in single precision, which rounds to the same result.
 const HALVES: &str = "    ld.global.b16 %h1, [%d9];
     ld.global.b16 %h2, [%d10];
     cvt.f32.f16 %f1, %h1;
@@ -66,7 +66,7 @@ const HALVES: &str = "    ld.global.b16 %h1, [%d9];
     cvt.rn.f16.f32 %h3, %f3;
     st.global.b16 [%d11], %h3;";
 
-/// The upper halves of single precision, rounded to even by hand: old devices have no instruction for it.
+/// Bfloat16, the upper half of single precision, rounded to even in code: old devices have no instruction for it.
 const UPPER_HALVES: &str = "    ld.global.u16 %h1, [%d9];
     ld.global.u16 %h2, [%d10];
     cvt.u32.u16 %r5, %h1;
@@ -89,20 +89,20 @@ const UPPER_HALVES: &str = "    ld.global.u16 %h1, [%d9];
     cvt.u16.u32 %h3, %r7;
     st.global.u16 [%d11], %h3;";
 
-/// How elements of a datatype are computed.
+/// The arithmetic of a datatype.
 struct Arithmetic {
-    /// In names of kernels.
+    /// The suffix of kernel names.
     suffix: &'static str,
     size: usize,
     body: &'static str,
     register: &'static str,
-    /// In memory.
+    /// The type in memory.
     stored: &'static str,
-    /// While they are computed.
+    /// The type of the computation.
     computed: &'static str,
 }
 
-/// `None` for BOOL and BYTES, which have no arithmetic. Integers wrap, so that signs make no difference.
+/// Returns `None` for BOOL and BYTES, which have no arithmetic. Integers wrap, so that signedness does not matter.
 fn arithmetic(datatype: DataType) -> Option<Arithmetic> {
     let (suffix, size, body, register, stored, computed) = match datatype {
         DataType::Int8 | DataType::Uint8 => ("i8", 1, PLAIN, "h", "u8", "u16"),
@@ -118,7 +118,7 @@ fn arithmetic(datatype: DataType) -> Option<Arithmetic> {
     Some(Arithmetic { suffix, size, body, register, stored, computed })
 }
 
-/// The PTX for a datatype, with the names of its kernels: sum and difference. `None` if it has no arithmetic.
+/// Returns the PTX for a datatype, with the names of its kernels: sum and difference. `None` if it has no arithmetic.
 pub(super) fn add_sub(datatype: DataType) -> Option<(CString, [CString; 2])> {
     let of = arithmetic(datatype)?;
     let mut text = HEAD.to_owned();
@@ -127,7 +127,7 @@ pub(super) fn add_sub(datatype: DataType) -> Option<(CString, [CString; 2])> {
             Operation::Add => "add",
             Operation::Subtract => "sub",
         };
-        // %d1 to %d3 are addresses: numbers of 64 bits have registers of their own.
+        // %d1 to %d3 are addresses: 64-bit numbers need other registers.
         let registers =
             if of.register == "d" { of.body.replace("%{register}", "%d1{more}") } else { of.body.to_owned() };
         let body = registers
@@ -166,7 +166,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_number_has_its_kernels_and_no_place_is_left_open() {
+    fn every_numeric_type_has_kernels_without_unfilled_placeholders() {
         for datatype in ALL {
             let (text, [add, sub]) = add_sub(datatype).unwrap();
             let text = text.to_str().unwrap();
@@ -178,9 +178,9 @@ mod tests {
         assert!(add_sub(DataType::Bool).is_none() && add_sub(DataType::Bytes).is_none());
     }
 
-    /// Where an assembler is named, it takes all of them for all generations of devices.
+    /// If an assembler is configured, it must accept all kernels for all generations of devices.
     #[test]
-    fn the_assembler_takes_them() {
+    fn the_assembler_accepts_all_kernels() {
         let Some(assembler) = std::env::var_os("PHAROS_TEST_PTXAS") else { return };
         for datatype in ALL {
             let (text, _) = add_sub(datatype).unwrap();

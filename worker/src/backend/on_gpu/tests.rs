@@ -1,4 +1,4 @@
-//! The kernels for the fake driver: the same arithmetic as on the processor, found by the kernel's name.
+//! The kernels for the fake driver: the processor's arithmetic, selected by the kernel's name.
 
 use pharos::tensor::DataType;
 
@@ -6,7 +6,7 @@ use crate::backend::elements::{self, Operation};
 use crate::device::Fault;
 use crate::device::fake::Touch;
 
-/// Runs a kernel of [`super::kernels`] in Rust. As a device does, it does not bear wrong alignments.
+/// Runs a kernel of [`super::kernels`] in Rust. Like a device, it fails on misaligned addresses.
 pub(crate) fn kernel(name: &str, arguments: &[u64], touch: &mut Touch<'_>) -> Result<(), Fault> {
     let (operation, datatype) = name.split_once('_').unwrap();
     let operation = if operation == "add" { Operation::Add } else { Operation::Subtract };
@@ -24,7 +24,7 @@ pub(crate) fn kernel(name: &str, arguments: &[u64], touch: &mut Touch<'_>) -> Re
     let &[left, right, out, count] = arguments else { return Err(Fault::Refused("wrong parameters".to_owned())) };
     let size = datatype.size().unwrap();
     if [left, right, out].iter().any(|address| !address.is_multiple_of(size as u64)) {
-        return Err(Fault::Lasting("the CUDA driver says: misaligned address".to_owned()));
+        return Err(Fault::Lasting("CUDA driver error: misaligned address".to_owned()));
     }
     let len = size * usize::try_from(count).unwrap();
     let (left, right, mut result) = (touch.read(left, len)?, touch.read(right, len)?, vec![0; len]);

@@ -1,16 +1,16 @@
-//! ONNX Runtime on a GPU: inputs are copied to the device and outputs back in streams of this process's own (see `on_gpu`),
-//! the runtime is given addresses on the device. What cannot go that way goes through the process's memory, and the runtime
-//! copies it: texts, BOOL inputs, whose bytes must be made valid first, inputs that the graph gives back as they are, and
-//! outputs whose shape is not known before the run.
+//! ONNX Runtime on a GPU: inputs are uploaded and outputs downloaded in streams of this process (see `on_gpu`), and the runtime
+//! receives addresses on the device. Other tensors stay in the process's memory, and the runtime copies them: strings, BOOL
+//! inputs, whose bytes must first be made valid, inputs that the graph returns unchanged, and outputs whose shape is not known
+//! before the run.
 //!
-//! The provider computes in the stream that [`Queues`] computes in, so that the driver keeps its kernels behind the copies of
-//! the inputs and before those of the outputs, also when a run fails; nobody waits for the inputs in between. Memory of
-//! clients on the device is used where it is, if it is aligned as kernels expect: who changes it meanwhile changes what the
-//! kernels see.
+//! The provider computes in the compute stream of [`Queues`], so that the driver orders its kernels after the uploads of the
+//! inputs and before the downloads of the outputs, even when a run fails; no thread waits for the inputs in between. Client
+//! memory on the device is used in place if it has the alignment that kernels expect; kernels see concurrent changes by the
+//! client.
 //!
-//! Contract for `unsafe`: a [`DeviceMemory`] that a tensor is made of is a buffer of the batch, which goes back to the pool
-//! after the batch's work, or a client's range, which is open until the batch is over; it is as long as the shape says
-//! (checked, or taken so) and aligned. The stream is that of the [`Queues`] that [`super::Opened`] drops after its session.
+//! Contract for `unsafe`: a [`DeviceMemory`] that backs a tensor is a buffer of the batch, which returns to the pool after the
+//! batch's work, or a client's range, which is open until the batch is over. It has the length of the shape (checked, or
+//! allocated so) and is aligned. The stream belongs to the [`Queues`] that [`super::Opened`] drops after its session.
 
 use std::sync::Arc;
 
@@ -29,33 +29,33 @@ use super::{Output, borrow, for_numbers, run_or_withdraw, to_value, wrong_size};
 use crate::backend::on_gpu::{Run, copy_ahead, failed};
 use crate::device::{Ahead, Buffer as DeviceBuffer, Cuda, DeviceMemory, Pool, Queues, is_usable};
 
-/// What CUDA aligns its allocations to, and its libraries' kernels take for granted.
+/// The alignment of CUDA allocations, which kernels of its libraries rely on.
 const ALIGNMENT: usize = 256;
 
-/// What a session on a GPU has there.
+/// The state of a session on a GPU.
 pub(super) struct OnDevice {
     cuda: Arc<Cuda>,
-    /// Inputs that are under way, of the batch that has this number; as in `on_gpu`.
+    /// Inputs being copied for the batch with this number, as in `on_gpu`.
     ahead: (u64, Vec<Ahead>),
-    /// Whether inputs are copied ahead: all of them are numbers.
+    /// Whether inputs are copied ahead: only if all of them are numbers.
     copies_ahead: bool,
-    /// For each input, whether it goes through the process's memory because the graph gives it back.
-    given_back: Vec<bool>,
+    /// For each input, whether it stays in the process's memory because the graph returns it.
+    returned_by_graph: Vec<bool>,
     pool: Pool,
     queues: Queues,
 }
 
 impl OnDevice {
-    /// On the instance's device, which has been opened.
+    /// Creates the state on the instance's device, which has been opened.
     pub(super) fn new(cuda: Arc<Cuda>, context: &Context<'_>) -> Result<Self, InferError> {
         let queues = Queues::new(&cuda).map_err(|fault| load_error(format!("the GPU cannot be used: {fault}")))?;
         let copies_ahead = context.config.inputs.iter().all(|input| is_number(input.datatype));
         let pool = Pool::new(cuda.clone());
-        Ok(Self { cuda, ahead: (0, Vec::new()), copies_ahead, given_back: Vec::new(), pool, queues })
+        Ok(Self { cuda, ahead: (0, Vec::new()), copies_ahead, returned_by_graph: Vec::new(), pool, queues })
     }
 
-    /// The providers, computing in the stream of this value, which outlives the session that is made with them. None where
-    /// the device's memory is the process's own.
+    /// Returns the providers, computing in the stream of this value, which outlives the session created with them. Returns none
+    /// if device memory is the process's memory.
     pub(super) fn dispatches(&self, providers: &[Provider]) -> Vec<ExecutionProviderDispatch> {
         if self.cuda.is_here() {
             return Vec::new();
@@ -64,11 +64,12 @@ impl OnDevice {
         unsafe { providers::dispatches(providers, self.queues.compute_stream()) }
     }
 
-    /// Looks which inputs the graph gives back.
+    /// Finds the inputs that the graph returns.
     pub(super) fn look_at(&mut self, session: &Session, context: &Context<'_>) {
         let names = (0..context.config.backend_inputs()).filter_map(|position| context.config.input_name(position));
-        self.given_back = names.map(|name| session.outputs().iter().any(|output| output.name() == name)).collect();
-        self.copies_ahead &= !self.given_back.contains(&true);
+        self.returned_by_graph =
+            names.map(|name| session.outputs().iter().any(|output| output.name() == name)).collect();
+        self.copies_ahead &= !self.returned_by_graph.contains(&true);
     }
 
     /// Executes a batch.
@@ -84,7 +85,7 @@ impl OnDevice {
         }
         let mut used = Vec::new();
         let result = self.run(computing, batch, outputs, (&before, &mut used));
-        // All work is done or given up. What came ahead for a batch that failed is waited for and given up.
+        // All work is done or abandoned. After a failed batch, copies made ahead are waited for and dropped.
         if result.is_ok() {
             used.extend(before.into_iter().filter_map(Ahead::into_buffer));
         }
@@ -99,18 +100,18 @@ impl OnDevice {
         outputs: &mut Outputs<'_>,
         (before, used): (&[Ahead], &mut Vec<DeviceBuffer>),
     ) -> Result<(), InferError> {
-        let Self { cuda, copies_ahead, given_back, pool, queues, .. } = self;
-        let here = batch.inputs.iter().map(|input| match goes_over_device(input, given_back) {
+        let Self { cuda, copies_ahead, returned_by_graph, pool, queues, .. } = self;
+        let copies = batch.inputs.iter().map(|input| match uses_device(input, returned_by_graph) {
             true => Ok(None),
             false => on_host(cuda, input),
         });
-        let here: Vec<Option<AlignedBuffer>> = here.collect::<Result<_, _>>()?;
+        let host_copies: Vec<Option<AlignedBuffer>> = copies.collect::<Result<_, _>>()?;
         let device = if cuda.is_here() { AllocationDevice::CPU } else { AllocationDevice::CUDA };
         let run = Run { work: queues.begin().map_err(failed)?, pool, ahead: before, used };
-        let mut step = Step { run, device, given_back, from: Vec::new() };
-        let inputs = step.inputs(&computing, batch, (&here, outputs))?;
+        let mut step = Step { run, device, returned_by_graph, from: Vec::new() };
+        let inputs = step.inputs(&computing, batch, (&host_copies, outputs))?;
         step.run.work.inputs_follow_no_more().map_err(failed)?;
-        // The run waits for its own end, and the frame of the next batch may not have come before that.
+        // The run waits for its end, and the frame of the next batch may not have arrived before that.
         let mut ahead = if *copies_ahead { copy_ahead(queues, step.run.pool, outputs) } else { (0, Vec::new()) };
         let result = step.compute(computing, &inputs, batch, outputs);
         let Run { work, pool, .. } = step.run;
@@ -126,28 +127,28 @@ impl OnDevice {
     }
 }
 
-/// What a batch is computed with.
+/// The session and tensors that a batch is computed with.
 pub(super) struct Computing<'s, 'o> {
     pub(super) session: &'s mut Session,
     /// The names of the inputs.
     pub(super) names: &'s [std::ffi::CString],
-    /// Those that are wanted.
+    /// The outputs that are wanted.
     pub(super) wanted: Vec<&'o mut Output>,
 }
 
-/// A value of an input, by its name.
+/// An input value with its name.
 type Named<'v> = (&'v std::ffi::CStr, SessionInputValue<'v>);
 
-/// A tensor for an output, the memory it is in, and where that goes.
+/// A tensor for an output, its memory, and its destination.
 type Bound<'o> = (DynValueRefMut<'static>, (DeviceMemory, OutputMemory<'o>));
 
-/// A batch on its way.
+/// A batch being computed.
 struct Step<'r, 'm> {
     run: Run<'r, 'm>,
-    /// Where the runtime is told that the device's memory is.
+    /// The device that the runtime uses.
     device: AllocationDevice<'static>,
-    given_back: &'r [bool],
-    /// What the runtime reads on the device.
+    returned_by_graph: &'r [bool],
+    /// Device memory that the runtime reads.
     from: Vec<DeviceMemory>,
 }
 
@@ -156,18 +157,18 @@ impl<'m> Step<'_, 'm> {
         &mut self,
         computing: &Computing<'v, '_>,
         batch: &'m Batch<'_>,
-        (here, outputs): (&'v [Option<AlignedBuffer>], &mut Outputs<'_>),
+        (host_copies, outputs): (&'v [Option<AlignedBuffer>], &mut Outputs<'_>),
     ) -> Result<Vec<Named<'v>>, InferError>
     where
         'm: 'v,
     {
         let mut values = Vec::with_capacity(batch.inputs.len());
-        for (input, here) in batch.inputs.iter().zip(here) {
+        for (input, host_copy) in batch.inputs.iter().zip(host_copies) {
             let name = computing.names.get(input.index).ok_or_else(|| run_error("an input is not configured"))?;
-            let value = if goes_over_device(input, self.given_back) {
-                self.over_device(input)?
+            let value = if uses_device(input, self.returned_by_graph) {
+                self.device_value(input)?
             } else {
-                let data = here.as_ref().map_or(input.data, AlignedBuffer::as_slice);
+                let data = host_copy.as_ref().map_or(input.data, AlignedBuffer::as_slice);
                 to_value(&Input { data, pieces: &[], ..*input }, batch, outputs)?
             };
             values.push((name.as_c_str(), value));
@@ -175,7 +176,7 @@ impl<'m> Step<'_, 'm> {
         Ok(values)
     }
 
-    fn over_device<'v>(&mut self, input: &Input<'m>) -> Result<SessionInputValue<'v>, InferError> {
+    fn device_value<'v>(&mut self, input: &Input<'m>) -> Result<SessionInputValue<'v>, InferError> {
         let memory = self.run.place(input, ALIGNMENT)?;
         if let Some(expected) = byte_size(input.datatype, input.shape)
             && expected != memory.len() as u64
@@ -187,7 +188,7 @@ impl<'m> Step<'_, 'm> {
         Ok(value.map_err(|error| run_error(format!("input '{}': {error}", input.name)))?.into())
     }
 
-    /// A tensor over memory that is as long as its shape says.
+    /// Returns a tensor over memory that has the length of its shape.
     fn value<'v>(
         &self,
         memory: DeviceMemory,
@@ -197,15 +198,15 @@ impl<'m> Step<'_, 'm> {
         let address = std::ptr::with_exposed_provenance_mut(usize::try_from(memory.address()).unwrap_or(0));
         let device = self.device.clone();
         for_numbers!(datatype, Number => {
-            // SAFETY: the module's contract. Inputs are not written to.
+            // SAFETY: the module's contract. Inputs are only read.
             unsafe { borrow::<Number>(device, address, shape) }
         }, also Bf16 = bf16, otherwise {
-            // SAFETY: as above; only outputs are BOOL here, a byte for each element.
+            // SAFETY: as above; only outputs are BOOL here, with one byte for each element.
             unsafe { borrow::<bool>(device, address, shape) }
         })
     }
 
-    /// Computes, and begins to copy the outputs to where they are wanted.
+    /// Computes, and starts to copy the outputs to their destinations.
     fn compute<'o: 'm>(
         &mut self,
         computing: Computing<'_, '_>,
@@ -235,7 +236,7 @@ impl<'m> Step<'_, 'm> {
         Ok(())
     }
 
-    /// For an output whose shape is known.
+    /// Returns the tensor of an output whose shape is known.
     fn output<'o>(
         &mut self,
         output: &Output,
@@ -259,11 +260,11 @@ fn is_number(datatype: DataType) -> bool {
     !matches!(datatype, DataType::Bool | DataType::Bytes)
 }
 
-fn goes_over_device(input: &Input<'_>, given_back: &[bool]) -> bool {
-    is_number(input.datatype) && !given_back.get(input.index).is_some_and(|given_back| *given_back)
+fn uses_device(input: &Input<'_>, returned_by_graph: &[bool]) -> bool {
+    is_number(input.datatype) && !returned_by_graph.get(input.index).is_some_and(|returned_by_graph| *returned_by_graph)
 }
 
-/// A copy of an input some of which is on a device.
+/// Returns a copy of an input that is at least partly on a device.
 fn on_host(cuda: &Cuda, input: &Input<'_>) -> Result<Option<AlignedBuffer>, InferError> {
     if input.pieces.is_empty() {
         return Ok(None);

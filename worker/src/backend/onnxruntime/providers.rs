@@ -1,19 +1,19 @@
-//! The execution providers of a session on a GPU: CUDA's, and TensorRT's before it where the model asks for that. They are
-//! libraries of their own beside ONNX Runtime's (`pip install onnxruntime-gpu`), found when a model is loaded.
+//! The execution providers of a session on a GPU: CUDA's, preceded by TensorRT's if the model asks for it. They are separate
+//! libraries beside ONNX Runtime's (`pip install onnxruntime-gpu`), loaded together with a model.
 //!
-//! What may be said about them is what Triton's backend for ONNX Runtime takes: `optimization.execution_accelerators` with
-//! `gpu_execution_accelerator` of the names `tensorrt` and `cuda`, and parameters of the model for the CUDA provider. Names
-//! of options that a provider itself has are passed on as they are, except for those that say where it computes.
+//! The options are those of Triton's backend for ONNX Runtime: `optimization.execution_accelerators` with
+//! `gpu_execution_accelerator` of the names `tensorrt` and `cuda`, and parameters of the model for the CUDA provider. Options
+//! with a provider's own names are passed on unchanged, except for those that select the device or stream.
 //!
-//! Contract for `unsafe`: the stream that the providers are given is there until their sessions are gone.
+//! Contract for `unsafe`: the stream given to the providers lives until their sessions are dropped.
 
 use ort::ep::{ArbitrarilyConfigurableExecutionProvider, CUDA, ExecutionProviderDispatch, OpenVINO, TensorRT};
 use pharos::model::ModelConfig;
 
-/// Options of the CUDA provider that are the server's to choose.
+/// Options of the CUDA provider that only the server sets.
 const OWN: [&str; 3] = ["device_id", "has_user_compute_stream", "user_compute_stream"];
 
-/// The options of the providers that have them replay a batch's kernels with the addresses that they had.
+/// The options that make a provider replay a batch's kernels with the addresses of an earlier batch.
 const GRAPHS: [&str; 2] = ["enable_cuda_graph", "trt_cuda_graph_enable"];
 
 /// The options of the CUDA provider that are parameters of a model, as in Triton.
@@ -26,10 +26,10 @@ pub(super) struct Provider {
     pub(super) options: Vec<(String, String)>,
 }
 
-/// The providers of a model on the process's device 0, the first choice first; CUDA's is always the last.
+/// Returns the providers of a model on the process's device 0, by preference; CUDA's is always the last.
 ///
 /// # Errors
-/// An accelerator or one of its parameters that does not exist: which, and what is allowed.
+/// An unknown accelerator or parameter; the text names it and what is allowed.
 pub(super) fn of(config: &ModelConfig) -> Result<Vec<Provider>, String> {
     let mut cuda = vec![("device_id".to_owned(), "0".to_owned())];
     for key in OF_MODEL {
@@ -63,7 +63,7 @@ pub(super) fn of(config: &ModelConfig) -> Result<Vec<Provider>, String> {
     Ok(tensorrt.into_iter().chain([Provider { is_tensorrt: false, options: cuda }]).collect())
 }
 
-/// The providers of a model on processors: OpenVINO, with its own names of options. One that cannot be used is an error.
+/// Returns the providers of a model on processors: OpenVINO, with its option names. An unusable provider is an error.
 pub(super) fn of_processors(config: &ModelConfig) -> Vec<ExecutionProviderDispatch> {
     let owned = |given: Vec<(&str, &str)>| -> Vec<(String, String)> {
         given.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
@@ -73,7 +73,7 @@ pub(super) fn of_processors(config: &ModelConfig) -> Vec<ExecutionProviderDispat
     accelerators.map(dispatch).collect()
 }
 
-/// An option of the CUDA provider. Triton's numbers for the search and the strategy become the provider's words.
+/// Converts an option of the CUDA provider. Triton's numbers for the search and the strategy become the provider's words.
 fn cuda_option(key: &str, value: &str) -> Result<(String, String), String> {
     let one_of = |words: &[&str]| {
         let number = value.parse().ok().and_then(|number: usize| words.get(number).copied());
@@ -83,7 +83,7 @@ fn cuda_option(key: &str, value: &str) -> Result<(String, String), String> {
         })
     };
     let value = match key {
-        _ if OWN.contains(&key) => return Err(format!("'{key}' is no parameter of cuda here: the server chooses it")),
+        _ if OWN.contains(&key) => return Err(format!("'{key}' cannot be set for cuda: the server sets it")),
         "cudnn_conv_algo_search" => one_of(&["EXHAUSTIVE", "HEURISTIC", "DEFAULT"])?,
         "arena_extend_strategy" => one_of(&["kNextPowerOfTwo", "kSameAsRequested"])?,
         "gpu_mem_limit" => match value.parse::<u64>() {
@@ -96,7 +96,7 @@ fn cuda_option(key: &str, value: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value))
 }
 
-/// The options of the TensorRT provider that one of Triton's parameters means.
+/// Converts one of Triton's parameters to options of the TensorRT provider.
 fn tensorrt_option(key: &str, value: &str) -> Result<Vec<(String, String)>, String> {
     let named = |name: &str| vec![(name.to_owned(), value.to_owned())];
     Ok(match key {
@@ -110,12 +110,12 @@ fn tensorrt_option(key: &str, value: &str) -> Result<Vec<(String, String)>, Stri
         "minimum_segment_size" => named("trt_min_subgraph_size"),
         "int8_calibration_table_name" => named("trt_int8_calibration_table_name"),
         "int8_use_native_calibration_table" => named("trt_int8_use_native_calibration_table"),
-        // Of a Triton that converted graphs itself.
+        // From a Triton that converted graphs itself.
         "max_cached_engines" => Vec::new(),
         _ if key.starts_with("trt_") => named(key),
         _ => {
             return Err(format!(
-                "'{key}' is no parameter of tensorrt; allowed are precision_mode, max_workspace_size_bytes, \
+                "'{key}' is not a parameter of tensorrt; allowed are precision_mode, max_workspace_size_bytes, \
                  minimum_segment_size, int8_calibration_table_name, int8_use_native_calibration_table, and names that \
                  begin with trt_"
             ));
@@ -123,8 +123,8 @@ fn tensorrt_option(key: &str, value: &str) -> Result<Vec<(String, String)>, Stri
     })
 }
 
-/// Leaves out what would have CUDA graphs used; whether there was any. A graph knows one batch's addresses, and each batch has
-/// its own here.
+/// Removes options that enable CUDA graphs; returns whether there were any. A graph replays one batch's addresses, but here each
+/// batch has different addresses.
 pub(super) fn drop_graphs(providers: &mut [Provider]) -> bool {
     let mut any = false;
     for provider in providers {
@@ -137,15 +137,15 @@ pub(super) fn drop_graphs(providers: &mut [Provider]) -> bool {
     any
 }
 
-/// The providers as a session takes them, computing in this stream of the driver's. One that cannot be used is an error.
+/// Returns the providers for a session, computing in this stream of the driver. An unusable provider is an error.
 ///
 /// # Safety
-/// The stream is there until the sessions that are made with them are gone.
+/// The stream lives until the sessions created with them are dropped.
 pub(super) unsafe fn dispatches(providers: &[Provider], stream: usize) -> Vec<ExecutionProviderDispatch> {
     let stream = std::ptr::with_exposed_provenance_mut(stream);
     let dispatch = |provider: &Provider| {
         let built = match provider.is_tensorrt {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             true => with_options(unsafe { TensorRT::default().with_compute_stream(stream) }, &provider.options).build(),
             // SAFETY: as above.
             false => with_options(unsafe { CUDA::default().with_compute_stream(stream) }, &provider.options).build(),
@@ -211,12 +211,12 @@ mod tests {
             shown(&providers(&graph).unwrap()),
             ["cuda device_id=0 arena_extend_strategy=kSameAsRequested enable_cuda_graph=1"]
         );
-        // SAFETY: no session is made with them.
+        // SAFETY: no session is created with them.
         assert_eq!(unsafe { dispatches(&providers(&half).unwrap(), 8) }.len(), 2);
     }
 
     #[test]
-    fn graphs_are_left_out() {
+    fn options_for_cuda_graphs_are_removed() {
         let mut with = providers(&accelerator("cuda", &[("use_cuda_graph", "1"), ("use_tf32", "0")])).unwrap();
         assert!(drop_graphs(&mut with));
         assert_eq!(shown(&with), ["cuda device_id=0 use_tf32=0"]);
@@ -227,16 +227,13 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_exist_is_named() {
+    fn unknown_options_are_named_in_errors() {
         for (more, text) in [
             (accelerator("openvino", &[]), "'openvino' is not known; allowed are cuda, tensorrt"),
             (accelerator("tensorrt", &[("precision_mode", "FP8")]), "is 'FP8'; allowed are FP32, FP16, INT8"),
-            (accelerator("tensorrt", &[("speed", "1")]), "'speed' is no parameter of tensorrt"),
+            (accelerator("tensorrt", &[("speed", "1")]), "'speed' is not a parameter of tensorrt"),
             (accelerator("cuda", &[("gpu_mem_limit", "lots")]), "'gpu_mem_limit' is 'lots'; allowed are whole numbers"),
-            (
-                accelerator("cuda", &[("user_compute_stream", "1")]),
-                "'user_compute_stream' is no parameter of cuda here",
-            ),
+            (accelerator("cuda", &[("user_compute_stream", "1")]), "'user_compute_stream' cannot be set for cuda"),
             (accelerator("cuda", &[("cudnn_conv_algo_search", "3")]), "allowed are 0 to 2 and EXHAUSTIVE"),
         ] {
             let error = providers(&more).unwrap_err();

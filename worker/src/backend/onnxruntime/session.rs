@@ -1,6 +1,6 @@
 //! Opens a session with the options of its model.
 //!
-//! Contract for `unsafe`: the builder is this function's own while the runtime changes its options.
+//! Contract for `unsafe`: no other code uses the builder while the runtime changes its options.
 
 use std::path::Path;
 
@@ -14,15 +14,15 @@ use pharos::model::{GraphLevel, SessionOptions};
 /// A session to open.
 pub(super) struct Wanted<'a> {
     pub(super) options: &'a SessionOptions,
-    /// The threads that the server gives to the instance.
+    /// The number of threads that the server gives to the instance.
     pub(super) threads: usize,
     /// The model's file.
     pub(super) path: &'a Path,
 }
 
 impl Wanted<'_> {
-    /// A session on these providers, or on processors if there are none. It keeps to its threads: they do not spin while they
-    /// wait, so that instances can share cores, unless the model's options say otherwise.
+    /// Opens a session on these providers, or on processors without them. Its threads do not spin while they wait, so that
+    /// instances can share cores, unless the model's options say otherwise.
     pub(super) fn open(
         &self,
         environment: &Environment,
@@ -44,7 +44,7 @@ impl Wanted<'_> {
             builder = builder.with_memory_pattern(pattern)?;
         }
         for library in &options.libraries {
-            // Relative to the version's directory, as the model's file is.
+            // Relative to the version's directory, like the model's file.
             let directory = self.path.parent().unwrap_or(Path::new(""));
             builder = builder.with_operator_library(directory.join(library))?;
         }
@@ -64,10 +64,10 @@ fn level(level: GraphLevel) -> GraphOptimizationLevel {
     }
 }
 
-/// Switches the arena of host memory, which the library has no safe function for.
+/// Enables or disables the arena of host memory, for which the library has no safe function.
 fn use_arena(builder: &mut SessionBuilder, arena: bool) -> Result<(), ort::Error> {
     let api = ort::api();
     let switch = if arena { api.EnableCpuMemArena } else { api.DisableCpuMemArena };
-    // SAFETY: the pointer is to the builder's options, which `&mut` says that nothing else uses.
+    // SAFETY: the pointer refers to the builder's options; `&mut` guarantees exclusive access.
     unsafe { ort::Error::result_from_status(switch(builder.ptr().cast_mut())) }
 }

@@ -1,18 +1,18 @@
-//! Memory of this process that plays a device's.
+//! Process memory that simulates device memory.
 //!
-//! Contract: it is touched through its address alone, as long as it is allocated, because others are given the address too:
-//! who computes there is done before the next call of the driver.
+//! Contract: it is only accessed through its address while it is allocated, because other code receives the address too; that
+//! code completes its accesses before the next call of the driver.
 
 use std::alloc::{Layout, alloc, dealloc};
 
 use super::RUBBISH;
 
-/// Memory that plays a device's: an address, and how many bytes.
+/// Simulated device memory: address and length.
 pub(super) struct Memory(pub(super) usize, pub(super) usize);
 
 impl Memory {
     pub(super) fn new(len: usize) -> Self {
-        // SAFETY: of at least one byte, and written as long as it is.
+        // SAFETY: at least one byte, and initialized below over the whole length.
         let start = unsafe { alloc(Self::layout(len)) };
         assert!(!start.is_null());
         let mut memory = Self(start.expose_provenance(), len);
@@ -20,7 +20,7 @@ impl Memory {
         memory
     }
 
-    /// Aligned as CUDA aligns.
+    /// The alignment of CUDA allocations.
     fn layout(len: usize) -> Layout {
         Layout::from_size_align(len.max(1), 256).unwrap()
     }
@@ -29,7 +29,7 @@ impl Memory {
         assert!(at + len <= self.1);
         let mut bytes = vec![0; len];
         let from = std::ptr::with_exposed_provenance::<u8>(self.0 + at);
-        // SAFETY: within what is allocated, and nobody else's now.
+        // SAFETY: within the allocation, and no other code accesses it now.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len) };
         bytes
     }
@@ -44,7 +44,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: what was allocated, once.
+        // SAFETY: allocated by `new` with this layout, and freed once.
         unsafe { dealloc(std::ptr::with_exposed_provenance_mut(self.0), Self::layout(self.1)) };
     }
 }

@@ -1,5 +1,5 @@
-//! Instances on a GPU over the fake driver: `builtin` there, pinned arenas, the next batch's inputs, and devices that are
-//! absent, refuse or are lost.
+//! Instances on a GPU over the fake driver: `builtin` on it, pinned arenas, the next batch's inputs, and devices that are absent,
+//! refuse calls or are lost.
 
 mod memory;
 mod onnx;
@@ -17,7 +17,7 @@ use crate::backend::test_kernel;
 use crate::device::Fault;
 use crate::device::fake::Fake;
 
-/// The instance runs on GPU 3 of the machine, and sees GPU 0 too.
+/// The instance runs on GPU 3 of the machine; GPU 0 is visible as well.
 fn device(pinned: u64) -> Device {
     Device { number: 3, uuid: "GPU-3".into(), visible: vec![3, 0], pinned }
 }
@@ -30,7 +30,7 @@ fn on(fake: &Fake, config: &str) -> Result<World, InferError> {
     load_on(config, &[], Cuda::with(Box::new(fake.clone()), Some(device(0))))
 }
 
-/// `add_sub` of these, with the batch as the first dimension.
+/// Returns the configuration of `add_sub` for this datatype, with a batch dimension.
 fn add_sub(datatype: &str) -> String {
     let tensor = |name: &str| format!("{{ name: '{name}' data_type: {datatype} dims: [-1] }}");
     let (inputs, outputs) = (["A", "B"].map(tensor), ["SUM", "DIFFERENCE"].map(tensor));
@@ -47,7 +47,7 @@ fn plain(rows: usize) -> Vec<BatchRequest> {
     vec![BatchRequest { rows: 1, ..BatchRequest::default() }; rows]
 }
 
-/// Where a part of an input is: bytes in the arena, or a range of a region.
+/// The location of a part of an input: bytes in the arena, or a range of a region.
 #[derive(Clone, Copy)]
 enum Part<'p> {
     Arena(&'p [u8]),
@@ -55,7 +55,7 @@ enum Part<'p> {
 }
 
 impl World {
-    /// Makes memory on a device known.
+    /// Announces memory on a device.
     fn cuda_region(&self, id: u64, (number, handle): (u32, [u8; CUDA_HANDLE]), byte_size: u64) {
         let location = RegionLocation::Cuda { device: number, handle: Box::new(handle) };
         let packet = encode(&[Announced { id, name: format!("c{id}"), byte_size, location }]);
@@ -63,7 +63,7 @@ impl World {
         sendmsg(&self.regions, &[IoSlice::new(&packet)], &mut nothing, SendFlags::empty()).unwrap();
     }
 
-    /// A frame of a batch whose inputs have a part for each request.
+    /// Returns the frame of a batch whose inputs have a part for each request.
     fn frame(&mut self, (datatype, columns): (DataType, i64), inputs: &[&[Part<'_>]], placed: &[Placement]) -> Execute {
         let mut next = flags::BYTES.next_multiple_of(64);
         let rows = inputs[0].len();
@@ -90,7 +90,7 @@ impl World {
         Execute { batch, requests, inputs, outputs, released, flags: 0, placements, elements, resumed }
     }
 
-    /// Two inputs of one request, whole in the arena from `at` on.
+    /// Returns a batch of one request with two inputs in the arena, starting at `at`.
     fn pair(&mut self, at: usize, (left, right): (&[u8], &[u8])) -> Execute {
         self.batches += 1;
         let offsets = [at, at + left.len().next_multiple_of(64)];
@@ -111,7 +111,7 @@ impl World {
     }
 }
 
-/// A batch of one request that has its inputs in the arena.
+/// Returns a batch of one request with its inputs in the arena.
 fn of(batch: u64, inputs: Vec<InputBlock>) -> Execute {
     let (outputs, released, placements) = (Vec::new(), Vec::new(), Vec::new());
     let (requests, elements, resumed) = (plain(1), Vec::new(), Vec::new());
@@ -134,13 +134,13 @@ fn why(result: Result<World, InferError>) -> String {
     result.err().unwrap().message
 }
 
-/// Bytes that look random, and are numbers of every type: no float among them is infinite or none.
+/// Returns bytes that look random and are valid numbers of every type: no float among them is infinite or NaN.
 fn random(dice: &mut Dice, len: usize) -> Vec<u8> {
     (0..len).map(|_| u8::try_from(dice.below(0x70)).unwrap()).collect()
 }
 
 #[test]
-fn what_the_device_gives_is_what_the_processor_gives() {
+fn results_of_the_device_equal_those_of_the_processor() {
     let mut dice = Dice(5);
     let types = [
         ("TYPE_INT8", DataType::Int8),
@@ -168,7 +168,7 @@ fn what_the_device_gives_is_what_the_processor_gives() {
             assert_eq!(done.error, None);
             assert_eq!(read, here.execute(&plain(rows), &inputs, &[]).1, "{name} {rows} {columns}");
             assert!(fake.is_idle());
-            // One output alone.
+            // Only one output.
             let (_, read) = there.execute(&plain(rows), &inputs, &[1]);
             assert_eq!(read, here.execute(&plain(rows), &inputs, &[1]).1);
         }
@@ -182,19 +182,19 @@ fn what_the_device_gives_is_what_the_processor_gives() {
 }
 
 #[test]
-fn stamps_are_what_the_device_measured() {
+fn stamps_are_the_times_that_the_device_measured() {
     let mut world = on(&fake(), &add_sub("TYPE_FP32")).unwrap();
     let inputs = [0, 1].map(|input| (input, DataType::Fp32, vec![1, 4], floats(&[1.0; 4])));
     let (done, _) = world.execute(&plain(1), &inputs, &[]);
     let stamps = done.stamps;
-    // The fake's clock: 100 ns and a byte each for a copy, eight bytes an element for a kernel.
+    // The fake driver's clock: 100 ns plus 1 ns per byte for a copy, eight bytes per element for a kernel.
     assert!(stamps.input_end - stamps.start >= std::time::Duration::from_nanos(2 * (100 + 16)));
     assert_eq!(stamps.output_start - stamps.input_end, std::time::Duration::from_nanos(2 * (100 + 32)));
     assert!(stamps.end >= stamps.output_start);
 }
 
 #[test]
-fn buffers_are_kept_for_the_next_batch_and_freed_at_the_end() {
+fn buffers_are_reused_by_the_next_batch_and_freed_at_the_end() {
     let fake = fake();
     let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
     let mut most = 0;
@@ -208,7 +208,7 @@ fn buffers_are_kept_for_the_next_batch_and_freed_at_the_end() {
         }
     }
     assert!(most > 0 && fake.buffers() == most);
-    // The driver has no room for more: what is kept goes first.
+    // The driver has no more room: unused buffers are freed first.
     fake.fail("allocate", 0, Fault::Refused("out of memory".into()));
     let inputs = [0, 1].map(|input| (input, DataType::Fp32, vec![1, 100_000], vec![0; 400_000]));
     assert_eq!(world.execute(&plain(1), &inputs[..2], &[0]).0.error, None);
@@ -218,19 +218,19 @@ fn buffers_are_kept_for_the_next_batch_and_freed_at_the_end() {
 }
 
 #[test]
-fn a_device_that_cannot_be_used_is_told_when_the_model_is_loaded() {
+fn loading_a_model_reports_an_unusable_device() {
     let config = add_sub("TYPE_FP32");
     assert_eq!(why(on(&Fake::absent(), &config)), "GPU 3 (GPU-3) cannot be used: no driver");
-    assert_eq!(why(on(&Fake::new(0), &config)), "GPU 3 (GPU-3) cannot be used: the CUDA driver sees no device");
+    assert_eq!(why(on(&Fake::new(0), &config)), "GPU 3 (GPU-3) cannot be used: the CUDA driver reports no device");
     let fake = fake();
     fake.fail("enter", 0, Fault::Refused("out of memory".into()));
     assert_eq!(why(on(&fake, &config)), "GPU 3 (GPU-3) cannot be used: out of memory");
     fake.fail("module", 0, Fault::Refused("unsupported PTX version".into()));
-    assert_eq!(why(on(&fake, &config)), "the GPU does not take the kernels: unsupported PTX version");
+    assert_eq!(why(on(&fake, &config)), "cannot load the kernels on the GPU: unsupported PTX version");
     fake.fail("stream", 1, Fault::Refused("no more".into()));
     assert_eq!(why(on(&fake, &config)), "the GPU cannot be used: no more");
     assert!(on(&fake, &config).is_ok());
-    // Not there on a GPU, found out without one.
+    // Functions without a GPU implementation are refused even without a GPU.
     let fail = identity("TYPE_FP32").replace("'identity'", "'fail'");
     assert!(why(on(&Fake::absent(), &fail)).starts_with("the function 'fail' computes on CPUs only: on a GPU"));
     for name in ["TYPE_BOOL", "TYPE_STRING"] {
@@ -240,30 +240,30 @@ fn a_device_that_cannot_be_used_is_told_when_the_model_is_loaded() {
         let tract = format!("backend: 'onnxruntime' max_batch_size: 5 {X}");
         assert!(why(on(&fake, &tract)).starts_with("tract computes on CPUs only"));
     }
-    // On CPUs nobody asks.
+    // Instances on CPUs do not call the driver.
     let cuda = Cuda::with(Box::new(Fake::absent()), None);
     assert!(load_on(&config, &[], cuda).is_ok());
 }
 
 #[test]
-fn the_beginning_of_both_arenas_is_pinned_where_the_model_uses_the_device() {
+fn the_beginning_of_both_arenas_is_pinned_if_the_model_uses_the_device() {
     let with = |fake: &Fake, pinned| Cuda::with(Box::new(fake.clone()), Some(device(pinned)));
     let fake = fake();
     let world = load_on(&identity("TYPE_FP32"), &[], with(&fake, 64 << 10)).unwrap();
     assert_eq!((world.instance.loaded().pinned, fake.registered().len()), (128 << 10, 2));
     drop(world);
     assert_eq!(fake.registered(), []);
-    // More than there is: all of it.
+    // A larger limit than the arena pins all of it.
     let world = load_on(&identity("TYPE_FP32"), &[], with(&fake, 1 << 40)).unwrap();
     assert_eq!(world.instance.loaded().pinned, 2 * ARENA);
     drop(world);
-    // A refusal costs speed, nothing else.
+    // A refusal only costs speed.
     fake.fail("register", 1, Fault::Refused("limit of locked memory".into()));
     let mut world = load_on(&identity("TYPE_FP32"), &[], with(&fake, 4096)).unwrap();
     assert_eq!(world.instance.loaded().pinned, 4096);
     let (done, _) = world.execute(&plain(1), &[(0, DataType::Fp32, vec![1, 1], floats(&[1.0]))], &[]);
     assert_eq!(done.error, None);
-    // A model that has loaded nothing on the device, as far as this process knows, also where there is no driver.
+    // For a model that, as far as this process can tell, has loaded nothing on the device, and also without a driver.
     for (fake, expected) in [(Fake::absent(), 0), (Fake::new(1), 0), (Fake::new(1), 8192)] {
         if expected > 0 {
             fake.activate();
@@ -278,7 +278,7 @@ fn the_beginning_of_both_arenas_is_pinned_where_the_model_uses_the_device() {
 }
 
 #[test]
-fn no_output_is_pinned_in_part() {
+fn no_output_is_pinned_partially() {
     let fake = fake();
     let cuda = Cuda::with(Box::new(fake.clone()), Some(device(4 * 4096)));
     let mut world = load_on(&add_sub("TYPE_FP32"), &[], cuda).unwrap();
@@ -288,20 +288,20 @@ fn no_output_is_pinned_in_part() {
     for _ in 0..2 {
         let (done, read) = world.run(&execute);
         assert_eq!((done.error, done.failed.len()), (None, 0));
-        // Two of two pages each are beside each other before the end of what is pinned, or the second is behind it.
+        // Two outputs of two pages each lie beside each other before the end of the pinned range, or the second lies behind it.
         assert_eq!((&read[0].data, &read[1].data), (&floats(&[4.0; 2048]), &floats(&[2.0; 2048])));
     }
     let execute = world.pair(8 * 4096, (&left[..6000], &right[..6000]));
     let unread = std::mem::take(&mut world.unread);
     for _ in 0..3 {
-        // What was given before is still in use, so that each goes elsewhere.
+        // The earlier outputs are still in use, so that each output gets a new place.
         assert_eq!(world.run(&execute).0.error, None);
     }
     world.unread.extend(unread);
 }
 
 #[test]
-fn a_call_that_fails_fails_its_batch_and_no_other() {
+fn a_failing_call_fails_only_its_batch() {
     let inputs = [0, 1].map(|input| (input, DataType::Fp32, vec![1, 4], floats(&[2.0, 3.0, 4.0, 5.0])));
     let calls = ["allocate", "upload", "launch", "record", "wait", "wait_here", "elapsed", "download"];
     for call in calls {
@@ -313,7 +313,7 @@ fn a_call_that_fails_fails_its_batch_and_no_other() {
             if let Some(error) = &done.error {
                 assert_eq!((error.code, &*error.message), (ErrorCode::Internal, "the GPU has failed: not now"));
             } else {
-                // An allocation is tried again; others were not made as often.
+                // A failed allocation is repeated; other calls are not.
                 assert!(call == "allocate" || fake.count(call) <= nth + 1, "{call} {nth}");
             }
             assert!(fake.is_idle(), "{call} {nth}");
@@ -326,7 +326,7 @@ fn a_call_that_fails_fails_its_batch_and_no_other() {
 }
 
 #[test]
-fn a_device_that_is_lost_in_mid_run_fails_its_batch_and_is_asked_nothing_more() {
+fn a_device_lost_during_a_run_fails_its_batch_and_gets_no_further_calls() {
     let fake = fake();
     let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
     let inputs = [0, 1].map(|input| (input, DataType::Fp32, vec![1, 1], floats(&[2.0])));
@@ -334,8 +334,8 @@ fn a_device_that_is_lost_in_mid_run_fails_its_batch_and_is_asked_nothing_more() 
     fake.fail("launch", 1, Fault::Lasting("an illegal memory access was encountered".into()));
     let (done, _) = world.execute(&plain(1), &inputs, &[]);
     assert_eq!(message(&done), "the GPU has failed: an illegal memory access was encountered");
-    let sentence = "GPU 3 (GPU-3) cannot be used any more: an illegal memory access was encountered; a new process has to \
-                    take over";
+    let sentence = "GPU 3 (GPU-3) is no longer usable: an illegal memory access was encountered; the worker process must be \
+                    replaced";
     assert_eq!(world.instance.regions.cuda().broken().as_deref(), Some(sentence));
     let launches = fake.count("launch");
     assert!(world.execute(&plain(1), &inputs, &[]).0.error.is_some());
@@ -343,7 +343,7 @@ fn a_device_that_is_lost_in_mid_run_fails_its_batch_and_is_asked_nothing_more() 
 }
 
 #[test]
-fn the_process_ends_after_the_answer_when_its_device_is_lost() {
+fn the_process_ends_after_answering_when_its_device_is_lost() {
     let fake = fake();
     let cuda = Cuda::with(Box::new(fake.clone()), Some(device(4096)));
     let Parts { load, descriptors, inputs, outputs: _outputs, regions: _regions, .. } =
@@ -364,7 +364,7 @@ fn the_process_ends_after_the_answer_when_its_device_is_lost() {
     frontend.write_all(&bytes).unwrap();
     let end = process.join().unwrap();
     let sentence =
-        "GPU 3 (GPU-3) cannot be used any more: uncorrectable ECC error encountered; a new process has to take over";
+        "GPU 3 (GPU-3) is no longer usable: uncorrectable ECC error encountered; the worker process must be replaced";
     assert_eq!(end, Err(sentence.to_owned()));
     let mut answers = Vec::new();
     frontend.read_to_end(&mut answers).unwrap();
@@ -382,15 +382,15 @@ fn the_process_ends_after_the_answer_when_its_device_is_lost() {
     assert_eq!((second.batch, message(second)), (2, "the GPU has failed: uncorrectable ECC error encountered"));
 }
 
-/// The parts of two inputs of five requests, of so many bytes each: the left ones in two devices' regions, here, in a region
-/// that cannot be opened, in system memory; the right one always the same.
+/// Returns the parts of two inputs of five requests, with as many bytes as `here`. The left ones are in regions of two devices,
+/// in the arena, in a region that cannot be opened, and in system memory; the right one is always the same.
 fn mixed(here: &[u8]) -> ([Part<'_>; 5], [Part<'_>; 5]) {
     let len = here.len() as u64;
     let left = [(1, len), (2, 0), (4, 0), (3, 0)].map(|(region, offset)| Part::Region(region, offset, len));
     ([left[0], Part::Arena(here), left[1], left[2], left[3]], [Part::Region(1, 0, len); 5])
 }
 
-/// Where the inputs of up to three batches are, side by side.
+/// Returns the offsets for the inputs of up to three batches, side by side.
 fn places() -> [usize; 3] {
     [1, 2, 3].map(|block| usize::try_from(flags::BYTES).unwrap().next_multiple_of(64) * 4 * block)
 }
@@ -399,8 +399,8 @@ fn three(first: f32) -> Vec<u8> {
     floats(&[first, first + 1., first + 2.])
 }
 
-/// Five batches of sums, each of which is there while the one before is executed: its inputs are copied then. Nobody waits for
-/// the sixth, and another one has its place, which is not taken for it.
+/// Executes five batches of sums. Each has arrived while the previous one is executed, so its inputs are copied ahead. The sixth
+/// is cancelled, and another batch uses its place, which must not be mistaken for it.
 fn inputs_are_copied_ahead(world: &mut World, fake: &Fake) {
     let mut next = world.pair(places()[0], (&three(1.), &three(10.)));
     for round in 0..5u8 {
@@ -411,7 +411,7 @@ fn inputs_are_copied_ahead(world: &mut World, fake: &Fake) {
         let (done, read) = world.run(&this);
         assert_eq!(done.error, None);
         assert_eq!(read[0].data, floats(&[value + 11., value + 13., value + 15.]));
-        // The first batch's own, and then those of the next one only.
+        // The first batch's inputs, and then only those of each next one.
         assert_eq!(fake.count("upload"), 2 * (usize::from(round) + 2));
         assert_eq!(
             world.instance.runtime.session().connection.receive().unwrap(),
@@ -429,7 +429,7 @@ fn the_inputs_of_the_next_batch_are_copied_while_this_one_is_computed() {
     inputs_are_copied_ahead(&mut world, &fake);
     let buffers = fake.buffers();
     assert!(buffers <= 8, "{buffers}");
-    // The copy of the next inputs fails: they are copied when it is their turn.
+    // Copying the next inputs ahead fails: they are copied when their batch is executed.
     let [first, second, _] = places();
     let (this, next) = (world.pair(first, (&three(1.), &three(1.))), world.pair(second, (&three(2.), &three(2.))));
     world.send(&ToWorker::Execute(next.clone()));

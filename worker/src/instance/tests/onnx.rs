@@ -1,6 +1,6 @@
-//! Small ONNX files, written field by field; the numbers are those of the project's `onnx.proto3`.
+//! Small ONNX files, written field by field; the field numbers are those of ONNX's `onnx.proto3`.
 
-/// A number in protobuf's variable length.
+/// Encodes a number as a protobuf varint.
 fn varint(mut value: u64) -> Vec<u8> {
     let mut out = Vec::new();
     while value > 127 {
@@ -20,7 +20,7 @@ fn data(field: u64, value: impl AsRef<[u8]>) -> Vec<u8> {
     [varint(field << 3 | 2), varint(value.len() as u64), value.to_vec()].concat()
 }
 
-/// Of shape `[rows, dim]`; -1 for a free dimension. INT64, unless the name begins otherwise.
+/// Describes a tensor of shape `[rows, dim]`; -1 for a free dimension. INT64, unless the name has another prefix.
 fn value_info((name, dim): &(&str, i64)) -> Vec<u8> {
     let dim = if *dim < 0 { data(2, format!("{name}_dim")) } else { number(1, *dim) };
     let shape = [data(1, data(2, "rows")), data(1, dim)].concat();
@@ -33,7 +33,7 @@ fn value_info((name, dim): &(&str, i64)) -> Vec<u8> {
     [data(1, name), data(2, data(1, [number(1, datatype), data(2, shape)].concat()))].concat()
 }
 
-/// An operation: its name, inputs, outputs. `Concat` goes along the second dimension.
+/// An operation: its name, inputs, outputs. `Concat` concatenates along the second dimension.
 pub(super) type Node<'a> = (&'a str, &'a [&'a str], &'a [&'a str]);
 
 fn node((operator, inputs, outputs): &Node<'_>) -> Vec<u8> {
@@ -46,7 +46,8 @@ fn node((operator, inputs, outputs): &Node<'_>) -> Vec<u8> {
     out
 }
 
-/// A whole file over INT64 tensors, or others for names that begin with `FLOAT_`, `TEXT_` or `BOOL_`: inputs and outputs are `(name, dim)`, constants `(name, value)`.
+/// Returns a whole file over INT64 tensors, or other types for names that begin with `FLOAT_`, `TEXT_` or `BOOL_`: inputs and
+/// outputs are `(name, dim)`, constants `(name, value)`.
 pub(super) fn model(
     nodes: &[Node<'_>],
     inputs: &[(&str, i64)],

@@ -1,44 +1,44 @@
-//! A lock for each model that something is done with.
+//! Serializes operations on each model.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{self, watch};
 
-/// The locks that are in use.
+/// The locks in use.
 #[derive(Clone, Default)]
-pub(in crate::loader) struct Locks(Arc<Mutex<BTreeMap<String, Arc<One>>>>);
+pub(in crate::loader) struct Locks(Arc<Mutex<BTreeMap<String, Arc<ModelLock>>>>);
 
-struct One {
-    // Held while one operation is performed, over everything that it waits for.
+struct ModelLock {
+    // Held during one operation, including all its waits.
     turn: sync::Mutex<()>,
-    /// Changes with each unload: loads that began before it are given up.
+    /// Incremented by each unload, which cancels loads that began before.
     unloads: watch::Sender<u64>,
 }
 
-/// The lock of one model; it is forgotten with the last of these.
+/// A handle of one model's lock, which is removed with its last handle.
 pub(super) struct Lock {
     locks: Locks,
     name: String,
-    one: Arc<One>,
+    one: Arc<ModelLock>,
 }
 
-/// Unloads that come after this was made.
+/// Notifies of unloads after its creation.
 pub(super) struct Unloads {
     unloads: watch::Receiver<u64>,
-    /// Without it the next unload would be another lock's.
+    /// Keeps the lock in the map, so that the next unload notifies this receiver.
     _lock: Lock,
 }
 
 impl Unloads {
-    /// Waits for the next.
+    /// Waits for the next unload.
     pub(super) async fn next(&mut self) {
         if self.unloads.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Whether there has been one.
+    /// Returns whether an unload has happened.
     pub(super) fn has_come(&self) -> bool {
         self.unloads.has_changed().unwrap_or(false)
     }
@@ -46,23 +46,23 @@ impl Unloads {
 
 impl Locks {
     pub(super) fn of(&self, name: &str) -> Lock {
-        let new = || Arc::new(One { turn: sync::Mutex::new(()), unloads: watch::Sender::new(0) });
+        let new = || Arc::new(ModelLock { turn: sync::Mutex::new(()), unloads: watch::Sender::new(0) });
         let one = self.all().entry(name.to_owned()).or_insert_with(new).clone();
         Lock { locks: self.clone(), name: name.to_owned(), one }
     }
 
-    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Arc<One>>> {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Arc<ModelLock>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Lock {
-    /// Waits until it is this operation's turn, which ends when what is returned is dropped.
+    /// Waits for the lock. The operation ends when the returned guard is dropped.
     pub(super) async fn held(&self) -> sync::MutexGuard<'_, ()> {
         self.one.turn.lock().await
     }
 
-    /// Gives up the loads that have begun.
+    /// Cancels the running loads.
     pub(super) fn unload(&self) {
         self.one.unloads.send_modify(|count| *count += 1);
     }
@@ -75,7 +75,7 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         let mut all = self.locks.all();
-        // This one and the map's.
+        // Two references: this handle and the map's.
         if Arc::strong_count(&self.one) <= 2 {
             all.remove(&self.name);
         }
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_lock_is_forgotten_with_its_last_user() {
+    async fn a_lock_is_removed_with_its_last_handle() {
         let locks = Locks::default();
         let (first, second) = (locks.of("m"), locks.of("m"));
         let mut unloads = first.unloads();

@@ -1,4 +1,4 @@
-//! The last listing of a store, and whether it can be reached.
+//! The last listing of a store, and whether it is reachable.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,21 +23,21 @@ pub(super) struct Availability {
 struct State {
     names: Option<Vec<String>>,
     look: Vec<(String, Stamp)>,
-    /// When it could not be read, and why; `None` once it can be read.
+    /// The time and reason of the last failure; `None` while the store can be read.
     trouble: Option<(Instant, String)>,
-    /// Failed fetches of each model.
+    /// The number of failed fetches of each model.
     failures: BTreeMap<String, u64>,
 }
 
 impl Availability {
-    /// Of a store of this name that has not been read yet.
+    /// Creates the state of a store of this name that has not been read yet.
     pub(super) fn new(store: &str) -> Self {
         Self { store: store.to_owned(), state: Mutex::default() }
     }
 
-    /// The listed names, or those of the last listing while the store cannot be read.
-    pub(super) fn names_or(&self, ask: impl FnOnce() -> io::Result<Vec<String>>) -> Vec<String> {
-        let answer = self.asked(ask);
+    /// Returns the listed names, or those of the last listing while the store cannot be read.
+    pub(super) fn names_or(&self, list: impl FnOnce() -> io::Result<Vec<String>>) -> Vec<String> {
+        let answer = self.answer(list);
         let mut state = self.state();
         if let Some(names) = answer {
             if names.is_empty() && state.names.as_ref().is_none_or(|last| !last.is_empty()) {
@@ -49,9 +49,9 @@ impl Availability {
         state.names.clone().unwrap_or_default()
     }
 
-    /// The listed fingerprints, or those of the last listing while the store cannot be read.
-    pub(super) fn look_or(&self, ask: impl FnOnce() -> io::Result<Vec<(String, Stamp)>>) -> Vec<(String, Stamp)> {
-        let answer = self.asked(ask);
+    /// Returns the listed fingerprints, or those of the last listing while the store cannot be read.
+    pub(super) fn look_or(&self, list: impl FnOnce() -> io::Result<Vec<(String, Stamp)>>) -> Vec<(String, Stamp)> {
+        let answer = self.answer(list);
         let mut state = self.state();
         if let Some(look) = answer {
             state.names = Some(look.iter().map(|(name, _)| name.clone()).collect());
@@ -60,16 +60,16 @@ impl Availability {
         state.look.clone()
     }
 
-    /// The answer of the store; `None` if it fails, or has failed a moment ago.
-    fn asked<T>(&self, ask: impl FnOnce() -> io::Result<T>) -> Option<T> {
+    /// Returns the answer of the store; `None` if it fails or failed recently.
+    fn answer<T>(&self, request: impl FnOnce() -> io::Result<T>) -> Option<T> {
         self.check_pause().ok()?;
-        let answer = ask();
-        self.heard(answer.as_ref().err());
+        let answer = request();
+        self.record_result(answer.as_ref().err());
         answer.ok()
     }
 
     /// # Errors
-    /// The store could not be read a moment ago.
+    /// The store failed recently.
     pub(super) fn check_pause(&self) -> io::Result<()> {
         match &self.state().trouble {
             Some((since, reason)) if clock::now().0.saturating_sub(since.0) < PAUSE => {
@@ -79,27 +79,27 @@ impl Availability {
         }
     }
 
-    /// Notes whether the store has answered.
-    pub(super) fn heard(&self, error: Option<&io::Error>) {
+    /// Records whether the store has answered.
+    pub(super) fn record_result(&self, error: Option<&io::Error>) {
         let mut state = self.state();
         match error {
             None if state.trouble.take().is_some() => tracing::info!("'{}' can be read again", self.store),
             None => {}
             Some(error) => {
                 if state.trouble.is_none() {
-                    tracing::error!("'{}' cannot be read, its models stay as they are: {error}", self.store);
+                    tracing::error!("'{}' cannot be read; its models stay unchanged: {error}", self.store);
                 }
                 state.trouble = Some((clock::now(), error.to_string()));
             }
         }
     }
 
-    /// Why the store cannot be read.
+    /// Returns why the store cannot be read.
     pub(super) fn trouble(&self) -> Option<String> {
         self.state().trouble.as_ref().map(|(_, reason)| reason.clone())
     }
 
-    /// Whether the last listing has a model.
+    /// Returns whether the last listing contains a model.
     pub(super) fn has(&self, model: &str) -> bool {
         self.state().names.as_ref().is_some_and(|names| names.iter().any(|name| name == model))
     }
@@ -109,7 +109,7 @@ impl Availability {
         *self.state().failures.entry(model.to_owned()).or_default() += 1;
     }
 
-    /// Failed fetches of a model.
+    /// Returns the number of failed fetches of a model.
     pub(super) fn failures(&self, model: &str) -> u64 {
         self.state().failures.get(model).copied().unwrap_or(0)
     }
@@ -124,33 +124,33 @@ impl Availability {
 mod tests {
     use super::*;
 
-    fn away<T>() -> io::Result<T> {
+    fn down<T>() -> io::Result<T> {
         Err(io::Error::other("no answer"))
     }
 
     #[test]
-    fn what_was_known_counts_while_the_store_is_away() {
+    fn the_last_listing_is_used_while_the_store_is_down() {
         let availability = Availability::new("s3://b");
-        assert!(availability.names_or(away).is_empty() && availability.trouble().unwrap() == "no answer");
-        let unasked = || -> io::Result<Vec<String>> { panic!("asked so soon") };
-        assert!(availability.names_or(unasked).is_empty());
+        assert!(availability.names_or(down).is_empty() && availability.trouble().unwrap() == "no answer");
+        let never = || -> io::Result<Vec<String>> { panic!("request during the pause") };
+        assert!(availability.names_or(never).is_empty());
         assert_eq!(availability.check_pause().unwrap_err().to_string(), "no answer");
-        availability.heard(None);
+        availability.record_result(None);
         let look = vec![("m".to_owned(), Stamp::of(&1))];
         assert_eq!(availability.look_or(|| Ok(look.clone())), look);
         assert!(availability.has("m") && !availability.has("n") && availability.trouble().is_none());
-        assert_eq!((availability.look_or(away), availability.names_or(unasked)), (look, vec!["m".to_owned()]));
-        availability.heard(None);
+        assert_eq!((availability.look_or(down), availability.names_or(never)), (look, vec!["m".to_owned()]));
+        availability.record_result(None);
         assert!(availability.names_or(|| Ok(Vec::new())).is_empty() && !availability.has("m"));
     }
 
     #[test]
-    fn a_model_that_could_not_be_fetched_is_told_from_one_that_was_not_tried() {
+    fn failed_fetches_are_counted_by_model() {
         let availability = Availability::new("s3://b");
         availability.failed("m");
         availability.failed("m");
         assert_eq!((availability.failures("m"), availability.failures("n")), (2, 0));
         availability.names_or(|| Ok(vec!["n".to_owned()]));
-        assert_eq!(availability.failures("m"), 0, "it is gone");
+        assert_eq!(availability.failures("m"), 0, "the model was removed");
     }
 }

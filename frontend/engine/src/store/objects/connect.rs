@@ -1,5 +1,5 @@
-//! Opens a store: its address from the command line, credentials from the environment, under the names of each vendor's own
-//! tools and of Triton.
+//! Opens a store: its address comes from the command line, its credentials from the environment, under the names used by each
+//! vendor's tools and by Triton.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use super::credentials::Credentials;
 use super::http_client::Http;
 use crate::store::address::{Address, Protocol};
 
-/// How often a request is tried again unless the store refuses it. An answer that breaks off goes on where it broke off, and
-/// that counts as well; so the time since the first try says little.
+/// The number of retries of a failed request. Resuming an interrupted answer counts as a retry too, so the time since the first
+/// attempt is not a useful limit.
 const RETRIES: usize = 3;
-const PATIENCE: Duration = Duration::from_secs(3600);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(3600);
 
 type Connected = Result<Arc<dyn ObjectStore>, String>;
 
-/// A store that keys can be listed and read in.
+/// Opens a store whose keys can be listed and read.
 ///
 /// # Errors
-/// The environment or the address says what cannot be used.
+/// The environment or the address has invalid settings.
 pub(super) fn connect(address: &Address) -> Connected {
     let http = Http::new()?;
     let credentials = match variable("TRITON_CLOUD_CREDENTIAL_PATH") {
@@ -42,7 +42,7 @@ pub(super) fn connect(address: &Address) -> Connected {
 fn retries() -> RetryConfig {
     let backoff =
         BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: Duration::from_secs(5), base: 2.0 };
-    RetryConfig { backoff, max_retries: RETRIES, retry_timeout: PATIENCE }
+    RetryConfig { backoff, max_retries: RETRIES, retry_timeout: RETRY_TIMEOUT }
 }
 
 fn variable(name: &str) -> Option<String> {
@@ -53,13 +53,13 @@ fn given(value: &str) -> Option<&str> {
     Some(value).filter(|value| !value.is_empty())
 }
 
-/// What else the environment says is read by the builder: `AWS_ACCESS_KEY_ID`, `AWS_SESSION_TOKEN` and so on.
+/// The builder reads other variables: `AWS_ACCESS_KEY_ID`, `AWS_SESSION_TOKEN` and so on.
 fn s3(address: &Address, http: Http, credentials: &Credentials) -> Connected {
     let own = || variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL"));
     let endpoint = address.endpoint.clone().or_else(own);
     let mut builder = match credentials.s3(&address.to_string()) {
         Some(secret) if !secret.profile.is_empty() => {
-            return Err(format!("the profile '{}' is not read: write its key_id and secret_key", secret.profile));
+            return Err(format!("profile '{}' is not supported: give its key_id and secret_key", secret.profile));
         }
         Some(secret) => {
             let mut builder = AmazonS3Builder::new();
@@ -81,7 +81,7 @@ fn s3(address: &Address, http: Http, credentials: &Credentials) -> Connected {
     Ok(Arc::new(builder.build().map_err(|error| error.to_string())?))
 }
 
-/// Credentials: the file of `GOOGLE_APPLICATION_CREDENTIALS`, those of `gcloud`, or of the machine.
+/// Credentials come from the file of `GOOGLE_APPLICATION_CREDENTIALS`, from `gcloud`, or from the machine.
 fn gcs(address: &Address, http: Http, credentials: &Credentials) -> Connected {
     let mut builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(&address.bucket);
     if let Some(path) = credentials.gs(&address.to_string()) {
@@ -91,7 +91,7 @@ fn gcs(address: &Address, http: Http, credentials: &Credentials) -> Connected {
     Ok(Arc::new(builder.build().map_err(|error| error.to_string())?))
 }
 
-/// `AZURE_STORAGE_ACCOUNT` is only asked for what the address does not say; the builder knows more ways than a key.
+/// `AZURE_STORAGE_ACCOUNT` is used only if the address names no account. The builder supports more credentials than keys.
 fn azure(address: &Address, http: Http, credentials: &Credentials) -> Connected {
     let secret = credentials.azure(&address.to_string()).unwrap_or_default();
     let mut builder = MicrosoftAzureBuilder::from_env().with_container_name(&address.bucket);

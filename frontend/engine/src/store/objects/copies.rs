@@ -1,5 +1,5 @@
-//! Local copies of a store's objects: one file for each content, and a directory of hard links for each use of a model. Files
-//! in use never change, and unchanged contents are stored once.
+//! Local copies of a store's objects: one file for each content, and a directory of hard links for each use of a model. Files in
+//! use never change, and unchanged contents are stored once.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -23,7 +23,7 @@ pub(super) struct Copies {
     place: CopyDirectory,
     /// Set when the server exits; nothing is written afterwards.
     closed: AtomicBool,
-    /// Numbers files and directories.
+    /// The number of the next file or directory.
     next: AtomicU64,
 }
 
@@ -46,10 +46,10 @@ impl Drop for Copies {
 }
 
 impl Copies {
-    /// In `cache`, under a name that follows from the store's, or in a new directory that goes with this.
+    /// Creates the copies in a subdirectory of `cache` named by a hash of the store's address, or in a new temporary directory.
     ///
     /// # Errors
-    /// The directory cannot be made, or another process uses it.
+    /// The directory cannot be created, or another process uses it.
     pub(super) fn new(cache: Option<&Path>, store: &str) -> io::Result<Self> {
         let (top, place) = match cache {
             Some(cache) => {
@@ -67,14 +67,14 @@ impl Copies {
         let private = |path: &Path| DirBuilder::new().mode(0o700).recursive(true).create(path);
         match fs::remove_dir_all(top.join(MODELS)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(named(error)),
-            // Of a process that was killed.
+            // Removed above: links of a killed process.
             _ => private(&top.join(MODELS)).and_then(|()| private(&top.join(CONTENTS))).map_err(named)?,
         }
         sweep(&top.join(CONTENTS));
         Ok(Self { top, place, closed: AtomicBool::new(false), next: AtomicU64::new(0) })
     }
 
-    /// Removes temporary copies, also those in use.
+    /// Removes temporary copies, even those in use.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         if let CopyDirectory::Temporary(temporary) = &self.place {
@@ -83,7 +83,7 @@ impl Copies {
     }
 
     /// # Errors
-    /// The server ends.
+    /// The server exits.
     fn open(&self) -> io::Result<()> {
         match self.closed.load(Ordering::Relaxed) {
             true => Err(io::Error::other("the server is exiting")),
@@ -91,15 +91,15 @@ impl Copies {
         }
     }
 
-    /// The path of a content; `content` is its name.
+    /// Returns the path of the content with this name.
     pub(super) fn content(&self, model: &str, content: &str) -> PathBuf {
         self.top.join(CONTENTS).join(model).join(content)
     }
 
-    /// A file for a content that is being fetched.
+    /// Creates a file for a content that is being fetched.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The file cannot be created.
     pub(super) fn part(&self, model: &str, content: &str) -> io::Result<Part> {
         self.open()?;
         let whole = self.content(model, content);
@@ -114,10 +114,10 @@ impl Copies {
         Ok(Part { file, path, whole, lasting, written: 0 })
     }
 
-    /// A directory of these directories and files, each with the name of its content.
+    /// Creates a directory with these directories and files, each file given with the name of its content.
     ///
     /// # Errors
-    /// It cannot be made; of kind `NotFound` when a content has gone.
+    /// It cannot be created; the kind is `NotFound` if a content was removed.
     pub(super) fn link<'a>(
         self: &Arc<Self>,
         model: &str,
@@ -163,7 +163,7 @@ impl Copies {
     }
 }
 
-/// A content that is being fetched. Removed on drop unless it is finished.
+/// A content that is being fetched; removed on drop unless it is finished.
 #[derive(Debug)]
 pub(super) struct Part {
     file: File,
@@ -175,10 +175,10 @@ pub(super) struct Part {
 
 impl Part {
     /// # Errors
-    /// It cannot be written; the text has the file and how much of it there is.
+    /// The file cannot be written; the text contains its path and the bytes written so far.
     pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all(bytes).map_err(|error| {
-            let text = format!("'{}' cannot be written after {} bytes: {error}", self.path.display(), self.written);
+            let text = format!("cannot write '{}' after {} bytes: {error}", self.path.display(), self.written);
             io::Error::new(error.kind(), text)
         })?;
         self.written += bytes.len() as u64;
@@ -189,11 +189,11 @@ impl Part {
         self.written
     }
 
-    /// Makes it the content. Sets its modification time to `changed`, so that a content that is fetched twice has one
+    /// Stores the finished content. Sets its modification time to `changed`, so that fetching a content twice gives the same
     /// fingerprint.
     ///
     /// # Errors
-    /// It cannot be kept.
+    /// The content cannot be stored.
     pub(super) fn finish(self, changed: SystemTime) -> io::Result<()> {
         self.file.set_modified(changed).map_err(|error| unusable(&self.path, &error))?;
         if self.lasting {
@@ -205,7 +205,7 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // A finished file has another name.
+        // A finished file was renamed.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_does_not_change_and_goes_with_its_last_user() {
+    fn files_in_use_do_not_change_and_are_removed_with_their_last_user() {
         let files = Arc::new(Copies::new(None, "s3://b").unwrap());
         let top = files.top.clone();
         put(&files, "a", "first");
@@ -255,13 +255,13 @@ mod tests {
         assert_eq!(link(&files, "a").unwrap_err().kind(), ErrorKind::NotFound);
         let path = first.path().to_owned();
         drop((first, files));
-        assert!(!path.exists() && top.exists(), "somebody still uses another");
+        assert!(!path.exists() && top.exists(), "the other model is still used");
         drop(second);
         assert!(!top.exists());
     }
 
     #[test]
-    fn what_is_not_whole_is_not_there() {
+    fn incomplete_contents_are_removed() {
         let files = Copies::new(None, "s3://b").unwrap();
         let mut part = files.part("m", "a").unwrap();
         part.write(b"half").unwrap();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lasting_cache_has_one_user_and_is_found_again() {
+    fn a_cache_directory_has_one_user_and_is_reused() {
         let temporary = Temporary::new(Kind::STORE).unwrap();
         let cache = temporary.path().join("cache");
         let files = Arc::new(Copies::new(Some(&cache), "s3://b").unwrap());

@@ -1,5 +1,5 @@
-//! The file that `TRITON_CLOUD_CREDENTIAL_PATH` names: credentials by the beginnings of addresses, as Triton's documentation of
-//! model repositories describes it. Values are in no message.
+//! The file that `TRITON_CLOUD_CREDENTIAL_PATH` names: credentials by address prefix, as in Triton's documentation of model
+//! repositories. Messages never contain the values.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-/// All that the file has, by protocol, then by the beginning of an address.
+/// The contents of the file, by protocol, then by address prefix.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Credentials {
@@ -17,7 +17,7 @@ pub(super) struct Credentials {
     azure: BTreeMap<String, Azure>,
 }
 
-/// For S3; what is empty is not given.
+/// Credentials of S3; empty fields are not set.
 #[derive(Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct S3 {
@@ -28,7 +28,7 @@ pub(super) struct S3 {
     pub(super) profile: String,
 }
 
-/// For Azure.
+/// Credentials of Azure.
 #[derive(Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Azure {
@@ -38,13 +38,13 @@ pub(super) struct Azure {
 
 impl Credentials {
     /// # Errors
-    /// The file cannot be read, or has another form.
+    /// The file cannot be read or has another format.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let named = |reason: String| format!("the credentials in '{}' cannot be used: {reason}", path.display());
         let text = fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
-        // The parser's own message could tell a secret.
+        // The parser's message could contain a secret.
         let place =
-            |error: serde_json::Error| format!("no such JSON at line {}, column {}", error.line(), error.column());
+            |error: serde_json::Error| format!("invalid JSON at line {}, column {}", error.line(), error.column());
         serde_json::from_str(&text).map_err(|error| named(place(error)))
     }
 
@@ -52,7 +52,7 @@ impl Credentials {
         longest(&self.s3, address).cloned()
     }
 
-    /// The path of a file as `GOOGLE_APPLICATION_CREDENTIALS` names one.
+    /// Returns the path of a file such as `GOOGLE_APPLICATION_CREDENTIALS` names.
     pub(super) fn gs(&self, address: &str) -> Option<String> {
         longest(&self.gs, address).cloned()
     }
@@ -62,13 +62,13 @@ impl Credentials {
     }
 }
 
-/// What belongs to the longest beginning of the address, whole names only.
+/// Returns the value of the longest prefix of the address that ends at a name boundary.
 fn longest<'a, T>(all: &'a BTreeMap<String, T>, address: &str) -> Option<&'a T> {
-    let begins = |start: &str| {
+    let matches = |start: &str| {
         let rest = address.strip_prefix(start.trim_end_matches('/'));
         start.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
-    all.iter().filter(|(start, _)| begins(start)).max_by_key(|(start, _)| start.len()).map(|(_, secret)| secret)
+    all.iter().filter(|(start, _)| matches(start)).max_by_key(|(start, _)| start.len()).map(|(_, secret)| secret)
 }
 
 #[cfg(test)]
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_beginning_wins() {
+    fn the_longest_prefix_wins() {
         let text = r#"{"s3": {"": {"key_id": "a"}, "s3://b": {"key_id": "b"}, "s3://b/c/": {"key_id": "c", "region": "r"}},
                        "gs": {"gs://g": "/file"}, "as": {"": {"account_str": "n", "account_key": "k"}}}"#;
         let credentials: Credentials = serde_json::from_str(text).unwrap();
@@ -97,13 +97,13 @@ mod tests {
     }
 
     #[test]
-    fn no_message_has_a_secret() {
+    fn messages_contain_no_secrets() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("credentials.json");
         fs::write(&path, r#"{"s3": "hush"}"#).unwrap();
         let error = Credentials::read(&path).err().unwrap();
         fs::remove_file(&path).unwrap();
-        assert!(error.ends_with("cannot be used: no such JSON at line 1, column 13"), "{error}");
+        assert!(error.ends_with("cannot be used: invalid JSON at line 1, column 13"), "{error}");
         assert!(Credentials::read(&path).err().unwrap().contains("No such file"));
     }
 }

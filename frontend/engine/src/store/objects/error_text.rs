@@ -1,21 +1,21 @@
-//! Readable texts of a store's errors. Some stores answer with XML; its code and message are shown.
+//! Converts errors of stores into readable texts. Of XML answers, the code and message are shown.
 
 use object_store::Error;
 
-/// The most bytes of a store's text in an error.
+/// The maximum number of bytes of a store's text in an error.
 const LONGEST: usize = 600;
 
-/// The text of an error on one line of limited length; the store's code and message if it has them.
+/// Returns the text of an error on one line of limited length; the store's code and message if present.
 pub(super) fn of(error: &Error) -> String {
     short(&error.to_string())
 }
 
 fn short(text: &str) -> String {
-    let told = element(text, "Code").map(|code| match element(text, "Message") {
+    let summary = element(text, "Code").map(|code| match element(text, "Message") {
         Some(message) => format!("{code}: {message}"),
         None => code.to_owned(),
     });
-    let text = told.as_deref().unwrap_or(text);
+    let text = summary.as_deref().unwrap_or(text);
     let mut line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if line.len() > LONGEST {
         let end = (0..=LONGEST).rev().find(|end| line.is_char_boundary(*end)).unwrap_or(0);
@@ -25,7 +25,7 @@ fn short(text: &str) -> String {
     line
 }
 
-/// The text of an element, if there is any.
+/// Returns the text of an XML element, unless it is empty.
 fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = text.split_once(&format!("<{name}>"))?;
     let (content, _) = rest.split_once(&format!("</{name}>"))?;
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_code_and_the_message_of_an_answer() {
+    fn extracts_code_and_message() {
         let text = "Error performing GET http://h/b in 1 ms - 404: <?xml version=\"1.0\"?>\n<Error><Code>NoSuchBucket</Code>\n\
                     <Message>The specified bucket\n does not exist</Message></Error>";
         assert_eq!(short(text), "NoSuchBucket: The specified bucket does not exist");

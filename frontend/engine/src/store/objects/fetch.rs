@@ -1,4 +1,4 @@
-//! Fetches a model's objects. A model is served only as the store held it at one moment.
+//! Fetches a model's objects. A model is served only in a state that the store had at one moment.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -13,11 +13,11 @@ use super::{AT_ONCE, Object, ObjectRepository, Refused};
 use crate::store::address::Protocol;
 use pharos_os::clock;
 
-/// Attempts to fetch a model that changes meanwhile.
+/// The maximum number of attempts to fetch a model that changes meanwhile.
 const ROUNDS: usize = 5;
 
 impl ObjectRepository {
-    /// Fetches a model. `None` if the store does not have it.
+    /// Fetches a model; returns `None` if the store does not contain it.
     pub(super) async fn fetch(&self, model: &str) -> io::Result<Option<ModelFiles>> {
         for _ in 0..ROUNDS {
             let listed = self.listed(model).await;
@@ -28,11 +28,11 @@ impl ObjectRepository {
                 }
                 Err(Refused::Store(error)) => {
                     self.may_pass(model, &error);
-                    self.availability.heard(Some(&error));
+                    self.availability.record_result(Some(&error));
                     return Err(error);
                 }
             };
-            self.availability.heard(None);
+            self.availability.record_result(None);
             if objects.is_empty() {
                 return Ok(None);
             }
@@ -40,7 +40,7 @@ impl ObjectRepository {
                 tree.files.iter().filter_map(|(path, index)| Some((path, objects.get(*index)?))).collect();
             let missing: Vec<&Object> =
                 wanted.values().copied().filter(|object| !self.is_here(model, object)).collect();
-            // The model is listed again afterwards, so that all objects were in the store at one moment.
+            // The model is listed again afterwards, which ensures that all objects were in the store at one moment.
             if !missing.is_empty() {
                 self.bring(model, missing).await.inspect_err(|error| self.may_pass(model, error))?;
                 continue;
@@ -55,7 +55,7 @@ impl ObjectRepository {
             }
         }
         self.availability.failed(model);
-        Err(io::Error::other(format!("model '{model}' keeps changing while it is fetched")))
+        Err(io::Error::other(format!("model '{model}' changed during every attempt to fetch it")))
     }
 
     /// Counts a failure that the next poll retries; denied access is not retried.
@@ -70,7 +70,7 @@ impl ObjectRepository {
         found.is_ok_and(|file| file.is_file() && file.len() == object.meta.size)
     }
 
-    /// Fetches contents concurrently. Leaves out objects that have changed since the listing.
+    /// Fetches contents concurrently. Skips objects that have changed since the listing.
     async fn bring(&self, model: &str, missing: Vec<&Object>) -> io::Result<()> {
         let fetched = stream::iter(missing).map(|object| self.download(model, object)).buffer_unordered(AT_ONCE);
         fetched.try_collect().await
@@ -104,36 +104,36 @@ impl ObjectRepository {
         if !self.is_same(&found.meta, &object.meta) {
             return Ok(None);
         }
-        let here = |error: io::Error| io::Error::new(error.kind(), format!("key '{key}' cannot be kept: {error}"));
-        let mut part = self.copies.part(model, &object.content).map_err(here)?;
+        let failed = |error: io::Error| io::Error::new(error.kind(), format!("key '{key}' cannot be stored: {error}"));
+        let mut part = self.copies.part(model, &object.content).map_err(failed)?;
         let mut pieces = found.into_stream();
         while let Some(piece) = pieces.next().await {
             let piece = piece.map_err(|error| self.failed(key, &error))?;
-            part.write(&piece).map_err(here)?;
+            part.write(&piece).map_err(failed)?;
             if part.written() > object.meta.size {
                 break;
             }
         }
         if part.written() != object.meta.size {
             let (size, got) = (object.meta.size, part.written());
-            return Err(io::Error::other(format!("key '{key}' has {size} bytes, and {got} were received")));
+            return Err(io::Error::other(format!("key '{key}' has {size} bytes, but {got} were received")));
         }
         let bytes = part.written();
-        part.finish(object.changed()).map_err(here)?;
+        part.finish(object.changed()).map_err(failed)?;
         Ok(Some(bytes))
     }
 
-    /// Whether an answer is of the object that was listed. Listings write entity tags with or without quotes; Google's need
-    /// not be those of its answers at all.
+    /// Returns whether an answer belongs to the listed object. Listings quote entity tags inconsistently, and Google's may differ
+    /// from those of the answers.
     fn is_same(&self, answer: &ObjectMeta, listed: &ObjectMeta) -> bool {
         let tag = |meta: &ObjectMeta| meta.e_tag.as_deref().map(|tag| tag.trim_matches('"').to_owned());
-        let told = self.address.protocol == Protocol::Gcs || listed.e_tag.is_none() || tag(answer) == tag(listed);
-        answer.size == listed.size && told
+        let same_tag = self.address.protocol == Protocol::Gcs || listed.e_tag.is_none() || tag(answer) == tag(listed);
+        answer.size == listed.size && same_tag
     }
 }
 
 impl Object {
-    /// When it was changed. Stores give seconds; the nanoseconds are a hash, which differs for contents of one second.
+    /// Returns its modification time. Stores give seconds; nanoseconds from the hash tell contents of one second apart.
     fn changed(&self) -> SystemTime {
         let seconds = u64::try_from(self.meta.last_modified.timestamp()).unwrap_or(0);
         let digits = self.content.get(..7).and_then(|digits| u32::from_str_radix(digits, 16).ok());

@@ -1,5 +1,5 @@
-//! HTTP for stores: hyper's client with rustls, which the tree has anyway. Every wait has an end: for the connection, for the
-//! head of an answer, and between two pieces of its body.
+//! The HTTP client for stores: hyper with rustls, which the server uses anyway. Every wait has a timeout: for the connection, for
+//! the head of an answer, and between two pieces of its body.
 
 use std::error::Error;
 use std::future::Future;
@@ -22,15 +22,14 @@ use tokio::time::timeout;
 
 use pharos_os::client::{self, deepest};
 
-/// The longest wait for the next bytes of an answer.
-const SILENCE: Duration = Duration::from_secs(15);
+/// The time limit of waiting for the next bytes of an answer.
+const READ_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long an answer may be that is read as a whole, in bytes: a listing, which requests with a query ask for, and what a
-/// store says when it refuses.
+/// The limits in bytes of answers that are read as a whole: a listing (a request with a query), and an error.
 const LISTING: u64 = 64 << 20;
 const REFUSAL: u64 = 1 << 20;
 
-/// Speaks to stores.
+/// The HTTP client for stores.
 #[derive(Clone, Debug)]
 pub(super) struct Http(Client<HttpsConnector<HttpConnector>, HttpRequestBody>);
 
@@ -59,8 +58,8 @@ impl HttpService for Http {
     {
         Box::pin(async move {
             let longest = if request.uri().query().is_some() { LISTING } else { u64::MAX };
-            let response = timeout(SILENCE, self.0.request(request)).await;
-            let response = response.map_err(|_| silent("no answer"))?.map_err(|error| {
+            let response = timeout(READ_TIMEOUT, self.0.request(request)).await;
+            let response = response.map_err(|_| timed_out("no answer"))?.map_err(|error| {
                 let kind = if error.is_connect() { HttpErrorKind::Connect } else { HttpErrorKind::Request };
                 HttpError::new(kind, Cause(deepest(&error)))
             })?;
@@ -71,25 +70,25 @@ impl HttpService for Http {
     }
 }
 
-/// The body of an answer, of at most so many bytes. An error ends it; it may be asked for more after its end.
+/// Returns the body of an answer, of at most `longest` bytes. An error ends the stream; it may be polled after its end.
 fn pieces(body: Incoming, longest: u64) -> impl stream::Stream<Item = Result<Frame<Bytes>, HttpError>> + Send + Sync {
     let pieces = stream::unfold(Some((body, longest)), |state| async move {
         let (mut body, left) = state?;
         let broken = |kind, text: String| Some((Err(HttpError::new(kind, Cause(text))), None));
-        match timeout(SILENCE, body.frame()).await {
+        match timeout(READ_TIMEOUT, body.frame()).await {
             Ok(None) => None,
             Ok(Some(Ok(frame))) => match left.checked_sub(frame.data_ref().map_or(0, |data| data.len() as u64)) {
                 Some(left) => Some((Ok(frame), Some((body, left)))),
                 None => broken(HttpErrorKind::Decode, "the answer is too long".to_owned()),
             },
             Ok(Some(Err(error))) => broken(HttpErrorKind::Interrupted, deepest(&error)),
-            Err(_) => Some((Err(silent("the answer stopped")), None)),
+            Err(_) => Some((Err(timed_out("no more data of the answer")), None)),
         }
     });
     pieces.fuse()
 }
 
-/// What went wrong, in words.
+/// The text of an error.
 #[derive(Debug)]
 struct Cause(String);
 
@@ -101,6 +100,6 @@ impl std::fmt::Display for Cause {
 
 impl Error for Cause {}
 
-fn silent(what: &str) -> HttpError {
-    HttpError::new(HttpErrorKind::Timeout, Cause(format!("{what}, for {} s", SILENCE.as_secs())))
+fn timed_out(what: &str) -> HttpError {
+    HttpError::new(HttpErrorKind::Timeout, Cause(format!("{what} for {} s", READ_TIMEOUT.as_secs())))
 }

@@ -1,33 +1,33 @@
-//! From the keys of a model's objects to paths in its directory. Keys are chosen by whoever can write to the store: none may
-//! lead out of the directory, and what cannot be a file is refused with the key.
+//! Converts the keys of a model's objects to paths in its directory. Keys are untrusted: none may lead out of the directory, and
+//! invalid ones are refused by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use pharos::repository::{check_model_name, parse_version_directory};
 
-/// How deep, and how long in bytes, a path in a model's directory may be; file systems allow names of 255 bytes.
+/// The limits of a path: its depth, its length in bytes, and the length of a name (255 bytes in file systems).
 const DEEPEST: usize = 32;
 const LONGEST: usize = 2048;
 const LONGEST_NAME: usize = 255;
 
-/// What a model's directory consists of: paths of files, each with the index of its object, and directories.
+/// The files of a model's directory by path, each with the index of its object, and its directories.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Tree {
     pub(super) files: BTreeMap<String, usize>,
     pub(super) directories: BTreeSet<String>,
 }
 
-/// Whether a folder of this name can be a model.
+/// Returns whether a folder of this name can be a model.
 pub(super) fn is_model(name: &str) -> bool {
     !name.starts_with('.') && check_model_name(name).is_ok()
 }
 
-/// The tree of objects, each with its key below the model's own and its size. What the consoles of stores write for an empty
-/// folder, an object of no bytes whose key ends in '/', arrives here without that '/': a version, or what has other keys
-/// below it.
+/// Returns the tree of objects, each given by its key relative to the model's and its size. Consoles of stores represent an empty
+/// folder by an empty object whose key ends in '/'; it arrives here without that '/'. An empty object is a directory if it is a
+/// version or has keys below it.
 ///
 /// # Errors
-/// A key can be no path, or is a file and a directory; the text names it.
+/// A key is not a valid path, or is both a file and a directory; the text names it.
 pub(super) fn tree<'a>(objects: impl IntoIterator<Item = (&'a str, u64)>) -> Result<Tree, String> {
     let mut tree = Tree::default();
     let (mut empty, mut full) = (BTreeSet::new(), BTreeSet::new());
@@ -35,7 +35,7 @@ pub(super) fn tree<'a>(objects: impl IntoIterator<Item = (&'a str, u64)>) -> Res
         if key.is_empty() && size == 0 {
             continue;
         }
-        check(key).map_err(|reason| format!("the key '{}' can be no file: {reason}", key.escape_debug()))?;
+        check(key).map_err(|reason| format!("the key '{}' is not a valid path: {reason}", key.escape_debug()))?;
         let mut above = key;
         while let Some((directory, _)) = above.rsplit_once('/') {
             tree.directories.insert(directory.to_owned());
@@ -43,7 +43,7 @@ pub(super) fn tree<'a>(objects: impl IntoIterator<Item = (&'a str, u64)>) -> Res
         }
         match size == 0 && parse_version_directory(key).is_some() {
             true => drop(tree.directories.insert(key.to_owned())),
-            // Of 'a' and 'a/', which arrive alike, the one that has something in it.
+            // The keys 'a' and 'a/' arrive alike; the object with content wins.
             false if size == 0 => drop(tree.files.entry(key.to_owned()).or_insert(index)),
             false => drop(tree.files.insert(key.to_owned(), index)),
         }
@@ -54,7 +54,7 @@ pub(super) fn tree<'a>(objects: impl IntoIterator<Item = (&'a str, u64)>) -> Res
     }
     tree.files.retain(|key, _| !(empty.contains(key) && !full.contains(key) && tree.directories.contains(key)));
     match tree.files.keys().find(|key| tree.directories.contains(*key)) {
-        Some(key) => Err(format!("the key '{}' is an object, and there are objects below it", key.escape_debug())),
+        Some(key) => Err(format!("the key '{}' is both an object and a folder of objects", key.escape_debug())),
         None => Ok(tree),
     }
 }
@@ -68,7 +68,7 @@ fn check(key: &str) -> Result<(), &'static str> {
         depth += 1;
         match name {
             "" => return Err("it has an empty name"),
-            "." | ".." => return Err("it leads elsewhere"),
+            "." | ".." => return Err("it contains '.' or '..'"),
             _ if name.len() > LONGEST_NAME => return Err("it has a name of more than 255 bytes"),
             _ if name.contains(char::is_control) => return Err("it has a control character"),
             _ => {}
@@ -96,16 +96,16 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_no_file_is_refused_with_the_key() {
+    fn refuses_invalid_paths_by_key() {
         let long = "x".repeat(256);
         let deep = "a/".repeat(32) + "a";
         for (key, expected) in [
-            ("..", "the key '..' can be no file: it leads elsewhere"),
-            ("1/../../x", "leads elsewhere"),
-            ("./x", "leads elsewhere"),
+            ("..", "the key '..' is not a valid path: it contains '.' or '..'"),
+            ("1/../../x", "contains '.' or '..'"),
+            ("./x", "contains '.' or '..'"),
             ("/etc/passwd", "empty name"),
             ("1//x", "empty name"),
-            ("1/x\n", "the key '1/x\\n' can be no file: it has a control character"),
+            ("1/x\n", "the key '1/x\\n' is not a valid path: it has a control character"),
             ("1/\0", "control character"),
             (&long, "more than 255 bytes"),
             (&deep, "more than 32 directories"),
@@ -115,7 +115,7 @@ mod tests {
             assert!(error.contains(expected), "{key}: {error}");
         }
         let error = tree([("1/model", 3), ("1/model/x", 1)]).unwrap_err();
-        assert_eq!(error, "the key '1/model' is an object, and there are objects below it");
+        assert_eq!(error, "the key '1/model' is both an object and a folder of objects");
     }
 
     #[test]

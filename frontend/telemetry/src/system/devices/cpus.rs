@@ -1,4 +1,4 @@
-//! The processors near a device, of those that this process may use.
+//! The processors near a device that this process may use.
 
 use std::fs;
 use std::path::Path;
@@ -7,8 +7,8 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 
 use super::Usable;
 
-/// The processors near a device that this process may use, as the driver tells them, else the system; empty if none is
-/// known, or none may be used: then a process is left where it is.
+/// Returns the processors near a device that this process may use, from the driver or otherwise from the system. Empty if they
+/// are unknown or not allowed; a process is then not bound.
 pub(super) fn near(device: &Usable, bus: &Path) -> Vec<usize> {
     let mut cpus = device.cpus.clone();
     if cpus.is_empty() {
@@ -19,7 +19,7 @@ pub(super) fn near(device: &Usable, bus: &Path) -> Vec<usize> {
     cpus
 }
 
-/// The numbers in a file such as `0-3,8-11`.
+/// Reads the numbers in a file such as `0-3,8-11`.
 fn listed(path: &Path) -> Vec<usize> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let range = |part: &str| {
@@ -37,7 +37,7 @@ mod tests {
     use crate::system::tests::Tree;
 
     #[test]
-    fn the_system_is_asked_where_the_driver_does_not_know() {
+    fn uses_the_list_of_the_system_without_one_of_the_driver() {
         let tree = Tree::new();
         let device = |cpus: &[usize]| Usable {
             uuid: "GPU-0".to_owned(),

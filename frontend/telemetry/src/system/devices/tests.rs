@@ -1,4 +1,4 @@
-//! Devices of a made-up library in NVML's place.
+//! Tests with the devices of a fake NVML library.
 
 use std::path::Path;
 
@@ -31,39 +31,39 @@ async fn choose(devices: &Arc<Devices>, number: u32, turn: u32) -> Result<Chosen
 }
 
 #[tokio::test]
-async fn a_process_has_its_device_first_and_then_the_others() {
+async fn a_process_sees_its_device_first() {
     let fake = FakeNvml::new(FOUR);
     let devices = devices(&fake, None, &[]);
     assert_eq!((devices.usable(), devices.unusable()), (&[0, 1, 2][..], &[3][..]));
-    let told = |chosen: ChosenDevice| (chosen.uuid, chosen.visible, chosen.uuids);
+    let parts = |chosen: ChosenDevice| (chosen.uuid, chosen.visible, chosen.uuids);
     let first = choose(&devices, 0, 0).await.unwrap();
-    assert_eq!(told(first), ("GPU-a".into(), vec![0, 2], "GPU-a,GPU-c".into()));
+    assert_eq!(parts(first), ("GPU-a".into(), vec![0, 2], "GPU-a,GPU-c".into()));
     let third = choose(&devices, 2, 5).await.unwrap();
-    assert_eq!(told(third), ("GPU-c".into(), vec![2, 0], "GPU-c,GPU-a".into()));
+    assert_eq!(parts(third), ("GPU-c".into(), vec![2, 0], "GPU-c,GPU-a".into()));
     for (turn, uuid) in [(0, "MIG-2"), (1, "MIG-5"), (2, "MIG-2")] {
-        assert_eq!(told(choose(&devices, 1, turn).await.unwrap()), (uuid.into(), vec![1], uuid.into()), "{turn}");
+        assert_eq!(parts(choose(&devices, 1, turn).await.unwrap()), (uuid.into(), vec![1], uuid.into()), "{turn}");
     }
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_is_told_with_what_can() {
+async fn the_error_for_an_unusable_device_lists_the_usable_ones() {
     let fake = FakeNvml::new(FOUR);
     let devices = devices(&fake, None, &[]);
     let here = "GPUs that can be used: 0 (GPU-a), 1 (GPU-b, in MIG mode with MIG-2, MIG-5), 2 (GPU-c)";
     let mig = choose(&devices, 3, 0).await.unwrap_err();
     assert_eq!(mig, format!("GPU 3 (GPU-d) cannot be used: {NO_PARTS}; {here}"));
-    assert_eq!(choose(&devices, 9, 0).await.unwrap_err(), format!("GPU 9 cannot be used: it is not there; {here}"));
+    assert_eq!(choose(&devices, 9, 0).await.unwrap_err(), format!("GPU 9 cannot be used: it does not exist; {here}"));
     fake.tell(&format!("0 all !15\n{}", FOUR.replace("GPU-c", "GPU-x")));
     let lost = choose(&devices, 0, 0).await.unwrap_err();
     assert!(lost.starts_with("GPU 0 (GPU-a) cannot be used: ") && lost.contains("1 (GPU-b"), "{lost}");
     let other = choose(&devices, 2, 0).await.unwrap_err();
-    assert!(other.starts_with("GPU 2 (GPU-c) cannot be used: it was GPU-c and is GPU-x now; "), "{other}");
+    assert!(other.starts_with("GPU 2 (GPU-c) cannot be used: its UUID changed from GPU-c to GPU-x; "), "{other}");
     let none = Devices::new(None, None, [], &Roots::new(Path::new("/nowhere")));
     assert_eq!(choose(&none, 0, 0).await.unwrap_err(), "GPU 0 cannot be used: no GPUs are available");
 }
 
 #[tokio::test]
-async fn a_model_is_not_loaded_onto_a_device_whose_memory_is_in_use() {
+async fn refuses_to_load_a_model_over_the_memory_limit() {
     let fake = FakeNvml::new(FOUR);
     let devices = devices(&fake, None, &[(0, 0.3), (1, 0.5), (2, 0.0), (7, 1.0)]);
     assert_eq!(
@@ -71,65 +71,65 @@ async fn a_model_is_not_loaded_onto_a_device_whose_memory_is_in_use() {
         "memory limit set for GPU 0 has exceeded, model loading is rejected: 400 of 1000 bytes are in use (40.0 %), \
          --model-load-gpu-limit allows 30.0 %"
     );
-    // A process that was lost is started again all the same.
+    // The limit does not apply to a restart.
     assert!(devices.choose(Wanted { number: 0, turn: 0, loading: false }).await.is_ok());
-    // The memory of a MIG device is its own.
+    // A MIG device has separate memory.
     assert!(choose(&devices, 1, 0).await.is_ok());
     assert!(choose(&devices, 1, 1).await.unwrap_err().contains("400 of 500 bytes are in use (80.0 %)"));
-    // What a device does not tell is no reason to refuse it.
+    // A device that does not report its memory is accepted.
     assert!(choose(&devices, 2, 0).await.is_ok());
 }
 
 #[tokio::test]
-async fn the_variable_hides_and_numbers_devices() {
+async fn cuda_visible_devices_hides_and_renumbers_devices() {
     let fake = FakeNvml::new(FOUR);
     let hidden = devices(&fake, Some("2"), &[]);
     assert_eq!((hidden.usable(), hidden.unusable()), (&[0][..], &[][..]));
     let chosen = choose(&hidden, 0, 0).await.unwrap();
     assert_eq!((chosen.uuid.as_str(), chosen.visible), ("GPU-c", vec![0]));
-    let there = "GPU 2 cannot be used: it is not there; GPUs that can be used: 0 (GPU-c)";
+    let there = "GPU 2 cannot be used: it does not exist; GPUs that can be used: 0 (GPU-c)";
     assert!(choose(&hidden, 2, 0).await.unwrap_err().contains(there));
     let part = devices(&fake, Some("MIG-5,0,3"), &[]);
     assert_eq!((part.usable(), part.unusable()), (&[0][..], &[][..]));
     assert_eq!(choose(&part, 0, 0).await.unwrap().uuids, "MIG-5");
     let troubled = devices(&fake, Some("3,0"), &[]);
     assert_eq!((troubled.usable(), troubled.unusable()), (&[1][..], &[0][..]));
-    // Numbers follow the variable, and what is lost or full has the same.
+    // All numbers follow the variable, those of limits and lost devices too.
     let turned = devices(&fake, Some("2,0"), &[(1, 0.1)]);
     let chosen = choose(&turned, 0, 0).await.unwrap();
     assert_eq!((chosen.uuids.as_str(), chosen.visible), ("GPU-c,GPU-a", vec![0, 1]));
     assert!(choose(&turned, 1, 0).await.unwrap_err().contains("memory limit set for GPU 1 has exceeded"));
     assert_eq!([0, 1, 2, 3].map(|bus| turned.number_of(bus)), [Some(1), None, Some(0), None]);
     fake.tell(&format!("2 all !15\n{FOUR}"));
-    turned.look_around();
+    turned.check_watched();
     assert!(turned.lost(0).unwrap().starts_with("GPU 0 (GPU-c) is lost: "));
     fake.tell(FOUR);
     assert!(devices(&fake, Some(""), &[]).usable().is_empty());
 }
 
 #[tokio::test]
-async fn devices_in_use_are_looked_at() {
+async fn detects_lost_devices_in_use() {
     let fake = FakeNvml::new(FOUR);
     let devices = devices(&fake, None, &[]);
     choose(&devices, 0, 0).await.unwrap();
     fake.tell(&format!("0 all !15\n2 all !15\n{FOUR}"));
-    devices.look_around();
+    devices.check_watched();
     let lost = devices.lost(0).unwrap();
     assert!(lost.starts_with("GPU 0 (GPU-a) is lost: "), "{lost}");
-    assert_eq!((devices.lost(1), devices.lost(2)), (None, None), "nobody uses them");
+    assert_eq!((devices.lost(1), devices.lost(2)), (None, None), "no instance uses them");
     assert!(choose(&devices, 0, 0).await.is_err());
     fake.tell(FOUR);
-    // At once, not only when it is next looked at.
+    // Clears the loss at once, not only at the next check.
     choose(&devices, 0, 0).await.unwrap();
     assert_eq!(devices.lost(0), None);
-    // What cannot be read for another reason is not lost.
+    // A device that cannot be read for another reason is not lost.
     fake.tell(&FOUR.replace("0 memory 1000 400", "0 memory !999"));
-    devices.look_around();
+    devices.check_watched();
     assert_eq!(devices.lost(0), None);
 }
 
 #[tokio::test]
-async fn processors_near_a_device_are_told() {
+async fn returns_the_processors_near_a_device() {
     let allowed = rustix::thread::sched_getaffinity(None).unwrap();
     let cpu = (0..1024).rev().find(|cpu| allowed.is_set(*cpu)).unwrap();
     let fake = FakeNvml::new(&format!("{FOUR}0 cpus {cpu} 1023\n0 bus 00000000:3B:00.0\n"));

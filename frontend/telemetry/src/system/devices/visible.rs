@@ -1,18 +1,17 @@
-//! What `CUDA_VISIBLE_DEVICES` leaves of the devices, and how they are numbered then.
+//! The devices that `CUDA_VISIBLE_DEVICES` leaves visible, and their numbers.
 
 use crate::system::gpu::Found;
 
 /// The devices that this process may use.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct VisibleDevices {
-    /// By number; each with its number on the bus, and the MIG devices that alone may be used of it if the variable names some.
+    /// By number: the number on the bus, and the MIG devices to which the variable restricts the device, if any.
     devices: Vec<(u32, Vec<String>)>,
 }
 
 impl VisibleDevices {
-    /// Those that `visible` names as CUDA reads it: numbers, or UUIDs of which the end may be missing, as the first one is. What
-    /// stands behind a name that is no device's, or of another kind, does not count; with a name that is there twice none does.
-    /// Without it, all.
+    /// Interprets `visible` as CUDA does: device numbers, or prefixes of UUIDs, all of the kind of the first name. Names after
+    /// an unknown one or one of another kind are ignored; a repeated name hides all devices. `None` shows all.
     pub(super) fn new(found: &[Found], visible: Option<&str>) -> Self {
         let mut devices: Vec<(u32, Vec<String>)> = Vec::new();
         let Some(visible) = visible else {
@@ -31,17 +30,17 @@ impl VisibleDevices {
         Self { devices }
     }
 
-    /// The numbers, ascending: as CUDA counts devices in a process with this variable.
+    /// Returns the numbers in ascending order, as CUDA counts devices in a process with this variable.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u32> {
         (0..).zip(&self.devices).map(|(number, _)| number)
     }
 
-    /// The number on the bus, by which NVML calls it.
+    /// Returns the number on the bus, which NVML uses.
     pub(super) fn on_the_bus(&self, number: u32) -> Option<u32> {
         self.get(number).map(|(bus, _)| *bus)
     }
 
-    /// Whether a MIG device may be used.
+    /// Returns whether a MIG device may be used.
     pub(super) fn shows_part(&self, number: u32, uuid: &str) -> bool {
         self.get(number).is_some_and(|(_, parts)| parts.is_empty() || parts.iter().any(|part| part == uuid))
     }
@@ -51,12 +50,12 @@ impl VisibleDevices {
     }
 }
 
-/// How a name names a device: by its number, its UUID, or that of a MIG device.
+/// Returns the kind of a name by its prefix: the UUID of a device or of a MIG device; `None` for a number.
 fn kind(name: &str) -> Option<&'static str> {
     ["GPU-", "MIG-"].into_iter().find(|prefix| name.starts_with(prefix))
 }
 
-/// The number on the bus of the device that is called so, and the MIG device if it is one's name.
+/// Returns the number on the bus of the device with this name, and the MIG device if the name is of one.
 fn named(found: &[Found], name: &str) -> Option<(u32, Option<String>)> {
     if let Ok(number) = name.parse::<u32>() {
         return (usize::try_from(number).ok()? < found.len()).then_some((number, None));
@@ -78,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_variable_takes_devices_away() {
+    fn cuda_visible_devices_selects_devices() {
         let device = |uuid: &str, mig: &[&str]| Found {
             uuid: Some(uuid.to_owned()),
             mig: mig.iter().map(|uuid| (*uuid).to_owned()).collect(),

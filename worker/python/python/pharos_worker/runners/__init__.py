@@ -1,5 +1,5 @@
-"""Models that need no code: each module serves one kind of file.
+"""Runners for models without code: each module serves one kind of model file.
 
-A runner is a class of the form in which models are written, `TritonPythonModel` with `auto_complete_config`,
-`initialize` and `execute`; nothing in it is known to the worker but that. The name of the module is the backend's.
+A runner is a class `TritonPythonModel` like in a model's own code, with `auto_complete_config`, `initialize` and `execute`.
+The worker uses no other interface of it. The module has the name of the backend.
 """

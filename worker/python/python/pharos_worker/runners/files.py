@@ -1,4 +1,4 @@
-"""What the runners share: finding a model's file, asking for its package, and a configuration's parameters."""
+"""Helpers of the runners: finding a model's file, importing its package, reading parameters of the configuration."""
 
 import importlib
 import json
@@ -11,33 +11,33 @@ SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 
 def configuration(args):
-    """The model's configuration of `initialize`'s arguments."""
+    """Returns the model configuration in the arguments of `initialize`."""
     return json.loads(args["model_config"])
 
 
 def parameter(config, name, default=""):
-    """A parameter of a configuration as text."""
+    """Returns a parameter of a configuration as a string."""
     return config.get("parameters", {}).get(name, {}).get("string_value", default)
 
 
 def switch(config, name, default):
-    """A parameter that is `true` or `false`."""
+    """Returns a parameter that must be `true` or `false`."""
     text = parameter(config, name, "true" if default else "false").lower()
     if text not in ("true", "false"):
-        raise pb_utils.TritonModelException(f"the parameter '{name}' is '{text}', it must be 'true' or 'false'")
+        raise pb_utils.TritonModelException(f"the parameter '{name}' is '{text}'; allowed are 'true' and 'false'")
     return text == "true"
 
 
 def number(config, name):
-    """A parameter that is a positive whole number, nothing if it is not there."""
+    """Returns a parameter that must be a positive integer; None if it is not set."""
     text = parameter(config, name)
     if text and not (text.isdigit() and int(text)):
-        raise pb_utils.TritonModelException(f"the parameter '{name}' is '{text}', it must be a whole number from 1 on")
+        raise pb_utils.TritonModelException(f"the parameter '{name}' is '{text}'; allowed are whole numbers from 1")
     return int(text) if text else None
 
 
 def package(module, distribution, what):
-    """Imports the package that runs a kind of file, or says how to get it."""
+    """Imports the package that runs a kind of file. The error of a missing package says how to install it."""
     import sys
 
     try:
@@ -50,26 +50,26 @@ def package(module, distribution, what):
 
 
 def find(directory, config, names):
-    """The model's file in its version's directory: what `default_model_filename` names, the first of `names` if it names
-    nothing or one of them."""
+    """Finds the model's file in the directory of its version: the one named by `default_model_filename`, else the first of
+    `names` that exists. If the configured name is one of `names`, the others are tried too."""
     named = config.get("default_model_filename")
     wanted = list(names) if not named else [named, *(name for name in names if name != named and named in names)]
     found = next((Path(directory, name) for name in wanted if Path(directory, name).is_file()), None)
     if found is None:
         raise pb_utils.TritonModelException(
-            f"model '{config.get('name', '')}' has no file in {directory}: one of {', '.join(wanted)} must be there"
+            f"model '{config.get('name', '')}' has no file in {directory}: expected one of {', '.join(wanted)}"
         )
     return found
 
 
 def names(config, kind):
-    """The names of a configuration's inputs or outputs in order."""
+    """Returns the names of a configuration's inputs or outputs in order."""
     return [entry["name"] for entry in config.get(kind, [])]
 
 
 def complete(config, inputs, outputs, batch):
-    """Adds what a configuration leaves open: all inputs if it names none, all outputs if it names none; the largest
-    batch and dynamic batching only then, since dimensions that are told without it would mean something else with it."""
+    """Fills in what the configuration omits: the inputs or outputs if it names none. Sets the largest batch size and dynamic
+    batching only if it omits all three, because batching changes the meaning of configured dimensions."""
     given = config.as_dict()
     if not given.get("input") and not given.get("output") and not given.get("max_batch_size"):
         batch_together(config, batch)
@@ -84,27 +84,27 @@ def complete(config, inputs, outputs, batch):
 
 
 def batch_together(config, batch):
-    """Sets the largest batch, and the dynamic batcher unless a scheduler is chosen: as for ONNX models, a batch size that
-    is filled in would be of no use without it."""
+    """Sets the largest batch size, and enables the dynamic batcher unless a scheduler is configured. As for ONNX models,
+    batching would not happen without it."""
     config.set_max_batch_size(batch)
     if batch > 1 and not any(config.as_dict().get(name) is not None for name in SCHEDULERS):
         config.set_dynamic_batching()
 
 
 def rows(requests, name):
-    """The tensors of this name of all requests, and how many rows each has."""
+    """Returns the tensors of this name of all requests, and the number of rows of each."""
     arrays = [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for request in requests]
     return arrays, [len(array) for array in arrays]
 
 
 def column(made, entry, batched):
-    """An output with the dimensions of its entry in the configuration: where that has one more, each row has one element."""
+    """Reshapes an output to the dimensions of its entry in the configuration: adds a dimension of size 1 if that has one more."""
     dims = len(entry["dims"]) + (1 if batched else 0)
     return made.reshape(made.shape[0], 1) if made.ndim + 1 == dims else made
 
 
 def part(results, begin, end, request):
-    """A request's rows of each output that it asks for, of the outputs of all rows by name."""
+    """Returns a request's rows of each output that it requests."""
     wanted = request.requested_output_names()
     tensors = [pb_utils.Tensor(name, made[begin:end]) for name, made in results.items() if name in wanted]
     return pb_utils.InferenceResponse(tensors)

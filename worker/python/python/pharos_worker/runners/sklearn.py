@@ -1,10 +1,10 @@
-"""Serves what scikit-learn has learnt: an estimator or a pipeline in a joblib file (`model.joblib` or `model.pkl`).
+"""Serves scikit-learn models: an estimator or a pipeline in a joblib file (`model.joblib` or `model.pkl`).
 
-One input of numbers (or of texts, for pipelines that take them), a row for each example. An output whose name is that
-of a method (`predict`, `predict_proba`, `predict_log_proba`, `decision_function`, `transform`) is what this method
-gives; any other name stands for `predict`. All requests of a batch go through each method together.
+The model has one input of numbers, or of strings for pipelines that accept them, with one row for each example. An output with
+the name of a method (`predict`, `predict_proba`, `predict_log_proba`, `decision_function`, `transform`) contains the result of
+that method; any other output contains the result of `predict`. Each method is called once for all requests of a batch.
 
-A joblib file is a pickle: loading it runs what it says. Serve only files that you trust.
+A joblib file is a pickle, and loading it can execute arbitrary code. Serve only files that you trust.
 """
 
 import numpy as np
@@ -13,13 +13,13 @@ import triton_python_backend_utils as pb_utils
 from pharos_worker.runners import files
 
 ENGINE = None
-"""What computes, for logs and the served configuration; known once a model is loaded."""
+"""The library version for logs and the served configuration; set when a model is loaded."""
 FILES = ("model.joblib", "model.pkl")
 METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform")
 
 
 def load(directory, config):
-    """The estimator in a version's directory."""
+    """Loads the estimator in the directory of a version."""
     global ENGINE
     sklearn = files.package("sklearn", "scikit-learn", "a model of scikit-learn")
     joblib = files.package("joblib", "joblib", "a model of scikit-learn")
@@ -28,17 +28,17 @@ def load(directory, config):
     try:
         return joblib.load(path)
     except Exception as error:
-        # Whatever a pickle's code raises; the text must say which file it was.
-        raise pb_utils.TritonModelException(f"{path} cannot be loaded: {type(error).__name__}: {error}") from None
+        # A pickle can raise any exception; the error must name the file.
+        raise pb_utils.TritonModelException(f"cannot load {path}: {type(error).__name__}: {error}") from None
 
 
 def method_of(name):
-    """The method whose result an output is."""
+    """Returns the method whose result an output contains."""
     return name if name in METHODS else "predict"
 
 
 def triton_type(dtype):
-    """The name in a configuration of a type of numpy."""
+    """Returns the name of a numpy type in a configuration."""
     if dtype.kind in "OUS":
         return "TYPE_STRING"
     return {"b": "TYPE_BOOL", "f": "TYPE_FP", "i": "TYPE_INT", "u": "TYPE_UINT"}[dtype.kind] + (
@@ -47,12 +47,12 @@ def triton_type(dtype):
 
 
 def example(estimator):
-    """Two rows of zeros as the estimator takes them."""
+    """Returns two rows of zeros that fit the estimator."""
     return np.zeros((2, estimator.n_features_in_), np.float32)
 
 
 class TritonPythonModel:
-    """One instance: an estimator and the methods that its outputs ask for."""
+    """One instance: an estimator and the methods of its outputs."""
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config):
@@ -60,7 +60,7 @@ class TritonPythonModel:
         estimator = load(pb_utils.get_model_dir(), config)
         features = getattr(estimator, "n_features_in_", None)
         if features is None:
-            # A pipeline over texts, for example: how many it takes is known to nobody.
+            # The number of inputs is unknown, for example of a pipeline over texts.
             return auto_complete_model_config
         inputs = [{"name": "input", "data_type": "TYPE_FP32", "dims": [int(features)]}]
         outputs = []
@@ -79,7 +79,7 @@ class TritonPythonModel:
         self.inputs = files.names(config, "input")
         if len(self.inputs) != 1:
             raise pb_utils.TritonModelException(
-                f"a model of scikit-learn has one input, the configuration {len(self.inputs)}"
+                f"a scikit-learn model must have one input; the configuration has {len(self.inputs)}"
             )
         self.outputs = {entry["name"]: entry for entry in config["output"]}
         for name in self.outputs:
@@ -95,7 +95,7 @@ class TritonPythonModel:
         try:
             results = {name: self.result(name, together) for name in self.outputs if name in wanted}
         except ValueError as error:
-            # What the input's values make impossible: as many features as it has, NaN where none may be.
+            # Invalid values, such as NaN or a wrong number of features.
             if len(requests) > 1:
                 return [self.execute([request])[0] for request in requests]
             failure = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
@@ -104,14 +104,14 @@ class TritonPythonModel:
         return [files.part(results, end - size, end, request) for request, size, end in zip(requests, sizes, ends)]
 
     def readable(self, values):
-        """Texts as texts; a column of them as the list that vectorizers take."""
+        """Decodes strings; returns a column of strings as the list that vectorizers expect."""
         if values.dtype != np.object_:
             return values
         texts = np.array([v.decode() if isinstance(v, bytes) else v for v in values.ravel()], np.object_)
         return texts if not hasattr(self.estimator, "n_features_in_") else texts.reshape(values.shape)
 
     def result(self, name, values):
-        """An output for all rows, in the datatype and with the dimensions of the configuration."""
+        """Returns an output of all rows, with the datatype and dimensions of the configuration."""
         made = np.asarray(getattr(self.estimator, method_of(name))(values))
         entry = self.outputs[name]
         dtype = np.dtype(pb_utils.triton_string_to_numpy(entry["data_type"]))

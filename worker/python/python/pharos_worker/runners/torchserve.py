@@ -1,8 +1,9 @@
-"""Serves what was packed for TorchServe: a handler with its model, as a `.mar`, a `.tar.gz` or a directory.
+"""Serves models packed for TorchServe: a handler with its model, as a `.mar`, a `.tar.gz` or a directory.
 
-The model has one input and one output of texts, the body of a request and that of its answer; `torchserve/exchange.py` says
-what goes beside them. A handler gets the requests of a batch together. One that sends parts of its answers needs a model
-that is decoupled; one with `context.stopping_criteria` has a request again and again until it says that it is enough.
+The model has one string input, the body of a request, and one string output, the body of the response;
+`torchserve/exchange.py` defines how metadata is passed. A handler gets all requests of a batch at once. If it sends its
+responses in parts, the model must be decoupled. If it sets `context.stopping_criteria`, a request is executed repeatedly until
+its criterion returns true.
 """
 
 import copy
@@ -17,11 +18,11 @@ from pharos_worker.driver import Loop
 from pharos_worker.runners import files
 
 ENGINE = None
-"""What runs the model, for logs and the served configuration; known once a handler is loaded."""
+"""The handler for logs and the served configuration; set when a handler is loaded."""
 MOST_RUNNING = 10_000
-"""Requests that go on, of which a worker keeps in mind that it knows them."""
+"""The most running requests that a worker remembers for continuous batching."""
 DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}
-"""Packages whose modules have other names than they."""
+"""The distributions of packages whose modules have other names."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 AGAIN = pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
@@ -77,7 +78,7 @@ class TritonPythonModel:
             if "CUDA" in str(error):
                 raise pb_utils.TritonModelException(f"System out of memory: {error}") from error
             raise
-        # Configurations say it where an archive does not, or where it was registered under another name.
+        # The configuration has these if the archive does not, or if the model was registered under another name.
         model = service.context.manifest.setdefault("model", {})
         model.setdefault("modelName", given.name)
         model.setdefault("modelVersion", given.version)
@@ -109,11 +110,11 @@ class TritonPythonModel:
         items = self.inbox.items(request)
         if self.iterative and len(items) > 1:
             for item in items:
-                item.refused = self.exchange.Refused(400, "a request to a model with continuousBatching has one element")
+                item.refused = self.exchange.Refused(400, "a request to a model with continuousBatching must have one element")
         return items
 
     def _run(self, items):
-        """Has the handler answer items of one batch, until each has its last part."""
+        """Runs the handler on the items of a batch until each item has its last part."""
         while items:
             processors, ids = [item.processor for item in items], dict(enumerate(item.id for item in items))
             self.context.cl_socket = Parts(self, items)
@@ -131,18 +132,19 @@ class TritonPythonModel:
             items = self._continued(items, goes_on)
 
     def _goes_on(self, items, results):
-        """For each item whether the handler wants it once more."""
+        """Returns for each item whether the handler needs another execution of it."""
         criteria = self.context.stopping_criteria
         if not criteria:
             return [False] * len(items)
         stops = [criteria[at](result) for at, result in enumerate(results)]
         if not self.decoupled and not all(stop is None or stop for stop in stops):
-            logging.error("a handler with stopping_criteria answers in parts: %s", Parts.NEEDED)
+            logging.error("a handler with stopping_criteria sends its responses in parts: %s", Parts.NEEDED)
             raise self.exchange.Refused(503, "Prediction failed")
         return [stop is not None and not stop and not item.request.is_cancelled() for item, stop in zip(items, stops)]
 
     def _continued(self, items, goes_on):
-        """Sends a part to those that go on; gives them with what the handler gets then, unless the server does that."""
+        """Sends a part for each item that continues. Returns the items for the next run of the handler, except those that the
+        server executes again."""
         left = []
         for item, again in zip(items, goes_on):
             stream = item.processor.get_response_headers().get("ts_stream_next")
@@ -156,7 +158,7 @@ class TritonPythonModel:
             if self.iterative and item.request.request_id():
                 self.running[item.id] = item.processor.get_request_properties()
                 if len(self.running) > MOST_RUNNING:
-                    # Of a client that has gone: it does not come again.
+                    # The request of a disconnected client, which is never continued.
                     del self.running[next(iter(self.running))]
                 item.request.set_release_flags(AGAIN)
                 item.body = None
@@ -173,13 +175,13 @@ class TritonPythonModel:
 
     def _send_last(self, items):
         if items[0].body is None and items[0].refused is None:
-            # The server executes the request once more.
+            # The server executes the request again.
             return
         response = self.exchange.answer(self.output, self.batch > 0, items)
         items[0].request.get_response_sender().send(response, FINAL)
 
     async def _answer_later(self, request):
-        """Answers a request with a handler that is an `async def`, which has a context for each."""
+        """Responds to a request with an `async def` handler, using a separate context for each request."""
         sender = request.get_response_sender()
         try:
             items = self.inbox.items(request)
@@ -190,7 +192,7 @@ class TritonPythonModel:
         except SystemExit as error:
             _leave(error)
         except Exception:
-            logging.exception("the handler's answer cannot be sent")
+            logging.exception("failed to send the handler's response")
             refused = self.exchange.Refused(503, "Prediction failed")
             response = pb_utils.InferenceResponse(error=self.exchange.error_of(refused))
         sender.send(response, FINAL)
@@ -212,7 +214,7 @@ class TritonPythonModel:
 
 
 class Parts:
-    """What `send_intermediate_predict_response` sends parts by: the context's `cl_socket`."""
+    """Sends the parts of responses for `send_intermediate_predict_response`; the context's `cl_socket`."""
 
     NEEDED = (
         "the model must be decoupled: 'streaming: true' in model-config.yaml, or 'model_transaction_policy { decoupled: "
@@ -223,10 +225,10 @@ class Parts:
         self._model, self._items = model, items
 
     def send_part(self, results, places, message, code, context):
-        """Sends a part to the requests at these places of the batch."""
+        """Sends a part to the requests at these positions of the batch."""
         model = self._model
         if not model.decoupled:
-            raise RuntimeError(f"parts of an answer cannot be sent: {self.NEEDED}")
+            raise RuntimeError(f"cannot send a response in parts: {self.NEEDED}")
         if results is None or code != 200:
             raise model.exchange.Refused(code if code != 200 else 503, message)
         for place in places:
@@ -239,24 +241,24 @@ def _only(config, side):
     names = files.names(config, side)
     if len(names) != 1:
         raise pb_utils.TritonModelException(
-            f"a model of the backend torchserve has one {side}, the configuration has {len(names)}: {', '.join(names)}"
+            f"a model of the backend torchserve must have one {side}; the configuration has {len(names)}: {', '.join(names)}"
         )
     return names[0]
 
 
 def _iterative(sequences):
-    """Whether the server executes requests again and again, of a configuration's `sequence_batching`."""
+    """Returns whether the configured `sequence_batching` executes requests repeatedly."""
     if sequences is not None and "oldest" not in sequences:
         raise pb_utils.TritonModelException(
-            "sequence_batching of a model of the backend torchserve must have the strategy 'oldest': any other puts empty "
-            "requests into batches, which no handler can tell from others"
+            "sequence_batching of a model of the backend torchserve must have the strategy 'oldest': other strategies put "
+            "empty requests into batches, which handlers cannot distinguish from others"
         )
     return bool(sequences and sequences.get("iterative_sequence"))
 
 
 def _enter(directory, packages):
-    """Handlers find their files and modules where TorchServe has them: in the working directory, and first on the path, with
-    the installed requirements of the archive next. What they log is printed."""
+    """Prepares the process as TorchServe does: the working directory is the model's, and the module path begins with it and
+    with the installed requirements of the archive. Log messages of the handler are printed."""
     os.chdir(directory)
     first = [directory, *([packages] if packages else [])]
     sys.path[:0] = first
@@ -266,8 +268,8 @@ def _enter(directory, packages):
 
 
 def _leave(error):
-    """`sys.exit` in a handler ends the process, as it does under TorchServe."""
-    print(f"the handler has ended the process: {error!r}", file=sys.stderr)
+    """Exits the process after `sys.exit` in a handler, as TorchServe does."""
+    print(f"the handler exited the process: {error!r}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(error.code if isinstance(error.code, int) else 1)

@@ -1,10 +1,10 @@
-"""Serves gradient-boosted trees of XGBoost: `model.json` or `model.ubj`, as `Booster.save_model` writes them.
+"""Serves gradient-boosted trees of XGBoost: `model.json` or `model.ubj`, as written by `Booster.save_model`.
 
-One input FP32 of rows of features; NaN is a missing value. Outputs by name: `predict`, what the objective gives;
-`margin`, the sum before the objective's transformation; `leaf`, the leaf of each tree; `contributions`, of each feature
-and the bias; any other name stands for `predict`. Parameters of the configuration: `threads` (default 1, so that
-instances do not take each other's cores), `iterations` (`BEGIN:END`, the rounds that are used; default: up to the best
-one, else all).
+The model has one FP32 input of rows of features; NaN is a missing value. Outputs by name: `predict`, the result of the
+objective; `margin`, the sum before the objective's transformation; `leaf`, the leaf index in each tree; `contributions`, one
+for each feature and the bias. Any other name is an alias of `predict`. Parameters of the configuration: `threads` (default 1,
+so that instances do not compete for cores) and `iterations` (`BEGIN:END`, the boosting rounds to use; default: up to the best
+one if known, else all).
 """
 
 import numpy as np
@@ -13,14 +13,14 @@ import triton_python_backend_utils as pb_utils
 from pharos_worker.runners import files
 
 ENGINE = None
-"""What computes, for logs and the served configuration; known once a model is loaded."""
+"""The library version for logs and the served configuration; set when a model is loaded."""
 FILES = ("model.json", "model.ubj")
 KINDS = {"margin": {"output_margin": True}, "leaf": {"pred_leaf": True}, "contributions": {"pred_contribs": True}}
-"""Outputs of these names, and what `Booster.predict` is asked for them."""
+"""The arguments of `Booster.predict` for each output name."""
 
 
 def load(directory, config):
-    """The trees in a version's directory."""
+    """Loads the trees in the directory of a version."""
     global ENGINE
     xgboost = files.package("xgboost", "xgboost", "a model of XGBoost")
     ENGINE = f"XGBoost {xgboost.__version__}"
@@ -29,30 +29,30 @@ def load(directory, config):
     try:
         booster.load_model(path)
     except xgboost.core.XGBoostError as error:
-        raise pb_utils.TritonModelException(f"{path} cannot be loaded: {first_line(error)}") from None
+        raise pb_utils.TritonModelException(f"cannot load {path}: {first_line(error)}") from None
     booster.set_param({"nthread": files.number(config, "threads") or 1})
     return booster
 
 
 def first_line(error):
-    """What an error says, without the library's stack behind it."""
+    """Returns the first line of an error, without the library's stack trace."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 def iterations(config):
-    """The rounds that are used, `(0, 0)` for the library's own choice."""
+    """Returns the boosting rounds to use; `(0, 0)` for the library's default."""
     text = files.parameter(config, "iterations", "0:0")
     begin, _, end = text.partition(":")
     if not (begin.isdigit() and end.isdigit()):
         raise pb_utils.TritonModelException(
-            f"the parameter 'iterations' is '{text}', it must be two numbers as in '0:20'"
+            f"the parameter 'iterations' is '{text}'; expected two numbers, such as '0:20'"
         )
     return int(begin), int(end)
 
 
 class TritonPythonModel:
-    """One instance: the trees and what is asked of them."""
+    """One instance: the trees and their outputs."""
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config):
@@ -72,7 +72,7 @@ class TritonPythonModel:
         self.inputs = files.names(config, "input")
         if len(self.inputs) != 1:
             raise pb_utils.TritonModelException(
-                f"a model of XGBoost has one input, the configuration {len(self.inputs)}"
+                f"an XGBoost model must have one input; the configuration has {len(self.inputs)}"
             )
         self.outputs = {entry["name"]: entry for entry in config["output"]}
         self.features = self.booster.num_features()
@@ -81,7 +81,7 @@ class TritonPythonModel:
         arrays, sizes = files.rows(requests, self.inputs[0])
         wrong = [array.shape for array in arrays if array.ndim != 2 or array.shape[1] != self.features]
         if wrong:
-            text = f"input '{self.inputs[0]}' is {list(wrong[0])}, the trees take rows of {self.features} features"
+            text = f"input '{self.inputs[0]}' has shape {list(wrong[0])}; the model expects rows of {self.features} features"
             if len(requests) > 1:
                 return [self.execute([request])[0] for request in requests]
             error = pb_utils.TritonError(text, pb_utils.TritonError.INVALID_ARG)
@@ -93,7 +93,7 @@ class TritonPythonModel:
         return [files.part(results, end - size, end, request) for request, size, end in zip(requests, sizes, ends)]
 
     def result(self, name, values):
-        """An output for all rows, in the datatype and with the dimensions of the configuration."""
+        """Returns an output of all rows, with the datatype and dimensions of the configuration."""
         values = np.asarray(values, np.float32)
         if name in KINDS:
             import xgboost

@@ -1,18 +1,18 @@
-"""What runs handlers of TorchServe: the package `ts` that they import, and the archives that they come in.
+"""Runs TorchServe handlers: contains the package `ts` that they import, and support for their archives.
 
-`ts` lies in here, not beside `pharos_worker`: where the real `torchserve` is installed too, both stay whole. It is put on
-the path of modules when a model of TorchServe is run, or by `activate()`, for tests of handlers without a server.
+`ts` is in a subdirectory, so that this package can be installed beside the real `torchserve`. It is added to the module path
+when a TorchServe model is run, or by `activate()` in tests of handlers without a server.
 """
 
 import os
 import sys
 
 HOME = os.path.dirname(os.path.abspath(__file__))
-"""The directory that holds the package `ts`."""
+"""The directory of the package `ts`."""
 
 
 def activate():
-    """Makes `import ts` find the package here, before any other of this name."""
+    """Makes `import ts` find the package in this directory before any other."""
     if HOME not in sys.path:
         sys.path.insert(0, HOME)
     other = sys.modules.get("ts")

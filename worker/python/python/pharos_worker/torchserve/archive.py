@@ -1,8 +1,9 @@
-"""Archives of models: where a version's files are, once they are unpacked.
+"""Finds and unpacks the model archive of a version.
 
-A version's directory holds what an archive holds, a single directory that does, or one `.mar` or `.tar.gz`. An archive is
-unpacked once for all processes of this user, into a directory named by its content. Beside it a file `.lock` is held shared by
-who uses it and exclusively by who removes it, and a file `.making` is held exclusively by who unpacks it.
+A version's directory contains the files of an archive, a single directory with them, or one `.mar` or `.tar.gz` file. An
+archive is unpacked once for all processes of this user, into a directory named by the hash of its content. Users of the
+directory hold a shared lock on the file `.lock` beside it, its removal holds an exclusive one, and unpacking holds an
+exclusive lock on the file `.making`.
 """
 
 import contextlib
@@ -20,30 +21,30 @@ import zipfile
 MANIFEST = os.path.join("MAR-INF", "MANIFEST.json")
 ENDINGS = (".mar", ".tar.gz", ".tgz", ".zip")
 UNUSED_S = 3600
-"""What nobody uses for so long is removed when something else is unpacked."""
+"""How long a directory may be unused before the next unpacking removes it."""
 MARKER = ".pharos-directory"
-"""Marks a directory that was made here; nothing is removed in one without it."""
+"""The file that marks a directory as created by this module; files are only removed in such directories."""
 KEY = re.compile("[0-9a-f]{32}")
-"""Names of what is unpacked; nothing else is ever removed."""
+"""The names of unpacked archives; no other files are ever removed."""
 
 
 class Refused(Exception):
-    """A version's directory has no archive, or one that cannot be used."""
+    """The directory of a version has several archives or an invalid one."""
 
 
 def find(version):
-    """The archive in a version's directory; None if what it holds is unpacked."""
+    """Returns the archive in a version's directory; None if its contents are unpacked already."""
     entries = sorted(os.listdir(version))
     archives = [name for name in entries if name.endswith(ENDINGS) and os.path.isfile(os.path.join(version, name))]
     if os.path.exists(os.path.join(version, MANIFEST)) or not archives:
         return None
     if len(archives) > 1:
-        raise Refused(f"{version} holds {len(archives)} archives, {', '.join(archives)}; one is allowed")
+        raise Refused(f"{version} contains {len(archives)} archives, {', '.join(archives)}; only one is allowed")
     return os.path.join(version, archives[0])
 
 
 def unpacked(version):
-    """The directory with a model's files, and what is to be kept open while it is used."""
+    """Returns the directory with a model's files, and a lock to hold while they are used (None if not unpacked here)."""
     archive = find(version)
     if archive is None:
         return _inner(version), None
@@ -62,7 +63,7 @@ def unpacked(version):
 
 
 def _inner(directory):
-    """An archive of the kind `tgz` has everything in a directory of the model's name."""
+    """Returns the directory that contains the manifest: a `tgz` archive may have a top-level directory."""
     if os.path.exists(os.path.join(directory, MANIFEST)):
         return directory
     inner = [entry.path for entry in os.scandir(directory) if os.path.exists(os.path.join(entry.path, MANIFEST))]
@@ -70,12 +71,12 @@ def _inner(directory):
 
 
 def _folder():
-    """Where archives are unpacked: a directory that nobody else can write to, since what is in it is executed."""
+    """Returns the directory for unpacked archives. Others must not be able to write to it, because its files are executed."""
     folder = os.path.join(tempfile.gettempdir(), f"pharos-torchserve-{os.geteuid()}")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = os.lstat(folder)
     if not os.path.isdir(folder) or os.path.islink(folder) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise Refused(f"'{folder}', where archives are unpacked, can be written to by others: remove it, or set TMPDIR")
+        raise Refused(f"the directory of unpacked archives '{folder}' is writable by others; remove it, or set TMPDIR")
     if not os.listdir(folder):
         open(os.path.join(folder, MARKER), "a").close()
     return folder
@@ -90,9 +91,9 @@ def _key(archive):
 
 
 def _locked(path):
-    """The open lock file of this path, held shared. One that was removed meanwhile is made anew."""
+    """Opens this lock file with a shared lock. Creates it again if it is removed at the same time."""
     while True:
-        lock = open(path, "a")  # noqa: SIM115: it stays open as long as the model is used
+        lock = open(path, "a")  # noqa: SIM115: open as long as the model is used
         fcntl.flock(lock, fcntl.LOCK_SH)
         try:
             if os.stat(path).st_ino == os.fstat(lock.fileno()).st_ino:
@@ -103,7 +104,7 @@ def _locked(path):
 
 
 def _remove_unused(folder, but):
-    """Removes what nobody has used for long. Other processes do the same at any moment: anything may be gone already."""
+    """Removes directories that are unused for long. Other processes may do the same concurrently."""
     if not os.path.isfile(os.path.join(folder, MARKER)):
         return
     for name in os.listdir(folder):
@@ -115,7 +116,7 @@ def _remove_unused(folder, but):
 
 def _remove_if_unused(folder, key):
     path = os.path.join(folder, f"{key}.lock")
-    # Not made anew if it is gone.
+    # Opened for reading, so that a removed lock file is not created again.
     with open(path) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,21 +132,21 @@ def _remove_if_unused(folder, key):
 
 
 def _unpack(archive, target):
-    """Unpacks into a directory that has its name only when all is there."""
+    """Unpacks into a temporary directory and renames it when complete."""
     part = f"{target}.part"
     shutil.rmtree(part, ignore_errors=True)
     os.mkdir(part, 0o700)
     try:
         if archive.endswith((".mar", ".zip")):
             with zipfile.ZipFile(archive) as file:
-                # It takes ".." and roots off names, and makes no links.
+                # extractall() removes ".." and roots from names, and creates no links.
                 file.extractall(part)
         else:
             with tarfile.open(archive) as file:
                 _extract(file, part)
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError) as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise Refused(f"'{archive}' cannot be unpacked: {error}") from None
+        raise Refused(f"cannot unpack '{archive}': {error}") from None
     os.rename(part, target)
 
 
@@ -153,8 +154,9 @@ def _extract(file, target):
     if hasattr(tarfile, "data_filter"):
         file.extractall(target, filter="data")
         return
+    root = os.path.realpath(target)
     for member in file.getmembers():
-        inside = os.path.realpath(os.path.join(target, member.name))
-        if not (member.isfile() or member.isdir()) or not inside.startswith(os.path.realpath(target) + os.sep):
-            raise tarfile.TarError(f"'{member.name}' is no file inside of the archive")
+        inside = os.path.realpath(os.path.join(root, member.name))
+        if not (member.isfile() or member.isdir()) or not f"{inside}/".startswith(f"{root}/"):
+            raise tarfile.TarError(f"'{member.name}' is not a file inside the archive")
         file.extract(member, target)

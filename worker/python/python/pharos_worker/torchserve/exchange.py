@@ -1,9 +1,9 @@
-"""From requests of the server to what a handler is given, and from what it returns to answers.
+"""Converts requests of the server to the input of a handler, and the handler's results to responses.
 
-What TorchServe's endpoints say of a request is in its parameter `torchserve`, a JSON text:
+TorchServe's endpoints pass metadata of a request in its parameter `torchserve`, a JSON string:
 `{"headers": {NAME: VALUE}, "parts": [{"name", "content_type", "length"}, ...], "describe": false, "explain": false}`. A
-request without is one of a KServe client: its elements are the bodies of as many requests. What is to be said of an answer
-beside its body is in the parameter of the same name: `{"status", "reason", "content_type", "headers"}`.
+request of a KServe client lacks the parameter; each of its elements is the body of a separate request to the handler. Metadata
+of a response is in the response parameter of the same name: `{"status", "reason", "content_type", "headers"}`.
 """
 
 import io
@@ -35,7 +35,7 @@ _CODES = {
 
 
 class Item:
-    """What a handler sees as one request."""
+    """A request as the handler sees it."""
 
     __slots__ = ("request", "id", "data", "processor", "alone", "body", "told", "refused")
 
@@ -45,14 +45,14 @@ class Item:
         self.data = data
         self.processor = RequestProcessor(headers)
         self.alone = alone
-        """Not in a batch with others: handlers look at the first request of a batch to see whether to describe or explain."""
+        """Whether to run the request alone: handlers check only the first request of a batch for describe and explain."""
         self.body = None
         self.told = None
         self.refused = None
 
 
 class Inbox:
-    """Makes items of requests."""
+    """Converts requests to items."""
 
     def __init__(self, tensor, context, decode):
         self._tensor = tensor
@@ -60,13 +60,13 @@ class Inbox:
         self._sequence = (context.header_key_sequence_id, context.header_key_sequence_start, context.header_key_sequence_end)
 
     def items(self, request):
-        """The items of a request: one, or one for each row of a KServe client's. What cannot be understood is refused alone, or
-        a client could have the requests of others refused."""
+        """Returns the items of a request: one, or one for each element of a KServe client's request. A malformed request is
+        refused alone, so that a client cannot make requests of others fail."""
         try:
             return self._items(request)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             item = Item(request, request.request_id(), {}, {})
-            item.refused = Refused(400, f"the request's parameter '{PARAMETER}' has not the agreed form: {error!r}")
+            item.refused = Refused(400, f"the request's parameter '{PARAMETER}' is malformed: {error!r}")
             return [item]
 
     def _items(self, request):
@@ -84,7 +84,7 @@ class Inbox:
         return [self._item(request, data, headers)]
 
     def continued(self, request, headers):
-        """The item of a request that is executed again: with its headers, and without its data, which the handler has."""
+        """Returns the item of a request that is executed again, without data, which the handler already has."""
         return self._item(request, {}, headers)
 
     def _item(self, request, data, headers):
@@ -116,12 +116,12 @@ class Inbox:
             if self._decode and kind.startswith("text"):
                 return content.decode()
         except ValueError as error:
-            logger.warning("a part of a request is no %s (%s); the handler is given its bytes", kind, error)
+            logger.warning("a part of a request is not valid %s (%s); passing its bytes to the handler", kind, error)
         return content
 
 
 def encoded(value):
-    """What a handler returned for a request, as the body of an answer."""
+    """Converts a handler's result for a request to the body of a response."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, bytearray):
@@ -136,12 +136,12 @@ def encoded(value):
     try:
         return json.dumps(value, indent=2).encode()
     except (TypeError, ValueError) as error:
-        logger.warning("what the handler returned cannot be sent: %s", error)
+        logger.warning("unsupported result of the handler: %s", error)
         raise Refused(503, "Unsupported model output data type.") from None
 
 
 def told(processor):
-    """What is to be said of an answer beside its body, as a JSON text; None if that goes without saying."""
+    """Returns the metadata of a response as a JSON string; None if it has only defaults."""
     status, reason = processor.get_response_status_code(), processor.get_response_status_phrase()
     headers = dict(processor.get_response_headers())
     content_type = headers.pop("content-type", None)
@@ -156,7 +156,7 @@ def told(processor):
 
 
 def answer(tensor, batched, items):
-    """The response to a request, of its items."""
+    """Returns the response to a request, made of its items."""
     refused = next((item.refused for item in items if item.refused), None)
     if refused:
         return pb_utils.InferenceResponse(error=error_of(refused))
@@ -167,7 +167,7 @@ def answer(tensor, batched, items):
 
 
 def error_of(refused):
-    """A refusal as the server's error; the text says which status TorchServe's endpoints give it, but for 503."""
+    """Converts a refusal to a server error, whose message carries the HTTP status unless it is 503."""
     code = refused.code
     text = refused.message if code == 503 else f"HTTP {code}: {refused.message}"
     known = _CODES.get(code, pb_utils.TritonError.INVALID_ARG if 400 <= code < 500 else pb_utils.TritonError.INTERNAL)

@@ -1,4 +1,4 @@
-"""`context.metrics` in a server: the definition is the server's, and samples are typed records in shared memory."""
+"""`context.metrics` in a server: the server's definition applies, and samples are typed records in shared memory."""
 
 from ts.metrics import sink
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
@@ -6,7 +6,7 @@ from ts.metrics.metric_type_enum import MetricTypes
 
 from pharos_worker import _native
 
-# TorchServe appends the host to what handlers give.
+# TorchServe appends the host name to the dimensions of handlers.
 HOST = ("Hostname", "hostname", "host")
 TYPES = {"counter": MetricTypes.COUNTER, "gauge": MetricTypes.GAUGE}
 
@@ -16,10 +16,10 @@ def _record(metric, dimensions, value, request_ids):
 
 
 class ServerMetrics(MetricsCacheYamlImpl):
-    """The metrics of the section `model_metrics` of the server's metrics.yaml, and what a handler adds."""
+    """The metrics in the section `model_metrics` of the server's metrics.yaml, and those that a handler adds."""
 
     def __init__(self, model_name):
-        # Not that of a file: there is none to be read.
+        # Skips the base class, which would read a file.
         super(MetricsCacheYamlImpl, self).__init__(None)
         self.model_name = model_name
         sink.record = _record

@@ -1,4 +1,4 @@
-"""What a model's configuration and its archive say about how it is run."""
+"""The settings of a model from its configuration and its archive."""
 
 import dataclasses
 import os
@@ -6,7 +6,7 @@ import os
 from pharos_worker.runners import files
 from pharos_worker.torchserve import archive
 
-# Keys of model-config.yaml that say something to the server, with the types that are understood.
+# The keys of model-config.yaml that configure the server, and their types.
 KEYS = {
     "minWorkers": int,
     "deviceType": str,
@@ -26,13 +26,13 @@ KEYS = {
     "streaming": bool,
 }
 NO_EFFECT = ("useJobTicket", "useVenv", "parallelType", "parallelLevel", "torchrun", "sequenceTimeoutMSec")
-"""Keys that the server does nothing about where a model lies in an ordinary repository."""
+"""Keys that have no effect for a model in an ordinary repository."""
 LIMITS = {
     "responseTimeout": "torchserve_response_timeout",
     "startupTimeout": "torchserve_startup_timeout",
     "maxRetryTimeoutInSec": "torchserve_max_retry_timeout",
 }
-"""The parameters by which the server knows these keys, in seconds."""
+"""The server's parameters for these keys, in seconds."""
 STREAMS = b"send_intermediate_predict_response"
 DELAY_MS = 100
 QUEUE = 100
@@ -41,14 +41,14 @@ FOR_EVER_MS = 365 * 24 * 3_600_000
 
 @dataclasses.dataclass
 class Settings:
-    """Of one model."""
+    """The settings of a model."""
 
     directory: str
-    """Where the files of the archive are."""
+    """The directory of the archive's files."""
     manifest: dict
-    """Its manifest; empty if it has none."""
+    """The manifest; empty if the archive has none."""
     lock: object = None
-    """What keeps an unpacked archive where it is."""
+    """The lock that keeps an unpacked archive from being removed."""
     handler: str = ""
     name: str = ""
     version: str = ""
@@ -56,13 +56,13 @@ class Settings:
     limit_max_image_pixels: bool = True
     decode_input_request: bool = True
     batch_size: int = 0
-    """What handlers are given as the batch size; 0: the `max_batch_size` of the configuration."""
+    """The batch size reported to handlers; 0 for the configured `max_batch_size`."""
     packages: str = ""
-    """Where what the archive requires is installed, if not beside its files."""
+    """The directory of the archive's installed requirements, if they are not beside its files."""
 
 
 def of(version, config):
-    """The settings of the model in a version's directory; parameters of the configuration before the archive."""
+    """Returns the settings of the model in a version's directory; the configuration overrides the archive."""
     from ts import model_loader
 
     directory, lock = archive.unpacked(version)
@@ -84,7 +84,7 @@ def of(version, config):
 
 
 def frontend_keys(settings):
-    """What model-config.yaml says to the server. What is of another type than it should be is told and left out."""
+    """Returns the keys of model-config.yaml that configure the server. Reports and skips values of the wrong type."""
     from ts import service
 
     given = service.yaml_config(settings.directory, settings.manifest)
@@ -96,15 +96,15 @@ def frontend_keys(settings):
         if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
             keys[name] = value
         else:
-            print(f"model-config.yaml: {name} is {value!r}, it must be {kind.__name__}; it is left out")
+            print(f"model-config.yaml: {name} is {value!r}, but must be {kind.__name__}; ignored")
     for name in NO_EFFECT:
         if given.get(name):
-            print(f"model-config.yaml: {name} has no effect in a repository of the server's own form")
+            print(f"model-config.yaml: {name} has no effect in the server's model repository")
     return keys
 
 
 def streams(directory):
-    """Whether code in an archive sends parts of answers."""
+    """Returns whether code in an archive streams responses."""
     for folder, _, names in os.walk(directory):
         for name in names:
             if name.endswith(".py"):
@@ -115,13 +115,13 @@ def streams(directory):
 
 
 def complete(config, settings):
-    """Fills in a `ModelConfig` by what an archive says."""
+    """Completes a `ModelConfig` from an archive."""
     keys, given = frontend_keys(settings), config.as_dict()
     parameters = {LIMITS[name]: str(keys[name]) for name in LIMITS if keys.get(name)}
     if not given["input"] and not given["output"] and not given["max_batch_size"]:
         size = max(keys.get("batchSize", 1), 1)
         if overlaps(keys):
-            # As in TorchServe: a running stream leaves room for the next request of its sequence.
+            # As in TorchServe, a running stream leaves room for the next request of its sequence.
             parameters["torchserve_batch_size"], size = str(size), size * 2
         config.set_max_batch_size(size)
     if not given["input"]:
@@ -144,28 +144,28 @@ def complete(config, settings):
 
 
 def place(keys, group):
-    """How many workers there are and where: as TorchServe does, on the processors or on the GPUs that are named if all of them
-    are there. The server takes that over where its configuration has no groups."""
+    """Sets the number and the devices of workers as TorchServe does: on the CPUs, or on the named GPUs if all of them exist.
+    The server applies this if its configuration has no instance groups."""
     group["count"] = max(keys.get("minWorkers", 1), 1)
     device, ids, here = keys.get("deviceType"), keys.get("deviceIds"), group.get("gpus") or []
     if device not in (None, "cpu", "gpu"):
-        print(f"model-config.yaml: deviceType is {device!r}, it must be cpu or gpu; it is left out")
+        print(f"model-config.yaml: deviceType is {device!r}, but must be cpu or gpu; ignored")
     if device == "cpu":
         group["kind"], group["gpus"] = "KIND_CPU", []
     elif ids and here:
         if all(gpu in here for gpu in ids):
             group["gpus"] = list(dict.fromkeys(ids))
         else:
-            print(f"model-config.yaml: deviceIds is {ids!r}, the GPUs that it may have are {here}; it is left out")
+            print(f"model-config.yaml: deviceIds is {ids!r}, but the available GPUs are {here}; ignored")
 
 
 def overlaps(keys):
-    """Whether a request of a sequence may enter the batch while the one before it is still streamed."""
+    """Returns whether a request of a sequence may enter the batch while the previous one is still streaming."""
     return bool(keys.get("sequenceBatching") and keys.get("continuousBatching"))
 
 
 def scheduling(keys, batch):
-    """How requests wait: as batches, or by the sequences that they belong to."""
+    """Returns the scheduler: the dynamic batcher or the sequence batcher."""
     if keys.get("continuousBatching") and not overlaps(keys):
         return {"sequence_batching": {"iterative_sequence": True, "oldest": {"max_candidate_sequences": max(batch, 1)}}}
     delay = keys.get("maxBatchDelay", DELAY_MS) * 1000
@@ -181,13 +181,13 @@ def scheduling(keys, batch):
     if keys.get("clientTimeoutInMills"):
         limit = keys["clientTimeoutInMills"] * 1000
         policy |= {"timeout_action": "REJECT", "default_timeout_microseconds": limit, "allow_timeout_override": True}
-    # A batch of one waits for nobody.
+    # A batch of one request does not wait for others.
     delay = delay if batch > 1 else 0
     return {"dynamic_batching": {"max_queue_delay_microseconds": delay, "default_queue_policy": policy}}
 
 
 def sequences(keys):
-    """Parameters by which sequences are as in TorchServe: no START is asked for, and one without a place is refused."""
+    """Returns the parameters for TorchServe's sequences: START is optional, and without a free slot they are refused."""
     more = {"overlapping_sequences": "true"} if overlaps(keys) else {}
     return more | {
         "implicit_sequence_start": "true",

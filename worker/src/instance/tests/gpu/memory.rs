@@ -1,4 +1,4 @@
-//! Memory of clients on devices: used where it is, copied from device to device, put together, or wrong.
+//! Client memory on devices: used in place, copied between devices, joined, or invalid.
 
 use std::sync::Mutex;
 
@@ -8,7 +8,7 @@ use super::*;
 use crate::device::DeviceMemory;
 
 #[test]
-fn memory_on_the_own_device_is_used_where_it_is() {
+fn memory_on_the_instances_device_is_used_in_place() {
     let fake = fake();
     let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
     let content = [floats(&[1., 2., 10., 20.]), vec![0; 48]].concat();
@@ -21,16 +21,16 @@ fn memory_on_the_own_device_is_used_where_it_is() {
     assert!(done.error.is_none() && done.failed.is_empty() && done.outputs.iter().all(|block| block.placed));
     let seen = fake.content(address);
     assert_eq!((&seen[32..40], &seen[48..56]), (&*floats(&[11., 22.]), &*floats(&[-9., -18.])));
-    // No byte went through the process, or through a buffer.
+    // No byte was copied through the process or a buffer.
     for call in ["upload", "download", "read", "write", "copy", "copy_peer", "allocate"] {
         assert_eq!(fake.count(call), 0, "{call}");
     }
-    // An output over an input goes another way, so that nothing is read that was written.
+    // An output over an input goes through a buffer, so that no written byte is read as input.
     let placed = [to(0, 0, 1, 0, 8), to(0, 1, 1, 8, 8)];
     let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &placed);
     assert!(world.run(&execute).0.failed.is_empty());
     assert_eq!(fake.content(address)[..16], floats(&[11., 22., -9., -18.]));
-    // Too small a place fails the request, not the device.
+    // Too little room fails the request without an error of the device.
     let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &[to(0, 0, 1, 32, 4)]);
     let (done, _) = world.run(&execute);
     assert!(done.failed[0].1.message.contains("(4 bytes) should be at least 8 bytes"));
@@ -57,7 +57,7 @@ fn memory_that_is_not_aligned_is_copied_on_the_device() {
 }
 
 #[test]
-fn memory_of_another_device_is_copied_from_device_to_device() {
+fn memory_of_another_device_is_copied_between_devices() {
     let fake = fake();
     let mut world = on(&fake, &identity("TYPE_FP32")).unwrap();
     let (theirs, handle) = fake.share(1, &[floats(&[5., 6.]), vec![0; 8]].concat());
@@ -66,17 +66,17 @@ fn memory_of_another_device_is_copied_from_device_to_device() {
     assert_eq!(world.run(&execute).0.error, None);
     assert_eq!(fake.content(theirs)[8..], floats(&[5., 6.]));
     assert_eq!((fake.count("copy_peer"), fake.count("upload"), fake.count("download")), (2, 0, 0));
-    // One that the process does not see.
+    // A device that is not visible to the process.
     world.cuda_region(2, (7, handle), 16);
     let execute = world.frame((DataType::Fp32, 2), &[&[Part::Region(2, 0, 8)]], &[]);
     let (done, _) = world.run(&execute);
-    let text = "shared memory region 'c2' cannot be used: it is on GPU 7, which an instance on GPU 3 does not see: it sees \
-                [3, 0]";
+    let text = "shared memory region 'c2' cannot be used: it is on GPU 7, which is not visible to an instance on GPU 3; \
+                visible: [3, 0]";
     assert_eq!(done.failed[0].1.message, text);
 }
 
 #[test]
-fn a_batch_is_put_together_on_the_device() {
+fn a_batch_is_joined_on_the_device() {
     let fake = fake();
     let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
     let (own, other) = (fake.share(0, &floats(&[1., 2., 3., 4.])), fake.share(1, &floats(&[5., 6., 7., 8.])));
@@ -90,20 +90,21 @@ fn a_batch_is_put_together_on_the_device() {
     let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &placed);
     let (done, read) = world.run(&execute);
     assert_eq!(done.failed.iter().map(|(request, _)| *request).collect::<Vec<_>>(), [3]);
-    // Of the first output, the third request's rows are on a device; the others' are together here.
+    // In the first output, the third request's rows are on a device; the others are together here.
     assert_eq!((read[0].requests.as_slice(), read[0].shape.as_slice()), ([0, 1, 3, 4].as_slice(), [4, 2].as_slice()));
     assert_eq!(read[0].data, floats(&[4., 6., 12., 14., 0., 0., 10., 12.]));
     assert_eq!(fake.content(other.0)[8..], floats(&[6., 8.]));
     assert_eq!(fake.content(own.0)[..8], floats(&[8., 8.]));
-    // The inputs went to the device once: two from this process, zeros for the request that failed, the others from where they were.
+    // Each input was copied to the device once: two from this process, zeros for the failed request, the others from their
+    // devices.
     assert_eq!((fake.count("upload"), fake.count("zero"), fake.count("copy_peer")), (2, 2, 2));
-    // The fifth's second output goes where its input was, which another request may still need: afterwards.
+    // The fifth request's second output replaces its input, which another request may still need: it is written afterwards.
     assert_eq!((fake.count("read"), fake.count("write")), (0, 1));
     drop(system);
 }
 
 #[test]
-fn each_request_of_a_batch_gets_its_rows_where_it_wants_them() {
+fn the_rows_of_each_request_are_written_to_its_memory() {
     let rows = [1, 2, 1, 3];
     let values: Vec<f32> = (0u8..14).map(f32::from).collect();
     for config in [identity("TYPE_FP32"), identity("TYPE_FP32").replace("max_batch_size: 8", "max_batch_size: 0")] {
@@ -113,7 +114,7 @@ fn each_request_of_a_batch_gets_its_rows_where_it_wants_them() {
         world.cuda_region(1, (3, handle), 128);
         let data = floats(&values);
         let parts = [0..8, 8..24, 24..32, 32..56].map(|range| Part::Arena(&data[range]));
-        // One has room for too little, and one wants a place that another has: they are seen to after the batch.
+        // One place is too small, and one is also used by another request: both are handled after the batch.
         let placed = [to(0, 0, 1, 4, 8), to(1, 0, 1, 64, 8), to(2, 0, 1, 8, 8), to(3, 0, 1, 96, 24)];
         let mut execute = world.frame((DataType::Fp32, 2), &[&parts], &placed);
         execute.requests.iter_mut().zip(rows).for_each(|(request, rows)| request.rows = rows);
@@ -121,7 +122,7 @@ fn each_request_of_a_batch_gets_its_rows_where_it_wants_them() {
         let (done, read) = world.run(&execute);
         assert_eq!(done.error, None);
         if !config.contains("max_batch_size: 8") {
-            // Not cut by rows: nothing of it is known to be one request's.
+            // Not split by rows: no part of the output can be attributed to one request.
             assert!(done.outputs.iter().all(|block| !block.placed));
             continue;
         }
@@ -141,14 +142,14 @@ fn each_request_of_a_batch_gets_its_rows_where_it_wants_them() {
 }
 
 #[test]
-fn what_is_not_cut_by_rows_goes_over_the_arena() {
+fn outputs_not_split_by_rows_go_through_the_arena() {
     let fake = fake();
     let mut world = on(&fake, &identity("TYPE_FP32")).unwrap();
     let (address, handle) = fake.share(0, &[0; 32]);
     world.cuda_region(1, (3, handle), 32);
     let data = floats(&[1., 2., 3.]);
     for requests in [1, 2] {
-        // Of two, the first has one element and the second two.
+        // Of two requests, the first has one element and the second two.
         let parts = if requests == 1 {
             vec![Part::Arena(&data)]
         } else {
@@ -168,7 +169,7 @@ fn what_is_not_cut_by_rows_goes_over_the_arena() {
 }
 
 #[test]
-fn who_does_not_ask_for_device_memory_gets_copies() {
+fn backends_without_device_memory_get_copies() {
     let fake = fake();
     let cuda = Cuda::with(Box::new(fake.clone()), None);
     let mut world = load_on(&identity("TYPE_FP32"), &[], cuda).unwrap();
@@ -201,7 +202,7 @@ impl Backend for Keeper {
 }
 
 #[test]
-fn pieces_are_kept_when_the_batch_is_over_and_the_regions_are_gone() {
+fn pieces_stay_valid_after_the_batch_and_the_regions_are_gone() {
     let fake = fake();
     let mut world = on(&fake, &identity("TYPE_FP32")).unwrap();
     let pieces = Arc::new(Mutex::new(Vec::new()));
@@ -242,5 +243,5 @@ fn pieces_are_kept_when_the_batch_is_over_and_the_regions_are_gone() {
     pieces.lock().unwrap().clear();
     assert_eq!(fake.open_count(), 0);
     let gone = runtime.fetch(DeviceMemory::new(0, 1, 8)).err().unwrap();
-    assert!(gone.message.starts_with("memory of device 0 cannot be copied: "), "{}", gone.message);
+    assert!(gone.message.starts_with("cannot copy memory of device 0: "), "{}", gone.message);
 }

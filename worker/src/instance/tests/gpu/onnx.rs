@@ -1,10 +1,10 @@
-//! ONNX files on a GPU: the real ONNX Runtime on the processor, over the memory of the fake driver as if it were a device's.
-//! They do nothing where no library of it is named.
+//! ONNX files on a GPU: the real ONNX Runtime on the processor, over the memory of the fake driver. The tests are skipped if no
+//! library of ONNX Runtime is configured.
 
 use super::super::onnx::{self, Node};
 use super::*;
 
-/// Whether there is no library, which is said.
+/// Whether there is no library; prints a message then.
 fn skipped() -> bool {
     let skipped = !crate::backend::has_onnxruntime();
     if skipped {
@@ -13,7 +13,7 @@ fn skipped() -> bool {
     skipped
 }
 
-/// Tensors: names, which tell the datatype (see [`onnx::model`]), and columns.
+/// Tensors: names, which determine the datatype (see [`onnx::model`]), and columns.
 type Tensors<'t> = [(&'t str, i64)];
 
 struct Model {
@@ -57,7 +57,7 @@ impl Model {
 
 const BOTH: [Node<'_>; 2] = [("Add", &["A", "B"], &["SUM"]), ("Mul", &["A", "B"], &["PRODUCT"])];
 
-/// Sum and product of so many columns; -1 for any number, which outputs are copied for.
+/// Sum and product with this number of columns; -1 for any number, in which case outputs are copied.
 fn both(columns: i64) -> Model {
     Model::new(&BOTH, &[("A", columns), ("B", columns)], &[("SUM", columns), ("PRODUCT", columns)])
 }
@@ -67,7 +67,7 @@ fn inputs(shape: [i64; 2], values: [&[i64]; 2]) -> [(u16, DataType, Vec<i64>, Ve
 }
 
 #[test]
-fn what_goes_over_the_device_is_what_the_processor_gives() {
+fn results_of_the_device_equal_those_of_the_processor() {
     if skipped() {
         return;
     }
@@ -100,21 +100,21 @@ fn what_goes_over_the_device_is_what_the_processor_gives() {
 }
 
 #[test]
-fn stamps_are_what_the_device_measured() {
+fn stamps_are_the_times_that_the_device_measured() {
     if skipped() {
         return;
     }
     let mut world = both(2).on(&Fake::new(1)).unwrap();
     let (done, _) = world.execute(&plain(1), &inputs([1, 2], [&[1, 2], &[3, 4]]), &[]);
     let stamps = done.stamps;
-    // The fake's clock: 100 ns and a byte each, for a copy and for what reads and writes four tensors of 16 bytes.
+    // The fake driver's clock: 100 ns plus 1 ns per byte, for a copy and for a run that accesses four tensors of 16 bytes.
     assert!(stamps.input_end - stamps.start >= std::time::Duration::from_nanos(2 * (100 + 16)));
     assert_eq!(stamps.output_start - stamps.input_end, std::time::Duration::from_nanos(100 + 4 * 16));
     assert!(stamps.end >= stamps.output_start);
 }
 
 #[test]
-fn memory_of_clients_on_the_device_is_used_where_it_is() {
+fn client_memory_on_the_device_is_used_in_place() {
     if skipped() {
         return;
     }
@@ -138,12 +138,12 @@ fn memory_of_clients_on_the_device_is_used_where_it_is() {
             (numbers(&seen[512 + by..528 + by]), numbers(&seen[768 + by..784 + by])),
             (vec![13, 24], vec![30, 80])
         );
-        // What is not aligned as kernels expect is copied on the device.
+        // Memory without the alignment that kernels need is copied on the device.
         assert_eq!(fake.count("copy"), copies);
         for call in ["upload", "download", "read", "write", "copy_peer"] {
             assert_eq!(fake.count(call), 0, "{call}");
         }
-        // An output over an input goes another way.
+        // An output over an input goes through a buffer.
         let execute = world.frame((DataType::Int64, 2), &[&left, &right], &[to(0, 0, 1, at, 16)]);
         assert!(world.run(&execute).0.failed.is_empty());
         assert_eq!(numbers(&fake.content(address)[by..by + 16]), [13, 24]);
@@ -151,7 +151,7 @@ fn memory_of_clients_on_the_device_is_used_where_it_is() {
 }
 
 #[test]
-fn a_batch_is_put_together_on_the_device() {
+fn a_batch_is_joined_on_the_device() {
     if skipped() {
         return;
     }
@@ -167,7 +167,7 @@ fn a_batch_is_put_together_on_the_device() {
     let execute = world.frame((DataType::Int64, 2), &[&left, &right], &[to(2, 0, 2, 16, 16)]);
     let (done, read) = world.run(&execute);
     assert_eq!((done.error, done.failed.len(), done.failed[0].0), (None, 1, 3));
-    // The third request's rows went where it wants them, the others' are together here.
+    // The third request's rows were written to client memory; the others are together here.
     assert_eq!(numbers(&read[0].data), [4, 6, 12, 14, 0, 0, 10, 12]);
     assert_eq!(numbers(&fake.content(other.0)[16..]), [6, 8]);
     assert_eq!((fake.count("upload"), fake.count("zero"), fake.count("copy_peer")), (2, 2, 2));
@@ -175,7 +175,7 @@ fn a_batch_is_put_together_on_the_device() {
 }
 
 #[test]
-fn what_cannot_go_over_the_device_goes_over_the_process() {
+fn unsupported_tensors_go_through_the_processs_memory() {
     if skipped() {
         return;
     }
@@ -196,7 +196,7 @@ fn what_cannot_go_over_the_device_goes_over_the_process() {
     let data: Vec<_> = read.iter().map(|read| (read.output, read.data.clone())).collect();
     assert_eq!(data, [(0, vec![1, 0]), (1, vec![0, 1]), (2, texts(&["so"]))]);
     assert_eq!((fake.count("upload"), fake.count("download")), (2, 2));
-    // On a client's device memory: read into the process.
+    // In a client's device memory: copied to the process.
     let mut world = Model::new(&nodes[1..2], &[("BOOL_IN", 2)], &[("BOOL_NOT", 2)]).on(&fake).unwrap();
     let (address, handle) = fake.share(0, &[0, 9, 5, 5]);
     world.cuda_region(1, (3, handle), 4);
@@ -206,7 +206,7 @@ fn what_cannot_go_over_the_device_goes_over_the_process() {
 }
 
 #[test]
-fn an_input_that_the_graph_gives_back_goes_over_the_process() {
+fn an_input_returned_by_the_graph_goes_through_the_processs_memory() {
     if skipped() {
         return;
     }
@@ -227,7 +227,7 @@ fn an_input_that_the_graph_gives_back_goes_over_the_process() {
 }
 
 #[test]
-fn a_shape_that_is_not_the_declared_one_is_copied_from_then_on() {
+fn after_an_undeclared_shape_the_output_is_always_copied() {
     if skipped() {
         return;
     }
@@ -254,7 +254,7 @@ fn a_shape_that_is_not_the_declared_one_is_copied_from_then_on() {
 }
 
 #[test]
-fn a_run_that_fails_fails_its_batch_and_no_other() {
+fn a_failing_run_fails_only_its_batch() {
     if skipped() {
         return;
     }
@@ -279,13 +279,13 @@ fn a_run_that_fails_fails_its_batch_and_no_other() {
         assert_eq!((numbers(&read[0].data), numbers(&read[1].data)), (vec![4, 6], vec![12, 14]));
         assert_eq!(fake.count("download"), downloads);
     }
-    // An input that is not as long as its shape says.
+    // An input whose length does not match its shape.
     given[2].3.pop();
     assert!(message(&world.execute(&plain(1), &given, &[]).0).contains("input 'C' has 15 bytes instead of 16"));
 }
 
 #[test]
-fn a_call_of_the_driver_that_fails_fails_its_batch_and_no_other() {
+fn a_failing_driver_call_fails_only_its_batch() {
     if skipped() {
         return;
     }
@@ -303,7 +303,7 @@ fn a_call_of_the_driver_that_fails_fails_its_batch_and_no_other() {
             }
             assert!(fake.is_idle(), "{call} {nth}");
             assert_eq!(world.instance.regions.cuda().broken(), None);
-            // Until the call that fails is behind it.
+            // Run until the failing call has been made.
             (0..2).for_each(|_| drop(world.execute(&plain(1), &given, &[])));
             let (done, read) = world.execute(&plain(1), &given, &[]);
             assert_eq!((done.error, numbers(&read[0].data)), (None, vec![4, 6]));
@@ -320,7 +320,7 @@ fn a_call_of_the_driver_that_fails_fails_its_batch_and_no_other() {
 }
 
 #[test]
-fn the_inputs_of_the_next_batch_are_copied_ahead() {
+fn inputs_of_the_next_batch_are_copied_ahead() {
     if skipped() {
         return;
     }
@@ -333,7 +333,7 @@ fn the_inputs_of_the_next_batch_are_copied_ahead() {
 }
 
 #[test]
-fn a_model_falls_back_to_processors_only_if_it_says_so() {
+fn a_model_falls_back_to_processors_only_if_configured() {
     if skipped() {
         return;
     }
@@ -348,13 +348,13 @@ fn a_model_falls_back_to_processors_only_if_it_says_so() {
     let (done, read) = world.execute(&plain(1), &inputs([1, 2], [&[1, 2], &[3, 4]]), &[]);
     assert_eq!((done.error, numbers(&read[0].data)), (None, vec![4, 6]));
     assert_eq!((fake.count("upload"), fake.count("download"), fake.count("record") - calls), (0, 0, 0));
-    // Nor does it need a driver.
+    // The fallback needs no driver.
     assert!(both(2).on(&Fake::absent()).is_err_and(|why| why.message.contains("no driver")));
     assert!(!both(2).with(allowed).on(&Fake::absent()).unwrap().instance.loaded().engine.contains("CUDA"));
 }
 
 #[test]
-fn states_of_sequences_go_over_the_device_too() {
+fn states_of_sequences_are_copied_to_the_device_too() {
     if skipped() {
         return;
     }

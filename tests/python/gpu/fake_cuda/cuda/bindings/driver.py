@@ -1,4 +1,4 @@
-"""What tritonclient calls of `cuda.bindings.driver`."""
+"""The functions of `cuda.bindings.driver` that tritonclient calls."""
 
 import enum
 

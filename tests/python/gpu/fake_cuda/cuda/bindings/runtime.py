@@ -1,5 +1,5 @@
-"""What tritonclient's `cuda_shared_memory` calls of `cuda.bindings.runtime`, over the memory that `cuda.c` makes up: a file in
-the folder that PHAROS_FAKE_CUDA names, mapped here as there, whose handle is its name."""
+"""The functions of `cuda.bindings.runtime` that tritonclient's `cuda_shared_memory` calls, over the simulated memory of `cuda.c`:
+a file in the folder named by PHAROS_FAKE_CUDA, mapped into the process, with the file's name as its handle."""
 
 import ctypes
 import enum
@@ -10,7 +10,7 @@ from pathlib import Path
 
 CUDA_IPC_HANDLE_SIZE = 64
 allocated = {}
-"""Address -> the file, and where it is mapped."""
+"""Address -> the file and its mapping."""
 
 
 class cudaError_t(enum.IntEnum):
@@ -27,7 +27,7 @@ class cudaDeviceAttr(enum.IntEnum):
 
 
 class cudaIpcMemHandle_t:
-    """Only its address can be had, as of version 13."""
+    """Exposes only its address, like version 13."""
 
     def __init__(self, name: str):
         self.content = ctypes.create_string_buffer(name.encode(), CUDA_IPC_HANDLE_SIZE)
@@ -88,7 +88,7 @@ def cudaIpcGetMemHandle(address):
 
 
 def cudaMemcpyAsync(to, source, size, _kind, _stream):
-    """Both are addresses, or what has one."""
+    """Both are addresses or objects with an address."""
     for place in (to, source):
         if isinstance(place, int) and any(start < place < start + len(m) < place + size for start, (_, m) in allocated.items()):
             return (WRONG,)

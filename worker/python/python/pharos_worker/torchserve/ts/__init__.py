@@ -1,6 +1,6 @@
-"""What handlers written for TorchServe import, on the worker of Pharos: its names, and their meaning for a handler.
+"""The package that TorchServe handlers import, on the worker of Pharos: TorchServe's names with their behavior for handlers.
 
-Nothing in here needs PyTorch before a handler uses it.
+No module imports PyTorch before a handler uses it.
 """
 
 from ts.version import __version__

@@ -1,10 +1,10 @@
-"""What a handler is told of its model and of the requests of a batch, and how it answers them beside the body."""
+"""The context of a handler: its model, the requests of the batch, and the metadata of their responses."""
 
 import os
 
 
 class Context:
-    """One for a model, for as long as it is loaded; what belongs to a batch is exchanged with each."""
+    """The context of a loaded model. The state of a batch is replaced for each batch."""
 
     def __init__(
         self,
@@ -40,54 +40,54 @@ class Context:
 
     @property
     def system_properties(self):
-        """Where the model is, and how it is run."""
+        """The location of the model and its settings."""
         return self._system_properties
 
     def get_request_id(self, idx=0):
-        """The id of a request of the batch; None if there is none at this place."""
+        """Returns the id of a request of the batch; None if there is no such request."""
         return None if self.request_ids is None else self.request_ids.get(idx)
 
     def get_request_header(self, idx, key):
-        """A header of a request; None if it has none of this name."""
+        """Returns a header of a request; None if it is missing."""
         return self.request_processor[idx].get_request_property(key)
 
     def get_all_request_header(self, idx):
-        """The headers of a request: a dictionary."""
+        """Returns the headers of a request as a dictionary."""
         return self.request_processor[idx].get_request_properties()
 
     def set_response_content_type(self, idx, value):
-        """Says what the answer to a request is."""
+        """Sets the content type of a response."""
         self.set_response_header(idx, "content-type", value)
 
     def get_response_content_type(self, idx):
-        """What the answer to a request was said to be."""
+        """Returns the content type of a response."""
         return self.get_response_headers(idx).get("content-type")
 
     def get_response_status(self, idx):
-        """The status of the answer to a request, and its phrase."""
+        """Returns the status and the reason phrase of a response."""
         processor = self.request_processor[idx]
         return processor.get_response_status_code(), processor.get_response_status_phrase()
 
     def set_response_status(self, code=200, phrase="", idx=0):
-        """Sets the status of the answer to a request."""
+        """Sets the status of a response."""
         if self.request_processor is not None and self.request_processor[idx] is not None:
             self.request_processor[idx].report_status(code, reason_phrase=phrase)
 
     def set_all_response_status(self, code=200, phrase=""):
-        """Sets the status of all answers of the batch."""
+        """Sets the status of all responses of the batch."""
         for processor in self.request_processor:
             processor.report_status(code, reason_phrase=phrase)
 
     def get_response_headers(self, idx):
-        """The headers that the answer to a request will have: a dictionary."""
+        """Returns the headers set for a response as a dictionary."""
         return self.request_processor[idx].get_response_headers()
 
     def set_response_header(self, idx, key, value):
-        """Gives the answer to a request a header."""
+        """Sets a header of a response."""
         self.request_processor[idx].add_response_property(key, value)
 
     def get_sequence_id(self, idx):
-        """The id of the sequence that a request belongs to."""
+        """Returns the id of the sequence of a request."""
         return self.request_processor[idx].get_request_property(self.header_key_sequence_id)
 
     def __eq__(self, other):
@@ -97,7 +97,7 @@ class Context:
 
 
 class RequestProcessor:
-    """The headers of a request, and what was said about its answer."""
+    """The headers of a request, and the metadata of its response."""
 
     def __init__(self, request_header):
         self._request_header = request_header
@@ -106,7 +106,7 @@ class RequestProcessor:
         self._reason_phrase = None
 
     def get_request_property(self, key):
-        """A header of the request, whatever case its name was sent in."""
+        """Returns a header of the request; the name is not case-sensitive."""
         value = self._request_header.get(key)
         if value is None and key:
             wanted = key.lower()
@@ -114,30 +114,30 @@ class RequestProcessor:
         return value
 
     def get_request_properties(self):
-        """All headers of the request."""
+        """Returns all headers of the request."""
         return self._request_header
 
     def report_status(self, code, reason_phrase=None):
-        """Sets the status of the answer."""
+        """Sets the status of the response."""
         self._status_code = code
         self._reason_phrase = reason_phrase
 
     def get_response_status_code(self):
-        """The status of the answer."""
+        """Returns the status of the response."""
         return self._status_code
 
     def get_response_status_phrase(self):
-        """The phrase of the answer's status."""
+        """Returns the reason phrase of the response."""
         return self._reason_phrase
 
     def add_response_property(self, key, value):
-        """Gives the answer a header."""
+        """Sets a header of the response."""
         self._response_header[key] = value
 
     def get_response_headers(self):
-        """All headers of the answer."""
+        """Returns all headers of the response."""
         return self._response_header
 
     def get_response_header(self, key):
-        """A header of the answer."""
+        """Returns a header of the response."""
         return self._response_header.get(key)

@@ -1,4 +1,4 @@
-"""Finds a handler's entry point, and has it load its model."""
+"""Finds a handler's entry point and initializes the handler."""
 
 import functools
 import importlib
@@ -14,16 +14,16 @@ ENVELOPES = ("body", "json", "kserve", "kservev2")
 
 
 class ModelLoaderFactory:
-    """Gives the one loader there is."""
+    """Returns the only loader."""
 
     @staticmethod
     def get_model_loader():
-        """The loader."""
+        """Returns the loader."""
         return TsModelLoader()
 
 
 class TsModelLoader:
-    """Loads models from directories that hold what an archive holds."""
+    """Loads models from directories with the files of an archive."""
 
     def load(
         self,
@@ -36,9 +36,9 @@ class TsModelLoader:
         limit_max_image_pixels=True,
         metrics_cache=None,
     ):
-        """A service whose handler is initialized. `handler` is a module, `module:function`, or one of `ts.torch_handler`."""
+        """Loads a handler: a module, `module:function`, or a module of `ts.torch_handler`. Returns an initialized service."""
         if metrics_cache is not None:
-            # What is recorded while the model is loaded is for no request, and yet no error.
+            # Samples recorded during loading belong to no request.
             metrics_cache.set_request_ids(str(uuid.uuid4()))
         manifest = read_manifest(model_dir)
         handler = handler or ((manifest or {}).get("model") or {}).get("handler")
@@ -54,7 +54,7 @@ class TsModelLoader:
 
 
 def read_manifest(model_dir):
-    """The manifest in a model's directory; None if there is none."""
+    """Returns the manifest in a model's directory; None if it does not exist."""
     path = os.path.join(model_dir, "MAR-INF", "MANIFEST.json")
     if not os.path.isfile(path):
         return None
@@ -63,12 +63,12 @@ def read_manifest(model_dir):
 
 
 def default_manifest(model_name, handler):
-    """That of a directory without one."""
+    """Returns the manifest for a directory without one."""
     return {"runtime": "python", "model": {"modelName": model_name, "modelVersion": "1.0", "handler": handler}}
 
 
 def entry_points(handler):
-    """What is called with each batch, and what is called once with the context."""
+    """Returns the function for each batch, and the function that is called once with the context."""
     path, _, function = handler.partition(":")
     module = handler_module(path)
     entry = getattr(module, function or "handle", None)
@@ -78,7 +78,7 @@ def entry_points(handler):
         raise ValueError(f"the handler '{handler}' names a function that {module.__file__} does not have")
     classes = list_classes_from_module(module)
     if len(classes) > 1:
-        # Such as a model's network beside its handler.
+        # Other classes may be in the module, such as the model's network.
         classes = [member for member in classes if hasattr(member, "handle") and hasattr(member, "initialize")]
     if len(classes) != 1:
         names = ", ".join(member.__name__ for member in classes) or "none"
@@ -92,7 +92,7 @@ def entry_points(handler):
 
 
 def _handle_of(service):
-    """`handle`, looked up each time: handlers exchange it while they are initialized, as for micro-batches."""
+    """Returns a function that looks up `handle` on each call: handlers may replace it, as for micro-batching."""
     import inspect
 
     if inspect.iscoroutinefunction(service.handle):
@@ -101,7 +101,7 @@ def _handle_of(service):
 
 
 def handler_module(path):
-    """The module of a handler: the model's own, else one of `ts.torch_handler`."""
+    """Imports the module of a handler: the model's own, else one of `ts.torch_handler`."""
     name = path.rsplit("/", 1)[-1].removesuffix(".py")
     if _is_there(name):
         return importlib.import_module(name)
@@ -121,7 +121,7 @@ def _is_there(name):
 
 
 def envelope_class(name):
-    """The class of an envelope."""
+    """Returns the class of an envelope."""
     if name not in ENVELOPES:
         raise ValueError(f"the service envelope is '{name}'; allowed are {', '.join(ENVELOPES)}")
     module = importlib.import_module(f"ts.torch_handler.request_envelope.{name}")

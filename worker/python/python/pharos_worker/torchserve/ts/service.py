@@ -1,4 +1,4 @@
-"""A loaded handler: gives it a batch, and says what the answers are or why there are none."""
+"""Runs a loaded handler on batches and converts its errors."""
 
 import inspect
 import logging
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """The requests of a batch have no answer: the status and the text that clients are told."""
+    """A failure of all requests of a batch, with the status and the message for clients."""
 
     def __init__(self, code, message):
         super().__init__(message)
@@ -22,7 +22,7 @@ class Refused(Exception):
 
 
 class Service:
-    """The entry point of a handler and the context that it is called with."""
+    """The entry point of a handler and its context."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Service:
 
     @property
     def context(self):
-        """What the handler is called with."""
+        """The context of the handler."""
         return self._context
 
     @property
@@ -53,7 +53,7 @@ class Service:
 
     @staticmethod
     def begin(context, processors, request_ids):
-        """Says in a context whose batch begins."""
+        """Sets the batch of a context."""
         context.request_ids = request_ids
         context.request_processor = processors
         context.stopping_criteria = None
@@ -61,7 +61,7 @@ class Service:
             context.metrics.set_request_ids(request_ids)
 
     def run(self, processors, data, request_ids):
-        """The handler's answers to a batch, one for each of `data`. Raises `Refused`."""
+        """Runs the handler on a batch; returns one result for each item of `data`. Raises `Refused`."""
         self.begin(self._context, processors, request_ids)
         begun = time.perf_counter()
         try:
@@ -71,7 +71,7 @@ class Service:
         return self.checked(results, len(data), self._context, begun)
 
     async def run_async(self, context, data):
-        """As `run`, for a handler with `async def`, with a context of its own that has begun."""
+        """Like `run`, for an `async def` handler with a separate context, on which `begin` has been called."""
         begun = time.perf_counter()
         try:
             results = await self._entry_point(data, context)
@@ -81,7 +81,7 @@ class Service:
 
     @staticmethod
     def checked(results, expected, context, begun):
-        """What a handler has returned, if that is what it must be; records how long it took."""
+        """Checks the type and length of a handler's result; records the elapsed time."""
         name = context.model_name
         if not isinstance(results, list):
             logger.warning("model %s returned %s, which must be a list", name, type(results))
@@ -95,7 +95,7 @@ class Service:
 
 
 def refusal(error):
-    """What clients are told of an exception of a handler; the log is told all of it."""
+    """Logs an exception of a handler; returns the error for clients."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, PredictionException):
@@ -109,7 +109,7 @@ def refusal(error):
 
 
 def yaml_config(model_dir, manifest):
-    """The content of the file that a manifest names as the model's configuration; empty if there is none."""
+    """Returns the contents of the configuration file that a manifest names; empty without a file."""
     named = ((manifest or {}).get("model") or {}).get("configFile")
     return (get_yaml_config(os.path.join(model_dir, named)) or {}) if named else {}
 

@@ -1,3 +1,3 @@
-"""The release of TorchServe whose interface this is; handlers and `Context.system_properties` are told it."""
+"""The TorchServe release of this interface, as reported to handlers and in `Context.system_properties`."""
 
 __version__ = "0.12.0"

@@ -1,1 +1,1 @@
-"""What handlers of large models and of micro-batches use."""
+"""Utilities for handlers of large models and for micro-batching."""

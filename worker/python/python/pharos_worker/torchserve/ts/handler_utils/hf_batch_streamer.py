@@ -1,11 +1,11 @@
-"""Texts of a batch while they are generated, for handlers of Hugging Face's models."""
+"""A batched text streamer for handlers of Hugging Face models."""
 
 from transformers.generation.streamers import BaseStreamer, TextIteratorStreamer
 
 
 class TextIteratorStreamerBatch(BaseStreamer):
-    """Passed to `generate` as its streamer, and iterated over on another thread: each step is a list of `{"text": ...}`, one
-    for each row of the batch. It ends with the first row that ends."""
+    """A streamer for `generate` that another thread iterates over: each step is a list of `{"text": ...}`, one for each row of
+    the batch. The iteration ends when the first row ends."""
 
     def __init__(self, tokenizer, batch_size, skip_prompt=False, timeout=None, **decode_kwargs):
         self.batch_size = batch_size
@@ -15,7 +15,7 @@ class TextIteratorStreamerBatch(BaseStreamer):
         self.streamer_iterators = [iter(streamer) for streamer in self.streamers]
 
     def put(self, value):
-        """Takes the next tokens of every row: a tensor whose first dimension is the batch."""
+        """Receives the next tokens of all rows: a tensor whose first dimension is the batch."""
         if value.shape[0] != self.batch_size:
             raise ValueError(
                 f"TextIteratorStreamerBatch batch size is set to {self.batch_size} but got input tensor of shape {value.shape}"
@@ -24,7 +24,7 @@ class TextIteratorStreamerBatch(BaseStreamer):
             streamer.put(value[row : row + 1])
 
     def end(self):
-        """There are no more tokens."""
+        """Ends the stream."""
         for streamer in self.streamers:
             streamer.end()
 

@@ -1,4 +1,4 @@
-"""Pieces of a batch that go through a handler's steps one behind the other, each step on threads of its own."""
+"""Pipelines micro-batches of a batch through a handler's steps, each step on separate threads."""
 
 import os
 import queue
@@ -15,7 +15,7 @@ __getattr__ = available.attribute_of(__name__, {"PROFILER_AVAILABLE"})
 
 @dataclass
 class WorkerThread:
-    """A thread of a step, and what tells it to end."""
+    """A thread of a step, and the event that stops it."""
 
     event: threading.Event
     thread: threading.Thread
@@ -23,13 +23,13 @@ class WorkerThread:
 
 @dataclass
 class _Failed:
-    """In place of a piece: what a step has raised."""
+    """The exception of a step, in place of the result of a micro-batch."""
 
     error: BaseException
 
 
 class MicroBatching:
-    """Takes the place of a handler's `handle`: `self.handle = MicroBatching(self, micro_batch_size, {"inference": 2})`."""
+    """Replaces a handler's `handle`: `self.handle = MicroBatching(self, micro_batch_size, {"inference": 2})`."""
 
     def __init__(self, parent_handler, micro_batch_size=1, parallelism=None):
         if micro_batch_size < 1:
@@ -46,7 +46,7 @@ class MicroBatching:
 
     @property
     def parallelism(self):
-        """How many threads each step has, where that is not one."""
+        """The number of threads of each step that has more than one."""
         return dict(self._parallelism)
 
     @parallelism.setter
@@ -63,7 +63,7 @@ class MicroBatching:
             del group[wanted:]
 
     def shutdown(self):
-        """Ends all threads."""
+        """Stops all threads."""
         for group in self.thread_groups.values():
             self._end(group)
             group.clear()
@@ -90,7 +90,7 @@ class MicroBatching:
         return WorkerThread(event, thread)
 
     def handle(self, data):
-        """The answers to a batch, in its order. What a step raises is raised here."""
+        """Returns the results of a batch in order. Raises the exception of a step."""
         size = self.micro_batch_size
         pieces = [data[at : at + size] for at in range(0, len(data), size)]
         for numbered in enumerate(pieces):
@@ -103,11 +103,11 @@ class MicroBatching:
         return [item for piece in ordered for item in piece]
 
     def get_micro_batch_idx(self):
-        """The number of the piece that this thread is at; None on any other thread."""
+        """Returns the index of the current micro-batch of this thread; None on other threads."""
         return getattr(self.thread_local_data, "micro_batch_idx", None)
 
     def __call__(self, data, context):
-        """What the server calls for a batch."""
+        """The entry point for a batch."""
         begun = time.perf_counter()
         handler = self.handler
         handler.context = context
@@ -134,6 +134,6 @@ def _run(step, pipes, event, local):
         if not isinstance(piece, _Failed):
             try:
                 piece = step(piece)
-            except BaseException as error:  # noqa: B902: whatever it is, who waits for the batch must hear of it
+            except BaseException as error:  # noqa: B902: any error must end the wait for the batch
                 piece = _Failed(error)
         given.put((number, piece))

@@ -1,4 +1,4 @@
-"""Words of a text, as torchtext's `basic_english` has them."""
+"""Splits texts into words like torchtext's `basic_english`."""
 
 import itertools
 import re
@@ -9,7 +9,7 @@ _BLANK = re.compile(r"<br />|[;:]")
 
 
 def ngrams_iterator(token_list, ngrams):
-    """The tokens, then each two neighbours joined by a blank, and so on up to `ngrams` of them."""
+    """Yields the tokens, then pairs of neighbors joined by a space, and so on up to `ngrams` tokens."""
     runs = (
         " ".join(token_list[at : at + length])
         for length in range(2, ngrams + 1)
@@ -24,7 +24,7 @@ def _basic_english(line):
 
 
 def get_tokenizer(tokenizer, language="en"):
-    """A function from a text to its words: split at blanks for None, `basic_english`, or the function that is given."""
+    """Returns a function that splits a text into words: at spaces for None, `basic_english`, or the given function."""
     if tokenizer is None:
         return str.split
     if callable(tokenizer):

@@ -1,4 +1,4 @@
-"""Times of a handler's steps, where `model-config.yaml` asks for them: `handler: {profile: true}`."""
+"""Measures a handler's steps if `model-config.yaml` enables it: `handler: {profile: true}`."""
 
 import functools
 import sys
@@ -6,7 +6,7 @@ import time
 
 
 def timed(function):
-    """A method of a handler whose time is recorded as `ts_handler_NAME`, in milliseconds."""
+    """Records the time of a handler's method as `ts_handler_NAME`, in milliseconds."""
 
     @functools.wraps(function)
     def wrapped(self, *args, **kwargs):
@@ -26,7 +26,7 @@ def _is_profiled(context):
 
 
 def _now():
-    """The time when what was started on a GPU is done, if PyTorch is in use."""
+    """Returns the time after pending GPU work has finished, if PyTorch is loaded."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.synchronize()

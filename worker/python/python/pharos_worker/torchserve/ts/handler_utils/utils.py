@@ -1,11 +1,11 @@
-"""Parts of answers, and classes by their names."""
+"""Sending partial responses, and importing classes by name."""
 
 import importlib
 import os
 
 
 def import_class(class_name, module_prefix=None):
-    """The class of a name such as `package.module.Class`, of a package if one is given."""
+    """Imports the class with a name such as `package.module.Class`, relative to `module_prefix` if given."""
     if not class_name:
         raise ImportError("class name is not defined")
     module, _, name = class_name.rpartition(".")
@@ -19,10 +19,10 @@ def import_class(class_name, module_prefix=None):
 
 
 def send_intermediate_predict_response(ret, req_id_map, message, code, context):
-    """Sends a part of the answer to each request of `req_id_map` (place in the batch to id): `ret[place]`. What the handler
-    returns is the last part."""
+    """Sends a part of the response to each request in `req_id_map`, which maps the position in the batch to the id:
+    `ret[position]`. The result of the handler is the last part."""
     if os.getenv("LOCAL_RANK", "0") != "0":
         return
     if getattr(context, "cl_socket", None) is None:
-        raise RuntimeError("there is no server to send a part of an answer to")
+        raise RuntimeError("a partial response can only be sent in a server")
     context.cl_socket.send_part(ret, req_id_map, message, code, context)

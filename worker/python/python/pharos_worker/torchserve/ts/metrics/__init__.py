@@ -1,1 +1,1 @@
-"""Metrics that handlers record. `context.metrics` is the entrance; what a metric is, the server's `metrics.yaml` says."""
+"""Metrics of handlers, recorded through `context.metrics` and defined by the server's `metrics.yaml`."""

@@ -1,4 +1,4 @@
-"""A metric that is recorded sample by sample: an increment of a counter, the value of a gauge, an observation."""
+"""A metric that records each sample: the increment of a counter, the value of a gauge, or an observation."""
 
 import logging
 
@@ -10,25 +10,25 @@ logger = logging.getLogger(__name__)
 
 
 class CachingMetric(MetricAbstract):
-    """What `add_metric_to_cache` and `get_metric` give."""
+    """The metric that `add_metric_to_cache` and `get_metric` return."""
 
     def emit_metrics(self, request_id, value, dimensions):
-        """Hands a sample over; `dimensions` are pairs of name and value."""
+        """Records a sample; `dimensions` are pairs of name and value."""
         metric = (self.metric_name, self.unit or "unit", self.metric_type.value)
         sink.record(metric, dimensions, value, request_id or "")
 
     def add_or_update(self, value, dimension_values=(), request_id=""):
-        """Records a sample. One that cannot be is told in the log; the handler goes on."""
+        """Records a sample. Logs an invalid sample instead of raising an error."""
         if dimension_values is None or len(dimension_values) != len(self.dimension_names):
-            self._lost(value, f"its dimensions are {self.dimension_names}, {dimension_values!r} were given")
+            self._lost(value, f"its dimensions are {self.dimension_names}, but the values are {dimension_values!r}")
         else:
             self.record(value, list(zip(self.dimension_names, dimension_values)), request_id)
 
     def record(self, value, dimensions, request_id=""):
-        """Records a sample for pairs of names and values of dimensions; what the metric's definition says of them holds."""
+        """Records a sample with pairs of dimension names and values. The metric's definition takes precedence over them."""
         try:
             if self.metric_type is MetricTypes.COUNTER and value < 0:
-                raise ValueError("a counter takes no negative increments")
+                raise ValueError("a counter cannot be incremented by a negative value")
             self.emit_metrics(request_id, value, [(str(name), str(value)) for name, value in dimensions])
         except (ValueError, TypeError) as error:
             self._lost(value, error)
@@ -37,6 +37,6 @@ class CachingMetric(MetricAbstract):
         logger.error("the metric '%s' cannot take the value %r: %s", self.metric_name, value, why)
 
     def update(self, value, request_id="", dimensions=()):
-        """As older handlers do it: the dimensions, with their names, take the place of those of the metric."""
+        """Records a sample in the style of older handlers: the given dimensions, with names, replace those of the metric."""
         self.dimension_names = [dimension.name for dimension in dimensions]
         self.add_or_update(value, [dimension.value for dimension in dimensions], request_id)

@@ -1,8 +1,8 @@
-"""A label of a sample."""
+"""A dimension of a sample."""
 
 
 class Dimension:
-    """A name and a value."""
+    """A dimension: its name and value."""
 
     def __init__(self, name, value):
         self.name = name
@@ -12,5 +12,5 @@ class Dimension:
         return f"{self.name}:{self.value}"
 
     def to_dict(self):
-        """As JSON has it."""
+        """Returns the dimension as a dictionary for JSON."""
         return {"Name": self.name, "Value": self.value}

@@ -1,4 +1,4 @@
-"""A sample that is kept, as handlers of older releases have it."""
+"""A sample that is stored, for handlers of older releases."""
 
 import logging
 import socket
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Metric:
-    """A metric with one value. Its `str()` is a line in TorchServe's form, which has no type."""
+    """A metric with one value. Its `str()` is a log line in TorchServe's format, without a type."""
 
     def __init__(self, name, value, unit, dimensions, request_id=None, metric_method=None):
         self.metric_type = MetricTypes.COUNTER
@@ -28,7 +28,7 @@ class Metric:
         self.request_id = request_id
 
     def update(self, value):
-        """Records another sample, at once."""
+        """Records another sample immediately."""
         self._caching_metric.add_or_update(value, self.dimension_values, self.request_id)
 
     def reset(self):
@@ -36,12 +36,12 @@ class Metric:
         self.update(0)
 
     def emit(self):
-        """Records the value. Nobody has said of which type the metric is: what counts is a counter, all else a gauge."""
+        """Records the value. The type is not given: a metric with the unit Count is a counter, any other a gauge."""
         kind = "counter" if self.unit == "Count" else "gauge"
         try:
             sink.record((self.name, self.unit, kind), self._pairs(), self.value, self.request_id or "")
         except (ValueError, TypeError) as error:
-            # Such as the text that older handlers give `add_error`.
+            # For example the string that older handlers pass to `add_error`.
             logger.error("the metric '%s' cannot take the value %r: %s", self.name, self.value, error)
 
     def _pairs(self):
@@ -51,7 +51,7 @@ class Metric:
         return sink.line((self.name, self.unit, ""), self._pairs(), self.value, self.request_id)
 
     def to_dict(self):
-        """As JSON has it."""
+        """Returns the metric as a dictionary for JSON."""
         return OrderedDict(
             MetricName=self.name,
             Value=self.value,

@@ -1,4 +1,4 @@
-"""What all metrics have."""
+"""The base class of metrics."""
 
 import abc
 
@@ -9,7 +9,7 @@ MetricUnit = Units()
 
 
 class MetricAbstract(abc.ABC):
-    """A name, a unit, a type and the names of dimensions."""
+    """A metric with a name, a unit, a type and the names of its dimensions."""
 
     def __init__(self, metric_name, unit, dimension_names=None, metric_type=MetricTypes.COUNTER):
         self.metric_name = metric_name

@@ -1,4 +1,4 @@
-"""The calls by which handlers record metrics: `context.metrics`."""
+"""The interface by which handlers record metrics: `context.metrics`."""
 
 import abc
 
@@ -11,10 +11,10 @@ SIZES = ("MB", "kB", "GB", "B")
 
 
 class MetricCacheAbstract(abc.ABC):
-    """Metrics by type and name, and the requests that samples belong to.
+    """Metrics by type and name, and the request ids of the batch.
 
-    In all calls `idx` is a request's place in the batch (None: all of them), and `dimensions` is a list of `Dimension`, or
-    None; the model's name and `Level:Model` are appended to it where they are missing, in the caller's list as well.
+    `idx` is a request's position in the batch (None: all requests). `dimensions` is a list of `Dimension`, or None. As in
+    TorchServe, the model's name and `Level:Model` are appended to it if missing, also in the caller's list.
     """
 
     def __init__(self, config_file_path):
@@ -25,15 +25,15 @@ class MetricCacheAbstract(abc.ABC):
         self.config_file_path = config_file_path
 
     def set_request_ids(self, request_ids):
-        """Says whom samples are for: a dictionary of places to ids, or a text."""
+        """Sets the requests that samples belong to: a dictionary of positions to ids, or a string."""
         self.request_ids = request_ids
 
     def add_metric(self, name, value, unit, idx=None, dimensions=None, metric_type=MetricTypes.COUNTER):
-        """Records a sample of any metric."""
+        """Records a sample of a metric."""
         self._record((name, unit, metric_type), value, self._get_req(idx), dimensions)
 
     def add_counter(self, name, value, idx=None, dimensions=None):
-        """Counts."""
+        """Increments a counter."""
         self._record((name, "count", MetricTypes.COUNTER), value, self._get_req(idx), dimensions)
 
     def add_time(self, name, value, idx=None, unit="ms", dimensions=None, metric_type=MetricTypes.GAUGE):
@@ -49,11 +49,11 @@ class MetricCacheAbstract(abc.ABC):
         self._record((name, unit, metric_type), value, self._get_req(idx), dimensions)
 
     def add_percent(self, name, value, idx=None, dimensions=None, metric_type=MetricTypes.GAUGE):
-        """Records a share of 100."""
+        """Records a percentage."""
         self._record((name, "percent", metric_type), value, self._get_req(idx), dimensions)
 
     def add_error(self, name, value, dimensions=None):
-        """Counts an error, which belongs to no request."""
+        """Counts an error that belongs to no request."""
         self._record((name, "", MetricTypes.COUNTER), value, None, dimensions)
 
     def _record(self, metric, value, request_ids, dimensions):
@@ -63,7 +63,7 @@ class MetricCacheAbstract(abc.ABC):
         named.record(value, [(item.name, item.value) for item in dimensions], request_ids or "")
 
     def _get_req(self, idx):
-        """The id of the request at a place of the batch; those of all, with commas between them, if there is no such."""
+        """Returns the id of the request at a position of the batch; for an unknown position, all ids with commas."""
         ids = self.request_ids
         if isinstance(ids, dict):
             return ids[idx] if idx is not None and idx in ids else ",".join(ids.values())
@@ -89,12 +89,12 @@ class MetricCacheAbstract(abc.ABC):
 
     @abc.abstractmethod
     def initialize_cache(self):
-        """Adds the metrics that are defined."""
+        """Adds the metrics of the definition."""
 
     @abc.abstractmethod
     def get_metric(self, metric_name, metric_type=MetricTypes.COUNTER):
-        """A metric that is defined or was added."""
+        """Returns a metric that is defined or has been added."""
 
     @abc.abstractmethod
     def add_metric_to_cache(self, metric_name, unit, dimension_names=(), metric_type=MetricTypes.COUNTER):
-        """Adds a metric; records nothing."""
+        """Adds a metric without recording a sample."""

@@ -1,50 +1,50 @@
-"""What the calls for metrics raise."""
+"""The exceptions of the metrics interface."""
 
 try:
     from yaml import YAMLError
 except ImportError:
 
     class YAMLError(Exception):
-        """Stands in where PyYAML is not installed."""
+        """A replacement if PyYAML is not installed."""
 
 
 class GeneralMetricsCacheError(Exception):
-    """A file of metrics could not be used."""
+    """A metrics file is invalid."""
 
     def __init__(self, message):
         super().__init__(f"Generic error: {message}")
 
 
 class MetricsCacheIOError(IOError):
-    """A file of metrics could not be read."""
+    """A metrics file cannot be read."""
 
     def __init__(self, message):
         super().__init__(f"Error reading file: {message}")
 
 
 class MetricsCachePyYamlError(YAMLError):
-    """A file of metrics is no YAML."""
+    """A metrics file is not YAML."""
 
     def __init__(self, message):
         super().__init__(f"Error parsing file: {message}")
 
 
 class MetricsCacheTypeError(TypeError):
-    """An argument is of the wrong type."""
+    """An argument has the wrong type."""
 
     def __init__(self, message):
         super().__init__(f"{message}")
 
 
 class MetricsCacheValueError(ValueError):
-    """An argument has a value that is not allowed."""
+    """An argument has an invalid value."""
 
     def __init__(self, message):
         super().__init__(f"{message}")
 
 
 class MetricsCacheKeyError(KeyError):
-    """There is no such metric."""
+    """The metric does not exist."""
 
     def __init__(self, message):
         super().__init__(f"{message}")

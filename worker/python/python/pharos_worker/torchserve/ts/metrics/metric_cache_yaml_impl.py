@@ -1,4 +1,4 @@
-"""Metrics that a file in the form of `metrics.yaml` defines, and those that a handler adds."""
+"""Metrics defined by a file in the format of `metrics.yaml`, and those that a handler adds."""
 
 import logging
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsCacheYamlImpl(MetricCacheAbstract):
-    """The metrics of a file's section `model_metrics`."""
+    """The metrics in the section `model_metrics` of a file."""
 
     def __init__(self, config_file_path):
         super().__init__(config_file_path)
@@ -57,7 +57,7 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
             self._check_type(dimension_names, list, "`dimension_names` should be a list of dimension name strings")
         of_type = self.cache.setdefault(metric_type, {})
         if metric_name in of_type:
-            logger.warning("the metric %s:%s takes the place of the one before", metric_type, metric_name)
+            logger.warning("the metric %s:%s replaces an existing one", metric_type, metric_name)
         of_type[metric_name] = CachingMetric(metric_name, unit, list(dimension_names or ()), metric_type)
         return of_type[metric_name]
 
@@ -71,5 +71,5 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
             raise errors.MetricsCacheKeyError(text) from None
 
     def cache_keys(self):
-        """`TYPE:NAME` of all metrics."""
+        """Returns `TYPE:NAME` of all metrics."""
         return [f"{metric_type.value}:{name}" for metric_type, metrics in self.cache.items() for name in metrics]

@@ -1,4 +1,4 @@
-"""Metrics in JSON."""
+"""JSON encoding of metrics."""
 
 import json
 
@@ -7,7 +7,7 @@ from ts.metrics.metric import Metric
 
 
 class MetricEncoder(json.JSONEncoder):
-    """Encodes `Metric` and `Dimension` too."""
+    """A JSON encoder that supports `Metric` and `Dimension`."""
 
     def default(self, obj):
         return obj.to_dict() if isinstance(obj, (Metric, Dimension)) else super().default(obj)

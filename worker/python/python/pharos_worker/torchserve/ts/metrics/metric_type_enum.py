@@ -4,7 +4,7 @@ import enum
 
 
 class MetricTypes(enum.Enum):
-    """Also the names of the lists in `metrics.yaml`."""
+    """The types of metrics; the values are the names of the lists in `metrics.yaml`."""
 
     COUNTER = "counter"
     GAUGE = "gauge"

@@ -1,4 +1,4 @@
-"""Samples that are gathered and sent by `ts.service.emit_metrics`, as handlers of older releases do it."""
+"""A list of samples that `ts.service.emit_metrics` sends, for handlers of older releases."""
 
 from ts.metrics.dimension import Dimension
 from ts.metrics.metric import Metric
@@ -6,7 +6,7 @@ from ts.metrics.metric_cache_abstract import SIZES, TIMES
 
 
 class MetricsStore:
-    """`store` is the list of metrics, `cache` has them by name, unit, request and dimensions."""
+    """A store of metrics: `store` is the list, `cache` maps name, unit, request and dimensions to a metric."""
 
     def __init__(self, request_ids, model_name):
         self.store = []
@@ -15,11 +15,11 @@ class MetricsStore:
         self.model_name = model_name
 
     def add_metric(self, name, value, unit, idx=None, dimensions=None):
-        """Adds a sample of any metric."""
+        """Adds a sample of a metric."""
         self._add_or_update(name, value, self._get_req(idx), unit, dimensions=dimensions)
 
     def add_counter(self, name, value, idx=None, dimensions=None):
-        """Counts."""
+        """Increments a counter."""
         self._add_or_update(name, value, self._get_req(idx), "count", "counter", dimensions)
 
     def add_time(self, name, value, idx=None, unit="ms", dimensions=None):
@@ -35,11 +35,11 @@ class MetricsStore:
         self._add_or_update(name, value, self._get_req(idx), unit, dimensions=dimensions)
 
     def add_percent(self, name, value, idx=None, dimensions=None):
-        """Adds a share of 100."""
+        """Adds a percentage."""
         self._add_or_update(name, value, self._get_req(idx), "percent", dimensions=dimensions)
 
     def add_error(self, name, value, dimensions=None):
-        """Adds an error, which belongs to no request."""
+        """Adds an error that belongs to no request."""
         self._add_or_update(name, value, None, "", dimensions=dimensions)
 
     def _add_or_update(self, name, value, req_id, unit, metrics_method=None, dimensions=None):

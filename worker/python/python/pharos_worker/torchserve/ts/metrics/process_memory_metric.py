@@ -1,11 +1,11 @@
-"""The memory of processes."""
+"""Memory usage of processes."""
 
 import logging
 import os
 
 
 def get_cpu_usage(pid):
-    """The bytes that a process has in memory; 0 if there is none of this id."""
+    """Returns the resident memory of a process in bytes; 0 if the process does not exist."""
     try:
         with open(f"/proc/{int(pid)}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -15,7 +15,7 @@ def get_cpu_usage(pid):
 
 
 def check_process_mem_usage(stdin):
-    """Logs `PID:BYTES` for each process of a line of ids, which are separated by commas."""
+    """Logs `PID:BYTES` for each process in a line of comma-separated ids."""
     for process in stdin.readline().strip().split(","):
         if process:
             logging.info("%s:%d", process, get_cpu_usage(process))

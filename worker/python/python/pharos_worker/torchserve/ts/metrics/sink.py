@@ -1,5 +1,5 @@
-"""Where samples go. In a server the worker puts the native recorder here: typed records over shared memory. Anywhere else,
-as in a test of a handler, a sample is a line of the log in TorchServe's form."""
+"""The destination of samples. In a server, the worker sets it to the native recorder, which writes typed records to shared
+memory. Elsewhere, such as in a test of a handler, samples are log lines in TorchServe's format."""
 
 import logging
 import socket
@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 def line(metric, dimensions, value, request_ids):
-    """A sample as a line: `metric` is its name, unit and type, the type may be empty."""
+    """Formats a sample as a log line. `metric` is its name, unit and type; the type may be empty."""
     name, unit, kind = metric
     labels = ",".join(f"{name}:{value}" for name, value in dimensions)
     kind = f"|#type:{kind.upper()}" if kind else ""
@@ -23,4 +23,4 @@ def log(metric, dimensions, value, request_ids):
 
 
 record = log
-"""What takes samples: `record((name, unit, type), [(dimension, value), ...], value, request_ids)`."""
+"""The function that receives samples: `record((name, unit, type), [(dimension, value), ...], value, request_ids)`."""

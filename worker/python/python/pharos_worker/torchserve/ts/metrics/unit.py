@@ -15,7 +15,7 @@ UNITS = {
 
 
 class Units:
-    """The same as an object."""
+    """The names of units as attributes."""
 
     def __init__(self):
         self.units = dict(UNITS)

@@ -1,1 +1,1 @@
-"""Where handlers of older releases find what sends parts of an answer."""
+"""The modules from which handlers of older releases import the function for partial responses."""

@@ -1,5 +1,5 @@
-"""The place from which older handlers import this. There is no protocol of TorchServe's own here: requests come, and answers
-go, over the server's shared memory."""
+"""The import path used by older handlers. TorchServe's own protocol is not implemented: requests and responses are exchanged
+through the server's shared memory."""
 
 from ts.handler_utils.utils import send_intermediate_predict_response
 

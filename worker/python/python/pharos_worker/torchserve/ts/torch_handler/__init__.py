@@ -1,1 +1,1 @@
-"""The handlers that an archive may name in place of one of its own."""
+"""The built-in handlers, which an archive may name instead of a module of the archive."""

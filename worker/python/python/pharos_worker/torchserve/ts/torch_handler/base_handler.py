@@ -1,7 +1,7 @@
-"""The handler that most others are made of: loads a file of PyTorch or ONNX, and goes from requests to answers by
-`preprocess`, `inference` and `postprocess`.
+"""The base class of most handlers: loads a PyTorch or ONNX file, and processes requests in three steps: `preprocess`,
+`inference` and `postprocess`.
 
-PyTorch is imported when it is used, so a handler that overrides what uses it runs without."""
+PyTorch is imported on first use, so a handler that overrides all methods that use it does not need it."""
 
 import abc
 import importlib
@@ -18,7 +18,7 @@ __getattr__ = available.attribute_of(__name__, available.ALL)
 
 
 def setup_ort_session(model_pt_path, map_location):
-    """A session of ONNX Runtime for a file."""
+    """Returns a session of ONNX Runtime for a model file."""
     import onnxruntime
 
     providers = ["CUDAExecutionProvider"] if map_location == "cuda" else []
@@ -28,7 +28,7 @@ def setup_ort_session(model_pt_path, map_location):
 
 
 class BaseHandler(abc.ABC):
-    """Loads a model, and answers batches with it."""
+    """A handler that loads a model and runs it on batches."""
 
     def __init__(self):
         self.model = None
@@ -45,8 +45,8 @@ class BaseHandler(abc.ABC):
         self.model_yaml_config = {}
 
     def initialize(self, context):
-        """Loads what the manifest names: `modelFile` (a class, with the state of `serializedFile`), TorchScript (`.pt`), ONNX
-        (`.onnx`), or a library of AOTInductor (`.so`); and the labels of `index_to_name.json`."""
+        """Loads the model that the manifest names: `modelFile` (a class, with the state in `serializedFile`), TorchScript
+        (`.pt`), ONNX (`.onnx`), or an AOTInductor library (`.so`). Also loads the labels in `index_to_name.json`."""
         self.context = context
         self.model_yaml_config = getattr(context, "model_yaml_config", None) or {}
         self.manifest = context.manifest
@@ -90,18 +90,18 @@ class BaseHandler(abc.ABC):
         if path and path.endswith(".so") and self._use_torch_export_aot_compile():
             return self._load_torch_export_aot_compile(path)
         raise RuntimeError(
-            f"No model weights could be loaded: the manifest has no modelFile, and its serializedFile is {path!r}; it must "
+            f"No model weights could be loaded: the manifest has no modelFile, and its serializedFile is {path!r}, which must "
             "end with .pt, .onnx, or with .so where model-config.yaml has pt2: {export: {aot_compile: true}}"
         )
 
     def _load_torchscript_model(self, model_pt_path):
-        """The model of a TorchScript file."""
+        """Loads a TorchScript model."""
         import torch
 
         return torch.jit.load(model_pt_path, map_location=self.device)
 
     def _load_torch_export_aot_compile(self, model_so_path):
-        """The function of a library of AOTInductor."""
+        """Loads the function of an AOTInductor library."""
         import torch
 
         if self.map_location == "cuda":
@@ -114,7 +114,7 @@ class BaseHandler(abc.ABC):
         return isinstance(export, dict) and export.get("aot_compile") is True
 
     def _load_pickled_model(self, model_dir, model_file, model_pt_path):
-        """An object of the only class in a model's file, with the state of the other file, if there is one."""
+        """Returns an instance of the only class in a model's file, with the state in the other file if there is one."""
         import torch
 
         if not os.path.isfile(os.path.join(model_dir, model_file)):
@@ -129,7 +129,7 @@ class BaseHandler(abc.ABC):
         return model
 
     def _compile(self):
-        """What `pt2` of model-config.yaml asks of `torch.compile`."""
+        """Applies `torch.compile` as configured by `pt2` of model-config.yaml."""
         options = self._compile_options()
         if options is None or not check_valid_pt2_backend(options.get("backend", "inductor")):
             return
@@ -138,8 +138,8 @@ class BaseHandler(abc.ABC):
         try:
             self.model = torch.compile(self.model, **options)
         except Exception:
-            # A model that cannot be compiled serves as it is.
-            logger.warning("torch.compile with %s failed; the model is served without it", options, exc_info=True)
+            # Fall back to the uncompiled model.
+            logger.warning("torch.compile with %s failed; using the uncompiled model", options, exc_info=True)
 
     def _compile_options(self):
         given = self.model_yaml_config.get("pt2")
@@ -148,7 +148,7 @@ class BaseHandler(abc.ABC):
         if isinstance(given, str):
             return {"backend": given}
         if not isinstance(given, dict):
-            raise ValueError(f"pt2 of model-config.yaml is {given!r}; it must be a text or a mapping")
+            raise ValueError(f"pt2 of model-config.yaml is {given!r}; it must be a string or a mapping")
         if "export" in given:
             return None
         options = dict(given.get("compile", {"enable": True, **given}))
@@ -156,14 +156,14 @@ class BaseHandler(abc.ABC):
 
     @timed
     def preprocess(self, data):
-        """A tensor of the bodies of a batch."""
+        """Converts the bodies of a batch to a tensor."""
         import torch
 
         return torch.as_tensor(data, device=self.device)
 
     @timed
     def inference(self, data, *args, **kwargs):
-        """What the model makes of a tensor."""
+        """Runs the model on a tensor."""
         import torch
 
         with torch.inference_mode():
@@ -171,11 +171,11 @@ class BaseHandler(abc.ABC):
 
     @timed
     def postprocess(self, data):
-        """A list of answers, one for each row."""
+        """Returns a list of results, one for each row."""
         return data.tolist()
 
     def handle(self, data, context):
-        """What the server calls for a batch: a list of its requests' parts. Records `HandlerTime`."""
+        """The entry point for a batch, which is a list of the requests' parts. Records `HandlerTime`."""
         begun = time.perf_counter()
         self.context = context
         if os.environ.get("ENABLE_TORCH_PROFILER"):
@@ -193,7 +193,7 @@ class BaseHandler(abc.ABC):
         return output
 
     def _infer_with_profiler(self, data):
-        """As `handle`, with PyTorch's profiler over the steps; traces go to `/tmp/pytorch_profiler/MODEL`."""
+        """Like `handle`, with PyTorch's profiler for all steps. Traces are written to `/tmp/pytorch_profiler/MODEL`."""
         from torch.profiler import ProfilerActivity, profile, record_function, tensorboard_trace_handler
 
         if not self.profiler_args:
@@ -217,7 +217,7 @@ class BaseHandler(abc.ABC):
         return output, prof
 
     def explain_handle(self, data_preprocess, raw_data):
-        """What `get_insights` says of a request, for the class that its part `target` names."""
+        """Returns the result of `get_insights` for a request and the class in its part `target`."""
         inputs, target = None, 0
         if isinstance(raw_data[0], dict):
             inputs = raw_data[0].get("data") or raw_data[0].get("body")
@@ -237,9 +237,9 @@ class BaseHandler(abc.ABC):
         return bool(self.context) and self.context.get_request_header(0, name) == "True"
 
     def describe_handle(self):
-        """What is said of the model where its description is asked for with `customized=true`."""
+        """Returns the description of the model, which clients request with `customized=true`."""
         return None
 
     def get_device(self):
-        """The device that the model is on."""
+        """Returns the device of the model."""
         return self.device

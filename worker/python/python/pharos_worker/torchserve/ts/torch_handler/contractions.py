@@ -1,4 +1,4 @@
-"""Contractions of English, and what they stand for."""
+"""English contractions and their expansions."""
 
 _NOT = (
     "are can could did do does had has have is might must need ought should was were would may dare"

@@ -1,4 +1,4 @@
-"""The handler `image_classifier`: the likeliest classes of a picture, each with its probability."""
+"""The handler `image_classifier`: the most likely classes of an image with their probabilities."""
 
 from ts.handler_utils.timer import timed
 from ts.torch_handler.vision_handler import Prepared, VisionHandler, imagenet
@@ -6,17 +6,17 @@ from ts.utils.util import map_class_to_label
 
 
 class ImageClassifier(VisionHandler):
-    """Answers with `topk` classes, by the labels of index_to_name.json."""
+    """Returns the `topk` most likely classes, with the labels in index_to_name.json."""
 
     topk = 5
     image_processing = Prepared(imagenet)
 
     def set_max_result_classes(self, topk):
-        """Sets how many classes are named."""
+        """Sets the number of classes to return."""
         self.topk = topk
 
     def get_max_result_classes(self):
-        """How many classes are named."""
+        """Returns the number of classes to return."""
         return self.topk
 
     @timed

@@ -1,10 +1,10 @@
-"""The handler `image_segmenter`: the class of each pixel of a picture, with its probability."""
+"""The handler `image_segmenter`: the class of each pixel of an image with its probability."""
 
 from ts.torch_handler.vision_handler import Prepared, VisionHandler, imagenet
 
 
 class ImageSegmenter(VisionHandler):
-    """Answers with rows of pixels, each `[class, probability]`."""
+    """Returns rows of pixels, each `[class, probability]`."""
 
     image_processing = Prepared(imagenet)
 

@@ -1,4 +1,4 @@
-"""The handler `object_detector`: what is in a picture, and where."""
+"""The handler `object_detector`: objects in an image and their locations."""
 
 from ts.torch_handler.vision_handler import Prepared, VisionHandler
 from ts.utils.util import map_class_to_label
@@ -11,7 +11,7 @@ def _tensor_only():
 
 
 class ObjectDetector(VisionHandler):
-    """Answers with the things whose score reaches the threshold: `{LABEL: box, "score": score}`."""
+    """Returns the objects whose score reaches the threshold: `{LABEL: box, "score": score}`."""
 
     image_processing = Prepared(_tensor_only)
     threshold = 0.5

@@ -1,4 +1,4 @@
-"""The handler `text_classifier`: the probability of each class of a text. It takes one text at a time: batchSize must be 1."""
+"""The handler `text_classifier`: the probability of each class of a text. It requires batchSize 1."""
 
 from ts.handler_utils.text_utils import ngrams_iterator
 from ts.torch_handler.text_handler import TextHandler
@@ -6,7 +6,7 @@ from ts.utils.util import map_class_to_label
 
 
 class TextClassifier(TextHandler):
-    """Answers with all classes, by the labels of index_to_name.json."""
+    """Returns all classes, with the labels in index_to_name.json."""
 
     ngrams = 2
 
@@ -32,7 +32,7 @@ class TextClassifier(TextHandler):
         return map_class_to_label(torch.nn.functional.softmax(data, dim=-1).tolist(), self.mapping)
 
     def get_insights(self, text_preprocess, _, target=0):
-        """How much each word has to do with the class."""
+        """Returns the contribution of each word to the class."""
         if self.lig is None:
             raise RuntimeError("explanations need the Python package 'captum', which is not installed")
         import torch

@@ -1,4 +1,4 @@
-"""What handlers of texts have in common."""
+"""The base class of text handlers."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.contractions import CONTRACTION_MAP
 from ts.utils.util import CLEANUP_REGEX
 
-# The longest first: "can't've" is not "can't" and a rest.
+# Longest first, so that "can't've" is not matched as "can't".
 CONTRACTIONS_PATTERN = re.compile(
     "|".join(re.escape(short) for short in sorted(CONTRACTION_MAP, key=len, reverse=True)), re.IGNORECASE
 )
@@ -19,7 +19,7 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class TextHandler(BaseHandler, ABC):
-    """Loads a vocabulary beside the model (`source_vocab.pt`), and has what is done to texts."""
+    """Loads the vocabulary of the model (`source_vocab.pt`), and has methods to normalize texts."""
 
     def __init__(self):
         super().__init__()
@@ -42,12 +42,12 @@ class TextHandler(BaseHandler, ABC):
         try:
             from captum.attr import LayerIntegratedGradients
         except ImportError:
-            # It is for explanations only.
+            # Only needed for explanations.
             return None
         return LayerIntegratedGradients(self.model, self.model.embedding)
 
     def get_source_vocab_path(self, ctx):
-        """Where the vocabulary is."""
+        """Returns the path of the vocabulary."""
         path = os.path.join(ctx.system_properties.get("model_dir"), "source_vocab.pt")
         if not os.path.isfile(path):
             raise Exception(f"Missing the source_vocab file: {path}")
@@ -56,7 +56,7 @@ class TextHandler(BaseHandler, ABC):
     def _expand_contractions(self, text):
         def expand(found):
             short = found.group(0)
-            # The capital stays.
+            # Keep an initial capital.
             return short[0] + CONTRACTION_MAP[short.lower()][1:]
 
         return CONTRACTIONS_PATTERN.sub(expand, text).replace("'", "")
@@ -70,18 +70,18 @@ class TextHandler(BaseHandler, ABC):
     def _remove_punctuation(self, text):
         return text.translate(PUNCTUATION)
 
-    # The name that older handlers know.
+    # The name used by older handlers.
     _remove_puncutation = _remove_punctuation
 
     def _tokenize(self, text):
         return self.tokenizer(text)
 
     def get_word_token(self, input_tokens):
-        """Words of tokens, without the mark of blanks of byte-pair encodings."""
+        """Returns tokens without the byte-pair encoding's mark for a space."""
         return [token.replace("\u0120", "") for token in input_tokens]
 
     def summarize_attributions(self, attributions):
-        """One number for each token."""
+        """Returns one number for each token."""
         import torch
 
         attributions = torch.nn.functional.softmax(attributions, dim=-1)

@@ -1,4 +1,4 @@
-"""What handlers of pictures have in common."""
+"""The base class of image handlers."""
 
 import base64
 import functools
@@ -10,7 +10,7 @@ from ts.torch_handler.base_handler import BaseHandler
 
 
 class Prepared:
-    """The attribute `image_processing` of a class: made when it is first used, so that torchvision is imported then."""
+    """The class attribute `image_processing`, created on first use so that torchvision is only imported then."""
 
     def __init__(self, make):
         self._make = functools.cache(make)
@@ -20,7 +20,7 @@ class Prepared:
 
 
 def imagenet():
-    """A picture as models that were trained with ImageNet take it: a tensor of 3 x 224 x 224."""
+    """Returns the preprocessing of models trained on ImageNet: an image to a tensor of 3 x 224 x 224."""
     from torchvision import transforms
 
     normalize = transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
@@ -29,7 +29,7 @@ def imagenet():
 
 
 class VisionHandler(BaseHandler, ABC):
-    """Takes pictures as files, as files in base64, or as lists of numbers. `image_processing` makes a tensor of a picture."""
+    """Accepts images as files, base64 strings or lists of numbers, which `image_processing` converts to tensors."""
 
     def initialize(self, context):
         super().initialize(context)
@@ -43,7 +43,7 @@ class VisionHandler(BaseHandler, ABC):
         try:
             from captum.attr import IntegratedGradients
         except ImportError:
-            # It is for explanations only.
+            # Only needed for explanations.
             return None
         return IntegratedGradients(self.model)
 
@@ -65,7 +65,7 @@ class VisionHandler(BaseHandler, ABC):
         return torch.FloatTensor(image)
 
     def get_insights(self, tensor_data, _, target=0):
-        """How much each number of a picture has to do with the class."""
+        """Returns the contribution of each value of an image to the class."""
         if self.ig is None:
             raise RuntimeError("explanations need the Python package 'captum', which is not installed")
         return self.ig.attribute(tensor_data, target=target, n_steps=15).tolist()

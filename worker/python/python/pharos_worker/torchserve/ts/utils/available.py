@@ -1,5 +1,5 @@
-"""Which packages a handler may use, as the flags that TorchServe's modules have: `PROFILER_AVAILABLE` and the like. They are
-found out when one is asked for, since that imports PyTorch."""
+"""Flags for optional packages, with TorchServe's names, such as `PROFILER_AVAILABLE`. They are evaluated on first access,
+because that imports PyTorch."""
 
 import functools
 import importlib.util
@@ -7,15 +7,15 @@ import os
 import re
 
 TORCH = {"PROFILER_AVAILABLE": (1, 8, 1), "PT2_AVAILABLE": (2, 0, 0), "PT230_AVAILABLE": (2, 2, 3)}
-"""The version of PyTorch from which a flag is true."""
+"""The minimum version of PyTorch for each flag."""
 PACKAGES = {"XLA_AVAILABLE": ("torch_xla",), "ONNX_AVAILABLE": ("onnxruntime", "psutil")}
-"""The packages that a flag needs."""
+"""The packages that each flag requires."""
 ALL = frozenset((*TORCH, *PACKAGES, "IPEX_AVAILABLE"))
 
 
 @functools.lru_cache(maxsize=None)
 def flag(name):
-    """The value of a flag. Raises KeyError for another name."""
+    """Returns the value of a flag. Raises KeyError for an unknown name."""
     if name in TORCH:
         return torch_version() >= TORCH[name]
     if name == "IPEX_AVAILABLE":
@@ -24,7 +24,7 @@ def flag(name):
 
 
 def torch_version():
-    """The version of PyTorch as three numbers; zeros if it is not installed."""
+    """Returns the version of PyTorch as three numbers; zeros if it is not installed."""
     try:
         import torch
     except ImportError:
@@ -34,7 +34,7 @@ def torch_version():
 
 
 def attribute_of(module, names):
-    """A module's `__getattr__` that knows these flags."""
+    """Returns a `__getattr__` for a module that provides these flags."""
 
     def found(name):
         if name in names:

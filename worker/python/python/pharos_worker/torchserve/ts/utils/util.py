@@ -1,4 +1,4 @@
-"""Helpers that handlers import: names of classes, configuration, errors with a status of their own."""
+"""Utilities that handlers import: classes of modules, configuration, errors with a status."""
 
 import enum
 import functools
@@ -12,11 +12,11 @@ import warnings
 logger = logging.getLogger(__name__)
 
 CLEANUP_REGEX = re.compile(r"<.*?>|&(?:[a-z0-9]+|#\d{1,6}|#x[0-9a-f]{1,6});")
-"""Tags and entities of HTML."""
+"""HTML tags and entities."""
 
 
 class PT2Backend(str, enum.Enum):
-    """The names that `pt2: {compile: {backend: ...}}` of a model's configuration may have."""
+    """The allowed names in `pt2: {compile: {backend: ...}}` of a model's configuration."""
 
     EAGER = "eager"
     AOT_EAGER = "aot_eager"
@@ -35,7 +35,7 @@ class PT2Backend(str, enum.Enum):
 
 
 class PredictionException(Exception):
-    """Ends the requests of a batch with this text and status."""
+    """Fails the requests of a batch with this message and status."""
 
     def __init__(self, message, error_code=500):
         super().__init__(message)
@@ -47,26 +47,26 @@ class PredictionException(Exception):
 
 
 def list_classes_from_module(module, parent_class=None):
-    """The classes that a module defines itself, in the order of their names; of a parent if one is given."""
+    """Returns the classes defined in a module, sorted by name; only subclasses of `parent_class` if given."""
     own = [member for _, member in inspect.getmembers(module, inspect.isclass) if member.__module__ == module.__name__]
     return own if parent_class is None else [member for member in own if issubclass(member, parent_class)]
 
 
 def check_valid_pt2_backend(backend):
-    """Whether `torch.compile` is to be asked for this backend."""
+    """Returns whether `torch.compile` supports this backend."""
     known = any(backend == member.value for member in PT2Backend)
     if not known:
-        logger.warning("'%s' is no backend of torch.compile that is supported: %s", backend, ", ".join(PT2Backend))
+        logger.warning("'%s' is not a supported backend of torch.compile; allowed are %s", backend, ", ".join(PT2Backend))
     return known
 
 
 def load_label_mapping(mapping_file_path):
-    """The labels of classes by their numbers, of a JSON file `{"0": "tench", ...}`; None if there is no such file.
+    """Returns class labels by class number from a JSON file `{"0": "tench", ...}`; None if the file does not exist.
 
-    Values may be lists, whose last element counts; `{"object_type_names": [...]}` is understood too.
+    A value may be a list, whose last element is used. `{"object_type_names": [...]}` is also supported.
     """
     if not os.path.isfile(mapping_file_path):
-        logger.warning("there is no '%s': answers will not name classes", mapping_file_path)
+        logger.warning("'%s' does not exist; responses will not contain class labels", mapping_file_path)
         return None
     with open(mapping_file_path, encoding="utf-8") as file:
         mapping = json.load(file)
@@ -86,8 +86,8 @@ def load_label_mapping(mapping_file_path):
 
 
 def map_class_to_label(probs, mapping=None, lbl_classes=None):
-    """For each row of probabilities a dictionary of label to probability. `lbl_classes` are the classes of each row, else
-    they are counted from 0; without a mapping the classes themselves are the labels."""
+    """Returns a dictionary of label to probability for each row of probabilities. `lbl_classes` has the classes of each row;
+    by default, they are numbered from 0. Without a mapping, the class numbers are the labels."""
     if not isinstance(probs, list):
         raise Exception(f"Convert classes to list before doing mapping; they are a {type(probs).__name__}")
     if mapping is not None and not isinstance(mapping, dict):
@@ -102,7 +102,7 @@ def map_class_to_label(probs, mapping=None, lbl_classes=None):
 
 
 def parse_yaml(text):
-    """What a YAML text says. With PyYAML where it is installed (YAML 1.1), else with the server's own parser (1.2)."""
+    """Parses YAML: with PyYAML if it is installed (YAML 1.1), else with the server's own parser (YAML 1.2)."""
     try:
         import yaml
     except ImportError:
@@ -113,13 +113,13 @@ def parse_yaml(text):
 
 
 def get_yaml_config(yaml_file_path):
-    """The content of a YAML file."""
+    """Returns the contents of a YAML file."""
     with open(yaml_file_path, encoding="utf-8") as file:
         return parse_yaml(file.read())
 
 
 def deprecated(version, replacement="", klass=PendingDeprecationWarning):
-    """Warns of a function that has another name since a version."""
+    """Returns a decorator that warns that a function is deprecated since a version."""
 
     def decorate(function):
         @functools.wraps(function)

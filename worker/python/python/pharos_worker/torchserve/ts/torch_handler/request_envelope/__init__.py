@@ -1,1 +1,1 @@
-"""Envelopes: what stands between the forms of other servers and a handler's list of items."""
+"""Envelopes: convert request formats of other servers to and from a handler's list of items."""

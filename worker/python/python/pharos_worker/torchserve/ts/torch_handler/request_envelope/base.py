@@ -1,10 +1,10 @@
-"""What all envelopes do: they unpack what a handler is given, and wrap what it returns."""
+"""The base class of envelopes: unpacks a handler's input and wraps its results."""
 
 import abc
 
 
 class BaseEnvelope(abc.ABC):
-    """Stands in front of a handler's entry point."""
+    """Wraps a handler's entry point."""
 
     def __init__(self, handle_fn):
         self._handle_fn = handle_fn
@@ -18,21 +18,21 @@ class BaseEnvelope(abc.ABC):
 
     @abc.abstractmethod
     def parse_input(self, data):
-        """The handler's items of a list of requests."""
+        """Returns the handler's items of a list of requests."""
 
     @abc.abstractmethod
     def format_output(self, data):
-        """An answer for each request of what the handler returned."""
+        """Returns a response for each request from the handler's results."""
 
 
 def body_of(row):
-    """The body of a request: its part `data` or `body`."""
+    """Returns the body of a request: its part `data` or `body`."""
     data = row.get("data")
     return row.get("body") if data is None else data
 
 
 def cut(items, lengths):
-    """A list in pieces of these lengths, as long as it lasts."""
+    """Splits a list into pieces of these lengths, until it ends."""
     pieces, at = [], 0
     for length in lengths:
         pieces.append(items[at : at + length])
@@ -41,7 +41,7 @@ def cut(items, lengths):
 
 
 def check_length(items, lengths):
-    """Refuses what a handler returned if it is not one for each item: the pieces would be other requests' answers."""
+    """Checks that a handler returned one result for each item. Otherwise, results would be assigned to the wrong requests."""
     from ts.service import Refused
 
     if not isinstance(items, list):

@@ -1,11 +1,11 @@
-"""The envelope `body`: a handler is given the bodies themselves."""
+"""The envelope `body`: passes the bodies to a handler."""
 
 from ts.torch_handler.request_envelope.base import BaseEnvelope as _Base
 from ts.torch_handler.request_envelope.base import body_of
 
 
 class BodyEnvelope(_Base):
-    """Bodies in, answers out as they are."""
+    """Passes the bodies and the results unchanged."""
 
     def parse_input(self, data):
         return [body_of(row) for row in data]

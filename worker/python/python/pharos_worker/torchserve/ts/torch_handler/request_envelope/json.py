@@ -1,5 +1,5 @@
-"""The envelope `json`: `{"instances": [...]}` in, `{"predictions": [...]}` out, as TensorFlow Serving has it. A handler is
-given the instances of all requests of a batch in one list."""
+"""The envelope `json` for TensorFlow Serving's format: `{"instances": [...]}` in, `{"predictions": [...]}` out. The handler
+gets the instances of all requests of a batch in one list."""
 
 import base64
 import json
@@ -9,7 +9,7 @@ from ts.torch_handler.request_envelope.base import body_of, check_length, cut
 
 
 class JSONEnvelope(_Base):
-    """Joins and cuts the instances of a batch."""
+    """Joins the instances of a batch and splits the results."""
 
     def __init__(self, handle_fn):
         super().__init__(handle_fn)
@@ -34,7 +34,7 @@ class JSONEnvelope(_Base):
 
 
 def _decoded(instance):
-    """An instance with what is written as `{"b64": TEXT}` in its bytes, itself or one of its entries."""
+    """Decodes `{"b64": STRING}` to bytes, as the instance itself or as one of its entries."""
     if not isinstance(instance, dict):
         return instance
     if list(instance) == ["b64"]:

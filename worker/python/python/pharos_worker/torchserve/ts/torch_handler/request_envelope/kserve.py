@@ -1,5 +1,5 @@
-"""The envelope `kserve`: version 1 of KServe's protocol. `{"instances": [...]}` in, `{"predictions": [...]}` or
-`{"explanations": [...]}` out. A handler is given the instances of all requests of a batch in one list."""
+"""The envelope `kserve` for KServe's v1 protocol: `{"instances": [...]}` in, `{"predictions": [...]}` or
+`{"explanations": [...]}` out. The handler gets the instances of all requests of a batch in one list."""
 
 import json
 
@@ -8,7 +8,7 @@ from ts.torch_handler.request_envelope.base import body_of, check_length, cut
 
 
 class KServeEnvelope(_Base):
-    """Joins and cuts the instances of a batch."""
+    """Joins the instances of a batch and splits the results."""
 
     def __init__(self, handle_fn):
         super().__init__(handle_fn)
@@ -24,7 +24,7 @@ class KServeEnvelope(_Base):
     def format_output(self, data):
         name = "explanations" if self._is_explain() else "predictions"
         if len(self._lengths) == 1:
-            # An explanation need not be one for each instance.
+            # The number of explanations may differ from the number of instances.
             return [{name: data}]
         check_length(data, self._lengths)
         return [{name: piece} for piece in cut(data, self._lengths)]

@@ -1,5 +1,5 @@
-"""The envelope `kservev2`: version 2 of KServe's protocol. A handler is given the inputs of all requests of a batch in one
-list, each `{"name", "shape", "datatype", "data"}` with `data` in its shape, and returns a result for each of them."""
+"""The envelope `kservev2` for KServe's v2 protocol. The handler gets the inputs of all requests of a batch in one list, each
+`{"name", "shape", "datatype", "data"}` with `data` in its shape, and returns a result for each of them."""
 
 import json
 
@@ -25,7 +25,7 @@ _DATATYPES = {
 
 
 class KServev2Envelope(_Base):
-    """Joins the inputs of a batch, and makes each request's outputs of the results of its inputs."""
+    """Joins the inputs of a batch, and builds each request's outputs from the results of its inputs."""
 
     def __init__(self, handle_fn):
         super().__init__(handle_fn)
@@ -40,13 +40,13 @@ class KServev2Envelope(_Base):
             inputs = [_shaped(tensor) for tensor in body["inputs"]]
             self._requests.append((body.get("id") or "", [tensor["name"] for tensor in inputs]))
             items += inputs
-        # Handlers look at it.
+        # Handlers read these names.
         self.context.input_names = [name for _, names in self._requests for name in names]
         return items
 
     def format_output(self, data):
         if len(self._requests) == 1:
-            # One that returns fewer results than there are inputs names them as the first of these.
+            # If there are fewer results than inputs, they get the names of the first inputs.
             pieces = [data]
         else:
             lengths = [len(names) for _, names in self._requests]
@@ -66,7 +66,7 @@ class KServev2Envelope(_Base):
 
 
 def _shaped(tensor):
-    """An input with its data in its shape; of texts a single one as itself."""
+    """Returns an input with its data in its shape; a single string is returned itself."""
     data = tensor["data"]
     if tensor["datatype"] == "BYTES":
         data = data[0] if len(data) == 1 else data

@@ -1,0 +1,127 @@
+//! The layer in front of every handler of every listener: the access check of the request's route, and the response count.
+//!
+//! Each request is counted exactly once, with the status of its response, even if the client disconnects early. This is a
+//! function and a guard instead of `tower` layers, which would allocate a boxed future each for every inference.
+
+use axum::body::Body;
+use axum::response::Response;
+use http::{HeaderMap, Request};
+use pharos::error::{ErrorCode, Reason};
+use pharos::service::{Protocol, Route, Service};
+
+/// Counts the responses of a listener.
+pub trait Count {
+    /// The protocol of the listener.
+    const PROTOCOL: Protocol;
+
+    /// Counts one response: the HTTP status or gRPC code, and the reason if the request was refused or failed.
+    fn count(&self, route: Route, code: u16, reason: Option<Reason>);
+}
+
+impl<C: Count> Count for &C {
+    const PROTOCOL: Protocol = C::PROTOCOL;
+
+    fn count(&self, route: Route, code: u16, reason: Option<Reason>) {
+        C::count(self, route, code, reason);
+    }
+}
+
+/// Counts the gRPC calls of a service.
+#[derive(Clone, Debug)]
+pub struct Calls<S>(pub S);
+
+impl<S: Service> Count for Calls<S> {
+    const PROTOCOL: Protocol = Protocol::Grpc;
+
+    fn count(&self, route: Route, code: u16, reason: Option<Reason>) {
+        self.0.record_answered(Self::PROTOCOL, route, code, reason);
+    }
+}
+
+/// The access check and the counters of an HTTP listener. The [table of routes](crate::routing::Routes) applies it to every
+/// request.
+pub trait Gate: Count + Clone + Send + Sync + 'static {
+    /// Returns the response to a request without access to the route; `None` if access is granted. For [`Route::Unknown`],
+    /// `None` leads to the table's 404 response.
+    fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response>;
+}
+
+/// The outcome of a request other than plain success. Handlers add it to the extensions of their response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The request was refused or failed for this reason.
+    Failed(Reason),
+    /// The path, method or resource does not exist: counted under [`Route::Unknown`].
+    Unknown,
+    /// The handler counts the request when its last response is sent.
+    CountedByHandler,
+}
+
+/// Counts a request when it ends; as cancelled if dropped earlier.
+#[derive(Debug)]
+pub struct Account<C: Count> {
+    counter: C,
+    route: Route,
+    is_counted: bool,
+}
+
+impl<C: Count> Account<C> {
+    /// Returns an account of a new request.
+    pub fn new(counter: C, route: Route) -> Self {
+        Self { counter, route, is_counted: false }
+    }
+
+    /// Counts the request with this status.
+    pub fn end(mut self, code: u16, reason: Option<Reason>) {
+        self.is_counted = true;
+        self.counter.count(self.route, code, reason);
+    }
+
+    /// Does not count the request, because its handler does.
+    pub fn end_uncounted(mut self) {
+        self.is_counted = true;
+    }
+
+    /// Counts a response with the [`Outcome`] in its extensions, and removes that.
+    #[must_use]
+    pub fn finish(mut self, mut response: Response) -> Response {
+        let code = response.status().as_u16();
+        match response.extensions_mut().remove() {
+            None => self.end(code, None),
+            Some(Outcome::Failed(reason)) => self.end(code, Some(reason)),
+            Some(Outcome::Unknown) => {
+                self.route = Route::Unknown;
+                self.end(code, Some(Reason::Unsupported));
+            }
+            Some(Outcome::CountedByHandler) => self.end_uncounted(),
+        }
+        response
+    }
+}
+
+impl<C: Count> Drop for Account<C> {
+    fn drop(&mut self) {
+        if !self.is_counted {
+            let code = match C::PROTOCOL {
+                Protocol::Http => ErrorCode::Cancelled.http_status(),
+                Protocol::Grpc => ErrorCode::Cancelled.grpc_code().unsigned_abs() as u16,
+            };
+            self.counter.count(self.route, code, Some(Reason::Cancelled));
+        }
+    }
+}
+
+/// Answers a request of `route` with the refusal of `gate`, else with `handler`, and counts the response.
+pub async fn answer<G: Gate, F: Future<Output = Response>>(
+    gate: &G,
+    route: Route,
+    request: Request<Body>,
+    handler: impl FnOnce(Request<Body>) -> F,
+) -> Response {
+    let account = Account::new(gate, route);
+    let response = match gate.refuse(route, request.headers()) {
+        Some(refused) => refused,
+        None => handler(request).await,
+    };
+    account.finish(response)
+}
