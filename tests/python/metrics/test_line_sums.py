@@ -161,7 +161,7 @@ def test_statistics_metrics_and_line_sums_agree(tmp_path):
         end_a_worker(server)
         infer(server, "of_b", 3)
         metrics = lines_agree(lambda: scraped(server), server)
-        models_are_called_by_one_rule(metrics, folders)
+        model_names_follow_one_rule(metrics, folders)
         statistics_agree(server, server.scrape())
         assert total(server.scrape(), "nv_cache_num_hits_per_model") > 3 * HITS
 

@@ -12,6 +12,8 @@ import pytest
 
 from harness.server import ROOT, Server, binary
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).resolve().parent
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
 PACKAGES = {"sklearn": "scikit-learn", "xgboost": "xgboost-cpu", "pytorch": "torch"}

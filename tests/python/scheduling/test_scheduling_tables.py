@@ -9,7 +9,7 @@ from protocol.triton_differences import SCHEDULING_DIFFERENCES, SCHEDULING_RACES
 from scheduling import runner as scheduling
 from scheduling.scheduling_tables import ROWS
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 WHY_NOT = missing("triton", "triton")
 NAMES = [row.name for row in ROWS]

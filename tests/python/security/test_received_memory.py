@@ -218,6 +218,7 @@ def test_messages_have_a_largest_size(start):
     assert total(server.scrape(), "pharos_request_failures_total", protocol="grpc", reason="TOO_LARGE") == 4
 
 
+@pytest.mark.slow
 def test_large_messages_are_compressed_both_ways(server):
     """Beyond what is decompressed and compressed in one go, in single calls and in streams."""
     request = message(3_000_000)

@@ -9,7 +9,7 @@ from harness.peers import missing
 from sequences import runner as sequences
 from sequences.sequence_tables import DIFFERENCES, LOAD_DIFFERENCES, LOADS, ROWS, Row
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 WHY_NOT = missing("triton", "triton")
 NAMES = [row.name for row in ROWS]

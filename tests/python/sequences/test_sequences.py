@@ -430,6 +430,7 @@ def test_a_cancelled_request_ends_its_sequence(sequences, grpc):
     assert step(grpc, "one", 51, 2, "()")[0] == 2, "its slot is free"
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_ten_thousand_open_sequences(sequences, grpc):
     """Each has a slot; an idle one costs the server less than 2 KiB."""
