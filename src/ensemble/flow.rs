@@ -137,7 +137,7 @@ impl<T: Clone> Flow<T> {
             let inputs = iteration.run.take(&ids);
             let (stage, decoupled) = (iteration.stage, self.stages.ended_by(step).is_some());
             let goal = self.goals.get(stage + usize::from(decoupled));
-            let wanted = goal.map_or_else(Vec::new, |goal| goal.wanted(&of_plan.outputs));
+            let wanted = goal.map_or_else(Vec::new, |goal| goal.requested(&of_plan.outputs));
             if decoupled {
                 self.iterations.remove(&number);
             }

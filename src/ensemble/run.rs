@@ -31,7 +31,8 @@ pub(super) struct Run<T> {
 
 impl<T: Clone> Run<T> {
     pub(super) fn new(plan: Arc<Plan>, goal: Arc<Goal>) -> Self {
-        let slots = goal.wanted.iter().map(|wanted| Slot { value: None, settled: false, wanted: *wanted }).collect();
+        let slots =
+            goal.consumer_counts.iter().map(|wanted| Slot { value: None, settled: false, wanted: *wanted }).collect();
         let waits = plan
             .steps()
             .iter()
@@ -69,7 +70,7 @@ impl<T: Clone> Run<T> {
             }
         }
         let is_missing = |position: &usize| values.get(*position).is_some_and(Option::is_none);
-        let missing = self.goal.wanted(outputs).into_iter().filter(is_missing).collect();
+        let missing = self.goal.requested(outputs).into_iter().filter(is_missing).collect();
         let ready = outputs.iter().zip(values).flat_map(|((_, id), value)| self.settle(*id, value)).collect();
         (missing, ready)
     }
@@ -91,7 +92,7 @@ impl<T: Clone> Run<T> {
 
     /// Returns whether all tensors of the stage's goal are settled.
     pub(super) fn is_complete(&self) -> bool {
-        self.goal.ends.iter().all(|id| self.slots.get(*id).is_none_or(|slot| slot.settled))
+        self.goal.outputs.iter().all(|id| self.slots.get(*id).is_none_or(|slot| slot.settled))
     }
 
     /// Returns the number of tensors that are kept now.

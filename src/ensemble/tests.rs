@@ -349,7 +349,7 @@ fn dependencies_find_cycles_and_dependents() {
         ("good", None),
         ("plain", None),
     ] {
-        assert_eq!(known.circle(ensemble).map(|path| path.join(" ")).as_deref(), expected, "{ensemble}");
+        assert_eq!(known.cycle(ensemble).map(|path| path.join(" ")).as_deref(), expected, "{ensemble}");
     }
     let with: Vec<_> = known.with_member(|member| member == "plain" || member == "other").collect();
     assert_eq!(with, ["b", "c", "good", "on"]);

@@ -132,13 +132,13 @@ impl ModelCache {
             Store::Redis(redis) => Box::pin(redis.get(&key)).await.and_then(|bytes| {
                 let entry = Entry::decode(&bytes, &key);
                 let entry = entry.and_then(|entry| entry.check(config, request, batch_size).map(|()| Arc::new(entry)));
-                entry.inspect_err(|invalid| cache.report.tell(CacheError::Entry, &invalid.to_string())).ok()
+                entry.inspect_err(|invalid| cache.report.record(CacheError::Entry, &invalid.to_string())).ok()
             }),
         };
         match (found, lead) {
             (Some(entry), lead) => {
                 if let Some(lead) = lead {
-                    lead.land(&entry);
+                    lead.finish(&entry);
                 }
                 hit(entry)
             }
@@ -152,7 +152,7 @@ impl ModelCache {
         let begun = clock::now();
         let Miss { key, lookup_ns, lead } = miss;
         let cache = &*self.shared;
-        let waited_for = lead.as_ref().is_some_and(FlightLeader::is_waited_for);
+        let waited_for = lead.as_ref().is_some_and(FlightLeader::has_followers);
         let mut entry = None;
         match &cache.store {
             Store::Local(local) => {
@@ -165,7 +165,7 @@ impl ModelCache {
                 }
                 if !fits {
                     let text = format!("a response of {} bytes is larger than the cache", Entry::size_of(response));
-                    cache.report.tell(CacheError::TooLarge, &text);
+                    cache.report.record(CacheError::TooLarge, &text);
                 }
             }
             Store::Redis(redis) => {
@@ -174,7 +174,7 @@ impl ModelCache {
             }
         }
         if let (Some(lead), Some(entry)) = (lead, entry) {
-            lead.land(&entry);
+            lead.finish(&entry);
         }
         lookup_ns + clock::now().ns_since(begun)
     }
@@ -218,7 +218,7 @@ struct Report {
 
 impl Report {
     /// Records a lookup or store that failed.
-    fn tell(&self, error: CacheError, text: &str) {
+    fn record(&self, error: CacheError, text: &str) {
         if let Ok(errors) = self.metrics.counter(Builtin::CacheErrors.name(), &[error.as_str()]) {
             let _ = errors.add_or_update(1.0);
         }

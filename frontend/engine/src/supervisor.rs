@@ -37,8 +37,8 @@ use pharos_telemetry::system::{Devices, HostPolicies};
 
 use device::DeviceShare;
 use health::Health;
+use instances::{InstanceHealth, Stop};
 pub(crate) use instances::{InstanceStatus, Instances};
-use instances::{Roster, Stop};
 pub(crate) use warmup::WarmUp;
 use warmup::{Warming, warm_up_failed};
 
@@ -87,11 +87,11 @@ struct Instance {
     driver: Arc<Driver>,
     health: Arc<Health>,
     /// The health of all instances of the model version, including this one.
-    all: Roster,
+    all: InstanceHealth,
     /// The number of losses since it was last ready.
     losses: u32,
     /// The state in the metrics.
-    shown: Option<InstanceState>,
+    reported: Option<InstanceState>,
     /// Notifies the starter once: loaded, or the reason of the failure.
     outcome: Option<oneshot::Sender<Result<Loaded, String>>>,
     _descriptors: Reserved,
@@ -164,7 +164,7 @@ impl Instance {
                 let _ = self.health.lost.compare_exchange(0, clock::now().0, Ordering::Relaxed, Ordering::Relaxed);
                 let of_device = self.placement.device.is_some()
                     && matches!(reason, LossReason::DeviceLost(_) | LossReason::LoadFailed(_));
-                self.health.set_trouble(of_device.then(|| reason.to_string()));
+                self.health.set_failure(of_device.then(|| reason.to_string()));
                 self.health.broken.store(self.losses >= LOSSES_UNTIL_BROKEN, Ordering::Relaxed);
                 if !self.all.can_serve() {
                     self.driver.reject_if_alone();
@@ -237,7 +237,7 @@ impl Instance {
         self.health.ready.store(true, Ordering::Relaxed);
         self.losses = 0;
         self.health.lost.store(0, Ordering::Relaxed);
-        self.health.set_trouble(None);
+        self.health.set_failure(None);
         let load_ms = clock::now().ns_since(running.started) / 1_000_000;
         record::worker_loaded(&self.plan.cache, &self.driver.series, self.id.0, load_ms);
         if !self.health.passive {
@@ -264,10 +264,10 @@ impl Instance {
             State::Failed => Some(InstanceState::Failed),
             State::Stopping | State::Stopped => None,
         };
-        if now != self.shown {
-            record::instance_state(&self.driver.series, self.shown, now);
-            self.shown = now;
-            self.health.shown.store(now.map_or(0, |state| state as u8 + 1), Ordering::Relaxed);
+        if now != self.reported {
+            record::instance_state(&self.driver.series, self.reported, now);
+            self.reported = now;
+            self.health.reported.store(now.map_or(0, |state| state as u8 + 1), Ordering::Relaxed);
         }
     }
 
@@ -305,9 +305,9 @@ impl Instance {
         let exited = timeout(Duration::from_secs(1), over.child.wait()).await;
         if let Ok(Ok(status)) = &exited
             && !over.killed
-            && process::by_the_system(*status)
+            && process::killed_by_system(*status)
         {
-            self.driver.note_killed();
+            self.driver.mark_killed();
         }
         let how = match exited {
             Ok(Ok(status)) => match self.why_not_started(&over, machine).await {
@@ -341,7 +341,7 @@ impl Instance {
     fn tick(&self, machine: &mut Supervisor, running: &mut Option<Running>) {
         if let Some(running) = running {
             running.link.arenas.inputs.trim();
-            running.link.tidy();
+            running.link.release_unused();
             running.link.ring.tick(&self.plan.cache, &self.driver.series);
             if running.kill_at.is_some_and(|at| at <= TokioInstant::now()) {
                 let _ = running.child.start_kill();

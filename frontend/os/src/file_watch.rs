@@ -67,7 +67,7 @@ async fn read(files: &Arc<WatchedFiles>, cache: &Cache) {
     let reading = files.clone();
     let result = tokio::task::spawn_blocking(move || (reading.read)()).await;
     let result = result.unwrap_or_else(|error| Err(error.to_string()));
-    record::credentials_read(cache, files.what, result.is_ok());
+    record::credentials_reloaded(cache, files.what, result.is_ok());
     match result {
         Ok(what) => tracing::info!("{} reloaded: {what}", files.what.as_str()),
         Err(reason) => tracing::error!("{} reload failed, keeping the previous ones: {reason}", files.what.as_str()),

@@ -24,7 +24,7 @@ impl RefusedLinesLog {
     }
 
     /// Reports a refused line.
-    pub fn tell(&mut self, line: &[u8], refusal: &Refusal) {
+    pub fn report(&mut self, line: &[u8], refusal: &Refusal) {
         let Some(held) = self.throttle.pass(clock::now()) else { return };
         let (from, line) = (&self.from, shortened(line));
         let more = if held > 0 { format!(" (and {held} others since the last message)") } else { String::new() };

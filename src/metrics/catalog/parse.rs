@@ -348,7 +348,7 @@ impl Fields {
             modes,
             builtin,
             detected: false,
-            open: false,
+            extensible: false,
         })
     }
 

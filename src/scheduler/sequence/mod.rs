@@ -215,7 +215,7 @@ impl SequenceBatcher {
 
     /// Assigns free slots to sequences in the backlog.
     fn assign_free_slots(&mut self) {
-        while let Some(number) = self.table.seat() {
+        while let Some(number) = self.table.assign_slot() {
             self.issue(number);
         }
     }
@@ -248,7 +248,7 @@ impl SequenceBatcher {
             }
         }
         let idle = Duration::from_micros(self.sequences.max_idle_us);
-        for number in self.table.leave(instance) {
+        for number in self.table.remove_instance(instance) {
             for request in self.table.take_waiting(number, None) {
                 self.reject(request, self.lost());
             }

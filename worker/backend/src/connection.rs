@@ -185,7 +185,7 @@ impl Connection {
                 self.arenas.outputs.release(&offsets);
                 self.arenas.outputs.trim(KEEP_OUTPUTS);
             }
-            ToWorker::GivenUp(batch, request) => {
+            ToWorker::CancelRequest(batch, request) => {
                 if let Some(batch) = state.batches.get_mut(&batch) {
                     batch.cancel(request);
                 }

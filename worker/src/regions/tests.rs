@@ -38,7 +38,7 @@ fn world_on(fake: &Fake, device: Option<Device>) -> World {
 }
 
 impl World {
-    fn send(&self, regions: &[Announced], files: &[BorrowedFd<'_>]) {
+    fn send(&self, regions: &[RegionDescription], files: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !files.is_empty() {
@@ -52,8 +52,12 @@ impl World {
     fn system(&self, id: u64, offset: u64, len: u64) -> OwnedFd {
         let file = memfd_create("object", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, offset + len).unwrap();
-        let region =
-            Announced { id, name: format!("r{id}"), byte_size: len, location: RegionLocation::System { offset } };
+        let region = RegionDescription {
+            id,
+            name: format!("r{id}"),
+            byte_size: len,
+            location: RegionLocation::System { offset },
+        };
         self.send(&[region], &[file.as_fd()]);
         file
     }
@@ -200,7 +204,8 @@ fn invalid_packets_are_refused() {
     let mut nothing = SendAncillaryBuffer::default();
     sendmsg(&world.frontend, &packet, &mut nothing, SendFlags::empty()).unwrap();
     assert!(text(world.regions.open(1)).starts_with("cannot receive shared memory regions"));
-    let region = Announced { id: 1, name: "r".into(), byte_size: 8, location: RegionLocation::System { offset: 0 } };
+    let region =
+        RegionDescription { id: 1, name: "r".into(), byte_size: 8, location: RegionLocation::System { offset: 0 } };
     world.send(&[region], &[]);
     assert!(text(world.regions.open(1)).contains("a packet of 1 regions has 0 descriptors"));
     world.system(2, 0, 8);
@@ -208,14 +213,18 @@ fn invalid_packets_are_refused() {
     // Larger than any address space.
     let file = memfd_create("sparse", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, 1 << 62).unwrap();
-    let region =
-        Announced { id: 3, name: "huge".into(), byte_size: 1 << 62, location: RegionLocation::System { offset: 0 } };
+    let region = RegionDescription {
+        id: 3,
+        name: "huge".into(),
+        byte_size: 1 << 62,
+        location: RegionLocation::System { offset: 0 },
+    };
     world.send(&[region], &[file.as_fd()]);
     assert!(text(world.regions.open(3)).starts_with("shared memory region 'huge' cannot be used: it cannot be mapped"));
 }
 
-fn on_device(id: u64, byte_size: u64, (device, handle): (u32, [u8; CUDA_HANDLE])) -> Announced {
-    Announced {
+fn on_device(id: u64, byte_size: u64, (device, handle): (u32, [u8; CUDA_HANDLE])) -> RegionDescription {
+    RegionDescription {
         id,
         name: format!("c{id}"),
         byte_size,
@@ -281,7 +290,7 @@ fn no_further_calls_are_made_to_a_lost_device() {
     world.send(&[on_device(1, 8, (0, handle))], &[]);
     world.regions.open(1).unwrap();
     assert_eq!(world.regions.cuda.broken(), None);
-    fake.fail("read", 0, Fault::Lasting("ECC".into()));
+    fake.fail("read", 0, Fault::Permanent("ECC".into()));
     assert!(text(world.regions.read(1, 0, &mut [0])).ends_with("cannot be used: ECC"));
     assert!(text(world.regions.write(1, 0, &[0])).ends_with("cannot be used: ECC"));
     assert_eq!(fake.count("write"), 0);

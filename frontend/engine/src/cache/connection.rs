@@ -19,7 +19,7 @@ use tokio_rustls::rustls::RootCertStore;
 use super::RedisSettings as Settings;
 
 /// The capacity of the queue of commands to send.
-const MOST_COMMANDS: usize = 1024;
+const MAX_COMMANDS: usize = 1024;
 
 /// The time limit of the library for a reply of a cluster. Callers use shorter limits.
 const REPLY: Duration = Duration::from_secs(15);
@@ -53,7 +53,7 @@ impl Connection {
                 let config = AsyncConnectionConfig::new()
                     .set_connection_timeout(Some(limit))
                     .set_response_timeout(None)
-                    .set_pipeline_buffer_size(MOST_COMMANDS);
+                    .set_pipeline_buffer_size(MAX_COMMANDS);
                 Self::Server(client.get_multiplexed_async_connection_with_config(&config).await.map_err(text)?)
             }
         };

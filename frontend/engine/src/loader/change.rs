@@ -135,7 +135,7 @@ impl Loader {
         let model = prepared.name.as_str();
         let ready = std::mem::take(&mut outcome.ready);
         for ready in &ready {
-            self.cache().model_serves(&ready.serving.series);
+            self.cache().show_model(&ready.serving.series);
         }
         let mut gone = Vec::new();
         self.models.change(|table| {

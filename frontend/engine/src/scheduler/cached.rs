@@ -25,7 +25,7 @@ pub(crate) fn answer_found(
     entry: &Entry,
     LookUpTimes { begun, ended }: LookUpTimes,
 ) -> InferResponse {
-    let mut response = entry.answer(config, series.model().version, request);
+    let mut response = entry.to_response(config, series.model().version, request);
     let timeline = &mut response.timeline;
     timeline.compute = ComputeStamps { start: begun, input_end: begun, output_start: begun, end: begun };
     timeline.request_end = clock::now();

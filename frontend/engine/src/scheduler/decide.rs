@@ -47,10 +47,10 @@ impl Driver {
                     }
                     Action::Reject { request, reason } => self.reject(state, request, reason),
                     Action::Acquire { instance } => {
-                        self.ask_limiter(effects, instance, |limiter, member| limiter.stage(member, now));
+                        self.request_limiter(effects, instance, |limiter, member| limiter.stage(member, now));
                     }
-                    Action::Withdraw { instance } => self.ask_limiter(effects, instance, RateLimiter::withdraw),
-                    Action::Release { instance } => self.ask_limiter(effects, instance, RateLimiter::release),
+                    Action::Withdraw { instance } => self.request_limiter(effects, instance, RateLimiter::withdraw),
+                    Action::Release { instance } => self.request_limiter(effects, instance, RateLimiter::release),
                 }
             }
             if !self.take_grant(state, effects, now) {
@@ -102,9 +102,14 @@ impl Driver {
     }
 
     /// Calls the rate limiter for the scheduler.
-    fn ask_limiter(&self, effects: &mut Effects, instance: InstanceId, call: impl FnOnce(&mut RateLimiter, Member)) {
+    fn request_limiter(
+        &self,
+        effects: &mut Effects,
+        instance: InstanceId,
+        call: impl FnOnce(&mut RateLimiter, Member),
+    ) {
         if let Some(limits) = &self.limits {
-            limits.tell(instance, call);
+            limits.update(instance, call);
             effects.asked = true;
         }
     }

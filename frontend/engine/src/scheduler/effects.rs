@@ -59,7 +59,7 @@ impl Driver {
             link.send(&ToWorker::SequenceEnded(keys));
         }
         for sequence in effects.restarted {
-            self.tell_restarted(&sequence);
+            self.notify_restarted(&sequence);
         }
         for Send { instance, link, batch, flags, parts, steps, flows } in effects.sends {
             let resumed: Vec<Resumed> = flows.iter().map(|(request, flow)| flow.resumed(*request)).collect();

@@ -125,8 +125,10 @@ impl Serving {
             true => Ok(()),
             false => {
                 let mut error = not_at_ready_state(&self.model.name, self.model.version);
-                if let Some(trouble) = self.instances().and_then(|instances| instances.troubles().into_iter().next()) {
-                    error.message = format!("{}: {trouble}", error.message);
+                if let Some(reason) =
+                    self.instances().and_then(|instances| instances.failure_reasons().into_iter().next())
+                {
+                    error.message = format!("{}: {reason}", error.message);
                 }
                 Err(error)
             }

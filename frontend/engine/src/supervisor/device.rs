@@ -8,7 +8,7 @@ use crate::memory::Share;
 use crate::process::ProcessPlacement;
 use crate::scheduler::placement::OnGpu;
 use pharos_os::clock;
-use pharos_telemetry::system::{ChosenDevice, Wanted};
+use pharos_telemetry::system::{ChosenDevice, DeviceRequest};
 
 /// Below this amount of pinned memory, in bytes, a log line warns. 16 MiB are a batch of 27 images of 224 x 224 in FP32.
 const LOW_PINNED: u64 = 16 << 20;
@@ -73,7 +73,7 @@ impl Instance {
     async fn take(&self, device: &OnGpu) -> Result<DeviceShare, String> {
         // An instance that was ready before is only restarted.
         let loading = self.outcome.is_some();
-        let wanted = Wanted { number: device.number, turn: device.turn, loading };
+        let wanted = DeviceRequest { number: device.number, turn: device.turn, loading };
         let chosen = self.plan.devices.choose(wanted).await.map_err(|reason| self.about(device, &reason))?;
         tracing::info!(instance = %self.name(), "instance placed on GPU {} ({})", chosen.number, chosen.uuid);
         let share = self.plan.pinned.share();

@@ -31,7 +31,7 @@ impl Readiness {
 
 impl Link {
     /// Records the model's answer.
-    pub(crate) fn says_ready(&self, ready: bool) {
+    pub(crate) fn ready_reported(&self, ready: bool) {
         // In this order: a caller that finds a pending question has subscribed before the answer is published.
         self.readiness.asked.store(false, Ordering::SeqCst);
         self.readiness.answers.send_replace(ready);
@@ -51,7 +51,7 @@ impl Link {
 }
 
 /// Returns whether the models of all these workers report to be ready or report nothing. A timeout counts as not ready.
-pub(crate) async fn all_say_ready(links: &[SharedLink]) -> bool {
+pub(crate) async fn all_ready(links: &[SharedLink]) -> bool {
     let answers: Vec<_> = links.iter().filter_map(|link| link.ask_ready()).collect();
     let end = Instant::now() + TIMEOUT;
     for mut answers in answers {

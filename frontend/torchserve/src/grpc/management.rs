@@ -14,7 +14,7 @@ use super::proto::management::{
 };
 use crate::Refused;
 use crate::handler_call;
-use crate::registry::{Done, Scale};
+use crate::registry::{ManagementOutcome, Scale};
 use crate::rest::{Registration, Shared, descriptions};
 
 /// The implementation of `ManagementAPIsService`.
@@ -36,7 +36,7 @@ fn answer(text: String) -> Answer {
     Ok(Response::new(ManagementResponse { msg: text }))
 }
 
-fn done(done: Result<Done, Refused>) -> Answer {
+fn done(done: Result<ManagementOutcome, Refused>) -> Answer {
     answer(done.map_err(|refused| failure::status(&refused))?.text)
 }
 

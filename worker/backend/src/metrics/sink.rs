@@ -180,7 +180,7 @@ impl Sink {
     }
 
     fn call_reader(&mut self) {
-        if self.writer.wants_reader() {
+        if self.writer.needs_wakeup() {
             wake(&self.pipe);
         }
     }
