@@ -227,7 +227,7 @@ impl<T: Clone> Flow<T> {
         let mut run = Run::new(Arc::clone(&self.plan), Arc::clone(goal));
         let number = self.number();
         for (id, value) in values {
-            let steps = run.settle(id, value);
+            let steps = run.resolve(id, value);
             self.ready.extend(steps.into_iter().map(|step| (number, step)));
         }
         let is_complete = run.is_complete();

@@ -153,7 +153,7 @@ fn frames_round_trip() {
     let (release, unmap) = (ToWorker::Release(vec![1, 2]), ToWorker::Unmap(vec![9]));
     let cancel = ToWorker::CancelRequest(7, 1);
     let frames = [load, execute(), release, ToWorker::Shutdown, metrics, ended, credits, unmap, answer(), cancel];
-    for frame in frames.into_iter().chain([ToWorker::AskReady]) {
+    for frame in frames.into_iter().chain([ToWorker::CheckReadiness]) {
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
         assert_eq!(decode_to_worker(payload(&bytes)), Ok(frame));

@@ -28,7 +28,7 @@ pub enum ToFrontend {
     CancelCall(u64),
     /// Batches or loans whose inputs the worker kept ([`Done::held`], [`Answer::loan`](super::Answer::loan)) and has released.
     Returned(Vec<u64>),
-    /// The answer of the model to [`ToWorker::AskReady`](super::ToWorker::AskReady).
+    /// The answer of the model to [`ToWorker::CheckReadiness`](super::ToWorker::CheckReadiness).
     Ready(bool),
 }
 
@@ -62,7 +62,7 @@ pub struct Loaded {
     pub memory: u64,
     /// Whether its batches need [`details`](super::BatchRequest::details).
     pub details: bool,
-    /// Whether the model has a readiness check ([`ToWorker::AskReady`](super::ToWorker::AskReady)).
+    /// Whether the model has a readiness check ([`ToWorker::CheckReadiness`](super::ToWorker::CheckReadiness)).
     pub has_readiness_check: bool,
     /// Bytes of its arenas that it has registered with the driver of its GPU.
     pub pinned: u64,

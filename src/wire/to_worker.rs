@@ -32,7 +32,7 @@ pub enum ToWorker {
     CancelRequest(u64, u32),
     /// Requests [`ToFrontend::Ready`](super::ToFrontend::Ready). Sent only to workers with
     /// [`Loaded::has_readiness_check`](super::Loaded::has_readiness_check), and only after the answer to the previous one.
-    AskReady,
+    CheckReadiness,
 }
 
 /// The model instance that a worker process runs.
@@ -264,7 +264,7 @@ impl ToWorker {
                 out.push(10);
                 (*batch, *request).put(out);
             }
-            Self::AskReady => out.push(11),
+            Self::CheckReadiness => out.push(11),
         });
     }
 }
@@ -289,7 +289,7 @@ pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
                 let (batch, request) = Wire::get(input)?;
                 ToWorker::CancelRequest(batch, request)
             }
-            11 => ToWorker::AskReady,
+            11 => ToWorker::CheckReadiness,
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })

@@ -167,7 +167,7 @@ fn answer(
             }
             ToWorker::Metrics(text) => instance.redefine_metrics(&text)?,
             ToWorker::SequenceEnded(keys) => instance.sequences_ended(&keys),
-            ToWorker::Unmap(ids) => regions.table_mut().forget(&ids),
+            ToWorker::Unmap(ids) => regions.table_mut().unmap(&ids),
             ToWorker::Shutdown => break,
             ToWorker::Load(_) => return Err(std::io::Error::other("a second Load frame")),
             // Handled by the thread that read the frame.
@@ -175,7 +175,7 @@ fn answer(
             | ToWorker::Credits(_)
             | ToWorker::Answer(_)
             | ToWorker::CancelRequest(..)
-            | ToWorker::AskReady => {}
+            | ToWorker::CheckReadiness => {}
         }
         if let Some(sentence) = cuda.broken() {
             return Err(std::io::Error::other(sentence));

@@ -142,7 +142,7 @@ impl RegionTable {
     }
 
     /// Unmaps removed regions; memory on a device once no handle on it is left.
-    pub(crate) fn forget(&mut self, ids: &[u64]) {
+    pub(crate) fn unmap(&mut self, ids: &[u64]) {
         // Includes announced regions that have not been received yet.
         let _ = self.receive();
         for id in ids {

@@ -222,7 +222,7 @@ impl Report {
         if let Ok(errors) = self.metrics.counter(Builtin::CacheErrors.name(), &[error.as_str()]) {
             let _ = errors.add_or_update(1.0);
         }
-        let held = self.throttle.lock().unwrap_or_else(PoisonError::into_inner).pass(clock::now());
+        let held = self.throttle.lock().unwrap_or_else(PoisonError::into_inner).admit(clock::now());
         if let Some(held) = held {
             let more =
                 if held > 0 { format!(" (and {held} more errors since the last message)") } else { String::new() };

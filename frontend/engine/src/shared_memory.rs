@@ -112,7 +112,7 @@ impl SharedMemory {
         let Ok(device) = u32::try_from(device) else {
             return invalid(format!("{failed}: device {device} does not exist"));
         };
-        match self.probe.look(device, &handle).await {
+        match self.probe.opened_size(device, &handle).await {
             Ok(size) if byte_size > 0 && byte_size <= size => {}
             Ok(size) => return invalid(format!("{failed}: {byte_size} bytes requested, the memory has {size}")),
             Err(probe::Failure::NoGpu(why)) => {

@@ -133,7 +133,7 @@ impl Instance {
             }
             self.show(machine.state());
             if matches!(machine.state(), State::Failed | State::Stopped) && running.is_none() {
-                return self.gone();
+                return self.take_out_of_service();
             }
             let tick = TokioInstant::now() + TICK;
             let due = machine.poll_timeout().map_or(tick, |at| tick.min(TokioInstant::now() + (at - clock::now())));
@@ -158,7 +158,7 @@ impl Instance {
             Action::ReportLost { reason } => {
                 tracing::error!(instance = %self.name(), "instance lost: {reason}; it will be restarted");
                 self.losses = self.losses.saturating_add(1);
-                self.gone();
+                self.take_out_of_service();
                 self.health.first_loss.store(machine.first_loss().0, Ordering::Relaxed);
                 // Keep the first of several consecutive losses.
                 let _ = self.health.lost.compare_exchange(0, clock::now().0, Ordering::Relaxed, Ordering::Relaxed);
@@ -272,7 +272,7 @@ impl Instance {
     }
 
     /// Takes the instance out of service; its requests go back to the driver.
-    fn gone(&self) {
+    fn take_out_of_service(&self) {
         self.health.ready.store(false, Ordering::Relaxed);
         self.health.set_link(None);
         self.driver.instance_lost(self.id);
@@ -301,7 +301,7 @@ impl Instance {
     async fn ended(&mut self, reason: &str, machine: &mut Supervisor, running: &mut Option<Running>) {
         let Some(mut over) = running.take() else { return };
         // Immediately, so that nothing is sent to it while waiting for the process.
-        self.gone();
+        self.take_out_of_service();
         let exited = timeout(Duration::from_secs(1), over.child.wait()).await;
         if let Ok(Ok(status)) = &exited
             && !over.killed

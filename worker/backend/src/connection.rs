@@ -196,7 +196,7 @@ impl Connection {
                 None if answer.loan != 0 => self.arenas.send(&ToFrontend::Returned(vec![answer.loan])),
                 None => {}
             },
-            ToWorker::AskReady => state.readiness_asked = true,
+            ToWorker::CheckReadiness => state.readiness_asked = true,
             frame => {
                 state.stopping |= frame == ToWorker::Shutdown;
                 state.frames.push_back(frame);

@@ -350,17 +350,17 @@ fn readiness_is_answered_while_a_batch_is_executed() {
     frontend.runtime.answer_readiness(Box::new(move || received.recv().unwrap())).unwrap();
     // The batch waits for its pause, and the readiness function waits for the test.
     frontend.execute(1, b"x");
-    frontend.send(&ToWorker::AskReady);
+    frontend.send(&ToWorker::CheckReadiness);
     answers.send(true).unwrap();
     assert_eq!(frontend.read(), ToFrontend::Ready(true));
     assert_eq!(frontend.done().open, [0]);
     answers.send(false).unwrap();
-    frontend.send(&ToWorker::AskReady);
+    frontend.send(&ToWorker::CheckReadiness);
     assert_eq!(frontend.read(), ToFrontend::Ready(false));
     // A panic counts as not ready, and the next query is answered.
     drop(answers);
     for _ in 0..2 {
-        frontend.send(&ToWorker::AskReady);
+        frontend.send(&ToWorker::CheckReadiness);
         assert_eq!(frontend.read(), ToFrontend::Ready(false));
     }
     frontend.execute(2, b"y");

@@ -192,7 +192,7 @@ fn many_regions_are_added_and_removed() {
             world.regions.open(*id).unwrap();
             assert_eq!(world.regions.in_place(range(*id, 0, 8)), Some(&id.to_le_bytes()[..]));
         }
-        world.regions.forget(&ids);
+        world.regions.unmap(&ids);
         assert!(world.regions.known.is_empty());
     }
 }
@@ -262,7 +262,7 @@ fn cuda_memory_is_opened_copied_and_closed() {
     assert!(text(world.regions.open(2)).ends_with("was registered with 9 bytes, of which 8 are left"));
     assert!(text(world.regions.open(3)).ends_with("invalid handle"));
     assert!(text(world.regions.open(4)).ends_with("invalid handle"));
-    world.regions.forget(&[1, 2, 3, 4]);
+    world.regions.unmap(&[1, 2, 3, 4]);
     assert_eq!(fake.open_count(), 0);
 }
 
@@ -311,7 +311,7 @@ fn memory_on_a_device_stays_open_while_it_is_held() {
         world.regions.kept_on_device(range(1, 6, 4)).is_none()
             && world.regions.kept_on_device(range(2, 0, 1)).is_none()
     );
-    world.regions.forget(&[1]);
+    world.regions.unmap(&[1]);
     assert!(world.regions.on_device(range(1, 2, 4)).is_none());
     drop(other);
     assert_eq!((fake.open_count(), kept.memory()), (1, DeviceMemory::new(0, address + 2, 4)));
@@ -332,6 +332,6 @@ fn the_instances_device_is_current_again_after_each_call() {
     world.regions.open(2).unwrap();
     world.regions.read(2, 0, &mut [0; 4]).unwrap();
     world.regions.write(2, 0, &[0; 4]).unwrap();
-    world.regions.forget(&[1, 2]);
+    world.regions.unmap(&[1, 2]);
     assert_eq!(fake.count("enter"), 4);
 }

@@ -65,7 +65,7 @@ impl Connection {
     ///
     /// # Errors
     /// The connection is lost, or the server refuses the command.
-    pub(super) async fn ask(&mut self, command: &Cmd) -> Result<Value, RedisError> {
+    pub(super) async fn send(&mut self, command: &Cmd) -> Result<Value, RedisError> {
         match self {
             Self::Server(connection) => command.query_async(connection).await,
             Self::Cluster(connection) => command.query_async(connection).await,
@@ -74,7 +74,7 @@ impl Connection {
 
     /// Returns whether the server still responds, by sending a command without side effects.
     pub(super) async fn answers(&mut self) -> bool {
-        match self.ask(&cmd("PING")).await {
+        match self.send(&cmd("PING")).await {
             Ok(_) => true,
             // A user without permission for PING gets an error reply, which proves the connection too.
             Err(error) => refusal(&error).is_some(),
@@ -102,7 +102,7 @@ impl Connection {
             commands.push(command);
         }
         for command in commands {
-            match self.ask(&command).await.map_err(text)? {
+            match self.send(&command).await.map_err(text)? {
                 Value::Okay | Value::SimpleString(_) => {}
                 _ => return Err("unexpected reply to the login commands".to_owned()),
             }

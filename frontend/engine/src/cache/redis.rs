@@ -96,8 +96,8 @@ impl Redis {
     /// Starts connecting in the background.
     pub(super) fn start(settings: Settings, report: Arc<Report>) -> Self {
         let link = Arc::new(Link::default());
-        let keeper = Keeper { link: link.clone(), settings: settings.clone(), report: report.clone() };
-        tokio::spawn(keeper.run());
+        let reconnector = Reconnector { link: link.clone(), settings: settings.clone(), report: report.clone() };
+        tokio::spawn(reconnector.run());
         Self { link, runtime: Handle::current(), settings, report }
     }
 
@@ -113,7 +113,7 @@ impl Redis {
         };
         let mut command = cmd("GET");
         command.arg(name(key));
-        match timeout(self.settings.timeout, connection.ask(&command)).await {
+        match timeout(self.settings.timeout, connection.send(&command)).await {
             Ok(Ok(Value::BulkString(value))) => return Some(value.into()),
             Ok(Ok(Value::Nil)) => {}
             Ok(Ok(_)) => self.report.record(CacheError::Reply, "unexpected reply of Redis to GET"),
@@ -156,7 +156,7 @@ impl Redis {
 
 /// Stores a value.
 async fn store(mut connection: Connection, command: Cmd, pending: Pending, report: Arc<Report>) {
-    match timeout(STORE, connection.ask(&command)).await {
+    match timeout(STORE, connection.send(&command)).await {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => match refusal(&error) {
             Some(words) => report.record(CacheError::Reply, &format!("Redis rejected SET: {words}")),
@@ -172,13 +172,13 @@ fn name(key: &Key) -> String {
 }
 
 /// The task that maintains the connection.
-struct Keeper {
+struct Reconnector {
     link: Arc<Link>,
     settings: Settings,
     report: Arc<Report>,
 }
 
-impl Keeper {
+impl Reconnector {
     /// Connects, and reconnects after each loss, while the process runs.
     async fn run(self) {
         let mut pause = FIRST_PAUSE;

@@ -93,7 +93,7 @@ impl Exchange {
     }
 
     /// Translates one of several responses for the client.
-    pub(super) fn pass(&self, streamed: Streamed) -> Streamed {
+    pub(super) fn translate(&self, streamed: Streamed) -> Streamed {
         let Streamed { answer, last, empty } = streamed;
         let answer = match (last, empty) {
             (true, _) => self.end(answer),

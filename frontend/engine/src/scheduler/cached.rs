@@ -103,7 +103,7 @@ impl Drop for LookUpGuard<'_> {
         if self.driver.ordered {
             self.driver.turn(now, |state| {
                 if let Some(order) = &mut state.order {
-                    order.forget(id);
+                    order.remove(id);
                 }
             });
         }

@@ -110,14 +110,14 @@ impl Driver {
     ) {
         if let Some(limits) = &self.limits {
             limits.update(instance, call);
-            effects.asked = true;
+            effects.limiter_called = true;
         }
     }
 
     /// Returns whether the scheduler must decide again, because the limiter granted resources to an instance of this driver.
     /// A grant to an instance of another driver is left in the effects.
     fn take_grant(&self, state: &mut State, effects: &mut Effects, now: Instant) -> bool {
-        let Some(registration) = self.limits.as_ref().filter(|_| effects.asked) else { return false };
+        let Some(registration) = self.limits.as_ref().filter(|_| effects.limiter_called) else { return false };
         match registration.poll(now) {
             Some(grant) if registration.is_own(&grant) => {
                 state.scheduler.resources_granted(grant.instance, now);
@@ -141,7 +141,7 @@ impl Driver {
     pub(super) fn granted(&self, instance: InstanceId, now: Instant) -> Option<Grant> {
         self.turn_alone(now, |state, effects| {
             let Some(registration) = &self.limits else { return };
-            effects.asked = true;
+            effects.limiter_called = true;
             if registration.holds(instance) {
                 state.scheduler.resources_granted(instance, now);
             }

@@ -39,7 +39,7 @@ pub(super) struct Effects {
     /// Answers to send, in order.
     pub(super) answers: Vec<(Request, Answer)>,
     /// Whether the rate limiter was called, so that resources may be free.
-    pub(super) asked: bool,
+    pub(super) limiter_called: bool,
     /// A grant of resources to an instance of another driver.
     pub(super) grant: Option<Grant>,
 }

@@ -98,7 +98,7 @@ impl Driver {
         request_trace::failed(request.part.request.traced.as_ref(), &error, clock::now());
         if let Some(order) = &mut state.order {
             // Answered out of order, as in Triton: requests that were not executed wait for no other.
-            order.forget(id);
+            order.remove(id);
         }
         self.finish(state, id, request, Err(error));
     }

@@ -94,7 +94,7 @@ impl Link {
     /// Records what the worker reported about itself.
     pub(crate) fn loaded(&self, loaded: &Loaded) {
         self.details.store(loaded.details, Ordering::Relaxed);
-        self.readiness.wanted(loaded.has_readiness_check);
+        self.readiness.set_supported(loaded.has_readiness_check);
     }
 
     /// Notifies the worker of released outputs if they are too many to wait for its next batch.

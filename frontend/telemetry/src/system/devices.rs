@@ -183,7 +183,7 @@ impl Devices {
     fn find(&self, gpus: &Gpus, wanted: DeviceRequest) -> Result<ChosenDevice, String> {
         let number = wanted.number;
         let found: BTreeMap<u32, Result<Usable, String>> =
-            self.shown.numbers().map(|number| (number, self.look(gpus, number))).collect();
+            self.shown.numbers().map(|number| (number, self.query(gpus, number))).collect();
         let refused = |name: &str, why: &str| {
             let here = found.iter().filter_map(|(number, found)| Some(described(*number, found.as_ref().ok()?)));
             let here: Vec<String> = here.collect();
@@ -215,7 +215,7 @@ impl Devices {
     }
 
     /// Queries the current state of a device, with its visible MIG devices.
-    fn look(&self, gpus: &Gpus, number: u32) -> Result<Usable, String> {
+    fn query(&self, gpus: &Gpus, number: u32) -> Result<Usable, String> {
         let bus = self.shown.bus_number(number).ok_or("it does not exist")?;
         let mut usable = gpus.usable(bus)?;
         if let Some(parts) = &mut usable.mig {

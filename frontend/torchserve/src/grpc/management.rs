@@ -87,7 +87,7 @@ impl<S: Management> ManagementApIsService for ManagementService<S> {
             synchronous: Some(wait),
             s3_sse_kms: Some(asked.s3_sse_kms),
         };
-        let (url, wanted) = registration.wanted().map_err(|refused| failure::status(&refused))?;
+        let (url, wanted) = registration.into_parts().map_err(|refused| failure::status(&refused))?;
         done(self.0.registry.register(&url, wanted, wait).await)
     }
 

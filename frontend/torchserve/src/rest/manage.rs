@@ -69,7 +69,7 @@ impl Registration {
     ///
     /// # Errors
     /// The URL is missing, or a parameter is not supported.
-    pub(crate) fn wanted(self) -> Result<(String, RegistrationParameters), Refused> {
+    pub(crate) fn into_parts(self) -> Result<(String, RegistrationParameters), Refused> {
         let url = self.url.ok_or_else(|| Refused::bad_request("Parameter url is required."))?;
         let runtime = self.runtime.filter(|runtime| !runtime.is_empty());
         if let Some(runtime) = runtime.as_ref().filter(|runtime| !matches!(runtime.as_str(), "python" | "python3")) {
@@ -115,7 +115,7 @@ pub(super) async fn register<S: Management>(
     let is_json = head.header("content-type").split(';').next().is_some_and(|media| media.trim() == "application/json");
     let said = if is_json { from_json(shared, head, body).await? } else { Registration::of_query(head) };
     let wait = said.synchronous.unwrap_or(true);
-    let (url, wanted) = said.wanted()?;
+    let (url, wanted) = said.into_parts()?;
     Ok(answer::done(shared.registry.register(&url, wanted, wait).await?))
 }
 

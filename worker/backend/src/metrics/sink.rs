@@ -248,7 +248,7 @@ impl Lost {
     #[cold]
     fn note(&mut self, why: &dyn std::fmt::Display) {
         self.count += 1;
-        if self.throttle.pass(clock::now()).is_some() {
+        if self.throttle.admit(clock::now()).is_some() {
             eprintln!("{} metric samples were dropped: {why}", self.count);
             self.count = 0;
         }

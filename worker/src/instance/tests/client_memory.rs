@@ -190,7 +190,7 @@ fn removed_regions_are_unmapped() {
     let mut world = load(&identity("TYPE_INT8", ""), &[]).unwrap();
     let file = world.region(1, b"abcdef");
     assert!(world.execute_pieces((DataType::Int8, vec![1, 6]), &[(1, 0, &[0; 6], 6)], &[]).0.failed.is_empty());
-    world.instance.regions.table_mut().forget(&[1]);
+    world.instance.regions.table_mut().unmap(&[1]);
     let (done, _) = world.execute_pieces((DataType::Int8, vec![1, 6]), &[(1, 0, &[0; 6], 6)], &[]);
     assert_eq!(failures(&done), [(0, ErrorCode::Internal, "there is no shared memory region 1")]);
     drop(file);

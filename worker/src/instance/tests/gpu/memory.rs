@@ -35,7 +35,7 @@ fn memory_on_the_instances_device_is_used_in_place() {
     let (done, _) = world.run(&execute);
     assert!(done.failed[0].1.message.contains("(4 bytes) should be at least 8 bytes"));
     assert_eq!(fake.open_count(), 1);
-    world.instance.regions.table_mut().forget(&[1]);
+    world.instance.regions.table_mut().unmap(&[1]);
     assert_eq!(fake.open_count(), 0);
 }
 
@@ -227,7 +227,7 @@ fn pieces_stay_valid_after_the_batch_and_the_regions_are_gone() {
     assert_eq!(done.error, None);
     assert_eq!(done.failed.iter().map(|(request, _)| *request).collect::<Vec<_>>(), [3]);
     drop(system);
-    regions.table_mut().forget(&[1, 2, 3, 4]);
+    regions.table_mut().unmap(&[1, 2, 3, 4]);
     assert_eq!((fake.open_count(), fake.count("read"), fake.count("upload")), (2, 0, 0));
     let mut seen = Vec::new();
     for piece in pieces.lock().unwrap().iter() {
