@@ -16,7 +16,7 @@ struct Slot<T> {
     /// Whether it was produced, or omitted by the client or by its producer.
     resolved: bool,
     /// The number of consumers that have not taken it yet.
-    wanted: usize,
+    consumers_left: usize,
 }
 
 /// A run of a stage.
@@ -31,8 +31,11 @@ pub(super) struct Run<T> {
 
 impl<T: Clone> Run<T> {
     pub(super) fn new(plan: Arc<Plan>, goal: Arc<Goal>) -> Self {
-        let slots =
-            goal.consumer_counts.iter().map(|wanted| Slot { value: None, resolved: false, wanted: *wanted }).collect();
+        let slots = goal
+            .consumer_counts
+            .iter()
+            .map(|consumers_left| Slot { value: None, resolved: false, consumers_left: *consumers_left })
+            .collect();
         let waits = plan
             .steps()
             .iter()
@@ -46,7 +49,7 @@ impl<T: Clone> Run<T> {
     pub(super) fn resolve(&mut self, id: TensorId, value: Option<T>) -> Vec<usize> {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| !slot.resolved) else { return Vec::new() };
         slot.resolved = true;
-        slot.value = value.filter(|_| slot.wanted > 0);
+        slot.value = value.filter(|_| slot.consumers_left > 0);
         let mut ready = Vec::new();
         for &step in self.plan.tensors().get(id).map_or(&[][..], |tensor| &tensor.consumers) {
             let Some(Some(waits)) = self.waits.get_mut(step) else { continue };
@@ -83,8 +86,8 @@ impl<T: Clone> Run<T> {
             let Some(slot) = self.slots.get_mut(*id) else { continue };
             // A model may take one tensor as several inputs: count the step as one consumer, at the last of them.
             let last = !ids.iter().skip(position + 1).any(|later| later == id);
-            slot.wanted -= usize::from(last);
-            let value = if last && slot.wanted == 0 { slot.value.take() } else { slot.value.clone() };
+            slot.consumers_left -= usize::from(last);
+            let value = if last && slot.consumers_left == 0 { slot.value.take() } else { slot.value.clone() };
             given.extend(value.map(|value| (position, value)));
         }
         given

@@ -44,7 +44,7 @@ enum Store {
 /// When a lookup began and ended.
 #[derive(Clone, Copy)]
 pub(crate) struct LookUpTimes {
-    pub(crate) begun: Instant,
+    pub(crate) started: Instant,
     pub(crate) ended: Instant,
 }
 
@@ -110,9 +110,9 @@ impl ModelCache {
     /// Looks up the response to a checked request. With single flight, waits for the response of an equal request that is being
     /// executed. Dropping the future cancels the lookup.
     pub(crate) async fn look_up(&self, config: &ModelConfig, request: &InferRequest, batch_size: u64) -> Found {
-        let begun = clock::now();
+        let started = clock::now();
         let key = self.identity.key(request);
-        let hit = |entry| Found::Hit(entry, LookUpTimes { begun, ended: clock::now() });
+        let hit = |entry| Found::Hit(entry, LookUpTimes { started, ended: clock::now() });
         let cache = &*self.shared;
         if let Store::Local(local) = &cache.store
             && let Some(entry) = local.get(&key)
@@ -142,14 +142,14 @@ impl ModelCache {
                 }
                 hit(entry)
             }
-            (None, lead) => Found::Miss(Miss { key, lookup_ns: clock::now().ns_since(begun), lead }),
+            (None, lead) => Found::Miss(Miss { key, lookup_ns: clock::now().ns_since(started), lead }),
         }
     }
 
     /// Stores copies of the response to a request that was not found, and passes it to the requests that wait for it. Returns the
     /// nanoseconds spent on lookup and storing.
     pub(crate) fn store(&self, miss: Miss, response: &InferResponse) -> u64 {
-        let begun = clock::now();
+        let started = clock::now();
         let Miss { key, lookup_ns, lead } = miss;
         let cache = &*self.shared;
         let waited_for = lead.as_ref().is_some_and(FlightLeader::has_followers);
@@ -176,7 +176,7 @@ impl ModelCache {
         if let (Some(lead), Some(entry)) = (lead, entry) {
             lead.finish(&entry);
         }
-        lookup_ns + clock::now().ns_since(begun)
+        lookup_ns + clock::now().ns_since(started)
     }
 }
 

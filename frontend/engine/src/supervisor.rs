@@ -111,7 +111,7 @@ struct Running {
     /// Whether this server has killed it.
     killed: bool,
     /// Its share of a GPU.
-    taken: Option<DeviceShare>,
+    device_share: Option<DeviceShare>,
 }
 
 impl Instance {
@@ -184,16 +184,16 @@ impl Instance {
     }
 
     /// Starts a process, sends it the model and starts the session that reads its replies.
-    fn spawn(&self, taken: Option<DeviceShare>) -> io::Result<Running> {
+    fn spawn(&self, device_share: Option<DeviceShare>) -> io::Result<Running> {
         let started = clock::now();
         let (cache, series) = (self.plan.cache.clone(), self.driver.series.clone());
         let name = record::worker_name(&cache, &series, self.id.0).unwrap_or_else(|| self.name().to_string());
         let printed = Printed { name, cache, series };
         let name = self.name();
-        let placement = self.process_placement(&name, taken.as_ref());
+        let placement = self.process_placement(&name, device_share.as_ref());
         let worker = process::start(&self.plan.launch, &placement, printed)?;
         let link = Arc::new(worker.link);
-        let device = taken.as_ref().map(DeviceShare::device);
+        let device = device_share.as_ref().map(DeviceShare::device);
         link.arenas.inputs.keep(device.as_ref().map_or(0, |device| device.pinned));
         link.send(&ToWorker::Load(Load {
             wire_version: VERSION,
@@ -220,7 +220,7 @@ impl Instance {
             started,
             kill_at: None,
             killed: false,
-            taken,
+            device_share,
         })
     }
 

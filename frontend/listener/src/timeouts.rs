@@ -89,7 +89,7 @@ pub(super) struct Activity {
     /// Whether the protocol is HTTP/2, which uses pings instead of the idle timeout after the first request.
     http2: AtomicBool,
     /// Whether the next response asks the client to close the connection.
-    leaving: AtomicBool,
+    closing: AtomicBool,
     /// Whether the connection ends after the requests in flight.
     shutting_down: AtomicBool,
     // Wakes the task that waits for `shutting_down`; held to store or take the waker.
@@ -144,7 +144,7 @@ impl Watch {
             blocked_since: AtomicU32::new(0),
             served: AtomicBool::new(false),
             http2: AtomicBool::new(false),
-            leaving: AtomicBool::new(self.0.draining.load(Ordering::Relaxed)),
+            closing: AtomicBool::new(self.0.draining.load(Ordering::Relaxed)),
             shutting_down: AtomicBool::new(false),
             waiting: Mutex::default(),
             unread: Unread::default(),
@@ -162,7 +162,7 @@ impl Watch {
     /// it in [`Phase::Stopping`].
     pub(super) fn set_phase(&self, phase: Phase) {
         for (activity, _) in self.0.open().iter().filter(|_| phase != Phase::Serving) {
-            activity.leaving.store(true, Ordering::Relaxed);
+            activity.closing.store(true, Ordering::Relaxed);
             if phase == Phase::Stopping || activity.is_http2() {
                 activity.shut_down();
             }
@@ -356,7 +356,7 @@ where
         let Poll::Ready(answer) = Pin::new(&mut self.answer).poll(cx) else { return Poll::Pending };
         let busy = self.busy.take();
         let mut answer = answer?;
-        if busy.as_ref().is_some_and(|busy| busy.0.leaving.load(Ordering::Relaxed)) {
+        if busy.as_ref().is_some_and(|busy| busy.0.closing.load(Ordering::Relaxed)) {
             answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         let http2 = self.http2.take().map(|activity| (activity, Pieces::default()));

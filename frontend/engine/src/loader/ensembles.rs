@@ -68,7 +68,7 @@ impl Loader {
             directory: directory.clone(),
             labels,
             executor: Arc::new(Executor::Ensemble { ensemble, members: steps }),
-            made: version.made,
+            fingerprint: version.fingerprint,
             files: prepared.model_files.clone(),
         })
     }

@@ -147,7 +147,7 @@ impl Configuration {
 #[derive(Clone)]
 pub(super) struct Version {
     pub(super) directory: PathBuf,
-    pub(super) made: VersionFingerprint,
+    pub(super) fingerprint: VersionFingerprint,
 }
 
 /// The reason why a model cannot be prepared for loading.
@@ -314,7 +314,7 @@ fn versions_made(
         };
         let outside = scan::stamp_of(&launch::outside(&files.settings.program, &launched));
         let files = Stamp::of(&(shared, files.members, outside, scan::stamp(&directory)?));
-        Ok((number, Version { made: VersionFingerprint::of_parts(&parts, files), directory }))
+        Ok((number, Version { fingerprint: VersionFingerprint::of_parts(&parts, files), directory }))
     };
     versions.into_iter().map(version).collect()
 }

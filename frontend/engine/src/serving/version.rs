@@ -31,7 +31,7 @@ pub(crate) struct Serving {
     /// Every request in flight holds it. A replaced version ends when the last reference is dropped.
     pub(crate) executor: Arc<Executor>,
     /// The fingerprint of the version's files and configuration.
-    pub(crate) made: VersionFingerprint,
+    pub(crate) fingerprint: VersionFingerprint,
     /// The version's files, held while they are used.
     pub(crate) files: Arc<ModelFiles>,
 }
