@@ -7,7 +7,7 @@ use crate::error::InferError;
 use crate::tensor::{DataType, Tensor, element_count, push_bytes_element};
 
 /// The maximum number of elements of a classified output.
-const MOST_ELEMENTS: u64 = 1_000_000;
+const MAX_ELEMENTS: u64 = 1_000_000;
 
 /// Returns the `count` largest elements of each item of the output, or all if there are fewer classes. They are in descending
 /// order; equal elements are in the order of their indices. `labels` names the classes; it may be shorter than the number of
@@ -19,8 +19,8 @@ const MOST_ELEMENTS: u64 = 1_000_000;
 /// INVALID_ARG for a datatype without an order (BOOL, BYTES, FP16, BF16) and for too many elements.
 pub fn classify(tensor: &Tensor, count: u64, labels: &[String], batching: bool) -> Result<Tensor, InferError> {
     let elements = element_count(&tensor.shape).unwrap_or(u64::MAX);
-    if elements > MOST_ELEMENTS {
-        let text = format!("classification output tensor too large: {elements} elements, at most {MOST_ELEMENTS}");
+    if elements > MAX_ELEMENTS {
+        let text = format!("classification output tensor too large: {elements} elements, at most {MAX_ELEMENTS}");
         return Err(InferError::invalid(text));
     }
     let bytes = tensor.data.as_slice();

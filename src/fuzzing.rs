@@ -22,7 +22,7 @@ pub fn shared_memory(data: &[u8]) {
     let memory = Memory::Cuda { device: 0, handle: Box::new([0; 64]) };
     if registry.insert(&key, object, memory).is_ok() {
         let mut slice = Slice::new(key.into_owned(), offset, byte_size);
-        if registry.lend(&mut slice).is_ok() {
+        if registry.attach(&mut slice).is_ok() {
             assert!(u128::from(offset) + u128::from(byte_size) <= u128::from(object));
         }
     }

@@ -124,7 +124,7 @@ impl Slice {
     }
 
     /// Sets the region and counts a use of it. The range must lie within the region.
-    pub fn lend(&mut self, region: Arc<Region>) {
+    pub fn attach(&mut self, region: Arc<Region>) {
         region.uses.fetch_add(1, Ordering::Relaxed);
         self.region = Some(region);
     }

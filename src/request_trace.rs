@@ -19,16 +19,16 @@ use crate::timeline::{ComputeStamps, Instant, Timeline};
 
 /// The number of tensors and of stamps that one request or step collects at most, since a stream of responses may be
 /// endless. Stamps of the end are always collected.
-const MOST: usize = 10_000;
+const MAX_STAMPS_PER_STEP: usize = 10_000;
 
 /// The number of steps that one request collects at most: a decoupled member of an ensemble may cause any number.
-const MOST_STEPS: usize = 10_000;
+const MAX_STEPS: usize = 10_000;
 
 /// The number of stamps that one request collects at most, with all its steps.
-const MOST_STAMPS: usize = 100_000;
+const MAX_STAMPS: usize = 100_000;
 
 /// The number of bytes of tensors that one request collects at most, with all its steps.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
 /// The kinds of data to collect. Tracing is off if both are false.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -216,7 +216,7 @@ impl Traced {
         let id = self.shared.sink.next_id();
         let part = Part { id, parent: self.id, ..Part::default() };
         let mut collected = self.shared.lock();
-        if collected.parts.len() <= MOST_STEPS {
+        if collected.parts.len() <= MAX_STEPS {
             collected.parts.insert(id, part);
         }
         drop(collected);
@@ -246,7 +246,7 @@ impl Traced {
     }
 
     /// Records the model that executes the request, its id, and the first stamps of its timeline.
-    pub fn begin(&self, model: &ModelVersion, request_id: &str, timeline: &Timeline) {
+    pub fn model_started(&self, model: &ModelVersion, request_id: &str, timeline: &Timeline) {
         self.add(|part| {
             part.model = Some(model.clone());
             request_id.clone_into(&mut part.request_id);
@@ -266,7 +266,7 @@ impl Traced {
     }
 
     /// Records an execution after which the request entered the queue again.
-    pub fn executed_again(&self, compute: &ComputeStamps, queue_start: Instant) {
+    pub fn rescheduled(&self, compute: &ComputeStamps, queue_start: Instant) {
         self.computed(compute);
         self.stamp(Activity::QueueStart, queue_start);
     }
@@ -306,7 +306,7 @@ impl Traced {
     }
 
     /// Records that the last response of the model has arrived. Does nothing if no model received the request.
-    pub fn complete(&self, at: Instant) {
+    pub fn last_response(&self, at: Instant) {
         let begun = self.shared.lock().parts.get(&self.id).is_some_and(|part| part.model.is_some());
         if begun {
             self.stamp(Activity::ResponseComplete, at);
@@ -328,7 +328,7 @@ impl Traced {
         let Some(part) = collected.parts.get_mut(&self.id) else { return };
         for (name, tensor) in tensors {
             let bytes = tensor.data.bytes_here();
-            if part.tensors.len() < MOST && collected.bytes + bytes <= MOST_BYTES {
+            if part.tensors.len() < MAX_STAMPS_PER_STEP && collected.bytes + bytes <= MAX_BYTES {
                 collected.bytes += bytes;
                 part.tensors.push(TracedTensor { activity, name: name.to_owned(), tensor: tensor.clone() });
             }
@@ -357,7 +357,7 @@ impl Traced {
             return;
         }
         let Some(part) = parts.get_mut(&self.id) else { return };
-        let room = part.stamps.len() < MOST && *all < MOST_STAMPS;
+        let room = part.stamps.len() < MAX_STAMPS_PER_STEP && *all < MAX_STAMPS;
         let wanted = stamps.iter().filter(|(activity, _)| room || activity.comes_once());
         let before = part.stamps.len();
         part.stamps.extend(wanted);
@@ -403,9 +403,9 @@ mod tests {
         let kept = Arc::new(Kept::default());
         let root = Traced::new(sample(true, false), None, kept.clone());
         root.stamp(Activity::HttpRecvStart, Instant(1));
-        root.begin(&ModelVersion::new("e", 1), "id", &Timeline::default());
+        root.model_started(&ModelVersion::new("e", 1), "id", &Timeline::default());
         let step = root.step();
-        step.begin(&ModelVersion::new("m", 2), "id", &Timeline::default());
+        step.model_started(&ModelVersion::new("m", 2), "id", &Timeline::default());
         step.executed(&Timeline { request_end: Instant(9), ..Timeline::default() });
         drop(root);
         assert!(kept.traces.lock().unwrap().is_empty());
@@ -427,23 +427,23 @@ mod tests {
     fn endless_responses_and_steps_are_limited_and_have_an_end() {
         let kept = Arc::new(Kept::default());
         let root = Traced::new(sample(true, false), None, kept.clone());
-        root.begin(&ModelVersion::new("e", 1), "", &Timeline::default());
-        for number in 0..2 * MOST as u64 {
+        root.model_started(&ModelVersion::new("e", 1), "", &Timeline::default());
+        for number in 0..2 * MAX_STAMPS_PER_STEP as u64 {
             root.stamp(Activity::GrpcSendStart, Instant(number));
         }
-        for _ in 0..2 * MOST_STEPS {
+        for _ in 0..2 * MAX_STEPS {
             let step = root.step();
             (0..8).for_each(|_| step.executed(&Timeline::default()));
         }
-        root.ended(Instant(MOST as u64 * 3));
+        root.ended(Instant(MAX_STAMPS_PER_STEP as u64 * 3));
         drop(root);
         let traces = kept.traces.lock().unwrap();
         let [Finished { parts, ended, .. }] = &traces[..] else { panic!("{traces:?}") };
-        assert_eq!((parts.len(), parts[0].stamps.len()), (1 + MOST_STEPS, MOST + 1));
+        assert_eq!((parts.len(), parts[0].stamps.len()), (1 + MAX_STEPS, MAX_STAMPS_PER_STEP + 1));
         assert_eq!(parts[0].stamps.last(), Some(&(Activity::RequestEnd, *ended)));
         let stamps: usize = parts.iter().map(|part| part.stamps.len()).sum();
         // Beyond the limit, the end of each of the eight executions is still recorded.
-        assert!((MOST_STAMPS..MOST_STAMPS + 8 * MOST_STEPS).contains(&stamps), "{stamps}");
+        assert!((MAX_STAMPS..MAX_STAMPS + 8 * MAX_STEPS).contains(&stamps), "{stamps}");
         assert!(traces[0].bytes() < 8 << 20, "{}", traces[0].bytes());
     }
 
@@ -458,7 +458,7 @@ mod tests {
         for (context, expected) in [(None, 0), (Some(context), 1)] {
             let kept = Arc::new(Kept::default());
             let traced = Traced::new(sample(true, false), context, kept.clone());
-            traced.complete(Instant(3));
+            traced.last_response(Instant(3));
             traced.refused("no", [(Activity::HttpRecvStart, Instant(1)), (Activity::HttpRecvEnd, Instant(2))]);
             drop(traced);
             let traces = kept.traces.lock().unwrap();
@@ -467,8 +467,8 @@ mod tests {
         }
         let kept = Arc::new(Kept::default());
         let traced = Traced::new(sample(true, false), None, kept.clone());
-        traced.begin(&ModelVersion::new("m", 1), "", &Timeline::default());
-        traced.complete(Instant(3));
+        traced.model_started(&ModelVersion::new("m", 1), "", &Timeline::default());
+        traced.last_response(Instant(3));
         traced.refused("no", [(Activity::HttpRecvStart, Instant(1)), (Activity::HttpRecvEnd, Instant(2))]);
         drop(traced);
         let traces = kept.traces.lock().unwrap();
@@ -480,10 +480,10 @@ mod tests {
         let kept = Arc::new(Kept::default());
         let tensor =
             |len: usize| Tensor { datatype: DataType::Uint8, shape: vec![len as i64], data: vec![0; len].into() };
-        let (small, large) = (tensor(3), tensor(MOST_BYTES));
+        let (small, large) = (tensor(3), tensor(MAX_BYTES));
         for levels in [(true, false), (false, true)] {
             let traced = Traced::new(sample(levels.0, levels.1), None, kept.clone());
-            traced.begin(&ModelVersion::new("m", 1), "", &Timeline::default());
+            traced.model_started(&ModelVersion::new("m", 1), "", &Timeline::default());
             let all = [("a", &small), ("b", &large), ("c", &small)];
             traced.tensors(TensorActivity::QueueInput, all.into_iter());
         }

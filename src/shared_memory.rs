@@ -146,7 +146,7 @@ impl Registry {
     ///
     /// # Errors
     /// The name is not registered, or the region does not contain the range.
-    pub fn lend(&self, slice: &mut Slice) -> Result<Kind, InferError> {
+    pub fn attach(&self, slice: &mut Slice) -> Result<Kind, InferError> {
         let Some(region) = self.find(&slice.name) else {
             let text = format!("Unable to find shared memory region: '{}'", slice.name);
             return Err(refusal(ErrorCode::NotFound, text));
@@ -165,7 +165,7 @@ impl Registry {
             None => return Err(overflow(slice)),
         }
         let kind = region.kind();
-        slice.lend(region);
+        slice.attach(region);
         Ok(kind)
     }
 
@@ -318,7 +318,7 @@ mod tests {
         let mut far = Slice::new("r".into(), 9, u64::MAX);
         let text = "Integer overflow detected: byte_size (18446744073709551615) + offset (9) exceeds maximum value \
                     (18446744073709551615) for region 'r'";
-        assert_eq!(refused(registry.lend(&mut far)), (ErrorCode::InvalidArg, text.into()));
+        assert_eq!(refused(registry.attach(&mut far)), (ErrorCode::InvalidArg, text.into()));
         for (offset, len, wrong) in [
             (0, 10, None),
             (9, 1, None),
@@ -330,10 +330,10 @@ mod tests {
             (0, 0, Some("offset + byte size")),
         ] {
             let expected = wrong.map(|what| format!("Invalid {what} for shared memory region: 'r'"));
-            let got = registry.lend(&mut Slice::new("r".into(), offset, len)).err().map(|error| error.message);
+            let got = registry.attach(&mut Slice::new("r".into(), offset, len)).err().map(|error| error.message);
             assert_eq!(got, expected, "{offset} {len}");
         }
-        let unknown = refused(registry.lend(&mut Slice::new("s".into(), 0, 1)));
+        let unknown = refused(registry.attach(&mut Slice::new("s".into(), 0, 1)));
         assert_eq!(unknown, (ErrorCode::NotFound, "Unable to find shared memory region: 's'".into()));
     }
 
@@ -343,18 +343,18 @@ mod tests {
         registry.insert("r", 4096, memory(Kind::System)).unwrap();
         assert_eq!(refused(registry.insert("r", 1, memory(Kind::Cuda))).0, ErrorCode::AlreadyExists);
         let mut slice = Slice::new("r".into(), 0, 8);
-        registry.lend(&mut slice).unwrap();
+        registry.attach(&mut slice).unwrap();
         let copy = slice.clone();
         assert_eq!(names(&registry, Kind::System), [("r".into(), 2)]);
         assert_eq!(registry.totals(Kind::System), (1, 4096, 2));
         registry.unregister(Kind::Cuda, Some("r"));
         registry.unregister(Kind::Cuda, None);
         registry.unregister(Kind::System, Some("nothing"));
-        registry.lend(&mut Slice::new("r".into(), 0, 8)).unwrap();
+        registry.attach(&mut Slice::new("r".into(), 0, 8)).unwrap();
         registry.unregister(Kind::System, Some("r"));
         // Look-ups find it until its last user is done, and the status shows it.
         let mut late = Slice::new("r".into(), 0, 8);
-        assert_eq!(registry.lend(&mut late), Ok(Kind::System));
+        assert_eq!(registry.attach(&mut late), Ok(Kind::System));
         assert_eq!(names(&registry, Kind::System), [("r".into(), 3)]);
         registry.unregister(Kind::System, Some("r"));
         drop(slice);
@@ -364,7 +364,7 @@ mod tests {
         // The name can be registered again; the status and look-ups then find the new region.
         registry.insert("r", 100, memory(Kind::System)).unwrap();
         let mut new = Slice::new("r".into(), 0, 8);
-        registry.lend(&mut new).unwrap();
+        registry.attach(&mut new).unwrap();
         assert_eq!(new.region().unwrap().byte_size, 100);
         drop(new);
         let status = registry.status(Kind::System, Some("r")).unwrap();
@@ -374,7 +374,7 @@ mod tests {
         drop(copy);
         assert_eq!(registry.totals(Kind::System), (1, 100, 0));
         registry.unregister(Kind::System, None);
-        registry.lend(&mut Slice::new("r".into(), 0, 8)).unwrap_err();
+        registry.attach(&mut Slice::new("r".into(), 0, 8)).unwrap_err();
         assert!(names(&registry, Kind::System).is_empty());
         assert_eq!(refused(registry.status(Kind::System, Some("r"))).0, ErrorCode::NotFound);
     }
@@ -392,7 +392,7 @@ mod tests {
         assert_eq!(refused(registry.insert("d", 1, memory(Kind::Cuda))).0, ErrorCode::Unavailable);
         // An unregistered region in use counts: its file is open.
         let mut slice = Slice::new("c".into(), 0, 8);
-        registry.lend(&mut slice).unwrap();
+        registry.attach(&mut slice).unwrap();
         registry.unregister(Kind::Cuda, Some("c"));
         assert_eq!(refused(registry.insert("d", 1, memory(Kind::Cuda))).0, ErrorCode::Unavailable);
         drop(slice);

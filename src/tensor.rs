@@ -182,7 +182,7 @@ pub fn push_bytes_element(out: &mut Vec<u8>, element: &[u8]) -> bool {
 
 /// An error in the framing of a BYTES tensor, with Triton's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WrongStrings {
+pub struct StringsError {
     /// The text.
     pub message: String,
     /// Whether the request's id precedes the text.
@@ -193,8 +193,8 @@ pub struct WrongStrings {
 ///
 /// # Errors
 /// The framing is invalid, or the number of elements differs.
-pub fn check_strings((input, model): (&str, &str), data: &[u8], expected: u64) -> Result<(), WrongStrings> {
-    let wrong = |prefixed: bool, message: String| Err(WrongStrings { message, prefixed });
+pub fn check_strings((input, model): (&str, &str), data: &[u8], expected: u64) -> Result<(), StringsError> {
+    let wrong = |prefixed: bool, message: String| Err(StringsError { message, prefixed });
     let mut rest = data;
     let mut count = 0u64;
     while let Some((prefix, after)) = rest.split_first_chunk::<4>() {

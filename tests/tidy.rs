@@ -25,8 +25,8 @@ mod tree;
 mod vocabulary;
 
 #[cfg(test)]
-#[path = "tidy/made_up.rs"]
-mod made_up;
+#[path = "tidy/checker_tests.rs"]
+mod checker_tests;
 
 use std::path::Path;
 

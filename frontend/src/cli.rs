@@ -44,7 +44,7 @@ use values::{
 
 pub use backend_setting::BackendSetting;
 pub use cache::CacheConfig;
-pub use clients::{GrpcClients, HttpClients, Patience, Tokens};
+pub use clients::{ClientTimeouts, GrpcClients, HttpClients, Tokens};
 pub use definition::{Command, MetricsCommand, MetricsConfig};
 pub use gpus::{GpuLimit, Gpus};
 pub use host_policy::HostPolicies;
@@ -132,7 +132,7 @@ pub struct Options {
     pub tokens: Tokens,
     /// Client timeouts.
     #[command(flatten)]
-    pub patience: Patience,
+    pub client_timeouts: ClientTimeouts,
     /// The metrics and their listener.
     #[command(flatten)]
     pub metrics: Metrics,

@@ -93,7 +93,7 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     options.without_effect().iter().for_each(|flag| tracing::info!("{flag}"));
     let descriptors = Descriptors::new(descriptors::raise());
     tracing::info!("{}", descriptors.describe());
-    directories::remove_left(&[pharos_torchserve::DIRECTORY]);
+    directories::remove_abandoned(&[pharos_torchserve::DIRECTORY]);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if let Some(threads) = options.http_clients.threads {
         runtime.worker_threads(threads as usize);
@@ -113,7 +113,7 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
 
 /// Prints the reason to standard error, even if logging is off.
 fn failed(reason: &str) -> ExitCode {
-    log::last_words(&format!("pharos: {reason}"));
+    log::write_final_line(&format!("pharos: {reason}"));
     ExitCode::FAILURE
 }
 
@@ -132,13 +132,14 @@ async fn serve(options: &Options, plan: Option<&Plan<Options>>, descriptors: Arc
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
     let hung_up = Arc::new(Notify::new());
     tokio::spawn(reload(hangup, hung_up.clone(), engine.clone(), source));
-    let (phase, life) = watch::channel(Phase::Serving);
+    let (phase, phases) = watch::channel(Phase::Serving);
     let budget = receive_budget(options);
-    let listeners = Listeners { options, engine: &engine, life: life.clone(), hangup: hung_up, budget: budget.clone() };
+    let listeners =
+        Listeners { options, engine: &engine, phases: phases.clone(), hangup: hung_up, budget: budget.clone() };
     let guards = listeners.guards()?;
     open_loading::warn(options, plan, &guards);
     let mut listeners = listeners.open(&guards, clouds.platforms()).await?;
-    let mut endpoints = plan.map(|plan| Endpoints::new(plan, &engine, (life, guards, budget))).transpose()?;
+    let mut endpoints = plan.map(|plan| Endpoints::new(plan, &engine, (phases, guards, budget))).transpose()?;
     let loaded = tokio::select! {
         loaded = load(&engine, options, (endpoints.as_mut(), &clouds)) => loaded.map(|tasks| listeners.extend(tasks)),
         () = ends.next() => Ok(()),
@@ -242,7 +243,7 @@ async fn end(options: &Options, engine: &Engine, ends: &mut Ends, phase: &watch:
         engine.leave();
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
-            () = ends.next() => engine.hurry(),
+            () = ends.next() => engine.abort_drain(),
         }
     }
     tracing::info!("exiting: waiting up to {} s for requests in flight", timeout.as_secs());
@@ -257,7 +258,7 @@ async fn finish(timeout: Duration, engine: &Engine, ends: &mut Ends, phase: &wat
     tokio::pin!(shutting_down);
     tokio::select! {
         unfinished = &mut shutting_down => return unfinished,
-        () = ends.next() => engine.hurry(),
+        () = ends.next() => engine.abort_drain(),
     }
     shutting_down.await
 }

@@ -83,7 +83,7 @@ impl Entry {
     }
 
     /// Creates the response to a request, with the id and the stamps of that request.
-    pub fn answer(&self, config: &ModelConfig, version: u64, request: &InferRequest) -> InferResponse {
+    pub fn to_response(&self, config: &ModelConfig, version: u64, request: &InferRequest) -> InferResponse {
         InferResponse {
             model_name: config.name.clone(),
             model_version: version.to_string(),

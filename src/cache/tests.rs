@@ -143,7 +143,7 @@ fn response() -> InferResponse {
 fn a_response_from_the_cache_has_the_id_of_its_request() {
     let entry = Entry::copy_of(&response());
     let timeline = Timeline { received: Instant(3), ..Timeline::default() };
-    let answer = entry.answer(&config(""), 7, &InferRequest { id: "second".into(), timeline, ..request() });
+    let answer = entry.to_response(&config(""), 7, &InferRequest { id: "second".into(), timeline, ..request() });
     assert_eq!((answer.id.as_str(), answer.model_name.as_str(), answer.model_version.as_str()), ("second", "m", "7"));
     assert_eq!((answer.timeline, &answer.outputs), (timeline, &response().outputs));
     assert_eq!(answer.parameters, response().parameters);

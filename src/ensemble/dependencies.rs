@@ -51,7 +51,7 @@ impl Dependencies {
     }
 
     /// Returns the shortest cycle from an ensemble over its members back to itself, including both ends.
-    pub fn circle(&self, ensemble: &str) -> Option<Vec<&str>> {
+    pub fn cycle(&self, ensemble: &str) -> Option<Vec<&str>> {
         let (start, _) = self.members.get_key_value(ensemble)?;
         let mut came_from: BTreeMap<&str, &str> = BTreeMap::new();
         let mut queue = VecDeque::from([start.as_str()]);

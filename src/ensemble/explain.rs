@@ -14,7 +14,7 @@ pub(super) struct Draft<'a> {
 
 impl Draft<'_> {
     /// Explains an input of the ensemble that no step takes, or an output that no step makes: lists maps that lead nowhere.
-    pub(super) fn unnamed(&self, role: &str, name: &str, known: &[&str]) -> String {
+    pub(super) fn explain_unmapped(&self, role: &str, name: &str, known: &[&str]) -> String {
         let (map, other) = if role == "input" { ("input_map", "made") } else { ("output_map", "taken") };
         let loose = self.tensors.iter().enumerate().filter(|(_, tensor)| match role {
             "input" => tensor.producer.is_none() && !known.contains(&tensor.name.as_str()),
@@ -22,7 +22,7 @@ impl Draft<'_> {
         });
         let loose: Vec<String> = loose
             .map(|(id, tensor)| {
-                let at = if role == "input" { self.taker(id) } else { self.maker(id) };
+                let at = if role == "input" { self.consumer(id) } else { self.producer(id) };
                 format!("'{}' of {at}", tensor.name)
             })
             .collect();
@@ -34,20 +34,20 @@ impl Draft<'_> {
     }
 
     /// Explains a tensor that no step can make, or that no step takes.
-    pub(super) fn useless(&self, tensor: TensorId, is_ready: impl Fn(TensorId) -> bool) -> String {
+    pub(super) fn explain_unusable(&self, tensor: TensorId, is_ready: impl Fn(TensorId) -> bool) -> String {
         if is_ready(tensor) {
             return format!(
                 "{} makes it, but no step takes it, nor is it an output of the ensemble",
-                self.maker(tensor)
+                self.producer(tensor)
             );
         }
         let (mut path, mut here) = (Vec::<TensorId>::new(), tensor);
         loop {
             if let Some(begin) = path.iter().position(|passed| *passed == here) {
-                let circle = path.get(begin..).unwrap_or_default();
+                let cycle = path.get(begin..).unwrap_or_default();
                 let names: Vec<String> =
-                    circle.iter().chain([&here]).map(|id| format!("'{}'", self.name(*id))).collect();
-                let steps: BTreeSet<String> = circle.iter().filter_map(|id| self.step_of(*id)).collect();
+                    cycle.iter().chain([&here]).map(|id| format!("'{}'", self.name(*id))).collect();
+                let steps: BTreeSet<String> = cycle.iter().filter_map(|id| self.step_of(*id)).collect();
                 let steps: Vec<String> = steps.into_iter().collect();
                 let (names, steps) = (names.join(" needs "), steps.join(", "));
                 return format!("it can never be made: {names} ({steps})");
@@ -55,8 +55,8 @@ impl Draft<'_> {
             path.push(here);
             let producer = self.tensors.get(here).and_then(|tensor| tensor.producer);
             let Some(step) = producer.and_then(|number| self.steps.get(number)) else {
-                let (taker, name) = (self.taker(here), self.name(here));
-                return format!("{taker} takes '{name}', which no step makes and which is no input of the ensemble");
+                let (consumer, name) = (self.consumer(here), self.name(here));
+                return format!("{consumer} takes '{name}', which no step makes and which is no input of the ensemble");
             };
             match step.inputs.iter().map(|(_, id)| *id).find(|id| !is_ready(*id)) {
                 Some(missing) => here = missing,
@@ -76,7 +76,7 @@ impl Draft<'_> {
     }
 
     /// Describes the first input that takes a tensor.
-    fn taker(&self, id: TensorId) -> String {
+    fn consumer(&self, id: TensorId) -> String {
         let number = self.tensors.get(id).and_then(|tensor| tensor.consumers.first().copied());
         let found = number.and_then(|number| {
             let step = self.steps.get(number)?;
@@ -87,7 +87,7 @@ impl Draft<'_> {
     }
 
     /// Describes the output that makes a tensor.
-    fn maker(&self, id: TensorId) -> String {
+    fn producer(&self, id: TensorId) -> String {
         let number = self.tensors.get(id).and_then(|tensor| tensor.producer);
         let found = number.and_then(|number| {
             let step = self.steps.get(number)?;

@@ -37,7 +37,7 @@ pub struct Call<T> {
     /// Its inputs by position in [`Step::inputs`]; unset ones are missing.
     pub inputs: Vec<(usize, T)>,
     /// The outputs that have consumers, by position in [`Step::outputs`].
-    pub wanted: Vec<usize>,
+    pub outputs: Vec<usize>,
 }
 
 /// A response's tensors by position in the ensemble's outputs, or its error.
@@ -137,13 +137,13 @@ impl<T: Clone> Flow<T> {
             let inputs = iteration.run.take(&ids);
             let (stage, decoupled) = (iteration.stage, self.stages.ended_by(step).is_some());
             let goal = self.goals.get(stage + usize::from(decoupled));
-            let wanted = goal.map_or_else(Vec::new, |goal| goal.wanted(&of_plan.outputs));
+            let outputs = goal.map_or_else(Vec::new, |goal| goal.requested(&of_plan.outputs));
             if decoupled {
                 self.iterations.remove(&number);
             }
             let id = CallId(self.number());
             self.calls.insert(id, Open { step, iteration: number, ..Open::default() });
-            return Some(Call { id, step, stage, decoupled, inputs, wanted });
+            return Some(Call { id, step, stage, decoupled, inputs, outputs });
         }
     }
 
@@ -227,7 +227,7 @@ impl<T: Clone> Flow<T> {
         let mut run = Run::new(Arc::clone(&self.plan), Arc::clone(goal));
         let number = self.number();
         for (id, value) in values {
-            let steps = run.settle(id, value);
+            let steps = run.resolve(id, value);
             self.ready.extend(steps.into_iter().map(|step| (number, step)));
         }
         let is_complete = run.is_complete();

@@ -278,7 +278,7 @@ fn responses_are_passed_on_in_order_even_with_missing_tensors() {
     let (plan, stages) = stages(&[(&["x"], &["a"]), (&["a"], &["y"])], &["y"], &[true, false]).unwrap();
     let mut flow = Flow::new(plan, stages, &[0], [(0, "x")]);
     let producer = flow.next_step().unwrap();
-    assert_eq!((producer.step, producer.stage, producer.decoupled, producer.wanted), (0, 0, true, vec![0]));
+    assert_eq!((producer.step, producer.stage, producer.decoupled, producer.outputs), (0, 0, true, vec![0]));
     assert_eq!(flow.response(producer.id, Ok(vec![(0, "first")])), Vec::<String>::new());
     assert_eq!(flow.response(producer.id, Ok(vec![])), ["o0"]);
     let (first, second) = (flow.next_step().unwrap(), flow.next_step().unwrap());

@@ -11,27 +11,27 @@ pub(super) struct Goal {
     /// Whether each step of the plan runs in this stage.
     pub(super) needed: Vec<bool>,
     /// The number of consumers of each tensor: steps of this stage, and the end of the stage.
-    pub(super) wanted: Vec<usize>,
+    pub(super) consumer_counts: Vec<usize>,
     /// The tensors that the decoupled step at the end of the stage, or the response, consumes; each once.
-    pub(super) ends: Vec<TensorId>,
+    pub(super) outputs: Vec<TensorId>,
 }
 
 impl Goal {
     /// Returns the goal of each stage for the requested outputs, given the decoupled steps that end the stages.
     pub(super) fn of(plan: &Plan, producers: &[usize], requested: &[usize]) -> Vec<Arc<Self>> {
         let goals = (0..=producers.len()).map(|stage| {
-            let ends: Vec<TensorId> = match producers.get(stage).and_then(|step| plan.steps().get(*step)) {
+            let outputs: Vec<TensorId> = match producers.get(stage).and_then(|step| plan.steps().get(*step)) {
                 Some(step) => step.inputs.iter().map(|(_, id)| *id).collect(),
                 None => requested.iter().filter_map(|at| plan.outputs().get(*at)).copied().collect(),
             };
-            Arc::new(Self::new(plan, producers, distinct(ends)))
+            Arc::new(Self::new(plan, producers, distinct(outputs)))
         });
         goals.collect()
     }
 
-    fn new(plan: &Plan, producers: &[usize], ends: Vec<TensorId>) -> Self {
+    fn new(plan: &Plan, producers: &[usize], outputs: Vec<TensorId>) -> Self {
         let mut needed = vec![false; plan.steps().len()];
-        let mut tensors = ends.clone();
+        let mut tensors = outputs.clone();
         while let Some(id) = tensors.pop() {
             let Some(step) = plan.tensors().get(id).and_then(|tensor| tensor.producer) else { continue };
             // The outputs of a decoupled step exist when the stage begins.
@@ -44,19 +44,19 @@ impl Goal {
             }
         }
         let is_needed = |step: &&usize| needed.get(**step) == Some(&true);
-        let wanted = plan.tensors().iter().map(|tensor| tensor.consumers.iter().filter(is_needed).count());
-        let mut wanted: Vec<usize> = wanted.collect();
-        for end in &ends {
-            if let Some(count) = wanted.get_mut(*end) {
+        let consumer_counts = plan.tensors().iter().map(|tensor| tensor.consumers.iter().filter(is_needed).count());
+        let mut consumer_counts: Vec<usize> = consumer_counts.collect();
+        for end in &outputs {
+            if let Some(count) = consumer_counts.get_mut(*end) {
                 *count += 1;
             }
         }
-        Self { needed, wanted, ends }
+        Self { needed, consumer_counts, outputs }
     }
 
     /// Returns the positions of a step's outputs that have consumers.
-    pub(super) fn wanted(&self, outputs: &[(String, TensorId)]) -> Vec<usize> {
-        let wanted = |(_, id): &(String, TensorId)| self.wanted.get(*id).is_some_and(|count| *count > 0);
+    pub(super) fn requested(&self, outputs: &[(String, TensorId)]) -> Vec<usize> {
+        let wanted = |(_, id): &(String, TensorId)| self.consumer_counts.get(*id).is_some_and(|count| *count > 0);
         outputs.iter().enumerate().filter(|(_, output)| wanted(output)).map(|(position, _)| position).collect()
     }
 }

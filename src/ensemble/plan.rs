@@ -131,7 +131,7 @@ impl Draft {
         let find = |name: &str| {
             self.by_name.get(name).copied().ok_or_else(|| {
                 let known: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
-                let why = self.explain(steps).unnamed(role, name, &known);
+                let why = self.explain(steps).explain_unmapped(role, name, &known);
                 format!("ensemble {role} '{name}' for ensemble '{}' is not used: {why}", config.name)
             })
         };
@@ -193,7 +193,7 @@ impl Draft {
                 name_of(output),
                 config.name,
                 name_of(missing),
-                self.explain(steps).useless(output, |id| is_ready(&id)),
+                self.explain(steps).explain_unusable(output, |id| is_ready(&id)),
             ));
         }
         let unused = |(id, tensor): &(TensorId, &Tensor)| {
@@ -201,7 +201,7 @@ impl Draft {
         };
         match self.tensors.iter().enumerate().find(unused) {
             Some((id, tensor)) => {
-                let why = self.explain(steps).useless(id, |id| is_ready(&id));
+                let why = self.explain(steps).explain_unusable(id, |id| is_ready(&id));
                 Err(format!("ensemble tensor '{}' is unused in ensemble '{}': {why}", tensor.name, config.name))
             }
             None => Ok(()),

@@ -14,9 +14,9 @@ use super::plan::Plan;
 struct Slot<T> {
     value: Option<T>,
     /// Whether it was produced, or omitted by the client or by its producer.
-    settled: bool,
+    resolved: bool,
     /// The number of consumers that have not taken it yet.
-    wanted: usize,
+    consumers_left: usize,
 }
 
 /// A run of a stage.
@@ -25,13 +25,17 @@ pub(super) struct Run<T> {
     plan: Arc<Plan>,
     goal: Arc<Goal>,
     slots: Vec<Slot<T>>,
-    /// The number of each step's inputs that are not settled; `None` for a step that is not needed.
+    /// The number of each step's inputs that are not resolved; `None` for a step that is not needed.
     waits: Vec<Option<usize>>,
 }
 
 impl<T: Clone> Run<T> {
     pub(super) fn new(plan: Arc<Plan>, goal: Arc<Goal>) -> Self {
-        let slots = goal.wanted.iter().map(|wanted| Slot { value: None, settled: false, wanted: *wanted }).collect();
+        let slots = goal
+            .consumer_counts
+            .iter()
+            .map(|consumers_left| Slot { value: None, resolved: false, consumers_left: *consumers_left })
+            .collect();
         let waits = plan
             .steps()
             .iter()
@@ -41,11 +45,11 @@ impl<T: Clone> Run<T> {
         Self { plan, goal, slots, waits }
     }
 
-    /// Settles a tensor: it is produced, or will never be. Returns the steps that become ready.
-    pub(super) fn settle(&mut self, id: TensorId, value: Option<T>) -> Vec<usize> {
-        let Some(slot) = self.slots.get_mut(id).filter(|slot| !slot.settled) else { return Vec::new() };
-        slot.settled = true;
-        slot.value = value.filter(|_| slot.wanted > 0);
+    /// Resolves a tensor: it is produced, or will never be. Returns the steps that become ready.
+    pub(super) fn resolve(&mut self, id: TensorId, value: Option<T>) -> Vec<usize> {
+        let Some(slot) = self.slots.get_mut(id).filter(|slot| !slot.resolved) else { return Vec::new() };
+        slot.resolved = true;
+        slot.value = value.filter(|_| slot.consumers_left > 0);
         let mut ready = Vec::new();
         for &step in self.plan.tensors().get(id).map_or(&[][..], |tensor| &tensor.consumers) {
             let Some(Some(waits)) = self.waits.get_mut(step) else { continue };
@@ -69,8 +73,8 @@ impl<T: Clone> Run<T> {
             }
         }
         let is_missing = |position: &usize| values.get(*position).is_some_and(Option::is_none);
-        let missing = self.goal.wanted(outputs).into_iter().filter(is_missing).collect();
-        let ready = outputs.iter().zip(values).flat_map(|((_, id), value)| self.settle(*id, value)).collect();
+        let missing = self.goal.requested(outputs).into_iter().filter(is_missing).collect();
+        let ready = outputs.iter().zip(values).flat_map(|((_, id), value)| self.resolve(*id, value)).collect();
         (missing, ready)
     }
 
@@ -82,16 +86,16 @@ impl<T: Clone> Run<T> {
             let Some(slot) = self.slots.get_mut(*id) else { continue };
             // A model may take one tensor as several inputs: count the step as one consumer, at the last of them.
             let last = !ids.iter().skip(position + 1).any(|later| later == id);
-            slot.wanted -= usize::from(last);
-            let value = if last && slot.wanted == 0 { slot.value.take() } else { slot.value.clone() };
+            slot.consumers_left -= usize::from(last);
+            let value = if last && slot.consumers_left == 0 { slot.value.take() } else { slot.value.clone() };
             given.extend(value.map(|value| (position, value)));
         }
         given
     }
 
-    /// Returns whether all tensors of the stage's goal are settled.
+    /// Returns whether all tensors of the stage's goal are resolved.
     pub(super) fn is_complete(&self) -> bool {
-        self.goal.ends.iter().all(|id| self.slots.get(*id).is_none_or(|slot| slot.settled))
+        self.goal.outputs.iter().all(|id| self.slots.get(*id).is_none_or(|slot| slot.resolved))
     }
 
     /// Returns the number of tensors that are kept now.

@@ -193,7 +193,7 @@ fn unset_tensors_stay_unset_in_later_steps() {
     let mut flow = begin(&plan, &[0, 1], [(0, "x")]);
     let first = flow.next_step().unwrap();
     assert_eq!((first.step, first.inputs), (0, vec![(0, "x")]), "the optional input is missing");
-    assert_eq!(first.wanted, [0, 1]);
+    assert_eq!(first.outputs, [0, 1]);
     assert_eq!(flow.done(first.id, Ok(vec![(0, "a")])), ["o1"], "returns the outputs that the step has not made");
     let second = flow.next_step().unwrap();
     assert_eq!((second.step, second.inputs), (1, vec![]), "the consumer runs without the tensor");
@@ -349,7 +349,7 @@ fn dependencies_find_cycles_and_dependents() {
         ("good", None),
         ("plain", None),
     ] {
-        assert_eq!(known.circle(ensemble).map(|path| path.join(" ")).as_deref(), expected, "{ensemble}");
+        assert_eq!(known.cycle(ensemble).map(|path| path.join(" ")).as_deref(), expected, "{ensemble}");
     }
     let with: Vec<_> = known.with_member(|member| member == "plain" || member == "other").collect();
     assert_eq!(with, ["b", "c", "good", "on"]);

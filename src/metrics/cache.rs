@@ -76,14 +76,14 @@ pub struct Cache {
     clock: Arc<CoarseClock>,
     journal: Arc<Journal>,
     /// Models that were unloaded since the last visit of the writer of the metric logs. It reads their counters once more.
-    departed: Mutex<Vec<Arc<ModelSeries>>>,
+    unloaded: Mutex<Vec<Arc<ModelSeries>>>,
 }
 
 impl Cache {
     /// Creates an empty cache for the metrics of `catalog`.
     pub fn new(catalog: Catalog, settings: Settings) -> Self {
         let journal = Arc::new(Journal::new(&settings.hostname));
-        journal.want(catalog.mode() != Mode::Prometheus);
+        journal.set_enabled(catalog.mode() != Mode::Prometheus);
         let cache = Self {
             settings,
             registry: RwLock::new(Arc::new(Registry::new(catalog, Arc::clone(&journal)))),
@@ -93,7 +93,7 @@ impl Cache {
             requests: RequestSeries::new(),
             by_alias: ByAlias::default(),
             clock: Arc::default(),
-            departed: Mutex::default(),
+            unloaded: Mutex::default(),
         };
         // Their labels are known, so views show them from the start.
         let _ = cache.host_times();
@@ -114,7 +114,7 @@ impl Cache {
         self.create_initial_series();
         self.models().iter().for_each(|series| series.set_times(self.times(series)));
         self.by_alias.redefine(|name, version| self.alias_lines(name, version));
-        self.journal.want(wanted);
+        self.journal.set_enabled(wanted);
         difference
     }
 
@@ -172,12 +172,12 @@ impl Cache {
         buckets: Vec<(String, Vec<f64>)>,
     ) -> Arc<ModelSeries> {
         let series = self.model_series(model, tags, buckets);
-        self.model_serves(&series);
+        self.show_model(&series);
         series
     }
 
     /// Creates the series of a model version that does not serve yet. No view shows them before
-    /// [`Cache::model_serves`]; until then the series of an earlier load remain.
+    /// [`Cache::show_model`]; until then the series of an earlier load remain.
     pub fn model_series(
         &self,
         model: &ModelVersion,
@@ -191,11 +191,11 @@ impl Cache {
     }
 
     /// Shows the series of a model version in all views. They replace those of an earlier load.
-    pub fn model_serves(&self, series: &Arc<ModelSeries>) {
+    pub fn show_model(&self, series: &Arc<ModelSeries>) {
         let (model, shown) = (series.model().clone(), Arc::clone(series));
         let replaced = self.models.write().unwrap_or_else(PoisonError::into_inner).insert(model, shown);
         if let Some(replaced) = replaced.filter(|replaced| !Arc::ptr_eq(replaced, series)) {
-            series.follow(&replaced);
+            series.replace(&replaced);
             self.depart(&replaced);
         }
         // The definition may have changed since the series were created.
@@ -226,7 +226,7 @@ impl Cache {
             }
         }
         let registry = self.registry();
-        for owned in series.disown() {
+        for owned in series.release_owned() {
             if let Some(family) = registry.family(&owned.spec().name) {
                 family.remove_one(owned.labels(), &owned.cell);
             }
@@ -235,14 +235,14 @@ impl Cache {
 
     /// Keeps a removed model's series until the metric logs contain the growth of its counters.
     fn depart(&self, series: &Arc<ModelSeries>) {
-        if self.journal.wanted() {
-            self.departed.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(series));
-            self.journal.touch();
+        if self.journal.is_enabled() {
+            self.unloaded.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(series));
+            self.journal.notify();
         }
     }
 
-    pub(super) fn take_departed(&self) -> Vec<Arc<ModelSeries>> {
-        std::mem::take(&mut *self.departed.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(super) fn take_unloaded(&self) -> Vec<Arc<ModelSeries>> {
+        std::mem::take(&mut *self.unloaded.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Starts counting requests by alias. Call it before models are loaded.
@@ -364,7 +364,7 @@ impl Cache {
             if let Some((_, value)) = definition.labels.iter().find(|(name, _)| name == dimension) {
                 values.push(value.clone());
                 used += 1;
-            } else if spec.open {
+            } else if spec.extensible {
                 values.push(String::new());
             } else if is_host_label(dimension) {
                 values.push(self.settings.hostname.clone());
@@ -662,7 +662,7 @@ model_metrics:
         // They remain when a model that wrote them is unloaded, and appear with a definition that contains them.
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
         let plain = cache.counter("Plain", &[]).unwrap();
-        model.own(&plain);
+        model.add_owned(&plain);
         plain.add_or_update(2.0).unwrap();
         cache.model_unloaded(&model);
         assert_eq!(cache.counter("Plain", &[]).unwrap().value(), 2.0);

@@ -135,14 +135,14 @@ pub struct MetricSpec {
     pub detected: bool,
     /// Whether a model described the metric. Its series may then omit labels (the value is empty), and a series with
     /// new labels appends them to `dimensions`.
-    pub open: bool,
+    pub extensible: bool,
 }
 
 impl MetricSpec {
     /// Returns the names and values of a series' labels. Omits the empty labels of an open metric: the series does not have them.
     pub(super) fn labelled<'a>(&'a self, values: &'a [String]) -> impl Iterator<Item = (&'a str, &'a str)> {
         let pairs = self.dimensions.iter().zip(values).map(|(name, value)| (name.as_str(), value.as_str()));
-        pairs.filter(|(_, value)| !self.open || !value.is_empty())
+        pairs.filter(|(_, value)| !self.extensible || !value.is_empty())
     }
 
     /// Creates the definition of a metric from its first sample.
@@ -160,7 +160,7 @@ impl MetricSpec {
             modes: Views::ALL,
             builtin: None,
             detected: true,
-            open: false,
+            extensible: false,
         }
     }
 }

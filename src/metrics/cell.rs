@@ -13,7 +13,7 @@ use super::summary::{CoarseClock, Summary};
 #[derive(Debug)]
 pub struct Cell {
     value: CellValue,
-    /// The number of loaded models whose workers write it; see `ModelSeries::own`.
+    /// The number of loaded models whose workers write it; see `ModelSeries::add_owned`.
     pub(super) owners: AtomicUsize,
 }
 

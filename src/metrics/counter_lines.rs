@@ -47,7 +47,7 @@ impl Counters {
     /// Omits counters whose values have fractions: `metrics::record` pushes each of their samples to the journal.
     pub fn collect(&mut self, cache: &Cache, singles: u64, mut write: impl FnMut(&Text, f64) -> bool) {
         let skip_past = self.renew(cache);
-        for series in cache.models().into_iter().chain(cache.take_departed()) {
+        for series in cache.models().into_iter().chain(cache.take_unloaded()) {
             self.models.entry(Arc::as_ptr(&series).addr()).or_insert_with(|| (series, Rows::new()));
         }
         // A series without other owners cannot grow any more, so this is its last reading.

@@ -157,7 +157,7 @@ impl Durations {
                 histogram.observe(part(*stage, timeline));
             }
             if let Some(summary) = self.summary(*stage) {
-                summary.clock().tell(timeline.request_end);
+                summary.clock().set(timeline.request_end);
                 summary.observe(part(*stage, timeline) as f64 / 1000.0);
             }
         }

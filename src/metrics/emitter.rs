@@ -98,7 +98,7 @@ impl Throttle {
     const SECOND_NS: u64 = 1_000_000_000;
 
     /// Returns the number of events suppressed since the last one that passed, if this event passes.
-    pub fn pass(&mut self, now: Instant) -> Option<u64> {
+    pub fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now.ns_since(last) < Self::SECOND_NS) {
             self.held += 1;
             return None;
@@ -140,11 +140,11 @@ mod tests {
     #[test]
     fn one_event_a_second_passes() {
         let mut throttle = Throttle::default();
-        assert_eq!(throttle.pass(Instant(5)), Some(0));
-        assert_eq!(throttle.pass(Instant(6)), None);
-        assert_eq!(throttle.pass(Instant(1_000_000_004)), None);
-        assert_eq!(throttle.pass(Instant(1_000_000_005)), Some(2));
-        assert_eq!(throttle.pass(Instant(9_000_000_000)), Some(0));
+        assert_eq!(throttle.admit(Instant(5)), Some(0));
+        assert_eq!(throttle.admit(Instant(6)), None);
+        assert_eq!(throttle.admit(Instant(1_000_000_004)), None);
+        assert_eq!(throttle.admit(Instant(1_000_000_005)), Some(2));
+        assert_eq!(throttle.admit(Instant(9_000_000_000)), Some(0));
     }
 
     #[test]

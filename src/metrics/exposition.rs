@@ -73,7 +73,7 @@ pub fn render_named(cache: &Arc<Cache>, format: Format, names: &Names) -> String
     let logs_only = readings.catalog().mode() == Mode::Tslog;
     let view = Arc::new(View { readings, format });
     let shown = view.readings.families().iter();
-    let shown = shown.filter(|family| family.views.prometheus && names.may_want(&family.spec.name));
+    let shown = shown.filter(|family| family.views.prometheus && names.may_contain(&family.spec.name));
     let shown: Vec<(&Arc<Family>, bool)> = shown.map(|family| (family, view.is_by_hand(family))).collect();
     let mut text = String::new();
     for run in shown.chunk_by(|(_, one), (_, other)| one == other) {

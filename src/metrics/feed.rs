@@ -37,14 +37,14 @@ enum Destination {
 }
 
 /// The increase of the worker's drop count between two readings, at most. Far more than its threads can record meanwhile.
-const MOST_DROPPED: u64 = 1 << 24;
+const MAX_DROPPED: u64 = 1 << 24;
 
 /// Returns the increase of the worker's drop count. Worker memory is not trusted: a decrease counts as 0, and a jump as
-/// at most [`MOST_DROPPED`].
+/// at most [`MAX_DROPPED`].
 fn step(known: &mut u64, counted: u64) -> u64 {
     let before = *known;
     *known = counted.max(before);
-    counted.saturating_sub(before).min(MOST_DROPPED)
+    counted.saturating_sub(before).min(MAX_DROPPED)
 }
 
 /// The result of one call of [`Feed::drain`].
@@ -80,7 +80,7 @@ impl Feed {
         let mut drained = Drained::default();
         let find = |definition: &Definition| match cache.resolve(definition) {
             Ok(series) => {
-                model.own(&series);
+                model.add_owned(&series);
                 Destination::Series(series)
             }
             Err(SampleError::Disabled(_)) => Destination::Off,
@@ -179,7 +179,7 @@ mod tests {
         let mut known = 0;
         let steps =
             [3, 3, 0, 5, 1_000_000_000_000_000_000, 7, u64::MAX, 0, u64::MAX].map(|read| step(&mut known, read));
-        assert_eq!(steps, [3, 0, 0, 2, MOST_DROPPED, 0, MOST_DROPPED, 0, 0]);
+        assert_eq!(steps, [3, 0, 0, 2, MAX_DROPPED, 0, MAX_DROPPED, 0, 0]);
     }
 
     #[test]

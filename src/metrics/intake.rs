@@ -97,7 +97,7 @@ fn take_printed(cache: &Cache, model: &ModelSeries, line: &worker_lines::Line<'_
         }
     };
     let series = cache.resolve(&definition)?;
-    model.own(&series);
+    model.add_owned(&series);
     Ok(series.add_or_update_for(line.value, line.request_ids)?)
 }
 

@@ -36,13 +36,13 @@ pub struct Line {
     text: Text,
     counter: bool,
     /// Whether it leaves the last free places to other series; see [`Journal::take`].
-    yields: bool,
+    low_priority: bool,
     /// The factor between a sample's value and the metric's unit.
     scale: f64,
     /// The sum of a counter's increments that no line contains yet, as the bits of an f64.
     held: AtomicU64,
     /// Whether the journal lists this series as having held increments.
-    owed: AtomicBool,
+    listed: AtomicBool,
 }
 
 impl Line {
@@ -51,10 +51,10 @@ impl Line {
         Self {
             text: Text::new(spec, spec.labelled(labels), hostname),
             counter: spec.kind == Kind::Counter,
-            yields: false,
+            low_priority: false,
             scale: 1.0,
             held: AtomicU64::new(0),
-            owed: AtomicBool::new(false),
+            listed: AtomicBool::new(false),
         }
     }
 
@@ -62,7 +62,7 @@ impl Line {
     /// `scale` of them are one of the metric's unit. `labels` are as in [`Text::of_server`].
     pub(super) fn of_server(spec: &MetricSpec, labels: &[(&str, &str)], hostname: &str, scale: f64) -> Self {
         let text = Text::of_server(spec, labels, hostname);
-        Self { text, counter: true, yields: true, scale, held: AtomicU64::new(0), owed: AtomicBool::new(false) }
+        Self { text, counter: true, low_priority: true, scale, held: AtomicU64::new(0), listed: AtomicBool::new(false) }
     }
 
     /// Returns its text.
@@ -80,7 +80,7 @@ impl Line {
         atomic::add(&self.held, value);
         // Only the first sample after a visit lists the series. The writer resets the flag before it takes the sum, so
         // a sample recorded in between is either part of this sum or listed again.
-        !self.owed.swap(true, Ordering::AcqRel)
+        !self.listed.swap(true, Ordering::AcqRel)
     }
 }
 
@@ -89,7 +89,7 @@ impl Line {
 pub struct Batch {
     entries: Vec<Entry>,
     request_ids: String,
-    owing: Vec<Arc<Line>>,
+    held_lines: Vec<Arc<Line>>,
 }
 
 #[derive(Debug)]
@@ -138,7 +138,7 @@ pub struct Journal {
     skipped: [AtomicU64; File::ALL.len()],
     waker: OnceLock<Waker>,
     /// Whether the definition of the metrics contains logged metrics.
-    wanted: AtomicBool,
+    enabled: AtomicBool,
 }
 
 impl fmt::Debug for Journal {
@@ -157,7 +157,7 @@ impl Journal {
             queue: Mutex::default(),
             skipped: Default::default(),
             waker: OnceLock::new(),
-            wanted: AtomicBool::new(false),
+            enabled: AtomicBool::new(false),
         }
     }
 
@@ -166,28 +166,28 @@ impl Journal {
         &self.hostname
     }
 
-    /// Attaches the writer. `wake` is called if there is work after [`Journal::rest`], from the thread that records a
+    /// Attaches the writer. `wake` is called if there is work after [`Journal::sleep`], from the thread that records a
     /// sample; it must not block. Only the first call has an effect.
-    pub fn attach(&self, wake: impl Fn() + Send + Sync + 'static) {
+    pub fn attach_writer(&self, wake: impl Fn() + Send + Sync + 'static) {
         let _ = self.waker.set(Box::new(wake));
-        self.want(self.wanted.load(Ordering::Acquire));
+        self.set_enabled(self.enabled.load(Ordering::Acquire));
     }
 
     /// Sets whether the definition of the metrics contains logged metrics.
-    pub(super) fn want(&self, wanted: bool) {
-        self.wanted.store(wanted, Ordering::Release);
+    pub(super) fn set_enabled(&self, enabled: bool) {
+        self.enabled.store(enabled, Ordering::Release);
         let Some(wake) = self.waker.get() else { return };
-        self.state.store(if wanted { AWAKE } else { OFF }, Ordering::Release);
+        self.state.store(if enabled { AWAKE } else { OFF }, Ordering::Release);
         wake();
     }
 
     /// Returns whether a writer is attached and the definition contains logged metrics.
-    pub fn wanted(&self) -> bool {
+    pub fn is_enabled(&self) -> bool {
         self.state.load(Ordering::Acquire) != OFF
     }
 
     /// Wakes the writer because the cell of a counter has changed, or other data that the writer reads itself.
-    pub(super) fn touch(&self) {
+    pub(super) fn notify(&self) {
         if self.state.load(Ordering::Relaxed) == ASLEEP {
             self.wake();
         }
@@ -221,9 +221,9 @@ impl Journal {
             let fits = |batch: &Batch| batch.request_ids.len() + request_ids.len() <= MAX_REQUEST_IDS;
             while *room > 0 && fits(batch) {
                 let Some((line, value)) = samples.next() else { break };
-                if line.yields && *room <= *kept {
+                if line.low_priority && *room <= *kept {
                     if line.hold(value) {
-                        batch.owing.push(Arc::clone(line));
+                        batch.held_lines.push(Arc::clone(line));
                     }
                     continue;
                 }
@@ -236,12 +236,12 @@ impl Journal {
                 self.full.store(true, Ordering::Relaxed);
             }
         }
-        samples.for_each(|(line, value)| self.put_off(line, value));
-        self.touch();
+        samples.for_each(|(line, value)| self.hold_back(line, value));
+        self.notify();
     }
 
     /// Handles a sample without a place in the queue: holds a counter's increment for later, and skips any other sample.
-    pub fn put_off(&self, line: &Arc<Line>, value: f64) {
+    pub fn hold_back(&self, line: &Arc<Line>, value: f64) {
         if !line.counter {
             if let Some(skipped) = self.skipped.get(line.text.file() as usize) {
                 skipped.fetch_add(1, Ordering::Relaxed);
@@ -249,7 +249,7 @@ impl Journal {
             return;
         }
         if line.hold(value) {
-            self.lock().batch.owing.push(Arc::clone(line));
+            self.lock().batch.held_lines.push(Arc::clone(line));
         }
     }
 
@@ -259,33 +259,33 @@ impl Journal {
         batch.clear();
         let mut queue = self.lock();
         std::mem::swap(&mut queue.batch, batch);
-        // Held increments that the previous batch did not settle move to this one.
-        batch.owing.append(&mut queue.batch.owing);
+        // Held increments that the previous batch did not flush move to this one.
+        batch.held_lines.append(&mut queue.batch.held_lines);
         (queue.room, queue.kept) = (room.min(MAX_WAITING), kept);
         drop(queue);
         self.full.store(false, Ordering::Relaxed);
     }
 
     /// For the writer: passes the held increments of each listed counter to `each`, once. Keeps those that `each`
-    /// refuses. If a batch is not settled, its increments move to the next batch.
-    pub fn settle(&self, batch: &mut Batch, mut each: impl FnMut(&Arc<Line>, f64) -> bool) {
-        for line in batch.owing.drain(..) {
-            line.owed.store(false, Ordering::Release);
+    /// refuses. If a batch is not flushed, its increments move to the next batch.
+    pub fn flush_held(&self, batch: &mut Batch, mut each: impl FnMut(&Arc<Line>, f64) -> bool) {
+        for line in batch.held_lines.drain(..) {
+            line.listed.store(false, Ordering::Release);
             let value = f64::from_bits(line.held.swap(0, Ordering::AcqRel));
             if value > 0.0 && !each(&line, value) {
-                self.put_off(&line, value);
+                self.hold_back(&line, value);
             }
         }
     }
 
     /// For the writer: it has no work and must be woken. It must check once more after a while before it relies on
     /// that, because a thread that recorded a sample just before may have seen it awake.
-    pub fn rest(&self) {
+    pub fn sleep(&self) {
         let _ = self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Returns whether nothing was recorded since [`Journal::rest`].
-    pub fn resting(&self) -> bool {
+    /// Returns whether nothing was recorded since [`Journal::sleep`].
+    pub fn is_asleep(&self) -> bool {
         self.state.load(Ordering::Acquire) != AWAKE
     }
 

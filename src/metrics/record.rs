@@ -23,20 +23,21 @@ use crate::error::Reason;
 use crate::id::TraceId;
 use crate::timeline::{ComputeStamps, SendReason, Timeline};
 pub use connections::{
-    connection_accepted, connection_refused, connections_open, credentials_read, credentials_watched, listener_opened,
+    connection_accepted, connection_refused, connections_open, credentials_reloaded, credentials_watched,
+    listener_opened,
 };
-pub use stores::{object_fetched, object_not_fetched, store_asked, store_opened};
+pub use stores::{object_fetch_failed, object_fetched, store_opened, store_polled};
 
 /// Counts a predict request that was parsed and whose model was found. The model's checks or the queue may still refuse it.
 pub fn inference_requested(series: &ModelSeries) {
     series.counts.requests.add(1);
-    series.journal().touch();
+    series.journal().notify();
 }
 
 /// Counts such a request by its alias, if the server counts by alias.
 pub fn alias_requested(cache: &Cache, alias: &AliasCounts) {
     alias.counts.requests.add(1);
-    cache.journal().touch();
+    cache.journal().notify();
 }
 
 /// Counts a successful request by its alias.
@@ -69,7 +70,7 @@ pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64
     series.counts.compute_output_ns.add(output);
     series.counts.inference_count.add(batch_size.max(1));
     series.durations.observe(timeline);
-    series.journal().touch();
+    series.journal().notify();
 }
 
 /// Adds the queue and compute durations of one execution of a request of an iterative sequence that will be executed
@@ -82,7 +83,7 @@ pub fn inference_rescheduled(series: &ModelSeries, timeline: &Timeline) {
     series.counts.compute_output_ns.add(output);
     let line = series.times().queue_latency.clone();
     series.journal().push_all(line.iter().map(|line| (line, timeline.queue_ns() as f64)), "");
-    series.journal().touch();
+    series.journal().notify();
 }
 
 /// Counts a request that the response cache answered; the look-up took `lookup_ns`. All compute stamps of the timeline
@@ -97,7 +98,7 @@ pub fn cache_hit(series: &ModelSeries, timeline: &Timeline, lookup_ns: u64) {
     series.counts.cache_hit_ns.add(lookup_ns);
     series.durations.observe_hit(timeline, lookup_ns);
     series.journal().push_all(latency_lines(&series.times(), timeline), "");
-    series.journal().touch();
+    series.journal().notify();
 }
 
 /// Counts a successful request for which the response cache had no response. `cache_ns` is the time for looking it up
@@ -110,7 +111,7 @@ pub fn cache_miss(series: &ModelSeries, cache_ns: u64) {
     series.counts.cache_misses.add(1);
     series.counts.cache_miss_ns.add(cache_ns);
     series.durations.observe_miss(cache_ns);
-    series.journal().touch();
+    series.journal().notify();
 }
 
 /// Adds exemplars with the trace of a successful request to its latencies. `now_ms` is the wall clock.
@@ -202,7 +203,7 @@ pub fn worker_loaded(cache: &Cache, series: &ModelSeries, instance: u32, ms: u64
     });
     let labels = [worker.as_str(), "Host", cache.hostname()];
     if let Ok(gauge) = cache.gauge(Builtin::WorkerLoadTime.name(), &labels) {
-        series.own(&gauge);
+        series.add_owned(&gauge);
         // A gauge accepts every value.
         let _ = gauge.add_or_update(ms as f64);
     }
@@ -222,7 +223,7 @@ pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeS
     }
     series.counts.execution_count.add(1);
     series.last_inference_ms.raise_to(now_ms);
-    series.journal().touch();
+    series.journal().notify();
 }
 
 /// Counts a request that failed after entering the queue; `request_ns` is the time since its start.
@@ -234,7 +235,7 @@ pub fn inference_failed(series: &ModelSeries, reason: Reason, request_ns: u64) {
     if let Some(cell) = series.failures.get(failure.index()) {
         cell.add(1);
         series.failure_ns.add(request_ns);
-        series.journal().touch();
+        series.journal().notify();
     }
 }
 
@@ -289,14 +290,14 @@ pub fn ensemble_failed(series: &ModelSeries, reason: Reason, request_ns: u64) {
 fn step_series(cache: &Cache, series: &ModelSeries, (number, member): (usize, &str)) -> Option<Arc<Series>> {
     let labels = [&*series.model().name, series.version(), &number.to_string(), member];
     let histogram = cache.histogram(Builtin::EnsembleStep.name(), &labels).ok()?;
-    series.own(&histogram);
+    series.add_owned(&histogram);
     Some(histogram)
 }
 
 fn overhead_series(cache: &Cache, series: &ModelSeries) -> Option<Arc<Series>> {
     let labels = [&*series.model().name, series.version()];
     let histogram = cache.histogram(Builtin::EnsembleOverhead.name(), &labels).ok()?;
-    series.own(&histogram);
+    series.add_owned(&histogram);
     Some(histogram)
 }
 
@@ -326,7 +327,7 @@ pub fn memory_usage(series: &ModelSeries, (bytes, pinned): (u64, u64), gpus: Vec
 /// Counts the answer to a request of any kind, including malformed and unknown ones. Call exactly once for each request.
 pub fn request_answered(cache: &Cache, protocol: Protocol, route: Route, outcome: Outcome) {
     cache.requests().add(protocol, route, outcome);
-    cache.journal().touch();
+    cache.journal().notify();
 }
 
 /// Records a state change of an instance: `from` is `None` for a new instance, `to` for a removed one.
@@ -341,19 +342,19 @@ pub fn instance_state(series: &ModelSeries, from: Option<InstanceState>, to: Opt
 /// Counts a restart of a lost instance.
 pub fn instance_restarted(series: &ModelSeries) {
     series.counts.restarts.add(1);
-    series.journal().touch();
+    series.journal().notify();
 }
 
 /// Counts an output that was passed on although its datatype or batch dimension differs from the model's configuration.
 pub fn output_mismatched(series: &ModelSeries) {
     series.counts.output_mismatches.add(1);
-    series.journal().touch();
+    series.journal().notify();
 }
 
 /// Counts metric samples of the model's workers that were dropped or refused.
 pub fn samples_dropped(series: &ModelSeries, count: u64) {
     series.counts.samples_dropped.add(count);
-    series.journal().touch();
+    series.journal().notify();
 }
 
 /// Counts lost lines of the server's log at a destination; `count` 0 creates the series.

@@ -8,7 +8,7 @@ use super::atomic::Count;
 
 /// The number of responses that are counted separately. All later ones are counted with the last of these, since a
 /// model may send any number.
-pub(super) const MOST_RESPONSES: u64 = 1024;
+pub(super) const MAX_RESPONSES: u64 = 1024;
 
 /// The outcome of a response of a decoupled model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl ResponseCells {
             duration.ns = duration.ns.wrapping_add(ns);
         };
         let mut cells = self.lock();
-        let cell = cells.entry(number.min(MOST_RESPONSES - 1)).or_default();
+        let cell = cells.entry(number.min(MAX_RESPONSES - 1)).or_default();
         let total = infer_ns.wrapping_add(output_ns);
         match kind {
             ResponseKind::Success => add(&mut cell.success, total),

@@ -46,7 +46,7 @@ pub struct ModelSeries {
     pub(super) pending: Level,
     pub(super) instances: [Level; InstanceState::ALL.len()],
     /// The series of earlier loads that still have requests or instances.
-    before: Mutex<Vec<Weak<ModelSeries>>>,
+    predecessors: Mutex<Vec<Weak<ModelSeries>>>,
     /// Bytes by which loading increased the resident memory of all instances' processes.
     pub(super) memory: Count,
     /// Bytes that the instances have registered with GPU drivers (pinned memory).
@@ -111,7 +111,7 @@ impl ModelSeries {
             responses: ResponseCells::default(),
             pending: Level::default(),
             instances: Default::default(),
-            before: Mutex::default(),
+            predecessors: Mutex::default(),
             memory: Count::default(),
             pinned: Count::default(),
             gpu_memory: Mutex::default(),
@@ -138,20 +138,20 @@ impl ModelSeries {
     }
 
     /// Makes these series the successors of others, which may still have requests and instances.
-    pub(super) fn follow(&self, before: &Arc<ModelSeries>) {
-        let mut all = before.before().clone();
+    pub(super) fn replace(&self, before: &Arc<ModelSeries>) {
+        let mut all = before.predecessors().clone();
         all.push(Arc::downgrade(before));
         all.retain(|other| other.strong_count() > 0);
-        *self.before() = all;
+        *self.predecessors() = all;
     }
 
-    fn before(&self) -> MutexGuard<'_, Vec<Weak<ModelSeries>>> {
-        self.before.lock().unwrap_or_else(PoisonError::into_inner)
+    fn predecessors(&self) -> MutexGuard<'_, Vec<Weak<ModelSeries>>> {
+        self.predecessors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the sum of a level over this load and the remains of earlier loads.
     pub(super) fn level(&self, of: impl Fn(&ModelSeries) -> &Level) -> i64 {
-        let before: i64 = self.before().iter().filter_map(Weak::upgrade).map(|other| of(&other).get()).sum();
+        let before: i64 = self.predecessors().iter().filter_map(Weak::upgrade).map(|other| of(&other).get()).sum();
         of(self).get() + before
     }
 
@@ -179,7 +179,7 @@ impl ModelSeries {
     }
 
     /// Registers that this model's workers write `series`. The series is removed with the last such model.
-    pub(super) fn own(&self, series: &Arc<Series>) {
+    pub(super) fn add_owned(&self, series: &Arc<Series>) {
         let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
         owned.entry(Arc::as_ptr(&series.cell).addr()).or_insert_with(|| {
             series.cell.owners.fetch_add(1, Ordering::Relaxed);
@@ -188,7 +188,7 @@ impl ModelSeries {
     }
 
     /// Releases the series that its workers wrote. Returns those that no other model's workers write.
-    pub(super) fn disown(&self) -> Vec<Arc<Series>> {
+    pub(super) fn release_owned(&self) -> Vec<Arc<Series>> {
         let owned = std::mem::take(&mut *self.owned.lock().unwrap_or_else(PoisonError::into_inner));
         let last = |series: &Arc<Series>| series.cell.owners.fetch_sub(1, Ordering::Relaxed) == 1;
         owned.into_values().filter(last).collect()

@@ -22,7 +22,7 @@ pub struct CoarseClock(AtomicU32);
 
 impl CoarseClock {
     /// Sets the time. Earlier times than the present one are ignored.
-    pub fn tell(&self, now: Instant) {
+    pub fn set(&self, now: Instant) {
         let second = u32::try_from(now.0 / 1_000_000_000 + 1).unwrap_or(u32::MAX);
         if self.0.load(Ordering::Relaxed) < second {
             self.0.fetch_max(second, Ordering::Relaxed);
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     fn at(clock: &CoarseClock, second: u64) {
-        clock.tell(Instant(second * 1_000_000_000));
+        clock.set(Instant(second * 1_000_000_000));
     }
 
     #[test]

@@ -91,7 +91,7 @@ pub(super) fn fill(
         |model: &&SignatureTensor| !is_made_by_server(config, &model.name) && !is_state(config, &model.name);
     let inputs: Vec<_> = signature.inputs.iter().filter(is_client_input).cloned().collect();
     let is_client_output =
-        |model: &&SignatureTensor| state::written(config).iter().all(|state| state.output_name != model.name);
+        |model: &&SignatureTensor| state::configured_states(config).iter().all(|state| state.output_name != model.name);
     let outputs: Vec<_> = signature.outputs.iter().filter(is_client_output).cloned().collect();
     let whole = config.clone();
     fill_tensors(&whole, &mut config.input, &inputs);
@@ -103,12 +103,12 @@ pub(super) fn fill(
 
 /// Returns whether the input is a state, which the server keeps.
 fn is_state(config: &proto::ModelConfig, input: &str) -> bool {
-    state::written(config).iter().any(|state| state.input_name == input)
+    state::configured_states(config).iter().any(|state| state.input_name == input)
 }
 
 /// Returns the model's inputs and outputs for the states.
 fn states(config: &proto::ModelConfig) -> (Vec<proto::ModelInput>, Vec<proto::ModelOutput>) {
-    let both = state::written(config).iter().map(|state| {
+    let both = state::configured_states(config).iter().map(|state| {
         let (data_type, dims) = (state.data_type, state.dims.clone());
         let input = proto::ModelInput { name: state.input_name.clone(), data_type, dims, ..Default::default() };
         let dims = state.dims.clone();

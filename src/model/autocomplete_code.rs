@@ -58,7 +58,7 @@ impl Draft {
 
     /// Returns whether querying the model's code can be skipped, which saves starting an interpreter twice: the configuration of
     /// a TorchServe archive is taken to be complete if it has inputs and outputs.
-    pub fn needs_no_answer(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.proto.backend == "torchserve" && !self.proto.input.is_empty() && !self.proto.output.is_empty()
     }
 
@@ -77,7 +77,7 @@ impl Draft {
 
     /// Builds the query for the code of a resolved model, as JSON: `{"config": {...}, "directory": "...", "model_directory":
     /// "...", "version": N, "backend": "..."}`. The configuration includes all defaults, as in Triton.
-    pub fn question(&self, place: &CodeLocation<'_>, gpus: &[u32]) -> String {
+    pub fn query(&self, place: &CodeLocation<'_>, gpus: &[u32]) -> String {
         let mut config = self.proto.clone();
         normalize::defaults(&mut config, &Completion { gpus, ..Completion::default() });
         let text = |text: &str| serde_json::Value::from(text);
@@ -96,7 +96,7 @@ impl Draft {
     ///
     /// # Errors
     /// The answer is an error, has another form, or contradicts the configuration.
-    pub fn answered(mut self, answer: &str, gpus: &[u32]) -> Result<Self, ConfigError> {
+    pub fn merge_answer(mut self, answer: &str, gpus: &[u32]) -> Result<Self, ConfigError> {
         let name = self.proto.name.clone();
         let wrong = |what: &str| ConfigError::new(format!("auto-complete of model '{name}' has answered {what}"));
         let parsed: Answer<'_> =

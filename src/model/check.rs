@@ -10,7 +10,7 @@ use crate::data::Data;
 use crate::error::InferError;
 use crate::infer::{InferInput, InferRequest};
 use crate::tensor::{
-    DataType, Tensor, WrongStrings, byte_size, check_strings, element_count, format_shape, push_bytes_element,
+    DataType, StringsError, Tensor, byte_size, check_strings, element_count, format_shape, push_bytes_element,
 };
 
 const BATCH_NOTE: &str = "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be \
@@ -39,8 +39,8 @@ impl From<String> for Refusal {
     }
 }
 
-impl From<WrongStrings> for Refusal {
-    fn from(wrong: WrongStrings) -> Self {
+impl From<StringsError> for Refusal {
+    fn from(wrong: StringsError) -> Self {
         Self { error: InferError::invalid(wrong.message), prefixed: wrong.prefixed }
     }
 }

@@ -136,7 +136,7 @@ impl ModelConfig {
     pub fn with_decoupled(&self, decoupled: bool) -> Result<Self, ConfigError> {
         validate::check_cache(&self.proto, self.response_cache, decoupled)?;
         let mut config = self.clone();
-        config.warnings.extend(self.says_decoupled_in_vain(decoupled));
+        config.warnings.extend(self.ineffective_decoupled_warning(decoupled));
         config.decoupled = decoupled;
         config.proto.model_transaction_policy = Some(proto::ModelTransactionPolicy { decoupled });
         Ok(config)

@@ -41,7 +41,7 @@ const BACKENDS: [KnownBackend; 8] = [
 
 /// Returns the name under which a backend looks for a model file of this name: the name itself, or the backend's default name
 /// with the same ending; `None` for any other kind of file.
-pub fn usual_model_file(name: &str) -> Option<String> {
+pub fn default_model_file(name: &str) -> Option<String> {
     let is_usual =
         |row: &&KnownBackend| row.files.contains(&name) || (row.endings.contains(&ARCHIVE) && name.ends_with(ARCHIVE));
     if BACKENDS.iter().any(|row| is_usual(&row)) {

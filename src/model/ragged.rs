@@ -65,7 +65,7 @@ impl BatchInput {
             BatchInputKind::MaxElementCountAsShape => {
                 let most = counts.iter().copied().max().unwrap_or(0);
                 let len = usize::try_from(most).ok()?.checked_mul(4)?;
-                return (len <= MOST_BYTES).then(|| (vec![most], vec![0; len]));
+                return (len <= MAX_BYTES).then(|| (vec![most], vec![0; len]));
             }
             BatchInputKind::ItemShape | BatchInputKind::ItemShapeFlatten => {
                 let (items, values) = item_shapes(shapes, batching)?;
@@ -88,7 +88,7 @@ impl BatchInput {
 }
 
 /// The maximum size, in bytes, of a tensor of which only the shape is meaningful.
-const MOST_BYTES: usize = 1 << 30;
+const MAX_BYTES: usize = 1 << 30;
 
 fn length(values: &[i64]) -> i64 {
     i64::try_from(values.len()).unwrap_or(i64::MAX)

@@ -51,7 +51,7 @@ pub(super) const PARAMETERS: [&str; 6] = [
 ];
 
 /// The maximum number of threads of a session.
-const MOST_THREADS: usize = 1024;
+const MAX_THREADS: usize = 1024;
 
 impl ModelConfig {
     /// Returns the options of this model's session.
@@ -65,7 +65,7 @@ impl ModelConfig {
         };
         let threads = |key: &str| match parameter(key).map(|value| (value, value.parse::<usize>())) {
             None | Some((_, Ok(0))) => Ok(None),
-            Some((_, Ok(threads))) if threads <= MOST_THREADS => Ok(Some(threads)),
+            Some((_, Ok(threads))) if threads <= MAX_THREADS => Ok(Some(threads)),
             Some((value, _)) => Err(wrong(key, value, "whole numbers from 0 (the server chooses) to 1024")),
         };
         let switch = |key: &str| match parameter(key).map(|value| (value, value.to_ascii_lowercase())) {

@@ -46,7 +46,7 @@ pub struct StateValue {
 }
 
 /// The maximum size of an initial value, in bytes. The server needs this memory for each sequence.
-const MOST_BYTES: u64 = 1 << 30;
+const MAX_BYTES: u64 = 1 << 30;
 
 impl StateSpec {
     /// Returns whether a value may have this shape (without the batch).
@@ -98,15 +98,15 @@ impl StateSpec {
 /// Returns the size of zeros of this shape, in bytes. An empty string takes four bytes for its length.
 fn first_bytes(datatype: DataType, shape: &[i64]) -> Option<usize> {
     let len = byte_size(datatype, shape).or_else(|| element_count(shape)?.checked_mul(4))?;
-    usize::try_from(len).ok().filter(|_| len <= MOST_BYTES)
+    usize::try_from(len).ok().filter(|_| len <= MAX_BYTES)
 }
 
 fn too_large(name: &str) -> String {
-    format!("the initial value of state '{name}' takes more than {MOST_BYTES} bytes for each sequence")
+    format!("the initial value of state '{name}' takes more than {MAX_BYTES} bytes for each sequence")
 }
 
 /// Returns the states as written in the configuration.
-pub(super) fn written(proto: &proto::ModelConfig) -> &[State] {
+pub(super) fn configured_states(proto: &proto::ModelConfig) -> &[State] {
     match &proto.scheduling_choice {
         Some(SchedulingChoice::SequenceBatching(sequence)) => &sequence.state,
         _ => &[],
@@ -117,7 +117,7 @@ pub(super) fn written(proto: &proto::ModelConfig) -> &[State] {
 pub(super) fn states(proto: &proto::ModelConfig) -> Result<Vec<StateSpec>, ConfigError> {
     let mut states: Vec<StateSpec> = Vec::new();
     let mut hidden = 0;
-    for raw in written(proto) {
+    for raw in configured_states(proto) {
         if states.iter().any(|state| state.input_name == raw.input_name) {
             return error(format!("State input name '{}' specified more than once.", raw.input_name));
         }

@@ -6,7 +6,7 @@ use crate::infer::{CorrelationId, InferInput, InferRequest};
 use crate::tensor::{DataType, Tensor, byte_size, element_count, push_bytes_element};
 
 /// The maximum size of one input of a warm-up, in bytes.
-const MOST_BYTES: u64 = 1 << 30;
+const MAX_BYTES: u64 = 1 << 30;
 
 /// One execution of a warm-up.
 #[derive(Clone, Debug)]
@@ -74,8 +74,8 @@ impl WarmupInput {
     fn data(&self, shape: &[i64], file: impl Fn(&str) -> Result<Vec<u8>, String>) -> Result<Data, String> {
         let elements = element_count(shape).ok_or_else(|| format!("dims {:?} are not all 0 or greater", self.dims))?;
         let size = byte_size(self.datatype, shape);
-        if size.unwrap_or(elements.saturating_mul(5)) > MOST_BYTES {
-            return Err(format!("dims {:?} take more than {MOST_BYTES} bytes", self.dims));
+        if size.unwrap_or(elements.saturating_mul(5)) > MAX_BYTES {
+            return Err(format!("dims {:?} take more than {MAX_BYTES} bytes", self.dims));
         }
         let count = usize::try_from(elements).unwrap_or(usize::MAX);
         let bytes = match &self.data {

@@ -194,7 +194,7 @@ fn of_session(config: &ModelConfig) -> Vec<Row> {
 
 impl ModelConfig {
     /// Returns a warning if an ensemble is configured as decoupled but none of its members is.
-    pub(super) fn says_decoupled_in_vain(&self, decoupled: bool) -> Option<String> {
+    pub(super) fn ineffective_decoupled_warning(&self, decoupled: bool) -> Option<String> {
         let is_ensemble = matches!(self.scheduling, Scheduling::Ensemble { .. });
         (is_ensemble && self.decoupled && !decoupled).then(|| {
             "'model_transaction_policy' says that it is decoupled, but none of its members is: it answers once"

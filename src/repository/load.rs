@@ -17,7 +17,7 @@ const LONGEST_PATH: usize = 1024;
 const LONGEST_NAME: usize = 255;
 
 /// The maximum number of files in one load.
-const MOST_FILES: usize = 10_000;
+const MAX_FILES: usize = 10_000;
 
 /// The kind of a load parameter, derived from its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +65,8 @@ impl Override {
             } else {
                 return Err(format!("unrecognized load parameter '{}'.", name.escape_debug()));
             }
-            if files.len() > MOST_FILES {
-                return Err(format!("too many override files: at most {MOST_FILES} are allowed"));
+            if files.len() > MAX_FILES {
+                return Err(format!("too many override files: at most {MAX_FILES} are allowed"));
             }
         }
         match config {

@@ -201,9 +201,9 @@ impl DynamicBatcher {
     /// Requests resources for an instance if a batch could be sent; otherwise withdraws such a request.
     fn next_resource_action(&mut self, now: Instant) -> Option<Decided> {
         if self.could_send(now) {
-            self.instances.ask().map(Decided::Acquire)
+            self.instances.reserve().map(Decided::Acquire)
         } else {
-            self.instances.unask(None).map(Decided::Withdraw)
+            self.instances.unreserve(None).map(Decided::Withdraw)
         }
     }
 
@@ -223,7 +223,7 @@ impl DynamicBatcher {
         }
         if self.instances.is_busy(instance) {
             self.decided.push_back(Decided::Release(instance));
-        } else if self.instances.unask(Some(instance)).is_some() {
+        } else if self.instances.unreserve(Some(instance)).is_some() {
             self.decided.push_back(Decided::Withdraw(instance));
         }
     }
@@ -353,7 +353,7 @@ impl Scheduler for DynamicBatcher {
     }
 
     fn resources_granted(&mut self, instance: InstanceId, now: Instant) {
-        if self.instances.unask(Some(instance)).is_none() {
+        if self.instances.unreserve(Some(instance)).is_none() {
             return;
         }
         self.expire(now);
@@ -367,12 +367,12 @@ impl Scheduler for DynamicBatcher {
 
     fn instance_ready(&mut self, instance: InstanceId, _now: Instant) {
         self.release_resources(instance);
-        self.instances.join(instance);
+        self.instances.add(instance);
     }
 
     fn instance_lost(&mut self, instance: InstanceId, _now: Instant) {
         self.release_resources(instance);
-        self.instances.leave(instance);
+        self.instances.remove(instance);
         for decided in std::mem::take(&mut self.decided) {
             match decided {
                 Decided::Execute(chosen, batch, _) if chosen == instance => {

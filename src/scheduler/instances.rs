@@ -10,7 +10,7 @@ struct Instance {
     /// first, gets the next.
     last_sent: u64,
     /// Whether the instance counts as busy because it waits for its resources, or has them but no batch yet.
-    asked: bool,
+    reserved: bool,
     /// Whether the instance receives no new batches, and is removed when its last batch has ended.
     closing: bool,
 }
@@ -24,15 +24,15 @@ pub(super) struct Instances {
 
 impl Instances {
     /// Adds an instance with nothing in flight.
-    pub(super) fn join(&mut self, id: InstanceId) {
+    pub(super) fn add(&mut self, id: InstanceId) {
         match self.find(id) {
             Some(known) => (known.in_flight, known.closing) = (0, false),
-            None => self.ready.push(Instance { id, in_flight: 0, last_sent: 0, asked: false, closing: false }),
+            None => self.ready.push(Instance { id, in_flight: 0, last_sent: 0, reserved: false, closing: false }),
         }
     }
 
     /// Removes an instance.
-    pub(super) fn leave(&mut self, id: InstanceId) {
+    pub(super) fn remove(&mut self, id: InstanceId) {
         self.ready.retain(|instance| instance.id != id);
     }
 
@@ -69,24 +69,24 @@ impl Instances {
     }
 
     /// Marks the least loaded instance as waiting for its resources, if it is idle, and returns it.
-    pub(super) fn ask(&mut self) -> Option<InstanceId> {
+    pub(super) fn reserve(&mut self) -> Option<InstanceId> {
         let (id, _) = self.least_loaded().filter(|(_, in_flight)| *in_flight == 0)?;
         let instance = self.find(id)?;
-        (instance.asked, instance.in_flight) = (true, 1);
+        (instance.reserved, instance.in_flight) = (true, 1);
         Some(id)
     }
 
     /// Marks an instance that waits for its resources (`named`, or any) as idle again, and returns it.
-    pub(super) fn unask(&mut self, named: Option<InstanceId>) -> Option<InstanceId> {
-        let is = |instance: &&mut Instance| instance.asked && named.is_none_or(|id| instance.id == id);
+    pub(super) fn unreserve(&mut self, named: Option<InstanceId>) -> Option<InstanceId> {
+        let is = |instance: &&mut Instance| instance.reserved && named.is_none_or(|id| instance.id == id);
         let instance = self.ready.iter_mut().find(is)?;
-        (instance.asked, instance.in_flight) = (false, 0);
+        (instance.reserved, instance.in_flight) = (false, 0);
         Some(instance.id)
     }
 
     /// Returns whether the instance holds batches.
     pub(super) fn is_busy(&self, id: InstanceId) -> bool {
-        self.ready.iter().any(|instance| instance.id == id && instance.in_flight > 0 && !instance.asked)
+        self.ready.iter().any(|instance| instance.id == id && instance.in_flight > 0 && !instance.reserved)
     }
 
     fn find(&mut self, id: InstanceId) -> Option<&mut Instance> {

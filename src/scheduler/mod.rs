@@ -125,7 +125,7 @@ pub enum RejectReason {
     /// The model has no instances left, and none will be restarted.
     NoInstance,
     /// No instance of the model was restarted within the maximum waiting time.
-    NotBack,
+    NotRestarted,
     /// The server exits, and its drain timeout has passed.
     Exiting,
     /// The sequence is unknown and the request does not start it.
@@ -140,7 +140,7 @@ pub enum RejectReason {
 
 impl RejectReason {
     /// Returns the client's error: Triton's codes and texts (core `dynamic_batch_scheduler.cc`, `scheduler_utils.cc`,
-    /// `sequence_batch_scheduler.cc`), except for `NoInstance`, `NotBack`, `Exiting`, `SequenceLost` and `RequestLost`, which
+    /// `sequence_batch_scheduler.cc`), except for `NoInstance`, `NotRestarted`, `Exiting`, `SequenceLost` and `RequestLost`, which
     /// Triton does not have. The caller adds the prefix with the request's id.
     pub fn error(self, model: &str, sequence: &CorrelationId) -> InferError {
         let unavailable = |reason, text: &str| InferError::new(ErrorCode::Unavailable, reason, text);
@@ -173,7 +173,7 @@ impl RejectReason {
                 "Server is stopping, scheduler for model has stopped accepting new inference requests",
             ),
             Self::NoInstance => unavailable(Reason::NotReady, "the model has no instance left to execute the request"),
-            Self::NotBack => {
+            Self::NotRestarted => {
                 let text = format!(
                     "no instance of model '{model}' was restarted within the time that a request waits \
                      (--worker-max-wait-secs)"

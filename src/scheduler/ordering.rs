@@ -60,7 +60,7 @@ impl<T> Reorder<T> {
     }
 
     /// Removes a request that was answered out of order because it was not executed (rejected, expired, cancelled).
-    pub fn forget(&mut self, request: RequestId) {
+    pub fn remove(&mut self, request: RequestId) {
         if let Some(slot) = self.slot(request) {
             *slot = Slot::Gone;
         }
@@ -116,9 +116,9 @@ mod tests {
     fn a_forgotten_request_does_not_delay_others() {
         let mut reorder = expecting(3);
         reorder.finish(RequestId(2), "b");
-        reorder.forget(RequestId(1));
+        reorder.remove(RequestId(1));
         assert_eq!(leaving(&mut reorder), [2]);
-        reorder.forget(RequestId(3));
+        reorder.remove(RequestId(3));
         assert_eq!(leaving(&mut reorder), [0; 0]);
         assert!(reorder.slots.is_empty() && reorder.numbers.is_empty(), "nothing is kept");
     }

@@ -310,7 +310,7 @@ impl Sim {
         let leaving = match &mut self.reorder {
             None => Some(outcome),
             Some(reorder) if out_of_order => {
-                reorder.forget(request);
+                reorder.remove(request);
                 Some(outcome)
             }
             Some(reorder) => reorder.finish(request, outcome),

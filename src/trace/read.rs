@@ -15,7 +15,7 @@ use crate::request_trace::Activity;
 const RECORD: &[u8] = b"{\"id\":";
 
 /// The number of broken records after which the file is refused.
-const MOST_BROKEN: usize = 1000;
+const MAX_BROKEN: usize = 1000;
 
 /// A request, or a step of one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub struct Traces {
     /// Sorted by number.
     pub traces: Vec<Trace>,
     /// Whether the file ends within a record.
-    pub cut: bool,
+    pub truncated: bool,
     /// The number of records that are invalid JSON.
     pub broken: usize,
 }
@@ -107,7 +107,7 @@ struct Timestamp {
 pub fn read(file: &[u8]) -> Result<Traces, String> {
     let mut at = skip_blanks(file, 0);
     if at == file.len() {
-        return Ok(Traces { cut: true, ..Traces::default() });
+        return Ok(Traces { truncated: true, ..Traces::default() });
     }
     if file.get(at) != Some(&b'[') {
         return Err("not a trace file: expected a JSON array, which starts with '['".to_owned());
@@ -118,7 +118,7 @@ pub fn read(file: &[u8]) -> Result<Traces, String> {
         at = skip_blanks(file, at);
         match file.get(at) {
             None => {
-                found.cut = true;
+                found.truncated = true;
                 break;
             }
             Some(b']') => break,
@@ -129,13 +129,13 @@ pub fn read(file: &[u8]) -> Result<Traces, String> {
                     at = end;
                 }
                 Step::Cut => {
-                    found.cut = true;
+                    found.truncated = true;
                     break;
                 }
                 Step::Broken(next) => {
                     found.broken += 1;
-                    if found.broken > MOST_BROKEN {
-                        return Err(format!("more than {MOST_BROKEN} records are invalid JSON"));
+                    if found.broken > MAX_BROKEN {
+                        return Err(format!("more than {MAX_BROKEN} records are invalid JSON"));
                     }
                     at = next;
                 }
@@ -204,7 +204,9 @@ mod tests {
 
     #[test]
     fn records_of_a_part_are_merged() {
-        let Traces { traces, cut: false, broken: 0 } = read(FILE.as_bytes()).unwrap() else { panic!("not whole") };
+        let Traces { traces, truncated: false, broken: 0 } = read(FILE.as_bytes()).unwrap() else {
+            panic!("not whole")
+        };
         let [pipe, step] = &traces[..] else { panic!("{traces:?}") };
         assert_eq!((pipe.model.as_str(), pipe.parent, pipe.request_id.as_str()), ("pipe", 0, "e"));
         assert_eq!(pipe.between(Activity::RequestStart, Activity::RequestEnd), Some(8));
@@ -220,7 +222,7 @@ mod tests {
         let mut last = 0;
         for end in 0..FILE.len() {
             let Ok(read) = read(&FILE.as_bytes()[..end]) else { panic!("cut at {end}") };
-            assert!(read.cut, "cut at {end} of {}", FILE.len());
+            assert!(read.truncated, "cut at {end} of {}", FILE.len());
             assert!(stamps(&read) >= last && records(&FILE[..end]) >= read.traces.len());
             last = stamps(&read);
         }
@@ -233,7 +235,7 @@ mod tests {
         let found = read(file.as_bytes()).unwrap();
         assert_eq!((found.broken, found.traces.len(), found.traces[0].stamps.len()), (2, 1, 1));
         assert!(read(b"{}").is_err() && read(b"text").is_err());
-        let many = format!("[{}", "{\"id\":x},".repeat(MOST_BROKEN + 1));
+        let many = format!("[{}", "{\"id\":x},".repeat(MAX_BROKEN + 1));
         assert!(read(many.as_bytes()).is_err());
     }
 }

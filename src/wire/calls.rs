@@ -7,7 +7,7 @@ use crate::infer::Parameters;
 use crate::tensor::DataType;
 
 /// The first number of a loan that is the memory of an [`Answer`]. Loans of batches have smaller numbers.
-pub const FIRST_LOAN: u64 = 1 << 62;
+pub const FIRST_CALL_LOAN: u64 = 1 << 62;
 
 /// A request to another model.
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -58,12 +58,12 @@ pub struct CallInput {
     pub datatype: DataType,
     /// Its shape.
     pub shape: Vec<i64>,
-    /// The first byte: in the output arena, in a block that is released like an output; in the input arena if `lent` is set.
+    /// The first byte: in the output arena, in a block that is released like an output; in the input arena if `loan` is set.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
     /// The batch or loan that contains it, if an input is passed on.
-    pub lent: Option<u64>,
+    pub loan: Option<u64>,
 }
 
 /// An operation of the repository.
@@ -141,7 +141,7 @@ fields!(CallRequest {
     decoupled,
     parent
 });
-fields!(CallInput { name, datatype, shape, offset, len, lent });
+fields!(CallInput { name, datatype, shape, offset, len, loan });
 fields!(Manage { call, model, verb });
 fields!(Answer { call, version, outputs, loan, parameters, error, empty, last, ready });
 fields!(AnswerOutput { name, datatype, shape, offset, len });

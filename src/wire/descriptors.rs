@@ -9,6 +9,6 @@ pub const OUTPUTS: i32 = 5;
 /// The ring of metric samples, written by the worker.
 pub const METRICS: i32 = 6;
 /// A pipe into which the worker writes a byte when the ring should be read soon.
-pub const BELL: i32 = 7;
+pub const WAKE_UP: i32 = 7;
 /// A connected Unix `SOCK_SEQPACKET` socket for descriptions of client memory.
 pub const REGIONS: i32 = 8;

@@ -24,14 +24,14 @@ impl From<WireError> for InferError {
         let message = match error.code {
             // A worker has no message for a request that the client cancelled.
             ErrorCode::Cancelled => error.message,
-            _ => said(error.message),
+            _ => message_or_default(error.message),
         };
         InferError::new(error.code, reason, message)
     }
 }
 
 /// Returns a worker's message for clients, or a generic text if it is blank.
-pub fn said(message: String) -> String {
+pub fn message_or_default(message: String) -> String {
     match message.trim().is_empty() {
         true => "the model reported an error without a message".to_owned(),
         false => message,

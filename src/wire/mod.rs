@@ -19,9 +19,9 @@ mod tests;
 mod to_frontend;
 mod to_worker;
 
-pub use calls::{Answer, AnswerOutput, Call, CallInput, CallRequest, FIRST_LOAN, Manage, Verb};
+pub use calls::{Answer, AnswerOutput, Call, CallInput, CallRequest, FIRST_CALL_LOAN, Manage, Verb};
 pub use codec::DecodeError;
-pub use error::{WireError, said};
+pub use error::{WireError, message_or_default};
 pub use to_frontend::{Done, Loaded, OutputBlock, Response, ToFrontend, decode_to_frontend};
 pub use to_worker::{
     BatchRequest, CREDITS, Credits, Details, Device, Execute, InputBlock, Load, Piece, Placement, Resumed,

@@ -1,19 +1,20 @@
 //! Announces client memory to a worker: packets over a dedicated socket, sent before the first frame that uses the memory.
 //!
-//! A packet holds up to [`MOST`] descriptions. Each description of system memory comes with a descriptor, in the same order.
+//! A packet holds up to [`MAX_REGIONS_PER_PACKET`] descriptions. Each description of system memory comes with a descriptor, in
+//! the same order.
 
 use super::codec::{DecodeError, Result, Wire, take, whole};
 use crate::region::{CUDA_HANDLE, MAX_NAME};
 
 /// The maximum number of regions in a packet. Each may come with a descriptor; the kernel passes at most 253 at a time.
-pub const MOST: usize = 32;
+pub const MAX_REGIONS_PER_PACKET: usize = 32;
 
 /// The maximum size of a packet, bytes.
-pub const MAX_PACKET: usize = MOST * (MAX_NAME + 256);
+pub const MAX_PACKET: usize = MAX_REGIONS_PER_PACKET * (MAX_NAME + 256);
 
 /// The description of a region for a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Announced {
+pub struct RegionDescription {
     /// The number; never 0.
     pub id: u64,
     /// The name, for messages.
@@ -41,7 +42,7 @@ pub enum RegionLocation {
     },
 }
 
-impl Wire for Announced {
+impl Wire for RegionDescription {
     fn put(&self, out: &mut Vec<u8>) {
         self.id.put(out);
         self.name.put(out);
@@ -74,7 +75,7 @@ impl Wire for Announced {
 }
 
 /// Encodes a packet.
-pub fn encode(regions: &[Announced]) -> Vec<u8> {
+pub fn encode(regions: &[RegionDescription]) -> Vec<u8> {
     let mut out = Vec::new();
     u32::try_from(regions.len()).unwrap_or(u32::MAX).put(&mut out);
     regions.iter().for_each(|region| region.put(&mut out));
@@ -85,7 +86,7 @@ pub fn encode(regions: &[Announced]) -> Vec<u8> {
 ///
 /// # Errors
 /// The bytes are not exactly one packet.
-pub fn decode(packet: &[u8]) -> Result<Vec<Announced>> {
+pub fn decode(packet: &[u8]) -> Result<Vec<RegionDescription>> {
     whole(packet, Wire::get)
 }
 
@@ -145,7 +146,7 @@ mod tests {
 
     #[test]
     fn packets_round_trip() {
-        let region = |id, location| Announced { id, name: "n".into(), byte_size: 7, location };
+        let region = |id, location| RegionDescription { id, name: "n".into(), byte_size: 7, location };
         let all = vec![
             region(1, RegionLocation::System { offset: 4096 }),
             region(u64::MAX, RegionLocation::Cuda { device: 3, handle: Box::new([7; CUDA_HANDLE]) }),
@@ -157,7 +158,7 @@ mod tests {
         }
         let name = "n".repeat(MAX_NAME);
         let location = RegionLocation::Cuda { device: 0, handle: Box::new([0; CUDA_HANDLE]) };
-        let largest = Announced { id: 1, name, byte_size: 1, location };
-        assert!(encode(&vec![largest; MOST]).len() <= MAX_PACKET);
+        let largest = RegionDescription { id: 1, name, byte_size: 1, location };
+        assert!(encode(&vec![largest; MAX_REGIONS_PER_PACKET]).len() <= MAX_PACKET);
     }
 }

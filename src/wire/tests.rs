@@ -54,8 +54,8 @@ fn done() -> ToFrontend {
     let stamps = ComputeStamps { start: Instant(1), input_end: Instant(2), output_start: Instant(3), end: Instant(4) };
     let error = WireError { code: ErrorCode::InvalidArg, message: "no".into(), of_region: true };
     let (datatype, requests) = (DataType::Bytes, vec![0, 2]);
-    let (shape, lent) = (vec![1, 2], Some(7));
-    let output = OutputBlock { output: 0, requests, datatype, shape, offset: 0, len: 9, placed: true, lent };
+    let (shape, loan) = (vec![1, 2], Some(7));
+    let output = OutputBlock { output: 0, requests, datatype, shape, offset: 0, len: 9, in_client_memory: true, loan };
     ToFrontend::Done(Done {
         batch: 7,
         stamps,
@@ -80,8 +80,8 @@ fn response() -> ToFrontend {
             shape: vec![1],
             offset: 64,
             len: 4,
-            placed: false,
-            lent: None,
+            in_client_memory: false,
+            loan: None,
         }],
         parameters: vec![("p".into(), Parameter::String("x".into()))],
         error: Some(WireError { code: ErrorCode::Cancelled, message: String::new(), of_region: false }),
@@ -107,7 +107,7 @@ fn call() -> ToFrontend {
         decoupled: true,
         parent: Some((7, 1)),
     };
-    let input = CallInput { name, datatype: DataType::Fp16, shape, offset: 64, len: 2, lent: Some(3) };
+    let input = CallInput { name, datatype: DataType::Fp16, shape, offset: 64, len: 2, loan: Some(3) };
     ToFrontend::Call(Call { call: 5, request, inputs: vec![input] })
 }
 
@@ -117,7 +117,7 @@ fn answer() -> ToWorker {
         call: 5,
         version: "1".into(),
         outputs: vec![AnswerOutput { name, datatype: DataType::Uint8, shape, offset: 128, len: 2 }],
-        loan: FIRST_LOAN,
+        loan: FIRST_CALL_LOAN,
         parameters: vec![("p".into(), Parameter::Uint(1))],
         error: Some(WireError { code: ErrorCode::NotFound, message: "no".into(), of_region: false }),
         empty: true,
@@ -150,19 +150,24 @@ fn frames_round_trip() {
     let metrics = ToWorker::Metrics("mode: both".into());
     let ended = ToWorker::SequenceEnded(vec![3, u64::MAX]);
     let credits = ToWorker::Credits(Credits { batch: 1, request: 2, taken: 16, released: vec![64] });
-    let (release, forget) = (ToWorker::Release(vec![1, 2]), ToWorker::Forget(vec![9]));
-    let given_up = ToWorker::GivenUp(7, 1);
-    let frames = [load, execute(), release, ToWorker::Shutdown, metrics, ended, credits, forget, answer(), given_up];
-    for frame in frames.into_iter().chain([ToWorker::AskReady]) {
+    let (release, unmap) = (ToWorker::Release(vec![1, 2]), ToWorker::Unmap(vec![9]));
+    let cancel = ToWorker::CancelRequest(7, 1);
+    let frames = [load, execute(), release, ToWorker::Shutdown, metrics, ended, credits, unmap, answer(), cancel];
+    for frame in frames.into_iter().chain([ToWorker::CheckReadiness]) {
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
         assert_eq!(decode_to_worker(payload(&bytes)), Ok(frame));
     }
-    let loaded =
-        ToFrontend::Loaded(Loaded { engine: "tract".into(), memory: 5, details: true, asked: true, pinned: 6 });
+    let loaded = ToFrontend::Loaded(Loaded {
+        engine: "tract".into(),
+        memory: 5,
+        details: true,
+        has_readiness_check: true,
+        pinned: 6,
+    });
     let manage = |verb| ToFrontend::Manage(Manage { call: 8, model: "m".into(), verb });
     let verbs = [Verb::Load(vec![("config".into(), vec![b'{', b'}'])]), Verb::Unload(true), Verb::IsReady("3".into())];
-    let more = [ToFrontend::Taken(5, 2), ToFrontend::Abandoned(5), ToFrontend::Returned(vec![FIRST_LOAN])];
+    let more = [ToFrontend::Taken(5, 2), ToFrontend::CancelCall(5), ToFrontend::Returned(vec![FIRST_CALL_LOAN])];
     let frames = [loaded, ToFrontend::LoadFailed("why".into()), done(), response(), call(), ToFrontend::Ready(true)];
     for frame in frames.into_iter().chain(more).chain(verbs.map(manage)) {
         let mut bytes = Vec::new();

@@ -25,10 +25,10 @@ pub enum ToFrontend {
     /// A call, and the number of its answers that the model has taken so far: [`CREDITS`](super::CREDITS) more may follow.
     Taken(u64, u64),
     /// The model no longer needs the answers of this call.
-    Abandoned(u64),
+    CancelCall(u64),
     /// Batches or loans whose inputs the worker kept ([`Done::held`], [`Answer::loan`](super::Answer::loan)) and has released.
     Returned(Vec<u64>),
-    /// The answer of the model to [`ToWorker::AskReady`](super::ToWorker::AskReady).
+    /// The answer of the model to [`ToWorker::CheckReadiness`](super::ToWorker::CheckReadiness).
     Ready(bool),
 }
 
@@ -62,8 +62,8 @@ pub struct Loaded {
     pub memory: u64,
     /// Whether its batches need [`details`](super::BatchRequest::details).
     pub details: bool,
-    /// Whether the model has a readiness check ([`ToWorker::AskReady`](super::ToWorker::AskReady)).
-    pub asked: bool,
+    /// Whether the model has a readiness check ([`ToWorker::CheckReadiness`](super::ToWorker::CheckReadiness)).
+    pub has_readiness_check: bool,
     /// Bytes of its arenas that it has registered with the driver of its GPU.
     pub pinned: u64,
 }
@@ -108,9 +108,9 @@ pub struct OutputBlock {
     /// Bytes.
     pub len: u64,
     /// Whether it is in the memory of the [`Placement`](super::Placement) of its only request, not in the arena.
-    pub placed: bool,
+    pub in_client_memory: bool,
     /// The batch or loan that contains it, if an input is passed on: `offset` is then in the input arena. Only in a [`Done`].
-    pub lent: Option<u64>,
+    pub loan: Option<u64>,
 }
 
 impl ToFrontend {
@@ -145,7 +145,7 @@ impl ToFrontend {
                 out.push(7);
                 (*call, *taken).put(out);
             }
-            Self::Abandoned(call) => {
+            Self::CancelCall(call) => {
                 out.push(8);
                 call.put(out);
             }
@@ -178,7 +178,7 @@ pub fn decode_to_frontend(payload: &[u8]) -> Result<ToFrontend> {
                 let (call, taken) = Wire::get(input)?;
                 ToFrontend::Taken(call, taken)
             }
-            8 => ToFrontend::Abandoned(Wire::get(input)?),
+            8 => ToFrontend::CancelCall(Wire::get(input)?),
             9 => ToFrontend::Returned(Wire::get(input)?),
             10 => ToFrontend::Ready(Wire::get(input)?),
             kind => return Err(DecodeError::new("frame kind", kind.into())),
@@ -186,7 +186,7 @@ pub fn decode_to_frontend(payload: &[u8]) -> Result<ToFrontend> {
     })
 }
 
-fields!(Loaded { engine, memory, details, asked, pinned });
+fields!(Loaded { engine, memory, details, has_readiness_check, pinned });
 fields!(Done { batch, stamps, error, failed, outputs, parameters, rescheduled, open, held });
 fields!(Response { batch, request, outputs, parameters, error, last, empty, stamps });
-fields!(OutputBlock { output, requests, datatype, shape, offset, len, placed, lent });
+fields!(OutputBlock { output, requests, datatype, shape, offset, len, in_client_memory, loan });

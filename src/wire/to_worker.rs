@@ -25,14 +25,14 @@ pub enum ToWorker {
     /// The client of a decoupled model has taken responses.
     Credits(Credits),
     /// Regions, by number, that are unregistered and no longer in use: the worker unmaps them.
-    Forget(Vec<u64>),
+    Unmap(Vec<u64>),
     /// An answer to a [`Call`](super::Call) or [`Manage`](super::Manage) of the worker.
     Answer(Answer),
     /// The batch and the position in it of a deferred request ([`Done::open`](super::Done::open)) that was abandoned.
-    GivenUp(u64, u32),
+    CancelRequest(u64, u32),
     /// Requests [`ToFrontend::Ready`](super::ToFrontend::Ready). Sent only to workers with
-    /// [`Loaded::asked`](super::Loaded::asked), and only after the answer to the previous one.
-    AskReady,
+    /// [`Loaded::has_readiness_check`](super::Loaded::has_readiness_check), and only after the answer to the previous one.
+    CheckReadiness,
 }
 
 /// The model instance that a worker process runs.
@@ -252,7 +252,7 @@ impl ToWorker {
                 out.push(7);
                 credits.put(out);
             }
-            Self::Forget(regions) => {
+            Self::Unmap(regions) => {
                 out.push(8);
                 regions.put(out);
             }
@@ -260,11 +260,11 @@ impl ToWorker {
                 out.push(9);
                 answer.put(out);
             }
-            Self::GivenUp(batch, request) => {
+            Self::CancelRequest(batch, request) => {
                 out.push(10);
                 (*batch, *request).put(out);
             }
-            Self::AskReady => out.push(11),
+            Self::CheckReadiness => out.push(11),
         });
     }
 }
@@ -283,13 +283,13 @@ pub fn decode_to_worker(payload: &[u8]) -> Result<ToWorker> {
             5 => ToWorker::Metrics(Wire::get(input)?),
             6 => ToWorker::SequenceEnded(Wire::get(input)?),
             7 => ToWorker::Credits(Wire::get(input)?),
-            8 => ToWorker::Forget(Wire::get(input)?),
+            8 => ToWorker::Unmap(Wire::get(input)?),
             9 => ToWorker::Answer(Wire::get(input)?),
             10 => {
                 let (batch, request) = Wire::get(input)?;
-                ToWorker::GivenUp(batch, request)
+                ToWorker::CancelRequest(batch, request)
             }
-            11 => ToWorker::AskReady,
+            11 => ToWorker::CheckReadiness,
             kind => return Err(DecodeError::new("frame kind", kind.into())),
         })
     })

@@ -261,7 +261,7 @@ fn tslog_paths(criterion: &mut Criterion) {
     criterion.bench_function("tslog: record a gauge, no writer", |bencher| {
         bencher.iter(|| gauge.add_or_update_for(0.123456, "81549a64-c948-44cc-a206-49cd80756fc2"));
     });
-    cache.journal().attach(|| ());
+    cache.journal().attach_writer(|| ());
     let (mut batch, mut room) = (Batch::default(), 0);
     criterion.bench_function("tslog: record a gauge", |bencher| {
         bencher.iter(|| {
@@ -292,7 +292,7 @@ fn tslog_paths(criterion: &mut Criterion) {
 /// The cost of the times of a batch on the way to log lines.
 fn tslog_batch_paths(criterion: &mut Criterion) {
     let cache = Cache::new(Catalog::shipped(), cache::Settings::new("host"));
-    cache.journal().attach(|| ());
+    cache.journal().attach_writer(|| ());
     let mut batch = Batch::default();
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let timelines = [Timeline { request_end: Instant(1000), ..Timeline::default() }];
@@ -303,7 +303,7 @@ fn tslog_batch_paths(criterion: &mut Criterion) {
                 used += 4;
                 if used > 1000 {
                     cache.journal().take(&mut batch, 1000, kept);
-                    cache.journal().settle(&mut batch, |_, _| true);
+                    cache.journal().flush_held(&mut batch, |_, _| true);
                     used = 4;
                 }
                 record::batch_times(&model, timelines.iter(), 1000);

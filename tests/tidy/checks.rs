@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::known::MANY_ARGUMENTS;
 use crate::rules::{
-    ARGUMENTS, BANS, FILE_LINES, FUNCTION_LINES, Floor, HOUSES, House, MACROS, METRIC_PREFIXES, NO_METRIC_NAMES,
+    ARGUMENTS, BANS, FILE_LINES, FUNCTION_LINES, Floor, LAYERINGS, Layering, MACROS, METRIC_PREFIXES, NO_METRIC_NAMES,
     PACKAGES, PRIVATE_FOLDERS, TOP_LEVEL, UNSAFE,
 };
 use crate::source::{functions, lines_without_tests, mask, paths, words};
@@ -55,8 +55,8 @@ fn rust(file: &File) -> Vec<String> {
     found.extend(metric_names(file, own));
     found.extend(swapped_in_tests(file, &code));
     found.extend(bans(&file.path, &named));
-    for house in HOUSES.iter().filter(|house| file.path.starts_with(house.source)) {
-        found.extend(floors(house, &file.path, &named));
+    for layering in LAYERINGS.iter().filter(|layering| file.path.starts_with(layering.source)) {
+        found.extend(floors(layering, &file.path, &named));
     }
     found
 }
@@ -205,9 +205,9 @@ fn is_within(path: &str, prefix: &str) -> bool {
     path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
-fn floors(house: &House, path: &str, named: &[(usize, String)]) -> Vec<String> {
+fn floors(layering: &Layering, path: &str, named: &[(usize, String)]) -> Vec<String> {
     let Some(own) = module_of(path).first().cloned() else { return Vec::new() };
-    let Some(height) = floor_of(house, &own) else {
+    let Some(height) = floor_of(layering, &own) else {
         let advice = "add it to a floor in tests/tidy/rules.rs, and to ARCHITECTURE.md";
         return vec![violation(path, 1, &format!("the module `{own}` has no floor"), advice)];
     };
@@ -215,9 +215,9 @@ fn floors(house: &House, path: &str, named: &[(usize, String)]) -> Vec<String> {
     for (line, name) in named {
         let name = absolute(path, name);
         let Some(other) = name.strip_prefix("crate::").and_then(|rest| rest.split("::").next()) else { continue };
-        let Some(target) = floor_of(house, other).filter(|_| other != own) else { continue };
+        let Some(target) = floor_of(layering, other).filter(|_| other != own) else { continue };
         let sibling = target == height;
-        if target < height || (sibling && !house.floors[height].among_themselves) {
+        if target < height || (sibling && !layering.floors[height].among_themselves) {
             let place = if sibling { "beside" } else { "above" };
             found.insert((*line, format!("`{own}` uses `{other}`, which is {place} it")));
         }
@@ -226,8 +226,8 @@ fn floors(house: &House, path: &str, named: &[(usize, String)]) -> Vec<String> {
     found.into_iter().map(|(line, rule)| violation(path, line, &rule, advice)).collect()
 }
 
-fn floor_of(house: &House, module: &str) -> Option<usize> {
-    house.floors.iter().position(|floor: &Floor| floor.modules.contains(&module))
+fn floor_of(layering: &Layering, module: &str) -> Option<usize> {
+    layering.floors.iter().position(|floor: &Floor| floor.modules.contains(&module))
 }
 
 /// Returns the module of a file as segments below its crate; empty for the crate's root.

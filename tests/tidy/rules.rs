@@ -45,7 +45,7 @@ pub(crate) const TORCHSERVE: &[(&str, &str)] = &[
 ];
 
 /// A package and its floors, from the highest down. A module may use lower floors, never higher ones.
-pub(crate) struct House {
+pub(crate) struct Layering {
     /// Its source folder.
     pub(crate) source: &'static str,
     pub(crate) floors: &'static [Floor],
@@ -67,8 +67,8 @@ const fn interdependent(modules: &'static [&'static str]) -> Floor {
 }
 
 /// The floors of ARCHITECTURE.md. `lib.rs` and `main.rs` are above all floors and may use everything.
-pub(crate) const HOUSES: &[House] = &[
-    House {
+pub(crate) const LAYERINGS: &[Layering] = &[
+    Layering {
         source: "src/",
         floors: &[
             independent(&["fuzzing"]),
@@ -102,7 +102,7 @@ pub(crate) const HOUSES: &[House] = &[
             ]),
         ],
     },
-    House {
+    Layering {
         source: "frontend/src/",
         floors: &[
             // The order of start and exit.
@@ -112,7 +112,7 @@ pub(crate) const HOUSES: &[House] = &[
             independent(&["cli"]),
         ],
     },
-    House {
+    Layering {
         source: "frontend/engine/src/",
         floors: &[
             independent(&["engine"]),
@@ -127,15 +127,15 @@ pub(crate) const HOUSES: &[House] = &[
             independent(&["cache", "launch", "memory", "onnxruntime", "shared_memory", "store"]),
         ],
     },
-    House {
+    Layering {
         source: "frontend/telemetry/src/",
         floors: &[independent(&["statsd", "tslog"]), independent(&["metrics", "log", "system", "trace"])],
     },
-    House {
+    Layering {
         source: "frontend/os/src/",
         floors: &[independent(&["client", "clock", "descriptors", "directories", "file_watch"])],
     },
-    House {
+    Layering {
         source: "worker/src/",
         floors: &[
             independent(&["instance"]),
@@ -144,7 +144,7 @@ pub(crate) const HOUSES: &[House] = &[
             independent(&["descriptors", "device"]),
         ],
     },
-    House {
+    Layering {
         source: "worker/backend/src/",
         floors: &[
             independent(&["readiness"]),

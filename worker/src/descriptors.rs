@@ -44,7 +44,7 @@ impl Inherited {
                 inputs: take(descriptors::INPUTS, "input arena")?,
                 outputs: take(descriptors::OUTPUTS, "output arena")?,
                 metrics: take(descriptors::METRICS, "metrics ring")?,
-                wakeup: take(descriptors::BELL, "wake-up pipe of the metrics ring")?,
+                wakeup: take(descriptors::WAKE_UP, "wake-up pipe of the metrics ring")?,
                 regions: take(descriptors::REGIONS, "socket of regions")?,
             },
         })

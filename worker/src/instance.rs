@@ -140,7 +140,7 @@ impl Instance {
             engine: self.backend.engine(),
             memory: self.grown,
             details: self.backend.wants_details(),
-            asked: self.readiness.is_some(),
+            has_readiness_check: self.readiness.is_some(),
             pinned: self.pinned,
         }
     }
@@ -261,7 +261,7 @@ impl Engine<'_> {
         outputs.inputs_ready();
         let inputs = client_memory::inputs(config, execute, &gathered);
         match inputs.map(|inputs| Batch::new(config, loan, inputs)) {
-            Ok(batch) if client_memory::is_hopeless(&batch, &failed) => Ok(Ok(())),
+            Ok(batch) if client_memory::all_failed(&batch, &failed) => Ok(Ok(())),
             Ok(batch) => self.execute(&batch, outputs),
             Err(error) => Ok(Err(error)),
         }

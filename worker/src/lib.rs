@@ -158,7 +158,7 @@ fn answer(
                 if open {
                     connection.batch_announced(execute.batch);
                 }
-                cuda.look(failed || open);
+                cuda.check_after_failure(failed || open);
                 if panicked {
                     return Err(std::io::Error::other(
                         "the backend panicked; its state may be corrupt, so this process ends",
@@ -167,15 +167,15 @@ fn answer(
             }
             ToWorker::Metrics(text) => instance.redefine_metrics(&text)?,
             ToWorker::SequenceEnded(keys) => instance.sequences_ended(&keys),
-            ToWorker::Forget(ids) => regions.table_mut().forget(&ids),
+            ToWorker::Unmap(ids) => regions.table_mut().unmap(&ids),
             ToWorker::Shutdown => break,
             ToWorker::Load(_) => return Err(std::io::Error::other("a second Load frame")),
             // Handled by the thread that read the frame.
             ToWorker::Release(_)
             | ToWorker::Credits(_)
             | ToWorker::Answer(_)
-            | ToWorker::GivenUp(..)
-            | ToWorker::AskReady => {}
+            | ToWorker::CancelRequest(..)
+            | ToWorker::CheckReadiness => {}
         }
         if let Some(sentence) = cuda.broken() {
             return Err(std::io::Error::other(sentence));

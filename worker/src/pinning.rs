@@ -13,7 +13,7 @@ use crate::device::{Cuda, Fault, OWN};
 /// number of bytes registered. A model that loads nothing on a device gets no context there.
 pub(crate) fn pin(session: &Session, cuda: &Arc<Cuda>) -> u64 {
     let Some(device) = cuda.device().filter(|device| device.pinned > 0) else { return 0 };
-    if !cuda.ask(|driver| Ok(driver.is_active(OWN))).unwrap_or(false) {
+    if !cuda.call(|driver| Ok(driver.is_active(OWN))).unwrap_or(false) {
         return 0;
     }
     let register = |start, len| register(cuda, start, len);
@@ -41,7 +41,7 @@ unsafe impl Sync for Registered {}
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let _ = self.cuda.ask(|driver| {
+        let _ = self.cuda.call(|driver| {
             // SAFETY: registered by `register`; a copy borrows the arena that this value is a part of.
             unsafe { driver.unregister(OWN, self.start) };
             Ok(())
@@ -51,6 +51,6 @@ impl Drop for Registered {
 
 fn register(cuda: &Arc<Cuda>, start: *mut u8, len: usize) -> Result<Guard, Fault> {
     // SAFETY: within the mapping, which is unmapped after the guard is dropped.
-    cuda.ask(|driver| unsafe { driver.register(OWN, start, len) })?;
+    cuda.call(|driver| unsafe { driver.register(OWN, start, len) })?;
     Ok(Box::new(Registered { cuda: cuda.clone(), start }))
 }

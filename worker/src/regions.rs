@@ -21,7 +21,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::region::CUDA_HANDLE;
-use pharos::wire::regions::{Announced, RegionLocation};
+use pharos::wire::regions::{RegionDescription, RegionLocation};
 use pharos_backend::runtime::{Devices, RegionRange, Regions};
 use pharos_backend::{DeviceMemory, ReceivedOnDevice, run_error};
 
@@ -30,7 +30,7 @@ use mapping::Mapping;
 use crate::device::{Cuda, Fault, Stream};
 
 pub(crate) use cuda::probe;
-use cuda::{Opened, ask};
+use cuda::{Opened, call};
 
 /// Client memory and device memory, for all threads.
 pub(crate) struct ClientRegions {
@@ -72,13 +72,13 @@ impl Devices for ClientRegions {
 
     fn read(&self, from: DeviceMemory, into: &mut [u8]) -> Result<(), InferError> {
         let device = from.device();
-        let read = ask(&self.cuda, device, |driver| driver.read(device, from.address(), into));
+        let read = call(&self.cuda, device, |driver| driver.read(device, from.address(), into));
         read.map_err(|why| cannot_be_copied(device, &why))
     }
 
     fn copy(&self, from: DeviceMemory, to: DeviceMemory) -> Result<(), InferError> {
         let device = from.device();
-        let copied = ask(&self.cuda, device, |driver| {
+        let copied = call(&self.cuda, device, |driver| {
             driver.copy(device, Stream::DEFAULT, DeviceMemory::new(device, from.address(), to.len()), to)?;
             driver.synchronize(device, Stream::DEFAULT)
         });
@@ -99,7 +99,7 @@ pub(crate) struct RegionTable {
 
 /// A region.
 struct Known {
-    region: Announced,
+    region: RegionDescription,
     /// The descriptor of the shared-memory object, for system memory.
     file: Option<OwnedFd>,
     memory: Option<Memory>,
@@ -128,7 +128,10 @@ impl RegionTable {
         }
         let known = self.known.get_mut(&id).ok_or_else(|| lost(format!("there is no shared memory region {id}")))?;
         known.check_size()?;
-        if known.memory.as_ref().is_some_and(|memory| matches!(memory, Memory::System(mapping) if mapping.is_cut_off()))
+        if known
+            .memory
+            .as_ref()
+            .is_some_and(|memory| matches!(memory, Memory::System(mapping) if mapping.is_truncated()))
         {
             known.memory = None;
         }
@@ -139,7 +142,7 @@ impl RegionTable {
     }
 
     /// Unmaps removed regions; memory on a device once no handle on it is left.
-    pub(crate) fn forget(&mut self, ids: &[u64]) {
+    pub(crate) fn unmap(&mut self, ids: &[u64]) {
         // Includes announced regions that have not been received yet.
         let _ = self.receive();
         for id in ids {
@@ -195,7 +198,7 @@ impl Regions for RegionTable {
             Some(Memory::System(mapping)) if mapping.copy_out(offset, into) => Ok(()),
             Some(Memory::Cuda(opened)) => {
                 let (device, address) = (opened.memory().device(), opened.memory().address() + offset);
-                let read = ask(&self.cuda, device, |driver| driver.read(device, address, into));
+                let read = call(&self.cuda, device, |driver| driver.read(device, address, into));
                 read.map_err(|why| known.failed(&why.to_string()))
             }
             _ => Err(outside(id)),
@@ -209,7 +212,7 @@ impl Regions for RegionTable {
             Some(Memory::System(mapping)) if mapping.copy_in(offset, from) => Ok(()),
             Some(Memory::Cuda(opened)) => {
                 let (device, address) = (opened.memory().device(), opened.memory().address() + offset);
-                let written = ask(&self.cuda, device, |driver| driver.write(device, address, from));
+                let written = call(&self.cuda, device, |driver| driver.write(device, address, from));
                 written.map_err(|why| known.failed(&why.to_string()))
             }
             _ => Err(outside(id)),
@@ -219,7 +222,7 @@ impl Regions for RegionTable {
     fn check(&self, id: u64) -> Result<(), InferError> {
         let Some(known) = self.known.get(&id) else { return Err(outside(id)) };
         match &known.memory {
-            Some(Memory::System(mapping)) if mapping.is_cut_off() => Err(known.cut_off("less")),
+            Some(Memory::System(mapping)) if mapping.is_truncated() => Err(known.cut_off("less")),
             _ => known.check_size(),
         }
     }
@@ -266,7 +269,7 @@ impl Known {
     }
 
     fn cut_off(&self, now: &str) -> InferError {
-        let Announced { name, byte_size, .. } = &self.region;
+        let RegionDescription { name, byte_size, .. } = &self.region;
         let text =
             format!("shared memory region '{name}' was registered with {byte_size} bytes, of which {now} are left");
         InferError::new(ErrorCode::InvalidArg, Reason::SharedMemory, text)

@@ -44,7 +44,7 @@ enum Store {
 /// When a lookup began and ended.
 #[derive(Clone, Copy)]
 pub(crate) struct LookUpTimes {
-    pub(crate) begun: Instant,
+    pub(crate) started: Instant,
     pub(crate) ended: Instant,
 }
 
@@ -110,9 +110,9 @@ impl ModelCache {
     /// Looks up the response to a checked request. With single flight, waits for the response of an equal request that is being
     /// executed. Dropping the future cancels the lookup.
     pub(crate) async fn look_up(&self, config: &ModelConfig, request: &InferRequest, batch_size: u64) -> Found {
-        let begun = clock::now();
+        let started = clock::now();
         let key = self.identity.key(request);
-        let hit = |entry| Found::Hit(entry, LookUpTimes { begun, ended: clock::now() });
+        let hit = |entry| Found::Hit(entry, LookUpTimes { started, ended: clock::now() });
         let cache = &*self.shared;
         if let Store::Local(local) = &cache.store
             && let Some(entry) = local.get(&key)
@@ -132,27 +132,27 @@ impl ModelCache {
             Store::Redis(redis) => Box::pin(redis.get(&key)).await.and_then(|bytes| {
                 let entry = Entry::decode(&bytes, &key);
                 let entry = entry.and_then(|entry| entry.check(config, request, batch_size).map(|()| Arc::new(entry)));
-                entry.inspect_err(|invalid| cache.report.tell(CacheError::Entry, &invalid.to_string())).ok()
+                entry.inspect_err(|invalid| cache.report.record(CacheError::Entry, &invalid.to_string())).ok()
             }),
         };
         match (found, lead) {
             (Some(entry), lead) => {
                 if let Some(lead) = lead {
-                    lead.land(&entry);
+                    lead.finish(&entry);
                 }
                 hit(entry)
             }
-            (None, lead) => Found::Miss(Miss { key, lookup_ns: clock::now().ns_since(begun), lead }),
+            (None, lead) => Found::Miss(Miss { key, lookup_ns: clock::now().ns_since(started), lead }),
         }
     }
 
     /// Stores copies of the response to a request that was not found, and passes it to the requests that wait for it. Returns the
     /// nanoseconds spent on lookup and storing.
     pub(crate) fn store(&self, miss: Miss, response: &InferResponse) -> u64 {
-        let begun = clock::now();
+        let started = clock::now();
         let Miss { key, lookup_ns, lead } = miss;
         let cache = &*self.shared;
-        let waited_for = lead.as_ref().is_some_and(FlightLeader::is_waited_for);
+        let waited_for = lead.as_ref().is_some_and(FlightLeader::has_followers);
         let mut entry = None;
         match &cache.store {
             Store::Local(local) => {
@@ -165,7 +165,7 @@ impl ModelCache {
                 }
                 if !fits {
                     let text = format!("a response of {} bytes is larger than the cache", Entry::size_of(response));
-                    cache.report.tell(CacheError::TooLarge, &text);
+                    cache.report.record(CacheError::TooLarge, &text);
                 }
             }
             Store::Redis(redis) => {
@@ -174,9 +174,9 @@ impl ModelCache {
             }
         }
         if let (Some(lead), Some(entry)) = (lead, entry) {
-            lead.land(&entry);
+            lead.finish(&entry);
         }
-        lookup_ns + clock::now().ns_since(begun)
+        lookup_ns + clock::now().ns_since(started)
     }
 }
 
@@ -218,11 +218,11 @@ struct Report {
 
 impl Report {
     /// Records a lookup or store that failed.
-    fn tell(&self, error: CacheError, text: &str) {
+    fn record(&self, error: CacheError, text: &str) {
         if let Ok(errors) = self.metrics.counter(Builtin::CacheErrors.name(), &[error.as_str()]) {
             let _ = errors.add_or_update(1.0);
         }
-        let held = self.throttle.lock().unwrap_or_else(PoisonError::into_inner).pass(clock::now());
+        let held = self.throttle.lock().unwrap_or_else(PoisonError::into_inner).admit(clock::now());
         if let Some(held) = held {
             let more =
                 if held > 0 { format!(" (and {held} more errors since the last message)") } else { String::new() };

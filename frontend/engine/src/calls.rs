@@ -255,7 +255,7 @@ pub(crate) fn decoupled(model: &str) -> String {
 
 /// Returns the bytes of an input that a worker passes.
 fn bytes_of(link: &SharedLink, input: &CallInput) -> Option<Bytes> {
-    match input.lent {
+    match input.loan {
         Some(key) => link.passed_on(key, input.offset, input.len),
         None => link.arenas.outputs.take(input.offset, input.len),
     }

@@ -165,8 +165,8 @@ impl Engine {
     }
 
     /// Makes [`Engine::shut_down`] stop waiting.
-    pub fn hurry(&self) {
-        self.inner.loader.models().hurry();
+    pub fn abort_drain(&self) {
+        self.inner.loader.models().abort_drain();
     }
 
     fn phase(&self) -> u8 {

@@ -135,7 +135,7 @@ impl Ensemble {
 struct Unanswered<V: Member> {
     version: Arc<V>,
     in_flight: Arc<AtomicUsize>,
-    begun: Instant,
+    started: Instant,
     traced: Option<Traced>,
     answered: bool,
 }
@@ -145,15 +145,15 @@ impl<V: Member> Unanswered<V> {
         ensemble.in_flight.fetch_add(1, Ordering::Relaxed);
         request_trace::queued(version.model(), request);
         let (in_flight, traced) = (ensemble.in_flight.clone(), request.traced.clone());
-        let begun = request.timeline.request_start;
-        Self { version: version.clone(), in_flight, begun, traced, answered: false }
+        let started = request.timeline.request_start;
+        Self { version: version.clone(), in_flight, started, traced, answered: false }
     }
 
     /// Records that the request has failed. Returns the error prefixed with the ensemble's name.
     fn failed(&mut self, error: InferError) -> InferError {
         self.answered = true;
         request_trace::failed(self.traced.as_ref(), &error, clock::now());
-        record::ensemble_failed(self.version.series(), error.reason, clock::now().ns_since(self.begun));
+        record::ensemble_failed(self.version.series(), error.reason, clock::now().ns_since(self.started));
         let message = in_ensemble(&self.version.config().name, &error.message);
         InferError { message, ..error }
     }
@@ -164,7 +164,7 @@ impl<V: Member> Drop for Unanswered<V> {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
         if !self.answered {
             let now = clock::now();
-            record::ensemble_failed(self.version.series(), Reason::Cancelled, now.ns_since(self.begun));
+            record::ensemble_failed(self.version.series(), Reason::Cancelled, now.ns_since(self.started));
             request_trace::failed(self.traced.as_ref(), &InferError::cancelled(), now);
         }
     }

@@ -34,7 +34,7 @@ use crate::scheduler::{Limits, Timer};
 use crate::serving::{ModelTable, Shared, Unfinished};
 use crate::store;
 use crate::store::{Stores, TemporaryDirectories};
-use control::{Locks, Wanted};
+use control::{LoadRequest, Locks};
 use pharos_os::descriptors::Descriptors;
 use pharos_telemetry::system::{Devices, HostPolicies};
 use poll::{Fingerprints, Poll};
@@ -173,11 +173,11 @@ impl Loader {
     /// A directory cannot be read. Failed models are not errors.
     pub(crate) async fn load_at_start(self: &Arc<Self>) -> io::Result<Vec<(String, String)>> {
         // Before anything is loaded, so that changes during the load are detected.
-        let look = match self.settings.mode {
-            Mode::Poll(_) => self.look_aside().await?,
+        let polled = match self.settings.mode {
+            Mode::Poll(_) => self.poll_blocking().await?,
             Mode::None | Mode::Explicit => Fingerprints::new(),
         };
-        let all = self.list_aside().await?;
+        let all = self.list_blocking().await?;
         let (stores, found) = (self.stores.clone(), all.len());
         tokio::task::spawn_blocking(move || stores.announce(found)).await.map_err(io::Error::other)?;
         let names = match &self.settings.at_start {
@@ -190,10 +190,10 @@ impl Loader {
                 table.named.extend(names.iter().cloned());
             }
         });
-        let loaded = self.load_all_of(names.iter().map(|name| Wanted::new(name, None)).collect()).await;
-        self.start_polling(Poll::new(look));
+        let loaded = self.load_all_of(names.iter().map(|name| LoadRequest::new(name, None)).collect()).await;
+        self.start_polling(Poll::new(polled));
         let mut failures: Vec<(String, String)> = self.failures();
-        failures.extend(self.stores.troubles());
+        failures.extend(self.stores.failure_reasons());
         for (name, result) in loaded {
             if let Err(error) = result
                 && !failures.iter().any(|(known, _)| *known == name)
@@ -230,7 +230,11 @@ impl Loader {
         let mut states = snapshot.states.clone();
         match self.stores.list() {
             Ok(found) => {
-                snapshot.gone.iter().filter(|name| !found.contains_key(*name)).for_each(|name| states.remove(name));
+                snapshot
+                    .unloaded_without_files
+                    .iter()
+                    .filter(|name| !found.contains_key(*name))
+                    .for_each(|name| states.remove(name));
                 found.keys().for_each(|name| states.add(name));
                 found.iter().filter(|(_, times)| **times > 1).for_each(|(name, _)| states.mark_duplicate(name));
             }

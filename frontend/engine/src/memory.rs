@@ -196,7 +196,7 @@ impl Outputs {
     }
 
     /// Returns whether enough was released to notify the worker before its next batch.
-    pub(crate) fn worth_telling(&self) -> bool {
+    pub(crate) fn should_notify(&self) -> bool {
         self.lock().bytes > CAPACITY / 8
     }
 

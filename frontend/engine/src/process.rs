@@ -89,7 +89,7 @@ pub(crate) fn start(launch: &Launch, placement: &ProcessPlacement<'_>, printed: 
         (inputs, descriptors::INPUTS),
         (outputs, descriptors::OUTPUTS),
         (metrics, descriptors::METRICS),
-        (wake, descriptors::BELL),
+        (wake, descriptors::WAKE_UP),
         (worker_regions, descriptors::REGIONS),
     ];
     let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
@@ -101,7 +101,7 @@ pub(crate) fn start(launch: &Launch, placement: &ProcessPlacement<'_>, printed: 
 }
 
 /// Returns whether a process was killed by SIGKILL, as by the kernel when memory runs out.
-pub(crate) fn by_the_system(status: ExitStatus) -> bool {
+pub(crate) fn killed_by_system(status: ExitStatus) -> bool {
     use std::os::unix::process::ExitStatusExt;
     /// The number of SIGKILL.
     const KILL: i32 = 9;
@@ -161,7 +161,7 @@ fn forward_output(stream: Option<impl AsyncRead + Unpin + Send + 'static>, print
             match worker_lines::strip(&line) {
                 Some(body) => {
                     if let Err(refusal) = intake::stdout_line(&printed.cache, &printed.series, body) {
-                        refused.tell(line.trim_ascii_end(), &refusal);
+                        refused.report(line.trim_ascii_end(), &refusal);
                     }
                 }
                 None => {

@@ -56,7 +56,7 @@ pub(crate) use stream::Responses;
 pub(crate) use timer::Timer;
 
 /// The maximum number of priority levels with series from the start; a model may have any number of levels.
-const MOST_LEVELS: u64 = 16;
+const MAX_LEVELS: u64 = 16;
 
 /// The answer to a request.
 pub(crate) type Answer = Result<InferResponse, InferError>;
@@ -286,7 +286,7 @@ impl Driver {
         self.turn(now, |state| {
             if state.members.is_empty() {
                 let queued = Instant(now.0.saturating_sub(longest));
-                state.scheduler.reject_queued_before(queued, RejectReason::NotBack, now);
+                state.scheduler.reject_queued_before(queued, RejectReason::NotRestarted, now);
             }
         });
     }
@@ -368,7 +368,7 @@ impl Driver {
     pub(crate) fn levels(&self) -> std::ops::RangeInclusive<u64> {
         match self.priority_levels {
             0 => 0..=0,
-            levels => 1..=levels.min(MOST_LEVELS),
+            levels => 1..=levels.min(MAX_LEVELS),
         }
     }
 

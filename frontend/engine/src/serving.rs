@@ -55,10 +55,10 @@ pub(crate) struct Snapshot {
     /// The number of unloads so far.
     unloads: u64,
     /// Models that are being unloaded and are in no repository.
-    pub(crate) nowhere: BTreeSet<String>,
+    pub(crate) removed_from_repository: BTreeSet<String>,
     /// Unloaded models that were in no repository at that time, oldest first. The index omits them, and a request to one reports
     /// that no version is available.
-    pub(crate) gone: VecDeque<String>,
+    pub(crate) unloaded_without_files: VecDeque<String>,
 }
 
 impl Snapshot {
@@ -88,7 +88,7 @@ pub(crate) struct ModelTable {
     /// Versions that have left the table and have not ended. Locked only to add or remove one.
     retired: Mutex<Vec<Retired>>,
     /// Set to end the drain immediately.
-    hurry: watch::Sender<bool>,
+    abort_drain: watch::Sender<bool>,
     // Held only to copy or replace the pointer.
     snapshot: RwLock<Arc<Snapshot>>,
 }
@@ -97,7 +97,7 @@ impl ModelTable {
     /// Creates a table without models.
     pub(crate) fn new(shared: Shared, namespaces: bool) -> Self {
         let snapshot = RwLock::new(Arc::new(Snapshot { namespaces, ..Snapshot::default() }));
-        Self { shared, retired: Mutex::default(), hurry: watch::Sender::new(false), snapshot }
+        Self { shared, retired: Mutex::default(), abort_drain: watch::Sender::new(false), snapshot }
     }
 
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
@@ -159,7 +159,7 @@ impl ModelTable {
     ///
     /// # Errors
     /// The name is ambiguous.
-    pub(crate) fn called(&self, name: &str) -> Result<String, InferError> {
+    pub(crate) fn full_name(&self, name: &str) -> Result<String, InferError> {
         self.snapshot().resolve(name).map(str::to_owned)
     }
 }

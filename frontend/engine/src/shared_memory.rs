@@ -26,7 +26,7 @@ use probe::Probe;
 const OBJECTS: &str = "/dev/shm";
 
 /// The maximum number of regions, whatever the limit of open files: each uses a descriptor here and in each worker that uses it.
-const MOST: u64 = 16 << 10;
+const MAX_REGIONS: u64 = 16 << 10;
 
 /// Settings of client shared memory.
 #[derive(Clone, Debug, Default)]
@@ -45,11 +45,11 @@ pub struct SharedMemory {
     // Held for a lookup, or while an object is opened.
     registry: Mutex<Registry>,
     /// Tensors and their bytes since the last update of the metrics, by kind, inputs before outputs.
-    lent: [[Lent; 2]; 2],
+    attached: [[TensorCounts; 2]; 2],
 }
 
 #[derive(Debug, Default)]
-struct Lent {
+struct TensorCounts {
     tensors: AtomicU64,
     bytes: AtomicU64,
 }
@@ -60,10 +60,15 @@ const DIRECTIONS: [&str; 2] = ["input", "output"];
 impl SharedMemory {
     /// Creates an empty registry.
     pub fn new(settings: Settings) -> Self {
-        let files = getrlimit(Resource::Nofile).current.unwrap_or(MOST * 4);
-        let most = usize::try_from((files / 4).min(MOST)).unwrap_or(usize::MAX);
+        let files = getrlimit(Resource::Nofile).current.unwrap_or(MAX_REGIONS * 4);
+        let most = usize::try_from((files / 4).min(MAX_REGIONS)).unwrap_or(usize::MAX);
         let probe = Probe::new(settings.worker);
-        Self { allowed: settings.allowed, probe, registry: Mutex::new(Registry::new(most)), lent: Default::default() }
+        Self {
+            allowed: settings.allowed,
+            probe,
+            registry: Mutex::new(Registry::new(most)),
+            attached: Default::default(),
+        }
     }
 
     fn check_allowed(&self) -> Result<(), InferError> {
@@ -107,7 +112,7 @@ impl SharedMemory {
         let Ok(device) = u32::try_from(device) else {
             return invalid(format!("{failed}: device {device} does not exist"));
         };
-        match self.probe.look(device, &handle).await {
+        match self.probe.opened_size(device, &handle).await {
             Ok(size) if byte_size > 0 && byte_size <= size => {}
             Ok(size) => return invalid(format!("{failed}: {byte_size} bytes requested, the memory has {size}")),
             Err(probe::Failure::NoGpu(why)) => {
@@ -143,7 +148,7 @@ impl SharedMemory {
     ///
     /// # Errors
     /// A name is not registered, or its region is shorter than the range.
-    pub fn lend(&self, request: &mut InferRequest) -> Result<(), InferError> {
+    pub fn attach(&self, request: &mut InferRequest) -> Result<(), InferError> {
         let inputs =
             request.inputs.iter_mut().filter_map(|input| input.tensor.data.region_mut()).map(|slice| (0, slice));
         let outputs = request.outputs.iter_mut().filter_map(|output| output.region.as_mut()).map(|slice| (1, slice));
@@ -156,10 +161,10 @@ impl SharedMemory {
     }
 
     fn lend_one(&self, registry: &Registry, direction: usize, slice: &mut Slice) -> Result<(), InferError> {
-        let kind = registry.lend(slice)?;
-        if let Some(lent) = self.lent.get(kind as usize).and_then(|lent| lent.get(direction)) {
-            lent.tensors.fetch_add(1, Ordering::Relaxed);
-            lent.bytes.fetch_add(slice.len, Ordering::Relaxed);
+        let kind = registry.attach(slice)?;
+        if let Some(attached) = self.attached.get(kind as usize).and_then(|attached| attached.get(direction)) {
+            attached.tensors.fetch_add(1, Ordering::Relaxed);
+            attached.bytes.fetch_add(slice.len, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -173,8 +178,8 @@ impl SharedMemory {
         cache.set_gauges(Builtin::SharedMemoryRegions, &rows(|(count, _, _)| count));
         cache.set_gauges(Builtin::SharedMemoryBytes, &rows(|(_, bytes, _)| bytes));
         cache.set_gauges(Builtin::SharedMemoryInUse, &rows(|(_, _, used)| used));
-        for (kind, lent) in Kind::ALL.iter().zip(&self.lent) {
-            for (direction, Lent { tensors, bytes }) in DIRECTIONS.iter().zip(lent) {
+        for (kind, attached) in Kind::ALL.iter().zip(&self.attached) {
+            for (direction, TensorCounts { tensors, bytes }) in DIRECTIONS.iter().zip(attached) {
                 let labels = [kind.as_str(), direction];
                 for (metric, count) in
                     [(Builtin::SharedMemoryTensors, tensors), (Builtin::SharedMemoryTensorBytes, bytes)]

@@ -58,7 +58,7 @@ pub(crate) trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// The repository cannot be read.
-    fn look(&self) -> io::Result<Vec<(String, Stamp)>>;
+    fn poll(&self) -> io::Result<Vec<(String, Stamp)>>;
 
     /// Returns whether it contains a model, as far as known without a request to a remote store.
     fn has(&self, model: &str) -> bool;
@@ -67,7 +67,7 @@ pub(crate) trait Store: Debug + Send + Sync {
     fn close(&self) {}
 
     /// Returns why it cannot be read now, while the last known contents are used.
-    fn trouble(&self) -> Option<String> {
+    fn failure(&self) -> Option<String> {
         None
     }
 
@@ -135,7 +135,7 @@ impl Stores {
         for store in self.all.iter() {
             let names = store.list().map_err(|error| unreadable(&store.name(), &error))?;
             for name in names {
-                *all.entry(self.called(&**store, name)).or_default() += 1;
+                *all.entry(self.full_name(&**store, name)).or_default() += 1;
             }
         }
         Ok(all)
@@ -145,11 +145,11 @@ impl Stores {
     ///
     /// # Errors
     /// A repository cannot be read; the text names it.
-    pub(crate) fn look(&self) -> io::Result<BTreeMap<String, Stamp>> {
+    pub(crate) fn poll(&self) -> io::Result<BTreeMap<String, Stamp>> {
         let mut all = BTreeMap::new();
         for store in self.all.iter() {
-            for (name, stamp) in store.look().map_err(|error| unreadable(&store.name(), &error))? {
-                let name = self.called(&**store, name);
+            for (name, stamp) in store.poll().map_err(|error| unreadable(&store.name(), &error))? {
+                let name = self.full_name(&**store, name);
                 all.entry(name).and_modify(|other| *other = Stamp::of(&(*other, stamp))).or_insert(stamp);
             }
         }
@@ -188,8 +188,8 @@ impl Stores {
     }
 
     /// Returns the repositories that cannot be read now, with the reasons.
-    pub(crate) fn troubles(&self) -> Vec<(String, String)> {
-        self.all.iter().filter_map(|store| Some((store.name(), store.trouble()?))).collect()
+    pub(crate) fn failure_reasons(&self) -> Vec<(String, String)> {
+        self.all.iter().filter_map(|store| Some((store.name(), store.failure()?))).collect()
     }
 
     /// Returns the files of a model. Searches repositories known to contain it first, so that an unreachable store does not block

@@ -37,8 +37,8 @@ use pharos_telemetry::system::{Devices, HostPolicies};
 
 use device::DeviceShare;
 use health::Health;
+use instances::{InstanceHealth, Stop};
 pub(crate) use instances::{InstanceStatus, Instances};
-use instances::{Roster, Stop};
 pub(crate) use warmup::WarmUp;
 use warmup::{Warming, warm_up_failed};
 
@@ -87,11 +87,11 @@ struct Instance {
     driver: Arc<Driver>,
     health: Arc<Health>,
     /// The health of all instances of the model version, including this one.
-    all: Roster,
+    all: InstanceHealth,
     /// The number of losses since it was last ready.
     losses: u32,
     /// The state in the metrics.
-    shown: Option<InstanceState>,
+    reported: Option<InstanceState>,
     /// Notifies the starter once: loaded, or the reason of the failure.
     outcome: Option<oneshot::Sender<Result<Loaded, String>>>,
     _descriptors: Reserved,
@@ -111,7 +111,7 @@ struct Running {
     /// Whether this server has killed it.
     killed: bool,
     /// Its share of a GPU.
-    taken: Option<DeviceShare>,
+    device_share: Option<DeviceShare>,
 }
 
 impl Instance {
@@ -133,7 +133,7 @@ impl Instance {
             }
             self.show(machine.state());
             if matches!(machine.state(), State::Failed | State::Stopped) && running.is_none() {
-                return self.gone();
+                return self.take_out_of_service();
             }
             let tick = TokioInstant::now() + TICK;
             let due = machine.poll_timeout().map_or(tick, |at| tick.min(TokioInstant::now() + (at - clock::now())));
@@ -158,13 +158,13 @@ impl Instance {
             Action::ReportLost { reason } => {
                 tracing::error!(instance = %self.name(), "instance lost: {reason}; it will be restarted");
                 self.losses = self.losses.saturating_add(1);
-                self.gone();
+                self.take_out_of_service();
                 self.health.first_loss.store(machine.first_loss().0, Ordering::Relaxed);
                 // Keep the first of several consecutive losses.
                 let _ = self.health.lost.compare_exchange(0, clock::now().0, Ordering::Relaxed, Ordering::Relaxed);
                 let of_device = self.placement.device.is_some()
                     && matches!(reason, LossReason::DeviceLost(_) | LossReason::LoadFailed(_));
-                self.health.set_trouble(of_device.then(|| reason.to_string()));
+                self.health.set_failure(of_device.then(|| reason.to_string()));
                 self.health.broken.store(self.losses >= LOSSES_UNTIL_BROKEN, Ordering::Relaxed);
                 if !self.all.can_serve() {
                     self.driver.reject_if_alone();
@@ -184,16 +184,16 @@ impl Instance {
     }
 
     /// Starts a process, sends it the model and starts the session that reads its replies.
-    fn spawn(&self, taken: Option<DeviceShare>) -> io::Result<Running> {
+    fn spawn(&self, device_share: Option<DeviceShare>) -> io::Result<Running> {
         let started = clock::now();
         let (cache, series) = (self.plan.cache.clone(), self.driver.series.clone());
         let name = record::worker_name(&cache, &series, self.id.0).unwrap_or_else(|| self.name().to_string());
         let printed = Printed { name, cache, series };
         let name = self.name();
-        let placement = self.process_placement(&name, taken.as_ref());
+        let placement = self.process_placement(&name, device_share.as_ref());
         let worker = process::start(&self.plan.launch, &placement, printed)?;
         let link = Arc::new(worker.link);
-        let device = taken.as_ref().map(DeviceShare::device);
+        let device = device_share.as_ref().map(DeviceShare::device);
         link.arenas.inputs.keep(device.as_ref().map_or(0, |device| device.pinned));
         link.send(&ToWorker::Load(Load {
             wire_version: VERSION,
@@ -220,7 +220,7 @@ impl Instance {
             started,
             kill_at: None,
             killed: false,
-            taken,
+            device_share,
         })
     }
 
@@ -237,7 +237,7 @@ impl Instance {
         self.health.ready.store(true, Ordering::Relaxed);
         self.losses = 0;
         self.health.lost.store(0, Ordering::Relaxed);
-        self.health.set_trouble(None);
+        self.health.set_failure(None);
         let load_ms = clock::now().ns_since(running.started) / 1_000_000;
         record::worker_loaded(&self.plan.cache, &self.driver.series, self.id.0, load_ms);
         if !self.health.passive {
@@ -264,15 +264,15 @@ impl Instance {
             State::Failed => Some(InstanceState::Failed),
             State::Stopping | State::Stopped => None,
         };
-        if now != self.shown {
-            record::instance_state(&self.driver.series, self.shown, now);
-            self.shown = now;
-            self.health.shown.store(now.map_or(0, |state| state as u8 + 1), Ordering::Relaxed);
+        if now != self.reported {
+            record::instance_state(&self.driver.series, self.reported, now);
+            self.reported = now;
+            self.health.reported.store(now.map_or(0, |state| state as u8 + 1), Ordering::Relaxed);
         }
     }
 
     /// Takes the instance out of service; its requests go back to the driver.
-    fn gone(&self) {
+    fn take_out_of_service(&self) {
         self.health.ready.store(false, Ordering::Relaxed);
         self.health.set_link(None);
         self.driver.instance_lost(self.id);
@@ -301,13 +301,13 @@ impl Instance {
     async fn ended(&mut self, reason: &str, machine: &mut Supervisor, running: &mut Option<Running>) {
         let Some(mut over) = running.take() else { return };
         // Immediately, so that nothing is sent to it while waiting for the process.
-        self.gone();
+        self.take_out_of_service();
         let exited = timeout(Duration::from_secs(1), over.child.wait()).await;
         if let Ok(Ok(status)) = &exited
             && !over.killed
-            && process::by_the_system(*status)
+            && process::killed_by_system(*status)
         {
-            self.driver.note_killed();
+            self.driver.mark_killed();
         }
         let how = match exited {
             Ok(Ok(status)) => match self.why_not_started(&over, machine).await {
@@ -341,7 +341,7 @@ impl Instance {
     fn tick(&self, machine: &mut Supervisor, running: &mut Option<Running>) {
         if let Some(running) = running {
             running.link.arenas.inputs.trim();
-            running.link.tidy();
+            running.link.release_unused();
             running.link.ring.tick(&self.plan.cache, &self.driver.series);
             if running.kill_at.is_some_and(|at| at <= TokioInstant::now()) {
                 let _ = running.child.start_kill();

@@ -8,7 +8,7 @@ use pharos::error::InferError;
 use pharos::id::InstanceId;
 use pharos::metrics::cache::Cache;
 use pharos::timeline::{ComputeStamps, Instant};
-use pharos::wire::{Done, Loaded, ToFrontend, said};
+use pharos::wire::{Done, Loaded, ToFrontend, message_or_default};
 use tokio::sync::mpsc;
 
 use crate::calls::{Calls, Models};
@@ -99,14 +99,14 @@ impl Session {
             ToFrontend::Call(call) => self.calls.infer(call),
             ToFrontend::Manage(manage) => self.calls.manage(manage),
             ToFrontend::Taken(call, taken) => self.calls.taken(call, taken),
-            ToFrontend::Abandoned(call) => self.calls.abandon(call),
+            ToFrontend::CancelCall(call) => self.calls.abandon(call),
             ToFrontend::Returned(loans) => self.link.give_back(&loans),
-            ToFrontend::Ready(ready) => self.link.says_ready(ready),
+            ToFrontend::Ready(ready) => self.link.ready_reported(ready),
             ToFrontend::Loaded(loaded) => {
                 self.link.loaded(&loaded);
                 self.report(Event::Loaded(loaded));
             }
-            ToFrontend::LoadFailed(reason) => self.report(Event::LoadFailed(said(reason))),
+            ToFrontend::LoadFailed(reason) => self.report(Event::LoadFailed(message_or_default(reason))),
         }
         self.link.ring.fault().map_or(Ok(()), |fault| Err(io::Error::other(fault)))
     }

@@ -52,7 +52,7 @@ impl Forwarded {
 struct Ending {
     reason: OnceLock<Reason>,
     /// 1: the handler counts the call's answers itself, because a stream has several.
-    counts_itself: AtomicU8,
+    counted_by_handler: AtomicU8,
 }
 
 impl CallAccount {
@@ -69,8 +69,8 @@ impl CallAccount {
     }
 
     /// Declares that the handler counts the answers from now on.
-    pub(super) fn counts_itself(&self) {
-        self.ending.counts_itself.store(1, Ordering::Relaxed);
+    pub(super) fn counted_by_handler(&self) {
+        self.ending.counted_by_handler.store(1, Ordering::Relaxed);
     }
 }
 
@@ -85,7 +85,7 @@ pub(super) fn status(error: InferError) -> Status {
 
 /// The maximum encoded size of a status message in bytes. It is sent as a header; clients reject headers of more than 8 KiB in
 /// total (gRPC's soft limit) and then report that instead of the actual error.
-const MOST_TEXT: usize = 6 << 10;
+const MAX_TEXT: usize = 6 << 10;
 
 /// Truncates a text that is too long for a header: names, ids and shapes in it have any length that the client chooses.
 fn shortened(text: String) -> String {
@@ -94,7 +94,7 @@ fn shortened(text: String) -> String {
     let mut size = 0usize;
     let cut = text.char_indices().find(|(_, c)| {
         size += on_the_wire(*c);
-        size > MOST_TEXT
+        size > MAX_TEXT
     });
     match cut.and_then(|(at, _)| text.get(..at)) {
         Some(start) => format!("{start}... ({} bytes in all)", text.len()),
@@ -125,7 +125,7 @@ pub struct Counted<S: Service, D> {
 impl CallAccount {
     /// Counts the call unless its handler does.
     fn end<S: Service>(&self, count: Account<Calls<S>>, code: Code) {
-        if self.ending.counts_itself.load(Ordering::Relaxed) == 1 {
+        if self.ending.counted_by_handler.load(Ordering::Relaxed) == 1 {
             return count.end_uncounted();
         }
         let failed = code != Code::Ok;

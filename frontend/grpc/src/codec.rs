@@ -38,7 +38,7 @@ fn decode_with_inputs(message: ModelInferRequest, inputs: Inputs) -> Result<Infe
     for (key, parameter) in message.parameters {
         request_parameter(key, parameter.parameter_choice, &mut request)?;
     }
-    let mut raw = inputs.among(message.raw_input_contents).into_iter();
+    let mut raw = inputs.merge(message.raw_input_contents).into_iter();
     let any_raw = raw.len() > 0;
     let model = &request.model_name;
     let inputs = message.inputs.into_iter().map(|tensor| input(tensor, model, any_raw, &mut raw));

@@ -178,12 +178,12 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         self: Arc<Self>,
         request: Request<Streaming<proto::ModelInferRequest>>,
     ) -> Answer<Answers<S>> {
-        CallAccount::of(&request, &self.0).counts_itself();
+        CallAccount::of(&request, &self.0).counted_by_handler();
         let limit = deadline::of(request.metadata());
-        let wants_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
+        let errors_as_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
         let metadata = request.metadata().clone();
-        let wishes = stream::Wishes { wants_status, limit, forwarded: Forwarded::of(&request), metadata };
-        Ok(Response::new(stream::answer(request.into_inner(), self.0.clone(), wishes)))
+        let options = stream::StreamOptions { errors_as_status, limit, forwarded: Forwarded::of(&request), metadata };
+        Ok(Response::new(stream::answer(request.into_inner(), self.0.clone(), options)))
     }
 
     async fn model_config(

@@ -33,7 +33,7 @@ pub(super) struct Inputs(Vec<(usize, Data)>);
 
 impl Inputs {
     /// Merges these inputs with those in the message.
-    pub(super) fn among(self, raw: Vec<Bytes>) -> Vec<Data> {
+    pub(super) fn merge(self, raw: Vec<Bytes>) -> Vec<Data> {
         let mut all: Vec<Data> = raw.into_iter().map(Data::from).collect();
         for (place, data) in self.0 {
             if let Some(empty) = all.get_mut(place) {
@@ -364,7 +364,7 @@ mod tests {
             let large = lengths.iter().filter(|&&length| length >= Collector::SMALL).count();
             let apart = message.encoded_len() >= LARGE && first >= PREFIX;
             prop_assert_eq!(inputs.0.len(), if apart { large } else { 0 });
-            let raw = inputs.among(std::mem::take(&mut head.raw_input_contents));
+            let raw = inputs.merge(std::mem::take(&mut head.raw_input_contents));
             prop_assert_eq!(raw.into_iter().map(Data::join).collect::<Vec<_>>(), message.raw_input_contents);
             prop_assert_eq!((head.model_name, head.id), (message.model_name, message.id));
         }

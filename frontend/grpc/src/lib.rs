@@ -44,10 +44,10 @@ use self::inference::Inference;
 use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
 use pharos_listener as listener;
 use pharos_listener::access::{Access, Forward};
-use pharos_listener::body_timeout::{Pace, Paced};
+use pharos_listener::body_timeout::{BodyLimits, LimitedBody};
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::grpc::{Limits, MAX_MESSAGE, received};
-use pharos_listener::{Life, Speaks};
+use pharos_listener::{HttpVersions, PhaseReceiver};
 
 /// The generated messages and the service of package `inference`.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
@@ -78,7 +78,7 @@ pub struct Settings {
     /// The size limits of messages.
     pub limits: Limits,
     /// The name of another service on the same port, for reflection.
-    pub beside: Option<&'static str>,
+    pub other_service: Option<&'static str>,
 }
 
 /// Returns the default connection settings of a gRPC listener.
@@ -91,7 +91,7 @@ pub fn connections() -> listener::Settings {
 #[error("cannot offer gRPC reflection: {0}")]
 pub struct ReflectionError(#[from] tonic_reflection::server::Error);
 
-/// Serves gRPC on `listener` until `life` signals shutdown and all calls in flight are answered.
+/// Serves gRPC on `listener` until `phases` signals shutdown and all calls in flight are answered.
 ///
 /// # Errors
 /// Fails only before serving, if the compiled-in descriptors are invalid.
@@ -99,11 +99,11 @@ pub async fn serve<S: Service>(
     listener: TcpListener,
     service: S,
     (settings, connections): (Settings, listener::Settings),
-    life: Life,
+    phases: PhaseReceiver,
 ) -> Result<(), ReflectionError> {
     let service = services(service, settings)?;
     // HTTP/2 itself refuses only frames, which are not counted as requests.
-    listener::serve(listener, (Speaks::Http2, connections), service, |_| {}, life).await;
+    listener::serve(listener, (HttpVersions::Http2, connections), service, |_| {}, phases).await;
     Ok(())
 }
 
@@ -151,9 +151,9 @@ pub fn services<S: Service>(service: S, settings: Settings) -> Result<Services<S
         .accept_compressed(CompressionEncoding::Deflate)
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);
-    let Settings { restricted, access, forward, body_timeout, compress, budget, limits, beside } = settings;
+    let Settings { restricted, access, forward, body_timeout, compress, budget, limits, other_service } = settings;
     let health = Routes::new(HealthServer::new(HealthService(service.clone())));
-    let names = [SERVICE, "grpc.health.v1.Health"].into_iter().chain(beside);
+    let names = [SERVICE, "grpc.health.v1.Health"].into_iter().chain(other_service);
     let others = with_reflection(health, &names.collect::<Vec<_>>())?.prepare();
     let inner = Dispatch { plain, others, body_timeout, budget, limits, compress };
     Ok(Counted { service, restricted, access, forward, inner })
@@ -188,11 +188,12 @@ where
             return Box::pin(others);
         }
         // A stream may be idle for any time between requests.
-        let patience =
+        let idle_timeout =
             if request.uri().path().ends_with("/ModelStreamInfer") { Duration::ZERO } else { self.body_timeout };
-        let pace = Pace { patience, chunked: false };
-        let request =
-            request.map(|body| Paced::new(body, pace, |fault| Box::new(Status::invalid_argument(fault.to_string()))));
+        let body_limits = BodyLimits { idle_timeout, chunked: false };
+        let request = request.map(|body| {
+            LimitedBody::new(body, body_limits, |fault| Box::new(Status::invalid_argument(fault.to_string())))
+        });
         let compresses = self.compress || request.headers().contains_key("grpc-encoding");
         let answer_format = compress::accepted(request.headers()).filter(|_| compresses);
         let request = received(request, (&self.budget, limits));

@@ -25,7 +25,7 @@ use super::deadline;
 use super::large_tensors::Inputs;
 use super::proto::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use super::trace;
-use super::window::{Place, Window};
+use super::window::{OpenRequest, Window};
 use pharos_listener::request_trace::{self, GRPC, Sending};
 
 /// The number of responses of all decoupled models of one stream that may wait to be sent.
@@ -73,7 +73,7 @@ impl<S: Service> Drop for Counting<S> {
 struct Running<S: Service> {
     task: JoinHandle<Answer>,
     counting: Counting<S>,
-    _place: Place,
+    _place: OpenRequest,
 }
 
 impl<S: Service> Drop for Running<S> {
@@ -94,7 +94,7 @@ pub(super) struct Answers<S: Service> {
     /// Whether a decoupled model was polled last; alternating prevents one kind from starving the other.
     produced_last: bool,
     window: Window,
-    wants_status: bool,
+    errors_as_status: bool,
     /// The last answer handed out; polling for the next one means that it was sent.
     sending: Option<Sending>,
     /// The client's deadline.
@@ -104,9 +104,9 @@ pub(super) struct Answers<S: Service> {
 }
 
 /// The client's options for a stream.
-pub(super) struct Wishes {
+pub(super) struct StreamOptions {
     /// Whether an error ends the stream as its status (`triton_grpc_error: true`).
-    pub(super) wants_status: bool,
+    pub(super) errors_as_status: bool,
     /// The time until the client's deadline.
     pub(super) limit: Option<Duration>,
     /// The stream's headers that become parameters of each request.
@@ -116,11 +116,15 @@ pub(super) struct Wishes {
 }
 
 /// Starts answering the requests of a stream.
-pub(super) fn answer<S: Service>(requests: Streaming<ModelInferRequest>, service: S, wishes: Wishes) -> Answers<S> {
+pub(super) fn answer<S: Service>(
+    requests: Streaming<ModelInferRequest>,
+    service: S,
+    options: StreamOptions,
+) -> Answers<S> {
     let (sender, queue) = mpsc::unbounded_channel();
     let (producer, produced) = mpsc::channel(WAITING);
     let open = service.stream_open(Protocol::Grpc);
-    let Wishes { wants_status, limit, forwarded, metadata } = wishes;
+    let StreamOptions { errors_as_status, limit, forwarded, metadata } = options;
     let window = Window::default();
     let reading = Reading { service, queue: sender, producer, window: window.clone(), forwarded, metadata };
     tokio::spawn(reading.read(requests));
@@ -132,7 +136,7 @@ pub(super) fn answer<S: Service>(requests: Streaming<ModelInferRequest>, service
         produced,
         produced_last: false,
         window,
-        wants_status,
+        errors_as_status,
         sending: None,
         deadline,
         ended: false,
@@ -157,7 +161,7 @@ impl<S: Service> Reading<S> {
         loop {
             // Wait for a place first: a request must not be read before it can be admitted.
             let read = async {
-                let place = self.window.place().await;
+                let place = self.window.admit().await;
                 (place, requests.message().await)
             };
             let (place, message) = tokio::select! {
@@ -228,7 +232,7 @@ impl<S: Service> Reading<S> {
 
     /// Starts to answer a request of an ordinary model. Polls the answer once in place, so that the requests of a stream reach
     /// the engine in order, as sequences require; a task then waits for the answer.
-    async fn running(&self, answer: impl Future<Output = Answer> + Send + 'static, place: Place) -> Running<S> {
+    async fn running(&self, answer: impl Future<Output = Answer> + Send + 'static, place: OpenRequest) -> Running<S> {
         let mut answer = Box::pin(answer);
         let at_once = std::future::poll_fn(|cx| {
             Poll::Ready(match answer.as_mut().poll(cx) {
@@ -270,13 +274,13 @@ impl<S: Service> Begun<S> {
                 None => failure(&self.request, InferError::internal("the model sent no response"), true),
             };
             request_trace::complete(self.traced.as_ref());
-            window.saw(answer.bytes());
+            window.record_size(answer.bytes());
             Answer { traced: self.traced, ..answer }
         }
     }
 
     /// Forwards the responses of a decoupled model until the last one, or until the answers are no longer read.
-    async fn forward(mut self, to: mpsc::Sender<Answer>, (window, _place): (Window, Place)) {
+    async fn forward(mut self, to: mpsc::Sender<Answer>, (window, _place): (Window, OpenRequest)) {
         let (mut failed, mut bytes, mut largest) = (None, 0, 0);
         loop {
             let next = tokio::select! {
@@ -289,7 +293,7 @@ impl<S: Service> Begun<S> {
             failed = failed.or(answer.failed);
             // At most `UNREAD_RESPONSES` responses may wait to be read.
             (bytes, largest) = (bytes + answer.bytes(), answer.bytes().max(largest));
-            window.saw(bytes.min(largest.saturating_mul(UNREAD_RESPONSES.into())));
+            window.record_size(bytes.min(largest.saturating_mul(UNREAD_RESPONSES.into())));
             if last {
                 // Count before the last response is sent, as for other requests.
                 self.counting.count(failed);
@@ -410,7 +414,7 @@ impl<S: Service> Stream for Answers<S> {
             return Poll::Ready(Some(Err(status(deadline::exceeded()))));
         }
         let answer = this.poll_answer(cx);
-        this.window.starved(answer.is_pending());
+        this.window.set_starved(answer.is_pending());
         match ready!(answer) {
             None => {
                 this.end();
@@ -420,7 +424,7 @@ impl<S: Service> Stream for Answers<S> {
                 this.end();
                 Poll::Ready(Some(Err(error)))
             }
-            Some(Ok(Answer { message, failed: Some((code, reason)), .. })) if this.wants_status => {
+            Some(Ok(Answer { message, failed: Some((code, reason)), .. })) if this.errors_as_status => {
                 this.end();
                 Poll::Ready(Some(Err(status(InferError::new(code, reason, message.error_message)))))
             }

@@ -1,6 +1,6 @@
 //! Limits the number of open requests of a stream: read but not answered, or answered but not read by the client.
 //!
-//! A client that reads its answers may have up to [`MOST`] open requests: sequences that wait for a slot may depend on requests
+//! A client that reads its answers may have up to [`MAX_OPEN`] open requests: sequences that wait for a slot may depend on requests
 //! that the client has yet to send. If a client does not read its answers, the server stops reading its requests at [`ALWAYS`]
 //! open ones. Beyond that, the answers of all open requests may take at most [`BYTES`], estimated from earlier answers; where
 //! this would block the stream indefinitely, it admits one request per [`SLOW_DELAY`].
@@ -19,7 +19,7 @@ const ALWAYS: usize = 64;
 const UNSEEN: usize = 256;
 
 /// The maximum number of open requests.
-const MOST: usize = 16_384;
+const MAX_OPEN: usize = 16_384;
 
 /// The maximum estimated bytes of answers to open requests beyond [`ALWAYS`].
 const BYTES: u64 = 64 << 20;
@@ -42,9 +42,9 @@ struct State {
 pub(super) struct Window(Arc<State>);
 
 /// An open request; dropping it closes the request.
-pub(super) struct Place(Window);
+pub(super) struct OpenRequest(Window);
 
-impl Drop for Place {
+impl Drop for OpenRequest {
     fn drop(&mut self) {
         self.0.0.open.fetch_sub(1, Ordering::SeqCst);
         self.0.0.changed.notify_one();
@@ -63,7 +63,7 @@ fn room(open: usize, largest: u64, starved: bool) -> Room {
     if open < ALWAYS {
         return Room::Now;
     }
-    if !starved || open >= MOST {
+    if !starved || open >= MAX_OPEN {
         return Room::Not;
     }
     let fits = match largest {
@@ -75,7 +75,7 @@ fn room(open: usize, largest: u64, starved: bool) -> Room {
 
 impl Window {
     /// Waits until another request may be read. Only one reader may call it.
-    pub(super) async fn place(&self) -> Place {
+    pub(super) async fn admit(&self) -> OpenRequest {
         let state = &*self.0;
         loop {
             // Created before the state is checked, so that no later change is missed: `notify_one` stores a permit.
@@ -92,16 +92,16 @@ impl Window {
             }
         }
         state.open.fetch_add(1, Ordering::SeqCst);
-        Place(self.clone())
+        OpenRequest(self.clone())
     }
 
     /// Records the size of a request's answers in bytes.
-    pub(super) fn saw(&self, bytes: u64) {
+    pub(super) fn record_size(&self, bytes: u64) {
         self.0.largest.fetch_max(bytes.max(1), Ordering::Relaxed);
     }
 
     /// Records whether the client has read all available answers.
-    pub(super) fn starved(&self, starved: bool) {
+    pub(super) fn set_starved(&self, starved: bool) {
         if self.0.starved.load(Ordering::Relaxed) != starved {
             self.0.starved.store(starved, Ordering::SeqCst);
             if starved {
@@ -114,7 +114,7 @@ impl Window {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::{ALWAYS, BYTES, MOST, Place, Room, SLOW_DELAY, UNSEEN, Window, room};
+    use super::{ALWAYS, BYTES, MAX_OPEN, OpenRequest, Room, SLOW_DELAY, UNSEEN, Window, room};
     use pharos_os::clock;
     use tokio::time::timeout;
 
@@ -128,14 +128,14 @@ mod tests {
         assert_eq!(room(UNSEEN, 100, true), Room::Now);
         assert_eq!(room(1024, BYTES / 1024, true), Room::Now);
         assert_eq!(room(1025, BYTES / 1024, true), Room::Slowly, "large answers");
-        assert_eq!(room(MOST, 1, true), Room::Not);
-        assert_eq!(room(MOST, u64::MAX, true), Room::Not);
+        assert_eq!(room(MAX_OPEN, 1, true), Room::Not);
+        assert_eq!(room(MAX_OPEN, u64::MAX, true), Room::Not);
     }
 
-    async fn open(window: &Window, count: usize) -> Vec<Place> {
+    async fn open(window: &Window, count: usize) -> Vec<OpenRequest> {
         let mut places = Vec::new();
         for _ in 0..count {
-            places.push(window.place().await);
+            places.push(window.admit().await);
         }
         places
     }
@@ -144,22 +144,22 @@ mod tests {
     async fn waits_for_a_client_that_reads_nothing() {
         let window = Window::default();
         let mut places = open(&window, ALWAYS).await;
-        let waits = timeout(SLOW_DELAY * 10, window.place()).await;
+        let waits = timeout(SLOW_DELAY * 10, window.admit()).await;
         assert!(waits.is_err());
         places.pop();
-        places.push(timeout(SLOW_DELAY * 100, window.place()).await.unwrap());
-        window.starved(true);
-        window.saw(1);
-        places.push(timeout(SLOW_DELAY * 100, window.place()).await.unwrap());
-        window.starved(false);
-        assert!(timeout(SLOW_DELAY * 10, window.place()).await.is_err());
+        places.push(timeout(SLOW_DELAY * 100, window.admit()).await.unwrap());
+        window.set_starved(true);
+        window.record_size(1);
+        places.push(timeout(SLOW_DELAY * 100, window.admit()).await.unwrap());
+        window.set_starved(false);
+        assert!(timeout(SLOW_DELAY * 10, window.admit()).await.is_err());
     }
 
     #[tokio::test]
     async fn large_answers_slow_the_stream_down() {
         let window = Window::default();
-        window.starved(true);
-        window.saw(BYTES);
+        window.set_starved(true);
+        window.record_size(BYTES);
         let start = clock::now();
         let places = open(&window, ALWAYS + 10).await;
         let waited = clock::now().0 - start.0;

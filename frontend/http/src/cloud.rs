@@ -22,7 +22,7 @@ use super::{Edge, Settings, answer, refused};
 use pharos_listener as listener;
 use pharos_listener::answering::{self, Account};
 use pharos_listener::http_service::{Handle, HttpService};
-use pharos_listener::{Life, Speaks};
+use pharos_listener::{HttpVersions, PhaseReceiver};
 
 pub use sagemaker::SageMaker;
 pub use vertex_ai::VertexAi;
@@ -39,18 +39,18 @@ pub enum Platform {
     VertexAi(VertexAi),
 }
 
-/// Serves a platform's endpoints on `listener` until `life` signals shutdown and all requests in flight are answered.
+/// Serves a platform's endpoints on `listener` until `phases` signals shutdown and all requests in flight are answered.
 pub async fn serve<S: Service>(
     listener: TcpListener,
     service: S,
     (settings, connections): (Settings, listener::Settings),
     platform: Platform,
-    life: Life,
+    phases: PhaseReceiver,
 ) {
     let body_timeout = settings.body_timeout;
     let cloud = Cloud { dispatch: Dispatch::new(service.clone(), settings), platform };
     let cloud = HttpService::new(cloud, body_timeout);
-    listener::serve(listener, (Speaks::Http, connections), cloud, refused(service), life).await;
+    listener::serve(listener, (HttpVersions::Http, connections), cloud, refused(service), phases).await;
 }
 
 /// The endpoints as one service.
@@ -83,7 +83,7 @@ fn model_path(model: &str, verb: &str) -> String {
 }
 
 /// Answers a request as the v2 request with this method and path.
-async fn pass<S: Service>(
+async fn forward_as_v2<S: Service>(
     dispatch: Dispatch<S>,
     mut request: Request<Body>,
     (method, path): (Method, &str),

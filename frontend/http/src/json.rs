@@ -12,7 +12,7 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 /// The number of characters of an invalid value that an error shows.
-const MOST_SHOWN: usize = 64;
+const MAX_SHOWN: usize = 64;
 
 /// The maximum nesting depth of JSON; Triton's limit.
 pub(super) const MAX_DEPTH: usize = 100;
@@ -231,10 +231,14 @@ pub(super) fn as_bool(value: &RawValue, prefix: &str) -> Result<bool, InferError
 
 /// Converts the error of an invalid request parameter to INVALID_ARG (Triton answers INTERNAL) and appends the value and the
 /// allowed ones.
-pub(super) fn chosen<T>(read: Result<T, InferError>, value: &RawValue, allowed: &str) -> Result<T, InferError> {
+pub(super) fn with_allowed_values<T>(
+    read: Result<T, InferError>,
+    value: &RawValue,
+    allowed: &str,
+) -> Result<T, InferError> {
     read.map_err(|error| {
         let text = value.get();
-        let short = text.char_indices().nth(MOST_SHOWN).and_then(|(end, _)| text.get(..end));
+        let short = text.char_indices().nth(MAX_SHOWN).and_then(|(end, _)| text.get(..end));
         let shown = short.map_or_else(|| text.to_owned(), |short| format!("{short}..."));
         let message = format!("{}: it is {shown}, allowed: {allowed}", error.message);
         InferError::new(ErrorCode::InvalidArg, error.reason, message)

@@ -50,7 +50,7 @@ use pharos_listener::access::{Access, Forward};
 use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::body::{self, Read};
-use pharos_listener::{Life, Speaks};
+use pharos_listener::{HttpVersions, PhaseReceiver};
 
 /// The settings of the HTTP edge.
 #[derive(Clone, Debug)]
@@ -117,16 +117,16 @@ impl<S: Service> Edge<S> {
     }
 }
 
-/// Serves the v2 protocol on `listener` until `life` signals shutdown and all requests in flight are answered.
+/// Serves the v2 protocol on `listener` until `phases` signals shutdown and all requests in flight are answered.
 pub async fn serve<S: Service>(
     listener: TcpListener,
     service: S,
     (settings, connections): (Settings, listener::Settings),
-    life: Life,
+    phases: PhaseReceiver,
 ) {
     let body_timeout = settings.body_timeout;
     let dispatch = HttpService::new(Dispatch::new(service.clone(), settings), body_timeout);
-    listener::serve(listener, (Speaks::Http, connections), dispatch, refused(service), life).await;
+    listener::serve(listener, (HttpVersions::Http, connections), dispatch, refused(service), phases).await;
 }
 
 /// Returns a callback that counts connections refused before a request could be parsed, by status.

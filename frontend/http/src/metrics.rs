@@ -22,12 +22,17 @@ use super::{answer, dashboard};
 use pharos_listener as listener;
 use pharos_listener::http_service::HttpService;
 use pharos_listener::routing::{Builder, OpenOnly, Routes};
-use pharos_listener::{Life, Speaks};
+use pharos_listener::{HttpVersions, PhaseReceiver};
 
-/// Serves metrics on `listener` until `life` signals shutdown.
-pub async fn serve<S: Service>(listener: TcpListener, service: S, connections: listener::Settings, life: Life) {
+/// Serves metrics on `listener` until `phases` signals shutdown.
+pub async fn serve<S: Service>(
+    listener: TcpListener,
+    service: S,
+    connections: listener::Settings,
+    phases: PhaseReceiver,
+) {
     let routes = HttpService::new(router(service), Duration::ZERO);
-    listener::serve(listener, (Speaks::Http, connections), routes, |_| {}, life).await;
+    listener::serve(listener, (HttpVersions::Http, connections), routes, |_| {}, phases).await;
 }
 
 /// Returns the routes of `/metrics` and of the live page.

@@ -12,8 +12,8 @@ use pharos::tensor::{DataType, Tensor, byte_size, element_count};
 use serde_json::value::RawValue;
 
 use super::json::{
-    Members, as_bool, as_parameter, as_string, as_u64, check_depth, chosen, object, parse_error, quote_nonfinite,
-    type_error,
+    Members, as_bool, as_parameter, as_string, as_u64, check_depth, object, parse_error, quote_nonfinite, type_error,
+    with_allowed_values,
 };
 
 object! {
@@ -133,7 +133,11 @@ fn request_parameters(parameters: &RawValue, request: &mut InferRequest) -> Resu
                     Ok(number) => CorrelationId::Uint(number),
                     Err(_) => {
                         let text = as_string(value, "Unable to parse 'sequence_id'");
-                        CorrelationId::from_text(chosen(text, value, "0 to 18446744073709551615, or a string")?)?
+                        CorrelationId::from_text(with_allowed_values(
+                            text,
+                            value,
+                            "0 to 18446744073709551615, or a string",
+                        )?)?
                     }
                 }
             }
@@ -161,11 +165,11 @@ fn request_parameters(parameters: &RawValue, request: &mut InferRequest) -> Resu
 }
 
 fn flag(value: &RawValue, prefix: &str) -> Result<bool, InferError> {
-    chosen(as_bool(value, prefix), value, "true or false")
+    with_allowed_values(as_bool(value, prefix), value, "true or false")
 }
 
 fn whole(value: &RawValue, prefix: &str) -> Result<u64, InferError> {
-    chosen(as_u64(value, prefix), value, "0 to 18446744073709551615")
+    with_allowed_values(as_u64(value, prefix), value, "0 to 18446744073709551615")
 }
 
 /// The binary data that no input has consumed yet.

@@ -15,7 +15,7 @@ use tokio::time::Sleep;
 use pharos_os::clock;
 
 /// The maximum number of non-empty chunks of a body (Triton's limit).
-pub(crate) const MOST_CHUNKS: u32 = 65_536;
+pub(crate) const MAX_CHUNKS: u32 = 65_536;
 /// Only pieces below this size count as chunks. hyper yields a large chunk in several pieces, as the network delivers them,
 /// but those are about as large as a packet.
 const SMALL: usize = 512;
@@ -47,7 +47,7 @@ impl fmt::Display for Fault {
             ),
             Self::TooManyChunks => write!(
                 f,
-                "Chunked request body exceeds maximum of {MOST_CHUNKS} non-empty chunks. Send fewer or larger HTTP \
+                "Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP \
                  chunks."
             ),
         }
@@ -58,17 +58,17 @@ impl Error for Fault {}
 
 /// The limits of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct BodyLimits {
     /// The maximum time without data; zero for no limit.
-    pub patience: Duration,
+    pub idle_timeout: Duration,
     /// Whether the body is chunked (HTTP/1.1, `Transfer-Encoding: chunked`).
     pub chunked: bool,
 }
 
 /// A body with limits. After an error, reading continues with the next data.
-pub struct Paced<B> {
+pub struct LimitedBody<B> {
     body: B,
-    pace: Pace,
+    limits: BodyLimits,
     /// Converts a fault to the body's error.
     to_error: fn(Fault) -> BoxError,
     chunks: u32,
@@ -79,20 +79,20 @@ pub struct Paced<B> {
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl<B> Paced<B> {
+impl<B> LimitedBody<B> {
     /// Applies the limits to `body`; `to_error` converts faults to errors.
-    pub fn new(body: B, pace: Pace, to_error: fn(Fault) -> BoxError) -> Self {
-        Self { body, pace, to_error, chunks: 0, received: 0, began: None, timer: None }
+    pub fn new(body: B, limits: BodyLimits, to_error: fn(Fault) -> BoxError) -> Self {
+        Self { body, limits, to_error, chunks: 0, received: 0, began: None, timer: None }
     }
 
     /// Records received data.
     fn receive(&mut self, length: usize) -> Result<(), Fault> {
         self.timer = None;
         self.received += length as u64;
-        if self.pace.chunked && (1..SMALL).contains(&length) {
+        if self.limits.chunked && (1..SMALL).contains(&length) {
             self.chunks += 1;
-            if self.chunks > MOST_CHUNKS {
-                self.pace.chunked = false;
+            if self.chunks > MAX_CHUNKS {
+                self.limits.chunked = false;
                 return Err(Fault::TooManyChunks);
             }
         }
@@ -101,7 +101,7 @@ impl<B> Paced<B> {
 
     /// Waits for data; ready if a limit is exceeded.
     fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
-        let timeout = self.pace.patience;
+        let timeout = self.limits.idle_timeout;
         if timeout.is_zero() {
             return Poll::Pending;
         }
@@ -124,7 +124,7 @@ impl<B> Paced<B> {
     }
 }
 
-impl<B> http_body::Body for Paced<B>
+impl<B> http_body::Body for LimitedBody<B>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
@@ -183,8 +183,8 @@ mod tests {
         }
     }
 
-    async fn read(pieces: impl IntoIterator<Item = Option<usize>>, pace: Pace) -> Result<u64, Fault> {
-        let mut body = Paced::new(Pieces(pieces.into_iter().collect()), pace, |fault| Box::new(fault));
+    async fn read(pieces: impl IntoIterator<Item = Option<usize>>, limits: BodyLimits) -> Result<u64, Fault> {
+        let mut body = LimitedBody::new(Pieces(pieces.into_iter().collect()), limits, |fault| Box::new(fault));
         let mut length = 0;
         while let Some(frame) = body.frame().await {
             match frame {
@@ -197,32 +197,33 @@ mod tests {
 
     #[tokio::test]
     async fn counts_chunks_of_chunked_bodies_only() {
-        let pace = |chunked| Pace { patience: Duration::from_secs(60), chunked };
+        let limits = |chunked| BodyLimits { idle_timeout: Duration::from_secs(60), chunked };
         let small = |count: usize| vec![Some(1); count];
-        assert_eq!(read(small(65_536), pace(true)).await, Ok(65_536));
-        assert_eq!(read(small(65_537), pace(true)).await, Err(Fault::TooManyChunks));
-        assert_eq!(read(small(65_537), pace(false)).await, Ok(65_537));
-        assert_eq!(read(vec![Some(512); 70_000], pace(true)).await, Ok(512 * 70_000));
+        assert_eq!(read(small(65_536), limits(true)).await, Ok(65_536));
+        assert_eq!(read(small(65_537), limits(true)).await, Err(Fault::TooManyChunks));
+        assert_eq!(read(small(65_537), limits(false)).await, Ok(65_537));
+        assert_eq!(read(vec![Some(512); 70_000], limits(true)).await, Ok(512 * 70_000));
         assert!(Fault::TooManyChunks.to_string().contains("exceeds maximum of 65536 non-empty chunks"));
     }
 
     #[tokio::test]
     async fn a_stalled_body_fails_after_the_timeout() {
         let timeout = Duration::from_millis(20);
-        let stalled = read([Some(1), None], Pace { patience: timeout, chunked: false }).await;
+        let stalled = read([Some(1), None], BodyLimits { idle_timeout: timeout, chunked: false }).await;
         assert_eq!(stalled, Err(Fault::Stalled(timeout)));
-        let mut unlimited =
-            Paced::new(Pieces([None].into()), Pace { patience: Duration::ZERO, chunked: false }, |fault| {
-                Box::new(fault)
-            });
+        let mut unlimited = LimitedBody::new(
+            Pieces([None].into()),
+            BodyLimits { idle_timeout: Duration::ZERO, chunked: false },
+            |fault| Box::new(fault),
+        );
         let waited = tokio::time::timeout(Duration::from_millis(50), unlimited.frame()).await;
         assert!(waited.is_err(), "a timeout of 0 is no limit");
     }
 
     #[tokio::test]
     async fn a_slow_body_fails() {
-        let pace = Pace { patience: Duration::from_secs(5), chunked: false };
-        let mut body = Paced::new(Pieces([None].into()), pace, |fault| Box::new(fault));
+        let limits = BodyLimits { idle_timeout: Duration::from_secs(5), chunked: false };
+        let mut body = LimitedBody::new(Pieces([None].into()), limits, |fault| Box::new(fault));
         body.received = 240 * 10;
         let now = clock::now();
         body.began = Some(Instant(now.0 - 14_000_000_000));

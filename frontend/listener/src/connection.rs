@@ -16,8 +16,8 @@ use tokio::net::TcpStream;
 use tower::Service;
 
 use super::timeouts::{Activity, Watched};
-use super::traffic::{Sluice, Stream, Traffic};
-use super::{Shared, Speaks};
+use super::traffic::{Stream, Traffic, WriteFlusher};
+use super::{HttpVersions, Shared};
 
 /// The first byte of a TLS handshake record (RFC 8446, 5.1).
 const HANDSHAKE: u8 = 0x16;
@@ -41,15 +41,15 @@ impl Accepted {
     {
         let peer = stream.peer_addr().ok();
         let Some(stream) = self.open(stream).await else { return };
-        let (traffic, sluice) = Traffic::new(stream, self.activity.clone(), self.activity.is_http2());
-        let tells = self.shared.settings.tells_peers;
-        let service = Watched { service, activity: self.activity.clone(), peer: peer.filter(|_| tells) };
+        let (traffic, flusher) = Traffic::new(stream, self.activity.clone(), self.activity.is_http2());
+        let adds_peer = self.shared.settings.adds_peer;
+        let service = Watched { service, activity: self.activity.clone(), peer: peer.filter(|_| adds_peer) };
         let connection = pin!(self.shared.builder.serve_connection(TokioIo::new(traffic), service));
-        let Err(error) = self.until_end(connection, &sluice).await else { return };
+        let Err(error) = self.until_end(connection, &flusher).await else { return };
         if let Some(status) = error.downcast_ref().and_then(refusal) {
             refused(status);
         } else if is_violation(&*error) {
-            self.shared.meter.refused(Refused::Protocol, &peer, || describe(&*error));
+            self.shared.metrics.refused(Refused::Protocol, &peer, || describe(&*error));
         }
         tracing::debug!(error, "connection ended with an error");
     }
@@ -65,18 +65,18 @@ impl Accepted {
                 return self.handshake(stream).await;
             }
             let why = || "the client does not use TLS, which this port requires".to_owned();
-            shared.meter.refused(Refused::NotTls, &stream, why);
-            shared.speaker.clear_text(stream, first);
+            shared.metrics.refused(Refused::NotTls, &stream, why);
+            shared.refusals.clear_text(stream, first);
             return None;
         }
         if is_tls {
             let why = || "the client uses TLS, which this port does not support".to_owned();
-            shared.meter.refused(Refused::UnexpectedTls, &stream, why);
-            shared.speaker.tls(stream);
+            shared.metrics.refused(Refused::UnexpectedTls, &stream, why);
+            shared.refusals.tls(stream);
             return None;
         }
-        if shared.speaks == Speaks::Http2 || first == b"PRI" {
-            self.activity.speaks_http2();
+        if shared.versions == HttpVersions::Http2 || first == b"PRI" {
+            self.activity.set_http2();
         }
         Some(Stream::clear(stream))
     }
@@ -88,18 +88,18 @@ impl Accepted {
         match tokio::time::timeout(limit, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => {
                 let agreed = stream.get_ref().1.alpn_protocol();
-                if agreed == Some(H2) || shared.speaks == Speaks::Http2 {
-                    self.activity.speaks_http2();
+                if agreed == Some(H2) || shared.versions == HttpVersions::Http2 {
+                    self.activity.set_http2();
                 }
                 Some(Stream::tls(stream))
             }
             Ok(Err(error)) => {
-                shared.meter.refused(Refused::Handshake, &peer, || format!("the TLS handshake failed: {error}"));
+                shared.metrics.refused(Refused::Handshake, &peer, || format!("the TLS handshake failed: {error}"));
                 None
             }
             Err(_) => {
                 let why = || format!("the TLS handshake took more than {} s", limit.as_secs_f32());
-                shared.meter.refused(Refused::HandshakeTimeout, &peer, why);
+                shared.metrics.refused(Refused::HandshakeTimeout, &peer, why);
                 None
             }
         }
@@ -109,7 +109,7 @@ impl Accepted {
     async fn until_end<S, B>(
         &self,
         mut connection: Pin<&mut auto::Connection<'_, TokioIo<Traffic>, Watched<S>, TokioExecutor>>,
-        sluice: &Sluice,
+        flusher: &WriteFlusher,
     ) -> Result<(), Box<dyn Error + Send + Sync>>
     where
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
@@ -119,37 +119,37 @@ impl Accepted {
     {
         let limits = &self.shared.settings.limits;
         let grace = {
-            let mut parting = pin!(self.parting());
+            let mut shutdown = pin!(self.wait_for_shutdown());
             tokio::select! {
                 // Most wake-ups are for the connection, so poll it first.
                 biased;
-                ended = sluice.of(connection.as_mut()) => return ended,
-                grace = parting.as_mut() => grace,
+                ended = flusher.poll_and_flush(connection.as_mut()) => return ended,
+                grace = shutdown.as_mut() => grace,
             }
         };
         connection.as_mut().graceful_shutdown();
         match grace {
             Some(grace) if !grace.is_zero() => {
-                let ended = tokio::time::timeout(grace, sluice.of(connection)).await;
+                let ended = tokio::time::timeout(grace, flusher.poll_and_flush(connection)).await;
                 ended.unwrap_or_else(|_| {
                     tracing::debug!("closed a connection of age {} s with calls in flight", limits.age.as_secs());
                     Ok(())
                 })
             }
-            _ => sluice.of(connection).await,
+            _ => flusher.poll_and_flush(connection).await,
         }
     }
 
     /// Waits until the connection must shut down: because the server drains (`None`), or because the connection has reached
     /// its maximum age (the time limit for calls in flight).
-    async fn parting(&self) -> Option<Duration> {
+    async fn wait_for_shutdown(&self) -> Option<Duration> {
         let limits = &self.shared.settings.limits;
         if limits.age.is_zero() {
-            self.activity.parting().await;
+            self.activity.wait_for_shutdown().await;
             return None;
         }
         tokio::select! {
-            () = self.activity.parting() => None,
+            () = self.activity.wait_for_shutdown() => None,
             () = tokio::time::sleep(self.activity.spread(limits.age)) => Some(limits.age_grace),
         }
     }

@@ -2,23 +2,23 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::connection_metrics::Meter;
+use super::connection_metrics::ConnectionMetrics;
 
 /// Counts the connections of a listener.
-pub(super) struct Gate {
+pub(super) struct ConnectionLimit {
     /// The limit; 0 for none.
     most: usize,
     // Held while the gauge is set, so that updates keep their order.
     open: Mutex<usize>,
-    meter: Meter,
+    metrics: ConnectionMetrics,
 }
 
 /// The permit of a connection; released when dropped.
-pub(super) struct Permit(Arc<Gate>);
+pub(super) struct Permit(Arc<ConnectionLimit>);
 
-impl Gate {
-    pub(super) fn new(most: usize, meter: Meter) -> Arc<Self> {
-        Arc::new(Self { most, open: Mutex::new(0), meter })
+impl ConnectionLimit {
+    pub(super) fn new(most: usize, metrics: ConnectionMetrics) -> Arc<Self> {
+        Arc::new(Self { most, open: Mutex::new(0), metrics })
     }
 
     /// Returns a permit for one more connection, if the limit is not reached.
@@ -28,7 +28,7 @@ impl Gate {
             return None;
         }
         *open += 1;
-        self.meter.accepted(*open);
+        self.metrics.accepted(*open);
         Some(Permit(self.clone()))
     }
 }
@@ -37,7 +37,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);
         *open -= 1;
-        self.0.meter.open(*open);
+        self.0.metrics.open(*open);
     }
 }
 
@@ -49,13 +49,13 @@ mod tests {
 
     #[test]
     fn refuses_connections_over_the_limit() {
-        let gate = Gate::new(2, Meter::new(Listener::Http, None));
-        let (first, second) = (gate.enter(), gate.enter());
-        assert!(first.is_some() && second.is_some() && gate.enter().is_none());
+        let limit = ConnectionLimit::new(2, ConnectionMetrics::new(Listener::Http, None));
+        let (first, second) = (limit.enter(), limit.enter());
+        assert!(first.is_some() && second.is_some() && limit.enter().is_none());
         drop(first);
-        let third = gate.enter();
-        assert!(third.is_some() && gate.enter().is_none());
-        let unlimited = Gate::new(0, Meter::new(Listener::Http, None));
+        let third = limit.enter();
+        assert!(third.is_some() && limit.enter().is_none());
+        let unlimited = ConnectionLimit::new(0, ConnectionMetrics::new(Listener::Http, None));
         let all: Vec<_> = (0..100).map(|_| unlimited.enter()).collect();
         assert!(all.iter().all(Option::is_some));
     }

@@ -17,7 +17,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The counters of one listener. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Meter(Arc<Inner>);
+pub(super) struct ConnectionMetrics(Arc<Inner>);
 
 struct Inner {
     listener: Listener,
@@ -50,7 +50,7 @@ impl Peer for Option<SocketAddr> {
     }
 }
 
-impl Meter {
+impl ConnectionMetrics {
     pub(super) fn new(listener: Listener, cache: Option<Arc<Cache>>) -> Self {
         if let Some(cache) = &cache {
             record::listener_opened(cache, listener);
@@ -104,10 +104,10 @@ mod tests {
 
     #[test]
     fn logs_one_line_per_interval_and_counts_the_rest() {
-        let meter = Meter::new(Listener::Grpc, None);
+        let metrics = ConnectionMetrics::new(Listener::Grpc, None);
         let at = |seconds: u64| Instant(seconds * 1_000_000_000);
-        let lines = [1, 2, 3, 10, 11, 12].map(|second| meter.line(Refused::NotTls, at(second)));
+        let lines = [1, 2, 3, 10, 11, 12].map(|second| metrics.line(Refused::NotTls, at(second)));
         assert_eq!(lines, [Some(0), None, None, None, Some(3), None]);
-        assert_eq!(meter.line(Refused::Limit, at(12)), Some(0), "each reason has its own interval");
+        assert_eq!(metrics.line(Refused::Limit, at(12)), Some(0), "each reason has its own interval");
     }
 }

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::Request;
 use http::header::TRANSFER_ENCODING;
 
-use crate::body_timeout::{BoxError, Pace, Paced};
+use crate::body_timeout::{BodyLimits, BoxError, LimitedBody};
 
 /// Answers the requests of an HTTP listener.
 pub trait Handle: Clone + Send + 'static {
@@ -49,8 +49,8 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let chunked = request.headers().contains_key(TRANSFER_ENCODING);
-        let pace = Pace { patience: self.body_timeout, chunked };
-        let request = request.map(|body| Body::new(Paced::new(body, pace, |fault| Box::new(fault))));
+        let limits = BodyLimits { idle_timeout: self.body_timeout, chunked };
+        let request = request.map(|body| Body::new(LimitedBody::new(body, limits, |fault| Box::new(fault))));
         let handler = self.handler.clone();
         Box::pin(async move { Ok(handler.handle(request).await) })
     }

@@ -43,10 +43,10 @@ pub use self::bind::{bind, check};
 pub use self::tls::{Tls, TlsFiles};
 
 use self::connection::Accepted;
-use self::connection_limit::Gate;
-use self::connection_metrics::Meter;
-use self::refusal::Speaker;
-use self::timeouts::{Patience, Watch};
+use self::connection_limit::ConnectionLimit;
+use self::connection_metrics::ConnectionMetrics;
+use self::refusal::RefusalSender;
+use self::timeouts::{Timeouts, Watch};
 
 /// Flow-control window of an HTTP/2 stream. With the protocol's default of 64 KiB, a tensor of 1 MiB takes 16 round trips.
 const STREAM_WINDOW: u32 = 4 << 20;
@@ -63,14 +63,14 @@ const READ_BUFFER: usize = 1 << 20;
 
 /// The HTTP versions of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Speaks {
+pub enum HttpVersions {
     /// HTTP/1.1, and HTTP/2 by prior knowledge or ALPN.
     Http,
     /// HTTP/2 only (gRPC).
     Http2,
 }
 
-impl Speaks {
+impl HttpVersions {
     /// Returns the ALPN protocols to offer to TLS clients.
     pub fn protocols(self) -> Vec<Vec<u8>> {
         match self {
@@ -93,7 +93,7 @@ pub enum Phase {
 }
 
 /// Receives the phase of the shutdown.
-pub type Life = channel::Receiver<Phase>;
+pub type PhaseReceiver = channel::Receiver<Phase>;
 
 /// The limits of a listener; zero disables a limit.
 #[derive(Clone, Debug)]
@@ -152,45 +152,45 @@ pub struct Settings {
     /// The metrics cache that counts the connections.
     pub cache: Option<Arc<Cache>>,
     /// Whether to add [`Peer`] to the extensions of each request.
-    pub tells_peers: bool,
+    pub adds_peer: bool,
 }
 
 impl Settings {
     /// Clear text, with the default limits.
     pub fn new(listener: Listener) -> Self {
-        Self { listener, limits: Limits::default(), tls: None, cache: None, tells_peers: false }
+        Self { listener, limits: Limits::default(), tls: None, cache: None, adds_peer: false }
     }
 }
 
 /// The state shared by all connections of a listener.
 struct Shared {
     settings: Settings,
-    speaks: Speaks,
+    versions: HttpVersions,
     builder: Builder<TokioExecutor>,
     watch: Watch,
-    gate: Arc<Gate>,
-    meter: Meter,
-    speaker: Speaker,
+    connection_limit: Arc<ConnectionLimit>,
+    metrics: ConnectionMetrics,
+    refusals: RefusalSender,
 }
 
-/// Serves connections of `listener` with `service` until `life` is [`Phase::Stopping`]; then waits for the requests in flight
+/// Serves connections of `listener` with `service` until `phases` is [`Phase::Stopping`]; then waits for the requests in flight
 /// and returns. The caller bounds that wait. Calls `refused` with the HTTP status of each request that hyper refused because
 /// its head is malformed or too large.
 pub async fn serve<S, B>(
     listener: TcpListener,
-    (speaks, settings): (Speaks, Settings),
+    (versions, settings): (HttpVersions, Settings),
     service: S,
     refused: impl Fn(u16) + Clone + Send + 'static,
-    mut life: Life,
+    mut phases: PhaseReceiver,
 ) where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + Unpin + 'static,
     B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let shared = Arc::new(Shared::new(speaks, settings));
+    let shared = Arc::new(Shared::new(versions, settings));
     let (alive, mut all_closed) = mpsc::channel::<Infallible>(1);
-    while *life.borrow_and_update() != Phase::Stopping {
+    while *phases.borrow_and_update() != Phase::Stopping {
         let stream = tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
@@ -199,8 +199,8 @@ pub async fn serve<S, B>(
                     continue;
                 }
             },
-            changed = life.changed() => {
-                shared.watch.tell(*life.borrow());
+            changed = phases.changed() => {
+                shared.watch.set_phase(*phases.borrow());
                 if changed.is_err() {
                     break;
                 }
@@ -210,19 +210,19 @@ pub async fn serve<S, B>(
         shared.accept(stream, service.clone(), refused.clone(), alive.clone());
     }
     drop((listener, alive));
-    shared.watch.tell(Phase::Stopping);
+    shared.watch.set_phase(Phase::Stopping);
     // Ends when the last connection has dropped its sender.
     let _ = all_closed.recv().await;
 }
 
 impl Shared {
-    fn new(speaks: Speaks, settings: Settings) -> Self {
-        let meter = Meter::new(settings.listener, settings.cache.clone());
-        let builder = builder(speaks, &settings.limits);
+    fn new(versions: HttpVersions, settings: Settings) -> Self {
+        let metrics = ConnectionMetrics::new(settings.listener, settings.cache.clone());
+        let builder = builder(versions, &settings.limits);
         let Limits { head, idle, write, .. } = settings.limits;
-        let watch = Watch::start(Patience { head, idle, write }, meter.clone());
-        let gate = Gate::new(settings.limits.connections, meter.clone());
-        Self { settings, speaks, builder, watch, gate, meter, speaker: Speaker::new() }
+        let watch = Watch::start(Timeouts { head, idle, write }, metrics.clone());
+        let connection_limit = ConnectionLimit::new(settings.limits.connections, metrics.clone());
+        Self { settings, versions, builder, watch, connection_limit, metrics, refusals: RefusalSender::new() }
     }
 
     /// Spawns a task that serves the connection, or refuses it.
@@ -243,11 +243,11 @@ impl Shared {
             tracing::debug!(%error, "connection lost before it was served");
             return;
         }
-        let Some(permit) = self.gate.enter() else {
+        let Some(permit) = self.connection_limit.enter() else {
             let most = self.settings.limits.connections;
-            self.meter.refused(Refused::Limit, &stream, || format!("the limit of {most} connections is reached"));
+            self.metrics.refused(Refused::Limit, &stream, || format!("the limit of {most} connections is reached"));
             let text = format!("the server has reached its limit of {most} connections; try again later");
-            return self.speaker.overloaded(stream, (self.speaks, self.settings.tls.is_some()), &text);
+            return self.refusals.overloaded(stream, (self.versions, self.settings.tls.is_some()), &text);
         };
         let activity = self.watch.activity(stream.peer_addr().ok());
         let accepted = Accepted { shared: self.clone(), activity: activity.clone() };
@@ -259,9 +259,9 @@ impl Shared {
     }
 }
 
-fn builder(speaks: Speaks, limits: &Limits) -> Builder<TokioExecutor> {
+fn builder(versions: HttpVersions, limits: &Limits) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
-    if speaks == Speaks::Http2 {
+    if versions == HttpVersions::Http2 {
         builder = builder.http2_only();
     }
     // `timeouts` closes slow connections instead of hyper's timer.

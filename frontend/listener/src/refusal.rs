@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-use super::Speaks;
+use super::HttpVersions;
 
 /// The limits of reading after the response: closing a socket with unread bytes resets it and discards the response.
 const LINGER: Duration = Duration::from_secs(1);
@@ -19,20 +19,20 @@ const LINGERING: usize = 64;
 const ALERT: [u8; 7] = [0x15, 0x03, 0x01, 0x00, 0x02, 0x02, 0x46];
 
 /// Sends refusals.
-pub(super) struct Speaker(Arc<Semaphore>);
+pub(super) struct RefusalSender(Arc<Semaphore>);
 
-impl Speaker {
+impl RefusalSender {
     pub(super) fn new() -> Self {
         Self(Arc::new(Semaphore::new(LINGERING)))
     }
 
     /// Refuses a connection over the limit. With `tls` it is only closed, because a handshake is too expensive.
-    pub(super) fn overloaded(&self, stream: TcpStream, (speaks, tls): (Speaks, bool), text: &str) {
+    pub(super) fn overloaded(&self, stream: TcpStream, (versions, tls): (HttpVersions, bool), text: &str) {
         if tls {
             return;
         }
         // Connections of gRPC are only closed: clients then back off exponentially, but retry at once after GOAWAY.
-        if speaks == Speaks::Http {
+        if versions == HttpVersions::Http {
             self.send(stream, http1("503 Service Unavailable", text));
         }
     }

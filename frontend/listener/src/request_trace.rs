@@ -73,7 +73,7 @@ impl Activities {
 /// Records that the last response of the model, or an error, was received.
 pub fn complete(traced: Option<&Traced>) {
     if let Some(traced) = traced {
-        traced.complete(clock::now());
+        traced.last_response(clock::now());
     }
 }
 

@@ -22,7 +22,7 @@ use pharos::metrics::labels::Refused;
 use tokio::task::AbortHandle;
 use tower::Service;
 
-use super::connection_metrics::Meter;
+use super::connection_metrics::ConnectionMetrics;
 use super::unread_responses::{Pieces, Unread};
 use super::{Peer, Phase};
 
@@ -31,7 +31,7 @@ const SCAN_INTERVALS: (Duration, Duration) = (Duration::from_millis(100), Durati
 
 /// The timeouts of a connection; zero disables one.
 #[derive(Clone, Copy)]
-pub(super) struct Patience {
+pub(super) struct Timeouts {
     /// For the head of a request from its first byte; on a new connection, from the start.
     pub(super) head: Duration,
     /// For the next request.
@@ -40,7 +40,7 @@ pub(super) struct Patience {
     pub(super) write: Duration,
 }
 
-impl Patience {
+impl Timeouts {
     fn scan_interval(self) -> Duration {
         let shortest = [self.head, self.idle, self.write].into_iter().filter(|time| !time.is_zero()).min();
         shortest.map_or(SCAN_INTERVALS.1, |shortest| (shortest / 4).clamp(SCAN_INTERVALS.0, SCAN_INTERVALS.1))
@@ -62,7 +62,7 @@ struct Connections {
     /// The number of scans, from 1.
     tick: Arc<AtomicU32>,
     open: Mutex<Vec<(Arc<Activity>, AbortHandle)>>,
-    meter: Meter,
+    metrics: ConnectionMetrics,
     /// Whether responses on new connections ask the client to close.
     draining: AtomicBool,
 }
@@ -89,10 +89,10 @@ pub(super) struct Activity {
     /// Whether the protocol is HTTP/2, which uses pings instead of the idle timeout after the first request.
     http2: AtomicBool,
     /// Whether the next response asks the client to close the connection.
-    leaving: AtomicBool,
+    closing: AtomicBool,
     /// Whether the connection ends after the requests in flight.
-    parting: AtomicBool,
-    // Wakes the task that waits for `parting`; held to store or take the waker.
+    shutting_down: AtomicBool,
+    // Wakes the task that waits for `shutting_down`; held to store or take the waker.
     waiting: Mutex<Option<Waker>>,
     /// HTTP/2 responses that the client has not read.
     unread: Unread,
@@ -112,10 +112,10 @@ enum Verdict {
 
 impl Watch {
     /// Starts to close connections that exceed their timeouts.
-    pub(super) fn start(timeouts: Patience, meter: Meter) -> Self {
+    pub(super) fn start(timeouts: Timeouts, metrics: ConnectionMetrics) -> Self {
         let tick = Arc::new(AtomicU32::new(1));
         let connections =
-            Arc::new(Connections { tick, open: Mutex::default(), meter, draining: AtomicBool::new(false) });
+            Arc::new(Connections { tick, open: Mutex::default(), metrics, draining: AtomicBool::new(false) });
         let interval = timeouts.scan_interval();
         let ticks = |time: Duration| match time.as_nanos().div_ceil(interval.as_nanos().max(1)) {
             0 => u32::MAX,
@@ -144,8 +144,8 @@ impl Watch {
             blocked_since: AtomicU32::new(0),
             served: AtomicBool::new(false),
             http2: AtomicBool::new(false),
-            leaving: AtomicBool::new(self.0.draining.load(Ordering::Relaxed)),
-            parting: AtomicBool::new(false),
+            closing: AtomicBool::new(self.0.draining.load(Ordering::Relaxed)),
+            shutting_down: AtomicBool::new(false),
             waiting: Mutex::default(),
             unread: Unread::default(),
         })
@@ -160,11 +160,11 @@ impl Watch {
     /// the server drains: GOAWAY names the last accepted call, and the client sends others on a new connection. Closing an
     /// idle HTTP/1 connection may lose a request in transit, so responses ask the client to close it, and the server closes
     /// it in [`Phase::Stopping`].
-    pub(super) fn tell(&self, phase: Phase) {
+    pub(super) fn set_phase(&self, phase: Phase) {
         for (activity, _) in self.0.open().iter().filter(|_| phase != Phase::Serving) {
-            activity.leaving.store(true, Ordering::Relaxed);
+            activity.closing.store(true, Ordering::Relaxed);
             if phase == Phase::Stopping || activity.is_http2() {
-                activity.part();
+                activity.shut_down();
             }
         }
         self.0.draining.store(phase != Phase::Serving, Ordering::Relaxed);
@@ -182,7 +182,7 @@ impl Connections {
             let Some(verdict) = activity.verdict(now, ticks) else { return true };
             task.abort();
             if let Verdict::Refused(reason) = verdict {
-                self.meter.refused(reason, &activity.peer, || activity.describe(reason).to_owned());
+                self.metrics.refused(reason, &activity.peer, || activity.describe(reason).to_owned());
             }
             false
         });
@@ -220,7 +220,7 @@ impl Activity {
     }
 
     /// Records that bytes were read.
-    pub(super) fn reads(&self) {
+    pub(super) fn record_read(&self) {
         let awaited = self.state.load(Ordering::Relaxed) < ONE && self.head_since.load(Ordering::Relaxed) == 0;
         if awaited && !self.is_http2() {
             self.head_since.store(self.tick.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -228,21 +228,21 @@ impl Activity {
     }
 
     /// Records that bytes were written.
-    pub(super) fn writes(&self) {
+    pub(super) fn record_write(&self) {
         if self.blocked_since.load(Ordering::Relaxed) != 0 {
             self.blocked_since.store(0, Ordering::Relaxed);
         }
     }
 
     /// Records that a write has to wait for the client.
-    pub(super) fn waits_to_write(&self) {
+    pub(super) fn record_blocked_write(&self) {
         if self.blocked_since.load(Ordering::Relaxed) == 0 {
             self.blocked_since.store(self.tick.load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }
 
     /// Records that the protocol is HTTP/2.
-    pub(super) fn speaks_http2(&self) {
+    pub(super) fn set_http2(&self) {
         self.http2.store(true, Ordering::Relaxed);
     }
 
@@ -251,8 +251,8 @@ impl Activity {
     }
 
     /// Ends the connection after the requests in flight.
-    fn part(&self) {
-        self.parting.store(true, Ordering::Release);
+    fn shut_down(&self) {
+        self.shutting_down.store(true, Ordering::Release);
         if let Some(waker) = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take() {
             waker.wake();
         }
@@ -260,14 +260,14 @@ impl Activity {
 
     /// Waits until the connection must end. Each later poll costs one atomic load, because a connection's task has one waker,
     /// which is stored at the first poll.
-    pub(super) fn parting(&self) -> impl Future<Output = ()> {
+    pub(super) fn wait_for_shutdown(&self) -> impl Future<Output = ()> {
         let mut stored = false;
         std::future::poll_fn(move |cx| {
             if !stored {
                 *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
                 stored = true;
             }
-            if self.parting.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+            if self.shutting_down.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
         })
     }
 
@@ -327,7 +327,7 @@ where
         }
         self.activity.begin();
         let busy = if request.version() == Version::HTTP_2 {
-            self.activity.speaks_http2();
+            self.activity.set_http2();
             None
         } else {
             self.activity.state.fetch_add(ONE, Ordering::Relaxed);
@@ -356,7 +356,7 @@ where
         let Poll::Ready(answer) = Pin::new(&mut self.answer).poll(cx) else { return Poll::Pending };
         let busy = self.busy.take();
         let mut answer = answer?;
-        if busy.as_ref().is_some_and(|busy| busy.0.leaving.load(Ordering::Relaxed)) {
+        if busy.as_ref().is_some_and(|busy| busy.0.closing.load(Ordering::Relaxed)) {
             answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         let http2 = self.http2.take().map(|activity| (activity, Pieces::default()));
@@ -410,12 +410,12 @@ mod tests {
 
     const TICKS: Ticks = Ticks { head: 10, idle: 50, write: 20 };
 
-    fn watch(timeouts: Patience) -> Watch {
-        Watch::start(timeouts, Meter::new(Listener::Http, None))
+    fn watch(timeouts: Timeouts) -> Watch {
+        Watch::start(timeouts, ConnectionMetrics::new(Listener::Http, None))
     }
 
     fn without_timeouts() -> Watch {
-        watch(Patience { head: Duration::ZERO, idle: Duration::ZERO, write: Duration::ZERO })
+        watch(Timeouts { head: Duration::ZERO, idle: Duration::ZERO, write: Duration::ZERO })
     }
 
     /// Returns the tick at which a connection is closed, scanned from tick 1, and why.
@@ -437,8 +437,8 @@ mod tests {
             a.state.fetch_add(ONE, Ordering::Relaxed);
         };
         assert_eq!(with(&|_| ()), refused(12, Refused::HeadTimeout), "no bytes received");
-        assert_eq!(with(&|a| a.reads()), refused(12, Refused::HeadTimeout), "the head is incomplete");
-        assert_eq!(with(&|a| a.speaks_http2()), Some((52, Verdict::Idle)), "no request received");
+        assert_eq!(with(&|a| a.record_read()), refused(12, Refused::HeadTimeout), "the head is incomplete");
+        assert_eq!(with(&|a| a.set_http2()), Some((52, Verdict::Idle)), "no request received");
         assert_eq!(with(&busy), None, "a request is in flight");
         let waits = |a: &Activity| {
             busy(a);
@@ -447,23 +447,23 @@ mod tests {
         assert_eq!(with(&waits), Some((52, Verdict::Idle)), "waits for a second request");
         let second = |a: &Activity| {
             waits(a);
-            a.reads();
+            a.record_read();
         };
         assert_eq!(with(&second), refused(12, Refused::HeadTimeout), "the second head is incomplete");
         let unread = |a: &Activity| {
             busy(a);
-            a.waits_to_write();
+            a.record_blocked_write();
         };
         assert_eq!(with(&unread), refused(22, Refused::SlowReader));
         let read = |a: &Activity| {
             unread(a);
-            a.writes();
+            a.record_write();
         };
         assert_eq!(with(&read), None, "the client reads its response again");
         let http2 = |a: &Activity| {
-            a.speaks_http2();
+            a.set_http2();
             a.begin();
-            a.reads();
+            a.record_read();
         };
         assert_eq!(with(&http2), None, "pings replace the idle timeout");
     }
@@ -471,7 +471,7 @@ mod tests {
     #[tokio::test]
     async fn only_connections_that_wait_too_long_are_closed() {
         let idle = Duration::from_millis(50);
-        let watch = watch(Patience { head: Duration::ZERO, idle, write: Duration::ZERO });
+        let watch = watch(Timeouts { head: Duration::ZERO, idle, write: Duration::ZERO });
         let [waiting, working] = [(); 2].map(|()| {
             let (activity, task) = (watch.activity(None), tokio::spawn(std::future::pending::<()>()));
             watch.add(activity.clone(), task.abort_handle());

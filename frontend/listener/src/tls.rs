@@ -11,7 +11,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{Error, ServerConfig};
 
-use super::{Speaks, certificates};
+use super::{HttpVersions, certificates};
 
 /// The TLS files of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct TlsFiles {
 /// The TLS configuration of a listener.
 pub struct Tls {
     files: TlsFiles,
-    speaks: Speaks,
+    versions: HttpVersions,
     // Held to clone or replace the pointer.
     config: RwLock<Arc<ServerConfig>>,
 }
@@ -37,9 +37,9 @@ impl Tls {
     ///
     /// # Errors
     /// A file cannot be used.
-    pub fn new(files: TlsFiles, speaks: Speaks) -> Result<Self, String> {
-        let config = RwLock::new(Arc::new(configure(&files, speaks)?));
-        Ok(Self { files, speaks, config })
+    pub fn new(files: TlsFiles, versions: HttpVersions) -> Result<Self, String> {
+        let config = RwLock::new(Arc::new(configure(&files, versions)?));
+        Ok(Self { files, versions, config })
     }
 
     /// Reloads the files, for new connections.
@@ -47,7 +47,7 @@ impl Tls {
     /// # Errors
     /// As [`Tls::new`]; nothing changes then.
     pub fn reload(&self) -> Result<(), String> {
-        let config = Arc::new(configure(&self.files, self.speaks)?);
+        let config = Arc::new(configure(&self.files, self.versions)?);
         *self.config.write().unwrap_or_else(PoisonError::into_inner) = config;
         Ok(())
     }
@@ -63,7 +63,7 @@ impl Tls {
     }
 }
 
-fn configure(files: &TlsFiles, speaks: Speaks) -> Result<ServerConfig, String> {
+fn configure(files: &TlsFiles, versions: HttpVersions) -> Result<ServerConfig, String> {
     let (chain, key) = (certificates::chain(&files.certificate)?, certificates::key(&files.key)?);
     // Explicit, so that the process-wide default provider does not matter.
     let provider = Arc::new(ring::default_provider());
@@ -80,7 +80,7 @@ fn configure(files: &TlsFiles, speaks: Speaks) -> Result<ServerConfig, String> {
         }
     };
     let mut config = builder.with_single_cert(chain, key).map_err(|error| unusable(files, &error))?;
-    config.alpn_protocols = speaks.protocols();
+    config.alpn_protocols = versions.protocols();
     Ok(config)
 }
 

@@ -1,7 +1,7 @@
 //! The byte stream of a connection, in clear text or TLS, which records when bytes move.
 //!
 //! HTTP/2 splits a response into frames, of 16 KiB for most clients, and the library writes and flushes each separately: 33
-//! system calls for half a megabyte. [`Held`] buffers the writes of one poll of the connection, and [`Sluice`] writes them
+//! system calls for half a megabyte. [`Held`] buffers the writes of one poll of the connection, and [`WriteFlusher`] writes them
 //! together after the poll.
 
 use std::future::Future;
@@ -61,15 +61,15 @@ struct Held {
 }
 
 impl Traffic {
-    /// Wraps a stream. If `holds` is set, writes are buffered until the [`Sluice`] flushes them.
-    pub(super) fn new(stream: Stream, activity: Arc<Activity>, holds: bool) -> (Self, Sluice) {
+    /// Wraps a stream. If `holds` is set, writes are buffered until the [`WriteFlusher`] flushes them.
+    pub(super) fn new(stream: Stream, activity: Arc<Activity>, holds: bool) -> (Self, WriteFlusher) {
         let wire = Arc::new(Mutex::new(Wire { stream, held: holds.then(Held::default) }));
-        let sluice = Sluice { wire: holds.then(|| wire.clone()), activity: activity.clone() };
-        (Self { wire, activity }, sluice)
+        let flusher = WriteFlusher { wire: holds.then(|| wire.clone()), activity: activity.clone() };
+        (Self { wire, activity }, flusher)
     }
 }
 
-// Never contended: one task polls the connection and its sluice.
+// Never contended: one task polls the connection and its flusher.
 fn lock(wire: &Mutex<Wire>) -> MutexGuard<'_, Wire> {
     wire.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -77,8 +77,8 @@ fn lock(wire: &Mutex<Wire>) -> MutexGuard<'_, Wire> {
 /// Records whether a write had to wait.
 fn record<T>(activity: &Activity, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
     match &result {
-        Poll::Ready(_) => activity.writes(),
-        Poll::Pending => activity.waits_to_write(),
+        Poll::Ready(_) => activity.record_write(),
+        Poll::Pending => activity.record_blocked_write(),
     }
     result
 }
@@ -154,7 +154,7 @@ impl AsyncRead for Traffic {
             Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
         };
         if buffer.filled().len() > before {
-            self.activity.reads();
+            self.activity.record_read();
         }
         result
     }
@@ -181,7 +181,7 @@ impl AsyncWrite for Traffic {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let wire = &mut *lock(&self.wire);
         match (&wire.held, &mut wire.stream) {
-            // The sluice flushes.
+            // The flusher flushes.
             (Some(_), _) => Poll::Ready(Ok(())),
             // A socket has no buffer in this process.
             (None, stream @ Stream::Clear(_)) => stream.poll_flush(cx),
@@ -203,14 +203,14 @@ impl AsyncWrite for Traffic {
 }
 
 /// Flushes the buffered writes of a connection.
-pub(super) struct Sluice {
+pub(super) struct WriteFlusher {
     wire: Option<Arc<Mutex<Wire>>>,
     activity: Arc<Activity>,
 }
 
-impl Sluice {
+impl WriteFlusher {
     /// Polls the connection and flushes its writes after each poll. The connection must not be polled in any other way.
-    pub(super) fn of<C: Future>(&self, connection: Pin<&mut C>) -> impl Future<Output = C::Output> {
+    pub(super) fn poll_and_flush<C: Future>(&self, connection: Pin<&mut C>) -> impl Future<Output = C::Output> {
         let mut connection = connection;
         std::future::poll_fn(move |cx| {
             let ended = connection.as_mut().poll(cx);

@@ -101,7 +101,7 @@ impl Drop for Temporary {
 }
 
 /// Removes temporary directories of this user whose servers were killed, those of `other` kinds included.
-pub fn remove_left(other: &[Kind]) {
+pub fn remove_abandoned(other: &[Kind]) {
     let kinds: Vec<Kind> = Kind::ALL.iter().chain(other).copied().collect();
     remove_abandoned_in(&std::env::temp_dir(), &kinds);
 }
@@ -181,7 +181,7 @@ pub fn lock(path: &Path) -> io::Result<File> {
 }
 
 /// The maximum number of bytes of a file that [`read`] and [`replace`] read.
-const MOST_BYTES: u64 = 64 << 10;
+const MAX_BYTES: u64 = 64 << 10;
 
 /// Returns the content and the owner of a regular file; does not follow links. `None` if the file does not exist.
 ///
@@ -197,7 +197,7 @@ pub fn read(path: &Path) -> io::Result<Option<(String, u32)>> {
         return Err(io::Error::other("it is not a regular file"));
     }
     let mut text = String::new();
-    file.take(MOST_BYTES).read_to_string(&mut text)?;
+    file.take(MAX_BYTES).read_to_string(&mut text)?;
     Ok(Some((text, found.uid())))
 }
 

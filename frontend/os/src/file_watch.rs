@@ -41,14 +41,14 @@ fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
 pub async fn watch(files: WatchedFiles, now: Arc<Notify>, cache: Arc<Cache>) {
     record::credentials_watched(&cache, files.what);
     let files = Arc::new(files);
-    let mut known = look(&files).await;
+    let mut known = read_stamps(&files).await;
     let mut last = known.clone();
     loop {
         let asked = tokio::select! {
             () = now.notified() => true,
             () = tokio::time::sleep(LOOK) => false,
         };
-        let seen = look(&files).await;
+        let seen = read_stamps(&files).await;
         if asked || (seen != known && seen == last) {
             known = seen.clone();
             read(&files, &cache).await;
@@ -58,7 +58,7 @@ pub async fn watch(files: WatchedFiles, now: Arc<Notify>, cache: Arc<Cache>) {
 }
 
 /// Reads the stamps on a blocking thread: a slow disk must not delay requests.
-async fn look(files: &Arc<WatchedFiles>) -> Vec<Stamp> {
+async fn read_stamps(files: &Arc<WatchedFiles>) -> Vec<Stamp> {
     let files = files.clone();
     tokio::task::spawn_blocking(move || stamps(&files.paths)).await.unwrap_or_default()
 }
@@ -67,7 +67,7 @@ async fn read(files: &Arc<WatchedFiles>, cache: &Cache) {
     let reading = files.clone();
     let result = tokio::task::spawn_blocking(move || (reading.read)()).await;
     let result = result.unwrap_or_else(|error| Err(error.to_string()));
-    record::credentials_read(cache, files.what, result.is_ok());
+    record::credentials_reloaded(cache, files.what, result.is_ok());
     match result {
         Ok(what) => tracing::info!("{} reloaded: {what}", files.what.as_str()),
         Err(reason) => tracing::error!("{} reload failed, keeping the previous ones: {reason}", files.what.as_str()),

@@ -26,7 +26,7 @@ pub struct Tokens {
 
 /// Timeouts of clients, on every listener; 0 disables a timeout.
 #[derive(Clone, Debug, Args)]
-pub struct Patience {
+pub struct ClientTimeouts {
     /// Timeout of the TLS handshake in seconds; 0 for no timeout
     #[arg(id = "client-handshake-timeout-secs", long = "client-handshake-timeout-secs", value_name = "SECONDS", default_value = "10", env = "PHAROS_CLIENT_HANDSHAKE_TIMEOUT_SECS", value_parser = seconds, help_heading = CLIENTS)]
     pub handshake: Duration,
@@ -69,7 +69,7 @@ pub struct HttpClients {
     pub forward: Option<Regex>,
     /// Maximum number of connections to the metrics listener; 0 for no limit
     #[arg(id = "metrics-max-connections", long = "metrics-max-connections", value_name = "N", default_value_t = 256, env = "PHAROS_METRICS_MAX_CONNECTIONS", value_parser = whole(0..=usize::MAX), help_heading = METRICS)]
-    pub max_scrapers: usize,
+    pub metrics_max_connections: usize,
 }
 
 /// Limits and settings of gRPC connections.

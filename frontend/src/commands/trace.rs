@@ -44,7 +44,7 @@ fn read_all(files: &[PathBuf]) -> Result<Vec<Trace>, String> {
         let wrong = |what: &dyn std::fmt::Display| format!("{}: {what}", path.display());
         let bytes = std::fs::read(path).map_err(|error| wrong(&error))?;
         let found = read(&bytes).map_err(|error| wrong(&error))?;
-        if found.cut {
+        if found.truncated {
             eprintln!("{}", wrong(&"the file is cut off; only its complete records are read"));
         }
         if found.broken > 0 {

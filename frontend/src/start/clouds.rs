@@ -53,7 +53,7 @@ impl Clouds {
     /// Vertex AI has no default model.
     pub(super) async fn models_are_loaded(&self, engine: &Engine) -> Result<(), String> {
         match &self.vertex_ai {
-            Some(vertex_ai) => vertex_ai.settle(engine).await,
+            Some(vertex_ai) => vertex_ai.resolve_default_model(engine).await,
             None => Ok(()),
         }
     }

@@ -20,7 +20,7 @@ use pharos_listener as listener;
 use pharos_listener::access::{Access, Forward};
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::grpc::Limits as MessageLimits;
-use pharos_listener::{Life, Limits, Phase, Speaks, Tls, TlsFiles};
+use pharos_listener::{HttpVersions, Limits, Phase, PhaseReceiver, Tls, TlsFiles};
 use pharos_os::descriptors;
 use pharos_os::file_watch::{self, WatchedFiles};
 use pharos_telemetry::statsd;
@@ -33,7 +33,7 @@ const GRPC_RESTRICTED: (&str, &str) = ("--grpc-restricted-protocol", "protocol")
 pub(super) struct Listeners<'a> {
     pub(super) options: &'a Options,
     pub(super) engine: &'a Engine,
-    pub(super) life: Life,
+    pub(super) phases: PhaseReceiver,
     /// Notified to reload the files.
     pub(super) hangup: Arc<Notify>,
     /// The memory limit of requests being received.
@@ -61,18 +61,18 @@ impl Listeners<'_> {
         if options.metrics.allow {
             let wanted = (options.metrics_address(), options.metrics.port, false);
             let listener = bind("metrics", "--metrics-port", wanted)?;
-            let tls = self.tls(Listener::Metrics, (options.metrics_tls.options(), Speaks::Http))?;
-            let most = options.http_clients.max_scrapers;
+            let tls = self.tls(Listener::Metrics, (options.metrics_tls.options(), HttpVersions::Http))?;
+            let most = options.http_clients.metrics_max_connections;
             let connections = self.connections(Listener::Metrics, tls, most);
-            let (engine, life) = (self.engine.clone(), self.life.clone());
-            tasks.push(tokio::spawn(http::metrics::serve(listener, engine, connections, life)));
+            let (engine, phases) = (self.engine.clone(), self.phases.clone());
+            tasks.push(tokio::spawn(http::metrics::serve(listener, engine, connections, phases)));
         }
         if let Some(address) = &options.metrics.statsd {
             let socket = statsd::bind(address).await?;
-            let mut life = self.life.clone();
+            let mut phases = self.phases.clone();
             let stopped = async move {
                 // An error means that the sender was dropped, so the server ends.
-                let _ = life.wait_for(|phase| *phase == Phase::Stopping).await;
+                let _ = phases.wait_for(|phase| *phase == Phase::Stopping).await;
             };
             tasks.push(tokio::spawn(statsd::serve(socket, engine.cache().clone(), stopped)));
         }
@@ -84,12 +84,12 @@ impl Listeners<'_> {
         let clients = &options.http_clients;
         let forward = Forward::new(clients.forward.clone(), &guards.tokens);
         let settings = http::Settings { forward, ..self.http_settings(guards) };
-        let tls = self.tls(Listener::Http, (options.http_tls.options(), Speaks::Http))?;
+        let tls = self.tls(Listener::Http, (options.http_tls.options(), HttpVersions::Http))?;
         let wanted = (options.http.address, options.http.port, clients.reuse_port);
         let listener = bind("HTTP", "--http-port", wanted)?;
         let most = clients.max_connections.unwrap_or_else(descriptors::connections);
         let connections = self.connections(Listener::Http, tls, most);
-        Ok(tokio::spawn(http::serve(listener, self.engine.clone(), (settings, connections), self.life.clone())))
+        Ok(tokio::spawn(http::serve(listener, self.engine.clone(), (settings, connections), self.phases.clone())))
     }
 
     /// Returns the settings shared by all HTTP listeners of the v2 protocol; they forward no headers.
@@ -99,7 +99,7 @@ impl Listeners<'_> {
             restricted: guards.http.clone(),
             access: guards.tokens.clone(),
             forward: Forward::default(),
-            body_timeout: self.options.patience.body,
+            body_timeout: self.options.client_timeouts.body,
             budget: self.budget.clone(),
         }
     }
@@ -114,8 +114,8 @@ impl Listeners<'_> {
         let listener = bind(what, flag, (IpAddr::V4(Ipv4Addr::UNSPECIFIED), port, false))?;
         let most = http_clients.max_connections.unwrap_or_else(descriptors::connections);
         let settings = (self.http_settings(guards), self.connections(Listener::Http, None, most));
-        let (engine, life) = (self.engine.clone(), self.life.clone());
-        Ok(tokio::spawn(http::cloud::serve(listener, engine, settings, platform, life)))
+        let (engine, phases) = (self.engine.clone(), self.phases.clone());
+        Ok(tokio::spawn(http::cloud::serve(listener, engine, settings, platform, phases)))
     }
 
     fn grpc(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {
@@ -125,13 +125,13 @@ impl Listeners<'_> {
             restricted: guards.grpc.clone(),
             access: guards.tokens.clone(),
             forward: Forward::new(clients.forward.clone(), &guards.tokens),
-            body_timeout: options.patience.body,
+            body_timeout: options.client_timeouts.body,
             compress: clients.compress(),
             budget: self.budget.clone(),
             limits: MessageLimits::new(options.grpc.max_input_size),
-            beside: None,
+            other_service: None,
         };
-        let tls = self.tls(Listener::Grpc, (options.grpc_tls.options(), Speaks::Http2))?;
+        let tls = self.tls(Listener::Grpc, (options.grpc_tls.options(), HttpVersions::Http2))?;
         let wanted = (options.grpc.address, options.grpc.port, clients.reuse_port);
         let listener = bind("gRPC", "--grpc-port", wanted)?;
         let most = clients.max_connections.unwrap_or_else(descriptors::connections);
@@ -141,16 +141,16 @@ impl Listeners<'_> {
         limits.ping_timeout = clients.keepalive_timeout;
         limits.age = clients.max_age.unwrap_or_default();
         limits.age_grace = clients.max_age_grace.unwrap_or_default();
-        let (engine, life) = (self.engine.clone(), self.life.clone());
+        let (engine, phases) = (self.engine.clone(), self.phases.clone());
         Ok(tokio::spawn(async move {
-            if let Err(error) = grpc::serve(listener, engine, (settings, connections), life).await {
+            if let Err(error) = grpc::serve(listener, engine, (settings, connections), phases).await {
                 tracing::error!("gRPC listener failed: {error}");
             }
         }))
     }
 
     fn connections(&self, listener: Listener, tls: Option<Arc<Tls>>, connections: usize) -> listener::Settings {
-        let timeouts = &self.options.patience;
+        let timeouts = &self.options.client_timeouts;
         let limits = Limits {
             connections,
             handshake: timeouts.handshake,
@@ -159,11 +159,15 @@ impl Listeners<'_> {
             write: timeouts.write,
             ..Limits::default()
         };
-        listener::Settings { listener, limits, tls, cache: Some(self.engine.cache().clone()), tells_peers: false }
+        listener::Settings { listener, limits, tls, cache: Some(self.engine.cache().clone()), adds_peer: false }
     }
 
     /// Returns the TLS configuration of a listener, if enabled, and watches its files.
-    fn tls(&self, listener: Listener, (options, protocols): (TlsOptions, Speaks)) -> Result<Option<Arc<Tls>>, String> {
+    fn tls(
+        &self,
+        listener: Listener,
+        (options, protocols): (TlsOptions, HttpVersions),
+    ) -> Result<Option<Arc<Tls>>, String> {
         let Some(paths) = options.paths(|unused| tracing::warn!("{unused}"))? else { return Ok(None) };
         let files = TlsFiles { certificate: paths.certificate, key: paths.key, authorities: paths.authorities };
         let tls = Tls::new(files, protocols).map_err(|reason| format!("TLS of {}: {reason}", options.listener))?;

@@ -10,7 +10,7 @@ use crate::cli::Options;
 use pharos_engine::engine::Engine;
 use pharos_grpc as grpc;
 use pharos_http as http;
-use pharos_listener::Life;
+use pharos_listener::PhaseReceiver;
 use pharos_listener::receiving::Budget;
 use pharos_telemetry::log;
 use pharos_torchserve as torchserve;
@@ -34,7 +34,7 @@ impl Endpoints {
     pub(super) fn new(
         plan: &Plan<Options>,
         engine: &Engine,
-        (life, server, budget): (Life, ServerAccess, Budget),
+        (phases, server, budget): (PhaseReceiver, ServerAccess, Budget),
     ) -> Result<Self, String> {
         plan.begin(&plan.options.tslog.location(|_| None));
         torchserve::check_addresses(&plan.settings)?;
@@ -48,7 +48,7 @@ impl Endpoints {
             metrics: engine.cache().clone(),
             settings: plan.settings.clone(),
             registry: registry.clone(),
-            life,
+            phases,
             server,
             budget,
         };
@@ -105,7 +105,7 @@ fn kserve(
         ..http::Settings::default()
     };
     let calls = grpc::Settings {
-        beside: Some(torchserve::inference_service()),
+        other_service: Some(torchserve::inference_service()),
         budget: budget.clone(),
         limits: torchserve::message_limits(settings),
         ..grpc::Settings::default()

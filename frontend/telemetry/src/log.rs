@@ -166,7 +166,7 @@ pub fn announce(line: &str) {
 }
 
 /// Writes a line to standard error even if logging is off, before the process exits. Waits for a limited time.
-pub fn last_words(line: &str) {
+pub fn write_final_line(line: &str) {
     let line = format!("{line}\n");
     if let Some(written) = written_by_a_thread(move || sinks::write(rustix::stdio::stderr(), &line)) {
         let _ = written.recv_timeout(LAST_LINES);
@@ -192,7 +192,7 @@ fn missing(lost: u64) -> String {
 }
 
 /// Returns whether the log includes lines of the metrics, as TorchServe's does.
-pub(crate) fn takes_metrics() -> bool {
+pub(crate) fn includes_metrics() -> bool {
     JOURNAL.get().is_some()
 }
 

@@ -24,8 +24,8 @@ impl RefusedLinesLog {
     }
 
     /// Reports a refused line.
-    pub fn tell(&mut self, line: &[u8], refusal: &Refusal) {
-        let Some(held) = self.throttle.pass(clock::now()) else { return };
+    pub fn report(&mut self, line: &[u8], refusal: &Refusal) {
+        let Some(held) = self.throttle.admit(clock::now()) else { return };
         let (from, line) = (&self.from, shortened(line));
         let more = if held > 0 { format!(" (and {held} others since the last message)") } else { String::new() };
         tracing::warn!("a metric line from {from} was refused: {refusal}; line: `{line}`{more}");

@@ -160,7 +160,7 @@ impl Receiver {
     fn take(&mut self, length: usize) {
         let Self { cache, statsd, refused_lines, buffer, .. } = self;
         let datagram = buffer.get(..length).unwrap_or(buffer);
-        statsd.datagram(cache, datagram, |line, refusal| refused_lines.tell(line, &refusal));
+        statsd.datagram(cache, datagram, |line, refusal| refused_lines.report(line, &refusal));
     }
 
     /// Handles at most `most` waiting datagrams.

@@ -23,7 +23,7 @@ use std::time::Duration;
 use pharos::id::ModelVersion;
 use pharos::timeline::Instant;
 
-pub use devices::{ChosenDevice, Devices, Wanted};
+pub use devices::{ChosenDevice, DeviceRequest, Devices};
 pub use gpu::Capability;
 pub use gpu::{GpuReading, Gpus};
 pub use host_policies::{HostPolicies, HostPolicy, Processors, cores};

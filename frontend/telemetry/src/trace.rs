@@ -29,7 +29,7 @@ use files::Files;
 pub use options::{Collector, Tracing};
 
 /// The maximum length of a caller's `tracestate` that is passed on (W3C Trace Context, 3.3.1.5, requires at least 512).
-const MOST_STATE: usize = 512;
+const MAX_STATE: usize = 512;
 
 /// The tracing of a server.
 pub struct Traces {
@@ -169,7 +169,7 @@ fn context(caller: Option<Traceparent>, random: &mut SplitMix, header: impl Fn(&
     let span = span_id(random);
     match caller {
         Some(Traceparent { trace, span: parent }) => {
-            let state = header("tracestate").filter(|state| state.len() <= MOST_STATE).unwrap_or_default();
+            let state = header("tracestate").filter(|state| state.len() <= MAX_STATE).unwrap_or_default();
             Context { trace, span, parent: Some(parent), state }
         }
         None => {

@@ -75,7 +75,7 @@ impl Writer {
         })?;
         let thread = thread.thread().clone();
         let sleeper = thread.clone();
-        cache.journal().attach(move || sleeper.unpark());
+        cache.journal().attach_writer(move || sleeper.unpark());
         Ok(Self { thread, stopping, ended })
     }
 
@@ -132,17 +132,17 @@ impl WriterThread {
         self.visit(false);
         while !self.stopping.load(Ordering::Acquire) {
             let journal = self.cache.journal().clone();
-            if journal.wanted() != self.open {
+            if journal.is_enabled() != self.open {
                 self.visit(true);
-            } else if !journal.wanted() {
+            } else if !journal.is_enabled() {
                 thread::park();
             } else if self.visit(false) {
                 self.sleep(TICK);
             } else {
-                journal.rest();
+                journal.sleep();
                 // A concurrent sample may have found the thread awake and not woken it: check once more.
                 self.sleep(TICK);
-                if journal.resting() && !self.visit(false) {
+                if journal.is_asleep() && !self.visit(false) {
                     self.rest();
                 }
             }
@@ -154,7 +154,9 @@ impl WriterThread {
     /// Waits until a sample is recorded, or until a failed write is due for a retry.
     fn rest(&self) {
         let waits = self.files.iter().any(|file| file.waits()) || self.stdout.as_ref().is_some_and(Sink::waits);
-        while self.cache.journal().resting() && self.cache.journal().wanted() && !self.stopping.load(Ordering::Acquire)
+        while self.cache.journal().is_asleep()
+            && self.cache.journal().is_enabled()
+            && !self.stopping.load(Ordering::Acquire)
         {
             if waits {
                 return thread::park_timeout(RETRY);
@@ -179,7 +181,7 @@ impl WriterThread {
 
     /// Writes the waiting lines; with `all`, regardless of the line limit. Returns whether to visit again soon.
     fn visit(&mut self, all: bool) -> bool {
-        let wanted = self.cache.journal().wanted();
+        let wanted = self.cache.journal().is_enabled();
         if wanted && !self.open {
             let Settings { location, max_bytes, keep, .. } = &self.settings;
             let open = |file| location.as_ref().map(|location| LogFile::open(file, location, (*max_bytes, *keep)));
@@ -212,12 +214,12 @@ impl WriterThread {
         self.sums_written_at = if sums { now } else { self.sums_written_at };
         let journal = self.cache.journal().clone();
         let Self { batch, counters, files, stdout, settings, allowance, cache, open, .. } = self;
-        let logged = log::takes_metrics().then(String::new);
+        let logged = log::includes_metrics().then(String::new);
         let mut output = Output { files, stdout, logged, json: settings.json, open: *open, stamp, lines: 0 };
         journal.take(batch, room, kept);
         batch.for_each(|line, value, ids| {
             if !output.line(line.text(), line.shown(value), ids) {
-                journal.put_off(line, value);
+                journal.hold_back(line, value);
             }
         });
         let bound = if all { u64::MAX } else { output.lines.saturating_add(room as u64) };
@@ -227,7 +229,7 @@ impl WriterThread {
             output.lines < bound && output.line(text, value, "")
         };
         if sums {
-            journal.settle(batch, |line, value| write(line.text(), line.shown(value)));
+            journal.flush_held(batch, |line, value| write(line.text(), line.shown(value)));
             counters.collect(cache, room.saturating_sub(kept) as u64, &mut write);
         }
         allowance.used = output.lines;

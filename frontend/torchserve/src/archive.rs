@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use super::{ModelYaml, Refused, RegistrationParameters, Settings};
 
-pub use keep::Kept;
+pub use keep::StoredFile;
 
 /// The files of an archive. Dropping the last owner removes unpacked files; a directory of the user is never removed.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ pub struct Archive {
     /// The name of the file in the model store that the URL was resolved to.
     stored: Option<String>,
     /// The file in the model store, if it was downloaded for this archive.
-    pub kept: Option<Kept>,
+    pub kept: Option<StoredFile>,
     /// The contents of `model-config.yaml`.
     pub yaml: ModelYaml,
 }
@@ -119,7 +119,7 @@ struct Found {
     /// The name of the file in the model store, if it differs from the URL.
     name: Option<String>,
     /// The file in the model store, if this call downloaded it.
-    kept: Option<Kept>,
+    kept: Option<StoredFile>,
     /// A temporary directory with the download, which is removed after unpacking.
     _fetched: Option<Unpacked>,
 }

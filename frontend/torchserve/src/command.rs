@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::configuration::Configuration;
 use super::options::Executable;
 use super::pid::{self, PidFile};
-use super::settings::Noted;
+use super::settings::Note;
 use super::work_directory::WorkDirectory;
 use super::{Settings, options, snapshot};
 use crate::arguments::Arguments;
@@ -34,7 +34,7 @@ pub struct Plan<O> {
     pub repository: PathBuf,
     /// The directory of the logs.
     pub logs: PathBuf,
-    notes: Vec<Noted>,
+    notes: Vec<Note>,
     _pid: PidFile,
     _workplace: WorkDirectory,
 }
@@ -51,7 +51,7 @@ impl<O> Plan<O> {
                 tracing::error!("cannot create '{}': {error}", path.display());
             }
         }
-        for Noted { warning, text } in &self.notes {
+        for Note { warning, text } in &self.notes {
             if *warning { tracing::warn!("{text}") } else { tracing::info!("{text}") }
         }
     }

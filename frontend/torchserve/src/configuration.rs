@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::settings::{KEYS, Noted};
+use super::settings::{KEYS, Note};
 use super::{properties, snapshot};
 use crate::arguments::Arguments;
 
@@ -16,7 +16,7 @@ pub(super) struct Configuration {
     /// The keys and values.
     pub(super) properties: Vec<(String, String)>,
     /// Notes to log about the configuration.
-    pub(super) notes: Vec<Noted>,
+    pub(super) notes: Vec<Note>,
 }
 
 /// A lookup of environment variables.
@@ -67,7 +67,7 @@ impl Configuration {
     }
 
     fn note(&mut self, warning: bool, text: String) {
-        self.notes.push(Noted { warning, text });
+        self.notes.push(Note { warning, text });
     }
 
     fn set(&mut self, key: &str, value: String) {

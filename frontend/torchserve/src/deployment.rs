@@ -104,17 +104,18 @@ impl Deployment {
             Refused::bad_request(format!("The archive '{}' names no handler; set the parameter handler", archive.url))
         })?;
         let yaml = &archive.yaml;
-        let said = settings.said(&model_name, &archive.version).cloned().unwrap_or_default();
-        let timeout = |asked: Option<u32>, yaml: Option<u32>, said: Option<u32>, default: u32| {
-            asked.or(yaml).or(said).filter(|seconds| *seconds > 0).unwrap_or(default)
+        let properties = settings.model_properties(&model_name, &archive.version).cloned().unwrap_or_default();
+        let timeout = |asked: Option<u32>, yaml: Option<u32>, properties: Option<u32>, default: u32| {
+            asked.or(yaml).or(properties).filter(|seconds| *seconds > 0).unwrap_or(default)
         };
-        let (min_workers, max_workers) = workers(settings, asked, yaml, (said.min_workers, said.max_workers));
+        let (min_workers, max_workers) =
+            workers(settings, asked, yaml, (properties.min_workers, properties.max_workers));
         Ok(Self {
             name,
             handler,
             runtime: asked.runtime.clone().unwrap_or_else(|| archive.runtime.clone()),
-            batch_size: asked.batch_size.or(yaml.batch_size).or(said.batch_size).unwrap_or(1).max(1),
-            max_batch_delay: (asked.max_batch_delay.or(yaml.max_batch_delay).or(said.max_batch_delay))
+            batch_size: asked.batch_size.or(yaml.batch_size).or(properties.batch_size).unwrap_or(1).max(1),
+            max_batch_delay: (asked.max_batch_delay.or(yaml.max_batch_delay).or(properties.max_batch_delay))
                 .unwrap_or(BATCH_DELAY),
             min_workers,
             max_workers,
@@ -123,12 +124,12 @@ impl Deployment {
             response_timeout: timeout(
                 asked.response_timeout,
                 yaml.response_timeout,
-                said.response_timeout,
+                properties.response_timeout,
                 settings.default_response_timeout,
             ),
             // As in TorchServe, a request may set 0; then no worker starts.
             startup_timeout: asked.startup_timeout.unwrap_or_else(|| {
-                timeout(None, yaml.startup_timeout, said.startup_timeout, settings.default_startup_timeout)
+                timeout(None, yaml.startup_timeout, properties.startup_timeout, settings.default_startup_timeout)
             }),
             max_retry_timeout: yaml.max_retry_timeout.unwrap_or(RETRY_TIMEOUT),
             client_timeout: yaml.client_timeout.unwrap_or(0),

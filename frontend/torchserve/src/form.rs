@@ -12,7 +12,7 @@ use super::Refused;
 const FILE: &str = "application/octet-stream";
 
 /// The most parts of a form.
-const MOST_PARTS: usize = 10_000;
+const MAX_PARTS: usize = 10_000;
 
 /// One part of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,8 +72,8 @@ async fn multipart(boundary: String, body: Bytes) -> Result<Vec<Part>, Refused> 
     let mut form = Multipart::with_constraints(whole, boundary, Constraints::new().size_limit(limit));
     let mut parts = Vec::new();
     while let Some(field) = form.next_field().await.map_err(wrong)? {
-        if parts.len() == MOST_PARTS {
-            return Err(Refused::bad_request(format!("The form has more than {MOST_PARTS} parts")));
+        if parts.len() == MAX_PARTS {
+            return Err(Refused::bad_request(format!("The form has more than {MAX_PARTS} parts")));
         }
         let name = field.name().unwrap_or_default().to_owned();
         let own = field.headers().get("content-type").and_then(|value| value.to_str().ok()).map(media_type);

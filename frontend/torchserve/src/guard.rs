@@ -33,7 +33,7 @@ pub(super) struct Guard {
 
 /// The access that a request requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct RequiredAccess {
     pub(super) route: Route,
     pub(super) class: Class,
     /// The key that is required; `None` if no key is.
@@ -60,7 +60,7 @@ impl Guard {
     ///
     /// # Errors
     /// The request is denied.
-    pub(super) fn check(&self, protocol: Protocol, wanted: Wanted, headers: &HeaderMap) -> Result<(), Denied> {
+    pub(super) fn check(&self, protocol: Protocol, wanted: RequiredAccess, headers: &HeaderMap) -> Result<(), Denied> {
         self.check_key(wanted.purpose, headers)?;
         let api = match wanted.class {
             Class::Open => return Ok(()),

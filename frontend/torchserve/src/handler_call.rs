@@ -53,9 +53,9 @@ fn title_case(name: &str) -> String {
 
 /// Creates the request to the engine. `None` if the parts are too long.
 pub fn request((model, version, id): (&str, &str, &str), parts: &[Part], call: HandlerCall) -> Option<InferRequest> {
-    let (data, said) = form::join(parts)?;
+    let (data, reply) = form::join(parts)?;
     let HandlerCall { headers, describe, explain } = call;
-    let message = json!({ "headers": headers, "parts": said, "describe": describe, "explain": explain });
+    let message = json!({ "headers": headers, "parts": reply, "describe": describe, "explain": explain });
     let tensor = Tensor { datatype: DataType::Bytes, shape: vec![1, 1], data: data.into() };
     Some(InferRequest {
         model_name: model.to_owned(),
@@ -70,7 +70,7 @@ pub fn request((model, version, id): (&str, &str, &str), parts: &[Part], call: H
 /// The handler's description of its response.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-struct Said {
+struct HandlerReply {
     status: Option<u16>,
     reason: Option<String>,
     content_type: Option<String>,
@@ -96,10 +96,10 @@ pub struct Answer {
 /// The worker's response is malformed.
 pub fn answer(response: InferResponse) -> Result<Answer, InferError> {
     let wrong = |what: String| InferError::internal(format!("invalid response of the worker: {what}"));
-    let said = response.parameters.iter().find(|(name, _)| name == PARAMETER);
-    let said: Said = match said {
+    let reply = response.parameters.iter().find(|(name, _)| name == PARAMETER);
+    let reply: HandlerReply = match reply {
         Some((_, Parameter::String(text))) => serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?,
-        _ => Said::default(),
+        _ => HandlerReply::default(),
     };
     let output = response.outputs.into_iter().find(|output| output.name == OUTPUT);
     let body = output.map_or_else(Bytes::new, |output| {
@@ -108,16 +108,16 @@ pub fn answer(response: InferResponse) -> Result<Answer, InferError> {
         if data.len() < 4 { Bytes::new() } else { data.split_off(4) }
     });
     let mut headers = HeaderMap::new();
-    let content_type = said.content_type.filter(|text| !text.is_empty()).map(|text| ("content-type".to_owned(), text));
+    let content_type = reply.content_type.filter(|text| !text.is_empty()).map(|text| ("content-type".to_owned(), text));
     let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    for (name, value) in said.headers.iter().map(|(name, value)| (name.clone(), shown(value))).chain(content_type) {
+    for (name, value) in reply.headers.iter().map(|(name, value)| (name.clone(), shown(value))).chain(content_type) {
         let header = (HeaderName::try_from(&name), HeaderValue::try_from(&value));
         let (Ok(name), Ok(value)) = header else {
             return Err(wrong(format!("'{}: {}' is not a valid header", name.escape_debug(), value.escape_debug())));
         };
         headers.insert(name, value);
     }
-    Ok(Answer { status: said.status.unwrap_or(200), reason: said.reason.unwrap_or_default(), headers, body })
+    Ok(Answer { status: reply.status.unwrap_or(200), reason: reply.reason.unwrap_or_default(), headers, body })
 }
 
 #[cfg(test)]
@@ -148,10 +148,10 @@ mod tests {
         assert_eq!(request.inputs[0].tensor.data.as_slice(), &b"\x03\x00\x00\x00123"[..]);
     }
 
-    fn response(said: &str, body: &[u8]) -> InferResponse {
+    fn response(reply: &str, body: &[u8]) -> InferResponse {
         let outputs = vec![InferOutput { name: OUTPUT.into(), tensor: envelope::body(body).unwrap() }];
-        let parameters = vec![(PARAMETER.to_owned(), Parameter::String(said.to_owned()))];
-        let parameters = if said.is_empty() { Vec::new() } else { parameters };
+        let parameters = vec![(PARAMETER.to_owned(), Parameter::String(reply.to_owned()))];
+        let parameters = if reply.is_empty() { Vec::new() } else { parameters };
         InferResponse { outputs, parameters, ..InferResponse::default() }
     }
 
@@ -159,8 +159,8 @@ mod tests {
     fn converts_the_handlers_response() {
         let plain = answer(response("", b"xy")).unwrap();
         assert_eq!((plain.status, &*plain.reason, &plain.body[..], plain.headers.len()), (200, "", &b"xy"[..], 0));
-        let said = r#"{"status": 418, "reason": "Tea", "content_type": "a/b", "headers": {"X-A": "1", "x-b": 2}}"#;
-        let other = answer(response(said, b"")).unwrap();
+        let reply = r#"{"status": 418, "reason": "Tea", "content_type": "a/b", "headers": {"X-A": "1", "x-b": 2}}"#;
+        let other = answer(response(reply, b"")).unwrap();
         assert_eq!((other.status, &*other.reason, other.body.len()), (418, "Tea", 0));
         let header = |name: &str| other.headers.get(name).unwrap().to_str().unwrap();
         assert_eq!((header("x-a"), header("x-b"), header("content-type")), ("1", "2", "a/b"));

@@ -24,7 +24,7 @@ use pharos_listener as listener;
 use pharos_listener::access::Access;
 use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
-use pharos_listener::{Life, Limits, Speaks, Tls, TlsFiles};
+use pharos_listener::{HttpVersions, Limits, PhaseReceiver, Tls, TlsFiles};
 
 /// The parts that the endpoints are built from.
 pub struct Start<S: Management, D> {
@@ -41,7 +41,7 @@ pub struct Start<S: Management, D> {
     /// The registered models.
     pub registry: Arc<Registry<S>>,
     /// The server's lifetime, which ends the listeners.
-    pub life: Life,
+    pub phases: PhaseReceiver,
     /// The access checks of the server's own ports.
     pub server: ServerAccess,
     /// The memory budget for bodies that are being received.
@@ -82,7 +82,7 @@ pub fn check_addresses(settings: &Settings) -> Result<(), String> {
 /// # Errors
 /// An address, a certificate or the key file is unusable.
 pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<JoinHandle<()>>, String> {
-    let Start { service, uncounted, kserve, metrics, settings, registry, life, server, budget } = start;
+    let Start { service, uncounted, kserve, metrics, settings, registry, phases, server, budget } = start;
     let failed = |what: &str, error: io::Error| format!("{what}: {error}");
     let tokens = settings.token.clone().map(Tokens::new).transpose();
     let tokens = tokens.map_err(|error| failed("cannot write the key file", error))?;
@@ -106,9 +106,9 @@ pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<Joi
     let mut tasks = Vec::new();
     for (address, apis) in apis(&settings) {
         let port = Port { shared: shared.clone(), apis, v2: v2.clone() };
-        tasks.push(rest(port, address, &life)?);
+        tasks.push(rest(port, address, &phases)?);
     }
-    tasks.extend(grpc_ports(&shared, (grpc, with_reflection), &life)?);
+    tasks.extend(grpc_ports(&shared, (grpc, with_reflection), &phases)?);
     Ok(tasks)
 }
 
@@ -143,25 +143,25 @@ fn name_of(apis: Apis) -> &'static str {
     }
 }
 
-fn rest<S: Management>(port: Port<S>, address: Address, life: &Life) -> Result<JoinHandle<()>, String> {
+fn rest<S: Management>(port: Port<S>, address: Address, phases: &PhaseReceiver) -> Result<JoinHandle<()>, String> {
     let what = name_of(port.apis);
     let label = if what == "metrics" { Listener::Metrics } else { Listener::Http };
-    let connections = connections(&port.shared, label, (address, Speaks::Http), Age::default())?;
+    let connections = connections(&port.shared, label, (address, HttpVersions::Http), Age::default())?;
     let socket = bind(&format!("the {what} API"), &format!("{what}_address"), address.socket)?;
     let service = port.shared.service.clone();
     let refused = move |status| service.record_answered(Protocol::Http, Route::Unknown, status, None);
     let port = HttpService::new(port, BODY_TIMEOUT);
-    Ok(tokio::spawn(listener::serve(socket, (Speaks::Http, connections), port, refused, life.clone())))
+    Ok(tokio::spawn(listener::serve(socket, (HttpVersions::Http, connections), port, refused, phases.clone())))
 }
 
 fn grpc_ports<S: Management, D: KserveGrpc>(
     shared: &Arc<Shared<S>>,
     (v2, with_reflection): (D, grpc::WithReflection),
-    life: &Life,
+    phases: &PhaseReceiver,
 ) -> Result<[JoinHandle<()>; 2], String> {
     let settings = &shared.settings;
     let open = |what: &str, key: &str, address: Address, age: Age| {
-        let connections = connections(shared, Listener::Grpc, (address, Speaks::Http2), age)?;
+        let connections = connections(shared, Listener::Grpc, (address, HttpVersions::Http2), age)?;
         Ok::<_, String>((bind(&format!("the gRPC {what} API"), key, address.socket)?, connections))
     };
     let inference = open("inference", "grpc_inference_port", settings.grpc_inference, settings.grpc_inference_age)?;
@@ -170,7 +170,7 @@ fn grpc_ports<S: Management, D: KserveGrpc>(
     let services = [grpc::inference(shared, v2), grpc::management(shared, with_reflection)?];
     let [for_inference, for_management] = services;
     let serve = |(socket, connections): (TcpListener, listener::Settings), service| {
-        tokio::spawn(listener::serve(socket, (Speaks::Http2, connections), service, |_| {}, life.clone()))
+        tokio::spawn(listener::serve(socket, (HttpVersions::Http2, connections), service, |_| {}, phases.clone()))
     };
     Ok([serve(inference, for_inference), serve(management, for_management)])
 }
@@ -179,7 +179,7 @@ fn grpc_ports<S: Management, D: KserveGrpc>(
 fn connections<S: Management>(
     shared: &Shared<S>,
     listener: Listener,
-    (address, protocol): (Address, Speaks),
+    (address, protocol): (Address, HttpVersions),
     age: Age,
 ) -> Result<listener::Settings, String> {
     let limits = Limits {
@@ -197,7 +197,7 @@ fn connections<S: Management>(
         (_, false) => None,
     };
     let cache = Some(shared.metrics.clone());
-    Ok(listener::Settings { listener, limits, tls, cache, tells_peers: true })
+    Ok(listener::Settings { listener, limits, tls, cache, adds_peer: true })
 }
 
 fn bind(what: &str, key: &str, wanted: SocketAddr) -> Result<TcpListener, String> {

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::Settings;
-use super::settings::Noted;
+use super::settings::Note;
 
 /// The executable that this launcher is part of.
 pub trait Executable {
@@ -32,7 +32,7 @@ pub(super) fn options(
     settings: &Settings,
     given: &[OsString],
     executable: &impl Executable,
-) -> Result<(Vec<OsString>, Vec<Noted>), String> {
+) -> Result<(Vec<OsString>, Vec<Note>), String> {
     let mut notes = Vec::new();
     let names = |prefix: &str| given.iter().any(|option| option.to_str().is_some_and(|text| text.starts_with(prefix)));
     let mut options: Vec<OsString> = vec!["--model-control-mode=explicit".into(), "--exit-on-error=false".into()];
@@ -53,7 +53,7 @@ pub(super) fn options(
     Ok((options, notes))
 }
 
-fn metrics(settings: &Settings, notes: &mut Vec<Noted>) -> Vec<OsString> {
+fn metrics(settings: &Settings, notes: &mut Vec<Note>) -> Vec<OsString> {
     let mode = match settings.metrics_mode.as_deref() {
         None | Some("log") => "tslog",
         Some(mode) => mode,
@@ -62,7 +62,7 @@ fn metrics(settings: &Settings, notes: &mut Vec<Noted>) -> Vec<OsString> {
     match &settings.metrics_config {
         Some(file) if file.is_file() => options.push(joined("--metrics-config=", file)),
         // TorchServe continues without any metrics.
-        Some(file) => notes.push(Noted {
+        Some(file) => notes.push(Note {
             warning: true,
             text: format!("metrics_config={} does not exist; using the built-in metrics", file.display()),
         }),

@@ -17,7 +17,7 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::service::{Management, Naming, Resolved};
 use tokio::sync::{Mutex, watch};
 
-use super::archive::{self, Kept};
+use super::archive::{self, StoredFile};
 use super::{Archive, Deployment, Refused, RegistrationParameters, Settings};
 
 pub use describe::{Listed, Listing, ModelDescription};
@@ -45,14 +45,14 @@ pub struct Registry<S: Management> {
 
 /// The result of a change: a status and a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Done {
+pub struct ManagementOutcome {
     /// The HTTP status: 200, or 202 if the change is still in progress.
     pub status: u16,
     /// The message.
     pub text: String,
 }
 
-impl Done {
+impl ManagementOutcome {
     fn ok(text: String) -> Self {
         Self { status: 200, text }
     }
@@ -105,7 +105,7 @@ impl<S: Management> Registry<S> {
         url: &str,
         asked: RegistrationParameters,
         wait: bool,
-    ) -> Result<Done, Refused> {
+    ) -> Result<ManagementOutcome, Refused> {
         let (registry, url) = (self.clone(), url.to_owned());
         run_to_completion(async move { registry.register_now(&url, asked, wait).await }).await
     }
@@ -115,19 +115,21 @@ impl<S: Management> Registry<S> {
         url: &str,
         asked: RegistrationParameters,
         wait: bool,
-    ) -> Result<Done, Refused> {
+    ) -> Result<ManagementOutcome, Refused> {
         let version = self.add(url, asked).await?;
         let (name, text, workers) = (&version.name, &version.text, version.deployment().min_workers);
         let registered = format!("Model \"{name}\" Version: {text} registered with {workers} initial workers");
         if workers == 0 {
-            return Ok(Done::ok(format!("{registered}. Use scale workers API to add workers for the model.")));
+            return Ok(ManagementOutcome::ok(format!(
+                "{registered}. Use scale workers API to add workers for the model."
+            )));
         }
         if !wait {
             version.keep_starting(self);
-            return Ok(Done::accepted());
+            return Ok(ManagementOutcome::accepted());
         }
         match version.start(self).await {
-            Ok(()) => Ok(Done::ok(registered)),
+            Ok(()) => Ok(ManagementOutcome::ok(registered)),
             Err(reason) => {
                 self.remove(&version).await;
                 Err(not_started(&version, &reason))
@@ -173,7 +175,7 @@ impl<S: Management> Registry<S> {
     fn free_name(&self, name: &str, version: &str) -> String {
         let models = self.read();
         let taken = |called: &str| {
-            models.values().flat_map(|model| model.versions.values()).any(|version| *version.called == *called)
+            models.values().flat_map(|model| model.versions.values()).any(|version| *version.engine_name == *called)
         };
         if !taken(name) {
             return name.to_owned();
@@ -188,12 +190,22 @@ impl<S: Management> Registry<S> {
     ///
     /// # Errors
     /// There is no such version, `max` is less than `min`, or the workers do not start.
-    pub async fn scale(self: &Arc<Self>, name: &str, version: &str, scale: Scale) -> Result<Done, Refused> {
+    pub async fn scale(
+        self: &Arc<Self>,
+        name: &str,
+        version: &str,
+        scale: Scale,
+    ) -> Result<ManagementOutcome, Refused> {
         let (registry, name, version) = (self.clone(), name.to_owned(), version.to_owned());
         run_to_completion(async move { registry.scale_now(&name, &version, scale).await }).await
     }
 
-    async fn scale_now(self: &Arc<Self>, name: &str, version: &str, scale: Scale) -> Result<Done, Refused> {
+    async fn scale_now(
+        self: &Arc<Self>,
+        name: &str,
+        version: &str,
+        scale: Scale,
+    ) -> Result<ManagementOutcome, Refused> {
         let Scale { min, max, wait } = scale;
         if max < min {
             return Err(Refused::bad_request("max_worker cannot be less than min_worker."));
@@ -203,23 +215,23 @@ impl<S: Management> Registry<S> {
         self.changed();
         if !wait {
             found.keep_starting(self);
-            return Ok(Done::accepted());
+            return Ok(ManagementOutcome::accepted());
         }
         found.start(self).await.map_err(|reason| not_started(&found, &reason))?;
         let of_version = if version.is_empty() { String::new() } else { format!(", version: {version}") };
-        Ok(Done::ok(format!("Workers scaled to {min} for model: {name}{of_version}")))
+        Ok(ManagementOutcome::ok(format!("Workers scaled to {min} for model: {name}{of_version}")))
     }
 
     /// Unregisters a version (empty: the default one) and stops its workers.
     ///
     /// # Errors
     /// The version does not exist, or is the default of several versions.
-    pub async fn unregister(self: &Arc<Self>, name: &str, version: &str) -> Result<Done, Refused> {
+    pub async fn unregister(self: &Arc<Self>, name: &str, version: &str) -> Result<ManagementOutcome, Refused> {
         let (registry, name, version) = (self.clone(), name.to_owned(), version.to_owned());
         run_to_completion(async move { registry.unregister_now(&name, &version).await }).await
     }
 
-    async fn unregister_now(self: &Arc<Self>, name: &str, version: &str) -> Result<Done, Refused> {
+    async fn unregister_now(self: &Arc<Self>, name: &str, version: &str) -> Result<ManagementOutcome, Refused> {
         let turn = self.turn.lock().await;
         let found = self.find(name, version)?;
         let others = self.read().get(name).is_some_and(|model| model.versions.len() > 1 && model.default == found.text);
@@ -229,7 +241,7 @@ impl<S: Management> Registry<S> {
         }
         drop(turn);
         self.remove(&found).await;
-        Ok(Done::ok(format!("Model \"{name}\" unregistered")))
+        Ok(ManagementOutcome::ok(format!("Model \"{name}\" unregistered")))
     }
 
     /// Stops the workers of a version and removes its files.
@@ -263,7 +275,7 @@ impl<S: Management> Registry<S> {
     ///
     /// # Errors
     /// The version does not exist.
-    pub fn set_default(&self, name: &str, version: &str) -> Result<Done, Refused> {
+    pub fn set_default(&self, name: &str, version: &str) -> Result<ManagementOutcome, Refused> {
         {
             let mut models = self.write();
             let model = models.get_mut(name).ok_or_else(|| unknown(name))?;
@@ -273,7 +285,7 @@ impl<S: Management> Registry<S> {
             version.clone_into(&mut model.default);
         }
         self.changed();
-        Ok(Done::ok(format!("Default version successfully updated for model \"{name}\" to \"{version}\"")))
+        Ok(ManagementOutcome::ok(format!("Default version successfully updated for model \"{name}\" to \"{version}\"")))
     }
 
     /// Finds a version (empty: the default one) of a model.
@@ -333,7 +345,7 @@ impl<S: Management> Naming for Registry<S> {
             return Ok(None);
         }
         match self.find(name, version) {
-            Ok(found) => Ok(Some(Resolved { model: found.called.clone(), version: found.text.clone() })),
+            Ok(found) => Ok(Some(Resolved { model: found.engine_name.clone(), version: found.text.clone() })),
             Err(refused) => Err(InferError::new(ErrorCode::NotFound, Reason::UnknownModel, refused.message)),
         }
     }
@@ -361,7 +373,7 @@ impl Naming for Uncounted {
 }
 
 /// Removes the downloaded file of an archive that is no longer registered.
-async fn remove_download(kept: Option<Kept>) {
+async fn remove_download(kept: Option<StoredFile>) {
     if let Some(kept) = kept
         && let Err(error) = tokio::task::spawn_blocking(move || kept.remove()).await
     {
@@ -371,8 +383,8 @@ async fn remove_download(kept: Option<Kept>) {
 
 /// Runs a change to completion, even if the client disconnects, so that no change is left half done.
 async fn run_to_completion(
-    work: impl Future<Output = Result<Done, Refused>> + Send + 'static,
-) -> Result<Done, Refused> {
+    work: impl Future<Output = Result<ManagementOutcome, Refused>> + Send + 'static,
+) -> Result<ManagementOutcome, Refused> {
     let done = tokio::spawn(work).await;
     done.unwrap_or_else(|error| Err(Refused::internal(format!("the task failed: {error}"))))
 }

@@ -13,7 +13,7 @@ use regex::Regex;
 
 pub use keys::{Effect, KEYS, Key};
 pub use models::{LoadModels, ModelProperties};
-pub use read::Noted;
+pub use read::Note;
 
 /// The address of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +167,7 @@ impl Settings {
     }
 
     /// Returns the properties in `models` for a model version.
-    pub fn said(&self, name: &str, version: &str) -> Option<&ModelProperties> {
+    pub fn model_properties(&self, name: &str, version: &str) -> Option<&ModelProperties> {
         self.models.iter().find(|said| said.name == name && said.version == version)
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 /// The largest size of the file, in bytes.
-const MOST_BYTES: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 
 /// TorchServe's keys.
 const KEYS: [&str; 25] = [
@@ -106,8 +106,8 @@ impl ModelYaml {
     pub fn read(path: &Path, warn: &mut dyn FnMut(String)) -> Result<Self, String> {
         let shown = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let bytes = std::fs::metadata(path).map_err(|error| format!("cannot read {shown}: {error}"))?.len();
-        if bytes > MOST_BYTES {
-            return Err(format!("{shown} has {bytes} bytes; at most {MOST_BYTES} are allowed"));
+        if bytes > MAX_BYTES {
+            return Err(format!("{shown} has {bytes} bytes; at most {MAX_BYTES} are allowed"));
         }
         let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {shown}: {error}"))?;
         Self::parse(&text, warn).map_err(|error| format!("{shown} is invalid: {error}"))

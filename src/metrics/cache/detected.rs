@@ -54,7 +54,7 @@ impl Cache {
         metric.check()?;
         let mut spec = MetricSpec::detected(&metric.name, metric.kind, "", metric.dimensions.clone());
         spec.help.clone_from(&metric.description);
-        spec.open = true;
+        spec.extensible = true;
         if metric.kind == Kind::Histogram {
             spec.buckets.clone_from(&metric.buckets);
         }
@@ -65,7 +65,7 @@ impl Cache {
     fn widen(&self, metric: &Described) -> Result<(), SampleError> {
         let mut registry = self.registry.write().unwrap_or_else(PoisonError::into_inner);
         let known = registry.catalog().find(&metric.name).map(|(_, spec)| spec);
-        let open = |spec: &&MetricSpec| spec.open && spec.kind == metric.kind;
+        let open = |spec: &&MetricSpec| spec.extensible && spec.kind == metric.kind;
         let Some(mut spec) = known.filter(open).cloned() else { return Ok(()) };
         check_names(&metric.name, metric.kind, &metric.dimensions)?;
         let new = metric.dimensions.iter().filter(|label| !spec.dimensions.contains(label));
@@ -206,7 +206,7 @@ mod tests {
         assert!(matches!(series(&[("other", "x")]), Err(SampleError::WrongLabels { .. })), "never described");
         // The series is removed with its model, even if the model holds the earlier handle.
         let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
-        model.own(&first);
+        model.add_owned(&first);
         cache.model_unloaded(&model);
         assert_eq!(shown()[2..], [expected[0], expected[2]]);
         let many: Vec<String> = (0..64).map(|at| format!("l{at}")).collect();

@@ -16,7 +16,7 @@ pub(super) struct Name<'a> {
 
 impl Node<'_> for Name<'_> {
     type Out = String;
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a metric's name"
     }
     fn empty<E: de::Error>(self) -> Result<String, E> {
@@ -40,7 +40,7 @@ pub(super) struct Unit;
 
 impl Node<'_> for Unit {
     type Out = String;
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a metric's unit"
     }
     fn empty<E: de::Error>(self) -> Result<String, E> {
@@ -63,7 +63,7 @@ pub(super) struct Help;
 
 impl Node<'_> for Help {
     type Out = String;
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a help text"
     }
     fn text<E: de::Error>(self, text: &str) -> Result<String, E> {
@@ -78,7 +78,7 @@ pub(super) struct Labels<'a> {
 
 impl<'de> Node<'de> for Labels<'_> {
     type Out = Vec<String>;
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a list of label names"
     }
     fn empty<E: de::Error>(self) -> Result<Vec<String>, E> {
@@ -100,7 +100,7 @@ pub(super) struct Label<'a> {
 
 impl Node<'_> for Label<'_> {
     type Out = ();
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a label name"
     }
     fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
@@ -136,7 +136,7 @@ pub(super) struct Buckets;
 
 impl<'de> Node<'de> for Buckets {
     type Out = Vec<f64>;
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a list of upper bounds"
     }
     fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<f64>, A::Error> {
@@ -151,7 +151,7 @@ struct Bound<'a>(&'a mut Vec<f64>);
 
 impl Node<'_> for Bound<'_> {
     type Out = ();
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a number"
     }
     fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
@@ -172,7 +172,7 @@ pub(super) struct Quantiles;
 
 impl<'de> Node<'de> for Quantiles {
     type Out = Vec<f64>;
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a list of quantiles"
     }
     fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<f64>, A::Error> {
@@ -187,7 +187,7 @@ struct Quantile<'a>(&'a mut Vec<f64>);
 
 impl Node<'_> for Quantile<'_> {
     type Out = ();
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a number between 0 and 1"
     }
     fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
@@ -209,7 +209,7 @@ pub(super) struct Modes;
 
 impl<'de> Node<'de> for Modes {
     type Out = Views;
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a list of modes"
     }
     fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Views, A::Error> {
@@ -228,7 +228,7 @@ struct OneMode<'a>(&'a mut Views);
 
 impl Node<'_> for OneMode<'_> {
     type Out = ();
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a mode"
     }
     fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
@@ -246,7 +246,7 @@ pub(super) struct Enabled;
 
 impl Node<'_> for Enabled {
     type Out = bool;
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "true or false"
     }
     fn text<E: de::Error>(self, text: &str) -> Result<bool, E> {

@@ -9,22 +9,22 @@ pub(super) trait Node<'de>: Sized {
     type Out;
 
     /// Describes the expected value, for messages.
-    fn takes(&self) -> &'static str;
+    fn expected(&self) -> &'static str;
 
     fn text<E: de::Error>(self, text: &str) -> Result<Self::Out, E> {
-        Err(E::custom(format!("found `{text}` where {} is expected", self.takes())))
+        Err(E::custom(format!("found `{text}` where {} is expected", self.expected())))
     }
 
     fn empty<E: de::Error>(self) -> Result<Self::Out, E> {
-        Err(E::custom(format!("found nothing where {} is expected", self.takes())))
+        Err(E::custom(format!("found nothing where {} is expected", self.expected())))
     }
 
     fn list<A: SeqAccess<'de>>(self, _: A) -> Result<Self::Out, A::Error> {
-        Err(de::Error::custom(format!("found a list where {} is expected", self.takes())))
+        Err(de::Error::custom(format!("found a list where {} is expected", self.expected())))
     }
 
     fn mapping<A: MapAccess<'de>>(self, _: A) -> Result<Self::Out, A::Error> {
-        Err(de::Error::custom(format!("found a mapping where {} is expected", self.takes())))
+        Err(de::Error::custom(format!("found a mapping where {} is expected", self.expected())))
     }
 }
 
@@ -42,7 +42,7 @@ impl<'de, N: Node<'de>> Visitor<'de> for Seed<N> {
     type Value = N::Out;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.takes())
+        f.write_str(self.0.expected())
     }
     fn visit_str<E: de::Error>(self, value: &str) -> Result<N::Out, E> {
         self.0.text(value)
@@ -81,7 +81,7 @@ pub(super) struct Key<'a> {
 
 impl Node<'_> for Key<'_> {
     type Out = &'static str;
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a key"
     }
     fn text<E: de::Error>(self, text: &str) -> Result<&'static str, E> {

@@ -114,7 +114,7 @@ struct File;
 
 impl<'de> Node<'de> for File {
     type Out = Parsed;
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a mapping with mode, dimensions, ts_metrics and model_metrics"
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
@@ -153,7 +153,7 @@ struct ModeName;
 
 impl Node<'_> for ModeName {
     type Out = Mode;
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a mode, such as `both`,"
     }
     fn text<E: de::Error>(self, text: &str) -> Result<Mode, E> {
@@ -168,7 +168,7 @@ struct Aliases;
 
 impl<'de> Node<'de> for Aliases {
     type Out = Form;
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a mapping of aliases to label names, or a list of label names,"
     }
     fn empty<E: de::Error>(self) -> Result<Form, E> {
@@ -191,7 +191,7 @@ struct AnyText;
 
 impl Node<'_> for AnyText {
     type Out = ();
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "an alias"
     }
     fn text<E: de::Error>(self, _: &str) -> Result<(), E> {
@@ -217,7 +217,7 @@ struct Metrics<'a>(Target<'a>);
 
 impl<'de> Node<'de> for Metrics<'_> {
     type Out = ();
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a mapping with counter, gauge, histogram and summary"
     }
     fn empty<E: de::Error>(self) -> Result<(), E> {
@@ -246,7 +246,7 @@ struct MetricList<'a> {
 
 impl<'de> Node<'de> for MetricList<'_> {
     type Out = ();
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a list of metrics"
     }
     fn empty<E: de::Error>(self) -> Result<(), E> {
@@ -277,7 +277,7 @@ struct Fields {
 
 impl<'de> Node<'de> for Metric<'_> {
     type Out = ();
-    fn takes(&self) -> &'static str {
+    fn expected(&self) -> &'static str {
         "a metric, a mapping with name, unit and dimensions,"
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
@@ -348,7 +348,7 @@ impl Fields {
             modes,
             builtin,
             detected: false,
-            open: false,
+            extensible: false,
         })
     }
 

@@ -124,8 +124,8 @@ fn the_reader_is_woken_once_for_each_half_of_the_ring() {
     for _ in 0..30 * MAX_RECORD_WORDS / 3 {
         writer.sample(&sample(0, 1.0, "")).unwrap();
         most = most.max(reader.waiting_bytes());
-        if writer.wants_reader() {
-            assert!(!writer.wants_reader(), "woken twice");
+        if writer.needs_wakeup() {
+            assert!(!writer.needs_wakeup(), "woken twice");
             assert!(reader.waiting_bytes() > 8 * MAX_RECORD_WORDS as u64);
             calls += 1;
             drain(&mut reader).unwrap();

@@ -61,8 +61,8 @@ pub struct Writer {
     head: u64,
     /// The consumer's tail when it was last read.
     tail: u64,
-    /// The consumer's tail when it was last woken; see [`Writer::wants_reader`].
-    called_at: Option<u64>,
+    /// The consumer's tail when it was last woken; see [`Writer::needs_wakeup`].
+    woken_at: Option<u64>,
     series: HashMap<Definition, u32>,
     text: Vec<u8>,
 }
@@ -77,7 +77,7 @@ impl Writer {
         let memory = SharedMemory::map(&fd, len)?;
         let ring = Ring::open(memory).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         let (head, tail) = (ring.load(HEAD, Ordering::Relaxed), ring.load(TAIL, Ordering::Acquire));
-        Ok(Self { ring, head, tail, called_at: None, series: HashMap::new(), text: Vec::new() })
+        Ok(Self { ring, head, tail, woken_at: None, series: HashMap::new(), text: Vec::new() })
     }
 
     /// Returns the number of a series, and defines it for the consumer if it is new. Keep the number: this call costs a
@@ -148,16 +148,16 @@ impl Writer {
 
     /// Returns whether to wake the consumer now: more than half of the ring is in use, and the consumer has not been
     /// woken since it last gave room back. Call it after each record; costs a comparison while there is room.
-    pub fn wants_reader(&mut self) -> bool {
+    pub fn needs_wakeup(&mut self) -> bool {
         let half = self.ring.capacity as u64 / 2;
-        if self.head.wrapping_sub(self.tail) <= half || self.called_at == Some(self.tail) {
+        if self.head.wrapping_sub(self.tail) <= half || self.woken_at == Some(self.tail) {
             return false;
         }
         self.tail = self.ring.load(TAIL, Ordering::Acquire);
-        if self.head.wrapping_sub(self.tail) <= half || self.called_at == Some(self.tail) {
+        if self.head.wrapping_sub(self.tail) <= half || self.woken_at == Some(self.tail) {
             return false;
         }
-        self.called_at = Some(self.tail);
+        self.woken_at = Some(self.tail);
         true
     }
 

@@ -22,7 +22,7 @@ impl Names {
     }
 
     /// Returns whether a family, or one of its samples, may be requested.
-    pub(super) fn may_want(&self, family: &str) -> bool {
+    pub(super) fn may_contain(&self, family: &str) -> bool {
         let stems = |name: &String| SUFFIXES.iter().any(|suffix| name.strip_suffix(suffix) == Some(family));
         // In OpenMetrics, a counter's family is its sample without `_total`.
         let stem = family.strip_suffix("_total").is_some_and(|stem| self.0.contains(stem));
@@ -83,6 +83,6 @@ mod tests {
         assert_eq!(keep(&["c_total"]), keep(&["c"]));
         assert_eq!(keep(&["none"]), "");
         let names = Names::of_query([("name[]", "b_sum"), ("other", "a")]);
-        assert!(names.may_want("b") && !names.may_want("a") && !names.is_all());
+        assert!(names.may_contain("b") && !names.may_contain("a") && !names.is_all());
     }
 }

@@ -27,7 +27,7 @@ fn cache(text: &str) -> (Cache, Arc<AtomicUsize>) {
     let cache = Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("h"));
     let woken = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&woken);
-    cache.journal().attach(move || {
+    cache.journal().attach_writer(move || {
         count.fetch_add(1, Ordering::Relaxed);
     });
     (cache, woken)
@@ -48,7 +48,7 @@ fn visit_keeping(cache: &Cache, room: usize, kept: usize) -> Vec<String> {
     };
     journal.take(&mut batch, room, kept);
     batch.for_each(|logged, value, ids| out.push(line(logged.text(), logged.shown(value), ids)));
-    journal.settle(&mut batch, |logged, value| {
+    journal.flush_held(&mut batch, |logged, value| {
         out.push(line(logged.text(), logged.shown(value), ""));
         true
     });
@@ -87,7 +87,7 @@ fn beyond_the_limit_counters_are_summed_and_others_skipped() {
     orders.add_or_update(7.0).unwrap();
     let mut batch = Batch::default();
     cache.journal().take(&mut batch, 0, 0);
-    cache.journal().settle(&mut batch, |_, _| false);
+    cache.journal().flush_held(&mut batch, |_, _| false);
     assert_eq!(visit(&cache, 0), [orders_line("7.0")]);
     assert!(visit(&cache, 0).is_empty());
 }
@@ -111,7 +111,7 @@ fn sums_are_exact_under_contention() {
             last = running.load(Ordering::Acquire) == 0;
             cache.journal().take(&mut batch, 100, 0);
             batch.for_each(|_, value, _| sum += value);
-            cache.journal().settle(&mut batch, |_, value| {
+            cache.journal().flush_held(&mut batch, |_, value| {
                 sum += value;
                 true
             });
@@ -128,13 +128,13 @@ fn the_writer_is_woken_once_and_only_when_it_rests() {
     wakings();
     level.add_or_update(1.0).unwrap();
     assert_eq!(wakings(), 0);
-    journal.rest();
-    assert!(journal.resting());
+    journal.sleep();
+    assert!(journal.is_asleep());
     (0..3).for_each(|_| level.add_or_update(1.0).unwrap());
     assert_eq!(wakings(), 1);
-    assert!(!journal.resting());
+    assert!(!journal.is_asleep());
     cache.reload(Catalog::parse(&CUSTOM.replace("both", "prometheus"), "m.yaml").unwrap());
-    assert_eq!((wakings(), journal.wanted()), (1, false));
+    assert_eq!((wakings(), journal.is_enabled()), (1, false));
     visit(&cache, 10);
     cache.gauge("Level", &[]).unwrap().add_or_update(1.0).unwrap();
     assert!(visit(&cache, 10).is_empty());
@@ -279,7 +279,7 @@ fn sums_of_latencies_are_exact_under_contention() {
             taken.for_each(|line, value, _| {
                 add(line, value);
             });
-            cache.journal().settle(&mut taken, add);
+            cache.journal().flush_held(&mut taken, add);
         }
     });
     assert_eq!(logged, [model.counts.success_ns.get(), model.counts.queue_ns.get()]);

@@ -39,7 +39,7 @@ pub fn credentials_watched(cache: &Cache, file: Credentials) {
 }
 
 /// Counts a reload of these files, successful or not.
-pub fn credentials_read(cache: &Cache, file: Credentials, succeeded: bool) {
+pub fn credentials_reloaded(cache: &Cache, file: Credentials, succeeded: bool) {
     let [success, failure] = RELOAD_RESULTS;
     count(cache, Builtin::CredentialReloads, &[file.as_str(), if succeeded { success } else { failure }], 1.0);
 }

@@ -22,13 +22,13 @@ pub fn object_fetched(cache: &Cache, repository: &str, bytes: u64, seconds: f64)
 }
 
 /// Counts an object that could not be fetched.
-pub fn object_not_fetched(cache: &Cache, repository: &str) {
+pub fn object_fetch_failed(cache: &Cache, repository: &str) {
     let [_, failure] = RELOAD_RESULTS;
     count(cache, Builtin::RepositoryFetches, &[repository, failure], 1.0);
 }
 
 /// Records whether the store answered a request for its contents.
-pub fn store_asked(cache: &Cache, repository: &str, answered: bool) {
+pub fn store_polled(cache: &Cache, repository: &str, answered: bool) {
     if let Ok(gauge) = cache.gauge(Builtin::RepositoryReachable.name(), &[repository]) {
         // A gauge accepts every value.
         let _ = gauge.add_or_update(f64::from(u8::from(answered)));

@@ -15,7 +15,7 @@ fn resolved(source: &str) -> Draft {
 fn answered(source: &str, answer: &str) -> Result<ModelConfig, String> {
     let files = ["model.py".to_owned()];
     let completion = Completion { directory: "m", files: &files, ..Completion::default() };
-    let draft = resolved(source).answered(answer, &[]).map_err(|error| error.to_string())?;
+    let draft = resolved(source).merge_answer(answer, &[]).map_err(|error| error.to_string())?;
     draft.complete(&completion).map_err(|error| error.to_string())
 }
 
@@ -121,7 +121,7 @@ fn answers_that_contradict_are_refused() {
 #[test]
 fn the_query_has_all_defaults() {
     let place = CodeLocation { version: 3, directory: "/models/m/3", model_directory: "/models/\"m\"" };
-    let question = resolved("max_batch_size: 8 dynamic_batching {}").question(&place, &[]);
+    let question = resolved("max_batch_size: 8 dynamic_batching {}").query(&place, &[]);
     for part in [
         r#"{"config":{"name":"m","platform":"","backend":"python""#,
         r#""version_policy":{"latest":{"num_versions":1}},"max_batch_size":8,"input":[],"output":[]"#,
@@ -164,7 +164,7 @@ fn workers_of_an_archive_take_the_gpus_in_turn() {
         let source = format!("backend: 'torchserve' {source}");
         let draft = Draft::from_text(&source, "config.pbtxt").unwrap().resolve(&completion).unwrap();
         let answer = format!(r#"{{"config":{{"input":[{IN}],"output":[{OUT}],"instance_group":[{{{group}}}]}}}}"#);
-        draft.answered(&answer, gpus).unwrap().complete(&completion).unwrap().instance_groups
+        draft.merge_answer(&answer, gpus).unwrap().complete(&completion).unwrap().instance_groups
     };
     let short =
         |groups: Vec<InstanceGroup>| groups.into_iter().map(|group| (group.count, group.gpus)).collect::<Vec<_>>();

@@ -203,7 +203,7 @@ impl SequenceBatcher {
         });
         ended.extend(before.filter(|before| *before != key));
         if end && self.is_direct() {
-            self.table.vacate(number);
+            self.table.release_slot(number);
         }
         SlotStep { request, key, start: before != Some(key), end }
     }

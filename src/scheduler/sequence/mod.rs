@@ -181,7 +181,7 @@ impl SequenceBatcher {
 
     /// Continues a sequence after a request is done, or when no request of it waits any more: issues its next request, ends it,
     /// or starts its idle time.
-    fn settle(&mut self, number: Number, now: Instant) {
+    fn advance(&mut self, number: Number, now: Instant) {
         let Some(sequence) = self.table.get(number) else { return };
         if sequence.current.is_some() || sequence.assignment == Assignment::Lost {
             return;
@@ -197,7 +197,7 @@ impl SequenceBatcher {
         }
         if closed {
             self.finish(number);
-            return self.settle_origin(origin, now);
+            return self.advance_origin(origin, now);
         }
         let idle = Duration::from_micros(self.sequences.max_idle_us);
         self.table.set_alarm(number, Some(now + idle));
@@ -215,7 +215,7 @@ impl SequenceBatcher {
 
     /// Assigns free slots to sequences in the backlog.
     fn assign_free_slots(&mut self) {
-        while let Some(number) = self.table.seat() {
+        while let Some(number) = self.table.assign_slot() {
             self.issue(number);
         }
     }
@@ -248,7 +248,7 @@ impl SequenceBatcher {
             }
         }
         let idle = Duration::from_micros(self.sequences.max_idle_us);
-        for number in self.table.leave(instance) {
+        for number in self.table.remove_instance(instance) {
             for request in self.table.take_waiting(number, None) {
                 self.reject(request, self.lost());
             }
@@ -303,13 +303,13 @@ impl Scheduler for SequenceBatcher {
                 true => self.remove_one(number, request),
                 false => self.give_back(number, Some(request), RejectReason::Cancelled),
             }
-            self.settle(number, now);
+            self.advance(number, now);
         }
     }
 
     fn batch_done(&mut self, instance: InstanceId, now: Instant) {
         for number in self.end_batch(instance, now) {
-            self.settle(number, now);
+            self.advance(number, now);
         }
     }
 
@@ -384,7 +384,7 @@ impl Scheduler for SequenceBatcher {
             self.give_back(number, None, reason);
             match self.table.get(number).map(|sequence| sequence.assignment) {
                 Some(Assignment::Lost) => self.table.remove(number),
-                _ => self.settle(number, now),
+                _ => self.advance(number, now),
             }
         }
     }
@@ -396,7 +396,7 @@ impl Scheduler for SequenceBatcher {
         all.sort_unstable_by(|one, other| other.cmp(one));
         for number in all {
             self.give_back(number, None, reason);
-            self.settle(number, now);
+            self.advance(number, now);
         }
     }
 
@@ -441,7 +441,7 @@ impl Scheduler for SequenceBatcher {
     fn end_sequence(&mut self, id: &CorrelationId, now: Instant) {
         if let Some(number) = self.table.find(id) {
             self.table.close(number);
-            self.settle(number, now);
+            self.advance(number, now);
         }
     }
 

@@ -34,11 +34,11 @@ impl SequenceBatcher {
     }
 
     /// Updates the original sequence when a rescheduled request is done: it may be idle now.
-    pub(super) fn settle_origin(&mut self, origin: Option<Number>, now: Instant) {
+    pub(super) fn advance_origin(&mut self, origin: Option<Number>, now: Instant) {
         let Some(origin) = origin else { return };
         if let Some(sequence) = self.table.get_mut(origin) {
             sequence.continued = sequence.continued.saturating_sub(1);
         }
-        self.settle(origin, now);
+        self.advance(origin, now);
     }
 }

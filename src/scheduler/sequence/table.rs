@@ -1,5 +1,5 @@
-//! The table of sequences: their waiting requests and their slots. Slots are assigned only in [`Table::seat`] and released only
-//! in [`Table::vacate`].
+//! The table of sequences: their waiting requests and their slots. Slots are assigned only in [`Table::assign_slot`] and
+//! released only in [`Table::release_slot`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -233,7 +233,7 @@ impl Table {
     pub(super) fn open(&mut self, id: CorrelationId) -> Number {
         let number = self.insert(id, Assignment::Backlog);
         self.backlog.insert(number);
-        self.seat();
+        self.assign_slot();
         number
     }
 
@@ -265,7 +265,7 @@ impl Table {
     }
 
     /// Assigns the smallest free slot to the first sequence of the backlog, and removes it from there.
-    pub(super) fn seat(&mut self) -> Option<Number> {
+    pub(super) fn assign_slot(&mut self) -> Option<Number> {
         let (instance, slot) = self.free_slot()?;
         let number = self.backlog.pop_first()?;
         let slots = self.instances.get_mut(&instance)?;
@@ -283,7 +283,7 @@ impl Table {
     }
 
     /// Releases a sequence's slot, if it has one.
-    pub(super) fn vacate(&mut self, number: Number) {
+    pub(super) fn release_slot(&mut self, number: Number) {
         let Some(sequence) = self.sequences.get_mut(&number) else { return };
         let Assignment::Slot(instance, slot) = sequence.assignment else { return };
         sequence.assignment = Assignment::Leaving(instance);
@@ -369,7 +369,7 @@ impl Table {
     /// Removes a sequence without waiting requests, and releases its slot.
     pub(super) fn remove(&mut self, number: Number) {
         self.close(number);
-        self.vacate(number);
+        self.release_slot(number);
         self.set_alarm(number, None);
         self.backlog.remove(&number);
         self.sequences.remove(&number);
@@ -418,7 +418,7 @@ impl Table {
     }
 
     /// Removes an instance and its slots. Returns its sequences, the oldest first, which no longer have slots.
-    pub(super) fn leave(&mut self, instance: InstanceId) -> Vec<Number> {
+    pub(super) fn remove_instance(&mut self, instance: InstanceId) -> Vec<Number> {
         self.instances.remove(&instance);
         let mut lost = Vec::new();
         for (number, sequence) in &mut self.sequences {

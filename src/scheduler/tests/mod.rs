@@ -382,8 +382,8 @@ fn a_request_of_a_higher_priority_joins_the_batch_before_others() {
 fn requests_that_wait_too_long_for_an_instance_are_rejected() {
     let mut scheduler = create(batching(8, &[], 0));
     (1..4).for_each(|number| scheduler.enqueue(ticket(number), Instant(number)));
-    scheduler.reject_queued_before(Instant(3), RejectReason::NotBack, Instant(9));
-    let rejected = |number| Some(Action::Reject { request: RequestId(number), reason: RejectReason::NotBack });
+    scheduler.reject_queued_before(Instant(3), RejectReason::NotRestarted, Instant(9));
+    let rejected = |number| Some(Action::Reject { request: RequestId(number), reason: RejectReason::NotRestarted });
     assert_eq!([(); 3].map(|()| scheduler.poll_action(Instant(9))), [rejected(1), rejected(2), None]);
     scheduler.instance_ready(InstanceId(0), Instant(9));
     let sent = Action::Execute { instance: InstanceId(0), requests: vec![RequestId(3)], reason: SendReason::Idle };

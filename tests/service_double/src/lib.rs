@@ -31,7 +31,7 @@ use settings::Settings;
 pub type Record = (Protocol, Route, u16, Option<Reason>);
 
 /// The maximum number of regions of shared memory.
-const MOST_REGIONS: usize = 16;
+const MAX_REGIONS: usize = 16;
 
 /// Returns every input as an output whose name has INPUT replaced by OUTPUT. Clones share the recorded answers.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ struct Inner {
 
 impl Default for EchoService {
     fn default() -> Self {
-        let regions = Mutex::new(Registry::new(MOST_REGIONS));
+        let regions = Mutex::new(Registry::new(MAX_REGIONS));
         let (records, settings, clock) = (Mutex::default(), Mutex::default(), AtomicU64::new(1));
         Self(Arc::new(Inner { records, regions, settings, clock }))
     }
@@ -69,15 +69,15 @@ impl EchoService {
     }
 
     /// Looks up the shared memory regions of a request.
-    fn lend(&self, request: &mut InferRequest) -> Result<(), InferError> {
+    fn attach(&self, request: &mut InferRequest) -> Result<(), InferError> {
         let regions = locked(&self.0.regions);
         for input in &mut request.inputs {
             if let Some(slice) = input.tensor.data.region_mut() {
-                regions.lend(slice)?;
+                regions.attach(slice)?;
             }
         }
         request.outputs.iter_mut().filter_map(|output| output.region.as_mut()).try_for_each(|slice| {
-            regions.lend(slice)?;
+            regions.attach(slice)?;
             Ok(())
         })
     }
@@ -145,7 +145,7 @@ impl Service for EchoService {
     /// Fails requests with the id `fail`. A request without timestamps is an error of the edge.
     async fn infer(&self, mut request: InferRequest, _: Endpoint) -> Result<InferResponse, InferError> {
         self.known(&request.model_name)?;
-        self.lend(&mut request)?;
+        self.attach(&mut request)?;
         if request.timeline.received == Instant(0) || request.timeline.request_start < request.timeline.received {
             return Err(InferError::internal("the request was not stamped"));
         }

@@ -33,7 +33,7 @@ impl OutputTensor<'_> {
     /// Returns a block for the output of these requests, placed in client memory.
     pub(crate) fn placed(&self, requests: Vec<u32>) -> Result<OutputBlock, InferError> {
         let block = block(self.output, self.datatype, self.shape.to_vec())?;
-        Ok(OutputBlock { requests, len: self.len as u64, placed: true, ..block })
+        Ok(OutputBlock { requests, len: self.len as u64, in_client_memory: true, ..block })
     }
 }
 
@@ -44,7 +44,7 @@ impl OutputTensor<'_> {
 pub(crate) fn block(output: usize, datatype: DataType, shape: Vec<i64>) -> Result<OutputBlock, InferError> {
     let output = u16::try_from(output).map_err(|_| run_error("too many outputs"))?;
     let requests = Vec::new();
-    Ok(OutputBlock { output, requests, datatype, shape, offset: 0, len: 0, placed: false, lent: None })
+    Ok(OutputBlock { output, requests, datatype, shape, offset: 0, len: 0, in_client_memory: false, loan: None })
 }
 
 /// Returns the size in bytes of an output of a fixed-size datatype.

@@ -84,7 +84,7 @@ pub struct Canceller {
 impl Canceller {
     /// Cancels the call. Has no effect once its last answer has been sent.
     pub fn cancel(&self) {
-        self.session.arenas.send(&ToFrontend::Abandoned(self.call));
+        self.session.arenas.send(&ToFrontend::CancelCall(self.call));
     }
 }
 
@@ -104,7 +104,7 @@ impl Runtime {
                     match bytes.loan().and_then(|loan| Some((loan.offset_of(&bytes)?, loan.key))) {
                         Some((offset, key)) => {
                             let len = bytes.len() as u64;
-                            inputs.push(wire::CallInput { name, datatype, shape, offset, len, lent: Some(key) });
+                            inputs.push(wire::CallInput { name, datatype, shape, offset, len, loan: Some(key) });
                             lent.push(bytes);
                             continue;
                         }
@@ -116,7 +116,7 @@ impl Runtime {
             };
             let memory = passed_on.inspect_err(|_| self.end_call(number))?;
             let (offset, len) = memory.place();
-            inputs.push(wire::CallInput { name, datatype, shape, offset, len, lent: None });
+            inputs.push(wire::CallInput { name, datatype, shape, offset, len, loan: None });
             memories.push(memory);
         }
         let (model, id) = (call.request.model.clone(), call.request.id.clone());
@@ -244,7 +244,7 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         if !self.ended {
-            self.session.arenas.send(&ToFrontend::Abandoned(self.call));
+            self.session.arenas.send(&ToFrontend::CancelCall(self.call));
         }
         self.session.forget_call(self.call);
     }

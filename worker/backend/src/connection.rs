@@ -185,7 +185,7 @@ impl Connection {
                 self.arenas.outputs.release(&offsets);
                 self.arenas.outputs.trim(KEEP_OUTPUTS);
             }
-            ToWorker::GivenUp(batch, request) => {
+            ToWorker::CancelRequest(batch, request) => {
                 if let Some(batch) = state.batches.get_mut(&batch) {
                     batch.cancel(request);
                 }
@@ -196,7 +196,7 @@ impl Connection {
                 None if answer.loan != 0 => self.arenas.send(&ToFrontend::Returned(vec![answer.loan])),
                 None => {}
             },
-            ToWorker::AskReady => state.readiness_asked = true,
+            ToWorker::CheckReadiness => state.readiness_asked = true,
             frame => {
                 state.stopping |= frame == ToWorker::Shutdown;
                 state.frames.push_back(frame);

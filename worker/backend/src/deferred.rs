@@ -28,7 +28,10 @@ pub(crate) fn in_memory(
         Content::Memory(memory) => memory,
         Content::Received(bytes) => Memory::copy_of(arenas, &bytes)?,
         Content::Placed(len) => {
-            return Ok((OutputBlock { len: len as u64, placed: true, ..block(output, datatype, shape)? }, None));
+            return Ok((
+                OutputBlock { len: len as u64, in_client_memory: true, ..block(output, datatype, shape)? },
+                None,
+            ));
         }
     };
     let (offset, len) = memory.place();
@@ -68,10 +71,10 @@ impl DeferredReplies {
             if let (Some(key), Content::Received(bytes)) = (key, &output.content)
                 && let Some(offset) = bytes.loan().and_then(|loan| loan.offset_of(bytes))
             {
-                let (lent, len) = (Some(key), bytes.len() as u64);
+                let (loan, len) = (Some(key), bytes.len() as u64);
                 kept.push(bytes.clone());
                 let block = block(output.output, output.datatype, output.shape)?;
-                blocks.push(OutputBlock { requests, offset, len, lent, ..block });
+                blocks.push(OutputBlock { requests, offset, len, loan, ..block });
                 continue;
             }
             let (block, memory) = in_memory(arenas, output)?;

@@ -231,7 +231,7 @@ impl<'a> Outputs<'a> {
     /// until the batch is done.
     pub fn withdraw(&mut self, output: usize) {
         for block in self.blocks.extract_if(self.part_from.., |block| usize::from(block.output) == output) {
-            if !block.placed {
+            if !block.in_client_memory {
                 self.withdrawn.push(block.offset);
             }
         }

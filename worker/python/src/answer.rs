@@ -62,12 +62,12 @@ impl Answer {
     }
 
     /// Marks the request as rescheduled: it is answered by a later execution.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn mark_rescheduled(&self) {
         self.state.store(RESCHEDULED, Ordering::Release);
     }
 
     /// Whether the request is rescheduled.
-    pub(crate) fn is_let_go(&self) -> bool {
+    pub(crate) fn is_rescheduled(&self) -> bool {
         self.state.load(Ordering::Acquire) == RESCHEDULED
     }
 

@@ -250,7 +250,7 @@ impl<'a> Source<'a> {
 }
 
 /// Converts an array to row-major order and native byte order; returns it unchanged if it already has them.
-pub(crate) fn made_plain<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn to_plain<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = array.py();
     let native = array.getattr(intern!(py, "dtype"))?.call_method1(intern!(py, "newbyteorder"), ("=",))?;
     let array = numpy(py, "asarray")?.call1((array, native, "C"))?;

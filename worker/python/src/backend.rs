@@ -151,7 +151,7 @@ impl Backend for PythonModel {
                 let error = failed(&self.model, &failure.report(py));
                 answers.iter().filter(|answer| answer.may_fail()).for_each(|answer| answer.fail(error.clone()));
             }
-            self.rescheduled = answers.into_iter().filter(|answer| answer.is_let_go()).collect();
+            self.rescheduled = answers.into_iter().filter(|answer| answer.is_rescheduled()).collect();
             Ok(())
         })
     }

@@ -222,7 +222,7 @@ pub(crate) fn reschedule(
     for (position, (request, answer)) in requests.iter().zip(answers).enumerate() {
         if request.cast::<InferenceRequest>().is_ok_and(|request| request.get().is_rescheduled()) {
             outputs.reschedule(position).map_err(|error| crate::error::model_exception(&error))?;
-            answer.let_go();
+            answer.mark_rescheduled();
         }
     }
     Ok(())

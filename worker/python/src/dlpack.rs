@@ -52,12 +52,12 @@ unsafe impl Sync for Foreign {}
 
 /// The location of foreign elements.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct AddressRange {
     pub(crate) address: usize,
     len: usize,
 }
 
-impl Place {
+impl AddressRange {
     pub(crate) fn len(self) -> usize {
         self.len
     }
@@ -108,17 +108,17 @@ impl Foreign {
     }
 
     /// Returns the location of the elements.
-    pub(crate) fn bytes(&self) -> Place {
+    pub(crate) fn bytes(&self) -> AddressRange {
         let len = byte_size(self.datatype, &self.shape).and_then(|len| usize::try_from(len).ok()).unwrap_or(0);
         // SAFETY: `self` owns the tensor.
         let managed = unsafe { &*self.managed };
         let address = (managed.data as usize).wrapping_add(usize::try_from(managed.byte_offset).unwrap_or(0));
-        Place { address, len }
+        AddressRange { address, len }
     }
 
     /// Copies host elements to the start of `to`; releases the interpreter if there are many. Ignores elements on a device.
     pub(crate) fn copy(&self, py: Python<'_>, to: &mut [u8]) {
-        let Place { address, len } = self.bytes();
+        let AddressRange { address, len } = self.bytes();
         let len = if self.device().0 == CPU { len.min(to.len()) } else { 0 };
         // SAFETY: the elements stay readable while `self` owns the tensor; their number follows from type and shape.
         let copy = |to: &mut [u8]| unsafe { std::ptr::copy_nonoverlapping(address as *const u8, to.as_mut_ptr(), len) };

@@ -17,7 +17,7 @@ use crate::error::{TritonModelException, model_exception};
 const BITS: NumpyType = NumpyType { kind: b'i', size: 2 };
 
 /// Allocates shared memory for an output.
-pub(crate) fn room(runtime: &Runtime, len: usize) -> PyResult<Memory> {
+pub(crate) fn allocate(runtime: &Runtime, len: usize) -> PyResult<Memory> {
     runtime.memory(len).map_err(|error| model_exception(&error))
 }
 
@@ -25,30 +25,30 @@ pub(crate) fn room(runtime: &Runtime, len: usize) -> PyResult<Memory> {
 pub(crate) fn copied(array: &Bound<'_, PyAny>, runtime: &Runtime) -> PyResult<Content> {
     let view = array::view(array)?;
     if !view.plain {
-        return copied(&array::made_plain(array)?, runtime);
+        return copied(&array::to_plain(array)?, runtime);
     }
     if let Some(received) = runtime.locate(view.address(), view.len()) {
         return Ok(Content::Received(received));
     }
-    let mut memory = room(runtime, view.len())?;
+    let mut memory = allocate(runtime, view.len())?;
     Source::of(array, &view).copy(&mut memory);
     Ok(Content::Memory(memory))
 }
 
 /// Copies the bytes of a tensor of another library.
-pub(crate) fn lent(py: Python<'_>, foreign: &Foreign, runtime: &Runtime) -> PyResult<Content> {
+pub(crate) fn copy_foreign(py: Python<'_>, foreign: &Foreign, runtime: &Runtime) -> PyResult<Content> {
     let place = foreign.bytes();
     if foreign.device().0 != CPU {
         return downloaded(py, foreign.on_cuda(), place.len(), runtime);
     }
-    let mut memory = room(runtime, place.len())?;
+    let mut memory = allocate(runtime, place.len())?;
     foreign.copy(py, &mut memory);
     Ok(Content::Memory(memory))
 }
 
 /// Copies bytes from a device address, after the work in the device's default stream.
 pub(crate) fn downloaded(py: Python<'_>, place: (u32, u64), len: usize, runtime: &Runtime) -> PyResult<Content> {
-    let mut memory = room(runtime, len)?;
+    let mut memory = allocate(runtime, len)?;
     py.detach(|| runtime.read_device(DeviceMemory::new(place.0, place.1, len), &mut memory))
         .map_err(|error| model_exception(&error))?;
     Ok(Content::Memory(memory))
@@ -81,10 +81,10 @@ pub(crate) fn fetched(
         None => None,
     };
     if let Some(fill) = fill {
-        match array::filled(object.py(), room(runtime, len)?, (element, shape), fill) {
+        match array::filled(object.py(), allocate(runtime, len)?, (element, shape), fill) {
             Ok(Ok(memory)) => return Ok(Content::Memory(memory)),
             Ok(Err(kept)) => {
-                let mut memory = room(runtime, len)?;
+                let mut memory = allocate(runtime, len)?;
                 memory.copy_from_slice(&kept);
                 return Ok(Content::Memory(memory));
             }
@@ -142,7 +142,7 @@ fn by_host(object: &Bound<'_, PyAny>, runtime: &Runtime) -> PyResult<Content> {
         Ok((true, array)) => copied(&array, runtime),
         // The elements have a type that numpy lacks.
         _ if host.hasattr("__dlpack__")? => {
-            lent(object.py(), &Foreign::take(&host.call_method0("__dlpack__")?)?, runtime)
+            copy_foreign(object.py(), &Foreign::take(&host.call_method0("__dlpack__")?)?, runtime)
         }
         _ => Err(PyTypeError::new_err(format!(
             "cannot copy a '{}' from its device: the result of its cpu() has neither numpy() nor __dlpack__()",

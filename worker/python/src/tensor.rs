@@ -86,7 +86,7 @@ impl Tensor {
         let datatype = datatype::of_numpy(view.kind, view.size)
             .ok_or_else(|| TritonModelException::new_err("NumPy dtype is not supported."))?;
         let plain = view.plain || datatype == DataType::Bytes;
-        let own = if plain { given } else { array::made_plain(&given)? };
+        let own = if plain { given } else { array::to_plain(&given)? };
         Ok(Self { name, datatype, shape: view.shape, stored: Stored::Array(own.unbind()), array: PyOnceLock::new() })
     }
 
@@ -113,12 +113,12 @@ impl Tensor {
             }
             Stored::Array(array) if self.datatype == DataType::Bytes => {
                 let elements = Elements::of(array.bind(py))?;
-                let mut memory = output::room(runtime, elements.len())?;
+                let mut memory = output::allocate(runtime, elements.len())?;
                 elements.write(&mut memory);
                 Ok(Content::Memory(memory))
             }
             Stored::Array(array) => output::copied(array.bind(py), runtime),
-            Stored::Foreign(foreign) => output::lent(py, foreign, runtime),
+            Stored::Foreign(foreign) => output::copy_foreign(py, foreign, runtime),
             Stored::Device { object, .. } => output::fetched(object.bind(py), (self.datatype, &self.shape), runtime),
         }
     }

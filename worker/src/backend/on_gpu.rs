@@ -19,7 +19,7 @@ use pharos_backend::{
 };
 
 use super::elements::echo_parameters;
-use crate::device::{Ahead, Buffer, Cuda, DeviceMemory, Fault, Function, OWN, Pool, Queues, Work, is_usable};
+use crate::device::{Buffer, Cuda, DeviceMemory, Fault, Function, OWN, Pool, Prefetch, Queues, Work, is_usable};
 
 /// The operation on a batch.
 enum Operation {
@@ -39,7 +39,7 @@ struct OnGpu {
     echo_parameters: bool,
     /// Inputs being copied for the batch with this number. That batch may never be executed here: if it is cancelled, another
     /// batch's data can be at the same location.
-    ahead: (u64, Vec<Ahead>),
+    ahead: (u64, Vec<Prefetch>),
     pool: Pool,
     queues: Queues,
 }
@@ -58,7 +58,7 @@ pub(super) fn create(
         "add_sub" => add_sub(context, cuda)?,
         _ => Operation::Identity,
     };
-    let name = cuda.ask(|driver| driver.name(OWN)).map_err(failed)?;
+    let name = cuda.call(|driver| driver.name(OWN)).map_err(failed)?;
     let engine = format!("builtin {} on {name}", env!("CARGO_PKG_VERSION"));
     let queues = Queues::new(cuda).map_err(failed)?;
     let pool = Pool::new(cuda.clone());
@@ -87,7 +87,7 @@ fn add_sub(context: &Context<'_>, cuda: &Cuda) -> Result<Operation, InferError> 
     let (Some((source, names)), Some(size)) = (kernels::add_sub(datatype), datatype.size()) else {
         return Err(load_error(format!("add_sub on a GPU has no arithmetic for {datatype}: it supports only numbers")));
     };
-    let kernels = cuda.ask(|driver| {
+    let kernels = cuda.call(|driver| {
         let module = driver.module(OWN, &source)?;
         let [add, sub] = names.each_ref().map(|name| driver.function(OWN, module, name));
         Ok([add?, sub?])
@@ -123,7 +123,7 @@ impl Backend for OnGpu {
         // All work is done or abandoned; its buffers can be reused. After a failed batch, copies made ahead are waited for and
         // dropped.
         if result.is_ok() {
-            used.extend(before.into_iter().filter_map(Ahead::into_buffer));
+            used.extend(before.into_iter().filter_map(Prefetch::into_buffer));
         }
         used.into_iter().for_each(|buffer| self.pool.put(buffer));
         result
@@ -134,12 +134,12 @@ impl Backend for OnGpu {
 pub(super) struct Run<'r, 'm> {
     pub(super) work: Work<'m>,
     pub(super) pool: &'r mut Pool,
-    pub(super) ahead: &'r [Ahead],
+    pub(super) ahead: &'r [Prefetch],
     pub(super) used: &'r mut Vec<Buffer>,
 }
 
 /// Starts to copy the inputs of the next batch, if its frame has arrived; returns the batch's number and the copies.
-pub(super) fn copy_ahead(queues: &Queues, pool: &mut Pool, outputs: &Outputs<'_>) -> (u64, Vec<Ahead>) {
+pub(super) fn copy_ahead(queues: &Queues, pool: &mut Pool, outputs: &Outputs<'_>) -> (u64, Vec<Prefetch>) {
     let Some((batch, inputs)) = outputs.next_inputs() else { return (0, Vec::new()) };
     let mut ahead = Vec::with_capacity(inputs.len());
     for bytes in inputs {
@@ -155,7 +155,7 @@ impl OnGpu {
         &mut self,
         batch: &Batch<'_>,
         outputs: &mut Outputs<'_>,
-        (ahead, used): (&[Ahead], &mut Vec<Buffer>),
+        (ahead, used): (&[Prefetch], &mut Vec<Buffer>),
     ) -> Result<(), InferError> {
         let Self { operation, queues, pool, .. } = self;
         let mut run = Run { work: queues.begin().map_err(failed)?, pool, ahead, used };

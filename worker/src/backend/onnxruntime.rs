@@ -151,7 +151,7 @@ fn session(
             let advice = if lacks { advice } else { "" };
             load_error(format!("ONNX Runtime cannot load '{}' on its GPU: {error}{advice}", path.display()))
         })?;
-        device.look_at(&session, context);
+        device.find_returned_inputs(&session, context);
         Ok(Opened { session, device: Some(device) })
     };
     match on_gpu() {

@@ -100,12 +100,17 @@ pub(crate) trait Driver: Send + Sync {
 
     /// Announces that foreign kernels are about to compute in a stream with this memory. For a driver that checks the ordering of
     /// streams; a real device ignores it.
-    fn others(&self, _device: u32, _stream: Stream, _memory: (&[DeviceMemory], &[DeviceMemory])) -> Result<(), Fault> {
+    fn foreign_compute(
+        &self,
+        _device: u32,
+        _stream: Stream,
+        _memory: (&[DeviceMemory], &[DeviceMemory]),
+    ) -> Result<(), Fault> {
         Ok(())
     }
 
     /// Whether device memory is the process's memory, as for a test driver.
-    fn is_here(&self) -> bool {
+    fn is_host_memory(&self) -> bool {
         false
     }
 

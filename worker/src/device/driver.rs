@@ -62,13 +62,13 @@ const NEEDED: &[&CStr] = &[
 /// context destroyed, 710 assertion in a kernel, 714 hardware stack error, 715 illegal instruction, 716 misaligned address, 717
 /// invalid address space, 718 invalid program counter, 719 launch failure, 721 leak of tensor memory, 810 terminated by MPS, 911
 /// external device failed, 999 unknown (returned by a device that has fallen off the bus).
-const LASTING: &[u32] = &[46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999];
+const PERMANENT: &[u32] = &[46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999];
 
 /// Threads per block.
 const BLOCK: u32 = 256;
 
 /// Maximum number of blocks of a launch: kernels iterate over their elements.
-const MOST_BLOCKS: u64 = 1 << 15;
+const MAX_BLOCKS: u64 = 1 << 15;
 
 /// The driver.
 #[derive(Default)]
@@ -335,7 +335,7 @@ impl Driver for Cudarc {
         let (function, arguments) = call_of;
         let mut values = arguments.to_vec();
         let mut places: Vec<*mut c_void> = values.iter_mut().map(|value| ptr::from_mut(value).cast()).collect();
-        let blocks = u32::try_from(threads.div_ceil(u64::from(BLOCK)).clamp(1, MOST_BLOCKS)).unwrap_or(1);
+        let blocks = u32::try_from(threads.div_ceil(u64::from(BLOCK)).clamp(1, MAX_BLOCKS)).unwrap_or(1);
         let (function, stream) = (handle(function.0), handle(stream.0));
         let extra = ptr::null_mut();
         // SAFETY: the kernel has this number of parameters, each of 64 bits, which are copied before the call returns. The
@@ -353,7 +353,7 @@ impl Driver for Cudarc {
         // Results that otherwise mean a lost device may be caused by the handle here. If the device is lost, the next check finds
         // it.
         opened.map_err(|fault| match fault {
-            Fault::Lasting(why) => Fault::Refused(why),
+            Fault::Permanent(why) => Fault::Refused(why),
             other => other,
         })?;
         // SAFETY: writes the start and the length of the allocation.
@@ -405,7 +405,7 @@ fn call(result: sys::CUresult) -> Result<(), Fault> {
         return Ok(());
     }
     let number = result as u32;
-    let kind = if LASTING.contains(&number) { Fault::Lasting } else { Fault::Refused };
+    let kind = if PERMANENT.contains(&number) { Fault::Permanent } else { Fault::Refused };
     let mut text = MaybeUninit::uninit();
     // SAFETY: writes the address of a string that lives as long as the library.
     let found = unsafe { sys::cuGetErrorString(result, text.as_mut_ptr()) };

@@ -21,7 +21,7 @@ use self::memory::Memory;
 use super::{DeviceMemory, Driver, Event, Fault, Function, Module, Stream};
 
 /// The content of memory that has not been written yet, or whose copy has not been waited for.
-pub(crate) const RUBBISH: u8 = 0xdd;
+pub(crate) const GARBAGE: u8 = 0xdd;
 
 /// Runs the kernel of this name with these parameters.
 pub(crate) type Kernel = fn(&str, &[u64], &mut Touch<'_>) -> Result<(), Fault>;
@@ -188,7 +188,7 @@ impl Fake {
         state.calls.push(name);
         let failure = state.failures.iter().find(|(call, at, _)| *call == name && *at == nth);
         if let Some(fault) = failure.map(|(_, _, fault)| fault.clone()) {
-            if matches!(fault, Fault::Lasting(_)) {
+            if matches!(fault, Fault::Permanent(_)) {
                 state.lost = Some(fault.clone());
             }
             return Err(fault);
@@ -237,7 +237,7 @@ impl State {
     }
 
     fn find(&mut self, address: u64, len: usize) -> Result<(&mut Allocation, usize), Fault> {
-        let illegal = || Fault::Lasting("CUDA driver error: an illegal memory access was encountered".to_owned());
+        let illegal = || Fault::Permanent("CUDA driver error: an illegal memory access was encountered".to_owned());
         let (start, allocation) = self.memory.range_mut(..=address).next_back().ok_or_else(illegal)?;
         let at = usize::try_from(address - start).unwrap();
         if at + len > allocation.memory.1 { Err(illegal()) } else { Ok((allocation, at)) }
@@ -398,7 +398,7 @@ impl Driver for Fake {
         let turn = state.spend(stream, into.1);
         let bytes = state.read(from, into.1, turn)?;
         // SAFETY: the caller keeps the memory valid.
-        unsafe { std::ptr::write_bytes(into.0, RUBBISH, into.1) };
+        unsafe { std::ptr::write_bytes(into.0, GARBAGE, into.1) };
         state.streams.get_mut(&stream).unwrap().late.push((turn.2, into.0.expose_provenance(), bytes));
         Ok(())
     }
@@ -437,24 +437,24 @@ impl Driver for Fake {
         let turn = state.spend(stream, usize::try_from(threads * 8).unwrap());
         let kernel = state.kernel.unwrap();
         let result = kernel(&name, arguments, &mut Touch { state: &mut state, turn });
-        if let Err(fault @ Fault::Lasting(_)) = &result {
+        if let Err(fault @ Fault::Permanent(_)) = &result {
             state.lost = Some(fault.clone());
         }
         result
     }
 
-    fn others(&self, _: u32, stream: Stream, memory: (&[DeviceMemory], &[DeviceMemory])) -> Result<(), Fault> {
-        let mut state = self.call("others")?;
+    fn foreign_compute(&self, _: u32, stream: Stream, memory: (&[DeviceMemory], &[DeviceMemory])) -> Result<(), Fault> {
+        let mut state = self.call("foreign_compute")?;
         let len = memory.0.iter().chain(memory.1).map(DeviceMemory::len).sum();
         let turn = state.spend(stream, len);
         for from in memory.0 {
             state.read(from.address(), from.len(), turn)?;
         }
         // The previous content of an output must not be used.
-        memory.1.iter().try_for_each(|to| state.write(to.address(), &vec![RUBBISH; to.len()], turn))
+        memory.1.iter().try_for_each(|to| state.write(to.address(), &vec![GARBAGE; to.len()], turn))
     }
 
-    fn is_here(&self) -> bool {
+    fn is_host_memory(&self) -> bool {
         true
     }
 

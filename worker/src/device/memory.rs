@@ -20,7 +20,7 @@ pub(crate) struct Buffer {
 
 impl Buffer {
     fn new(cuda: &Arc<Cuda>, len: usize) -> Result<Self, Fault> {
-        let address = cuda.ask(|driver| driver.allocate(OWN, len))?;
+        let address = cuda.call(|driver| driver.allocate(OWN, len))?;
         Ok(Self { cuda: cuda.clone(), memory: DeviceMemory::new(OWN, address, len) })
     }
 
@@ -33,7 +33,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let Self { cuda, memory } = self;
-        let _ = cuda.ask(|driver| {
+        let _ = cuda.call(|driver| {
             driver.free(memory.device(), memory.address());
             Ok(())
         });

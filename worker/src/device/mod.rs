@@ -1,6 +1,6 @@
 //! Access to GPUs from this process. [`Driver`] abstracts the CUDA driver, so that all other code is tested without a GPU.
 //!
-//! Instances on CPUs never use this module, except for client memory on a device. After a permanent fault ([`Fault::Lasting`])
+//! Instances on CPUs never use this module, except for client memory on a device. After a permanent fault ([`Fault::Permanent`])
 //! the process makes no further driver calls: it answers its batch, reports the fault and ends, because only a new process gets a
 //! working context.
 
@@ -25,7 +25,7 @@ use pharos::wire::Device;
 pub(crate) use calls::Driver;
 pub(crate) use memory::{Buffer, Pool, is_usable};
 pub(crate) use pharos_backend::DeviceMemory;
-pub(crate) use work::{Ahead, Queues, Work};
+pub(crate) use work::{Prefetch, Queues, Work};
 
 /// The instance's device, in the process's numbering: see [`Device::visible`].
 pub(crate) const OWN: u32 = 0;
@@ -41,7 +41,7 @@ pub(crate) enum Fault {
     Refused(String),
     /// The device, or this process's context on it, is permanently broken.
     #[error("{0}")]
-    Lasting(String),
+    Permanent(String),
 }
 
 /// A queue of work on a device.
@@ -84,12 +84,12 @@ impl Cuda {
     }
 
     /// Calls the driver, unless a permanent fault has occurred.
-    pub(crate) fn ask<T>(&self, call: impl FnOnce(&dyn Driver) -> Result<T, Fault>) -> Result<T, Fault> {
+    pub(crate) fn call<T>(&self, call: impl FnOnce(&dyn Driver) -> Result<T, Fault>) -> Result<T, Fault> {
         if let Some(why) = self.broken.get() {
-            return Err(Fault::Lasting(why.clone()));
+            return Err(Fault::Permanent(why.clone()));
         }
         let result = call(&*self.driver);
-        if let Err(Fault::Lasting(why)) = &result {
+        if let Err(Fault::Permanent(why)) = &result {
             let _ = self.broken.set(why.clone());
         }
         result
@@ -102,8 +102,8 @@ impl Cuda {
     }
 
     /// Whether device memory is the process's memory, as in tests.
-    pub(crate) fn is_here(&self) -> bool {
-        self.driver.is_here()
+    pub(crate) fn is_host_memory(&self) -> bool {
+        self.driver.is_host_memory()
     }
 
     /// Returns the device that the instance runs on, if any.
@@ -113,12 +113,12 @@ impl Cuda {
 
     /// Checks whether an error of a framework has permanently broken the instance's device: the framework shares this process's
     /// context, in which every call fails from then on. Does nothing unless `doubtful`.
-    pub(crate) fn look(&self, doubtful: bool) {
+    pub(crate) fn check_after_failure(&self, doubtful: bool) {
         if !doubtful || self.device.is_none() {
             return;
         }
-        // `ask` records a permanent fault.
-        let _ = self.ask(|driver| {
+        // `call` records a permanent fault.
+        let _ = self.call(|driver| {
             if driver.is_active(OWN) {
                 driver.enter(OWN)?;
                 let event = driver.event(OWN)?;
@@ -133,7 +133,7 @@ impl Cuda {
     /// # Errors
     /// Why the device cannot be used, for the user.
     pub(crate) fn open(&self) -> Result<(), Fault> {
-        let opened = self.ask(|driver| match driver.count()? {
+        let opened = self.call(|driver| match driver.count()? {
             0 => Err(Fault::Absent("the CUDA driver reports no device".to_owned())),
             _ => driver.enter(OWN),
         });
@@ -142,7 +142,7 @@ impl Cuda {
             match fault {
                 Fault::Absent(_) => Fault::Absent(text),
                 Fault::Refused(_) => Fault::Refused(text),
-                Fault::Lasting(_) => Fault::Lasting(text),
+                Fault::Permanent(_) => Fault::Permanent(text),
             }
         })
     }

@@ -1,7 +1,7 @@
 //! Streams and buffers, and their cleanup, over the fake driver.
 
-use super::fake::{Fake, RUBBISH};
-use super::work::Kept;
+use super::fake::{Fake, GARBAGE};
+use super::work::CopySource;
 use super::*;
 
 fn cuda(fake: &Fake) -> Arc<Cuda> {
@@ -10,7 +10,7 @@ fn cuda(fake: &Fake) -> Arc<Cuda> {
 
 struct Owned(Vec<u8>);
 
-impl Kept for Owned {
+impl CopySource for Owned {
     fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -32,9 +32,9 @@ fn abandoned_work_is_waited_for() {
     // Before the wait, the download contains garbage: other tests rely on this.
     let mut work = queues.begin().unwrap();
     work.download(buffer.first(3), &mut into).unwrap();
-    fake.fail("wait_here", 0, Fault::Lasting("lost".into()));
-    assert_eq!(work.finish(), Err(Fault::Lasting("lost".into())));
-    assert_eq!(into, [RUBBISH; 3]);
+    fake.fail("wait_here", 0, Fault::Permanent("lost".into()));
+    assert_eq!(work.finish(), Err(Fault::Permanent("lost".into())));
+    assert_eq!(into, [GARBAGE; 3]);
 }
 
 #[test]
@@ -75,16 +75,16 @@ fn copies_that_do_not_fit_are_refused() {
 fn a_failure_of_a_framework_may_have_broken_the_device() {
     let fake = Fake::new(1);
     let cuda = Cuda::with(Box::new(fake.clone()), Some(Device::default()));
-    cuda.look(true);
+    cuda.check_after_failure(true);
     assert_eq!((fake.count("event"), cuda.broken()), (0, None), "the device is not in use");
     fake.activate();
-    cuda.look(true);
+    cuda.check_after_failure(true);
     assert_eq!((fake.count("event"), fake.handles(), cuda.broken()), (1, 0, None), "an ordinary failure");
-    fake.fail("event", 0, Fault::Lasting("an illegal address".into()));
-    cuda.look(true);
+    fake.fail("event", 0, Fault::Permanent("an illegal address".into()));
+    cuda.check_after_failure(true);
     assert!(cuda.broken().unwrap().contains("an illegal address"));
     let on_processors = Cuda::with(Box::new(Fake::absent()), None);
-    on_processors.look(true);
+    on_processors.check_after_failure(true);
     assert_eq!(on_processors.broken(), None);
 }
 

@@ -2,7 +2,7 @@
 //! overlap the computation of the next, and the uploads of the next batch overlap this one.
 //!
 //! Contract: copies use bytes of the process after the call returns. [`Work`] borrows the bytes, waits for its copies before it
-//! is dropped, and is never leaked (it is passed to no code that could). An [`Ahead`] owns its source and waits too. Ranges of
+//! is dropped, and is never leaked (it is passed to no code that could). A [`Prefetch`] owns its source and waits too. Ranges of
 //! device memory belong to buffers and regions that were checked on creation; lengths are checked here.
 
 use std::marker::PhantomData;
@@ -43,8 +43,8 @@ impl Queues {
     /// # Errors
     /// The driver cannot create more.
     pub(crate) fn new(cuda: &Arc<Cuda>) -> Result<Self, Fault> {
-        let stream = || cuda.ask(|driver| driver.stream(OWN));
-        let event = || cuda.ask(|driver| driver.event(OWN));
+        let stream = || cuda.call(|driver| driver.stream(OWN));
+        let event = || cuda.call(|driver| driver.event(OWN));
         Ok(Self {
             cuda: cuda.clone(),
             upload: stream()?,
@@ -71,7 +71,7 @@ impl Queues {
     pub(crate) fn begin<'m>(&'m self) -> Result<Work<'m>, Fault> {
         let began = clock::now();
         let work = Work { queues: self, began, done: false, memory: PhantomData };
-        work.ask(|driver| driver.record(OWN, self.start, self.compute))?;
+        work.call(|driver| driver.record(OWN, self.start, self.compute))?;
         Ok(work)
     }
 
@@ -79,13 +79,13 @@ impl Queues {
     ///
     /// # Errors
     /// The driver's error, or the buffer is too small.
-    pub(crate) fn ahead(&self, from: Box<dyn Kept>, buffer: Buffer) -> Result<Ahead, Fault> {
-        let ahead = Ahead { cuda: self.cuda.clone(), stream: self.upload, from, buffer: Some(buffer) };
+    pub(crate) fn ahead(&self, from: Box<dyn CopySource>, buffer: Buffer) -> Result<Prefetch, Fault> {
+        let ahead = Prefetch { cuda: self.cuda.clone(), stream: self.upload, from, buffer: Some(buffer) };
         let (bytes, to) = (ahead.from.bytes(), ahead.memory());
         if bytes.len() != to.len() {
             return Err(Fault::Refused("a buffer is too small".to_owned()));
         }
-        self.cuda.ask(|driver| {
+        self.cuda.call(|driver| {
             // SAFETY: `ahead` keeps the bytes in place, and waits for the copy when it is dropped; the lengths are equal.
             unsafe { driver.upload(OWN, self.upload, to.address(), (bytes.as_ptr(), bytes.len())) }
         })?;
@@ -95,7 +95,7 @@ impl Queues {
 
 impl Drop for Queues {
     fn drop(&mut self) {
-        let _ = self.cuda.ask(|driver| {
+        let _ = self.cuda.call(|driver| {
             [self.upload, self.compute, self.download].into_iter().for_each(|stream| driver.close_stream(OWN, stream));
             let events = [self.start, self.uploaded, self.ready, self.computed, self.end];
             events.into_iter().for_each(|event| driver.close_event(OWN, event));
@@ -105,26 +105,26 @@ impl Drop for Queues {
 }
 
 /// Bytes that stay at their address as long as this value lives, even if it is moved.
-pub(crate) trait Kept: Send {
+pub(crate) trait CopySource: Send {
     /// The bytes.
     fn bytes(&self) -> &[u8];
 }
 
-impl Kept for Received {
+impl CopySource for Received {
     fn bytes(&self) -> &[u8] {
         self
     }
 }
 
 /// An input of the next batch that is being copied.
-pub(crate) struct Ahead {
+pub(crate) struct Prefetch {
     cuda: Arc<Cuda>,
     stream: Stream,
-    from: Box<dyn Kept>,
+    from: Box<dyn CopySource>,
     buffer: Option<Buffer>,
 }
 
-impl Ahead {
+impl Prefetch {
     /// Whether it copies exactly these bytes.
     pub(crate) fn is_of(&self, bytes: &[u8]) -> bool {
         std::ptr::eq(self.from.bytes(), bytes)
@@ -136,16 +136,16 @@ impl Ahead {
         self.buffer.as_ref().map_or(DeviceMemory::new(OWN, 0, 0), |buffer| buffer.first(len))
     }
 
-    /// Returns the buffer, once the work that uses it is done. Dropping an unused `Ahead` waits for its copy.
+    /// Returns the buffer, once the work that uses it is done. Dropping an unused `Prefetch` waits for its copy.
     pub(crate) fn into_buffer(mut self) -> Option<Buffer> {
         self.buffer.take()
     }
 }
 
-impl Drop for Ahead {
+impl Drop for Prefetch {
     fn drop(&mut self) {
         if self.buffer.is_some() {
-            let _ = self.cuda.ask(|driver| driver.synchronize(OWN, self.stream));
+            let _ = self.cuda.call(|driver| driver.synchronize(OWN, self.stream));
         }
     }
 }
@@ -159,8 +159,8 @@ pub(crate) struct Work<'m> {
 }
 
 impl<'m> Work<'m> {
-    fn ask<T>(&self, call: impl FnOnce(&dyn Driver) -> Result<T, Fault>) -> Result<T, Fault> {
-        self.queues.cuda.ask(call)
+    fn call<T>(&self, call: impl FnOnce(&dyn Driver) -> Result<T, Fault>) -> Result<T, Fault> {
+        self.queues.cuda.call(call)
     }
 
     /// Returns the start time.
@@ -177,7 +177,7 @@ impl<'m> Work<'m> {
             return Ok(());
         }
         // SAFETY: borrowed for longer than this value lives, which waits for the copy; the lengths agree.
-        self.ask(|driver| unsafe { driver.upload(OWN, self.queues.upload, to.address(), (from.as_ptr(), from.len())) })
+        self.call(|driver| unsafe { driver.upload(OWN, self.queues.upload, to.address(), (from.as_ptr(), from.len())) })
     }
 
     /// Copies bytes of an input from this or another device.
@@ -187,13 +187,13 @@ impl<'m> Work<'m> {
 
     /// Fills an input with zeros.
     pub(crate) fn zero(&mut self, memory: DeviceMemory) -> Result<(), Fault> {
-        self.ask(|driver| driver.zero(OWN, self.queues.upload, memory))
+        self.call(|driver| driver.zero(OWN, self.queues.upload, memory))
     }
 
     /// Makes kernels wait for the inputs, including those that were copied ahead.
     pub(crate) fn inputs_follow_no_more(&mut self) -> Result<(), Fault> {
         let Queues { upload, compute, uploaded, ready, .. } = *self.queues;
-        self.ask(|driver| {
+        self.call(|driver| {
             driver.record(OWN, uploaded, upload)?;
             driver.wait(OWN, compute, uploaded)?;
             driver.record(OWN, ready, compute)
@@ -205,18 +205,18 @@ impl<'m> Work<'m> {
         if threads == 0 {
             return Ok(());
         }
-        self.ask(|driver| driver.launch(OWN, self.queues.compute, call, threads))
+        self.call(|driver| driver.launch(OWN, self.queues.compute, call, threads))
     }
 
     /// Announces that a library is about to compute in [`Queues::compute_stream`], reading `from` and writing `to`.
-    pub(crate) fn others_compute(&mut self, from: &[DeviceMemory], to: &[DeviceMemory]) -> Result<(), Fault> {
-        self.ask(|driver| driver.others(OWN, self.queues.compute, (from, to)))
+    pub(crate) fn foreign_compute(&mut self, from: &[DeviceMemory], to: &[DeviceMemory]) -> Result<(), Fault> {
+        self.call(|driver| driver.foreign_compute(OWN, self.queues.compute, (from, to)))
     }
 
     /// Makes following downloads wait for the kernels launched so far.
     pub(crate) fn computed(&mut self) -> Result<(), Fault> {
         let Queues { compute, download, computed, .. } = *self.queues;
-        self.ask(|driver| {
+        self.call(|driver| {
             driver.record(OWN, computed, compute)?;
             driver.wait(OWN, download, computed)
         })
@@ -231,7 +231,7 @@ impl<'m> Work<'m> {
             return Ok(());
         }
         // SAFETY: as in `upload`, and borrowed exclusively.
-        self.ask(|driver| unsafe {
+        self.call(|driver| unsafe {
             driver.download(OWN, self.queues.download, from.address(), (into.as_mut_ptr(), into.len()))
         })
     }
@@ -247,13 +247,13 @@ impl<'m> Work<'m> {
     /// The driver's error for any of the work.
     pub(crate) fn finish(mut self) -> Result<Spans, Fault> {
         let Queues { download, start, ready, computed, end, .. } = *self.queues;
-        self.ask(|driver| {
+        self.call(|driver| {
             driver.record(OWN, end, download)?;
             // Does not wait for the streams: the upload of the next batch may be in progress.
             driver.wait_here(OWN, end)
         })?;
         self.done = true;
-        let between = |from, to| self.ask(|driver| driver.elapsed(OWN, from, to));
+        let between = |from, to| self.call(|driver| driver.elapsed(OWN, from, to));
         Ok(Spans { inputs: between(start, ready)?, computing: between(ready, computed)? })
     }
 
@@ -261,7 +261,7 @@ impl<'m> Work<'m> {
         if from.len() != to.len() {
             return Err(misfit());
         }
-        if from.is_empty() { Ok(()) } else { self.ask(|driver| driver.copy(OWN, stream, from, to)) }
+        if from.is_empty() { Ok(()) } else { self.call(|driver| driver.copy(OWN, stream, from, to)) }
     }
 }
 
@@ -273,7 +273,7 @@ impl Drop for Work<'_> {
         // A lost device no longer writes; borrowed memory is released with the process.
         let Queues { upload, compute, download, .. } = *self.queues;
         for stream in [upload, compute, download] {
-            let _ = self.ask(|driver| driver.synchronize(OWN, stream));
+            let _ = self.call(|driver| driver.synchronize(OWN, stream));
         }
     }
 }

@@ -247,7 +247,7 @@ pub(super) fn inputs<'b>(
 }
 
 /// Whether executing a batch is pointless because these requests have failed. A sequence must not skip a step.
-pub(super) fn is_hopeless(batch: &Batch<'_>, unusable: &[u32]) -> bool {
+pub(super) fn all_failed(batch: &Batch<'_>, unusable: &[u32]) -> bool {
     let failed = |position: usize| unusable.iter().any(|request| *request as usize == position);
     let mut requests = batch.requests.iter().enumerate();
     requests.all(|(position, request)| failed(position) && request.sequence.is_none())

@@ -12,8 +12,8 @@ use pharos::model::{Completion, Draft};
 use pharos::shm::{self, SharedMemory};
 use pharos::tensor::DataType;
 use pharos::wire::{
-    Answer, AnswerOutput, BatchRequest, CREDITS, Done, Execute, FIRST_LOAN, InputBlock, PREFIX, ToFrontend, ToWorker,
-    VERSION, decode_to_frontend, flags, payload_length,
+    Answer, AnswerOutput, BatchRequest, CREDITS, Done, Execute, FIRST_CALL_LOAN, InputBlock, PREFIX, ToFrontend,
+    ToWorker, VERSION, decode_to_frontend, flags, payload_length,
 };
 use pharos_backend::runtime::{split, wire_error};
 use pharos_backend::{Call, CallRequest, Content, Memory, Reply, ReplyOutput, Responder};
@@ -244,13 +244,13 @@ fn an_input_is_passed_on_without_a_copy_unless_it_is_kept() {
     frontend.execute(1, b"hello");
     let done = frontend.done();
     let block = &done.outputs[0];
-    assert_eq!((block.lent, block.offset, block.len), (Some(1), flags::BYTES + 4096, 5));
+    assert_eq!((block.loan, block.offset, block.len), (Some(1), flags::BYTES + 4096, 5));
     assert_eq!((block.requests.as_slice(), done.held, done.open.len()), (&[0][..], false, 0));
     let mut frontend = start(What::PassOnAndKeep, false);
     frontend.execute(1, b"hello");
     let done = frontend.done();
     let block = done.outputs[0].clone();
-    assert_eq!((block.lent, done.held), (None, true));
+    assert_eq!((block.loan, done.held), (None, true));
     assert_eq!(frontend.output(block.offset, block.len), b"hello");
     let input = frontend.inputs_kept.recv().unwrap();
     let address = input.as_ptr().addr();
@@ -278,7 +278,7 @@ fn a_detached_request_waits_for_its_client_and_can_be_cancelled() {
     frontend.send(&ToWorker::Credits(credits));
     frontend.response();
     frontend.response();
-    frontend.send(&ToWorker::GivenUp(1, 0));
+    frontend.send(&ToWorker::CancelRequest(1, 0));
     assert_eq!(sender.join().unwrap(), (CREDITS as usize + 2, true, false));
 }
 
@@ -312,7 +312,7 @@ fn calls_are_answered_whichever_thread_reads_and_their_loans_are_returned() {
     assert!(frontend.inputs.copy_in(8192, b"data"));
     let output = AnswerOutput { name: "Y".into(), datatype: DataType::Uint8, shape: vec![4], offset: 8192, len: 4 };
     let answer = |call, loan| Answer { call, loan, version: "2".into(), ..Answer::default() };
-    frontend.send(&ToWorker::Answer(Answer { outputs: vec![output], ..answer(numbers[0], FIRST_LOAN) }));
+    frontend.send(&ToWorker::Answer(Answer { outputs: vec![output], ..answer(numbers[0], FIRST_CALL_LOAN) }));
     let error = InferError::new(ErrorCode::NotFound, Reason::Backend, "no such model");
     let error = Some(wire_error(error));
     frontend.send(&ToWorker::Answer(Answer { error, last: true, ..answer(numbers[1], 0) }));
@@ -321,12 +321,12 @@ fn calls_are_answered_whichever_thread_reads_and_their_loans_are_returned() {
     assert_eq!((called.version.as_str(), called.id.as_str(), &*called.outputs[0].data), ("2", "i", &b"data"[..]));
     assert_eq!(frontend.read(), ToFrontend::Taken(numbers[0], 1));
     drop(called);
-    assert_eq!(frontend.read(), ToFrontend::Returned(vec![FIRST_LOAN]));
+    assert_eq!(frontend.read(), ToFrontend::Returned(vec![FIRST_CALL_LOAN]));
     drop(first);
-    assert_eq!(frontend.read(), ToFrontend::Abandoned(numbers[0]));
+    assert_eq!(frontend.read(), ToFrontend::CancelCall(numbers[0]));
     // A late answer is returned.
-    frontend.send(&ToWorker::Answer(answer(numbers[0], FIRST_LOAN + 1)));
-    assert_eq!(frontend.read(), ToFrontend::Returned(vec![FIRST_LOAN + 1]));
+    frontend.send(&ToWorker::Answer(answer(numbers[0], FIRST_CALL_LOAN + 1)));
+    assert_eq!(frontend.read(), ToFrontend::Returned(vec![FIRST_CALL_LOAN + 1]));
 }
 
 #[test]
@@ -350,17 +350,17 @@ fn readiness_is_answered_while_a_batch_is_executed() {
     frontend.runtime.answer_readiness(Box::new(move || received.recv().unwrap())).unwrap();
     // The batch waits for its pause, and the readiness function waits for the test.
     frontend.execute(1, b"x");
-    frontend.send(&ToWorker::AskReady);
+    frontend.send(&ToWorker::CheckReadiness);
     answers.send(true).unwrap();
     assert_eq!(frontend.read(), ToFrontend::Ready(true));
     assert_eq!(frontend.done().open, [0]);
     answers.send(false).unwrap();
-    frontend.send(&ToWorker::AskReady);
+    frontend.send(&ToWorker::CheckReadiness);
     assert_eq!(frontend.read(), ToFrontend::Ready(false));
     // A panic counts as not ready, and the next query is answered.
     drop(answers);
     for _ in 0..2 {
-        frontend.send(&ToWorker::AskReady);
+        frontend.send(&ToWorker::CheckReadiness);
         assert_eq!(frontend.read(), ToFrontend::Ready(false));
     }
     frontend.execute(2, b"y");

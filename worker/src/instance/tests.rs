@@ -159,7 +159,7 @@ impl World {
         let Executed { done, panicked, kept } = self.instance.execute(execute);
         drop(kept);
         assert!(!panicked);
-        let in_arena = || done.outputs.iter().filter(|block| !block.placed);
+        let in_arena = || done.outputs.iter().filter(|block| !block.in_client_memory);
         let read = in_arena().map(|block| {
             let mut data = vec![0; usize::try_from(block.len).unwrap()];
             assert!(self.outputs.copy_out(usize::try_from(block.offset).unwrap(), &mut data));

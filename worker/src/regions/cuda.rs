@@ -26,7 +26,7 @@ impl Opened {
         (device, handle): (u32, &[u8; CUDA_HANDLE]),
         len: u64,
     ) -> Result<Result<Arc<Self>, u64>, Fault> {
-        let (address, size) = ask(cuda, device, |driver| driver.open(device, handle))?;
+        let (address, size) = call(cuda, device, |driver| driver.open(device, handle))?;
         let room = usize::try_from(len).ok().filter(|_| size >= len);
         let opened = Self { cuda: cuda.clone(), memory: DeviceMemory::new(device, address, room.unwrap_or(0)) };
         Ok(if room.is_some() { Ok(Arc::new(opened)) } else { Err(size) })
@@ -41,7 +41,7 @@ impl Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         let memory = self.memory;
-        let _ = ask(&self.cuda, memory.device(), |driver| {
+        let _ = call(&self.cuda, memory.device(), |driver| {
             driver.close(memory.device(), memory.address());
             Ok(())
         });
@@ -50,10 +50,14 @@ impl Drop for Opened {
 
 /// Calls the driver for a device, then makes the instance's device current on the calling thread again: frameworks in the same
 /// process use the thread's current device when none is named.
-pub(super) fn ask<T>(cuda: &Cuda, device: u32, call: impl FnOnce(&dyn Driver) -> Result<T, Fault>) -> Result<T, Fault> {
-    let result = cuda.ask(call);
+pub(super) fn call<T>(
+    cuda: &Cuda,
+    device: u32,
+    call: impl FnOnce(&dyn Driver) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    let result = cuda.call(call);
     if device != OWN && cuda.device().is_some() {
-        let _ = cuda.ask(|driver| driver.enter(OWN));
+        let _ = cuda.call(|driver| driver.enter(OWN));
     }
     result
 }
@@ -69,7 +73,7 @@ fn look(cuda: &Cuda, device: &str, input: &mut impl Read) -> Probed {
     if let Err(error) = input.read_exact(&mut handle) {
         return Probed::Refused(format!("the handle cannot be read: {error}"));
     }
-    let opened = cuda.ask(|driver| {
+    let opened = cuda.call(|driver| {
         let (address, size) = driver.open(device, &handle)?;
         driver.close(device, address);
         Ok(size)
@@ -77,7 +81,7 @@ fn look(cuda: &Cuda, device: &str, input: &mut impl Read) -> Probed {
     match opened {
         Ok(size) => Probed::Bytes(size),
         Err(Fault::Absent(why)) => Probed::NoGpu(why),
-        Err(Fault::Refused(why) | Fault::Lasting(why)) => Probed::Refused(why),
+        Err(Fault::Refused(why) | Fault::Permanent(why)) => Probed::Refused(why),
     }
 }
 

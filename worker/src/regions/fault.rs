@@ -34,7 +34,7 @@ pub(super) struct Guard(&'static Entry);
 
 impl Guard {
     /// Whether a fault occurred in the range.
-    pub(super) fn is_cut_off(&self) -> bool {
+    pub(super) fn is_truncated(&self) -> bool {
         self.0.cut_off.load(Ordering::Acquire)
     }
 

@@ -49,8 +49,8 @@ impl Mapping {
     }
 
     /// Whether a fault showed that the memory was truncated; it then contains zeros instead of the client's memory.
-    pub(super) fn is_cut_off(&self) -> bool {
-        self.guard.is_cut_off()
+    pub(super) fn is_truncated(&self) -> bool {
+        self.guard.is_truncated()
     }
 
     /// Returns the bytes `offset .. offset + len`; `None` if they exceed the mapping. See the contract above.

@@ -4,12 +4,12 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
-use pharos::wire::regions::{Announced, MAX_PACKET, MOST, RegionLocation, decode};
+use pharos::wire::regions::{MAX_PACKET, MAX_REGIONS_PER_PACKET, RegionDescription, RegionLocation, decode};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
 /// A region, with its descriptor if it has one.
-pub(super) type Received = (Announced, Option<OwnedFd>);
+pub(super) type Received = (RegionDescription, Option<OwnedFd>);
 
 /// Receives the regions of the next packet, each with its descriptor if it has one; `None` when there is no packet.
 ///
@@ -17,7 +17,7 @@ pub(super) type Received = (Announced, Option<OwnedFd>);
 /// The packet is invalid, descriptors are missing, or the socket fails.
 pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Vec<Received>>> {
     let mut packet = vec![0; MAX_PACKET];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_REGIONS_PER_PACKET))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let received = match recvmsg(socket, &mut [IoSliceMut::new(&mut packet)], &mut control, flags) {

@@ -38,7 +38,7 @@ fn world_on(fake: &Fake, device: Option<Device>) -> World {
 }
 
 impl World {
-    fn send(&self, regions: &[Announced], files: &[BorrowedFd<'_>]) {
+    fn send(&self, regions: &[RegionDescription], files: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !files.is_empty() {
@@ -52,8 +52,12 @@ impl World {
     fn system(&self, id: u64, offset: u64, len: u64) -> OwnedFd {
         let file = memfd_create("object", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, offset + len).unwrap();
-        let region =
-            Announced { id, name: format!("r{id}"), byte_size: len, location: RegionLocation::System { offset } };
+        let region = RegionDescription {
+            id,
+            name: format!("r{id}"),
+            byte_size: len,
+            location: RegionLocation::System { offset },
+        };
         self.send(&[region], &[file.as_fd()]);
         file
     }
@@ -188,7 +192,7 @@ fn many_regions_are_added_and_removed() {
             world.regions.open(*id).unwrap();
             assert_eq!(world.regions.in_place(range(*id, 0, 8)), Some(&id.to_le_bytes()[..]));
         }
-        world.regions.forget(&ids);
+        world.regions.unmap(&ids);
         assert!(world.regions.known.is_empty());
     }
 }
@@ -200,7 +204,8 @@ fn invalid_packets_are_refused() {
     let mut nothing = SendAncillaryBuffer::default();
     sendmsg(&world.frontend, &packet, &mut nothing, SendFlags::empty()).unwrap();
     assert!(text(world.regions.open(1)).starts_with("cannot receive shared memory regions"));
-    let region = Announced { id: 1, name: "r".into(), byte_size: 8, location: RegionLocation::System { offset: 0 } };
+    let region =
+        RegionDescription { id: 1, name: "r".into(), byte_size: 8, location: RegionLocation::System { offset: 0 } };
     world.send(&[region], &[]);
     assert!(text(world.regions.open(1)).contains("a packet of 1 regions has 0 descriptors"));
     world.system(2, 0, 8);
@@ -208,14 +213,18 @@ fn invalid_packets_are_refused() {
     // Larger than any address space.
     let file = memfd_create("sparse", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, 1 << 62).unwrap();
-    let region =
-        Announced { id: 3, name: "huge".into(), byte_size: 1 << 62, location: RegionLocation::System { offset: 0 } };
+    let region = RegionDescription {
+        id: 3,
+        name: "huge".into(),
+        byte_size: 1 << 62,
+        location: RegionLocation::System { offset: 0 },
+    };
     world.send(&[region], &[file.as_fd()]);
     assert!(text(world.regions.open(3)).starts_with("shared memory region 'huge' cannot be used: it cannot be mapped"));
 }
 
-fn on_device(id: u64, byte_size: u64, (device, handle): (u32, [u8; CUDA_HANDLE])) -> Announced {
-    Announced {
+fn on_device(id: u64, byte_size: u64, (device, handle): (u32, [u8; CUDA_HANDLE])) -> RegionDescription {
+    RegionDescription {
         id,
         name: format!("c{id}"),
         byte_size,
@@ -253,7 +262,7 @@ fn cuda_memory_is_opened_copied_and_closed() {
     assert!(text(world.regions.open(2)).ends_with("was registered with 9 bytes, of which 8 are left"));
     assert!(text(world.regions.open(3)).ends_with("invalid handle"));
     assert!(text(world.regions.open(4)).ends_with("invalid handle"));
-    world.regions.forget(&[1, 2, 3, 4]);
+    world.regions.unmap(&[1, 2, 3, 4]);
     assert_eq!(fake.open_count(), 0);
 }
 
@@ -281,7 +290,7 @@ fn no_further_calls_are_made_to_a_lost_device() {
     world.send(&[on_device(1, 8, (0, handle))], &[]);
     world.regions.open(1).unwrap();
     assert_eq!(world.regions.cuda.broken(), None);
-    fake.fail("read", 0, Fault::Lasting("ECC".into()));
+    fake.fail("read", 0, Fault::Permanent("ECC".into()));
     assert!(text(world.regions.read(1, 0, &mut [0])).ends_with("cannot be used: ECC"));
     assert!(text(world.regions.write(1, 0, &[0])).ends_with("cannot be used: ECC"));
     assert_eq!(fake.count("write"), 0);
@@ -302,7 +311,7 @@ fn memory_on_a_device_stays_open_while_it_is_held() {
         world.regions.kept_on_device(range(1, 6, 4)).is_none()
             && world.regions.kept_on_device(range(2, 0, 1)).is_none()
     );
-    world.regions.forget(&[1]);
+    world.regions.unmap(&[1]);
     assert!(world.regions.on_device(range(1, 2, 4)).is_none());
     drop(other);
     assert_eq!((fake.open_count(), kept.memory()), (1, DeviceMemory::new(0, address + 2, 4)));
@@ -323,6 +332,6 @@ fn the_instances_device_is_current_again_after_each_call() {
     world.regions.open(2).unwrap();
     world.regions.read(2, 0, &mut [0; 4]).unwrap();
     world.regions.write(2, 0, &[0; 4]).unwrap();
-    world.regions.forget(&[1, 2]);
+    world.regions.unmap(&[1, 2]);
     assert_eq!(fake.count("enter"), 4);
 }

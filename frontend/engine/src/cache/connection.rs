@@ -19,7 +19,7 @@ use tokio_rustls::rustls::RootCertStore;
 use super::RedisSettings as Settings;
 
 /// The capacity of the queue of commands to send.
-const MOST_COMMANDS: usize = 1024;
+const MAX_COMMANDS: usize = 1024;
 
 /// The time limit of the library for a reply of a cluster. Callers use shorter limits.
 const REPLY: Duration = Duration::from_secs(15);
@@ -53,7 +53,7 @@ impl Connection {
                 let config = AsyncConnectionConfig::new()
                     .set_connection_timeout(Some(limit))
                     .set_response_timeout(None)
-                    .set_pipeline_buffer_size(MOST_COMMANDS);
+                    .set_pipeline_buffer_size(MAX_COMMANDS);
                 Self::Server(client.get_multiplexed_async_connection_with_config(&config).await.map_err(text)?)
             }
         };
@@ -65,7 +65,7 @@ impl Connection {
     ///
     /// # Errors
     /// The connection is lost, or the server refuses the command.
-    pub(super) async fn ask(&mut self, command: &Cmd) -> Result<Value, RedisError> {
+    pub(super) async fn send(&mut self, command: &Cmd) -> Result<Value, RedisError> {
         match self {
             Self::Server(connection) => command.query_async(connection).await,
             Self::Cluster(connection) => command.query_async(connection).await,
@@ -74,7 +74,7 @@ impl Connection {
 
     /// Returns whether the server still responds, by sending a command without side effects.
     pub(super) async fn answers(&mut self) -> bool {
-        match self.ask(&cmd("PING")).await {
+        match self.send(&cmd("PING")).await {
             Ok(_) => true,
             // A user without permission for PING gets an error reply, which proves the connection too.
             Err(error) => refusal(&error).is_some(),
@@ -102,7 +102,7 @@ impl Connection {
             commands.push(command);
         }
         for command in commands {
-            match self.ask(&command).await.map_err(text)? {
+            match self.send(&command).await.map_err(text)? {
                 Value::Okay | Value::SimpleString(_) => {}
                 _ => return Err("unexpected reply to the login commands".to_owned()),
             }

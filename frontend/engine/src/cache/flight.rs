@@ -59,7 +59,7 @@ impl Flights {
 
 impl FlightLeader {
     /// Returns whether other requests wait now.
-    pub(super) fn is_waited_for(&self) -> bool {
+    pub(super) fn has_followers(&self) -> bool {
         let Some(key) = &self.key else { return false };
         self.flights.lock().get_mut(key).is_some_and(|others| {
             others.retain(|other| !other.is_closed());
@@ -68,7 +68,7 @@ impl FlightLeader {
     }
 
     /// Passes the response to the waiting requests.
-    pub(super) fn land(mut self, entry: &Arc<Entry>) {
+    pub(super) fn finish(mut self, entry: &Arc<Entry>) {
         let Some(key) = self.key.take() else { return };
         let others = self.flights.lock().remove(&key);
         for other in others.into_iter().flatten() {
@@ -147,11 +147,11 @@ mod tests {
     async fn all_followers_get_the_leaders_response() {
         let flights = Flights::default();
         let (first, other) = (lead(&flights, key(1)).await, lead(&flights, key(2)).await);
-        assert!(!first.is_waited_for());
+        assert!(!first.has_followers());
         let waiting = followers(&flights, key(1), 50).await;
-        assert!(first.is_waited_for() && !other.is_waited_for());
+        assert!(first.has_followers() && !other.has_followers());
         let entry = entry();
-        first.land(&entry);
+        first.finish(&entry);
         for waiting in waiting {
             assert!(matches!(waiting.await.unwrap(), FlightOutcome::Entry(found) if Arc::ptr_eq(&found, &entry)));
         }
@@ -172,7 +172,7 @@ mod tests {
         let FlightOutcome::Lead(second) = waiting.next().unwrap().await.unwrap() else { panic!("nothing is stored") };
         drop(second);
         let FlightOutcome::Lead(third) = waiting.next().unwrap().await.unwrap() else { panic!("nothing is stored") };
-        third.land(&entry());
+        third.finish(&entry());
         assert!(matches!(waiting.next().unwrap().await.unwrap(), FlightOutcome::Entry(_)));
         assert!(flights.lock().is_empty());
     }

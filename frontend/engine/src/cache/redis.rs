@@ -20,9 +20,9 @@ use super::{CacheError, RedisSettings as Settings, Report};
 /// The prefix of all keys, because other programs may use the same Redis.
 const PREFIX: &str = "pharos:response:1:";
 /// The maximum number of unanswered commands.
-const MOST_UNANSWERED: usize = 4096;
+const MAX_UNANSWERED: usize = 4096;
 /// The maximum number of bytes waiting to be stored.
-const MOST_BYTES: u64 = 256 << 20;
+const MAX_BYTES: u64 = 256 << 20;
 /// The longest value: Redis's own default limit.
 const LONGEST_VALUE: u64 = 512 << 20;
 /// The time limit of connecting and authenticating, and of the check of a connection that was too slow.
@@ -87,8 +87,8 @@ impl Link {
         let before = self.storing.fetch_add(bytes, Ordering::Relaxed);
         let pending = Pending { link: self.clone(), bytes };
         // A value larger than the bound may be stored alone.
-        let fits = bytes == 0 || before == 0 || before + bytes <= MOST_BYTES;
-        (commands < MOST_UNANSWERED && fits).then_some(pending)
+        let fits = bytes == 0 || before == 0 || before + bytes <= MAX_BYTES;
+        (commands < MAX_UNANSWERED && fits).then_some(pending)
     }
 }
 
@@ -96,38 +96,38 @@ impl Redis {
     /// Starts connecting in the background.
     pub(super) fn start(settings: Settings, report: Arc<Report>) -> Self {
         let link = Arc::new(Link::default());
-        let keeper = Keeper { link: link.clone(), settings: settings.clone(), report: report.clone() };
-        tokio::spawn(keeper.run());
+        let reconnector = Reconnector { link: link.clone(), settings: settings.clone(), report: report.clone() };
+        tokio::spawn(reconnector.run());
         Self { link, runtime: Handle::current(), settings, report }
     }
 
     /// Returns the value of a key; `None` also on any error.
     pub(super) async fn get(&self, key: &Key) -> Option<Bytes> {
         let Some(mut connection) = self.link.connection() else {
-            self.report.tell(CacheError::Connection, "not connected to Redis");
+            self.report.record(CacheError::Connection, "not connected to Redis");
             return None;
         };
         let Some(_pending) = self.link.begin(0) else {
-            self.report.tell(CacheError::Busy, "too many lookups are waiting for Redis");
+            self.report.record(CacheError::Busy, "too many lookups are waiting for Redis");
             return None;
         };
         let mut command = cmd("GET");
         command.arg(name(key));
-        match timeout(self.settings.timeout, connection.ask(&command)).await {
+        match timeout(self.settings.timeout, connection.send(&command)).await {
             Ok(Ok(Value::BulkString(value))) => return Some(value.into()),
             Ok(Ok(Value::Nil)) => {}
-            Ok(Ok(_)) => self.report.tell(CacheError::Reply, "unexpected reply of Redis to GET"),
+            Ok(Ok(_)) => self.report.record(CacheError::Reply, "unexpected reply of Redis to GET"),
             Ok(Err(error)) => match refusal(&error) {
-                Some(words) => self.report.tell(CacheError::Reply, &format!("Redis rejected GET: {words}")),
+                Some(words) => self.report.record(CacheError::Reply, &format!("Redis rejected GET: {words}")),
                 None => {
                     self.link.give_up();
-                    self.report.tell(CacheError::Connection, &format!("lost the connection to Redis: {error}"));
+                    self.report.record(CacheError::Connection, &format!("lost the connection to Redis: {error}"));
                 }
             },
             Err(_) => {
                 self.link.give_up();
                 let ms = self.settings.timeout.as_millis();
-                self.report.tell(CacheError::Timeout, &format!("Redis did not answer within {ms} ms"));
+                self.report.record(CacheError::Timeout, &format!("Redis did not answer within {ms} ms"));
             }
         }
         None
@@ -136,14 +136,14 @@ impl Redis {
     /// Sends a value of about `size` bytes to be stored, without waiting for the reply.
     pub(super) fn set(&self, key: &Key, value: impl FnOnce() -> Vec<u8>, size: u64) {
         let Some(connection) = self.link.connection() else {
-            return self.report.tell(CacheError::Connection, "not connected to Redis");
+            return self.report.record(CacheError::Connection, "not connected to Redis");
         };
         if size > LONGEST_VALUE {
             let text = format!("a response of {size} bytes exceeds the limit of Redis of {LONGEST_VALUE} bytes");
-            return self.report.tell(CacheError::TooLarge, &text);
+            return self.report.record(CacheError::TooLarge, &text);
         }
         let Some(pending) = self.link.begin(size) else {
-            return self.report.tell(CacheError::Busy, "too many responses are waiting to be stored in Redis");
+            return self.report.record(CacheError::Busy, "too many responses are waiting to be stored in Redis");
         };
         let mut command = cmd("SET");
         command.arg(name(key)).arg(value());
@@ -156,13 +156,13 @@ impl Redis {
 
 /// Stores a value.
 async fn store(mut connection: Connection, command: Cmd, pending: Pending, report: Arc<Report>) {
-    match timeout(STORE, connection.ask(&command)).await {
+    match timeout(STORE, connection.send(&command)).await {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => match refusal(&error) {
-            Some(words) => report.tell(CacheError::Reply, &format!("Redis rejected SET: {words}")),
-            None => report.tell(CacheError::Connection, &format!("lost the connection to Redis: {error}")),
+            Some(words) => report.record(CacheError::Reply, &format!("Redis rejected SET: {words}")),
+            None => report.record(CacheError::Connection, &format!("lost the connection to Redis: {error}")),
         },
-        Err(_) => report.tell(CacheError::Timeout, &format!("storing in Redis exceeded {} s", STORE.as_secs())),
+        Err(_) => report.record(CacheError::Timeout, &format!("storing in Redis exceeded {} s", STORE.as_secs())),
     }
     drop(pending);
 }
@@ -172,13 +172,13 @@ fn name(key: &Key) -> String {
 }
 
 /// The task that maintains the connection.
-struct Keeper {
+struct Reconnector {
     link: Arc<Link>,
     settings: Settings,
     report: Arc<Report>,
 }
 
-impl Keeper {
+impl Reconnector {
     /// Connects, and reconnects after each loss, while the process runs.
     async fn run(self) {
         let mut pause = FIRST_PAUSE;
@@ -194,7 +194,7 @@ impl Keeper {
                 Ok(Err(error)) => (CacheError::Connection, error),
                 Err(_) => (CacheError::Connection, format!("no connection within {} s", CONNECT.as_secs())),
             };
-            self.report.tell(reason, &format!("Redis at {host}:{port}: {lost}"));
+            self.report.record(reason, &format!("Redis at {host}:{port}: {lost}"));
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }

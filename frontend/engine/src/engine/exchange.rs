@@ -17,7 +17,7 @@ use crate::serving::Serving;
 struct ClientModelName {
     name: String,
     /// The version that the client requested; may be empty.
-    asked: String,
+    requested_version: String,
     /// The version that it resolved to.
     version: String,
 }
@@ -26,7 +26,7 @@ struct ClientModelName {
 #[derive(Default)]
 pub(super) struct Exchange {
     /// The name and version that the client used, if they differ from the repository's.
-    called: Option<ClientModelName>,
+    client_name: Option<ClientModelName>,
     /// The counters of the client's name.
     named: Option<(Engine, Arc<AliasCounts>)>,
     /// The requested outputs, if the tensors were converted to a document.
@@ -44,8 +44,8 @@ impl Exchange {
             && let Some(Resolved { model, version }) = naming.resolve(&request.model_name, &request.model_version)?
         {
             let name = std::mem::replace(&mut request.model_name, model);
-            let asked = std::mem::take(&mut request.model_version);
-            exchange.called = Some(ClientModelName { name, asked, version });
+            let requested_version = std::mem::take(&mut request.model_version);
+            exchange.client_name = Some(ClientModelName { name, requested_version, version });
         }
         Ok(exchange)
     }
@@ -60,8 +60,8 @@ impl Exchange {
         serving: &Serving,
         request: &mut InferRequest,
     ) -> Result<(), InferError> {
-        let (name, version) = match &self.called {
-            Some(ClientModelName { name, asked, .. }) => (name, asked),
+        let (name, version) = match &self.client_name {
+            Some(ClientModelName { name, requested_version, .. }) => (name, requested_version),
             None => (&request.model_name, &request.model_version),
         };
         let counts = engine.naming.as_ref().is_none_or(|naming| naming.counts());
@@ -77,7 +77,7 @@ impl Exchange {
 
     /// Returns whether responses pass unchanged.
     pub(super) fn is_plain(&self) -> bool {
-        self.called.is_none() && self.named.is_none() && self.requested.is_none()
+        self.client_name.is_none() && self.named.is_none() && self.requested.is_none()
     }
 
     /// Translates the only or last response for the client.
@@ -93,7 +93,7 @@ impl Exchange {
     }
 
     /// Translates one of several responses for the client.
-    pub(super) fn pass(&self, streamed: Streamed) -> Streamed {
+    pub(super) fn translate(&self, streamed: Streamed) -> Streamed {
         let Streamed { answer, last, empty } = streamed;
         let answer = match (last, empty) {
             (true, _) => self.end(answer),
@@ -103,7 +103,7 @@ impl Exchange {
     }
 
     fn shown(&self, mut response: InferResponse) -> Result<InferResponse, InferError> {
-        if let Some(ClientModelName { name, version, .. }) = &self.called {
+        if let Some(ClientModelName { name, version, .. }) = &self.client_name {
             response.model_name.clone_from(name);
             response.model_version.clone_from(version);
         }

@@ -69,7 +69,7 @@ impl service::Responses for Responses {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
         let next = ready!(self.kind.poll_next(cx));
         Poll::Ready(match &self.exchange {
-            Some(exchange) => next.map(|streamed| exchange.pass(streamed)),
+            Some(exchange) => next.map(|streamed| exchange.translate(streamed)),
             None => next,
         })
     }

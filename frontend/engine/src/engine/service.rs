@@ -51,7 +51,7 @@ impl Service for Engine {
     async fn model_ready(&self, model: &str, version: &str) -> Result<bool, InferError> {
         self.check_open()?;
         Ok(match self.in_repository(model, version) {
-            Ok((model, version)) => self.inner.loader.models().says_ready(&model, version).await,
+            Ok((model, version)) => self.inner.loader.models().check_ready(&model, version).await,
             Err(_) => false,
         })
     }
@@ -90,7 +90,7 @@ impl Service for Engine {
         let mut exchange = Exchange::begin(self, &mut request)?;
         let serving = self.resolve_accepting_model(&request)?;
         exchange.found(self, &serving, &mut request)?;
-        self.inner.shared_memory.lend(&mut request)?;
+        self.inner.shared_memory.attach(&mut request)?;
         // An envelope model may stream its response, but does not have to.
         if serving.config.decoupled && serving.config.backend != envelope::BACKEND {
             return Err(endpoint.refuse_decoupled());
@@ -111,7 +111,7 @@ impl Service for Engine {
         let mut exchange = Exchange::begin(self, &mut request)?;
         let serving = self.resolve_accepting_model(&request)?;
         exchange.found(self, &serving, &mut request)?;
-        self.inner.shared_memory.lend(&mut request)?;
+        self.inner.shared_memory.attach(&mut request)?;
         check_text(&request)?;
         let admitted = serving.admit(&mut request)?;
         let models = self.inner.loader.models().clone();
@@ -141,7 +141,7 @@ impl Service for Engine {
         let resolved = self.resolve(model, "")?;
         let version = if resolved.is_some() { "" } else { version };
         let model = resolved.as_ref().map_or(model, |resolved| &resolved.model);
-        let called = self.inner.loader.models().called(model)?;
+        let called = self.inner.loader.models().full_name(model)?;
         let of_name: Vec<_> = all.iter().filter(|serving| *serving.model.name == *called).collect();
         if of_name.is_empty() {
             return Err(unavailable(format!("requested model '{model}' is not available")));

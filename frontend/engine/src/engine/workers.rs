@@ -32,11 +32,11 @@ impl Management for Engine {
 
     fn worker_health(&self, model: &str) -> Vec<WorkerHealth> {
         let Ok(serving) = self.inner.loader.models().serving(model, "") else { return Vec::new() };
-        serving.instances().map(|instances| instances.seen()).unwrap_or_default()
+        serving.instances().map(|instances| instances.health()).unwrap_or_default()
     }
 
     fn gpu_usage(&self, number: u32) -> Option<GpuUsage> {
-        let reading = self.inner.gpus.of(self.inner.loader.devices().on_the_bus(number)?, clock::now())?;
+        let reading = self.inner.gpus.of(self.inner.loader.devices().bus_number(number)?, clock::now())?;
         Some(GpuUsage {
             utilization: reading.utilization,
             bandwidth: reading.bandwidth,

@@ -49,7 +49,7 @@ struct Running<V> {
 
 /// The time accounting of a request.
 struct Times {
-    begun: Instant,
+    started: Instant,
     /// Nanoseconds of the members for inputs, computing and outputs, summed over all steps.
     sums: (u64, u64, u64),
     /// Nanoseconds with at least one running step, up to `busy_since`.
@@ -88,7 +88,7 @@ impl<M: Members> EnsembleRequest<M> {
     /// # Errors
     /// A member is not available.
     pub(super) fn begin(target: &Target<'_, M>, mut request: InferRequest) -> Result<Self, InferError> {
-        let begun = clock::now();
+        let started = clock::now();
         let Target { members: models, version, ensemble } = target;
         let plan = &ensemble.plan;
         // Resolves all members before the first step runs, so that a request ends with the models it began with.
@@ -107,7 +107,7 @@ impl<M: Members> EnsembleRequest<M> {
             streams: (1..stages).map(|_| Streams::default()).collect(),
             queued: (0..stages).map(|_| Arc::default()).collect(),
             before: None,
-            times: Times { begun, sums: (0, 0, 0), busy_ns: 0, busy_since: begun },
+            times: Times { started, sums: (0, 0, 0), busy_ns: 0, busy_since: started },
         })
     }
 
@@ -142,7 +142,7 @@ impl<M: Members> EnsembleRequest<M> {
     /// concurrent steps the sum exceeds the time of the request.
     pub(super) fn stamps(&self) -> ComputeStamps {
         let after = |start: Instant, ns: u64| Instant(start.0.saturating_add(ns));
-        let (start, (input, infer, output)) = (self.times.begun, self.times.sums);
+        let (start, (input, infer, output)) = (self.times.started, self.times.sums);
         let input_end = after(start, input);
         let output_start = after(input_end, infer);
         ComputeStamps { start, input_end, output_start, end: after(output_start, output) }
@@ -150,7 +150,7 @@ impl<M: Members> EnsembleRequest<M> {
 
     /// Returns the nanoseconds until `now` without a running step.
     pub(super) fn overhead_ns(&self, now: Instant) -> u64 {
-        now.ns_since(self.times.begun).saturating_sub(self.times.busy_ns)
+        now.ns_since(self.times.started).saturating_sub(self.times.busy_ns)
     }
 
     /// The metrics cache of all series.
@@ -159,12 +159,12 @@ impl<M: Members> EnsembleRequest<M> {
     }
 
     fn start(&mut self, call: Call<StepTensor>) {
-        let Call { id, step: number, stage, decoupled, inputs, wanted } = call;
+        let Call { id, step: number, stage, decoupled, inputs, outputs } = call;
         let (Some(ensemble), Some(member)) = (self.version.ensemble(), self.members.get(number)) else { return };
         let Some(step) = self.plan.steps().get(number) else { return };
         let sequence = sequence_of(&inputs, &self.request);
         let member = self.member_for(step, member, &sequence);
-        let tensors = StepTensors { inputs, wanted: &wanted };
+        let tensors = StepTensors { inputs, outputs: &outputs };
         let mut request = step_request((step, &*member), &self.request, tensors, &sequence);
         for output in &mut request.outputs {
             output.region = region(&*self.version, &self.plan, (step, &output.name), &self.request);

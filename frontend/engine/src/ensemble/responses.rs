@@ -76,7 +76,7 @@ impl<M: Members> Responses<M> {
         let version = self.unanswered.version.clone();
         record::response_done(version.series(), self.count, kind, (now.ns_since(self.latest), 0));
         if self.count == 0 && !empty {
-            record::first_response(version.series(), now.ns_since(self.unanswered.begun));
+            record::first_response(version.series(), now.ns_since(self.unanswered.started));
         }
         (self.count, self.latest) = (self.count + 1, now);
         let answer = match made {

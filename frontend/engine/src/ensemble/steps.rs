@@ -74,14 +74,14 @@ pub(super) fn request_inputs(version: &impl Member, request: &mut InferRequest) 
 pub(super) struct StepTensors<'a> {
     pub(super) inputs: Vec<(usize, StepTensor)>,
     /// The positions of the requested outputs.
-    pub(super) wanted: &'a [usize],
+    pub(super) outputs: &'a [usize],
 }
 
 /// Builds the request of a step from the ensemble's request, the step's tensors and its place in a sequence.
 pub(super) fn step_request(
     (step, member): (&Step, &impl Member),
     request: &InferRequest,
-    StepTensors { inputs, wanted }: StepTensors<'_>,
+    StepTensors { inputs, outputs: requested }: StepTensors<'_>,
     sequence: &InSequence,
 ) -> InferRequest {
     let config = member.config();
@@ -90,7 +90,7 @@ pub(super) fn step_request(
         let dims = config.input(name).map_or(&[][..], |spec| &spec.dims);
         Some(InferInput { name: name.clone(), tensor: passed.into_tensor(dims, config.batches()) })
     };
-    let outputs = wanted.iter().filter_map(|position| step.outputs.get(*position));
+    let outputs = requested.iter().filter_map(|position| step.outputs.get(*position));
     InferRequest {
         model_name: member.model().name.to_string(),
         model_version: member.model().version.to_string(),

@@ -9,8 +9,8 @@ use flate2::bufread::MultiGzDecoder;
 use tar::{Archive, EntryType};
 
 /// The size limits of an environment; PyTorch with CUDA has about 8 GB.
-const MOST_BYTES: u64 = 64 << 30;
-const MOST_FILES: u64 = 4_000_000;
+const MAX_BYTES: u64 = 64 << 30;
+const MAX_FILES: u64 = 4_000_000;
 
 /// The size limits of an environment.
 pub(super) struct Limits {
@@ -20,7 +20,7 @@ pub(super) struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { bytes: MOST_BYTES, files: MOST_FILES }
+        Self { bytes: MAX_BYTES, files: MAX_FILES }
     }
 }
 

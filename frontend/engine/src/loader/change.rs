@@ -60,15 +60,15 @@ impl Loader {
         let model = prepared.name.as_str();
         warn_of_missing(prepared);
         let running = self.models.snapshot().serving.get(model).cloned().unwrap_or_default();
-        let made: BTreeMap<u64, VersionFingerprint> =
-            running.iter().map(|(number, serving)| (*number, serving.made)).collect();
+        let fingerprints: BTreeMap<u64, VersionFingerprint> =
+            running.iter().map(|(number, serving)| (*number, serving.fingerprint)).collect();
         let wanted: BTreeMap<u64, VersionFingerprint> =
-            prepared.versions.iter().map(|(number, version)| (*number, version.made)).collect();
-        let mut plan = changes(&made, &wanted, reload);
+            prepared.versions.iter().map(|(number, version)| (*number, version.fingerprint)).collect();
+        let mut plan = changes(&fingerprints, &wanted, reload);
         for (number, change) in &mut plan {
             let given_up = |serving: &Arc<Serving>| serving.instances().is_some_and(|all| all.any_given_up());
             if *change == Change::Replace
-                && let Some(runs) = running.get(number).filter(|runs| Some(&runs.made) != wanted.get(number))
+                && let Some(runs) = running.get(number).filter(|runs| Some(&runs.fingerprint) != wanted.get(number))
                 && let Some(less) = self.change_when_complete(runs, prepared).await
             {
                 *change = less;
@@ -135,7 +135,7 @@ impl Loader {
         let model = prepared.name.as_str();
         let ready = std::mem::take(&mut outcome.ready);
         for ready in &ready {
-            self.cache().model_serves(&ready.serving.series);
+            self.cache().show_model(&ready.serving.series);
         }
         let mut gone = Vec::new();
         self.models.change(|table| {

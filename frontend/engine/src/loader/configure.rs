@@ -64,9 +64,9 @@ impl Loader {
         let (directory, above) = (canonical(&version.directory), canonical(prepared.model_files.path()));
         let (directory, model_directory) = (&directory.to_string_lossy(), &above.to_string_lossy());
         let question =
-            completion.draft.question(&CodeLocation { version: number, directory, model_directory }, completion.gpus());
+            completion.draft.query(&CodeLocation { version: number, directory, model_directory }, completion.gpus());
         let answer = process::complete(launch, &prepared.name, question, self.start_timeout(launch)).await?;
-        completion.answered(&answer).map_err(|error| error.to_string())
+        completion.merge_answer(&answer).map_err(|error| error.to_string())
     }
 
     /// Returns the time limits and restart policy of a model's workers.

@@ -25,7 +25,7 @@ type Loaded = Result<(), InferError>;
 
 /// A model to load or to check again.
 #[derive(Clone)]
-pub(super) struct Wanted {
+pub(super) struct LoadRequest {
     pub(super) name: String,
     pub(super) overrides: Option<Arc<Overrides>>,
     /// Whether to reload it even if it has not changed.
@@ -33,7 +33,7 @@ pub(super) struct Wanted {
     pub(super) failing: OnLoadFailure,
 }
 
-impl Wanted {
+impl LoadRequest {
     pub(super) fn new(name: &str, overrides: Option<Arc<Overrides>>) -> Self {
         Self { name: name.to_owned(), overrides, reload: false, failing: OnLoadFailure::Keep }
     }
@@ -99,9 +99,9 @@ impl Loader {
         // Overrides of an earlier load apply as long as the model is loaded.
         let table = self.models.snapshot();
         let wanted =
-            |name: &String| Wanted::new(name, overrides.clone().or_else(|| table.overrides.get(name).cloned()));
+            |name: &String| LoadRequest::new(name, overrides.clone().or_else(|| table.overrides.get(name).cloned()));
         let mut loaded = self.load_all_of(all.iter().map(wanted).collect()).await;
-        self.unload_forsaken(loaded.keys().cloned().collect()).await;
+        self.unload_obsolete(loaded.keys().cloned().collect()).await;
         let mut result = Ok(());
         for name in all {
             match loaded.remove(&name) {
@@ -117,14 +117,14 @@ impl Loader {
 
     /// Loads models concurrently, including the members of ensembles; an ensemble loads after its members. Then checks the
     /// ensembles that depend on any of them. Returns the result of each model.
-    pub(super) async fn load_all_of(self: &Arc<Self>, wanted: Vec<Wanted>) -> BTreeMap<String, Loaded> {
+    pub(super) async fn load_all_of(self: &Arc<Self>, wanted: Vec<LoadRequest>) -> BTreeMap<String, Loaded> {
         let loaded = self.load_side_by_side(wanted).await;
         let changed: BTreeSet<String> = loaded.keys().cloned().collect();
-        self.look_at_dependents(&changed).await;
+        self.reload_dependents(&changed).await;
         loaded
     }
 
-    async fn load_side_by_side(self: &Arc<Self>, wanted: Vec<Wanted>) -> BTreeMap<String, Loaded> {
+    async fn load_side_by_side(self: &Arc<Self>, wanted: Vec<LoadRequest>) -> BTreeMap<String, Loaded> {
         let mut results = BTreeMap::new();
         let mut loads = Vec::new();
         // Ensembles are recognized only by their configurations, so all are read before anything is loaded.
@@ -171,12 +171,12 @@ impl Loader {
     /// unload that arrives meanwhile takes effect.
     async fn with_members(
         self: &Arc<Self>,
-        wanted: Vec<Wanted>,
-    ) -> Vec<(Wanted, Unloads, Result<Prepared, PrepareError>)> {
+        wanted: Vec<LoadRequest>,
+    ) -> Vec<(LoadRequest, Unloads, Result<Prepared, PrepareError>)> {
         let loader = self.clone();
         let read = move || {
-            let mut all: Vec<(Wanted, Unloads, Result<Prepared, PrepareError>)> = Vec::new();
-            let mut next: Vec<(Wanted, Unloads)> = wanted.into_iter().map(|wanted| loader.begun(wanted)).collect();
+            let mut all: Vec<(LoadRequest, Unloads, Result<Prepared, PrepareError>)> = Vec::new();
+            let mut next: Vec<(LoadRequest, Unloads)> = wanted.into_iter().map(|wanted| loader.begun(wanted)).collect();
             while let Some((wanted, unloads)) = next.pop() {
                 if all.iter().any(|(known, _, _)| known.name == wanted.name) {
                     continue;
@@ -187,7 +187,7 @@ impl Loader {
                     let overrides = loader.models.snapshot().overrides.get(member).cloned();
                     // The load of the ensemble reports a missing member.
                     if overrides.is_some() || loader.stores.local(member).is_ok() {
-                        next.push(loader.begun(Wanted::new(member, overrides)));
+                        next.push(loader.begun(LoadRequest::new(member, overrides)));
                     }
                 }
                 all.push((wanted, unloads, prepared));
@@ -201,7 +201,7 @@ impl Loader {
                 table.states.add(&wanted.name);
                 table.wanted.insert(wanted.name.clone());
                 if let Ok(prepared) = prepared {
-                    table.remember(&wanted.name);
+                    table.keep(&wanted.name);
                     match &prepared.plan {
                         Some(plan) => table.dependencies.insert(&wanted.name, plan.members()),
                         None => table.dependencies.remove(&wanted.name),
@@ -212,7 +212,7 @@ impl Loader {
         read
     }
 
-    fn begun(&self, wanted: Wanted) -> (Wanted, Unloads) {
+    fn begun(&self, wanted: LoadRequest) -> (LoadRequest, Unloads) {
         let unloads = self.locks.of(&wanted.name).unloads();
         (wanted, unloads)
     }
@@ -226,7 +226,7 @@ impl Loader {
     }
 
     /// Records that the load of a model could not begin. Serving versions continue, unless they are to be withdrawn.
-    fn not_prepared(self: &Arc<Self>, wanted: &Wanted, unprepared: &PrepareError) -> InferError {
+    fn not_prepared(self: &Arc<Self>, wanted: &LoadRequest, unprepared: &PrepareError) -> InferError {
         let (name, reason) = (wanted.name.as_str(), unprepared.reason());
         tracing::error!(model = name, "model cannot be loaded: {reason}");
         if wanted.failing == OnLoadFailure::Withdraw {
@@ -256,7 +256,7 @@ impl Loader {
     }
 
     /// Loads one model, unless it is unloaded meanwhile.
-    async fn load_one(self: &Arc<Self>, wanted: &Wanted, mut unloads: Unloads, prepared: &Prepared) -> Loaded {
+    async fn load_one(self: &Arc<Self>, wanted: &LoadRequest, mut unloads: Unloads, prepared: &Prepared) -> Loaded {
         let name = wanted.name.as_str();
         let lock = self.locks.of(name);
         let load = async {
@@ -286,7 +286,7 @@ impl Loader {
     }
 
     /// Reloads the wanted ensembles that depend on changed models, or withdraws those that can no longer be loaded.
-    pub(super) async fn look_at_dependents(self: &Arc<Self>, changed: &BTreeSet<String>) {
+    pub(super) async fn reload_dependents(self: &Arc<Self>, changed: &BTreeSet<String>) {
         let table = self.models.snapshot();
         let mut all: Vec<String> = Vec::new();
         for name in changed {
@@ -302,7 +302,7 @@ impl Loader {
         let depth = |name: &String| table.dependencies.depth(name);
         all.sort_by_key(depth);
         for name in all {
-            if self.stores.namespaces() && !self.finds_others(&name, changed).await {
+            if self.stores.namespaces() && !self.members_changed(&name, changed).await {
                 continue;
             }
             let table = self.models.snapshot();
@@ -315,8 +315,11 @@ impl Loader {
                 continue;
             }
             let overrides = table.overrides.get(&name).cloned();
-            let wanted =
-                Wanted { reload: true, failing: OnLoadFailure::Withdraw, ..Wanted::new(&name, overrides.clone()) };
+            let wanted = LoadRequest {
+                reload: true,
+                failing: OnLoadFailure::Withdraw,
+                ..LoadRequest::new(&name, overrides.clone())
+            };
             let (wanted, unloads) = self.begun(wanted);
             let (loader, model) = (self.clone(), name.clone());
             let prepared = tokio::task::spawn_blocking(move || loader.prepare(&model, overrides.as_deref())).await;
@@ -356,14 +359,14 @@ impl Loader {
             let lock = self.locks.of(name);
             lock.unload();
             let _held = lock.held().await;
-            if self.list_aside().await.is_ok_and(|names| !names.contains_key(name)) {
+            if self.list_blocking().await.is_ok_and(|names| !names.contains_key(name)) {
                 self.models.change(|table| {
-                    table.nowhere.insert(name.clone());
+                    table.removed_from_repository.insert(name.clone());
                 });
             }
             self.withdraw(name);
         }
-        self.look_at_dependents(&unloaded.into_iter().collect()).await;
+        self.reload_dependents(&unloaded.into_iter().collect()).await;
         self.models.change(|table| {
             let wanted = table.wanted.clone();
             table.dependencies.retain(|ensemble| wanted.contains(ensemble));
@@ -380,8 +383,8 @@ impl Loader {
             for (number, serving) in serving {
                 gone.push((serving, RetireReason::Unloaded(table.begin_unload(model, number))));
             }
-            if gone.is_empty() && table.nowhere.remove(model) {
-                table.forget(model);
+            if gone.is_empty() && table.removed_from_repository.remove(model) {
+                table.drop_unloaded(model);
             }
         });
         gone.into_iter().for_each(|(serving, ending)| self.models.retire(serving, ending));

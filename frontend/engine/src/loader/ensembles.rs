@@ -68,7 +68,7 @@ impl Loader {
             directory: directory.clone(),
             labels,
             executor: Arc::new(Executor::Ensemble { ensemble, members: steps }),
-            made: version.made,
+            fingerprint: version.fingerprint,
             files: prepared.model_files.clone(),
         })
     }
@@ -132,9 +132,9 @@ pub(super) fn hopeless(dependencies: &Dependencies, known: &States, ensemble: &s
         let names = missing.join(", ");
         return Some(format!("ensemble {ensemble} contains models that are not available or ambiguous: {names}"));
     }
-    let circle = dependencies.circle(ensemble)?;
-    let [.., last, first] = circle.as_slice() else { return None };
-    let whole = if circle.len() > 3 { format!(": {}", circle.join(" -> ")) } else { String::new() };
+    let cycle = dependencies.cycle(ensemble)?;
+    let [.., last, first] = cycle.as_slice() else { return None };
+    let whole = if cycle.len() > 3 { format!(": {}", cycle.join(" -> ")) } else { String::new() };
     Some(format!("circular dependency between ensembles: {first} -> ... -> {last} -> {first}{whole}"))
 }
 

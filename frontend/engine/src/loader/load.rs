@@ -166,7 +166,7 @@ impl Loader {
             directory: directory.clone(),
             labels,
             executor: Arc::new(Executor::Instances { driver, instances }),
-            made: version.made,
+            fingerprint: version.fingerprint,
             files: prepared.model_files.clone(),
         })
     }
@@ -176,16 +176,17 @@ impl Loader {
     pub(super) async fn change_when_complete(&self, serving: &Serving, prepared: &Prepared) -> Option<Change> {
         let number = serving.model.version;
         let version = prepared.versions.get(&number)?;
-        serving.instances().filter(|_| version.made.files == serving.made.files)?;
+        serving.instances().filter(|_| version.fingerprint.files == serving.fingerprint.files)?;
         let launch = self.launch(prepared, version).await.ok()?;
         let config = self.configure(prepared, (number, version), &launch).await.ok()?;
         let config = match serving.config.parameters.get("engine") {
             Some(engine) => config.with_parameter("engine", engine),
             None => config,
         };
-        let made =
-            |config: &ModelConfig| BTreeMap::from([(number, VersionFingerprint::new(config, version.made.files))]);
-        match changes(&made(&serving.config), &made(&config), false).remove(&number)? {
+        let fingerprints = |config: &ModelConfig| {
+            BTreeMap::from([(number, VersionFingerprint::new(config, version.fingerprint.files))])
+        };
+        match changes(&fingerprints(&serving.config), &fingerprints(&config), false).remove(&number)? {
             Change::Keep => Some(Change::Describe),
             Change::Replace => None,
             other => Some(other),
@@ -213,7 +214,7 @@ impl Loader {
         };
         let config = &self.configure(prepared, (number, version), &launch).await?;
         if let Executor::Instances { driver, instances } = &*serving.executor
-            && (version.made.instances != serving.made.instances || instances.any_given_up())
+            && (version.fingerprint.instances != serving.fingerprint.instances || instances.any_given_up())
         {
             let placements = placements(config, number)?;
             let warmups = warmups(config, &serving.directory)?;
@@ -227,7 +228,7 @@ impl Loader {
             // The version is an ensemble.
             None => config.with_decoupled(serving.config.decoupled).map_err(|error| error.to_string())?,
         };
-        Ok(Some(Serving { config: Arc::new(config), made: version.made, ..serving.clone() }))
+        Ok(Some(Serving { config: Arc::new(config), fingerprint: version.fingerprint, ..serving.clone() }))
     }
 
     /// Returns the number of threads of each instance.

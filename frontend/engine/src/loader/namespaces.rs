@@ -67,11 +67,11 @@ impl Loader {
 
     /// Unloads models with the same bare names as the loaded ones that were loaded only as members and are no longer in a
     /// repository: their ensembles now use the loaded models.
-    pub(super) async fn unload_forsaken(self: &Arc<Self>, loaded: Vec<String>) {
+    pub(super) async fn unload_obsolete(self: &Arc<Self>, loaded: Vec<String>) {
         if !self.stores.namespaces() {
             return;
         }
-        let Ok(present) = self.list_aside().await else { return };
+        let Ok(present) = self.list_blocking().await else { return };
         let table = self.models.snapshot();
         let names: BTreeSet<&str> = loaded.iter().map(|called| bare_name(called)).collect();
         let obsolete = table.wanted.iter().filter(|called| {
@@ -88,7 +88,7 @@ impl Loader {
 
     /// Resolves the members of an ensemble again, because other repositories may contain them now. Returns whether any member
     /// differs or depends on a changed model.
-    pub(super) async fn finds_others(self: &Arc<Self>, ensemble: &str, changed: &BTreeSet<String>) -> bool {
+    pub(super) async fn members_changed(self: &Arc<Self>, ensemble: &str, changed: &BTreeSet<String>) -> bool {
         let overrides = self.models.snapshot().overrides.get(ensemble).cloned();
         let (loader, name) = (self.clone(), ensemble.to_owned());
         let prepared = tokio::task::spawn_blocking(move || loader.prepare(&name, overrides.as_deref())).await;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use pharos::repository::Stamp;
 use tokio::time::sleep;
 
-use super::control::Wanted;
+use super::control::LoadRequest;
 use super::{Loader, Mode};
 
 /// The time until a changed model is checked again.
@@ -39,15 +39,15 @@ struct PollChanges {
 }
 
 impl Poll {
-    pub(super) fn new(look: Fingerprints) -> Self {
-        Self { acted: look.clone(), seen: look }
+    pub(super) fn new(polled: Fingerprints) -> Self {
+        Self { acted: polled.clone(), seen: polled }
     }
 
-    fn next(&mut self, look: Fingerprints) -> PollChanges {
+    fn next(&mut self, polled: Fingerprints) -> PollChanges {
         let mut due = PollChanges::default();
-        let names: Vec<String> = look.keys().chain(self.acted.keys()).cloned().collect();
+        let names: Vec<String> = polled.keys().chain(self.acted.keys()).cloned().collect();
         for name in names {
-            let (now, acted) = (look.get(&name), self.acted.get(&name));
+            let (now, acted) = (polled.get(&name), self.acted.get(&name));
             if now == acted {
                 continue;
             }
@@ -66,7 +66,7 @@ impl Poll {
                 }
             }
         }
-        self.seen = look;
+        self.seen = polled;
         due
     }
 }
@@ -76,8 +76,8 @@ impl Loader {
     ///
     /// # Errors
     /// A repository cannot be listed.
-    pub(super) fn look(&self) -> io::Result<Fingerprints> {
-        self.stores.look()
+    pub(super) fn poll(&self) -> io::Result<Fingerprints> {
+        self.stores.poll()
     }
 
     /// Polls until the server exits, in poll mode.
@@ -92,9 +92,9 @@ impl Loader {
                     return;
                 }
                 pause = interval;
-                match loader.look_aside().await {
-                    Ok(look) => {
-                        let due = poll.next(look);
+                match loader.poll_blocking().await {
+                    Ok(polled) => {
+                        let due = poll.next(polled);
                         if due.unsettled {
                             pause = SETTLING.min(interval);
                         }
@@ -106,14 +106,14 @@ impl Loader {
         });
     }
 
-    /// Calls [`Repository::look`] on a thread for blocking work.
-    pub(super) async fn look_aside(self: &Arc<Self>) -> io::Result<Fingerprints> {
+    /// Calls [`Loader::poll`] on a thread for blocking work.
+    pub(super) async fn poll_blocking(self: &Arc<Self>) -> io::Result<Fingerprints> {
         let loader = self.clone();
-        tokio::task::spawn_blocking(move || loader.look()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+        tokio::task::spawn_blocking(move || loader.poll()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
     /// Calls [`Sources::list`](super::Sources::list) on a thread for blocking work.
-    pub(super) async fn list_aside(&self) -> io::Result<BTreeMap<String, usize>> {
+    pub(super) async fn list_blocking(&self) -> io::Result<BTreeMap<String, usize>> {
         let stores = self.stores.clone();
         tokio::task::spawn_blocking(move || stores.list()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
@@ -128,7 +128,7 @@ impl Loader {
         if !due.load.is_empty() {
             tracing::info!(models = due.load.join(", "), "models are new or changed in the repository");
             let loader = self.clone();
-            let wanted = due.load.iter().map(|name| Wanted::new(name, None)).collect();
+            let wanted = due.load.iter().map(|name| LoadRequest::new(name, None)).collect();
             tokio::spawn(async move { loader.load_all_of(wanted).await });
         }
     }
@@ -138,7 +138,7 @@ impl Loader {
 mod tests {
     use super::*;
 
-    fn look(models: &[(&str, u8)]) -> Fingerprints {
+    fn polled(models: &[(&str, u8)]) -> Fingerprints {
         models.iter().map(|(name, stamp)| ((*name).to_owned(), Stamp::of(stamp))).collect()
     }
 
@@ -148,20 +148,20 @@ mod tests {
 
     #[test]
     fn a_change_seen_twice_takes_effect_once() {
-        let mut poll = Poll::new(look(&[("a", 1), ("b", 1)]));
+        let mut poll = Poll::new(polled(&[("a", 1), ("b", 1)]));
         let unsettled = || PollChanges { unsettled: true, ..PollChanges::default() };
-        assert_eq!(poll.next(look(&[("a", 1), ("b", 1)])), PollChanges::default());
+        assert_eq!(poll.next(polled(&[("a", 1), ("b", 1)])), PollChanges::default());
         // One model is changed, one is removed, one is new and still being written.
-        assert_eq!(poll.next(look(&[("a", 2), ("c", 1)])), unsettled());
+        assert_eq!(poll.next(polled(&[("a", 2), ("c", 1)])), unsettled());
         let due = PollChanges { load: names(&["a"]), unload: names(&["b"]), unsettled: true };
-        assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), due);
+        assert_eq!(poll.next(polled(&[("a", 2), ("c", 2)])), due);
         assert_eq!(
-            poll.next(look(&[("a", 2), ("c", 2)])),
+            poll.next(polled(&[("a", 2), ("c", 2)])),
             PollChanges { load: names(&["c"]), ..PollChanges::default() }
         );
-        assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), PollChanges::default());
+        assert_eq!(poll.next(polled(&[("a", 2), ("c", 2)])), PollChanges::default());
         // A model whose previous state was restored has not changed.
-        assert_eq!(poll.next(look(&[("a", 3), ("c", 2)])), unsettled());
-        assert_eq!(poll.next(look(&[("a", 2), ("c", 2)])), PollChanges::default());
+        assert_eq!(poll.next(polled(&[("a", 3), ("c", 2)])), unsettled());
+        assert_eq!(poll.next(polled(&[("a", 2), ("c", 2)])), PollChanges::default());
     }
 }

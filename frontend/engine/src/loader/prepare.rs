@@ -77,8 +77,8 @@ impl CodeCompletion {
     }
 
     /// Returns the checked configuration, completed with the answer of a version's code.
-    pub(super) fn answered(&self, answer: &str) -> Result<ModelConfig, ConfigError> {
-        self.complete(self.draft.clone().answered(answer, self.gpus())?)
+    pub(super) fn merge_answer(&self, answer: &str) -> Result<ModelConfig, ConfigError> {
+        self.complete(self.draft.clone().merge_answer(answer, self.gpus())?)
     }
 
     /// Returns the configuration of a version whose code adds nothing.
@@ -147,7 +147,7 @@ impl Configuration {
 #[derive(Clone)]
 pub(super) struct Version {
     pub(super) directory: PathBuf,
-    pub(super) made: VersionFingerprint,
+    pub(super) fingerprint: VersionFingerprint,
 }
 
 /// The reason why a model cannot be prepared for loading.
@@ -257,7 +257,7 @@ fn configuration(settings: &Settings, model: &str, contents: &Contents, draft: D
         default_max_batch_size: settings.default_max_batch_size,
     };
     let draft = draft.resolve(&completion).map_err(|error| error.to_string())?;
-    is_python |= settings.program.is_python(draft.backend()) && !draft.needs_no_answer();
+    is_python |= settings.program.is_python(draft.backend()) && !draft.is_complete();
     if settings.auto_complete && is_python {
         draft.check_name(model).map_err(|error| error.to_string())?;
         let (directory, files) = (model.to_owned(), contents.files.clone());
@@ -314,7 +314,7 @@ fn versions_made(
         };
         let outside = scan::stamp_of(&launch::outside(&files.settings.program, &launched));
         let files = Stamp::of(&(shared, files.members, outside, scan::stamp(&directory)?));
-        Ok((number, Version { made: VersionFingerprint::of_parts(&parts, files), directory }))
+        Ok((number, Version { fingerprint: VersionFingerprint::of_parts(&parts, files), directory }))
     };
     versions.into_iter().map(version).collect()
 }

@@ -34,7 +34,7 @@ impl Models for Loader {
     fn manage(self: Arc<Self>, model: String, verb: Verb) -> BoxFuture<Result<bool, InferError>> {
         Box::pin(async move {
             match verb {
-                Verb::IsReady(version) => Ok(self.models.says_ready(&model, &version).await),
+                Verb::IsReady(version) => Ok(self.models.check_ready(&model, &version).await),
                 Verb::Unload(dependents) => self.unload_model(&model, dependents).await.map(|()| true),
                 Verb::Load(files) => {
                     let overrides = Override::new(files.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes))));

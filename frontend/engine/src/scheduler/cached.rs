@@ -23,13 +23,13 @@ pub(crate) fn answer_found(
     (config, series): (&ModelConfig, &ModelSeries),
     request: &InferRequest,
     entry: &Entry,
-    LookUpTimes { begun, ended }: LookUpTimes,
+    LookUpTimes { started, ended }: LookUpTimes,
 ) -> InferResponse {
-    let mut response = entry.answer(config, series.model().version, request);
+    let mut response = entry.to_response(config, series.model().version, request);
     let timeline = &mut response.timeline;
-    timeline.compute = ComputeStamps { start: begun, input_end: begun, output_start: begun, end: begun };
+    timeline.compute = ComputeStamps { start: started, input_end: started, output_start: started, end: started };
     timeline.request_end = clock::now();
-    record::cache_hit(series, timeline, ended.ns_since(begun));
+    record::cache_hit(series, timeline, ended.ns_since(started));
     request_trace::found(request, &response.outputs, timeline.request_end);
     if let Some(trace) = request.trace {
         record::inference_traced(series, timeline, trace, clock::wall_ms());
@@ -103,7 +103,7 @@ impl Drop for LookUpGuard<'_> {
         if self.driver.ordered {
             self.driver.turn(now, |state| {
                 if let Some(order) = &mut state.order {
-                    order.forget(id);
+                    order.remove(id);
                 }
             });
         }

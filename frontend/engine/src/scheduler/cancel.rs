@@ -48,7 +48,7 @@ impl Driver {
         }
         if let Some(position) = executing.filter(|_| self.config.decoupled) {
             // The worker may be waiting for this request's reader.
-            position.tell(0);
+            position.report(0);
         }
     }
 }

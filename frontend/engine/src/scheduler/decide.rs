@@ -47,10 +47,10 @@ impl Driver {
                     }
                     Action::Reject { request, reason } => self.reject(state, request, reason),
                     Action::Acquire { instance } => {
-                        self.ask_limiter(effects, instance, |limiter, member| limiter.stage(member, now));
+                        self.request_limiter(effects, instance, |limiter, member| limiter.stage(member, now));
                     }
-                    Action::Withdraw { instance } => self.ask_limiter(effects, instance, RateLimiter::withdraw),
-                    Action::Release { instance } => self.ask_limiter(effects, instance, RateLimiter::release),
+                    Action::Withdraw { instance } => self.request_limiter(effects, instance, RateLimiter::withdraw),
+                    Action::Release { instance } => self.request_limiter(effects, instance, RateLimiter::release),
                 }
             }
             if !self.take_grant(state, effects, now) {
@@ -102,17 +102,22 @@ impl Driver {
     }
 
     /// Calls the rate limiter for the scheduler.
-    fn ask_limiter(&self, effects: &mut Effects, instance: InstanceId, call: impl FnOnce(&mut RateLimiter, Member)) {
+    fn request_limiter(
+        &self,
+        effects: &mut Effects,
+        instance: InstanceId,
+        call: impl FnOnce(&mut RateLimiter, Member),
+    ) {
         if let Some(limits) = &self.limits {
-            limits.tell(instance, call);
-            effects.asked = true;
+            limits.update(instance, call);
+            effects.limiter_called = true;
         }
     }
 
     /// Returns whether the scheduler must decide again, because the limiter granted resources to an instance of this driver.
     /// A grant to an instance of another driver is left in the effects.
     fn take_grant(&self, state: &mut State, effects: &mut Effects, now: Instant) -> bool {
-        let Some(registration) = self.limits.as_ref().filter(|_| effects.asked) else { return false };
+        let Some(registration) = self.limits.as_ref().filter(|_| effects.limiter_called) else { return false };
         match registration.poll(now) {
             Some(grant) if registration.is_own(&grant) => {
                 state.scheduler.resources_granted(grant.instance, now);
@@ -136,7 +141,7 @@ impl Driver {
     pub(super) fn granted(&self, instance: InstanceId, now: Instant) -> Option<Grant> {
         self.turn_alone(now, |state, effects| {
             let Some(registration) = &self.limits else { return };
-            effects.asked = true;
+            effects.limiter_called = true;
             if registration.holds(instance) {
                 state.scheduler.resources_granted(instance, now);
             }

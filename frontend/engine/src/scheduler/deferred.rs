@@ -35,7 +35,7 @@ impl State {
     pub(super) fn cancellation_frame(&self, id: RequestId) -> Option<(SharedLink, ToWorker)> {
         self.members.values().find_map(|member| {
             let (&(batch, position), _) = member.deferred.iter().find(|(_, (request, _))| *request == id)?;
-            Some((member.link.clone(), ToWorker::GivenUp(batch, position)))
+            Some((member.link.clone(), ToWorker::CancelRequest(batch, position)))
         })
     }
 }

@@ -39,7 +39,7 @@ pub(super) struct Effects {
     /// Answers to send, in order.
     pub(super) answers: Vec<(Request, Answer)>,
     /// Whether the rate limiter was called, so that resources may be free.
-    pub(super) asked: bool,
+    pub(super) limiter_called: bool,
     /// A grant of resources to an instance of another driver.
     pub(super) grant: Option<Grant>,
 }
@@ -59,7 +59,7 @@ impl Driver {
             link.send(&ToWorker::SequenceEnded(keys));
         }
         for sequence in effects.restarted {
-            self.tell_restarted(&sequence);
+            self.notify_restarted(&sequence);
         }
         for Send { instance, link, batch, flags, parts, steps, flows } in effects.sends {
             let resumed: Vec<Resumed> = flows.iter().map(|(request, flow)| flow.resumed(*request)).collect();

@@ -14,7 +14,7 @@ use pharos_os::clock;
 
 impl Driver {
     /// Records that the system has killed a process of the model.
-    pub(crate) fn note_killed(&self) {
+    pub(crate) fn mark_killed(&self) {
         self.killed.store(clock::now().0, Ordering::Relaxed);
     }
 
@@ -90,7 +90,7 @@ impl Driver {
             RejectReason::QueueFull,
             RejectReason::Stopping,
             RejectReason::NoInstance,
-            RejectReason::NotBack,
+            RejectReason::NotRestarted,
             RejectReason::Exiting,
         ];
         let nameless = !named.contains(&reason);
@@ -98,7 +98,7 @@ impl Driver {
         request_trace::failed(request.part.request.traced.as_ref(), &error, clock::now());
         if let Some(order) = &mut state.order {
             // Answered out of order, as in Triton: requests that were not executed wait for no other.
-            order.forget(id);
+            order.remove(id);
         }
         self.finish(state, id, request, Err(error));
     }

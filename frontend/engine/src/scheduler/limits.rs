@@ -184,9 +184,9 @@ impl Registration {
         self.owner.get().is_some_and(|owner| owner.ptr_eq(&grant.driver))
     }
 
-    pub(super) fn tell(&self, instance: InstanceId, tell: impl FnOnce(&mut RateLimiter, Member)) {
+    pub(super) fn update(&self, instance: InstanceId, update: impl FnOnce(&mut RateLimiter, Member)) {
         if let Some(member) = self.member(instance) {
-            tell(&mut self.limits.lock().limiter, member);
+            update(&mut self.limits.lock().limiter, member);
         }
     }
 
@@ -236,9 +236,9 @@ mod tests {
         let mut instances: Vec<u32> = registration.members().keys().map(|instance| instance.0).collect();
         instances.sort_unstable();
         assert_eq!(instances, [0, 2]);
-        registration.tell(InstanceId(0), |limiter, member| limiter.stage(member, Instant(1)));
+        registration.update(InstanceId(0), |limiter, member| limiter.stage(member, Instant(1)));
         assert!(limits.poll(Instant(2)).is_some_and(|grant| grant.instance == InstanceId(0)));
-        registration.tell(InstanceId(2), |limiter, member| limiter.stage(member, Instant(2)));
+        registration.update(InstanceId(2), |limiter, member| limiter.stage(member, Instant(2)));
         assert_eq!((limits.usage()[0].used, registration.waiting(Instant(5)).0), (2, 1));
         drop(registration);
         assert_eq!(limits.usage(), []);

@@ -12,7 +12,7 @@ use crate::wire::Part;
 /// Records that a request has entered its model's queue.
 pub(crate) fn queued(model: &ModelVersion, request: &InferRequest) {
     if let Some(traced) = &request.traced {
-        traced.begin(model, &request.id, &request.timeline);
+        traced.model_started(model, &request.id, &request.timeline);
         let inputs = request.inputs.iter().map(|input| (input.name.as_str(), &input.tensor));
         traced.tensors(TensorActivity::QueueInput, inputs);
     }
@@ -40,7 +40,7 @@ pub(super) fn answered(request: &InferRequest, answer: &Answer, timeline: Option
 /// Records that the backend of an executed request rescheduled it.
 pub(super) fn rescheduled(request: &InferRequest, compute: &ComputeStamps, queue_start: Instant) {
     if let Some(traced) = &request.traced {
-        traced.executed_again(compute, queue_start);
+        traced.rescheduled(compute, queue_start);
     }
 }
 

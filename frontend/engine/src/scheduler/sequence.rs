@@ -118,8 +118,8 @@ impl Driver {
     }
 
     /// Logs that an active sequence was restarted; at most once a second, since any client can cause it.
-    pub(super) fn tell_restarted(&self, sequence: &CorrelationId) {
-        let held = self.restarts_logged.lock().unwrap_or_else(PoisonError::into_inner).pass(clock::now());
+    pub(super) fn notify_restarted(&self, sequence: &CorrelationId) {
+        let held = self.restarts_logged.lock().unwrap_or_else(PoisonError::into_inner).admit(clock::now());
         let Some(held) = held else { return };
         let id = shortened(sequence.to_string().as_bytes());
         let more = if held > 0 { format!(" (and {held} more since the last message)") } else { String::new() };

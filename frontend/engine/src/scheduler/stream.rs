@@ -59,7 +59,7 @@ impl Flow {
         let taken = self.taken.fetch_add(responses, Ordering::SeqCst) + responses;
         self.taken_at.store(clock::now().0, Ordering::Relaxed);
         if let Some(position) = &*self.position() {
-            position.tell(taken);
+            position.report(taken);
         }
     }
 
@@ -73,7 +73,7 @@ impl Flow {
     pub(super) fn tell_since(&self, resumed: &Resumed) {
         let taken = self.taken.load(Ordering::SeqCst);
         if let Some(position) = self.position().as_ref().filter(|_| taken != resumed.taken) {
-            position.tell(taken);
+            position.report(taken);
         }
     }
 
@@ -84,7 +84,7 @@ impl Flow {
 
 impl BatchPosition {
     /// Notifies the worker of the number of taken responses; 0 only wakes it.
-    pub(super) fn tell(&self, taken: u64) {
+    pub(super) fn report(&self, taken: u64) {
         let &Self { ref link, batch, request } = self;
         let released = link.arenas.outputs.take_released();
         link.send(&ToWorker::Credits(Credits { batch, request, taken, released }));
@@ -347,11 +347,11 @@ impl Driver {
 
     /// Releases the memory of a response that has no reader.
     pub(crate) fn discard(&self, link: &SharedLink, frame: &wire::Response) {
-        for block in frame.outputs.iter().filter(|block| !block.placed && block.lent.is_none()) {
+        for block in frame.outputs.iter().filter(|block| !block.in_client_memory && block.loan.is_none()) {
             drop(link.arenas.outputs.take(block.offset, block.len));
         }
         // Grants unlimited credit for further responses to this request, which are discarded too.
-        BatchPosition { link: link.clone(), batch: frame.batch, request: frame.request }.tell(u64::MAX);
+        BatchPosition { link: link.clone(), batch: frame.batch, request: frame.request }.report(u64::MAX);
     }
 
     /// Records a response and sends it to its reader.

@@ -119,8 +119,8 @@ fn response() -> wire::Response {
             shape: vec![1],
             offset: 0,
             len: 1,
-            placed: false,
-            lent: None,
+            in_client_memory: false,
+            loan: None,
         }],
         parameters: Vec::new(),
         error: None,
@@ -212,8 +212,8 @@ async fn protocol_violations_are_refused() {
         shape: vec![1],
         offset: 0,
         len: 1,
-        placed: false,
-        lent: None,
+        in_client_memory: false,
+        loan: None,
     };
     world.done(0, None);
     while next(&mut responses).await.is_some() {}
@@ -288,7 +288,7 @@ async fn a_deferred_request_continues_while_the_instance_executes_others() {
     assert!(next(&mut first).await.unwrap().answer.is_ok());
     drop(second);
     let sent = world.sent();
-    assert!(sent.contains(&ToWorker::GivenUp(1, 0)), "{sent:?}");
+    assert!(sent.contains(&ToWorker::CancelRequest(1, 0)), "{sent:?}");
     world.say(last()).unwrap();
     assert!(next(&mut first).await.unwrap().last);
     assert!(next(&mut first).await.is_none());

@@ -31,7 +31,7 @@ impl ModelTable {
     /// Refuses new requests except those of running sequences, lets accepted requests and sequences finish for at most `limit`,
     /// and ends all workers. Returns what was left.
     ///
-    /// A sequence whose client has gone ends after its model's idle limit. [`ModelTable::hurry`] ends the waiting.
+    /// A sequence whose client has gone ends after its model's idle limit. [`ModelTable::abort_drain`] ends the waiting.
     pub(crate) async fn drain(&self, limit: Duration) -> Unfinished {
         let all = self.executors();
         let drivers = || all.iter().filter_map(|executor| executor.driver());
@@ -43,20 +43,20 @@ impl ModelTable {
             requests: all.iter().filter(|executor| executor.ensemble().is_some()).map(|e| e.unanswered()).sum(),
             sequences: drivers().filter(|driver| needed(&driver.model.name)).map(|d| d.running_sequences()).sum(),
         };
-        let mut hurry = self.hurry.subscribe();
-        until_none(ensembles, &hurry, give_up).await;
+        let mut abort_drain = self.abort_drain.subscribe();
+        until_none(ensembles, &abort_drain, give_up).await;
         drivers().for_each(|driver| driver.stop());
         let everything = || Unfinished {
             requests: all.iter().map(|executor| executor.unanswered()).sum(),
             sequences: drivers().map(|driver| driver.running_sequences()).sum(),
         };
-        let left = until_none(everything, &hurry, give_up).await;
+        let left = until_none(everything, &abort_drain, give_up).await;
         drivers().for_each(|driver| driver.give_up());
         let stopped = all.iter().cloned().map(|executor| async move { executor.stop().await });
         let mut stopped: JoinSet<()> = stopped.collect();
         tokio::select! {
             () = join(&mut stopped) => {}
-            () = async { drop(hurry.wait_for(|hurry| *hurry).await) } => {
+            () = async { drop(abort_drain.wait_for(|abort_drain| *abort_drain).await) } => {
                 all.iter().for_each(|executor| executor.kill());
                 let _ = tokio::time::timeout(KILLED, join(&mut stopped)).await;
             }
@@ -65,8 +65,8 @@ impl ModelTable {
     }
 
     /// Ends the waiting of [`ModelTable::drain`]: refuses what is left and kills the workers.
-    pub(crate) fn hurry(&self) {
-        self.hurry.send_replace(true);
+    pub(crate) fn abort_drain(&self) {
+        self.abort_drain.send_replace(true);
     }
 
     /// Returns all executors, including those of retired versions.
@@ -81,10 +81,10 @@ impl ModelTable {
 /// Waits until nothing is left or the time is over. Returns what is left.
 async fn until_none(
     left: impl Fn() -> Unfinished,
-    hurry: &watch::Receiver<bool>,
+    abort_drain: &watch::Receiver<bool>,
     give_up: tokio::time::Instant,
 ) -> Unfinished {
-    while !left().is_none() && !*hurry.borrow() && tokio::time::Instant::now() < give_up {
+    while !left().is_none() && !*abort_drain.borrow() && tokio::time::Instant::now() < give_up {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     left()

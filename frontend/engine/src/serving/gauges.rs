@@ -28,7 +28,7 @@ struct ExecutingVersion {
 impl ModelTable {
     /// Updates the metrics cache before a scrape: reads the metrics that workers have sent, and sets the gauges.
     pub(crate) fn observe(&self) {
-        self.shared.metrics.clock().tell(clock::now());
+        self.shared.metrics.clock().set(clock::now());
         let all = self.live();
         self.observe_ensembles(&all);
         // Ensembles have neither queues nor instances; their members do.

@@ -25,36 +25,36 @@ impl ModelTable {
     }
 
     /// Returns whether a version can answer now and the model code of its (or its members') instances reports readiness.
-    pub(crate) async fn says_ready(&self, name: &str, version: &str) -> bool {
+    pub(crate) async fn check_ready(&self, name: &str, version: &str) -> bool {
         let mut links = Vec::new();
         let ready = self.serving(name, version).is_ok_and(|serving| {
             self.collect_links(&serving, &mut links);
             self.is_ready(&serving)
         });
-        ready && wire::all_say_ready(&links).await
+        ready && wire::all_ready(&links).await
     }
 
     /// Returns why a version cannot answer now, if its (or its members') instances give a reason.
     pub(crate) fn why_not_ready(&self, name: &str, version: &str) -> Option<String> {
         let serving = self.serving(name, version).ok()?;
-        let mut troubles = Vec::new();
-        self.collect_troubles(&serving, &mut troubles);
-        (!troubles.is_empty()).then(|| troubles.join("; "))
+        let mut reasons = Vec::new();
+        self.collect_failure_reasons(&serving, &mut reasons);
+        (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 
-    fn collect_troubles(&self, serving: &Serving, troubles: &mut Vec<String>) {
+    fn collect_failure_reasons(&self, serving: &Serving, reasons: &mut Vec<String>) {
         match &*serving.executor {
             Executor::Instances { instances, .. } if instances.ready() > 0 => {}
             Executor::Instances { instances, .. } => {
-                for trouble in instances.troubles() {
-                    if !troubles.contains(&trouble) {
-                        troubles.push(trouble);
+                for reason in instances.failure_reasons() {
+                    if !reasons.contains(&reason) {
+                        reasons.push(reason);
                     }
                 }
             }
             Executor::Ensemble { ensemble, .. } => {
                 let members = ensemble.plan().steps().iter().filter_map(|step| self.member(step).ok());
-                members.for_each(|member| self.collect_troubles(&member, troubles));
+                members.for_each(|member| self.collect_failure_reasons(&member, reasons));
             }
         }
     }

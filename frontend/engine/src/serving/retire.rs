@@ -18,7 +18,7 @@ use super::{Executor, ModelTable, Serving, Snapshot};
 const LOOK: Duration = Duration::from_millis(5);
 
 /// The maximum number of unloaded models whose state is kept although no repository contains them.
-const MOST_GONE: usize = 1000;
+const MAX_UNLOADED: usize = 1000;
 
 /// The reason why a version no longer serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +64,8 @@ impl Snapshot {
     }
 
     /// Handles the end of an unload of a model that no repository contains. Its versions stay known, so that requests get the
-    /// same error as for any unloaded model, but only those of the latest [`MOST_GONE`] models.
-    pub(crate) fn forget(&mut self, model: &str) {
+    /// same error as for any unloaded model, but only those of the latest [`MAX_UNLOADED`] models.
+    pub(crate) fn drop_unloaded(&mut self, model: &str) {
         let versions = self.states.model(model).map(|status| &status.versions);
         if self.namespaces || versions.is_none_or(BTreeMap::is_empty) {
             self.states.remove(model);
@@ -75,16 +75,16 @@ impl Snapshot {
             // It is being loaded again.
             return;
         }
-        self.remember(model);
-        self.gone.push_back(model.to_owned());
-        if self.gone.len() > MOST_GONE {
-            self.gone.pop_front().iter().for_each(|oldest| self.states.remove(oldest));
+        self.keep(model);
+        self.unloaded_without_files.push_back(model.to_owned());
+        if self.unloaded_without_files.len() > MAX_UNLOADED {
+            self.unloaded_without_files.pop_front().iter().for_each(|oldest| self.states.remove(oldest));
         }
     }
 
-    /// Removes a model from the list of gone models because it is being loaded.
-    pub(crate) fn remember(&mut self, model: &str) {
-        self.gone.retain(|other| other != model);
+    /// Removes a model from the list of unloaded models without files because it is being loaded.
+    pub(crate) fn keep(&mut self, model: &str) {
+        self.unloaded_without_files.retain(|other| other != model);
     }
 
     /// Keeps a version that leaves the table for its requests in flight and its sequences.
@@ -182,10 +182,12 @@ impl ModelTable {
             }
             table.unloading.remove(&model);
             table.states.unloaded(&model.name, model.version);
-            if table.nowhere.contains(&*model.name) && table.unloading.keys().all(|other| other.name != model.name) {
-                table.nowhere.remove(&*model.name);
+            if table.removed_from_repository.contains(&*model.name)
+                && table.unloading.keys().all(|other| other.name != model.name)
+            {
+                table.removed_from_repository.remove(&*model.name);
                 if !table.serving.contains_key(&*model.name) {
-                    table.forget(&model.name);
+                    table.drop_unloaded(&model.name);
                 }
             }
         });

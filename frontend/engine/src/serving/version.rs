@@ -31,7 +31,7 @@ pub(crate) struct Serving {
     /// Every request in flight holds it. A replaced version ends when the last reference is dropped.
     pub(crate) executor: Arc<Executor>,
     /// The fingerprint of the version's files and configuration.
-    pub(crate) made: VersionFingerprint,
+    pub(crate) fingerprint: VersionFingerprint,
     /// The version's files, held while they are used.
     pub(crate) files: Arc<ModelFiles>,
 }
@@ -125,8 +125,10 @@ impl Serving {
             true => Ok(()),
             false => {
                 let mut error = not_at_ready_state(&self.model.name, self.model.version);
-                if let Some(trouble) = self.instances().and_then(|instances| instances.troubles().into_iter().next()) {
-                    error.message = format!("{}: {trouble}", error.message);
+                if let Some(reason) =
+                    self.instances().and_then(|instances| instances.failure_reasons().into_iter().next())
+                {
+                    error.message = format!("{}: {reason}", error.message);
                 }
                 Err(error)
             }

@@ -40,7 +40,7 @@ impl Probe {
     }
 
     /// Returns the size in bytes of the memory that a handle opens on a device.
-    pub(super) async fn look(&self, device: u32, handle: &[u8; CUDA_HANDLE]) -> Result<u64, Failure> {
+    pub(super) async fn opened_size(&self, device: u32, handle: &[u8; CUDA_HANDLE]) -> Result<u64, Failure> {
         let _turn = self.turn.lock().await;
         let output = timeout(TIMEOUT, self.run(device, handle)).await;
         let output = output.unwrap_or_else(|_| Err(format!("the driver did not answer within {TIMEOUT:?}").into()));

@@ -50,7 +50,7 @@ impl Store for Directory {
         self.links.close();
     }
 
-    fn look(&self) -> io::Result<Vec<(String, Stamp)>> {
+    fn poll(&self) -> io::Result<Vec<(String, Stamp)>> {
         if let Some(single) = self.single()? {
             let stamp = single.stamp();
             return Ok(vec![(single.name, stamp)]);

@@ -14,7 +14,7 @@ impl Stores {
     }
 
     /// Returns the full name of a model of a repository.
-    pub(super) fn called(&self, store: &dyn Store, name: String) -> String {
+    pub(super) fn full_name(&self, store: &dyn Store, name: String) -> String {
         if self.namespaces { format!("{}/{name}", store.name()) } else { name }
     }
 
@@ -53,7 +53,7 @@ impl Stores {
         for store in self.all.iter() {
             let names = store.list().map_err(|error| unreadable(&store.name(), &error))?;
             if names.iter().any(|other| other == name) {
-                found.push(self.called(&**store, name.to_owned()));
+                found.push(self.full_name(&**store, name.to_owned()));
             }
         }
         found.dedup();

@@ -38,8 +38,8 @@ use keys::Tree;
 /// The maximum number of concurrent requests to a store.
 const AT_ONCE: usize = 8;
 /// The maximum number of objects of a model, and of a repository.
-const MOST: usize = 100_000;
-const MOST_OF_ALL: usize = 1_000_000;
+const MAX_OBJECTS: usize = 100_000;
+const MAX_OF_ALL: usize = 1_000_000;
 
 /// A repository in an object store.
 pub(super) struct ObjectRepository {
@@ -116,13 +116,13 @@ impl ObjectRepository {
         let folder = self.folder(model)?;
         let _permit = self.requests.acquire().await;
         // One more than allowed, to detect the excess.
-        let found = self.store.list(Some(&folder)).take(MOST + 1).try_collect::<Vec<ObjectMeta>>().await;
+        let found = self.store.list(Some(&folder)).take(MAX_OBJECTS + 1).try_collect::<Vec<ObjectMeta>>().await;
         let mut found = found.map_err(|error| match &error {
             Error::InvalidPath { .. } => Refused::Model(error_text::of(&error)),
             _ => Refused::Store(self.failed(&folder, &error)),
         })?;
-        if found.len() > MOST {
-            return Err(Refused::Model(format!("it has more than {MOST} objects")));
+        if found.len() > MAX_OBJECTS {
+            return Err(Refused::Model(format!("it has more than {MAX_OBJECTS} objects")));
         }
         found.sort_unstable_by(|one, other| one.location.cmp(&other.location));
         let start = folder.as_ref().len();
@@ -142,13 +142,13 @@ impl ObjectRepository {
     }
 
     /// Returns the fingerprints of all models, from one listing with a thousand objects per request.
-    async fn looked(&self) -> io::Result<Vec<(String, Stamp)>> {
+    async fn list_stamps(&self) -> io::Result<Vec<(String, Stamp)>> {
         let start = match self.prefix.as_ref() {
             "" => 0,
             prefix => prefix.len() + 1,
         };
         let mut models: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        let mut listing = self.store.list(Some(&self.prefix)).take(MOST_OF_ALL + 1);
+        let mut listing = self.store.list(Some(&self.prefix)).take(MAX_OF_ALL + 1);
         let mut number = 0;
         loop {
             let meta = match listing.try_next().await {
@@ -165,8 +165,8 @@ impl ObjectRepository {
                 models.entry(model).or_default().insert(Object::new(meta).content);
             }
         }
-        if number > MOST_OF_ALL {
-            return Err(io::Error::other(format!("there are more than {MOST_OF_ALL} objects")));
+        if number > MAX_OF_ALL {
+            return Err(io::Error::other(format!("there are more than {MAX_OF_ALL} objects")));
         }
         Ok(models.into_iter().map(|(name, contents)| self.stamped(name, &contents)).collect())
     }
@@ -194,8 +194,8 @@ impl ObjectRepository {
     }
 
     /// Records whether the store could be read.
-    fn asked<T>(&self, answer: T) -> T {
-        record::store_asked(&self.cache, &self.address.to_string(), self.availability.trouble().is_none());
+    fn record_poll<T>(&self, answer: T) -> T {
+        record::store_polled(&self.cache, &self.address.to_string(), self.availability.failure().is_none());
         answer
     }
 
@@ -216,8 +216,8 @@ impl Store for ObjectRepository {
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
-        let names = self.asked(self.availability.names_or(|| self.runtime.block_on(self.names())));
-        if self.availability.trouble().is_none()
+        let names = self.record_poll(self.availability.names_or(|| self.runtime.block_on(self.names())));
+        if self.availability.failure().is_none()
             && let Ok(_exclusive) = self.fetching.try_write()
         {
             self.copies.keep_models(&names);
@@ -225,8 +225,8 @@ impl Store for ObjectRepository {
         Ok(names)
     }
 
-    fn look(&self) -> io::Result<Vec<(String, Stamp)>> {
-        Ok(self.asked(self.availability.look_or(|| self.runtime.block_on(self.looked()))))
+    fn poll(&self) -> io::Result<Vec<(String, Stamp)>> {
+        Ok(self.record_poll(self.availability.poll_or(|| self.runtime.block_on(self.list_stamps()))))
     }
 
     fn has(&self, model: &str) -> bool {
@@ -237,8 +237,8 @@ impl Store for ObjectRepository {
         self.copies.close();
     }
 
-    fn trouble(&self) -> Option<String> {
-        self.availability.trouble()
+    fn failure(&self) -> Option<String> {
+        self.availability.failure()
     }
 
     fn local(&self, model: &str) -> io::Result<Option<ModelFiles>> {
@@ -248,7 +248,7 @@ impl Store for ObjectRepository {
         self.availability.check_pause()?;
         let _fetching = self.fetching.read();
         let fetched = self.runtime.block_on(self.fetch(model));
-        self.asked(fetched)
+        self.record_poll(fetched)
     }
 }
 

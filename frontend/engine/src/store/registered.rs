@@ -49,7 +49,7 @@ impl Store for Registered {
         Ok(self.all().keys().cloned().collect())
     }
 
-    fn look(&self) -> io::Result<Vec<(String, Stamp)>> {
+    fn poll(&self) -> io::Result<Vec<(String, Stamp)>> {
         let all = self.all().clone();
         Ok(all.into_iter().map(|(name, path)| (name, scan::stamp(&path).unwrap_or_default())).collect())
     }

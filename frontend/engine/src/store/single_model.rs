@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use pharos::model::{Draft, usual_model_file};
+use pharos::model::{Draft, default_model_file};
 use pharos::repository::{Stamp, check_model_name, parse_version_directory};
 
 use super::files::{ModelFiles, TemporaryDirectories};
@@ -100,7 +100,7 @@ fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
     let directories: Vec<_> = entries.iter().filter(|(_, path)| path.is_dir()).collect();
     let has_config = entries.iter().any(|(name, path)| name == CONFIG && path.is_file());
     let mut versions = directories.iter().filter(|(name, _)| version(name).is_some());
-    let has_file = |path: &Path| names(path).iter().any(|name| usual_model_file(name).is_some());
+    let has_file = |path: &Path| names(path).iter().any(|name| default_model_file(name).is_some());
     if versions.clone().next().is_some() && has_config || versions.any(|(_, path)| has_file(path)) {
         return Ok(Some(Files::Versions));
     }
@@ -119,7 +119,7 @@ fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
 /// Returns the model file among these, with the name that its backend expects; `None` without one, or if it is ambiguous because
 /// of several files with other names or several archives.
 fn usual_name<'a>(files: &[&'a str]) -> Option<(&'a str, String)> {
-    let known: Vec<(&str, String)> = files.iter().filter_map(|file| Some((*file, usual_model_file(file)?))).collect();
+    let known: Vec<(&str, String)> = files.iter().filter_map(|file| Some((*file, default_model_file(file)?))).collect();
     let by_name = known.iter().find(|(file, usual)| file == usual && !file.ends_with(".mar"));
     match (by_name, known.as_slice()) {
         (Some(found), _) => Some(found.clone()),
@@ -138,12 +138,12 @@ fn link_to(links: &[(OsString, PathBuf)], file: &str, usual: String) -> Option<(
 fn one_file(file: &Path) -> io::Result<Files> {
     let unknown = || io::Error::new(io::ErrorKind::InvalidInput, "the file is not a model file of a known kind");
     let own = file.file_name().and_then(OsStr::to_str).ok_or_else(unknown)?;
-    let usual = usual_model_file(own).ok_or_else(unknown)?;
+    let usual = default_model_file(own).ok_or_else(unknown)?;
     let stem = Path::new(own).file_stem().and_then(OsStr::to_str).unwrap_or(own);
     let file = std::path::absolute(file)?;
     let directory = file.parent().map_or_else(PathBuf::new, Path::to_owned);
     let beside = names(&directory).into_iter().filter(|name| {
-        name == own || (name.starts_with(stem) && usual_model_file(name).is_none() && directory.join(name).is_file())
+        name == own || (name.starts_with(stem) && default_model_file(name).is_none() && directory.join(name).is_file())
     });
     let mut links: Vec<(OsString, PathBuf)> =
         beside.map(|name| (OsString::from(&name), directory.join(&name))).collect();

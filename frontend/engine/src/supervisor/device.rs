@@ -8,7 +8,7 @@ use crate::memory::Share;
 use crate::process::ProcessPlacement;
 use crate::scheduler::placement::OnGpu;
 use pharos_os::clock;
-use pharos_telemetry::system::{ChosenDevice, Wanted};
+use pharos_telemetry::system::{ChosenDevice, DeviceRequest};
 
 /// Below this amount of pinned memory, in bytes, a log line warns. 16 MiB are a batch of 27 images of 224 x 224 in FP32.
 const LOW_PINNED: u64 = 16 << 20;
@@ -36,25 +36,30 @@ impl Instance {
     pub(super) fn process_placement<'a>(
         &'a self,
         name: &'a str,
-        taken: Option<&'a DeviceShare>,
+        device_share: Option<&'a DeviceShare>,
     ) -> ProcessPlacement<'a> {
         let processors = match self.plan.policies.processors(&self.placement.policy) {
-            [] => taken.map_or(&[][..], |taken| taken.chosen.cpus.as_slice()),
+            [] => device_share.map_or(&[][..], |device_share| device_share.chosen.cpus.as_slice()),
             of_policy => of_policy,
         };
         let threads = match u32::try_from(processors.len()) {
             Ok(0) | Err(_) => self.plan.threads,
             Ok(few) => self.plan.threads.min(few),
         };
-        ProcessPlacement { instance: name, threads, gpu: taken.map(|taken| &taken.chosen), processors }
+        ProcessPlacement {
+            instance: name,
+            threads,
+            gpu: device_share.map(|device_share| &device_share.chosen),
+            processors,
+        }
     }
 
     /// Starts a process, on a GPU if the instance needs one and it can be used now.
     pub(super) async fn begin(&mut self, machine: &mut Supervisor, running: &mut Option<Running>) {
-        let taken = match &self.placement.device {
+        let device_share = match &self.placement.device {
             None => None,
             Some(device) => match self.take(device).await {
-                Ok(taken) => Some(taken),
+                Ok(device_share) => Some(device_share),
                 Err(reason) => {
                     // The reason alone is enough: no process has ended.
                     machine.load_failed(reason, clock::now());
@@ -62,7 +67,7 @@ impl Instance {
                 }
             },
         };
-        match self.spawn(taken) {
+        match self.spawn(device_share) {
             Ok(started) => self.begun(started, machine, running),
             Err(error) => machine.exited(error.to_string(), clock::now()),
         }
@@ -73,7 +78,7 @@ impl Instance {
     async fn take(&self, device: &OnGpu) -> Result<DeviceShare, String> {
         // An instance that was ready before is only restarted.
         let loading = self.outcome.is_some();
-        let wanted = Wanted { number: device.number, turn: device.turn, loading };
+        let wanted = DeviceRequest { number: device.number, turn: device.turn, loading };
         let chosen = self.plan.devices.choose(wanted).await.map_err(|reason| self.about(device, &reason))?;
         tracing::info!(instance = %self.name(), "instance placed on GPU {} ({})", chosen.number, chosen.uuid);
         let share = self.plan.pinned.share();
@@ -87,12 +92,12 @@ impl Instance {
 
     /// Returns the unregistered part of the instance's share of pinned memory after its model was loaded.
     pub(super) fn registered(running: &mut Running, loaded: &Loaded) {
-        let Some(taken) = &mut running.taken else { return };
-        if taken.share.each() > 0 && loaded.pinned == 0 {
-            tracing::debug!(gpu = taken.chosen.number, "no memory is pinned");
+        let Some(device_share) = &mut running.device_share else { return };
+        if device_share.share.each() > 0 && loaded.pinned == 0 {
+            tracing::debug!(gpu = device_share.chosen.number, "no memory is pinned");
             running.link.arenas.inputs.keep(0);
         }
-        taken.share.registered(loaded.pinned);
+        device_share.share.registered(loaded.pinned);
     }
 
     /// Reports a lost GPU to the supervisor of the process.

@@ -17,7 +17,7 @@ pub(super) struct Health {
     /// Whether it counts as permanently lost: it is still restarted, but requests do not wait for it.
     pub(super) broken: AtomicBool,
     /// The state in the metrics: 0 for none, else the state's number plus one.
-    pub(super) shown: AtomicU8,
+    pub(super) reported: AtomicU8,
     /// The time of the first of several consecutive losses; 0 while it is not lost.
     pub(super) lost: AtomicU64,
     /// The first loss since the last healthy period; 0 before any loss.
@@ -29,7 +29,7 @@ pub(super) struct Health {
     /// The connection to its process while it is ready. Locked only to copy or replace it.
     link: Mutex<Option<SharedLink>>,
     /// Why it is not ready, if the cause is not its process. Locked only to copy or replace it.
-    trouble: Mutex<Option<String>>,
+    failure: Mutex<Option<String>>,
 }
 
 impl Health {
@@ -48,7 +48,7 @@ impl Health {
 
     /// Returns the state of the instance; `None` after it has ended.
     pub(super) fn state(&self) -> Option<InstanceState> {
-        let number = usize::from(self.shown.load(Ordering::Relaxed));
+        let number = usize::from(self.reported.load(Ordering::Relaxed));
         InstanceState::ALL.get(number.checked_sub(1)?).copied()
     }
 
@@ -72,13 +72,13 @@ impl Health {
         self.link.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(super) fn set_trouble(&self, trouble: Option<String>) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    pub(super) fn set_failure(&self, failure: Option<String>) {
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
     }
 
     /// Returns why it is not ready, if known.
-    pub(super) fn trouble(&self) -> Option<String> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns whether it is ready or may become ready soon.

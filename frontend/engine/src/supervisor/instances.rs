@@ -25,9 +25,9 @@ const SEQUENCE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The health of all instances of a version, shared with each of them.
 #[derive(Clone, Default)]
-pub(super) struct Roster(Arc<RwLock<Vec<Arc<Health>>>>);
+pub(super) struct InstanceHealth(Arc<RwLock<Vec<Arc<Health>>>>);
 
-impl Roster {
+impl InstanceHealth {
     /// Returns whether any instance is ready or may become ready soon.
     pub(super) fn can_serve(&self) -> bool {
         self.0.read().unwrap_or_else(PoisonError::into_inner).iter().any(|health| health.can_serve())
@@ -50,7 +50,7 @@ impl Roster {
 pub(crate) struct Instances {
     // Held only to copy or change the list. Shared with the tasks that wait for the ends of sequences.
     all: Arc<Mutex<Vec<Arc<Handle>>>>,
-    roster: Roster,
+    instance_health: InstanceHealth,
 }
 
 struct Handle {
@@ -221,7 +221,7 @@ impl Instances {
         let mut handles = Vec::new();
         let mut outcomes = Vec::new();
         for (handle, outcome) in starting {
-            self.roster.change(|all| all.push(handle.health.clone()));
+            self.instance_health.change(|all| all.push(handle.health.clone()));
             handles.push(handle);
             outcomes.push(outcome);
         }
@@ -259,9 +259,9 @@ impl Instances {
             plan: plan.clone(),
             driver: driver.clone(),
             health: health.clone(),
-            all: self.roster.clone(),
+            all: self.instance_health.clone(),
             losses: 0,
-            shown: None,
+            reported: None,
             outcome: Some(outcome),
             _descriptors: reserved,
         };
@@ -275,7 +275,7 @@ impl Instances {
     async fn remove(&self, gone: &[Arc<Handle>], driver: &Arc<Driver>) {
         for handle in gone {
             handle.closing.store(true, Ordering::Relaxed);
-            self.roster.change(|all| all.retain(|health| !Arc::ptr_eq(health, &handle.health)));
+            self.instance_health.change(|all| all.retain(|health| !Arc::ptr_eq(health, &handle.health)));
             driver.retire(handle.id);
         }
         let (lasting, short): (Vec<_>, Vec<_>) =
@@ -319,7 +319,7 @@ impl Instances {
     }
 
     /// Returns the state of each instance and, while it is lost, the time of the first of its consecutive losses.
-    pub(crate) fn seen(&self) -> Vec<(Option<InstanceState>, Option<Instant>)> {
+    pub(crate) fn health(&self) -> Vec<(Option<InstanceState>, Option<Instant>)> {
         self.all().iter().map(|handle| (handle.health.state(), handle.health.lost())).collect()
     }
 
@@ -331,8 +331,8 @@ impl Instances {
     }
 
     /// Returns the known reasons why instances are not ready.
-    pub(crate) fn troubles(&self) -> Vec<String> {
-        self.all().iter().filter_map(|handle| handle.health.trouble()).collect()
+    pub(crate) fn failure_reasons(&self) -> Vec<String> {
+        self.all().iter().filter_map(|handle| handle.health.failure()).collect()
     }
 
     /// Returns the connections of the instances that are ready for requests.
@@ -347,7 +347,7 @@ impl Instances {
 
     /// Returns whether requests can be accepted: an instance is ready or being restarted.
     pub(crate) fn can_serve(&self) -> bool {
-        self.roster.can_serve()
+        self.instance_health.can_serve()
     }
 
     /// Ends all workers and waits until their processes are gone.

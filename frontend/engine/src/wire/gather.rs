@@ -73,7 +73,7 @@ impl Link {
             BatchRequest { details, ..describe(part, step(position)) }
         });
         let requests = requests.collect();
-        let outputs = wanted(config, parts);
+        let outputs = requested_outputs(config, parts);
         let ((placements, elements), resumed) = (placements(config, parts), resumed.clone());
         let execute = Execute { batch, requests, inputs, outputs, released, flags, placements, elements, resumed };
         let frame = ToWorker::Execute(execute);
@@ -331,11 +331,11 @@ fn placements(config: &ModelConfig, parts: &[Arc<Part>]) -> (Vec<Placement>, Vec
 }
 
 /// Returns the outputs that any of the requests asks for; empty if one of them asks for all.
-fn wanted(config: &ModelConfig, parts: &[Arc<Part>]) -> Vec<u16> {
+fn requested_outputs(config: &ModelConfig, parts: &[Arc<Part>]) -> Vec<u16> {
     if parts.iter().any(|part| part.request.outputs.is_empty()) {
         return Vec::new();
     }
-    let asked = |name: &str| parts.iter().any(|part| part.request.outputs.iter().any(|output| output.name == name));
-    let outputs = config.outputs.iter().enumerate().filter(|(_, output)| asked(&output.name));
+    let requested = |name: &str| parts.iter().any(|part| part.request.outputs.iter().any(|output| output.name == name));
+    let outputs = config.outputs.iter().enumerate().filter(|(_, output)| requested(&output.name));
     outputs.filter_map(|(position, _)| u16::try_from(position).ok()).collect()
 }

@@ -88,5 +88,5 @@ impl Link {
 
 /// Returns whether some outputs are lent inputs.
 fn passes_on(done: &Done) -> bool {
-    done.outputs.iter().any(|block| block.lent.is_some())
+    done.outputs.iter().any(|block| block.loan.is_some())
 }

@@ -16,7 +16,9 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pharos::wire::{FIRST_LOAN, Loaded, MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_frontend, payload_length};
+use pharos::wire::{
+    FIRST_CALL_LOAN, Loaded, MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_frontend, payload_length,
+};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -28,7 +30,7 @@ use readiness::Readiness;
 use regions::Regions;
 
 pub(crate) use gather::{Part, ToSend};
-pub(crate) use readiness::all_say_ready;
+pub(crate) use readiness::all_ready;
 pub(crate) use scatter::Scattered;
 
 /// The connection to one worker process.
@@ -69,7 +71,7 @@ impl Link {
             outbox: Mutex::default(),
             unsent: Notify::new(),
             leases: Mutex::default(),
-            next_loan: AtomicU64::new(FIRST_LOAN),
+            next_loan: AtomicU64::new(FIRST_CALL_LOAN),
             details: AtomicBool::new(false),
             readiness: Readiness::default(),
         }
@@ -92,22 +94,22 @@ impl Link {
     /// Records what the worker reported about itself.
     pub(crate) fn loaded(&self, loaded: &Loaded) {
         self.details.store(loaded.details, Ordering::Relaxed);
-        self.readiness.wanted(loaded.asked);
+        self.readiness.set_supported(loaded.has_readiness_check);
     }
 
     /// Notifies the worker of released outputs if they are too many to wait for its next batch.
     pub(crate) fn send_released_if_many(&self) {
-        if self.arenas.outputs.worth_telling() {
+        if self.arenas.outputs.should_notify() {
             self.send_released();
         }
     }
 
     /// Notifies the worker of released outputs and of client memory that is no longer in use.
-    pub(crate) fn tidy(&self) {
+    pub(crate) fn release_unused(&self) {
         self.send_released();
-        let over = self.regions.over();
-        if !over.is_empty() {
-            self.send(&ToWorker::Forget(over));
+        let unused = self.regions.take_unused();
+        if !unused.is_empty() {
+            self.send(&ToWorker::Unmap(unused));
         }
     }
 

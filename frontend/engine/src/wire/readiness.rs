@@ -17,41 +17,41 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(super) struct Readiness {
     /// Whether the model reports its readiness.
-    wanted: AtomicBool,
+    supported: AtomicBool,
     /// Whether a question is pending.
-    asked: AtomicBool,
+    pending: AtomicBool,
     answers: watch::Sender<bool>,
 }
 
 impl Readiness {
-    pub(super) fn wanted(&self, wanted: bool) {
-        self.wanted.store(wanted, Ordering::Relaxed);
+    pub(super) fn set_supported(&self, supported: bool) {
+        self.supported.store(supported, Ordering::Relaxed);
     }
 }
 
 impl Link {
     /// Records the model's answer.
-    pub(crate) fn says_ready(&self, ready: bool) {
+    pub(crate) fn ready_reported(&self, ready: bool) {
         // In this order: a caller that finds a pending question has subscribed before the answer is published.
-        self.readiness.asked.store(false, Ordering::SeqCst);
+        self.readiness.pending.store(false, Ordering::SeqCst);
         self.readiness.answers.send_replace(ready);
     }
 
     /// Asks the model if it reports its readiness. The receiver gets the answer.
     fn ask_ready(&self) -> Option<watch::Receiver<bool>> {
-        if !self.readiness.wanted.load(Ordering::Relaxed) {
+        if !self.readiness.supported.load(Ordering::Relaxed) {
             return None;
         }
         let answers = self.readiness.answers.subscribe();
-        if !self.readiness.asked.swap(true, Ordering::SeqCst) {
-            self.send(&ToWorker::AskReady);
+        if !self.readiness.pending.swap(true, Ordering::SeqCst) {
+            self.send(&ToWorker::CheckReadiness);
         }
         Some(answers)
     }
 }
 
 /// Returns whether the models of all these workers report to be ready or report nothing. A timeout counts as not ready.
-pub(crate) async fn all_say_ready(links: &[SharedLink]) -> bool {
+pub(crate) async fn all_ready(links: &[SharedLink]) -> bool {
     let answers: Vec<_> = links.iter().filter_map(|link| link.ask_ready()).collect();
     let end = Instant::now() + TIMEOUT;
     for mut answers in answers {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::region::{Memory, Region};
-use pharos::wire::regions::{Announced, MOST, RegionLocation, encode};
+use pharos::wire::regions::{MAX_REGIONS_PER_PACKET, RegionDescription, RegionLocation, encode};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -40,7 +40,7 @@ impl Regions {
         let mut new: Vec<&Arc<Region>> = used.filter(|region| !known.contains_key(&region.id)).collect();
         new.sort_unstable_by_key(|region| region.id);
         new.dedup_by_key(|region| region.id);
-        for packet in new.chunks(MOST) {
+        for packet in new.chunks(MAX_REGIONS_PER_PACKET) {
             match self.send(packet) {
                 Ok(()) => known.extend(packet.iter().map(|region| (region.id, Arc::downgrade(region)))),
                 Err(error @ (Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM)) => {
@@ -55,10 +55,10 @@ impl Regions {
     }
 
     fn send(&self, regions: &[&Arc<Region>]) -> rustix::io::Result<()> {
-        let packet: Vec<Announced> = regions.iter().map(|region| announced(region)).collect();
+        let packet: Vec<RegionDescription> = regions.iter().map(|region| description(region)).collect();
         let packet = encode(&packet);
         let files: Vec<BorrowedFd<'_>> = regions.iter().filter_map(|region| file(region)).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_REGIONS_PER_PACKET))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !files.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&files));
@@ -68,7 +68,7 @@ impl Regions {
     }
 
     /// Removes and returns the announced regions that are no longer in use.
-    pub(super) fn over(&self) -> Vec<u64> {
+    pub(super) fn take_unused(&self) -> Vec<u64> {
         let mut known = lock(&self.known);
         known.extract_if(|_, region| region.strong_count() == 0).map(|(id, _)| id).collect()
     }
@@ -80,12 +80,12 @@ fn used(part: &Part) -> impl Iterator<Item = &Arc<Region>> {
     inputs.chain(outputs).filter_map(|slice| slice.region())
 }
 
-fn announced(region: &Region) -> Announced {
+fn description(region: &Region) -> RegionDescription {
     let location = match &region.memory {
         Memory::System { offset, .. } => RegionLocation::System { offset: *offset },
         Memory::Cuda { device, handle } => RegionLocation::Cuda { device: *device, handle: handle.clone() },
     };
-    Announced { id: region.id, name: region.name.clone(), byte_size: region.byte_size, location }
+    RegionDescription { id: region.id, name: region.name.clone(), byte_size: region.byte_size, location }
 }
 
 fn file(region: &Region) -> Option<BorrowedFd<'_>> {

@@ -23,7 +23,7 @@ struct BatchOutput {
     shapes: Shapes,
     /// The bytes; empty if the worker has written them into the client's memory.
     data: Bytes,
-    placed: bool,
+    in_client_memory: bool,
     ends: Vec<usize>,
     /// The requests that the output is for; empty for all.
     requests: Vec<u32>,
@@ -101,8 +101,8 @@ impl Link {
 impl Link {
     /// Returns the bytes of an output; empty if it is in the client's memory.
     fn take(&self, block: &OutputBlock) -> Option<Bytes> {
-        match block.lent {
-            _ if block.placed => Some(Bytes::new()),
+        match block.loan {
+            _ if block.in_client_memory => Some(Bytes::new()),
             Some(key) => self.passed_on(key, block.offset, block.len),
             None => self.arenas.outputs.take(block.offset, block.len),
         }
@@ -135,7 +135,7 @@ fn check_apart(config: &ModelConfig, requests: usize, blocks: &[OutputBlock]) ->
     let most = config.outputs.len().saturating_mul(if in_parts { requests } else { 1 });
     let mut spans: Vec<_> = blocks
         .iter()
-        .filter(|block| !block.placed && block.lent.is_none())
+        .filter(|block| !block.in_client_memory && block.loan.is_none())
         .map(|b| (b.offset, b.offset.saturating_add(b.len.max(1))))
         .collect();
     spans.sort_unstable();
@@ -176,7 +176,7 @@ fn batch_output(
             mismatch.get_or_insert(found);
         }
     }
-    let output = match (block.placed, config.scattered_by(&spec.name)) {
+    let output = match (block.in_client_memory, config.scattered_by(&spec.name)) {
         (true, _) => placed(parts, (block, shape), &spec.name),
         (false, Some(source)) => scattered(config, parts, (block, source), data),
         (false, None) => cut_by_rows(config, parts, (block, shape), data),
@@ -210,7 +210,16 @@ fn cut_by_rows(
     };
     let shapes = Shapes::Batch { shape, rows_first: batching };
     let (name, requests) = (name_of(config, block), block.requests.clone());
-    Ok(BatchOutput { name, datatype: block.datatype, shapes, data, placed: false, ends, requests, mismatch: None })
+    Ok(BatchOutput {
+        name,
+        datatype: block.datatype,
+        shapes,
+        data,
+        in_client_memory: false,
+        ends,
+        requests,
+        mismatch: None,
+    })
 }
 
 /// Checks an output that is in the memory of the only client that it is for.
@@ -227,7 +236,16 @@ fn placed(parts: &[Arc<Part>], (block, shape): (&OutputBlock, Vec<i64>), name: &
     let ends = vec![usize::try_from(block.len).unwrap_or(usize::MAX)];
     let shapes = Shapes::Batch { shape, rows_first: false };
     let (name, requests, data) = (name.to_owned(), block.requests.clone(), Bytes::new());
-    Ok(BatchOutput { name, datatype: block.datatype, shapes, data, placed: true, ends, requests, mismatch: None })
+    Ok(BatchOutput {
+        name,
+        datatype: block.datatype,
+        shapes,
+        data,
+        in_client_memory: true,
+        ends,
+        requests,
+        mismatch: None,
+    })
 }
 
 /// Returns the client memory that a request has for an output.
@@ -271,7 +289,7 @@ fn scattered(
         datatype: block.datatype,
         shapes: Shapes::Each(shapes),
         data,
-        placed: false,
+        in_client_memory: false,
         ends,
         requests,
         mismatch: None,
@@ -289,7 +307,7 @@ fn response(
         let shape = output.shapes.of(index, part.checked.batch_size);
         let data = match region_of(part, &output.name) {
             Some(slice) => slice.first((output.ends[index] - start) as u64).into(),
-            None if output.placed => Data::new(),
+            None if output.in_client_memory => Data::new(),
             None => output.data.slice(start..output.ends[index]).into(),
         };
         InferOutput { name: output.name.clone(), tensor: Tensor { datatype: output.datatype, shape, data } }
@@ -337,8 +355,8 @@ mod tests {
             shape: shape.to_vec(),
             offset,
             len: element_count(shape).unwrap(),
-            placed: false,
-            lent: None,
+            in_client_memory: false,
+            loan: None,
         };
         let output = |block: &OutputBlock, data: &'static [u8]| {
             let own = part_of(&config, &parts, block)?;
@@ -375,15 +393,15 @@ mod tests {
         };
         let region = |len| Some(Slice::new("r".to_owned(), 8, len));
         let parts = [(1, None), (2, region(9)), (1, None)].map(part);
-        let block = |requests: &[u32], rows: i64, placed: bool| OutputBlock {
+        let block = |requests: &[u32], rows: i64, in_client_memory: bool| OutputBlock {
             output: 0,
             requests: requests.to_vec(),
             datatype: DataType::Int8,
             shape: vec![rows, 2],
             offset: 0,
             len: rows.unsigned_abs() * 2,
-            placed,
-            lent: None,
+            in_client_memory,
+            loan: None,
         };
         let output = |block: OutputBlock, data: &'static [u8]| {
             let own = part_of(&config, &parts, &block)?;

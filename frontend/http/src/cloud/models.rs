@@ -106,7 +106,7 @@ impl Models {
 
     /// Loads the model that the body names. Continues if the client disconnects.
     pub(super) async fn load<S: Service>(&self, edge: &Edge<S>, request: Request<Body>) -> Response {
-        let asked = asked(edge, request).await;
+        let asked = read_load(edge, request).await;
         let result = match asked {
             Ok((id, name, url)) => {
                 let (models, service) = (self.clone(), edge.service.clone());
@@ -181,7 +181,7 @@ pub(super) fn not_loaded(id: &str) -> Response {
 }
 
 /// Returns the identifier, the name and the directory of the model in a load request.
-async fn asked<S: Service>(edge: &Edge<S>, request: Request<Body>) -> Result<(String, String, String), InferError> {
+async fn read_load<S: Service>(edge: &Edge<S>, request: Request<Body>) -> Result<(String, String, String), InferError> {
     let (parts, body) = request.into_parts();
     let body = edge.read_short(body, "a request to load a model").await?;
     let load: Load<'_> = serde_json::from_slice(&body).map_err(parse_error)?;

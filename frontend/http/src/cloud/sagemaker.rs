@@ -7,7 +7,7 @@ use percent_encoding::percent_decode_str;
 use pharos::service::{Route, Service};
 
 use super::models::{Models, not_loaded};
-use super::{BinaryForm, Dispatch, model_path, pass, unknown};
+use super::{BinaryForm, Dispatch, forward_as_v2, model_path, unknown};
 use pharos_listener::answering;
 
 const FORM: BinaryForm =
@@ -49,8 +49,8 @@ impl SageMaker {
     pub(super) async fn answer<S: Service>(&self, dispatch: Dispatch<S>, request: Request<Body>) -> Response {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         match path.as_str() {
-            "/ping" => pass(dispatch, request, (method, self.health), &FORM).await,
-            "/invocations" => pass(dispatch, request, (method, &self.invocations), &FORM).await,
+            "/ping" => forward_as_v2(dispatch, request, (method, self.health), &FORM).await,
+            "/invocations" => forward_as_v2(dispatch, request, (method, &self.invocations), &FORM).await,
             _ => match path.strip_prefix("/models") {
                 Some(rest) => self.manage(dispatch, request, rest).await,
                 None => unknown(dispatch.edge()),
@@ -71,7 +71,7 @@ impl SageMaker {
         };
         let id = percent_decode_str(id).decode_utf8_lossy();
         if let (Route::Infer, Some(name)) = (route, self.models.name(&id)) {
-            return pass(dispatch, request, (method, &model_path(&name, "infer")), &FORM).await;
+            return forward_as_v2(dispatch, request, (method, &model_path(&name, "infer")), &FORM).await;
         }
         let edge = dispatch.edge();
         let handler = async |request: Request<Body>| match route {

@@ -11,7 +11,7 @@ use pharos::error::InferError;
 use pharos::id::bare_name;
 use pharos::service::{Route, Service};
 
-use super::{BinaryForm, Dispatch, fail, model_path, pass, unknown};
+use super::{BinaryForm, Dispatch, fail, forward_as_v2, model_path, unknown};
 use crate::{metrics, wrong_method};
 use pharos_listener::answering::{Account, Gate as _};
 
@@ -58,7 +58,7 @@ impl VertexAi {
     ///
     /// # Errors
     /// Fails with Triton's texts and a remedy if the named model is not ready or, without a name, not exactly one is ready.
-    pub async fn settle<S: Service>(&self, service: &S) -> Result<(), String> {
+    pub async fn resolve_default_model<S: Service>(&self, service: &S) -> Result<(), String> {
         let entries = service.repository_index(true).await.map_err(|error| error.message)?;
         let names: BTreeSet<String> = entries.into_iter().map(|entry| entry.name).collect();
         let model = match &self.wanted {
@@ -78,7 +78,7 @@ impl VertexAi {
         let path = request.uri().path();
         if path == &*self.health_route {
             let method = request.method().clone();
-            return pass(dispatch, request, (method, "/v2/health/ready"), &FORM).await;
+            return forward_as_v2(dispatch, request, (method, "/v2/health/ready"), &FORM).await;
         }
         if path != &*self.predict_route {
             return unknown(dispatch.edge());
@@ -90,7 +90,7 @@ impl VertexAi {
         match self.model.get() {
             Some(model) => {
                 let (method, path) = (request.method().clone(), model_path(model, "infer"));
-                pass(dispatch, request, (method, &path), &FORM).await
+                forward_as_v2(dispatch, request, (method, &path), &FORM).await
             }
             None => {
                 let error = InferError::not_ready("the default model is unknown until the models are loaded");
@@ -115,7 +115,7 @@ async fn redirected<S: Service>(dispatch: Dispatch<S>, request: Request<Body>, r
         return metrics::router(dispatch.edge().service.clone()).answer(scrape).await;
     }
     match method_of(redirect) {
-        Some(method) => pass(dispatch, request, (method, &format!("/{redirect}")), &FORM).await,
+        Some(method) => forward_as_v2(dispatch, request, (method, &format!("/{redirect}")), &FORM).await,
         None => unknown(dispatch.edge()),
     }
 }

@@ -141,7 +141,7 @@ impl<B> Received<B> {
                 return Ok(());
             }
         }
-        self.reservation.grow(self.partial.wants(self.rest.len())).map_err(full)?;
+        self.reservation.grow(self.partial.missing_bytes(self.rest.len())).map_err(full)?;
         let Some((head, message)) = self.partial.take(&mut self.rest) else { return Ok(()) };
         match self.format.filter(|_| head.flag == 1) {
             None => {

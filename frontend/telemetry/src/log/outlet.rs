@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 /// The maximum number of bytes that wait for one destination. The same number may wait while they are written.
-const MOST_WAITING: usize = 4 << 20;
+const MAX_WAITING: usize = 4 << 20;
 
 /// The buffer is reused unless it has grown larger than this.
 const KEPT_BYTES: usize = 64 << 10;
@@ -101,7 +101,7 @@ impl Outlet {
     pub(super) fn push(&self, lines: &str) {
         let mut queue = self.shared.lock();
         // After a dropped line, all lines are dropped until the queue is taken, so that one notice marks the place.
-        if queue.dropped == 0 && queue.lines.len() + lines.len() <= MOST_WAITING {
+        if queue.dropped == 0 && queue.lines.len() + lines.len() <= MAX_WAITING {
             queue.lines.push_str(lines);
         } else {
             let count = count(lines);
@@ -230,7 +230,7 @@ mod tests {
         let (outlet, permit, written) = gated();
         let line = "x".repeat(1023) + "\n";
         // The thread has taken at most one full queue when the first write hangs.
-        let pushed = 2 * MOST_WAITING / line.len() + 100;
+        let pushed = 2 * MAX_WAITING / line.len() + 100;
         (0..pushed).for_each(|_| outlet.push(&line));
         let lost = outlet.take_lost();
         assert!(lost >= 100, "{lost}");

@@ -27,7 +27,7 @@ use pharos_os::clock;
 /// The time for which lines are collected before they are written.
 const COLLECTED: Duration = Duration::from_millis(25);
 /// The size at which a file is moved aside, and the number of files that are kept.
-const MOST_BYTES: u64 = 100 << 20;
+const MAX_BYTES: u64 = 100 << 20;
 const KEPT: u32 = 5;
 
 /// The destination of a line.
@@ -221,7 +221,7 @@ impl LogFile {
         if let (Some(file), Ok(named)) = (&self.file, fs::metadata(&self.path)) {
             let own = file.metadata()?;
             if (own.dev(), own.ino()) == (named.dev(), named.ino()) {
-                if own.len() < MOST_BYTES {
+                if own.len() < MAX_BYTES {
                     return Ok(());
                 }
                 self.move_aside()?;
@@ -310,9 +310,9 @@ mod tests {
         fs::rename(&path, folder.path().join("away")).unwrap();
         file.write("two\n");
         assert_eq!(fs::read_to_string(&path).unwrap(), "two\n");
-        OpenOptions::new().write(true).open(&path).unwrap().set_len(MOST_BYTES).unwrap();
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(MAX_BYTES).unwrap();
         file.write("three\n");
         assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
-        assert_eq!(fs::metadata(folder.path().join("ts_log.log.1")).unwrap().len(), MOST_BYTES);
+        assert_eq!(fs::metadata(folder.path().join("ts_log.log.1")).unwrap().len(), MAX_BYTES);
     }
 }

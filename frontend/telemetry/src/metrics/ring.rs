@@ -199,7 +199,7 @@ impl Refused {
         self.why = why.or(self.why.take());
         // A refused series is not a loss until its samples are refused.
         if let Some(why) = self.why.as_ref().filter(|_| self.count > 0)
-            && self.throttle.pass(clock::now()).is_some()
+            && self.throttle.admit(clock::now()).is_some()
         {
             tracing::warn!(model = %series.model(), "{} metric samples were refused: {why}", self.count);
             self.count = 0;

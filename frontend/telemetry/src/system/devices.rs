@@ -43,7 +43,7 @@ pub struct ChosenDevice {
 
 /// A device requested for an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct DeviceRequest {
     /// The device.
     pub number: u32,
     /// The index of the instance among those of its group on this device: MIG devices are assigned in turn.
@@ -85,7 +85,7 @@ impl Devices {
     ) -> Arc<Self> {
         let found = gpus.as_ref().map_or(&[][..], |gpus| gpus.found());
         let shown = VisibleDevices::new(found, visible);
-        let is_usable = |number: &u32| shown_of(&shown, found, *number).is_some_and(|found| found.trouble.is_none());
+        let is_usable = |number: &u32| shown_of(&shown, found, *number).is_some_and(|found| found.error.is_none());
         let (usable, unusable) = shown.numbers().partition(is_usable);
         let limits: BTreeMap<u32, f64> = limits.into_iter().collect();
         let devices = Self {
@@ -115,8 +115,8 @@ impl Devices {
             tracing::info!("CUDA_VISIBLE_DEVICES is '{visible}': of {} GPUs, {shown}", found.len());
         }
         for number in &self.unusable {
-            let trouble = of(*number).and_then(|found| found.trouble.as_deref()).unwrap_or_default();
-            tracing::warn!("GPU {number} cannot be used: {trouble}");
+            let error = of(*number).and_then(|found| found.error.as_deref()).unwrap_or_default();
+            tracing::warn!("GPU {number} cannot be used: {error}");
         }
         let here: Vec<u32> = self.shown.numbers().collect();
         for number in self.limits.keys().filter(|number| !here.contains(number)) {
@@ -130,13 +130,13 @@ impl Devices {
     }
 
     /// Returns the number on the bus of the device with this number.
-    pub fn on_the_bus(&self, number: u32) -> Option<u32> {
-        self.shown.on_the_bus(number)
+    pub fn bus_number(&self, number: u32) -> Option<u32> {
+        self.shown.bus_number(number)
     }
 
     /// Returns the number of the device with this number on the bus.
     pub fn number_of(&self, bus: u32) -> Option<u32> {
-        self.shown.numbers().find(|number| self.shown.on_the_bus(*number) == Some(bus))
+        self.shown.numbers().find(|number| self.shown.bus_number(*number) == Some(bus))
     }
 
     /// Returns the devices that were usable at the start, for instances that may run on any.
@@ -153,7 +153,7 @@ impl Devices {
     ///
     /// # Errors
     /// The device cannot be used, or too much of its memory is in use; the text lists the usable devices.
-    pub async fn choose(self: &Arc<Self>, wanted: Wanted) -> Result<ChosenDevice, String> {
+    pub async fn choose(self: &Arc<Self>, wanted: DeviceRequest) -> Result<ChosenDevice, String> {
         let (devices, gpu) = (self.clone(), wanted.number);
         let gpus = self.gpus.clone().ok_or_else(|| format!("GPU {gpu} cannot be used: no GPUs are available"))?;
         let asked = async {
@@ -180,10 +180,10 @@ impl Devices {
     }
 
     /// Queries the driver for the device and its processors.
-    fn find(&self, gpus: &Gpus, wanted: Wanted) -> Result<ChosenDevice, String> {
+    fn find(&self, gpus: &Gpus, wanted: DeviceRequest) -> Result<ChosenDevice, String> {
         let number = wanted.number;
         let found: BTreeMap<u32, Result<Usable, String>> =
-            self.shown.numbers().map(|number| (number, self.look(gpus, number))).collect();
+            self.shown.numbers().map(|number| (number, self.query(gpus, number))).collect();
         let refused = |name: &str, why: &str| {
             let here = found.iter().filter_map(|(number, found)| Some(described(*number, found.as_ref().ok()?)));
             let here: Vec<String> = here.collect();
@@ -215,8 +215,8 @@ impl Devices {
     }
 
     /// Queries the current state of a device, with its visible MIG devices.
-    fn look(&self, gpus: &Gpus, number: u32) -> Result<Usable, String> {
-        let bus = self.shown.on_the_bus(number).ok_or("it does not exist")?;
+    fn query(&self, gpus: &Gpus, number: u32) -> Result<Usable, String> {
+        let bus = self.shown.bus_number(number).ok_or("it does not exist")?;
         let mut usable = gpus.usable(bus)?;
         if let Some(parts) = &mut usable.mig {
             parts.retain(|(uuid, _)| self.shown.shows_part(number, uuid));
@@ -235,7 +235,7 @@ impl Devices {
 
     /// # Errors
     /// More of the device's memory is in use than the limit for loading a model allows; the text begins as Triton's.
-    fn check_limit(&self, wanted: Wanted, memory: Option<GpuMemory>) -> Result<(), String> {
+    fn check_limit(&self, wanted: DeviceRequest, memory: Option<GpuMemory>) -> Result<(), String> {
         let number = wanted.number;
         let Some(limit) = self.limits.get(&number).filter(|_| wanted.loading) else { return Ok(()) };
         let Some(GpuMemory { total, used }) = memory.filter(|memory| memory.total > 0) else {
@@ -275,7 +275,7 @@ impl Devices {
         let numbers: Vec<u32> =
             self.watched.lock().unwrap_or_else(PoisonError::into_inner).lost.keys().copied().collect();
         for number in numbers {
-            let Some(bus) = self.shown.on_the_bus(number) else { continue };
+            let Some(bus) = self.shown.bus_number(number) else { continue };
             let lost = gpus.check(bus).err();
             let name = format!("GPU {number}{}", self.called(gpus, number));
             let lost = lost.map(|reason| format!("{name} is lost: {reason}"));
@@ -294,7 +294,7 @@ fn watch(devices: &Weak<Devices>) {
 }
 
 fn shown_of<'f>(shown: &VisibleDevices, found: &'f [Found], number: u32) -> Option<&'f Found> {
-    found.get(usize::try_from(shown.on_the_bus(number)?).ok()?)
+    found.get(usize::try_from(shown.bus_number(number)?).ok()?)
 }
 
 /// Returns the UUID and memory of a process's device: the whole device or a MIG device.

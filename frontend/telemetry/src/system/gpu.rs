@@ -40,7 +40,7 @@ pub(crate) struct Found {
     /// The UUIDs of its MIG devices.
     pub(crate) mig: Vec<String>,
     /// Why the device cannot be used.
-    pub(crate) trouble: Option<String>,
+    pub(crate) error: Option<String>,
 }
 
 /// A device on which an instance can run, or whose MIG devices can be used.
@@ -277,9 +277,9 @@ impl Found {
             Ok(Usable { uuid, mig, .. }) => Self {
                 uuid: Some(uuid.clone()),
                 mig: mig.iter().flatten().map(|(uuid, _)| uuid.clone()).collect(),
-                trouble: mig.as_ref().is_some_and(Vec::is_empty).then(|| NO_PARTS.to_owned()),
+                error: mig.as_ref().is_some_and(Vec::is_empty).then(|| NO_PARTS.to_owned()),
             },
-            Err(reason) => Self { trouble: Some(reason.clone()), ..Self::default() },
+            Err(reason) => Self { error: Some(reason.clone()), ..Self::default() },
         }
     }
 }

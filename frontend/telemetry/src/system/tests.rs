@@ -49,12 +49,12 @@ impl FakeNvml {
         let tree = Tree::new();
         fs::write(tree.path("libfake.so"), library).unwrap();
         let fake = Self(tree);
-        fake.tell(devices);
+        fake.set_devices(devices);
         fake
     }
 
     /// Changes the devices.
-    pub(super) fn tell(&self, devices: &str) {
+    pub(super) fn set_devices(&self, devices: &str) {
         self.0.write("libfake.so.devices", devices);
     }
 
@@ -173,7 +173,7 @@ fn averages_process_utilization_since_the_last_reading() {
     let mut sampler = sampler(fake.open().unwrap());
     let workers = [worker("m_0", 10), worker("m_1", 11), worker("m_2", 12)];
     let mut shares = |devices: &str| {
-        fake.tell(&format!("{ONE}{devices}"));
+        fake.set_devices(&format!("{ONE}{devices}"));
         let readings = sampler.sample(at_ms(0), &workers);
         let found = readings.worker_gpus.into_iter().map(|of| (of.worker.instance, of.bytes, of.utilization));
         found.map(|(instance, bytes, share)| format!("{instance} {bytes:?} {share:?}")).collect::<Vec<_>>()
@@ -203,7 +203,7 @@ fn a_failed_device_loses_only_its_readings() {
     let fake = FakeNvml::new(TWO);
     let mut sampler = sampler(fake.open().unwrap());
     let mut uuids = |devices: &str| {
-        fake.tell(devices);
+        fake.set_devices(devices);
         sampler.sample(at_ms(0), &[]).gpus.into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>()
     };
     assert_eq!(uuids(TWO).len(), 4);
@@ -221,7 +221,7 @@ fn a_device_without_readable_values_is_lost() {
     let fake = FakeNvml::new("* devices 1\n0 uuid GPU-0\n0 temperature !999\n0 process !999\n");
     let read = fake.open().unwrap().read(&mut LastSamples::new()).unwrap();
     assert!(read[0].1.as_ref().is_err_and(|reason| !reason.is_empty()), "{read:?}");
-    fake.tell("* devices 1\n0 uuid GPU-0\n0 process !4\n");
+    fake.set_devices("* devices 1\n0 uuid GPU-0\n0 process !4\n");
     let read = fake.open().unwrap().read(&mut LastSamples::new()).unwrap();
     assert_eq!(read[0].1.as_ref().unwrap()[0].uuid, "GPU-0", "unsupported values do not mean that it is lost");
 }
@@ -301,13 +301,13 @@ async fn finds_gpus_only_with_a_library() {
 #[test]
 fn refuses_gpus_below_the_minimum_compute_capability() {
     let fake = FakeNvml::new(&format!("{TWO}\n0 capability 75\n1 capability 90\n"));
-    let trouble = |major, minor| {
+    let error = |major, minor| {
         let gpus = fake.open_from(Capability { major, minor }).unwrap();
-        gpus.found().iter().map(|found| found.trouble.clone().unwrap_or_default()).collect::<Vec<_>>()
+        gpus.found().iter().map(|found| found.error.clone().unwrap_or_default()).collect::<Vec<_>>()
     };
-    assert_eq!(trouble(7, 5), ["", ""]);
+    assert_eq!(error(7, 5), ["", ""]);
     let below = "its compute capability is 7.5, below --min-supported-compute-capability=8.0";
-    assert_eq!(trouble(8, 0), [below, ""]);
+    assert_eq!(error(8, 0), [below, ""]);
     let gpus = fake.open_from(Capability { major: 8, minor: 0 }).unwrap();
     assert_eq!(gpus.usable(0).unwrap_err(), below, "also for an instance that names its number");
 }

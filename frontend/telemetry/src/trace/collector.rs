@@ -246,7 +246,7 @@ impl CollectorThread {
         let dropped = std::mem::take(&mut self.queue.lock().dropped);
         if let Some(failed) = self.lost.take() {
             tracing::info!("the trace collector at {url} answers again; {} spans were lost", failed + dropped);
-        } else if dropped > 0 && self.throttle.pass(clock::now()).is_some() {
+        } else if dropped > 0 && self.throttle.admit(clock::now()).is_some() {
             tracing::warn!(
                 "{dropped} spans were dropped: the trace collector at {url} is too slow, and at most {most} spans may wait"
             );

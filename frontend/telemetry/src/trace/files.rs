@@ -250,7 +250,7 @@ impl Writer {
 
     fn failed(&mut self, count: usize, error: &io::Error) {
         add(self.counts.dropped.as_ref(), count);
-        if self.throttle.pass(clock::now()).is_some() {
+        if self.throttle.admit(clock::now()).is_some() {
             tracing::error!("cannot write traces to {error}");
         }
     }

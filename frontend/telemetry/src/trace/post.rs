@@ -17,7 +17,7 @@ use crate::trace::Collector;
 const GRPC_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
 /// The maximum size of a response, bytes.
-const MOST_ANSWER: usize = 64 << 10;
+const MAX_ANSWER: usize = 64 << 10;
 
 /// gRPC status codes after which an export may be retried (OTLP 1, "Failures").
 const GRPC_RETRY: [u16; 6] = [1, 4, 10, 11, 14, 15];
@@ -135,7 +135,7 @@ fn request(
 /// Reads a response: status, body, and headers with trailers.
 async fn read(response: Response<Incoming>) -> Result<(u16, Bytes, HeaderMap), Failure> {
     let (head, body) = response.into_parts();
-    let body = Limited::new(body, MOST_ANSWER).collect().await.map_err(Failure::transient)?;
+    let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(Failure::transient)?;
     let mut headers = head.headers;
     headers.extend(body.trailers().cloned().unwrap_or_default());
     Ok((head.status.as_u16(), body.to_bytes(), headers))

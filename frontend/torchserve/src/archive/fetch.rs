@@ -19,7 +19,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// The most redirects that are followed.
 const REDIRECTS: usize = 5;
 /// The largest size of an archive, in bytes.
-const MOST_BYTES: u64 = 64 << 30;
+const MAX_BYTES: u64 = 64 << 30;
 
 /// Downloads `url` into `file`. Each redirect target must be `allowed`. Blocks.
 ///
@@ -80,7 +80,7 @@ fn resolve_redirect(place: &Uri, next: &str) -> Option<Uri> {
 
 async fn write(mut body: hyper::body::Incoming, file: &mut File) -> Result<(), String> {
     let unwritable = |error: std::io::Error| format!("cannot write the archive: {error}");
-    let mut left = MOST_BYTES;
+    let mut left = MAX_BYTES;
     loop {
         let frame =
             timeout(READ_TIMEOUT, body.frame()).await.map_err(|_| "timed out waiting for more data".to_owned())?;
@@ -89,7 +89,7 @@ async fn write(mut body: hyper::body::Incoming, file: &mut File) -> Result<(), S
         let Some(data) = frame.data_ref() else { continue };
         left = left
             .checked_sub(data.len() as u64)
-            .ok_or_else(|| format!("the archive is larger than {MOST_BYTES} bytes"))?;
+            .ok_or_else(|| format!("the archive is larger than {MAX_BYTES} bytes"))?;
         file.write_all(data).map_err(unwritable)?;
     }
 }

@@ -17,13 +17,13 @@ const PART: (&str, &str) = (".pharos-", ".part");
 
 /// A file in the model store that this server has written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct StoredFile {
     path: PathBuf,
     /// Device and inode, which tell whether the file has been replaced since.
     identity: (u64, u64),
 }
 
-impl Kept {
+impl StoredFile {
     /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
@@ -96,14 +96,14 @@ impl Part {
     ///
     /// # Errors
     /// A file of this name exists, or renaming fails.
-    pub(super) fn finish(self) -> io::Result<Kept> {
+    pub(super) fn finish(self) -> io::Result<StoredFile> {
         let identity = identity(&self.file.metadata()?);
         match renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::NOREPLACE) {
             // Some file systems lack RENAME_NOREPLACE; use a hard link there.
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => fs::hard_link(&self.path, &self.target)?,
             renamed => renamed?,
         }
-        Ok(Kept { path: self.target.clone(), identity })
+        Ok(StoredFile { path: self.target.clone(), identity })
     }
 }
 

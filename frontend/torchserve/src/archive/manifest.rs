@@ -13,7 +13,7 @@ use crate::{ModelYaml, Refused};
 pub(super) const DIRECTORY: &str = "MAR-INF";
 
 /// The largest size of a manifest, in bytes.
-const MOST_BYTES: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 
 /// The configuration file if the manifest names none.
 const CONFIGURATION: &str = "model-config.yaml";
@@ -68,8 +68,8 @@ fn is_empty(directory: &Path) -> bool {
 fn manifest(directory: &Path) -> Result<Option<Value>, String> {
     let path = directory.join(DIRECTORY).join("MANIFEST.json");
     let Ok(metadata) = fs::metadata(&path) else { return Ok(None) };
-    if metadata.len() > MOST_BYTES {
-        return Err(format!("its manifest has {} bytes; at most {MOST_BYTES} are allowed", metadata.len()));
+    if metadata.len() > MAX_BYTES {
+        return Err(format!("its manifest has {} bytes; at most {MAX_BYTES} are allowed", metadata.len()));
     }
     let unusable = |error: String| format!("invalid manifest: {error}");
     let text = fs::read_to_string(&path).map_err(|error| unusable(error.to_string()))?;

@@ -17,13 +17,13 @@ pub(super) struct Limits {
 /// An unpacked archive may have [`GROWTH`] times the size of the archive file, and at least [`MINIMUM`] bytes.
 const GROWTH: u64 = 200;
 const MINIMUM: u64 = 1 << 30;
-const MOST_PIECES: u64 = 100_000;
+const MAX_PIECES: u64 = 100_000;
 
 impl Limits {
     /// Returns the limits for an archive file. Deflate shrinks zeros up to a thousandfold, but weights and code only a few times.
     pub(super) fn of(file: &Path) -> Self {
         let size = std::fs::metadata(file).map_or(0, |metadata| metadata.len());
-        Self { bytes: size.saturating_mul(GROWTH).max(MINIMUM), pieces: MOST_PIECES }
+        Self { bytes: size.saturating_mul(GROWTH).max(MINIMUM), pieces: MAX_PIECES }
     }
 }
 

@@ -14,7 +14,7 @@ use super::proto::management::{
 };
 use crate::Refused;
 use crate::handler_call;
-use crate::registry::{Done, Scale};
+use crate::registry::{ManagementOutcome, Scale};
 use crate::rest::{Registration, Shared, descriptions};
 
 /// The implementation of `ManagementAPIsService`.
@@ -36,7 +36,7 @@ fn answer(text: String) -> Answer {
     Ok(Response::new(ManagementResponse { msg: text }))
 }
 
-fn done(done: Result<Done, Refused>) -> Answer {
+fn done(done: Result<ManagementOutcome, Refused>) -> Answer {
     answer(done.map_err(|refused| failure::status(&refused))?.text)
 }
 
@@ -87,7 +87,7 @@ impl<S: Management> ManagementApIsService for ManagementService<S> {
             synchronous: Some(wait),
             s3_sse_kms: Some(asked.s3_sse_kms),
         };
-        let (url, wanted) = registration.wanted().map_err(|refused| failure::status(&refused))?;
+        let (url, wanted) = registration.into_parts().map_err(|refused| failure::status(&refused))?;
         done(self.0.registry.register(&url, wanted, wait).await)
     }
 

@@ -26,7 +26,7 @@ use tonic::{Code, Status};
 use self::inference::Inference;
 use self::management::ManagementService;
 use super::Settings;
-use super::guard::{Denied, NO_MODEL_API, Wanted, purpose};
+use super::guard::{Denied, NO_MODEL_API, RequiredAccess, purpose};
 use super::rest::{Shared, V2Gate};
 use super::token::{FAILED, Purpose};
 use pharos_listener::Peer;
@@ -213,7 +213,7 @@ impl<S: Management, D> Port<S, D> {
             Services::Inference(_) => purpose(class, Some(Purpose::Inference)),
             Services::Management(_) => Some(Purpose::Management),
         };
-        let wanted = Wanted { route, class, purpose };
+        let wanted = RequiredAccess { route, class, purpose };
         Some(match self.shared.guard.check(Protocol::Grpc, wanted, request.headers()).err()? {
             Denied::Key(_) => (Status::permission_denied(FAILED), Reason::Unauthenticated),
             Denied::ModelApi => (Status::permission_denied(NO_MODEL_API), Reason::Restricted),

@@ -16,10 +16,10 @@ use super::proto::inference::{PredictionResponse, PredictionsRequest};
 use crate::rest::Shared;
 
 /// The most requests of one stream that are read ahead of their responses.
-const MOST_AHEAD: usize = 64;
+const MAX_AHEAD: usize = 64;
 
 /// The most started sequences that are remembered for one stream.
-const MOST_BEGUN: usize = 1024;
+const MAX_BEGUN: usize = 1024;
 
 /// Returns the responses to a stream of requests.
 pub(super) fn answers<S: Management>(
@@ -70,7 +70,7 @@ impl<S: Management> Sequences<S> {
             if let Some(answer) = self.answers.pop_front() {
                 return Some(Ok(answer));
             }
-            let reads = self.ahead < MOST_AHEAD;
+            let reads = self.ahead < MAX_AHEAD;
             tokio::select! {
                 Some(part) = self.calls.next() => match part {
                     Part::Answer(answer) => return Some(Ok(answer)),
@@ -153,7 +153,7 @@ impl<S: Management> Sequences<S> {
         if self.begun.iter().any(|known| known == id) {
             return false;
         }
-        if self.begun.len() == MOST_BEGUN {
+        if self.begun.len() == MAX_BEGUN {
             self.begun.pop_front();
         }
         self.begun.push_back(id.to_owned());

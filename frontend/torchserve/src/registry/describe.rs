@@ -112,7 +112,7 @@ impl<S: Management> Registry<S> {
     pub fn describe(&self, version: &Version) -> ModelDescription {
         let deployment = version.deployment();
         let yaml = &deployment.archive.yaml;
-        let waiting = self.service.waiting(&version.called) + version.waiting();
+        let waiting = self.service.waiting(&version.engine_name) + version.waiting();
         let sequence = deployment.sequence;
         ModelDescription {
             model_name: version.name.clone(),
@@ -156,7 +156,7 @@ impl<S: Management> Registry<S> {
             let usage = |number| gpu_usage(number, self.service.gpu_usage(number).as_ref());
             worker(&shown, first, shown.gpu.map(usage))
         };
-        let mut workers: Vec<Worker> = self.service.workers(&version.called).into_iter().map(worker).collect();
+        let mut workers: Vec<Worker> = self.service.workers(&version.engine_name).into_iter().map(worker).collect();
         if workers.is_empty() {
             let on_gpu = deployment.device != Device::Cpu;
             workers.extend(

@@ -23,7 +23,7 @@ impl<S: Management> Registry<S> {
     fn has_workers(&self, version: &Version) -> bool {
         let deployment = version.deployment();
         let wanted = deployment.min_workers as usize;
-        let workers = self.service.worker_health(&version.called);
+        let workers = self.service.worker_health(&version.engine_name);
         if workers.is_empty() {
             // The model was loaded and has no workers: the v2 protocol has unloaded it without the registry.
             return wanted == 0 || !version.is_load_ended();

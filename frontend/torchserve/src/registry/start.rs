@@ -83,19 +83,19 @@ impl<S: Management> Registry<S> {
     }
 }
 
-fn of_snapshot(said: &ModelProperties) -> Option<(String, RegistrationParameters, bool)> {
-    let url = said.mar_name.clone()?;
+fn of_snapshot(properties: &ModelProperties) -> Option<(String, RegistrationParameters, bool)> {
+    let url = properties.mar_name.clone()?;
     let asked = RegistrationParameters {
-        model_name: Some(said.name.clone()),
+        model_name: Some(properties.name.clone()),
         handler: None,
-        runtime: said.runtime_type.clone(),
-        batch_size: said.batch_size,
-        max_batch_delay: said.max_batch_delay,
-        initial_workers: said.min_workers,
-        max_workers: said.max_workers,
-        response_timeout: said.response_timeout,
-        startup_timeout: said.startup_timeout,
+        runtime: properties.runtime_type.clone(),
+        batch_size: properties.batch_size,
+        max_batch_delay: properties.max_batch_delay,
+        initial_workers: properties.min_workers,
+        max_workers: properties.max_workers,
+        response_timeout: properties.response_timeout,
+        startup_timeout: properties.startup_timeout,
         at_start: true,
     };
-    Some((url, asked, said.default_version))
+    Some((url, asked, properties.default_version))
 }

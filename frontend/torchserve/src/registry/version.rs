@@ -20,7 +20,7 @@ pub struct Version {
     /// The version string.
     pub text: String,
     /// The model's name in the engine.
-    pub called: String,
+    pub engine_name: String,
     // Replaced as a whole on changes.
     deployment: RwLock<Arc<Deployment>>,
     /// Whether the model was loaded, or loading was given up.
@@ -54,7 +54,7 @@ impl Version {
         Self {
             name,
             text,
-            called: deployment.name.clone(),
+            engine_name: deployment.name.clone(),
             deployment: RwLock::new(Arc::new(deployment)),
             load_ended: AtomicBool::new(false),
             progress,
@@ -157,7 +157,7 @@ impl Version {
         self.load_ended.store(false, Ordering::Relaxed);
         let deployment = self.deployment();
         if deployment.min_workers == 0 {
-            let unloaded = unload(registry, &self.called).await;
+            let unloaded = unload(registry, &self.engine_name).await;
             self.progress.set(Phase::Stopped);
             return Some(unloaded);
         }
@@ -171,7 +171,7 @@ impl Version {
         if let Err(error) = written {
             return Some(Err(format!("cannot write its configuration: {error}")));
         }
-        let loaded = registry.service.load_model(&self.called, Vec::new()).await;
+        let loaded = registry.service.load_model(&self.engine_name, Vec::new()).await;
         if loaded.is_ok() {
             self.progress.set(Phase::Loaded);
             self.load_ended.store(true, Ordering::Relaxed);
@@ -181,7 +181,7 @@ impl Version {
 
     /// Gives up starting workers. Workers that are already running continue to serve.
     fn give_up<S: Management>(&self, registry: &Registry<S>) {
-        let serves = !registry.service.worker_health(&self.called).is_empty();
+        let serves = !registry.service.worker_health(&self.engine_name).is_empty();
         self.progress.set(if serves { Phase::Loaded } else { Phase::Stopped });
     }
 
@@ -190,10 +190,10 @@ impl Version {
         self.next_generation();
         self.stop_waiting();
         let _turn = self.turn.lock().await;
-        if let Err(reason) = unload(registry, &self.called).await {
+        if let Err(reason) = unload(registry, &self.engine_name).await {
             tracing::warn!("failed to unload model {} version {}: {reason}", self.name, self.text);
         }
-        let place = registry.repository.join(&self.called);
+        let place = registry.repository.join(&self.engine_name);
         let removed = tokio::task::spawn_blocking(move || remove(&place)).await;
         if let Ok(Err(error)) = removed {
             tracing::warn!("cannot remove the generated files of model {} version {}: {error}", self.name, self.text);

@@ -10,10 +10,10 @@ use http::{StatusCode, Version};
 use pharos::error::Reason;
 use serde::Serialize;
 
-use super::Asked;
+use super::RequestHead;
 use crate::Refused;
 use crate::guard::{Denied, NO_MODEL_API};
-use crate::registry::Done;
+use crate::registry::ManagementOutcome;
 use crate::settings::Cors;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -46,7 +46,7 @@ fn with_status(status: StatusCode, value: &impl Serialize) -> Response {
 }
 
 /// Returns `{"status": "..."}`.
-pub(super) fn done(done: Done) -> Response {
+pub(super) fn done(done: ManagementOutcome) -> Response {
     with_status(StatusCode::from_u16(done.status).unwrap_or(StatusCode::OK), &StatusBody { status: &done.text })
 }
 
@@ -122,10 +122,10 @@ pub(super) fn no_workflow(name: &str) -> Refused {
 }
 
 /// Adds the headers that all responses have.
-pub(super) fn finish(response: &mut Response, asked: &Asked, cors: &Cors) {
+pub(super) fn finish(response: &mut Response, head: &RequestHead, cors: &Cors) {
     let failed = response.status().as_u16() >= 400;
     let headers = response.headers_mut();
-    if let Ok(id) = HeaderValue::from_str(&asked.id) {
+    if let Ok(id) = HeaderValue::from_str(&head.id) {
         headers.insert(REQUEST_ID, id);
     }
     for (name, value) in [
@@ -141,9 +141,9 @@ pub(super) fn finish(response: &mut Response, asked: &Asked, cors: &Cors) {
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache; no-store, must-revalidate, private"));
     headers.insert(EXPIRES, HeaderValue::from_static("Thu, 01 Jan 1970 00:00:00 UTC"));
     // HTTP/1.0 clients request keep-alive explicitly.
-    if failed && asked.version <= Version::HTTP_11 {
+    if failed && head.version <= Version::HTTP_11 {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
-    } else if asked.version == Version::HTTP_11 && !asked.header("connection").eq_ignore_ascii_case("close") {
+    } else if head.version == Version::HTTP_11 && !head.header("connection").eq_ignore_ascii_case("close") {
         headers.insert(CONNECTION, HeaderValue::from_static("keep-alive"));
     }
 }

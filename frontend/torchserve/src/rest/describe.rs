@@ -6,7 +6,7 @@ use pharos::service::{Management, Responses as _};
 use serde_json::Value;
 
 use super::predict::{end_of, loaded};
-use super::{Asked, Shared, answer};
+use super::{RequestHead, Shared, answer};
 use crate::handler_call::{self, HandlerCall};
 use crate::registry::{ModelDescription, Version};
 use crate::{Refused, failure};
@@ -15,12 +15,12 @@ use pharos_os::clock;
 /// `GET /models/M[/V|/all]`.
 pub(super) async fn describe<S: Management>(
     shared: &Shared<S>,
-    asked: &Asked,
+    head: &RequestHead,
     named: (&str, &str),
 ) -> Result<Response, Refused> {
-    let customized = asked.query("customized").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    let headers = customized.then(|| handler_call::headers(&asked.headers));
-    let asked = headers.map(|headers| (asked.id.as_str(), headers));
+    let customized = head.query("customized").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let headers = customized.then(|| handler_call::headers(&head.headers));
+    let asked = headers.map(|headers| (head.id.as_str(), headers));
     Ok(answer::json(&descriptions(shared, named, asked).await?))
 }
 
@@ -61,7 +61,7 @@ async fn handler_description<S: Management>(
     let call = HandlerCall { headers, describe: true, explain: false };
     let answered = async {
         let too_long = || InferError::internal("the request to describe is too long");
-        let mut request = handler_call::request((&version.called, "", id), &[], call).ok_or_else(too_long)?;
+        let mut request = handler_call::request((&version.engine_name, "", id), &[], call).ok_or_else(too_long)?;
         request.timeline.received = since;
         request.timeline.request_start = since;
         let mut responses = shared.uncounted.stream(request)?;

@@ -27,7 +27,7 @@ impl<S: Management> EndedSequences<S> {
         let [_, _, end] = &self.shared.settings.sequence_headers;
         let named = headers.get(end.as_str()).and_then(|value| value.to_str().ok());
         for id in named.into_iter().flat_map(|ids| ids.split(';')).map(str::trim).filter(|id| !id.is_empty()) {
-            self.shared.service.end_sequence(&self.version.called, &CorrelationId::String(id.to_owned()));
+            self.shared.service.end_sequence(&self.version.engine_name, &CorrelationId::String(id.to_owned()));
         }
     }
 }

@@ -8,18 +8,18 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Asked, Shared, answer};
+use super::{RequestHead, Shared, answer};
 use crate::failure::{self, End};
 use crate::registry::Scale;
 use crate::{Refused, RegistrationParameters};
 use pharos_listener::receiving::body::{self, Read};
 
 /// The largest JSON body of a request, in bytes.
-const MOST_JSON: u64 = 1 << 20;
+const MAX_JSON: u64 = 1 << 20;
 
 /// `GET /models`.
-pub(super) fn list<S: Management>(shared: &Shared<S>, asked: &Asked) -> Response {
-    let (limit, page) = (asked.number("limit").unwrap_or(100), asked.number("next_page_token").unwrap_or(0));
+pub(super) fn list<S: Management>(shared: &Shared<S>, head: &RequestHead) -> Response {
+    let (limit, page) = (head.number("limit").unwrap_or(100), head.number("next_page_token").unwrap_or(0));
     answer::json(&shared.registry.list(limit, page))
 }
 
@@ -48,18 +48,18 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    fn of_query(asked: &Asked) -> Self {
-        let flag = |name: &str| asked.query(name).map(|value| value.eq_ignore_ascii_case("true"));
+    fn of_query(head: &RequestHead) -> Self {
+        let flag = |name: &str| head.query(name).map(|value| value.eq_ignore_ascii_case("true"));
         Self {
-            url: asked.query("url"),
-            model_name: asked.query("model_name"),
-            handler: asked.query("handler"),
-            runtime: asked.query("runtime"),
-            batch_size: asked.number("batch_size"),
-            max_batch_delay: asked.number("max_batch_delay"),
-            initial_workers: asked.number("initial_workers"),
-            response_timeout: asked.number("response_timeout"),
-            startup_timeout: asked.number("startup_timeout"),
+            url: head.query("url"),
+            model_name: head.query("model_name"),
+            handler: head.query("handler"),
+            runtime: head.query("runtime"),
+            batch_size: head.number("batch_size"),
+            max_batch_delay: head.number("max_batch_delay"),
+            initial_workers: head.number("initial_workers"),
+            response_timeout: head.number("response_timeout"),
+            startup_timeout: head.number("startup_timeout"),
             synchronous: flag("synchronous"),
             s3_sse_kms: flag("s3_sse_kms"),
         }
@@ -69,7 +69,7 @@ impl Registration {
     ///
     /// # Errors
     /// The URL is missing, or a parameter is not supported.
-    pub(crate) fn wanted(self) -> Result<(String, RegistrationParameters), Refused> {
+    pub(crate) fn into_parts(self) -> Result<(String, RegistrationParameters), Refused> {
         let url = self.url.ok_or_else(|| Refused::bad_request("Parameter url is required."))?;
         let runtime = self.runtime.filter(|runtime| !runtime.is_empty());
         if let Some(runtime) = runtime.as_ref().filter(|runtime| !matches!(runtime.as_str(), "python" | "python3")) {
@@ -106,26 +106,25 @@ impl Registration {
 /// `POST /models`.
 pub(super) async fn register<S: Management>(
     shared: &Shared<S>,
-    asked: &Asked,
+    head: &RequestHead,
     body: Body,
 ) -> Result<Response, Refused> {
     if !shared.settings.model_api {
         return Err(answer::wrong_method());
     }
-    let is_json =
-        asked.header("content-type").split(';').next().is_some_and(|media| media.trim() == "application/json");
-    let said = if is_json { from_json(shared, asked, body).await? } else { Registration::of_query(asked) };
+    let is_json = head.header("content-type").split(';').next().is_some_and(|media| media.trim() == "application/json");
+    let said = if is_json { from_json(shared, head, body).await? } else { Registration::of_query(head) };
     let wait = said.synchronous.unwrap_or(true);
-    let (url, wanted) = said.wanted()?;
+    let (url, wanted) = said.into_parts()?;
     Ok(answer::done(shared.registry.register(&url, wanted, wait).await?))
 }
 
-async fn from_json<S: Management>(shared: &Shared<S>, asked: &Asked, body: Body) -> Result<Registration, Refused> {
-    let read = body::read(&shared.budget, body, MOST_JSON, asked.headers.contains_key(EXPECT)).await;
+async fn from_json<S: Management>(shared: &Shared<S>, head: &RequestHead, body: Body) -> Result<Registration, Refused> {
+    let read = body::read(&shared.budget, body, MAX_JSON, head.headers.contains_key(EXPECT)).await;
     let whole = match read.map_err(|error| failure::refused(&error, ("", ""), || End::Died))? {
         Read::Whole(data) => data.join(),
         Read::TooLarge(size) => {
-            let message = format!("The JSON body has at least {size} bytes; at most {MOST_JSON} are allowed");
+            let message = format!("The JSON body has at least {size} bytes; at most {MAX_JSON} are allowed");
             return Err(Refused { status: 413, kind: "BadRequestException", message });
         }
     };
@@ -161,13 +160,13 @@ fn flag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<bool>, D::E
 /// `PUT /models/M[/V]`.
 pub(super) async fn scale<S: Management>(
     shared: &Shared<S>,
-    asked: &Asked,
+    head: &RequestHead,
     named: (&str, &str),
 ) -> Result<Response, Refused> {
-    let min = asked.number("min_worker").unwrap_or(1);
-    let max = asked.number("max_worker").unwrap_or(min);
-    let wait = asked.query("synchronous").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    let of_query = asked.query("model_version").unwrap_or_default();
+    let min = head.number("min_worker").unwrap_or(1);
+    let max = head.number("max_worker").unwrap_or(min);
+    let wait = head.query("synchronous").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let of_query = head.query("model_version").unwrap_or_default();
     let (model, version) = named;
     let version = if version.is_empty() { &of_query } else { version };
     if min < 0 && max >= min {
@@ -200,14 +199,14 @@ struct Readiness<'a> {
 /// `GET /v1/models/M`.
 pub(super) fn ready<S: Management>(shared: &Shared<S>, model: &str) -> Result<Response, Refused> {
     let version = shared.registry.find(model, "")?;
-    let ready = !shared.uncounted.worker_health(&version.called).is_empty();
+    let ready = !shared.uncounted.worker_health(&version.engine_name).is_empty();
     Ok(answer::json(&Readiness { name: model, ready }))
 }
 
 /// `GET /token`.
-pub(super) async fn token<S: Management>(shared: &Shared<S>, asked: &Asked) -> Result<Response, Refused> {
+pub(super) async fn token<S: Management>(shared: &Shared<S>, head: &RequestHead) -> Result<Response, Refused> {
     let Some(tokens) = &shared.guard.tokens else { return Err(answer::not_found()) };
-    let kind = asked.query("type").unwrap_or_default();
+    let kind = head.query("type").unwrap_or_default();
     match tokens.renew(&kind) {
         Ok(Some(())) => Ok(Response::new(Body::from("\n"))),
         Ok(None) => {

@@ -7,13 +7,13 @@ use pharos::metrics::catalog::MetricSpec;
 use pharos::metrics::exposition::{Names, java_client};
 use pharos::service::Management;
 
-use super::{Asked, Shared};
+use super::{RequestHead, Shared};
 use crate::{Refused, form};
 
 /// Renders the metrics selected by the query.
-pub(super) async fn metrics<S: Management>(shared: &Shared<S>, asked: &Asked) -> Result<Response, Refused> {
+pub(super) async fn metrics<S: Management>(shared: &Shared<S>, head: &RequestHead) -> Result<Response, Refused> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let pairs = form::pairs(asked.uri.query().unwrap_or_default());
+    let pairs = form::pairs(head.uri.query().unwrap_or_default());
     let names = Names::of_query(pairs.into_iter().map(|pair| (pair.name, text(&pair.data))));
     let service = shared.service.clone();
     // Runs on a blocking thread: rendering thousands of series takes milliseconds and would delay inference.

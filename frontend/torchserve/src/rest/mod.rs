@@ -23,7 +23,7 @@ use pharos::metrics::cache::Cache;
 use pharos::service::{Management, Protocol};
 use pharos::timeline::Instant;
 
-use super::guard::{Denied, Guard, Wanted};
+use super::guard::{Denied, Guard, RequiredAccess};
 use super::ids::Ids;
 use super::routes::{Apis, Endpoint, endpoint};
 use super::{Refused, Registry, Settings};
@@ -73,7 +73,7 @@ pub(super) struct Port<S: Management> {
 }
 
 /// A request without its body.
-struct Asked {
+struct RequestHead {
     method: Method,
     uri: Uri,
     version: Version,
@@ -83,7 +83,7 @@ struct Asked {
     received: Instant,
 }
 
-impl Asked {
+impl RequestHead {
     /// Returns the decoded value of a query parameter; the first one if there are several.
     fn query(&self, name: &str) -> Option<String> {
         let pairs = super::form::pairs(self.uri.query().unwrap_or_default());
@@ -104,7 +104,7 @@ impl Asked {
 impl<S: Management> Handle for Port<S> {
     async fn handle(self, request: Request<Body>) -> Response {
         let (parts, body) = request.into_parts();
-        let asked = Asked {
+        let head = RequestHead {
             peer: parts.extensions.get::<Peer>().map(|peer| peer.0),
             method: parts.method,
             uri: parts.uri,
@@ -113,29 +113,29 @@ impl<S: Management> Handle for Port<S> {
             id: self.shared.ids.next(),
             received: clock::now(),
         };
-        let path = asked.uri.path();
-        let mut response = match endpoint(self.apis, &asked.method, path) {
-            Endpoint::Kserve => self.answer_v2(&asked, body).await,
+        let path = head.uri.path();
+        let mut response = match endpoint(self.apis, &head.method, path) {
+            Endpoint::Kserve => self.answer_v2(&head, body).await,
             // Binary tensors behind the JSON cannot be passed to a handler; the v2 edge takes them.
-            Endpoint::Predict(_) if asked.headers.contains_key(BINARY) && path.starts_with("/v2/") => {
-                self.answer_v2(&asked, body).await
+            Endpoint::Predict(_) if head.headers.contains_key(BINARY) && path.starts_with("/v2/") => {
+                self.answer_v2(&head, body).await
             }
-            endpoint => self.answer_own(endpoint, &asked, body).await,
+            endpoint => self.answer_own(endpoint, &head, body).await,
         };
-        answer::finish(&mut response, &asked, &self.shared.settings.cors);
-        Self::log(&asked, response.status().as_u16());
+        answer::finish(&mut response, &head, &self.shared.settings.cors);
+        Self::log(&head, response.status().as_u16());
         response
     }
 }
 
 impl<S: Management> Port<S> {
     /// Checks access to a TorchServe endpoint, executes the request and counts the response.
-    async fn answer_own(&self, endpoint: Endpoint, asked: &Asked, body: Body) -> Response {
+    async fn answer_own(&self, endpoint: Endpoint, head: &RequestHead, body: Body) -> Response {
         let route = endpoint.route();
         let count = Account::new(V2Gate(self.shared.clone()), route);
-        let (response, reason) = match self.denied(&endpoint, asked) {
+        let (response, reason) = match self.denied(&endpoint, head) {
             Some((response, reason)) => (response, Some(reason)),
-            None => match self.answer(endpoint, asked, body).await {
+            None => match self.answer(endpoint, head, body).await {
                 Ok(response) => (response, None),
                 Err(refused) => (answer::refusal(&refused), Some(answer::reason(&refused))),
             },
@@ -145,9 +145,10 @@ impl<S: Management> Port<S> {
     }
 
     /// Returns the refusal of a request that is denied or has no matching endpoint.
-    fn denied(&self, endpoint: &Endpoint, asked: &Asked) -> Option<(Response, Reason)> {
-        let wanted = Wanted { route: endpoint.route(), class: endpoint.class(), purpose: endpoint.purpose(self.apis) };
-        let denied = self.shared.guard.check(Protocol::Http, wanted, &asked.headers).err()?;
+    fn denied(&self, endpoint: &Endpoint, head: &RequestHead) -> Option<(Response, Reason)> {
+        let wanted =
+            RequiredAccess { route: endpoint.route(), class: endpoint.class(), purpose: endpoint.purpose(self.apis) };
+        let denied = self.shared.guard.check(Protocol::Http, wanted, &head.headers).err()?;
         let refused = match (endpoint, denied) {
             (Endpoint::NotFound, Denied::Server(access::Denied::Unknown)) => answer::not_found(),
             (Endpoint::WrongMethod, Denied::Server(access::Denied::Unknown)) => answer::wrong_method(),
@@ -156,38 +157,38 @@ impl<S: Management> Port<S> {
         Some((answer::refusal(&refused), answer::reason(&refused)))
     }
 
-    async fn answer(&self, endpoint: Endpoint, asked: &Asked, body: Body) -> Result<Response, Refused> {
+    async fn answer(&self, endpoint: Endpoint, head: &RequestHead, body: Body) -> Result<Response, Refused> {
         let shared = &self.shared;
         match endpoint {
             Endpoint::ApiDescription => Ok(answer::json(&openapi::description(self.apis))),
             Endpoint::Ping => Ok(answer::health(shared.registry.is_healthy())),
-            Endpoint::Predict(target) => predict::predict(self, asked, target, body).await,
-            Endpoint::List => Ok(manage::list(shared, asked)),
-            Endpoint::Register => manage::register(shared, asked, body).await,
-            Endpoint::Describe(model, version) => describe::describe(shared, asked, (&model, &version)).await,
+            Endpoint::Predict(target) => predict::predict(self, head, target, body).await,
+            Endpoint::List => Ok(manage::list(shared, head)),
+            Endpoint::Register => manage::register(shared, head, body).await,
+            Endpoint::Describe(model, version) => describe::describe(shared, head, (&model, &version)).await,
             Endpoint::ManagementApi(model, version) => {
                 shared.registry.find(&model, &version)?;
                 Ok(answer::json(&openapi::of_management(&model)))
             }
-            Endpoint::Scale(model, version) => manage::scale(shared, asked, (&model, &version)).await,
+            Endpoint::Scale(model, version) => manage::scale(shared, head, (&model, &version)).await,
             Endpoint::SetDefault(model, version) => Ok(answer::done(shared.registry.set_default(&model, &version)?)),
             Endpoint::Unregister(model, version) => manage::unregister(shared, (&model, &version)).await,
             Endpoint::V1Ready(model) => manage::ready(shared, &model),
-            Endpoint::Token => manage::token(shared, asked).await,
+            Endpoint::Token => manage::token(shared, head).await,
             Endpoint::Workflows => Ok(answer::json(&serde_json::json!({ "workflows": [] }))),
             Endpoint::Workflow(name) | Endpoint::ManageWorkflow(name) => Err(answer::no_workflow(&name)),
-            Endpoint::Metrics => metrics::metrics(shared, asked).await,
+            Endpoint::Metrics => metrics::metrics(shared, head).await,
             Endpoint::Kserve | Endpoint::NotFound => Err(answer::not_found()),
             Endpoint::WrongMethod => Err(answer::wrong_method()),
         }
     }
 
-    fn log(asked: &Asked, status: u16) {
+    fn log(head: &RequestHead, status: u16) {
         if !request_log::is_enabled() {
             return;
         }
-        let Asked { method, uri, version, received, .. } = asked;
-        let peer = asked.peer.map_or_else(|| "0.0.0.0".to_owned(), |peer| peer.to_string());
+        let RequestHead { method, uri, version, received, .. } = head;
+        let peer = head.peer.map_or_else(|| "0.0.0.0".to_owned(), |peer| peer.to_string());
         let ms = (clock::now() - *received).as_millis();
         request_log::answered_line(&format!("/{peer} \"{method} {uri} {version:?}\" {status} {ms}"));
     }

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use super::ended::EndedSequences;
 use super::streaming::{Parts, check_size};
-use super::{Asked, Port, Shared, answer, openapi};
+use super::{Port, RequestHead, Shared, answer, openapi};
 use crate::Refused;
 use crate::failure::{self, End};
 use crate::form::{self, Part};
@@ -33,31 +33,31 @@ const END_KNOWN: Duration = Duration::from_millis(100);
 /// Handles a prediction.
 pub(super) async fn predict<S: Management>(
     port: &Port<S>,
-    asked: &Asked,
+    head: &RequestHead,
     target: Target,
     body: Body,
 ) -> Result<Response, Refused> {
     let shared = &*port.shared;
-    let named = target.model.clone().or_else(|| asked.query("model_name").filter(|name| !name.is_empty()));
+    let named = target.model.clone().or_else(|| head.query("model_name").filter(|name| !name.is_empty()));
     let named = named.or_else(|| shared.registry.only_startup_model().filter(|_| target.query));
     // Fail before reading the body if the model is unknown.
     let known = named.as_deref().map(|name| shared.registry.find(name, &target.version)).transpose()?;
-    let parts = parts(shared, asked, (&target, body)).await?;
+    let parts = parts(shared, head, (&target, body)).await?;
     let model = match named {
         Some(model) => model,
         None => model_of(&parts).ok_or_else(|| Refused::bad_request("Parameter model_name is required."))?,
     };
     let version = known.map_or_else(|| shared.registry.find(&model, &target.version), Ok)?;
-    if asked.method == Method::OPTIONS {
+    if head.method == Method::OPTIONS {
         return Ok(answer::json(&openapi::of_model(&model)));
     }
     let called = (model.as_str(), target.version.as_str());
     let entered = enter(shared, called, &version)?;
-    loaded(shared, called, (&version, asked.received)).await?;
-    let request = request(shared, asked, called, (&parts, call(asked, &target)), &version)?;
+    loaded(shared, called, (&version, head.received)).await?;
+    let request = request(shared, head, called, (&parts, call(head, &target)), &version)?;
     let answered = async {
         let mut responses = shared.service.stream(request)?;
-        let first = first_of(&mut responses, &version, asked.received).await?;
+        let first = first_of(&mut responses, &version, head.received).await?;
         let first = first.ok_or_else(|| InferError::internal("The model returned no response."))?;
         let ended = EndedSequences::of(&port.shared, &version);
         respond(first, (responses, entered), (ended, shared.settings.max_response_size))
@@ -65,7 +65,7 @@ pub(super) async fn predict<S: Management>(
     match answered.await {
         Ok(response) => Ok(response),
         Err(error) => {
-            let end = end_of(shared, &error, &version, asked.received).await;
+            let end = end_of(shared, &error, &version, head.received).await;
             Err(failure::refused(&error, called, || end))
         }
     }
@@ -143,11 +143,11 @@ fn too_late(limit: Duration) -> InferError {
 /// Reads the parts of a request.
 async fn parts<S: Management>(
     shared: &Shared<S>,
-    asked: &Asked,
+    head: &RequestHead,
     (target, body): (&Target, Body),
 ) -> Result<Vec<Part>, Refused> {
     let limit = shared.settings.max_request_size;
-    let waits = asked.headers.contains_key(EXPECT);
+    let waits = head.headers.contains_key(EXPECT);
     let whole = match body::read(&shared.budget, body, limit, waits).await {
         Ok(Read::Whole(data)) => data.join(),
         Ok(Read::TooLarge(size)) => {
@@ -156,8 +156,8 @@ async fn parts<S: Management>(
         }
         Err(error) => return Err(failure::refused(&error, ("", ""), || End::Died)),
     };
-    let mut parts = if target.query { form::pairs(asked.uri.query().unwrap_or_default()) } else { Vec::new() };
-    parts.extend(form::parts(asked.header("content-type"), whole).await?);
+    let mut parts = if target.query { form::pairs(head.uri.query().unwrap_or_default()) } else { Vec::new() };
+    parts.extend(form::parts(head.header("content-type"), whole).await?);
     Ok(parts)
 }
 
@@ -167,8 +167,8 @@ fn model_of(parts: &[Part]) -> Option<String> {
     Some(String::from_utf8_lossy(&named.data).into_owned())
 }
 
-fn call(asked: &Asked, target: &Target) -> HandlerCall {
-    let mut headers = handler_call::headers(&asked.headers);
+fn call(head: &RequestHead, target: &Target) -> HandlerCall {
+    let mut headers = handler_call::headers(&head.headers);
     if let Some(explain) = target.explain {
         headers.insert("explain".to_owned(), Value::from(if explain { "True" } else { "False" }));
     }
@@ -180,29 +180,29 @@ fn call(asked: &Asked, target: &Target) -> HandlerCall {
 
 fn request<S: Management>(
     shared: &Shared<S>,
-    asked: &Asked,
+    head: &RequestHead,
     (model, version): (&str, &str),
     (parts, mut call): (&[Part], HandlerCall),
     found: &Version,
 ) -> Result<InferRequest, Refused> {
-    let sequence = found.deployment().sequence.is_some().then(|| sequence(shared, asked, &mut call));
+    let sequence = found.deployment().sequence.is_some().then(|| sequence(shared, head, &mut call));
     let too_long = || Refused::bad_request("The parts of the request are too long");
-    let mut request = handler_call::request((model, version, &asked.id), parts, call).ok_or_else(too_long)?;
+    let mut request = handler_call::request((model, version, &head.id), parts, call).ok_or_else(too_long)?;
     if let Some((id, start, end)) = sequence {
         request.correlation_id = CorrelationId::String(id);
         (request.sequence_start, request.sequence_end) = (start, end);
     }
-    request.trace = TraceId::from_traceparent(asked.header("traceparent"));
-    request.timeline.received = asked.received;
+    request.trace = TraceId::from_traceparent(head.header("traceparent"));
+    request.timeline.received = head.received;
     request.timeline.request_start = clock::now();
     Ok(request)
 }
 
 /// Returns a request's sequence id, and whether it starts and ends the sequence. Without an id, it starts a new sequence.
-fn sequence<S: Management>(shared: &Shared<S>, asked: &Asked, call: &mut HandlerCall) -> (String, bool, bool) {
+fn sequence<S: Management>(shared: &Shared<S>, head: &RequestHead, call: &mut HandlerCall) -> (String, bool, bool) {
     let [id, start, end] = &shared.settings.sequence_headers;
-    let says = |name: &str| asked.header(name).eq_ignore_ascii_case("true");
-    let given = asked.header(id);
+    let says = |name: &str| head.header(name).eq_ignore_ascii_case("true");
+    let given = head.header(id);
     if !given.is_empty() {
         return (given.to_owned(), says(start), says(end));
     }
@@ -253,7 +253,7 @@ pub(crate) async fn end_of<S: Management>(
     }
     let until = clock::now() + END_KNOWN;
     while clock::now() < until {
-        if shared.uncounted.killed_since(&version.called, since) {
+        if shared.uncounted.killed_since(&version.engine_name, since) {
             return End::Killed;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -8,8 +8,8 @@ use http::{HeaderMap, Request};
 use pharos::error::Reason;
 use pharos::service::{Management, Protocol, Route};
 
-use super::{Asked, Port, Shared, answer};
-use crate::guard::{Wanted, purpose};
+use super::{Port, RequestHead, Shared, answer};
+use crate::guard::{RequiredAccess, purpose};
 use crate::token::Purpose;
 use pharos_listener::access::routes::class;
 use pharos_listener::answering::{Count, Gate, Outcome};
@@ -30,7 +30,7 @@ impl<S: Management> Gate for V2Gate<S> {
     fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response> {
         let class = class(route);
         // Unknown paths need the key of the port that serves the protocol.
-        let wanted = Wanted { route, class, purpose: purpose(class, Some(Purpose::Inference)) };
+        let wanted = RequiredAccess { route, class, purpose: purpose(class, Some(Purpose::Inference)) };
         let denied = self.0.guard.check(Protocol::Http, wanted, headers).err()?;
         let (mut response, reason) = answer::denied(denied);
         response.extensions_mut().insert(Outcome::Failed(reason));
@@ -40,12 +40,12 @@ impl<S: Management> Gate for V2Gate<S> {
 
 impl<S: Management> Port<S> {
     /// Forwards a request to the v2 protocol's edge, which counts the response.
-    pub(super) async fn answer_v2(&self, asked: &Asked, body: Body) -> Response {
+    pub(super) async fn answer_v2(&self, head: &RequestHead, body: Body) -> Response {
         let mut request = Request::new(body);
-        *request.method_mut() = asked.method.clone();
-        *request.uri_mut() = asked.uri.clone();
-        *request.version_mut() = asked.version;
-        request.headers_mut().clone_from(&asked.headers);
+        *request.method_mut() = head.method.clone();
+        *request.uri_mut() = head.uri.clone();
+        *request.version_mut() = head.version;
+        request.headers_mut().clone_from(&head.headers);
         self.v2.answer(request).await
     }
 }

@@ -13,7 +13,7 @@ use super::{Address, Age, Cors, Settings, TlsPaths, Token};
 
 /// A note about a valid configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Noted {
+pub struct Note {
     /// Whether this is a warning about a possible mistake.
     pub warning: bool,
     /// The message.
@@ -23,7 +23,7 @@ pub struct Noted {
 /// Reads properties and collects notes.
 struct Reader<'a> {
     properties: &'a [(String, String)],
-    notes: Vec<Noted>,
+    notes: Vec<Note>,
 }
 
 impl Settings {
@@ -36,7 +36,7 @@ impl Settings {
         properties: Vec<(String, String)>,
         mut gpus: Vec<u32>,
         work_directory: PathBuf,
-    ) -> Result<(Self, Vec<Noted>), String> {
+    ) -> Result<(Self, Vec<Note>), String> {
         let mut read = Reader { properties: &properties, notes: Vec::new() };
         read.note_unused_keys();
         gpus.truncate(read.number("number_of_gpu", usize::MAX)?);
@@ -128,12 +128,12 @@ impl Reader<'_> {
                     None => (true, format!("unknown key '{name}' in config.properties is ignored")),
                 },
             };
-            self.notes.push(Noted { warning: text.0, text: text.1 });
+            self.notes.push(Note { warning: text.0, text: text.1 });
         }
     }
 
     fn warn(&mut self, text: String) {
-        self.notes.push(Noted { warning: true, text });
+        self.notes.push(Note { warning: true, text });
     }
 
     /// Returns a non-empty value.

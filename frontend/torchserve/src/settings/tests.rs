@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 
-fn read(text: &str) -> Result<(Settings, Vec<Noted>), String> {
+fn read(text: &str) -> Result<(Settings, Vec<Note>), String> {
     let properties = crate::properties::parse(text).unwrap();
     Settings::new(properties, vec![0, 3], PathBuf::from("work_directory"))
 }
@@ -68,9 +68,9 @@ fn reads_properties_of_model_versions() {
          model_snapshot={\"name\": \"s\", \"modelCount\": 1, \"models\": {\"m\": {\"2.0\": {\"marName\": \"m.mar\"}}}}\n",
     )
     .unwrap();
-    let slow = settings.said("slow", "1.0").unwrap();
+    let slow = settings.model_properties("slow", "1.0").unwrap();
     assert_eq!((slow.min_workers, slow.batch_size, slow.response_timeout), (Some(2), Some(4), None));
-    assert!(slow.default_version && settings.said("slow", "2.0").is_none());
+    assert!(slow.default_version && settings.model_properties("slow", "2.0").is_none());
     assert_eq!(settings.snapshot.first().and_then(|said| said.mar_name.as_deref()), Some("m.mar"));
     let texts: Vec<&str> = notes.iter().map(|noted| noted.text.as_str()).collect();
     let parts =

@@ -182,8 +182,8 @@ fn requests_that_wait_too_long_for_an_instance_are_rejected_with_their_sequence(
     bench.send(&["(a"]);
     bench.at(5);
     bench.send(&["a", "(b"]);
-    bench.scheduler.reject_queued_before(Instant(3000), RejectReason::NotBack, bench.now);
-    bench.check(["1 NotBack", "2 NotBack"]);
+    bench.scheduler.reject_queued_before(Instant(3000), RejectReason::NotRestarted, bench.now);
+    bench.check(["1 NotRestarted", "2 NotRestarted"]);
     bench.scheduler.instance_ready(ONE, bench.now);
     bench.check(["1: (3"]);
 }

@@ -180,7 +180,7 @@ impl Sink {
     }
 
     fn call_reader(&mut self) {
-        if self.writer.wants_reader() {
+        if self.writer.needs_wakeup() {
             wake(&self.pipe);
         }
     }
@@ -248,7 +248,7 @@ impl Lost {
     #[cold]
     fn note(&mut self, why: &dyn std::fmt::Display) {
         self.count += 1;
-        if self.throttle.pass(clock::now()).is_some() {
+        if self.throttle.admit(clock::now()).is_some() {
             eprintln!("{} metric samples were dropped: {why}", self.count);
             self.count = 0;
         }

@@ -77,7 +77,7 @@ impl Outputs<'_> {
             end,
         };
         if error.is_some() {
-            let made = self.blocks.iter().filter(|block| !block.placed && block.lent.is_none());
+            let made = self.blocks.iter().filter(|block| !block.in_client_memory && block.loan.is_none());
             self.withdrawn.extend(made.map(|block| block.offset));
         }
         self.arena.release(&self.withdrawn);

@@ -30,7 +30,7 @@ impl Outputs<'_> {
     #[doc(hidden)]
     pub fn fail_part(&mut self, error: &InferError) {
         let made = self.blocks.split_off(self.part_from.min(self.blocks.len()));
-        self.withdrawn.extend(made.iter().filter(|block| !block.placed).map(|block| block.offset));
+        self.withdrawn.extend(made.iter().filter(|block| !block.in_client_memory).map(|block| block.offset));
         for position in 0..self.part.len() {
             self.fail(position, error.clone());
         }

@@ -35,7 +35,7 @@ impl Outputs<'_> {
                 self.fail_whole(request, error.clone());
             }
             let made = std::mem::take(&mut self.blocks);
-            self.withdrawn.extend(made.iter().filter(|block| !block.placed).map(|block| block.offset));
+            self.withdrawn.extend(made.iter().filter(|block| !block.in_client_memory).map(|block| block.offset));
             return None;
         }
         for placement in &execute.placements {
@@ -54,7 +54,7 @@ impl Outputs<'_> {
     fn place_one(&self, placement: &Placement) -> Result<(), InferError> {
         let Some(memory) = &self.client_memory else { return Ok(()) };
         let name = self.output_name(placement.output);
-        for block in self.blocks.iter().filter(|block| block.output == placement.output && !block.placed) {
+        for block in self.blocks.iter().filter(|block| block.output == placement.output && !block.in_client_memory) {
             let bytes = self.bytes_of(block, name)?;
             if !block.requests.is_empty() && !block.requests.contains(&placement.request) {
                 continue;

@@ -12,7 +12,7 @@ use pharos::infer::Parameter;
 use super::abi;
 
 /// The maximum number of dimensions of a shape or labels of a metric: larger numbers are certainly wrong.
-const MOST: usize = 64;
+const MAX_DIMENSIONS: usize = 64;
 /// The maximum length of a parameter's string, in bytes.
 const LONGEST_TEXT: usize = 1 << 20;
 
@@ -134,13 +134,13 @@ pub(super) unsafe fn needed_text(pointer: *const c_char, what: &str) -> Result<S
 /// This module's contract.
 ///
 /// # Errors
-/// The pointer is null or not aligned, or there are more than [`MOST`].
+/// The pointer is null or not aligned, or there are more than [`MAX_DIMENSIONS`].
 pub(super) unsafe fn list<'a, T>(pointer: *const T, count: usize, what: &str) -> Result<&'a [T], InferError> {
     if count == 0 {
         return Ok(&[]);
     }
-    if count > MOST {
-        return Err(misuse(format!("{what} has {count} values; at most {MOST} are allowed")));
+    if count > MAX_DIMENSIONS {
+        return Err(misuse(format!("{what} has {count} values; at most {MAX_DIMENSIONS} are allowed")));
     }
     // SAFETY: the caller guarantees it.
     unsafe { reference(pointer, what) }?;

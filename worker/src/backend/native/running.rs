@@ -306,7 +306,7 @@ pub(super) unsafe fn act(
 ///
 /// # Safety
 /// As for [`act`].
-unsafe fn ask<T>(
+unsafe fn query<T>(
     handle: *const Handle,
     absent: T,
     question: impl FnOnce(&mut Running, &Names) -> Result<T, InferError>,
@@ -332,14 +332,14 @@ unsafe fn with<T>(
 /// This module's contract, as for all functions below.
 pub(super) unsafe extern "C" fn request_count(batch: *const Handle) -> usize {
     // SAFETY: the caller guarantees it.
-    unsafe { ask(batch, 0, |running, _| Ok(running.requests.len())) }
+    unsafe { query(batch, 0, |running, _| Ok(running.requests.len())) }
 }
 
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn input_count(batch: *const Handle) -> usize {
     // SAFETY: the caller guarantees it.
-    unsafe { ask(batch, 0, |running, _| Ok(running.inputs.len())) }
+    unsafe { query(batch, 0, |running, _| Ok(running.inputs.len())) }
 }
 
 /// # Safety
@@ -347,14 +347,14 @@ pub(super) unsafe extern "C" fn input_count(batch: *const Handle) -> usize {
 pub(super) unsafe extern "C" fn input(batch: *const Handle, position: usize) -> *const abi::Input {
     let find = |running: &mut Running, _: &Names| Ok(running.inputs.get(position).map_or(ptr::null(), ptr::from_ref));
     // SAFETY: the caller guarantees it.
-    unsafe { ask(batch, ptr::null(), find) }
+    unsafe { query(batch, ptr::null(), find) }
 }
 
 /// # Safety
 /// As above.
 pub(super) unsafe extern "C" fn request(batch: *const Handle, position: usize) -> *const abi::Request {
     // SAFETY: the caller guarantees it.
-    unsafe { ask(batch, ptr::null(), |running, _| Ok(ptr::from_ref(&running.view(position)?.request))) }
+    unsafe { query(batch, ptr::null(), |running, _| Ok(ptr::from_ref(&running.view(position)?.request))) }
 }
 
 /// # Safety
@@ -368,7 +368,7 @@ pub(super) unsafe extern "C" fn request_parameter(
         Ok(running.view(request)?.parameters.get(position).map_or(ptr::null(), ptr::from_ref))
     };
     // SAFETY: the caller guarantees it.
-    unsafe { ask(batch, ptr::null(), find) }
+    unsafe { query(batch, ptr::null(), find) }
 }
 
 /// # Safety
@@ -386,7 +386,7 @@ pub(super) unsafe extern "C" fn find_parameter(
         Ok(named.next().map_or(ptr::null(), |(_, parameter)| ptr::from_ref(parameter)))
     };
     // SAFETY: the caller guarantees it.
-    unsafe { ask(batch, ptr::null(), find) }
+    unsafe { query(batch, ptr::null(), find) }
 }
 
 /// # Safety
@@ -395,7 +395,7 @@ pub(super) unsafe extern "C" fn is_wanted(batch: *const Handle, output: usize) -
     let wanted =
         |running: &mut Running, names: &Names| Ok(output < names.outputs.len() && running.batch().wants(output));
     // SAFETY: the caller guarantees it.
-    unsafe { ask(batch, false, wanted) }.into()
+    unsafe { query(batch, false, wanted) }.into()
 }
 
 /// # Safety
@@ -403,7 +403,7 @@ pub(super) unsafe extern "C" fn is_wanted(batch: *const Handle, output: usize) -
 pub(super) unsafe extern "C" fn is_cancelled(batch: *const Handle, request: usize) -> i32 {
     let cancelled = |running: &mut Running, _: &Names| Ok(running.batch().is_cancelled(running.position(request)?));
     // SAFETY: the caller guarantees it.
-    unsafe { ask(batch, false, cancelled) }.into()
+    unsafe { query(batch, false, cancelled) }.into()
 }
 
 /// # Safety

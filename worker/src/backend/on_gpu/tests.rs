@@ -24,7 +24,7 @@ pub(crate) fn kernel(name: &str, arguments: &[u64], touch: &mut Touch<'_>) -> Re
     let &[left, right, out, count] = arguments else { return Err(Fault::Refused("wrong parameters".to_owned())) };
     let size = datatype.size().unwrap();
     if [left, right, out].iter().any(|address| !address.is_multiple_of(size as u64)) {
-        return Err(Fault::Lasting("CUDA driver error: misaligned address".to_owned()));
+        return Err(Fault::Permanent("CUDA driver error: misaligned address".to_owned()));
     }
     let len = size * usize::try_from(count).unwrap();
     let (left, right, mut result) = (touch.read(left, len)?, touch.read(right, len)?, vec![0; len]);

@@ -27,7 +27,7 @@ use pharos_backend::{Batch, Context, Input, OutputMemory, Outputs, Source, load_
 use super::providers::{self, Provider};
 use super::{Output, borrow, for_numbers, run_or_withdraw, to_value, wrong_size};
 use crate::backend::on_gpu::{Run, copy_ahead, failed};
-use crate::device::{Ahead, Buffer as DeviceBuffer, Cuda, DeviceMemory, Pool, Queues, is_usable};
+use crate::device::{Buffer as DeviceBuffer, Cuda, DeviceMemory, Pool, Prefetch, Queues, is_usable};
 
 /// The alignment of CUDA allocations, which kernels of its libraries rely on.
 const ALIGNMENT: usize = 256;
@@ -36,7 +36,7 @@ const ALIGNMENT: usize = 256;
 pub(super) struct OnDevice {
     cuda: Arc<Cuda>,
     /// Inputs being copied for the batch with this number, as in `on_gpu`.
-    ahead: (u64, Vec<Ahead>),
+    ahead: (u64, Vec<Prefetch>),
     /// Whether inputs are copied ahead: only if all of them are numbers.
     copies_ahead: bool,
     /// For each input, whether it stays in the process's memory because the graph returns it.
@@ -57,7 +57,7 @@ impl OnDevice {
     /// Returns the providers, computing in the stream of this value, which outlives the session created with them. Returns none
     /// if device memory is the process's memory.
     pub(super) fn dispatches(&self, providers: &[Provider]) -> Vec<ExecutionProviderDispatch> {
-        if self.cuda.is_here() {
+        if self.cuda.is_host_memory() {
             return Vec::new();
         }
         // SAFETY: the module's contract.
@@ -65,7 +65,7 @@ impl OnDevice {
     }
 
     /// Finds the inputs that the graph returns.
-    pub(super) fn look_at(&mut self, session: &Session, context: &Context<'_>) {
+    pub(super) fn find_returned_inputs(&mut self, session: &Session, context: &Context<'_>) {
         let names = (0..context.config.backend_inputs()).filter_map(|position| context.config.input_name(position));
         self.returned_by_graph =
             names.map(|name| session.outputs().iter().any(|output| output.name() == name)).collect();
@@ -87,7 +87,7 @@ impl OnDevice {
         let result = self.run(computing, batch, outputs, (&before, &mut used));
         // All work is done or abandoned. After a failed batch, copies made ahead are waited for and dropped.
         if result.is_ok() {
-            used.extend(before.into_iter().filter_map(Ahead::into_buffer));
+            used.extend(before.into_iter().filter_map(Prefetch::into_buffer));
         }
         used.into_iter().for_each(|buffer| self.pool.put(buffer));
         result
@@ -98,7 +98,7 @@ impl OnDevice {
         computing: Computing<'_, '_>,
         batch: &Batch<'_>,
         outputs: &mut Outputs<'_>,
-        (before, used): (&[Ahead], &mut Vec<DeviceBuffer>),
+        (before, used): (&[Prefetch], &mut Vec<DeviceBuffer>),
     ) -> Result<(), InferError> {
         let Self { cuda, copies_ahead, returned_by_graph, pool, queues, .. } = self;
         let copies = batch.inputs.iter().map(|input| match uses_device(input, returned_by_graph) {
@@ -106,7 +106,7 @@ impl OnDevice {
             false => on_host(cuda, input),
         });
         let host_copies: Vec<Option<AlignedBuffer>> = copies.collect::<Result<_, _>>()?;
-        let device = if cuda.is_here() { AllocationDevice::CPU } else { AllocationDevice::CUDA };
+        let device = if cuda.is_host_memory() { AllocationDevice::CPU } else { AllocationDevice::CUDA };
         let run = Run { work: queues.begin().map_err(failed)?, pool, ahead: before, used };
         let mut step = Step { run, device, returned_by_graph, from: Vec::new() };
         let inputs = step.inputs(&computing, batch, (&host_copies, outputs))?;
@@ -222,7 +222,7 @@ impl<'m> Step<'_, 'm> {
             places.push(place);
             goals.push(goal);
         }
-        self.run.work.others_compute(&self.from, &to).map_err(failed)?;
+        self.run.work.foreign_compute(&self.from, &to).map_err(failed)?;
         let results = run_or_withdraw(session, inputs, (&mut wanted, &mut places), outputs)?;
         self.run.work.computed().map_err(failed)?;
         for (place, goal) in places.iter().zip(goals) {
@@ -277,7 +277,7 @@ fn on_host(cuda: &Cuda, input: &Input<'_>) -> Result<Option<AlignedBuffer>, Infe
         match piece {
             Source::Host(bytes) => into.copy_from_slice(bytes),
             Source::Device(memory) => {
-                cuda.ask(|driver| driver.read(memory.device(), memory.address(), into)).map_err(failed)?;
+                cuda.call(|driver| driver.read(memory.device(), memory.address(), into)).map_err(failed)?;
             }
             Source::Zeros(_) => {}
         }

@@ -5,7 +5,7 @@
 
 use std::alloc::{Layout, alloc, dealloc};
 
-use super::RUBBISH;
+use super::GARBAGE;
 
 /// Simulated device memory: address and length.
 pub(super) struct Memory(pub(super) usize, pub(super) usize);
@@ -16,7 +16,7 @@ impl Memory {
         let start = unsafe { alloc(Self::layout(len)) };
         assert!(!start.is_null());
         let mut memory = Self(start.expose_provenance(), len);
-        memory.write(0, &vec![RUBBISH; len]);
+        memory.write(0, &vec![GARBAGE; len]);
         memory
     }
 

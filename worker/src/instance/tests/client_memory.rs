@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
 use pharos::error::ErrorCode;
-use pharos::wire::regions::{Announced, RegionLocation, encode};
+use pharos::wire::regions::{RegionDescription, RegionLocation, encode};
 use pharos::wire::{Piece, Placement};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{
@@ -28,7 +28,7 @@ impl World {
         ftruncate(&file, SIZE).unwrap();
         assert_eq!(rustix::io::pwrite(&file, content, 0).unwrap(), content.len());
         let location = RegionLocation::System { offset: 0 };
-        let packet = encode(&[Announced { id, name: format!("r{id}"), byte_size: SIZE, location }]);
+        let packet = encode(&[RegionDescription { id, name: format!("r{id}"), byte_size: SIZE, location }]);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let files = [file.as_fd()];
@@ -110,11 +110,11 @@ fn a_request_alone_in_its_batch_uses_client_memory_in_place() {
     let mut world = load(&identity("TYPE_INT8", ""), &[]).unwrap();
     let file = world.region(1, b"abcdef");
     let (done, _) = world.execute_pieces((DataType::Int8, vec![1, 6]), &[(1, 0, &[0; 6], 6)], &[to(0, 1, 4096, 8)]);
-    assert!(done.outputs[0].placed && done.outputs[0].len == 6 && done.error.is_none());
+    assert!(done.outputs[0].in_client_memory && done.outputs[0].len == 6 && done.error.is_none());
     assert_eq!(content(&file, 4096, 7), b"abcdef\0");
     // An output over its input goes through the arena, so that no written byte is read as input.
     let (done, _) = world.execute_pieces((DataType::Int8, vec![1, 6]), &[(1, 0, &[0; 6], 6)], &[to(0, 1, 2, 6)]);
-    assert!(!done.outputs[0].placed && done.failed.is_empty());
+    assert!(!done.outputs[0].in_client_memory && done.failed.is_empty());
     assert_eq!(content(&file, 0, 9), b"ababcdef\0");
     // No room: the request fails alone; here there are no others.
     let (done, _) = world.execute_pieces((DataType::Int8, vec![1, 6]), &[(1, 0, &[0; 6], 6)], &[to(0, 1, 4096, 5)]);
@@ -190,7 +190,7 @@ fn removed_regions_are_unmapped() {
     let mut world = load(&identity("TYPE_INT8", ""), &[]).unwrap();
     let file = world.region(1, b"abcdef");
     assert!(world.execute_pieces((DataType::Int8, vec![1, 6]), &[(1, 0, &[0; 6], 6)], &[]).0.failed.is_empty());
-    world.instance.regions.table_mut().forget(&[1]);
+    world.instance.regions.table_mut().unmap(&[1]);
     let (done, _) = world.execute_pieces((DataType::Int8, vec![1, 6]), &[(1, 0, &[0; 6], 6)], &[]);
     assert_eq!(failures(&done), [(0, ErrorCode::Internal, "there is no shared memory region 1")]);
     drop(file);

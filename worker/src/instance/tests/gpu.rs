@@ -8,7 +8,7 @@ use std::io::{IoSlice, Read as _, Write};
 
 use pharos::error::ErrorCode;
 use pharos::region::CUDA_HANDLE;
-use pharos::wire::regions::{Announced, RegionLocation, encode};
+use pharos::wire::regions::{RegionDescription, RegionLocation, encode};
 use pharos::wire::{Device, PREFIX, Piece, Placement, ToFrontend, ToWorker, decode_to_frontend, payload_length};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
@@ -58,7 +58,7 @@ impl World {
     /// Announces memory on a device.
     fn cuda_region(&self, id: u64, (number, handle): (u32, [u8; CUDA_HANDLE]), byte_size: u64) {
         let location = RegionLocation::Cuda { device: number, handle: Box::new(handle) };
-        let packet = encode(&[Announced { id, name: format!("c{id}"), byte_size, location }]);
+        let packet = encode(&[RegionDescription { id, name: format!("c{id}"), byte_size, location }]);
         let mut nothing = SendAncillaryBuffer::default();
         sendmsg(&self.regions, &[IoSlice::new(&packet)], &mut nothing, SendFlags::empty()).unwrap();
     }
@@ -331,7 +331,7 @@ fn a_device_lost_during_a_run_fails_its_batch_and_gets_no_further_calls() {
     let mut world = on(&fake, &add_sub("TYPE_FP32")).unwrap();
     let inputs = [0, 1].map(|input| (input, DataType::Fp32, vec![1, 1], floats(&[2.0])));
     assert_eq!(world.execute(&plain(1), &inputs, &[]).0.error, None);
-    fake.fail("launch", 1, Fault::Lasting("an illegal memory access was encountered".into()));
+    fake.fail("launch", 1, Fault::Permanent("an illegal memory access was encountered".into()));
     let (done, _) = world.execute(&plain(1), &inputs, &[]);
     assert_eq!(message(&done), "the GPU has failed: an illegal memory access was encountered");
     let sentence = "GPU 3 (GPU-3) is no longer usable: an illegal memory access was encountered; the worker process must be \
@@ -360,7 +360,7 @@ fn the_process_ends_after_answering_when_its_device_is_lost() {
     for batch in [1, 2, 3] {
         ToWorker::Execute(of(batch, inputs.clone())).encode(&mut bytes);
     }
-    fake.fail("download", 1, Fault::Lasting("uncorrectable ECC error encountered".into()));
+    fake.fail("download", 1, Fault::Permanent("uncorrectable ECC error encountered".into()));
     frontend.write_all(&bytes).unwrap();
     let end = process.join().unwrap();
     let sentence =

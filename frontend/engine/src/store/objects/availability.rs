@@ -22,9 +22,9 @@ pub(super) struct Availability {
 #[derive(Debug, Default)]
 struct State {
     names: Option<Vec<String>>,
-    look: Vec<(String, Stamp)>,
+    polled: Vec<(String, Stamp)>,
     /// The time and reason of the last failure; `None` while the store can be read.
-    trouble: Option<(Instant, String)>,
+    failure: Option<(Instant, String)>,
     /// The number of failed fetches of each model.
     failures: BTreeMap<String, u64>,
 }
@@ -50,14 +50,14 @@ impl Availability {
     }
 
     /// Returns the listed fingerprints, or those of the last listing while the store cannot be read.
-    pub(super) fn look_or(&self, list: impl FnOnce() -> io::Result<Vec<(String, Stamp)>>) -> Vec<(String, Stamp)> {
+    pub(super) fn poll_or(&self, list: impl FnOnce() -> io::Result<Vec<(String, Stamp)>>) -> Vec<(String, Stamp)> {
         let answer = self.answer(list);
         let mut state = self.state();
-        if let Some(look) = answer {
-            state.names = Some(look.iter().map(|(name, _)| name.clone()).collect());
-            state.look = look;
+        if let Some(polled) = answer {
+            state.names = Some(polled.iter().map(|(name, _)| name.clone()).collect());
+            state.polled = polled;
         }
-        state.look.clone()
+        state.polled.clone()
     }
 
     /// Returns the answer of the store; `None` if it fails or failed recently.
@@ -71,7 +71,7 @@ impl Availability {
     /// # Errors
     /// The store failed recently.
     pub(super) fn check_pause(&self) -> io::Result<()> {
-        match &self.state().trouble {
+        match &self.state().failure {
             Some((since, reason)) if clock::now().0.saturating_sub(since.0) < PAUSE => {
                 Err(io::Error::other(reason.clone()))
             }
@@ -83,20 +83,20 @@ impl Availability {
     pub(super) fn record_result(&self, error: Option<&io::Error>) {
         let mut state = self.state();
         match error {
-            None if state.trouble.take().is_some() => tracing::info!("'{}' can be read again", self.store),
+            None if state.failure.take().is_some() => tracing::info!("'{}' can be read again", self.store),
             None => {}
             Some(error) => {
-                if state.trouble.is_none() {
+                if state.failure.is_none() {
                     tracing::error!("'{}' cannot be read; its models stay unchanged: {error}", self.store);
                 }
-                state.trouble = Some((clock::now(), error.to_string()));
+                state.failure = Some((clock::now(), error.to_string()));
             }
         }
     }
 
     /// Returns why the store cannot be read.
-    pub(super) fn trouble(&self) -> Option<String> {
-        self.state().trouble.as_ref().map(|(_, reason)| reason.clone())
+    pub(super) fn failure(&self) -> Option<String> {
+        self.state().failure.as_ref().map(|(_, reason)| reason.clone())
     }
 
     /// Returns whether the last listing contains a model.
@@ -131,15 +131,15 @@ mod tests {
     #[test]
     fn the_last_listing_is_used_while_the_store_is_down() {
         let availability = Availability::new("s3://b");
-        assert!(availability.names_or(down).is_empty() && availability.trouble().unwrap() == "no answer");
+        assert!(availability.names_or(down).is_empty() && availability.failure().unwrap() == "no answer");
         let never = || -> io::Result<Vec<String>> { panic!("request during the pause") };
         assert!(availability.names_or(never).is_empty());
         assert_eq!(availability.check_pause().unwrap_err().to_string(), "no answer");
         availability.record_result(None);
-        let look = vec![("m".to_owned(), Stamp::of(&1))];
-        assert_eq!(availability.look_or(|| Ok(look.clone())), look);
-        assert!(availability.has("m") && !availability.has("n") && availability.trouble().is_none());
-        assert_eq!((availability.look_or(down), availability.names_or(never)), (look, vec!["m".to_owned()]));
+        let polled = vec![("m".to_owned(), Stamp::of(&1))];
+        assert_eq!(availability.poll_or(|| Ok(polled.clone())), polled);
+        assert!(availability.has("m") && !availability.has("n") && availability.failure().is_none());
+        assert_eq!((availability.poll_or(down), availability.names_or(never)), (polled, vec!["m".to_owned()]));
         availability.record_result(None);
         assert!(availability.names_or(|| Ok(Vec::new())).is_empty() && !availability.has("m"));
     }

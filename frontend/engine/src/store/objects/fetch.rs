@@ -87,7 +87,7 @@ impl ObjectRepository {
                 record::object_fetched(cache, &repository, *bytes, nanoseconds as f64 / 1e9);
             }
             Ok(None) => {}
-            Err(_) => record::object_not_fetched(cache, &repository),
+            Err(_) => record::object_fetch_failed(cache, &repository),
         }
         copied.map(drop)
     }

@@ -36,7 +36,7 @@ impl Head {
 pub struct Partial {
     prefix: Vec<u8>,
     head: Option<Head>,
-    came: Collector,
+    received: Collector,
 }
 
 impl Partial {
@@ -58,18 +58,18 @@ impl Partial {
     }
 
     /// Returns how many of `available` bytes belong to the message.
-    pub(crate) fn wants(&self, available: usize) -> usize {
-        self.head.map_or(0, |head| (head.length - self.came.len()).min(available))
+    pub(crate) fn missing_bytes(&self, available: usize) -> usize {
+        self.head.map_or(0, |head| (head.length - self.received.len()).min(available))
     }
 
     /// Moves bytes of the message out of `data`, and returns the message once it is complete.
     pub fn take(&mut self, data: &mut Bytes) -> Option<(Head, Data)> {
         let head = self.head?;
-        let wanted = self.wants(data.len());
+        let wanted = self.missing_bytes(data.len());
         if wanted > 0 {
-            self.came.push(data.split_to(wanted));
+            self.received.push(data.split_to(wanted));
         }
-        (self.came.len() == head.length).then(|| (head, std::mem::take(self).came.finish()))
+        (self.received.len() == head.length).then(|| (head, std::mem::take(self).received.finish()))
     }
 }
 

@@ -27,7 +27,7 @@ fn devices(fake: &FakeNvml, visible: Option<&str>, limits: &[(u32, f64)]) -> Arc
 }
 
 async fn choose(devices: &Arc<Devices>, number: u32, turn: u32) -> Result<ChosenDevice, String> {
-    devices.choose(Wanted { number, turn, loading: true }).await
+    devices.choose(DeviceRequest { number, turn, loading: true }).await
 }
 
 #[tokio::test]
@@ -53,7 +53,7 @@ async fn the_error_for_an_unusable_device_lists_the_usable_ones() {
     let mig = choose(&devices, 3, 0).await.unwrap_err();
     assert_eq!(mig, format!("GPU 3 (GPU-d) cannot be used: {NO_PARTS}; {here}"));
     assert_eq!(choose(&devices, 9, 0).await.unwrap_err(), format!("GPU 9 cannot be used: it does not exist; {here}"));
-    fake.tell(&format!("0 all !15\n{}", FOUR.replace("GPU-c", "GPU-x")));
+    fake.set_devices(&format!("0 all !15\n{}", FOUR.replace("GPU-c", "GPU-x")));
     let lost = choose(&devices, 0, 0).await.unwrap_err();
     assert!(lost.starts_with("GPU 0 (GPU-a) cannot be used: ") && lost.contains("1 (GPU-b"), "{lost}");
     let other = choose(&devices, 2, 0).await.unwrap_err();
@@ -72,7 +72,7 @@ async fn refuses_to_load_a_model_over_the_memory_limit() {
          --model-load-gpu-limit allows 30.0 %"
     );
     // The limit does not apply to a restart.
-    assert!(devices.choose(Wanted { number: 0, turn: 0, loading: false }).await.is_ok());
+    assert!(devices.choose(DeviceRequest { number: 0, turn: 0, loading: false }).await.is_ok());
     // A MIG device has separate memory.
     assert!(choose(&devices, 1, 0).await.is_ok());
     assert!(choose(&devices, 1, 1).await.unwrap_err().contains("400 of 500 bytes are in use (80.0 %)"));
@@ -100,10 +100,10 @@ async fn cuda_visible_devices_hides_and_renumbers_devices() {
     assert_eq!((chosen.uuids.as_str(), chosen.visible), ("GPU-c,GPU-a", vec![0, 1]));
     assert!(choose(&turned, 1, 0).await.unwrap_err().contains("memory limit set for GPU 1 has exceeded"));
     assert_eq!([0, 1, 2, 3].map(|bus| turned.number_of(bus)), [Some(1), None, Some(0), None]);
-    fake.tell(&format!("2 all !15\n{FOUR}"));
+    fake.set_devices(&format!("2 all !15\n{FOUR}"));
     turned.check_watched();
     assert!(turned.lost(0).unwrap().starts_with("GPU 0 (GPU-c) is lost: "));
-    fake.tell(FOUR);
+    fake.set_devices(FOUR);
     assert!(devices(&fake, Some(""), &[]).usable().is_empty());
 }
 
@@ -112,18 +112,18 @@ async fn detects_lost_devices_in_use() {
     let fake = FakeNvml::new(FOUR);
     let devices = devices(&fake, None, &[]);
     choose(&devices, 0, 0).await.unwrap();
-    fake.tell(&format!("0 all !15\n2 all !15\n{FOUR}"));
+    fake.set_devices(&format!("0 all !15\n2 all !15\n{FOUR}"));
     devices.check_watched();
     let lost = devices.lost(0).unwrap();
     assert!(lost.starts_with("GPU 0 (GPU-a) is lost: "), "{lost}");
     assert_eq!((devices.lost(1), devices.lost(2)), (None, None), "no instance uses them");
     assert!(choose(&devices, 0, 0).await.is_err());
-    fake.tell(FOUR);
+    fake.set_devices(FOUR);
     // Clears the loss at once, not only at the next check.
     choose(&devices, 0, 0).await.unwrap();
     assert_eq!(devices.lost(0), None);
     // A device that cannot be read for another reason is not lost.
-    fake.tell(&FOUR.replace("0 memory 1000 400", "0 memory !999"));
+    fake.set_devices(&FOUR.replace("0 memory 1000 400", "0 memory !999"));
     devices.check_watched();
     assert_eq!(devices.lost(0), None);
 }

@@ -36,7 +36,7 @@ impl VisibleDevices {
     }
 
     /// Returns the number on the bus, which NVML uses.
-    pub(super) fn on_the_bus(&self, number: u32) -> Option<u32> {
+    pub(super) fn bus_number(&self, number: u32) -> Option<u32> {
         self.get(number).map(|(bus, _)| *bus)
     }
 
@@ -81,12 +81,12 @@ mod tests {
         let device = |uuid: &str, mig: &[&str]| Found {
             uuid: Some(uuid.to_owned()),
             mig: mig.iter().map(|uuid| (*uuid).to_owned()).collect(),
-            trouble: None,
+            error: None,
         };
         let found = [device("GPU-aa", &[]), device("GPU-bb", &["MIG-1", "MIG-2"]), device("GPU-bc", &[])];
         let numbers = |visible| {
             let shown = VisibleDevices::new(&found, visible);
-            shown.numbers().map(|number| shown.on_the_bus(number).unwrap()).collect::<Vec<_>>()
+            shown.numbers().map(|number| shown.bus_number(number).unwrap()).collect::<Vec<_>>()
         };
         for (visible, expected) in [
             (None, &[0, 1, 2][..]),
@@ -106,7 +106,7 @@ mod tests {
         }
         let shown = VisibleDevices::new(&found, Some("MIG-2"));
         assert!(shown.shows_part(0, "MIG-2") && !shown.shows_part(0, "MIG-1") && !shown.shows_part(1, "x"));
-        assert_eq!((shown.on_the_bus(0), shown.on_the_bus(1)), (Some(1), None));
+        assert_eq!((shown.bus_number(0), shown.bus_number(1)), (Some(1), None));
         assert!(VisibleDevices::new(&found, None).shows_part(1, "MIG-1"));
     }
 }

@@ -18,7 +18,7 @@ fn memory_on_the_instances_device_is_used_in_place() {
     let placed = [to(0, 0, 1, 32, 8), to(0, 1, 1, 48, 8)];
     let execute = world.frame((DataType::Fp32, 2), &[&left, &right], &placed);
     let (done, _) = world.run(&execute);
-    assert!(done.error.is_none() && done.failed.is_empty() && done.outputs.iter().all(|block| block.placed));
+    assert!(done.error.is_none() && done.failed.is_empty() && done.outputs.iter().all(|block| block.in_client_memory));
     let seen = fake.content(address);
     assert_eq!((&seen[32..40], &seen[48..56]), (&*floats(&[11., 22.]), &*floats(&[-9., -18.])));
     // No byte was copied through the process or a buffer.
@@ -35,7 +35,7 @@ fn memory_on_the_instances_device_is_used_in_place() {
     let (done, _) = world.run(&execute);
     assert!(done.failed[0].1.message.contains("(4 bytes) should be at least 8 bytes"));
     assert_eq!(fake.open_count(), 1);
-    world.instance.regions.table_mut().forget(&[1]);
+    world.instance.regions.table_mut().unmap(&[1]);
     assert_eq!(fake.open_count(), 0);
 }
 
@@ -123,14 +123,14 @@ fn the_rows_of_each_request_are_written_to_its_memory() {
         assert_eq!(done.error, None);
         if !config.contains("max_batch_size: 8") {
             // Not split by rows: no part of the output can be attributed to one request.
-            assert!(done.outputs.iter().all(|block| !block.placed));
+            assert!(done.outputs.iter().all(|block| !block.in_client_memory));
             continue;
         }
         let why: Vec<_> = done.failed.iter().map(|(request, error)| (*request, error.message.as_str())).collect();
         let text = "shared memory size specified with the request for output 'Y' (8 bytes) should be at least 16 bytes to hold \
                     the results";
         assert_eq!(why, [(1, text)]);
-        let placed = done.outputs.iter().filter(|block| block.placed);
+        let placed = done.outputs.iter().filter(|block| block.in_client_memory);
         let placed: Vec<_> = placed.map(|block| (block.requests.clone(), block.shape.clone(), block.len)).collect();
         assert_eq!(placed, [(vec![0], vec![1, 2], 8), (vec![3], vec![3, 2], 24)]);
         assert_eq!((read[0].requests.as_slice(), read[0].data.len()), ([1, 2].as_slice(), 24));
@@ -161,7 +161,7 @@ fn outputs_not_split_by_rows_go_through_the_arena() {
         execute.inputs[0].shape = vec![3];
         execute.elements = vec![(0, if requests == 1 { vec![3] } else { vec![1, 2] })];
         let (done, read) = world.run(&execute);
-        assert_eq!((done.error, done.failed.len(), done.outputs[0].placed), (None, 0, false));
+        assert_eq!((done.error, done.failed.len(), done.outputs[0].in_client_memory), (None, 0, false));
         assert_eq!((&read[0].shape, &read[0].data), (&vec![3], &data));
     }
     let seen = fake.content(address);
@@ -227,7 +227,7 @@ fn pieces_stay_valid_after_the_batch_and_the_regions_are_gone() {
     assert_eq!(done.error, None);
     assert_eq!(done.failed.iter().map(|(request, _)| *request).collect::<Vec<_>>(), [3]);
     drop(system);
-    regions.table_mut().forget(&[1, 2, 3, 4]);
+    regions.table_mut().unmap(&[1, 2, 3, 4]);
     assert_eq!((fake.open_count(), fake.count("read"), fake.count("upload")), (2, 0, 0));
     let mut seen = Vec::new();
     for piece in pieces.lock().unwrap().iter() {

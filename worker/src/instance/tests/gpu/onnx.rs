@@ -132,7 +132,9 @@ fn client_memory_on_the_device_is_used_in_place() {
         let placed = [to(0, 0, 1, 512 + at, 16), to(0, 1, 1, 768 + at, 16)];
         let execute = world.frame((DataType::Int64, 2), &[&left, &right], &placed);
         let (done, _) = world.run(&execute);
-        assert!(done.error.is_none() && done.failed.is_empty() && done.outputs.iter().all(|block| block.placed));
+        assert!(
+            done.error.is_none() && done.failed.is_empty() && done.outputs.iter().all(|block| block.in_client_memory)
+        );
         let seen = fake.content(address);
         assert_eq!(
             (numbers(&seen[512 + by..528 + by]), numbers(&seen[768 + by..784 + by])),
@@ -290,7 +292,7 @@ fn a_failing_driver_call_fails_only_its_batch() {
         return;
     }
     let given = inputs([1, 2], [&[1, 2], &[3, 4]]);
-    for call in ["allocate", "upload", "others", "record", "wait", "wait_here", "elapsed", "download"] {
+    for call in ["allocate", "upload", "foreign_compute", "record", "wait", "wait_here", "elapsed", "download"] {
         for nth in 0..3 {
             let fake = Fake::new(1);
             let mut world = both(2).on(&fake).unwrap();
@@ -311,12 +313,12 @@ fn a_failing_driver_call_fails_only_its_batch() {
     }
     let fake = Fake::new(1);
     let mut world = both(2).on(&fake).unwrap();
-    fake.fail("download", 1, Fault::Lasting("uncorrectable ECC error encountered".into()));
+    fake.fail("download", 1, Fault::Permanent("uncorrectable ECC error encountered".into()));
     let (done, _) = world.execute(&plain(1), &given, &[]);
     assert_eq!(message(&done), "the GPU has failed: uncorrectable ECC error encountered");
     assert!(world.instance.regions.cuda().broken().is_some());
     assert!(world.execute(&plain(1), &given, &[]).0.error.is_some());
-    assert_eq!(fake.count("others"), 1);
+    assert_eq!(fake.count("foreign_compute"), 1);
 }
 
 #[test]
