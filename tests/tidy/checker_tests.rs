@@ -449,3 +449,10 @@ fn refuses_torchserve_outside_its_places() {
         "{stale:#?}"
     );
 }
+
+#[test]
+fn refuses_listed_phrases() {
+    fails("docs/a.py", "x = 1\n# Nobody is there.", 2, "the phrase \"nobody\"");
+    passes("docs/a.py", "whoever_id = 1");
+    passes("docs/a.py", "if x is None:");
+}

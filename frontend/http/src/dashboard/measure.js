@@ -95,7 +95,7 @@ class Scrape {
   }
   has(name) { return this.samples.has(name); }
   list(name) { return this.samples.get(name) ?? []; }
-  // Returns the sum of a family's series that `keep` selects; null if there are none.
+  // Returns the sum of a family's series that `keep` selects; null without such series.
   sum(name, keep = () => true) {
     let sum = 0, found = false;
     for (const sample of this.list(name)) {
