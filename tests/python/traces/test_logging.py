@@ -101,7 +101,7 @@ def lines(path) -> list:
     ],
 )
 def test_a_line_for_each_request(start, form, pattern):
-    """In each format, which other lines have too; without the option requests are not logged."""
+    """Lines have the configured format; without the option requests are not logged."""
     server = start(["identity_fp32"], f"--log-format={form}", "--log-access")
     assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
     assert server.get("/v2/none")[0] == 404
@@ -127,7 +127,7 @@ def test_a_log_file_is_reopened(start, tmp_path):
     """SIGHUP makes the server write to a new file after the old one was renamed."""
     path = tmp_path / "pharos.log"
     server = start(["identity_fp32"], f"--log-file={path}")
-    eventually("it logs that it is ready", 5, lambda: any("ready" in line for line in lines(path)))
+    eventually("the server logs that it is ready", 5, lambda: any("ready" in line for line in lines(path)))
     assert lines(server.log) == []
     path.rename(tmp_path / "old.log")
     server.process.send_signal(signal.SIGHUP)
