@@ -47,7 +47,7 @@ CODE = Path(__file__).resolve().parents[2] / "gpu/gpu_models/doubled.py"
 CPU = "instance_group [ { kind: KIND_CPU } ]\n"
 TEN = np.arange(10, dtype=np.int32).reshape(1, 10)
 COLUMNS = 1031
-"""The length of a row: a prime, so that rows are not aligned."""
+"""The length of each row: a prime, so that rows are not aligned."""
 SLOT = 16384
 """The bytes of a region for one client's input or output."""
 UNTOUCHED = 0xA5

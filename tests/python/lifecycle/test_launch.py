@@ -1,4 +1,4 @@
-"""Selection of the program that runs a model, and the errors if there is none.
+"""Selection of the program that runs a model, and the errors if no program is found.
 
 `standin` replaces the package `pharos-worker` and reports its arguments; interpreters and environments are real.
 """
@@ -484,7 +484,7 @@ class TritonPythonModel:
 
 
 def test_the_real_package_in_environments(place):
-    """A model without a configuration runs with the packages of its own environment, from a folder and from an archive."""
+    """A model without a configuration runs with the packages of its environment, from a folder and from an archive."""
     package = pytest.importorskip("pharos_worker", reason="the package pharos-worker is not installed")
     numpy = pytest.importorskip("numpy")
     home = place.environment("packed")

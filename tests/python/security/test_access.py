@@ -300,7 +300,7 @@ def test_tokens_are_not_forwarded(start, files, tmp_path):
     assert (status, parameters["key"], "authorization" in parameters) == (200, "value", False)
 
 
-def test_a_pattern_that_is_none(start):
+def test_an_invalid_pattern(start):
     """The server does not start and reports the invalid pattern."""
     server = start([MODEL], "--http-header-forward-pattern=(", wait=False)
     assert server.process.wait(30) == 2

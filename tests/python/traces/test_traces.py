@@ -161,7 +161,7 @@ def test_rate_count_and_files(traced):
 
 
 def test_only_configured_events_are_traced(traced):
-    """Level OFF: no file. One model's settings do not affect others. Timestamps without tensors, and tensors without timestamps."""
+    """Level OFF: no file. One model's settings do not affect others. Timestamps without tensors; tensors without timestamps."""
     server, file = traced()
     ask(server)
     for path, level, model in [("models/cached/", "TENSORS", "cached"), ("", "TIMESTAMPS", "plain")]:
