@@ -203,7 +203,7 @@ def test_outputs_over_inputs_are_written_after_all_are_made(world):
     assert server.statistics("batch")["execution_count"] == 1
 
 
-def test_a_tensor_that_is_kept_keeps_its_memory_open(world):
+def test_memory_stays_open_while_a_model_holds_its_tensor(world):
     """The client unregisters its region while the model holds the tensor: the memory is closed when the model releases it."""
     world.code("keeps", "own_device", ON_DEVICE % "no")
     world.start(TWO)

@@ -148,7 +148,7 @@ def test_a_sequence_that_is_not_finished_in_time(start, repository):
     assert text in server.log_tail()
 
 
-def test_requests_that_wait_when_the_time_is_over(start, repository):
+def test_requests_that_wait_at_the_timeout(start, repository):
     """Waiting requests and the executing one get the error that the server exits."""
     server = start([], "--exit-timeout-secs=1", repository=repository)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -201,7 +201,7 @@ def infer(server, request, compression=grpc.Compression.NoCompression):
     return np.frombuffer(answer.raw_output_contents[0], dtype=np.float32)
 
 
-def test_messages_have_a_largest_size(start):
+def test_messages_have_a_size_limit(start):
     """`--grpc-max-input-size` limits the message both before and after decompression."""
     small, large = message(2000), message(40_000)
     server = start([MODEL], f"--grpc-max-input-size={small.ByteSize()}")
@@ -232,7 +232,7 @@ def test_large_messages_are_compressed_both_ways(server):
     assert sizes == [3_000_000, 3, 3_000_000]
 
 
-def test_the_memory_of_received_data_is_bounded(start):
+def test_memory_of_received_data_is_bounded(start):
     """`--receive-memory-byte-size` limits HTTP bodies and gRPC messages together; data over the limit is refused, and released
     memory can be used again."""
     mib = 2**20
