@@ -135,7 +135,7 @@ def exchange(kind, client, device: int):
     client.unregister_cuda_shared_memory()
     with Region(client, "gpu", 1024, device) as region:
         client.register_cuda_shared_memory("gpu", region.handle, device, 1024)
-        check("it is in the status", names(client) == ["gpu"])
+        check("the status has the region", names(client) == ["gpu"])
         region.write(TEN, TEN + 5)
         inputs = [kind.InferInput(name, [1, 10], "INT32") for name in ("A", "B")]
         for number, one in enumerate(inputs):
@@ -144,18 +144,18 @@ def exchange(kind, client, device: int):
         outputs[0].set_shared_memory("gpu", 40, 512)
         result = client.infer("add", inputs, outputs=outputs)
         check("the sum is on the device", (region.read(np.int32, [1, 10], 512) == 2 * TEN + 5).all())
-        check("the difference came with the answer", (result.as_numpy("DIFFERENCE") == -5).all())
+        check("the difference is in the answer", (result.as_numpy("DIFFERENCE") == -5).all())
         inputs[1].set_data_from_numpy(TEN)
         client.infer("add", inputs, outputs=outputs)
-        check("beside an ordinary input", (region.read(np.int32, [1, 10], 512) == 2 * TEN).all())
+        check("one input in the region and one in the request", (region.read(np.int32, [1, 10], 512) == 2 * TEN).all())
         outputs[0].set_shared_memory("gpu", 39, 512)
         wanted = "should be at least 40 bytes"
-        check("no room for the output", refused(lambda: client.infer("add", inputs, outputs=outputs), wanted))
+        check("a place that is too small", refused(lambda: client.infer("add", inputs, outputs=outputs), wanted))
         outputs[0].set_shared_memory("gpu", 40, 1000)
         wanted = "Invalid offset + byte size"
-        check("outside of the region", refused(lambda: client.infer("add", inputs, outputs=outputs), wanted))
+        check("a place outside of the region", refused(lambda: client.infer("add", inputs, outputs=outputs), wanted))
         client.unregister_cuda_shared_memory("gpu")
-        check("it is unregistered", names(client) == [])
+        check("the region is unregistered", names(client) == [])
 
 
 def registration(client, device: int):
@@ -163,10 +163,10 @@ def registration(client, device: int):
     with Region(client, "gpu", 1024, device) as region:
         client.register_cuda_shared_memory("gpu", region.handle, device, 1024)
         cases = {
-            "its name is taken": ("gpu", region.handle, device, 64),
-            "more than there is": ("more", region.handle, device, 1 << 40),
-            "a device that is not there": ("far", region.handle, 999, 64),
-            "a handle of nothing": ("no", b"A" * 86 + b"==", device, 64),
+            "the name is in use": ("gpu", region.handle, device, 64),
+            "a size over that of the memory": ("more", region.handle, device, 1 << 40),
+            "a device that does not exist": ("far", region.handle, 999, 64),
+            "an invalid handle": ("no", b"A" * 86 + b"==", device, 64),
         }
         for what, given in cases.items():
             wanted = "already in manager" if given[0] == "gpu" else f"failed to register CUDA shared memory region '{given[0]}'"
@@ -238,11 +238,11 @@ def batch(kind, client, address: str, device: int, of: tuple):
                     found[own] = content[own]
             spilt += int((found != content).sum())
     check(f"{name}: {CLIENTS * ROUNDS} outputs of batches, in a region and in the body {wrong[:6] or ''}".rstrip(), not wrong)
-    check(f"{name}: nothing else in the region is written", spilt == 0)
+    check(f"{name}: the rest of the region is unchanged", spilt == 0)
 
 
 def were_together(server, name: str):
-    """Returns whether a model has executed several requests at once."""
+    """Checks that a model has executed several requests at once."""
     told = server.statistics(name)
     requests, batches = told["inference_count"], told["execution_count"]
     check(f"{name}: {requests} requests in {batches} batches", 0 < batches <= requests / 2)
@@ -250,10 +250,10 @@ def were_together(server, name: str):
 
 def frontend(server):
     """Checks with nvidia-smi that the frontend does not use the device."""
-    what = "the frontend holds nothing of the GPU"
+    what = "the frontend does not use the GPU"
     command = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"]
     if not shutil.which(command[0]):
-        return left_out(what, "there is no nvidia-smi")
+        return left_out(what, "nvidia-smi is not installed")
     found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout
     return check(what, not any(line.startswith(f"{server.process.pid},") for line in found.splitlines()))
 
@@ -263,7 +263,7 @@ def repository(folder: Path, group: str) -> tuple:
     build(folder, {name: config + group for name, config in MODELS.items()})
     batched = {"batched": lambda given: given}
     if not importlib.util.find_spec("torch"):
-        left_out("outputs of a model in Python", "this Python has no torch")
+        left_out("outputs of a Python model", "this Python does not have torch")
         return folder, batched
     (folder / "doubled/1").mkdir(parents=True)
     (folder / "doubled/config.pbtxt").write_text(DOUBLED + group)
@@ -279,9 +279,9 @@ def protocols() -> list:
         if module:
             found.append((name, module))
         elif name == "http":
-            sys.exit(f"there is no client: {trouble}")
+            sys.exit(f"no client is installed: {trouble}")
         else:
-            left_out("all of this over gRPC", trouble)
+            left_out("all checks over gRPC", trouble)
     return found
 
 

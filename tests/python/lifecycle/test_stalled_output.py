@@ -130,8 +130,8 @@ def test_lost_lines_are_counted_and_the_others_whole(tmp_path):
         reader = threading.Thread(target=read)
         reader.start()
         text = lambda: b"".join(parts).decode()  # noqa: E731
-        told = lambda: sum(int(found[1]) for found in NOTICE.finditer(text()))  # noqa: E731
-        eventually("the lost lines are reported", 30, lambda: told() == lost())
+        reported = lambda: sum(int(found[1]) for found in NOTICE.finditer(text()))  # noqa: E731
+        eventually("the lost lines are reported", 30, lambda: reported() == lost())
         counted = lost()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(END_S) == 0
@@ -140,8 +140,8 @@ def test_lost_lines_are_counted_and_the_others_whole(tmp_path):
     assert text().endswith("\n") and all(re.match(r"\d{4}-\d\d-\d\dT\S+Z +(INFO|WARN) ", line) for line in lines)
     numbers = [int(found[1]) for line in lines if (found := re.search(r" numbered (\d{7}) x{40} instance=much_0_0$", line))]
     assert numbers == sorted(set(numbers)), "lines must be in order"
-    assert told() == counted
-    assert 0 <= told() - (count - len(numbers)) < 20, "the lost lines are the model's, and a few of the server's"
+    assert reported() == counted
+    assert 0 <= reported() - (count - len(numbers)) < 20, "the lost lines are the model's, and a few of the server's"
     assert "exiting" in lines[-1]
 
 

@@ -180,12 +180,12 @@ def half_open(server):
     """Thousands of idle connections: those beyond the limit get 503, the others are closed after the head timeout; then new
     connections are accepted again."""
     wires = [connect(server.http_port) for _ in range(MOST + 500)]
-    told = 0
+    refusals = 0
     for wire in reversed(wires):
         answer = drain(wire)
-        told += answer.startswith(b"HTTP/1.1 503") and b"reached its limit of" in answer
+        refusals += answer.startswith(b"HTTP/1.1 503") and b"reached its limit of" in answer
         wire.close()
-    assert told >= 450, told
+    assert refusals >= 450, refusals
     open_now = lambda: total(server.scrape(), "pharos_connections_open", listener="http")  # noqa: E731
     eventually("the idle connections are closed", 10, lambda: open_now() < 10)
     assert refused(server, "LIMIT") >= 500

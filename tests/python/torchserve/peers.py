@@ -24,7 +24,7 @@ from torchserve.row_types import SETUPS, Grpc, Rest, Row, Wait
 from torchserve.table import ROWS
 
 GOLDEN = Path(__file__).resolve().parent / "golden_torchserve.json"
-PATIENCE_S = 60
+TIMEOUT_S = 60
 NO_ANSWER = {"status": "no answer"}
 
 UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
@@ -130,7 +130,7 @@ class Peer:
         method = request.method or ("GET" if request.body is None else "POST")
         body = request.body.encode() if isinstance(request.body, str) else request.body
         headers = {name: self.named_token(value) for name, value in request.headers.items()}
-        connection = http.client.HTTPConnection(self.server.address(request.at), timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection(self.server.address(request.at), timeout=TIMEOUT_S)
         try:
             connection.request(method, request.path, body, headers)
             response = connection.getresponse()
@@ -181,7 +181,7 @@ class Peer:
 
     def scrape(self) -> list:
         """Returns the lines of /metrics without the host's name."""
-        connection = http.client.HTTPConnection(self.server.address("metrics"), timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection(self.server.address("metrics"), timeout=TIMEOUT_S)
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
         connection.close()
@@ -240,7 +240,7 @@ def at_start(setup, peer: Peer) -> list:
         if not slow:
             return names
         assert time.monotonic() < end, f"not ready: {slow}\n{peer.server.console()[-4000:]}"
-        run_for("a listing of all models costs the server time", 0.2)
+        run_for("listing all models takes the server time", 0.2)
 
 
 @contextlib.contextmanager

@@ -158,8 +158,8 @@ def test_configurations_of_a_real_torchserve_start_the_server(tmp_path, golden):
         assert {path.name for path in (tmp_path / "logs").glob("*.log")} == {
             "access_log.log", "model_log.log", "ts_log.log", "ts_metrics.log", "model_metrics.log",
         }  # fmt: skip
-        told = "does not exist; using the built-in metrics"
-        assert ("metrics_config=" in text) == (told in server.console())
+        warning = "does not exist; using the built-in metrics"
+        assert ("metrics_config=" in text) == (warning in server.console())
 
 
 def test_archives_of_every_form_and_place(tmp_path):
@@ -283,8 +283,8 @@ def test_hostile_archives_are_refused_and_the_others_served(tmp_path):
 def test_a_file_that_is_not_an_archive_has_the_default_manifest(tmp_path):
     """As in TorchServe: a request that gives a name and a handler (of `ts`, or installed) registers it."""
     with TorchServe(tmp_path, {"text.mar": b"no archive"}, "default_workers_per_model=1\n") as server:
-        told = server.register("text.mar", model_name="bare", handler="service:handle", initial_workers=0)
-        assert told[0] == 200 and 'Model \\"bare\\" Version: 1.0 registered with 0 initial workers' in told[1], told
+        answer = server.register("text.mar", model_name="bare", handler="service:handle", initial_workers=0)
+        assert answer[0] == 200 and 'Model \\"bare\\" Version: 1.0 registered with 0 initial workers' in answer[1], answer
         described = json.loads(server.ask("/models/bare", at="management")[1])[0]
         assert (described["modelUrl"], described["runtime"], described["minWorkers"]) == ("text.mar", "python", 0)
         status, text = server.register("text.mar", model_name="other", handler="service:handle")

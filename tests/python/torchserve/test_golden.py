@@ -197,8 +197,8 @@ def test_every_line_is_read_by_torchserves_expression(replayed):
 @pytest.mark.parametrize("mode", [mode for mode, own in MODES.items() if own != DETECTED and mode != "log_default"])
 def test_the_definition_has_the_metrics_of_the_run(mode):
     """The metrics.yaml above has the names and units in TorchServe's help texts and lines."""
-    told = dict(re.findall(r"^# HELP (\S+) .* metric with unit: (\S+)$", golden_scrape(mode), re.M))
-    told |= {fields["name"]: fields["unit"] for fields in golden(mode, "model_metrics.log")}
+    used = dict(re.findall(r"^# HELP (\S+) .* metric with unit: (\S+)$", golden_scrape(mode), re.M))
+    used |= {fields["name"]: fields["unit"] for fields in golden(mode, "model_metrics.log")}
     declared = dict(re.findall(r"name: (\w+)(?:,|\n *)\s*unit: (\w+)", SHIPPED + MODES[mode]))
-    assert told.items() <= declared.items()
-    assert mode == "log" or told == declared
+    assert used.items() <= declared.items()
+    assert mode == "log" or used == declared

@@ -119,20 +119,20 @@ def parts(*named, **more):
     return b"".join(content for _, _, content in named), json.dumps({"headers": {}, "parts": listed} | more)
 
 
-def ask(server, model, body, told=None, identity="", **more):
+def ask(server, model, body, extra=None, identity="", **more):
     """Sends one request; returns the body of its answer and its `torchserve` parameter."""
     with http.InferenceServerClient(server.http, network_timeout=60, connection_timeout=60) as client:
-        parameters = {"torchserve": told} if told else None
+        parameters = {"torchserve": extra} if extra else None
         result = client.infer(model, [given(body)], request_id=identity, parameters=parameters, **more)
-        told = result.get_response().get("parameters", {}).get("torchserve")
-        return result.as_numpy("prediction").ravel().tolist(), json.loads(told) if told else None
+        extra = result.get_response().get("parameters", {}).get("torchserve")
+        return result.as_numpy("prediction").ravel().tolist(), json.loads(extra) if extra else None
 
 
 def do(server, model, what, **more):
     """Returns a handler's answer to a JSON body."""
-    body, told = parts(("body", "application/json", json.dumps({"do": what} | more).encode()))
-    answer, told = ask(server, model, body, told)
-    return answer[0], told
+    body, extra = parts(("body", "application/json", json.dumps({"do": what} | more).encode()))
+    answer, extra = ask(server, model, body, extra)
+    return answer[0], extra
 
 
 def refused(server, model, what, **more):
@@ -150,8 +150,8 @@ def together(count, call):
 
 @pytest.mark.parametrize("model", ["told", "alone", "packed", "spread", "two"])
 def test_archives_of_every_kind_are_served(served, model):
-    answer, told = do(served, model, "echo")
-    assert json.loads(answer) == {"body": ["dict", {"do": "echo"}]} and told is None
+    answer, extra = do(served, model, "echo")
+    assert json.loads(answer) == {"body": ["dict", {"do": "echo"}]} and extra is None
 
 
 def test_archives_complete_the_configuration(served):
@@ -186,8 +186,8 @@ def test_functions_are_entry_points(served):
 
 
 def test_the_context_is_complete(served):
-    body, told = parts(("body", "application/json", b'{"do": "about"}'), headers={"X-Mine": "1", "url_path": "a/b"})
-    answer, _ = ask(served, "told", body, told, "the-id")
+    body, extra = parts(("body", "application/json", b'{"do": "about"}'), headers={"X-Mine": "1", "url_path": "a/b"})
+    answer, _ = ask(served, "told", body, extra, "the-id")
     about = json.loads(answer[0])
     assert about["id"] == "the-id" and about["batch"] == 1 and about["sequence"] is None
     assert about["headers"] == {"body": {"content-type": "application/json"}, "X-Mine": "1", "url_path": "a/b"}
@@ -206,7 +206,7 @@ def test_the_context_is_complete(served):
 
 
 def test_parts_are_decoded_by_their_type(served):
-    body, told = parts(
+    body, extra = parts(
         ("a", "application/json", b'{"x": 1}'),
         ("b", "text/plain; charset=utf-8", "ä".encode()),
         ("c", "", b"\x01\x02"),
@@ -216,10 +216,10 @@ def test_parts_are_decoded_by_their_type(served):
     )
     expected = {"a": ["dict", {"x": 1}], "b": ["str", "ä"], "c": ["bytearray", "0102"], "d": ["bytearray", b"{no".hex()]}
     expected |= {"e": ["bytearray", "ff"], "f": ["bytearray", ""]}
-    assert json.loads(ask(served, "told", body, told)[0][0]) == expected
+    assert json.loads(ask(served, "told", body, extra)[0][0]) == expected
     assert json.loads(ask(served, "told", b"raw")[0][0]) == {"body": ["bytearray", b"raw".hex()]}
-    body, told = parts(("body", "application/json", b"{}"))
-    assert json.loads(ask(served, "raw", body, told)[0][0]) == {"body": ["bytearray", b"{}".hex()]}
+    body, extra = parts(("body", "application/json", b"{}"))
+    assert json.loads(ask(served, "raw", body, extra)[0][0]) == {"body": ["bytearray", b"{}".hex()]}
 
 
 @pytest.mark.parametrize("kind, expected", [
@@ -230,9 +230,9 @@ def test_answers_are_encoded_by_their_type(served, kind, expected):
 
 
 def test_status_headers_and_type_of_an_answer(served):
-    answer, told = do(served, "told", "answered", status=418, phrase="Short", type="image/x")
+    answer, extra = do(served, "told", "answered", status=418, phrase="Short", type="image/x")
     assert answer == b"answer 0"
-    assert told == {"status": 418, "reason": "Short", "content_type": "image/x", "headers": {"x-place": "0"}}
+    assert extra == {"status": 418, "reason": "Short", "content_type": "image/x", "headers": {"x-place": "0"}}
 
 
 @pytest.mark.parametrize("what, more, text", [
@@ -254,14 +254,14 @@ def test_errors_have_torchserves_codes(served, what, more, text):
     assert do(served, "told", "echo")[0]
 
 
-@pytest.mark.parametrize("told", [
+@pytest.mark.parametrize("extra", [
     "{", "5", '{"parts": 5}', '{"parts": [{"name": "body"}]}', '{"parts": [{"name": "body", "length": 9}]}', '{"parts": []}',
     '{"parts": [{"name": "body", "length": "1"}]}', '{"parts": [{"name": [], "length": 1}]}', '{"headers": 5, "parts": []}',
 ])  # fmt: skip
-def test_an_invalid_request_does_not_affect_others(served, told):
+def test_an_invalid_request_does_not_affect_others(served, extra):
     def one(at):
         try:
-            return ask(served, "spread", b"x", told if at == 0 else None)[0][0]
+            return ask(served, "spread", b"x", extra if at == 0 else None)[0][0]
         except InferenceServerException as error:
             return error.message()
 
@@ -290,8 +290,8 @@ def test_a_handler_may_print_without_limit(served):
 
 def test_requests_are_batched(served):
     def one(at):
-        body, told = parts(("body", "application/json", b'{"do": "about"}'))
-        return json.loads(ask(served, "spread", body, told, f"id-{at}")[0][0])
+        body, extra = parts(("body", "application/json", b'{"do": "about"}'))
+        return json.loads(ask(served, "spread", body, extra, f"id-{at}")[0][0])
 
     answers = together(4, one)
     assert [answer["batch"] for answer in answers] == [4] * 4
@@ -303,8 +303,8 @@ def test_requests_are_batched(served):
 def test_describe_and_explain_are_not_batched(served):
     def one(at):
         flags = {"describe": at == 0, "explain": at == 1}
-        body, told = parts(("body", "text/plain", b"%d" % at), **flags)
-        return json.loads(ask(served, "spread", body, told)[0][0])
+        body, extra = parts(("body", "text/plain", b"%d" % at), **flags)
+        return json.loads(ask(served, "spread", body, extra)[0][0])
 
     answers = together(4, one)
     assert answers[0] == {"about": "spread"} and answers[1] == {"explained": "{'body': '1'}"}
@@ -315,7 +315,7 @@ def streamed(server, model, body, identity="s", sequence=0):
     """Returns the parts of an answer over gRPC: the bodies, the `torchserve` parameter of the first, and the error."""
     tensor = grpc.InferInput("data", [1, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[body]], np.object_))
-    answers, bodies, told, error = queue.Queue(), [], [], None
+    answers, bodies, extra, error = queue.Queue(), [], [], None
     with grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
         client.async_stream_infer(
@@ -329,18 +329,18 @@ def streamed(server, model, body, identity="s", sequence=0):
             if response.outputs:
                 bodies.append(result.as_numpy("prediction").ravel()[0])
                 if "torchserve" in response.parameters:
-                    told.append(json.loads(response.parameters["torchserve"].string_param))
+                    extra.append(json.loads(response.parameters["torchserve"].string_param))
             if response.parameters["triton_final_response"].bool_param:
                 break
         client.stop_stream()
-    return bodies, told, error
+    return bodies, extra, error
 
 
 def test_parts_of_an_answer(served):
-    bodies, told, error = streamed(served, "streamed", b"2")
+    bodies, extra, error = streamed(served, "streamed", b"2")
     assert (bodies, error) == ([b"0:0 ", b"0:1 ", b"end"], None)
-    assert [part["headers"]["ts_stream_next"] for part in told] == ["true", "true", "false"]
-    assert told[0]["content_type"] == "text/plain"
+    assert [part["headers"]["ts_stream_next"] for part in extra] == ["true", "true", "false"]
+    assert extra[0]["content_type"] == "text/plain"
     bodies, _, error = streamed(served, "streamed", b"3")
     assert bodies == [b"0:0 ", b"0:1 ", b"0:2 "] and error.message() == "Prediction failed"
     with pytest.raises(InferenceServerException, match="Prediction failed"):
@@ -401,21 +401,21 @@ def test_micro_batches(served):
 
 def test_sequences_have_their_id_in_a_header(served):
     for start, end in ((True, False), (False, True)):
-        body, told = parts(("body", "application/json", b'{"do": "about"}'))
+        body, extra = parts(("body", "application/json", b'{"do": "about"}'))
         options = {"sequence_id": 42, "sequence_start": start, "sequence_end": end}
-        about = json.loads(ask(served, "sequence", body, told, **options)[0][0])
+        about = json.loads(ask(served, "sequence", body, extra, **options)[0][0])
         headers = about["headers"]
         assert (about["sequence"], headers.get("ts_request_sequence_start")) == ("42", "true" if start else None)
         assert headers.get("ts_request_sequence_end") == ("true" if end else None)
-    body, told = parts(("body", "application/json", b'{"do": "about"}'))
-    about = json.loads(ask(served, "sequence", body, told, sequence_id=43)[0][0])
+    body, extra = parts(("body", "application/json", b'{"do": "about"}'))
+    about = json.loads(ask(served, "sequence", body, extra, sequence_id=43)[0][0])
     assert about["sequence"] == "43", "a START is not required"
 
 
 def enveloped(server, envelope, content, explain=False):
     """Returns an answer through an envelope, in JSON."""
-    body, told = parts(("body", "application/json", json.dumps(content).encode()), explain=explain)
-    return json.loads(ask(server, envelope, body, told, "the-id")[0][0])
+    body, extra = parts(("body", "application/json", json.dumps(content).encode()), explain=explain)
+    return json.loads(ask(server, envelope, body, extra, "the-id")[0][0])
 
 
 def test_envelopes(served):
@@ -464,9 +464,9 @@ def lines(server, name):
     return [match.groups()[1:] for match in found if match and match[1] == name]
 
 
-def measure(server, identity, **told):
-    body, told = parts(("body", "application/json", json.dumps(told).encode()))
-    return ask(server, "measured", body, told, identity)
+def measure(server, identity, **extra):
+    body, extra = parts(("body", "application/json", json.dumps(extra).encode()))
+    return ask(server, "measured", body, extra, identity)
 
 
 def of(server, name, **labels):
@@ -592,8 +592,8 @@ def test_handlers_that_torchserve_has(tmp_path):
     bodies = [parts(("body", "application/json", json.dumps(picture).encode())) for picture in pictures]
     with Server(tmp_path, [repository], [f"--python={PYTHON}", "--strict-readiness=false", "--exit-on-error=false"]) as server:
         for name in ("eager", "script"):
-            for (body, told), expected in zip(bodies, probabilities):
-                found = json.loads(ask(server, name, body, told)[0][0])
+            for (body, extra), expected in zip(bodies, probabilities):
+                found = json.loads(ask(server, name, body, extra)[0][0])
                 assert len(found) == 5
                 assert found == pytest.approx({label: expected[int(label[-1])] for label in found}, rel=1e-5)
         found = json.loads(ask(server, "base", *bodies[0])[0][0])

@@ -211,7 +211,7 @@ def test_limits_hold_while_a_request_is_streamed(ours):
     requests = received(ours.home, "talks")
     slow = Talk(ours, "a", "sleep 1", wait=False)
     # The worker of "a" has one thread: while it sleeps, its streams pause.
-    settled("the streams of its worker", 20, lambda: sum(len(s.parts) for s in (streams[0], second, third)), 0.3)
+    settled("the streams of the sleeping worker", 20, lambda: sum(len(s.parts) for s in (streams[0], second, third)), 0.3)
     waits = Talk(ours, "a", "-1", wait=False)
     until_received(ours.home, "talks", requests + 2)
     assert Talk(ours, "a", "ask").status == 503, "one request waits already"

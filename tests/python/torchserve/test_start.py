@@ -97,7 +97,7 @@ def test_snapshots(launcher):
     launcher.run("--stop", "--foreground")
     eventually("the snapshot at shutdown", 20, lambda: any(re.fullmatch(r"\d{17}-shutdown\.cfg", n) for n in written()))
     assert config == launcher.config.read_text()
-    run_for("the names of snapshots have the time of their second", 1)
+    run_for("names of snapshots have a resolution of one second", 1)
     launcher.started(*words)
     eventually("the model is ready again", 60, lambda: answers(launcher, "/predictions/kept") == 200)
 

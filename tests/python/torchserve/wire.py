@@ -60,7 +60,7 @@ CALLS = {
     "UnregisterModel": ("management", "UnregisterModelRequest", "ManagementResponse"),
 }
 SERVICES = {"inference": "InferenceAPIsService", "management": "ManagementAPIsService"}
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 def pool():
@@ -108,10 +108,10 @@ def call(address_of, asked) -> dict:
         metadata = list(asked.metadata)
         try:
             if asked.call == "StreamPredictions":
-                for answer in channel.unary_stream(path, *encoders)(made, timeout=PATIENCE_S, metadata=metadata):
+                for answer in channel.unary_stream(path, *encoders)(made, timeout=TIMEOUT_S, metadata=metadata):
                     answers.append(plain(answer))
             else:
-                answers.append(plain(channel.unary_unary(path, *encoders)(made, timeout=PATIENCE_S, metadata=metadata)))
+                answers.append(plain(channel.unary_unary(path, *encoders)(made, timeout=TIMEOUT_S, metadata=metadata)))
         except grpc.RpcError as error:
             return {"status": error.code().name, "error": error.details(), "answers": answers}
     return {"status": "OK", "answers": answers}

@@ -108,19 +108,19 @@ def test_a_line_for_each_request(start, form, pattern):
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         assert client.is_server_live()
     eventually("three lines", 5, lambda: sum("answered" in line for line in lines(server.log)) >= 3)
-    told = [line for line in lines(server.log) if "answered" in line and "health/ready" not in line]
+    answered = [line for line in lines(server.log) if "answered" in line and "health/ready" not in line]
     if form == "json":
         assert all(isinstance(json.loads(line), dict) for line in lines(server.log))
-        told = [json.loads(line) for line in told]
-        assert [(line["protocol"], line["request"], line["status"]) for line in told] == [
+        answered = [json.loads(line) for line in answered]
+        assert [(line["protocol"], line["request"], line["status"]) for line in answered] == [
             ("http", "POST /v2/models/identity_fp32/infer", 200),
             ("http", "GET /v2/none", 404),
             ("grpc", "/inference.GRPCInferenceService/ServerLive", 0),
         ]
-        assert all(line["level"] == "INFO" and 0 < float(line["ms"]) < 1e4 for line in told)
+        assert all(line["level"] == "INFO" and 0 < float(line["ms"]) < 1e4 for line in answered)
     else:
-        assert re.fullmatch(pattern, told[0]), told
-        assert "request=GET /v2/none status=404 ms=" in told[1]
+        assert re.fullmatch(pattern, answered[0]), answered
+        assert "request=GET /v2/none status=404 ms=" in answered[1]
 
 
 def test_a_log_file_is_reopened(start, tmp_path):

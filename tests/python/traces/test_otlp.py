@@ -317,7 +317,7 @@ def test_refusals(exporting, make, busy, never):
         eventually("dropped", 10, lambda: spans(server, "dropped") == 3)
         collector.reject = 2
         ask(server)
-        eventually("told", 10, lambda: (spans(server, "exported"), spans(server, "dropped")) == (4, 5))
+        eventually("the spans are counted", 10, lambda: (spans(server, "exported"), spans(server, "dropped")) == (4, 5))
         assert "refused 2 of 3 spans: too many" in server.log_tail()
         server.stop()
 
