@@ -54,7 +54,7 @@ class Made(World):
         status, text = self.server.ask("POST", f"/v2/cudasharedmemory/region/{name}/register", json.dumps(body))
         assert status == 200, text
 
-    def forget(self, name):
+    def unregister(self, name):
         """Unregisters a region."""
         assert self.server.ask("POST", f"/v2/cudasharedmemory/region/{name}/unregister")[0] == 200
 
@@ -211,7 +211,7 @@ def test_memory_stays_open_while_a_model_holds_its_tensor(world):
     # By the process that has mapped it.
     before = world.devices.calls("close", "own")
     world.infer("keeps", ("own", 0, [4]), "keep")
-    world.forget("own")
+    world.unregister("own")
     report, _ = world.infer("keeps", [0.0], "kept")
     assert (report["capsule"], report["values"]) == ([2, 0], [1, 2, 3, 4])
     assert world.devices.calls("close", "own") == before

@@ -53,7 +53,7 @@ def server(start, repository):
     return start([], repository=repository)
 
 
-def leave(server):
+def begin_exit(server):
     """Sends SIGTERM and waits until the server logs that it exits."""
     server.process.send_signal(signal.SIGTERM)
     eventually("the server exits", 10, lambda: "exiting: waiting" in server.log_tail())
@@ -96,7 +96,7 @@ def test_a_running_sequence_is_finished(server, protocol, model, names):
 
         assert send(1, sequence_start=True) == 1
         assert send(2) == 3
-        leave(server)
+        begin_exit(server)
         for value, expected in ((3, 6), (4, 10)):
             assert send(value) == expected
         refused = "Server exiting|GRPC server is shutting down"
@@ -123,7 +123,7 @@ def test_a_running_sequence_is_finished_on_its_stream(server):
             return answers.get(timeout=10)
 
         assert send(1, sequence_start=True) == 1
-        leave(server)
+        begin_exit(server)
         assert [send(2), send(3), send(4, sequence_end=True)] == [3, 6, 10]
         client.stop_stream()
     ends_well(server)
@@ -229,7 +229,7 @@ def test_a_second_signal_aborts_the_drain(server):
     """The exit code is 1, because requests are unfinished."""
     with tritonclient.http.InferenceServerClient(server.http) as client:
         client.infer("direct", step(tritonclient.http, 1), sequence_id=7, sequence_start=True)
-    leave(server)
+    begin_exit(server)
     begun = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(20) == 1

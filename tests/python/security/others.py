@@ -32,7 +32,7 @@ class Others:
     def __init__(self, server):
         self.server, self.over, self.times, self.wrong = server, threading.Event(), [], []
         self.most_kb = self.first_kb = resident_kb(server)
-        self.threads = [threading.Thread(target=self.ask) for _ in range(2)] + [threading.Thread(target=self.weigh)]
+        self.threads = [threading.Thread(target=self.ask) for _ in range(2)] + [threading.Thread(target=self.record_memory)]
 
     def ask(self):
         """Runs one client, which sends a request every 2 ms."""
@@ -48,7 +48,7 @@ class Others:
                 return
         wire.close()
 
-    def weigh(self):
+    def record_memory(self):
         """Records the maximum of the frontend's memory."""
         while not self.over.wait(0.02):
             self.most_kb = max(self.most_kb, resident_kb(self.server))

@@ -262,10 +262,10 @@ def in_order(message: dict) -> dict:
     """Returns a message with its list of inputs in alphabetical order."""
     text = message.get("prediction", "")
     try:
-        said = json.loads(text)
+        entries = json.loads(text)
     except ValueError:
         return message
-    return message | {"prediction": json.dumps(said, sort_keys=True, indent=2)} if isinstance(said, dict) else message
+    return message | {"prediction": json.dumps(entries, sort_keys=True, indent=2)} if isinstance(entries, dict) else message
 
 
 def difference(name: str, ours: dict, theirs: dict) -> str:

@@ -91,7 +91,7 @@ class Peer:
         return found
 
     def together(self, row: Row) -> list:
-        """Sends all of a row's requests concurrently, each after its delay."""
+        """Sends the requests of one row concurrently, each after its delay."""
         answers = [None] * len(row.requests)
 
         def one(place):

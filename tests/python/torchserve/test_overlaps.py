@@ -111,7 +111,7 @@ class Talk:
         assert not self.reader.is_alive()
         return self
 
-    def leave(self):
+    def disconnect(self):
         """Closes the connection."""
         with contextlib.suppress(OSError):
             self.connection.sock.shutdown(socket.SHUT_RDWR)
@@ -227,10 +227,10 @@ def test_a_disconnected_client_does_not_affect_its_sequence(ours):
     first = Talk(ours, "a", "sleep 1", wait=False)
     until_dispatched(ours.home, "talks", batches + 1)
     second = Talk(ours, "a", "ask", wait=False)
-    first.leave()
+    first.disconnect()
     assert second.join().parts == ["ask beside 0"]
     stream = Talk(ours, "a", f"stream {LONG}").begun()
-    stream.leave()
+    stream.disconnect()
     eventually("its request has ended", 20, lambda: Talk(ours, "a", "ask").parts == ["ask beside 0"])
 
 
@@ -257,7 +257,7 @@ def test_the_handler_ends_sequences_by_a_header(ours):
     stream = Talk(ours, "b", f"stream {LONG}").begun()
     assert Talk(ours, "b", "end").status == 200
     assert Talk(ours, "d", "ask").status == 503, "the sequence still streams"
-    stream.leave()
+    stream.disconnect()
     eventually("the stream has ended", 20, lambda: Talk(ours, "d", "ask").status == 200)
 
 
