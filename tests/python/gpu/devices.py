@@ -24,7 +24,7 @@ class Devices:
         return base64.b64encode(name.encode().ljust(64, b"\0")).decode()
 
     def floats(self, name, count, offset=0):
-        """Returns the content of an allocation."""
+        """Returns `count` floats of an allocation."""
         return np.frombuffer((self.folder / name).read_bytes(), np.float32, count, offset).tolist()
 
     def calls(self, what, name):

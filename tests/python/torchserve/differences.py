@@ -259,7 +259,7 @@ def plain(outcome: dict) -> dict:
 
 
 def in_order(message: dict) -> dict:
-    """Returns a message with its list of inputs in alphabetical order."""
+    """Returns a message whose JSON object has its keys in alphabetical order."""
     text = message.get("prediction", "")
     try:
         entries = json.loads(text)

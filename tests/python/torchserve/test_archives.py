@@ -281,7 +281,7 @@ def test_hostile_archives_are_refused_and_the_others_served(tmp_path):
 
 
 def test_a_file_that_is_not_an_archive_has_the_default_manifest(tmp_path):
-    """As in TorchServe: a request that gives a name and a handler (of `ts`, or installed) registers it."""
+    """As in TorchServe: a request with a model name and a handler (of `ts`, or installed) registers the file."""
     with TorchServe(tmp_path, {"text.mar": b"no archive"}, "default_workers_per_model=1\n") as server:
         answer = server.register("text.mar", model_name="bare", handler="service:handle", initial_workers=0)
         assert answer[0] == 200 and 'Model \\"bare\\" Version: 1.0 registered with 0 initial workers' in answer[1], answer

@@ -69,7 +69,7 @@ def test_every_row_has_its_own_name():
 
 
 def test_golden_file_is_complete(recorded):
-    """The golden file has exactly the rows of the table; `python -m torchserve.peers record` writes it again."""
+    """The golden file has exactly the rows of the table; `python -m torchserve.peers record` rewrites it."""
     assert set(recorded) == set(NAMES)
 
 

@@ -136,7 +136,7 @@ def test_a_timeline_for_perfetto(traced, tmp_path):
 
 
 def test_rate_count_and_files(traced):
-    """rate=2 samples every second request; a file has three; `count` ends sampling; a change of settings restarts both; file
+    """rate=2 samples every second request; a file has three; `count` ends sampling; a change of settings restarts counts; file
     indices continue."""
     server, file = traced("level=TIMESTAMPS", "rate=2", "triton,log-frequency=3")
     ask(server, count=14)
