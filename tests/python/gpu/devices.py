@@ -1,4 +1,4 @@
-"""A made-up CUDA driver, and memory of its devices."""
+"""A simulated CUDA driver, and memory of its devices."""
 
 import base64
 import subprocess
@@ -9,7 +9,7 @@ from harness.server import ROOT
 
 
 class Devices:
-    """The made-up driver's library, and memory of its devices: a file for each allocation."""
+    """The library of the simulated driver, and memory of its devices: a file for each allocation."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -19,15 +19,15 @@ class Devices:
         self.environment = {"LD_LIBRARY_PATH": str(folder), "PHAROS_FAKE_CUDA": str(folder)}
 
     def allocate(self, name, content: bytes):
-        """Memory of a device; gives its handle as text."""
+        """Allocates memory of a device; returns its handle as text."""
         (self.folder / name).write_bytes(content)
         return base64.b64encode(name.encode().ljust(64, b"\0")).decode()
 
     def floats(self, name, count, offset=0):
-        """What is in it."""
+        """Returns `count` floats of an allocation."""
         return np.frombuffer((self.folder / name).read_bytes(), np.float32, count, offset).tolist()
 
     def calls(self, what, name):
-        """How often that was done with it."""
+        """Returns how many calls of this kind an allocation had."""
         log = self.folder / "log"
         return log.read_text().splitlines().count(f"{what} {name}") if log.exists() else 0

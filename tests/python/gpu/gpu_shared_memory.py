@@ -6,8 +6,8 @@
 Needs built executables (`pharos`, and `pharos-worker` beside it) and, in this Python or in the folder that `--clients` names,
 `tritonclient[http]` and `cuda-python`; gRPC too if `tritonclient[grpc]` is there, and a model in Python if PyTorch is. The memory
 belongs to this process; the server's workers open it by its handle. With `--on-device` the models' instances run on the same
-device, and nothing goes through the host's memory. OPTIONs are the server's, after `--`. Prints a line for each check, and for what
-cannot be checked here; ends with 1 if one fails.
+device, and no data is copied through the host's memory. OPTIONs, after `--`, are the server's. Prints a line for each check, and
+for each check that is not possible here; exits with 1 if one fails.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from harness.waiting import eventually  # noqa: E402
 ADD = "".join(tensor(kind, name, "INT32", [-1]) for kind, name in [("input", "A"), ("input", "B"), ("output", "SUM")])
 CLIENTS, ROUNDS = 6, 8
 ROWS = CLIENTS // 2 * 3
-"""Of all clients' requests, which have one or two."""
+"""The total batch size of all clients' requests, which have one or two rows."""
 WAIT = f"dynamic_batching {{ preferred_batch_size: [ {ROWS} ] max_queue_delay_microseconds: 1000000 }}\n"
 ON_DEVICE = 'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }\n'
 MODELS = {
@@ -42,34 +42,34 @@ MODELS = {
     "batched": model("identity", pair(0, "FP32", [-1]), ROWS, False, WAIT),
 }
 DOUBLED = f'backend: "python"\nmax_batch_size: {ROWS}\n{pair(0, "FP32", [-1])}{WAIT}{ON_DEVICE}'
-"""A model in Python whose output is PyTorch's."""
+"""A Python model whose output is a PyTorch tensor."""
 CODE = Path(__file__).resolve().parents[2] / "gpu/gpu_models/doubled.py"
 CPU = "instance_group [ { kind: KIND_CPU } ]\n"
 TEN = np.arange(10, dtype=np.int32).reshape(1, 10)
 COLUMNS = 1031
-"""Of a row: no alignment likes it."""
+"""The length of each row: a prime, so that rows are not aligned."""
 SLOT = 16384
-"""Bytes of a region that are for one client's input, or for its output."""
+"""The bytes of a region for one client's input or output."""
 UNTOUCHED = 0xA5
-"""What is in a region before."""
+"""The initial content of a region."""
 CUDA = "tritonclient.utils.cuda_shared_memory"
 FAILED = []
 
 
 def check(what: str, right: bool):
-    """Says whether something is as it should be."""
+    """Prints and records the result of a check."""
     print(f"{'ok  ' if right else 'FAIL'} {what}", flush=True)
     if not right:
         FAILED.append(what)
 
 
 def left_out(what: str, reason: str):
-    """Says what cannot be checked here."""
+    """Prints that a check is not possible here."""
     print(f"none {what}: {reason}", flush=True)
 
 
 def part(what: str, work, *arguments):
-    """Does some of the checks; an exception is a failed one, and the others are done all the same."""
+    """Runs some of the checks; an exception counts as a failed check, and the others still run."""
     try:
         work(*arguments)
     except Exception as error:  # noqa: BLE001
@@ -78,7 +78,7 @@ def part(what: str, work, *arguments):
 
 
 def imported(name: str) -> tuple:
-    """A module, or why it is not to be had."""
+    """Returns a module, or the reason why it cannot be imported."""
     try:
         return importlib.import_module(name), ""
     except Exception as error:  # noqa: BLE001  # versions that do not fit raise errors of many kinds
@@ -86,7 +86,7 @@ def imported(name: str) -> tuple:
 
 
 def refused(call, fragment: str) -> bool:
-    """Whether a call fails with a text."""
+    """Returns whether a call fails with an error that contains `fragment`."""
     from tritonclient.utils import InferenceServerException
 
     try:
@@ -97,13 +97,13 @@ def refused(call, fragment: str) -> bool:
 
 
 def names(client) -> list:
-    """The registered regions."""
+    """Returns the registered regions."""
     found = client.get_cuda_shared_memory_status()
     return sorted(region["name"] for region in found) if isinstance(found, list) else sorted(found.regions)
 
 
 class Region:
-    """Memory of a device that this process has allocated and registered."""
+    """Registered device memory that this process has allocated."""
 
     def __init__(self, client, name: str, size: int, device: int):
         self.cuda, self.client, self.name, self.size = imported(CUDA)[0], client, name, size
@@ -116,26 +116,26 @@ class Region:
     def __exit__(self, *_):
         self.client.unregister_cuda_shared_memory()
         self.cuda.destroy_shared_memory_region(self.memory)
-        # The memory is given back with the last name that it has.
+        # The memory is released with its last registered name.
         del self.memory
 
     def write(self, *arrays):
-        """Arrays one after the other, from the beginning."""
+        """Writes arrays one after the other, from the beginning."""
         self.cuda.set_shared_memory_region(self.memory, list(arrays))
 
     def read(self, datatype, shape, offset: int = 0) -> np.ndarray:
-        """An array at an offset in bytes; tritonclient itself reads from the beginning only."""
+        """Returns an array at an offset in bytes; tritonclient itself reads from the beginning only."""
         size = int(np.prod(shape)) * np.dtype(datatype).itemsize
         found = self.cuda.get_contents_as_numpy(self.memory, np.uint8, [offset + size])
         return found[offset:].view(datatype).reshape(shape)
 
 
 def exchange(kind, client, device: int):
-    """Inputs and outputs in one region, at offsets; beside ordinary tensors."""
+    """Inputs and outputs in one region, at offsets, together with ordinary tensors."""
     client.unregister_cuda_shared_memory()
     with Region(client, "gpu", 1024, device) as region:
         client.register_cuda_shared_memory("gpu", region.handle, device, 1024)
-        check("it is in the status", names(client) == ["gpu"])
+        check("the status has the region", names(client) == ["gpu"])
         region.write(TEN, TEN + 5)
         inputs = [kind.InferInput(name, [1, 10], "INT32") for name in ("A", "B")]
         for number, one in enumerate(inputs):
@@ -144,29 +144,29 @@ def exchange(kind, client, device: int):
         outputs[0].set_shared_memory("gpu", 40, 512)
         result = client.infer("add", inputs, outputs=outputs)
         check("the sum is on the device", (region.read(np.int32, [1, 10], 512) == 2 * TEN + 5).all())
-        check("the difference came with the answer", (result.as_numpy("DIFFERENCE") == -5).all())
+        check("the difference is in the answer", (result.as_numpy("DIFFERENCE") == -5).all())
         inputs[1].set_data_from_numpy(TEN)
         client.infer("add", inputs, outputs=outputs)
-        check("beside an ordinary input", (region.read(np.int32, [1, 10], 512) == 2 * TEN).all())
+        check("one input in the region and one in the request", (region.read(np.int32, [1, 10], 512) == 2 * TEN).all())
         outputs[0].set_shared_memory("gpu", 39, 512)
         wanted = "should be at least 40 bytes"
-        check("no room for the output", refused(lambda: client.infer("add", inputs, outputs=outputs), wanted))
+        check("a place that is too small", refused(lambda: client.infer("add", inputs, outputs=outputs), wanted))
         outputs[0].set_shared_memory("gpu", 40, 1000)
         wanted = "Invalid offset + byte size"
-        check("outside of the region", refused(lambda: client.infer("add", inputs, outputs=outputs), wanted))
+        check("a place outside of the region", refused(lambda: client.infer("add", inputs, outputs=outputs), wanted))
         client.unregister_cuda_shared_memory("gpu")
-        check("it is unregistered", names(client) == [])
+        check("the region is unregistered", names(client) == [])
 
 
 def registration(client, device: int):
-    """The errors of wrong names, sizes, devices and handles."""
+    """Checks the errors of invalid names, sizes, devices and handles."""
     with Region(client, "gpu", 1024, device) as region:
         client.register_cuda_shared_memory("gpu", region.handle, device, 1024)
         cases = {
-            "its name is taken": ("gpu", region.handle, device, 64),
-            "more than there is": ("more", region.handle, device, 1 << 40),
-            "a device that is not there": ("far", region.handle, 999, 64),
-            "a handle of nothing": ("no", b"A" * 86 + b"==", device, 64),
+            "the name is in use": ("gpu", region.handle, device, 64),
+            "a size over that of the memory": ("more", region.handle, device, 1 << 40),
+            "a device that does not exist": ("far", region.handle, 999, 64),
+            "an invalid handle": ("no", b"A" * 86 + b"==", device, 64),
         }
         for what, given in cases.items():
             wanted = "already in manager" if given[0] == "gpu" else f"failed to register CUDA shared memory region '{given[0]}'"
@@ -174,7 +174,7 @@ def registration(client, device: int):
 
 
 def large(kind, client, device: int):
-    """256 MiB through a model that copies."""
+    """Sends 256 MiB through a model that copies."""
     size = 256 << 20
     with Region(client, "large", 2 * size, device) as region:
         client.register_cuda_shared_memory("large", region.handle, device, 2 * size)
@@ -193,14 +193,14 @@ def large(kind, client, device: int):
 
 
 def place_of(number: int) -> tuple:
-    """Where in the region a client's input and output are: at whole cache lines, or four bytes further."""
+    """Returns the offsets of a client's input and output: a multiple of the cache line size, or four bytes after it."""
     start = 2 * SLOT * number
     return start, start + SLOT + 4 * (number % 2)
 
 
 def ask_one(kind, address: str, number: int, name: str, given: np.ndarray):
-    """One client's request of a batch: what comes in the body. The input is in the region for every second client, the output
-    for two of three, for which nothing comes."""
+    """Sends one client's request of a batch and returns the output in the answer's body. Every second client has its input in the
+    region; two of three have their output there, so the body has none."""
     shape, (here, there) = list(given.shape), place_of(number)
     source, target = kind.InferInput("I0", shape, "FP32"), kind.InferRequestedOutput("O0")
     if number % 2:
@@ -215,8 +215,8 @@ def ask_one(kind, address: str, number: int, name: str, given: np.ndarray):
 
 
 def batch(kind, client, address: str, device: int, of: tuple):
-    """Requests of several clients that are executed together, `of` a model that gives `expected(sent)`: some outputs in a region,
-    each at its place, some in the body; nothing else in the region is written."""
+    """Sends requests of several clients that are executed together to `of`, a model that returns `expected(sent)`. Some outputs
+    are in a region, each at its offset, some in the body; the rest of the region is unchanged."""
     name, expected = of
     wrong, spilt, numbers = [], 0, np.random.default_rng(6)
     with Region(client, "rows", 2 * SLOT * CLIENTS, device) as region, ThreadPoolExecutor(CLIENTS) as clients:
@@ -238,32 +238,32 @@ def batch(kind, client, address: str, device: int, of: tuple):
                     found[own] = content[own]
             spilt += int((found != content).sum())
     check(f"{name}: {CLIENTS * ROUNDS} outputs of batches, in a region and in the body {wrong[:6] or ''}".rstrip(), not wrong)
-    check(f"{name}: nothing else in the region is written", spilt == 0)
+    check(f"{name}: the rest of the region is unchanged", spilt == 0)
 
 
 def were_together(server, name: str):
-    """Whether a model has executed several requests at once."""
+    """Checks that a model has executed several requests at once."""
     told = server.statistics(name)
     requests, batches = told["inference_count"], told["execution_count"]
     check(f"{name}: {requests} requests in {batches} batches", 0 < batches <= requests / 2)
 
 
 def frontend(server):
-    """It has no part in all this, by nvidia-smi."""
-    what = "the frontend holds nothing of the GPU"
+    """Checks with nvidia-smi that the frontend does not use the device."""
+    what = "the frontend does not use the GPU"
     command = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"]
     if not shutil.which(command[0]):
-        return left_out(what, "there is no nvidia-smi")
+        return left_out(what, "nvidia-smi is not installed")
     found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout
     return check(what, not any(line.startswith(f"{server.process.pid},") for line in found.splitlines()))
 
 
 def repository(folder: Path, group: str) -> tuple:
-    """The models, and those of them that are asked in batches: name -> what they give."""
+    """Returns the models, and those of them that get batches: name -> the expected output."""
     build(folder, {name: config + group for name, config in MODELS.items()})
     batched = {"batched": lambda given: given}
     if not importlib.util.find_spec("torch"):
-        left_out("outputs of a model in Python", "this Python has no torch")
+        left_out("outputs of a Python model", "this Python does not have torch")
         return folder, batched
     (folder / "doubled/1").mkdir(parents=True)
     (folder / "doubled/config.pbtxt").write_text(DOUBLED + group)
@@ -272,21 +272,21 @@ def repository(folder: Path, group: str) -> tuple:
 
 
 def protocols() -> list:
-    """The clients' modules that can be had, by protocol; HTTP's must be."""
+    """Returns the available client modules by protocol; HTTP is required."""
     found = []
     for name in ("http", "grpc"):
         module, trouble = imported(f"tritonclient.{name}")
         if module:
             found.append((name, module))
         elif name == "http":
-            sys.exit(f"there is no client: {trouble}")
+            sys.exit(f"no client is installed: {trouble}")
         else:
-            left_out("all of this over gRPC", trouble)
+            left_out("all checks over gRPC", trouble)
     return found
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--on-device", action="store_true")
@@ -298,7 +298,7 @@ def arguments() -> argparse.Namespace:
 
 @contextlib.contextmanager
 def running(folder: Path, models: Path, options: list):
-    """A server that loads what it can of the models; `add` and `large` must be there."""
+    """Starts a server that loads as many of the models as possible; `add` and `large` are required."""
     server = Server(folder, [models], [f"--python={sys.executable}", "--exit-on-error=false", *options])
     server.launch()
     try:
@@ -313,7 +313,7 @@ def running(folder: Path, models: Path, options: list):
 
 
 def is_served(server, name: str) -> bool:
-    """Whether a model is ready, once that is known."""
+    """Waits until a model is loaded or refused; returns whether it is ready."""
 
     def state() -> str:
         return server.index().get(name, [{}])[0].get("state", "")
@@ -323,7 +323,7 @@ def is_served(server, name: str) -> bool:
 
 
 def all_checks(folder: Path, given: argparse.Namespace):
-    """Those of each protocol."""
+    """Runs the checks of each protocol."""
     device, modules = given.device, protocols()
     group = f"instance_group [ {{ kind: KIND_GPU gpus: [ {device} ] }} ]\n" if given.on_device else CPU
     models, batched = repository(folder / "regions", group)
@@ -347,10 +347,10 @@ def all_checks(folder: Path, given: argparse.Namespace):
 
 
 def main() -> int:
-    """The command line."""
+    """Runs the program."""
     given = arguments()
     if given.clients:
-        # For this process alone: models have the packages that they have.
+        # For this process alone: models use their own packages.
         sys.path.insert(0, str(given.clients))
     _, trouble = imported(CUDA)
     if trouble:

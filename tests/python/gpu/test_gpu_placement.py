@@ -299,19 +299,19 @@ def test_the_pool_of_pinned_memory(world):
 def test_what_instances_have_pinned(world):
     """It is counted while the process lives, in the gauges and the statistics. The stand-in for the package reports the
     registrations that its model configures."""
-    told = world.folder / "told"
-    told.mkdir()
-    world.environment = {"PYTHONPATH": str(STANDIN), "PHAROS_STANDIN": str(told)}
+    standin = world.folder / "told"
+    standin.mkdir()
+    world.environment = {"PYTHONPATH": str(STANDIN), "PHAROS_STANDIN": str(standin)}
     for name, pinned in (("pins", 8 * MIB), ("fails", 0), ("cpu", 5 * MIB)):
-        (told / f"{name}.json").write_text(json.dumps({"pinned": pinned}))
+        (standin / f"{name}.json").write_text(json.dumps({"pinned": pinned}))
         world.model(name, "instance_group { kind: %s }" % ("KIND_CPU" if name == "cpu" else "KIND_GPU gpus: [ 0 ]"))
     server = world.start(TWO, f"--pinned-memory-pool-byte-size={64 * MIB}")
     assert world.pinned() == (64 * MIB, 8 * MIB)
     usage = {entry["type"]: entry["byte_size"] for entry in server.statistics("pins")["memory_usage"]}
     assert usage == {"CPU_PINNED": 8 * MIB}
-    (run,) = [json.loads(line) for line in (told / "pins.runs").read_text().splitlines() if '"instance"' in line]
+    (run,) = [json.loads(line) for line in (standin / "pins.runs").read_text().splitlines() if '"instance"' in line]
     assert run["instance"] == "pins_0_0"
-    (told / "pins.json").write_text(json.dumps({"pinned": 7 * MIB}))
+    (standin / "pins.json").write_text(json.dumps({"pinned": 7 * MIB}))
     for pid in server.workers():
         os.kill(pid, signal.SIGKILL)
     server.wait_until_ready()

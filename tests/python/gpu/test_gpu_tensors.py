@@ -54,7 +54,7 @@ class Made(World):
         status, text = self.server.ask("POST", f"/v2/cudasharedmemory/region/{name}/register", json.dumps(body))
         assert status == 200, text
 
-    def forget(self, name):
+    def unregister(self, name):
         """Unregisters a region."""
         assert self.server.ask("POST", f"/v2/cudasharedmemory/region/{name}/unregister")[0] == 200
 
@@ -103,14 +103,14 @@ def test_inputs_on_the_device_stay_there(world):
         "cpu": False, "device": [2, 0], "capsule": [2, 0], "values": [4.0, 5.0, 6.0], "numpy": GPU_ERROR, "shape": [3],
         "together": 1,
     }  # fmt: skip
-    told, output = world.infer("there", ("own", 16, [3]), "none")
-    assert (told, output) == (expected, [0, 0, 0])
+    report, output = world.infer("there", ("own", 16, [3]), "none")
+    assert (report, output) == (expected, [0, 0, 0])
     assert [world.devices.calls(what, "own") for what in ("read", "write")] == [0, 0]
     for number, how in enumerate(("tensor", "capsule"), 1):
-        told, output = world.infer("there", ("own", 16, [3]), how)
+        report, output = world.infer("there", ("own", 16, [3]), how)
         assert output == [4, 5, 6]
-        assert told.pop("again", [False, [2, 0]]) == [False, [2, 0]]
-        assert (told, world.devices.calls("read", "own")) == (expected, number)
+        assert report.pop("again", [False, [2, 0]]) == [False, [2, 0]]
+        assert (report, world.devices.calls("read", "own")) == (expected, number)
     # Outputs for another place on a device are copied on the device.
     world.region("other", bytes(64), number=0)
     for how, region in [("tensor", "own"), ("capsule", "own"), ("lent", "own"), ("tensor", "other"), ("lent", "other")]:
@@ -133,8 +133,8 @@ def test_inputs_on_the_device_stay_there(world):
     assert (status, world.devices.floats("other", 3)) == (500, [0, 1, 2]), answer
     assert "(8 bytes) should be at least 12 bytes" in answer["error"]
     # Data in the request itself is in CPU memory as usual.
-    told, output = world.infer("there", [7.0, 8.0], "capsule")
-    assert (told["cpu"], told["capsule"], told["numpy"], output) == (True, [1, 0], [7, 8], [7, 8])
+    report, output = world.infer("there", [7.0, 8.0], "capsule")
+    assert (report["cpu"], report["capsule"], report["numpy"], output) == (True, [1, 0], [7, 8], [7, 8])
 
 
 def test_memory_of_other_devices_and_unaligned_memory(world):
@@ -143,10 +143,10 @@ def test_memory_of_other_devices_and_unaligned_memory(world):
     world.start(TWO)
     world.region("other", floats(1, 2, 3, 4), number=0)
     world.region("odd", floats(*range(8)))
-    told, output = world.infer("there", ("other", 0, [4]))
-    assert (told["device"], told["capsule"], told["values"], output) == ([2, 1], [2, 1], [1, 2, 3, 4], [1, 2, 3, 4])
-    told, output = world.infer("there", ("odd", 4, [2]))
-    assert (told["cpu"], told["capsule"], told["numpy"], output) == (True, [1, 0], [1, 2], [1, 2])
+    report, output = world.infer("there", ("other", 0, [4]))
+    assert (report["device"], report["capsule"], report["values"], output) == ([2, 1], [2, 1], [1, 2, 3, 4], [1, 2, 3, 4])
+    report, output = world.infer("there", ("odd", 4, [2]))
+    assert (report["cpu"], report["capsule"], report["numpy"], output) == (True, [1, 0], [1, 2], [1, 2])
 
 
 def test_inputs_are_copied_unless_a_model_asks_for_them(world):
@@ -160,8 +160,8 @@ def test_inputs_are_copied_unless_a_model_asks_for_them(world):
         server.wait_until_ready(f"/v2/models/{name}/ready")
     world.region("own", floats(1, 2, 3, 4))
     for name in ("default", "yes", "cpu"):
-        told, output = world.infer(name, ("own", 0, [4]))
-        assert (told["cpu"], told["device"], told["numpy"], output) == (True, [1, 0], [1, 2, 3, 4], [1, 2, 3, 4]), name
+        report, output = world.infer(name, ("own", 0, [4]))
+        assert (report["cpu"], report["device"], report["numpy"], output) == (True, [1, 0], [1, 2, 3, 4], [1, 2, 3, 4]), name
     reason = "Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: 'maybe', it must be 'yes' or 'no'"
     eventually("it is not served", 20, lambda: reason in world.reason("wrong"))
 
@@ -175,7 +175,7 @@ def test_each_request_of_a_batch_has_its_own_tensor(world):
         given = [("own", 0, [1, 4]), [[9.0, 9.0, 9.0, 9.0]], ("own", 32, [1, 4])]
         answers = list(clients.map(lambda one: world.infer("batch", one), given))
     assert [output for _, output in answers] == [[0, 1, 2, 3], [9] * 4, [8, 9, 10, 11]]
-    assert [(told["cpu"], told["shape"], told["together"]) for told, _ in answers] == [
+    assert [(report["cpu"], report["shape"], report["together"]) for report, _ in answers] == [
         (False, [1, 4], 3), (True, [1, 4], 3), (False, [1, 4], 3),
     ]  # fmt: skip
     assert server.statistics("batch")["execution_count"] == 1
@@ -196,14 +196,14 @@ def test_outputs_over_inputs_are_written_after_all_are_made(world):
         # The first two swap, the third has a separate place.
         places = [(0, 32), (32, 0), (16, 48)]
         swap = lambda place: world.infer("batch", ("own", place[0], [1, 4]), "tensor", ("own", place[1], 16))  # noqa: E731
-        told = [told for told, _ in clients.map(swap, places)]
-    assert [(one["cpu"], one["together"]) for one in told] == [(False, 3)] * 3
+        report = [report for report, _ in clients.map(swap, places)]
+    assert [(one["cpu"], one["together"]) for one in report] == [(False, 3)] * 3
     assert world.devices.floats("own", 16) == [8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7]
     assert world.devices.calls("copy_to", "own") == 1, "the third's"
     assert server.statistics("batch")["execution_count"] == 1
 
 
-def test_a_tensor_that_is_kept_keeps_its_memory_open(world):
+def test_memory_stays_open_while_a_model_holds_its_tensor(world):
     """The client unregisters its region while the model holds the tensor: the memory is closed when the model releases it."""
     world.code("keeps", "own_device", ON_DEVICE % "no")
     world.start(TWO)
@@ -211,9 +211,9 @@ def test_a_tensor_that_is_kept_keeps_its_memory_open(world):
     # By the process that has mapped it.
     before = world.devices.calls("close", "own")
     world.infer("keeps", ("own", 0, [4]), "keep")
-    world.forget("own")
-    told, _ = world.infer("keeps", [0.0], "kept")
-    assert (told["capsule"], told["values"]) == ([2, 0], [1, 2, 3, 4])
+    world.unregister("own")
+    report, _ = world.infer("keeps", [0.0], "kept")
+    assert (report["capsule"], report["values"]) == ([2, 0], [1, 2, 3, 4])
     assert world.devices.calls("close", "own") == before
     world.infer("keeps", [0.0], "drop")
     eventually("it is closed", 10, lambda: world.devices.calls("close", "own") == before + 1)
@@ -253,8 +253,8 @@ def test_outputs_are_copied_into_the_servers_memory(outputs, how):
     outputs.infer("made", VALUES, "told")
     _, output = outputs.infer("made", VALUES, how)
     assert output == VALUES
-    told, _ = outputs.infer("made", VALUES, "told")
-    assert told == HOW[how]
+    report, _ = outputs.infer("made", VALUES, "told")
+    assert report == HOW[how]
 
 
 def test_a_view_that_a_library_keeps_is_harmless(outputs):

@@ -1,4 +1,4 @@
-"""A server whose GPUs a test makes up."""
+"""A server with simulated GPUs."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ output [ { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] } ]
 
 
 class World:
-    """A server with GPUs that a test makes up, and a repository of models that say where they run."""
+    """A server with simulated GPUs, and a repository of models that report their placement."""
 
     def __init__(self, folder: Path):
         self.folder, self.models, self.server = folder, folder / "models", None
@@ -37,7 +37,7 @@ class World:
         self.environment = {}
 
     def model(self, name: str, groups="", config=CONFIG):
-        """A model with these instance groups; without configuration if there is none."""
+        """Writes a model with these instance groups; without a configuration file if `config` is empty."""
         version = self.models / name / "1"
         version.mkdir(parents=True, exist_ok=True)
         if not (version / "model.py").exists():
@@ -57,7 +57,7 @@ class World:
         return self.server
 
     def places(self, name: str, count: int) -> dict:
-        """Where each of a model's instances runs, `count` or more, by its name."""
+        """Waits until `count` or more instances of a model have answered; returns the placement of each by its name."""
         found = {}
 
         def ask(_):
@@ -74,18 +74,18 @@ class World:
         return found
 
     def groups(self, name: str) -> list:
-        """The instance groups of the served configuration."""
+        """Returns the instance groups of the served configuration."""
         status, text = self.server.get(f"/v2/models/{name}/config")
         assert status == 200, text
         return json.loads(text)["instance_group"]
 
     def reason(self, name: str) -> str:
-        """Why a model is not served, as the index tells."""
+        """Returns the reason in the repository index why a model is not served."""
         (entry,) = self.server.index()[name]
         assert entry["state"] == "UNAVAILABLE", entry
         return entry["reason"]
 
     def pinned(self) -> tuple:
-        """The size of the pool of pinned memory, and what is in use."""
+        """Returns the size of the pool of pinned memory, and the bytes in use."""
         scrape = self.server.scrape()
         return tuple(total(scrape, f"nv_pinned_memory_pool_{what}_bytes") for what in ("total", "used"))

@@ -53,7 +53,7 @@ def server(start, repository):
     return start([], repository=repository)
 
 
-def leave(server):
+def begin_exit(server):
     """Sends SIGTERM and waits until the server logs that it exits."""
     server.process.send_signal(signal.SIGTERM)
     eventually("the server exits", 10, lambda: "exiting: waiting" in server.log_tail())
@@ -96,7 +96,7 @@ def test_a_running_sequence_is_finished(server, protocol, model, names):
 
         assert send(1, sequence_start=True) == 1
         assert send(2) == 3
-        leave(server)
+        begin_exit(server)
         for value, expected in ((3, 6), (4, 10)):
             assert send(value) == expected
         refused = "Server exiting|GRPC server is shutting down"
@@ -123,7 +123,7 @@ def test_a_running_sequence_is_finished_on_its_stream(server):
             return answers.get(timeout=10)
 
         assert send(1, sequence_start=True) == 1
-        leave(server)
+        begin_exit(server)
         assert [send(2), send(3), send(4, sequence_end=True)] == [3, 6, 10]
         client.stop_stream()
     ends_well(server)
@@ -148,14 +148,14 @@ def test_a_sequence_that_is_not_finished_in_time(start, repository):
     assert text in server.log_tail()
 
 
-def test_requests_that_wait_when_the_time_is_over(start, repository):
+def test_requests_that_wait_at_the_timeout(start, repository):
     """Waiting requests and the executing one get the error that the server exits."""
     server = start([], "--exit-timeout-secs=1", repository=repository)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         request = one("UINT8", [1], [1])
         futures = [pool.submit(server.infer, "hang", request) for _ in range(6)]
         name = "ts_inference_requests_total"
-        eventually("the requests are there", 10, lambda: total(server.scrape(), name, model_name="hang") == 6)
+        eventually("the requests are accepted", 10, lambda: total(server.scrape(), name, model_name="hang") == 6)
         server.process.send_signal(signal.SIGTERM)
         answers = [future.result() for future in futures]
     for status, answer in answers:
@@ -170,7 +170,7 @@ def test_readiness_ends_first(start, repository):
     """`--exit-delay-secs`: the server is not ready but serves until the delay has passed."""
     server = start([], "--exit-delay-secs=2", repository=repository)
     server.process.send_signal(signal.SIGTERM)
-    eventually("it is not ready", 5, lambda: server.get("/v2/health/ready")[0] == 400)
+    eventually("the server is not ready", 5, lambda: server.get("/v2/health/ready")[0] == 400)
     assert server.get("/v2/health/live")[0] == 200
     assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
@@ -186,7 +186,7 @@ def test_kept_connections_over_http(server):
     busy = http.client.HTTPConnection(server.http, timeout=30)
     busy.request("POST", "/v2/models/delay_200/infer", json.dumps(one("FP32", [1, 1], [7])))
     name = "ts_inference_requests_total"
-    eventually("the request is there", 5, lambda: total(server.scrape(), name, model_name="delay_200") == 1)
+    eventually("the request is accepted", 5, lambda: total(server.scrape(), name, model_name="delay_200") == 1)
     server.process.send_signal(signal.SIGTERM)
     response = busy.getresponse()
     assert (response.status, response.getheader("connection")) == (200, "close")
@@ -209,7 +209,7 @@ def test_grpc_connections_get_goaway(server):
         connection.send_data(1, b"\0" + len(data).to_bytes(4, "big") + data, end_stream=True)
         wire.sendall(connection.data_to_send())
         name = "ts_inference_requests_total"
-        eventually("the request is there", 5, lambda: total(server.scrape(), name, model_name="delay_200") == 1)
+        eventually("the request is accepted", 5, lambda: total(server.scrape(), name, model_name="delay_200") == 1)
         server.process.send_signal(signal.SIGTERM)
         # The client library stops sending after GOAWAY, but the server expects an answer to its ping.
         answered = False
@@ -226,10 +226,10 @@ def test_grpc_connections_get_goaway(server):
 
 
 def test_a_second_signal_aborts_the_drain(server):
-    """The exit code reports unfinished requests."""
+    """The exit code is 1, because requests are unfinished."""
     with tritonclient.http.InferenceServerClient(server.http) as client:
         client.infer("direct", step(tritonclient.http, 1), sequence_id=7, sequence_start=True)
-    leave(server)
+    begin_exit(server)
     begun = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(20) == 1
@@ -244,7 +244,7 @@ def test_a_second_signal_kills_hanging_workers(start):
         head = f"POST /v2/models/hang/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
         client.sendall((head + body).encode())
         workers = server.workers()
-        eventually("the request is there", 10, lambda: total(server.scrape(), "ts_inference_requests_total") >= 1)
+        eventually("the request is accepted", 10, lambda: total(server.scrape(), "ts_inference_requests_total") >= 1)
         server.process.send_signal(signal.SIGTERM)
         eventually("the drain has begun", 10, lambda: "waiting up to 30 s" in server.log.read_text())
         begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""Selection of the program that runs a model, and the errors if there is none.
+"""Selection of the program that runs a model, and the errors if no program is found.
 
 `standin` replaces the package `pharos-worker` and reports its arguments; interpreters and environments are real.
 """
@@ -33,11 +33,11 @@ class Place:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.repository, self.told, self.backends = (folder / name for name in ("models", "told", "backends"))
-        for path in (self.repository, self.told, self.backends):
+        self.repository, self.standin, self.backends = (folder / name for name in ("models", "standin", "backends"))
+        for path in (self.repository, self.standin, self.backends):
             path.mkdir()
 
-    def model(self, name: str, config='backend: "python"', versions=(1,), environment=None, code=COMPLETING, **told) -> Path:
+    def model(self, name: str, config='backend: "python"', versions=(1,), environment=None, code=COMPLETING, **answers) -> Path:
         """Writes a model with a `model.py`; without a configuration file if `config` is None."""
         for version in versions:
             directory = self.repository / name / str(version)
@@ -47,7 +47,7 @@ class Place:
             config += f'\nparameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{environment}" }} }}'
         if config is not None:
             (self.repository / name / "config.pbtxt").write_text(config)
-        (self.told / f"{name}.json").write_text(json.dumps(told))
+        (self.standin / f"{name}.json").write_text(json.dumps(answers))
         return self.repository / name
 
     def environment(self, path: str, on_import: str = "") -> Path:
@@ -55,7 +55,7 @@ class Place:
         home = self.folder / path
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
         if on_import:
-            (self.told / f"{home.name}.import").write_text(on_import)
+            (self.standin / f"{home.name}.import").write_text(on_import)
         return home
 
     def interpreter(self, path: str, script: str) -> Path:
@@ -71,14 +71,14 @@ class Place:
         options = ["--exit-on-error=false", "--strict-readiness=false", *options]
         options.append(f"--environment-cache-directory={self.folder / 'environments'}")
         server = Server(self.folder, [self.repository], options)
-        server.environment = {"PHAROS_STANDIN": str(self.told)}
+        server.environment = {"PHAROS_STANDIN": str(self.standin)}
         if package:
             server.environment["PYTHONPATH"] = str(STANDIN)
         return server
 
     def runs(self, model: str) -> list:
         """Returns the arguments of each start of the stand-in for a model."""
-        path = self.told / f"{model}.runs"
+        path = self.standin / f"{model}.runs"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def served(self, model: str) -> dict:
@@ -277,7 +277,7 @@ def test_unusable_interpreters(place):
                 assert f"'{model}'" in reason, reason
             starts = {model: len(place.runs(model)) for model in names}
             runs = lambda names=names: {model: len(place.runs(model)) for model in names}  # noqa: E731
-            holds_for("what cannot be loaded is not restarted", 1, lambda starts=starts, runs=runs: runs() == starts)
+            holds_for("a worker that fails to load is not restarted", 1, lambda starts=starts, runs=runs: runs() == starts)
             eventually("no process is left", 5, lambda: not server.workers())
     assert len(place.runs("other")) == 2, "one start for each server"
 
@@ -484,7 +484,7 @@ class TritonPythonModel:
 
 
 def test_the_real_package_in_environments(place):
-    """A model without a configuration runs with the packages of its own environment, from a folder and from an archive."""
+    """A model without a configuration runs with the packages of its environment, from a folder and from an archive."""
     package = pytest.importorskip("pharos_worker", reason="the package pharos-worker is not installed")
     numpy = pytest.importorskip("numpy")
     home = place.environment("packed")

@@ -37,7 +37,7 @@ def serve(tmp_path):
         server = Server(folder, [repository], ["--model-control-mode=explicit", "--load-model=*", *options])
         servers.append(server)
         server.environment = {"TMPDIR": str(tmp_path / "tmp")} | dict(environment)
-        # No option sets a directory for logs.
+        # No option configures a directory for logs.
         server.command = ["env", "-u", "PHAROS_METRICS_LOCATION", *server.command]
         server.launch(cwd=tmp_path / "work")
         server.wait_until_ready()
@@ -144,7 +144,7 @@ def test_logs_that_cannot_be_written(serve, tmp_path):
     for _ in range(3):
         assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
     errors = lambda: total(server.scrape(), "pharos_tslog_write_errors_total", file="ts_metrics")  # noqa: E731
-    eventually("it is tried again", 20, lambda: errors() >= 2)
+    eventually("the file is tried again", 20, lambda: errors() >= 2)
     assert server.log.read_text().count("cannot log metrics to '/dev/null/logs/ts_metrics.log'") == 1
     server.stop()
 
@@ -183,7 +183,7 @@ def test_torchserves_logs_that_cannot_be_written(tmp_path):
             assert server.get("/ping")[0] == 200
         said = lambda name: server.log.read_text().count(f"'/dev/null/logs/{name}.log' cannot be written")  # noqa: E731
         eventually("the console has the lines", 10, lambda: server.log.read_text().count("GET /ping") >= 10)
-        eventually("both are reported", 10, lambda: said("access_log") and said("ts_log"))
+        eventually("both files are reported", 10, lambda: said("access_log") and said("ts_log"))
         assert [said("access_log"), said("ts_log")] == [1, 1]
         server.stop(check=False)
         assert server.process.returncode == 0

@@ -62,8 +62,8 @@ def falling(earlier: dict, later: dict) -> list:
 
 
 def test_workers_killed_under_load(start):
-    """SIGKILL of one worker after the other, three times: every request is answered, nearly all successfully (a request in flight
-    is retried on the other worker); the instance recovers; counters never fall; statistics are exact."""
+    """Each worker is killed with SIGKILL in turn, three times: every request is answered, nearly all successfully (a request in
+    flight is retried on the other worker); the instance recovers; counters never fall; statistics are exact."""
     server = start([TWO])
     assert len(server.workers()) == 2, "one process for each instance"
     scrapes = []
@@ -152,7 +152,7 @@ def test_requests_do_not_wait_for_an_instance_that_does_not_start(start, tmp_pat
     eventually("requests are refused", 30, lambda: "not at ready state" in str(server.infer("m", request)))
     assert server.infer("m", request)[0] == 503
     (tmp_path / "aside").rename(folder / "m/1/model.onnx")
-    eventually("it serves again", 30, lambda: server.infer("m", request)[0] == 200)
+    eventually("the model serves again", 30, lambda: server.infer("m", request)[0] == 200)
     server.stop()
 
 
@@ -186,7 +186,7 @@ def test_exit_does_not_wait_forever(start):
     server = start(["hang"], "--exit-timeout-secs=1")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         future = pool.submit(server.infer, "hang", one("UINT8", [1], [1]))
-        eventually("the request is there", 5, lambda: total(server.scrape(), "ts_inference_requests_total") >= 1)
+        eventually("the request is accepted", 5, lambda: total(server.scrape(), "ts_inference_requests_total") >= 1)
         server.process.send_signal(signal.SIGTERM)
         status, answer = future.result()
     assert status == 503, answer
@@ -235,7 +235,7 @@ def test_ctrl_c_in_a_terminal_drains(start):
     assert group not in [os.getpgid(pid) for pid in server.workers()]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         future = pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [7]))
-        eventually("the request is there", 5, lambda: total(server.scrape(), "ts_inference_requests_total") >= 1)
+        eventually("the request is accepted", 5, lambda: total(server.scrape(), "ts_inference_requests_total") >= 1)
         server.process.send_signal(signal.SIGINT)
         status, answer = future.result()
     assert (status, answer["outputs"][0]["data"]) == (200, [7])

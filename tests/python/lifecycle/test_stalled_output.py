@@ -1,5 +1,5 @@
-"""A reader of the server's output that stalls costs lines of the log and nothing else: requests are answered, and the server
-ends in time."""
+"""A stalled reader of the server's output causes lost log lines and nothing else: requests are answered, and the server exits in
+time."""
 
 import contextlib
 import fcntl
@@ -17,7 +17,7 @@ from harness.waiting import eventually
 F_SETPIPE_SZ = 1031
 """From <linux/fcntl.h>; Python has it since 3.10."""
 END_S = 15
-"""Within this time the server ends after SIGTERM, on a busy machine too: it waits 1 s for its log."""
+"""The limit for the exit after SIGTERM, on a busy machine too: the server waits 1 s for its log."""
 PRINTING = '''
 import sys
 import triton_python_backend_utils as pb_utils
@@ -40,7 +40,7 @@ NOTICE = re.compile(r" WARN (\d+) log lines were dropped here because the destin
 
 
 def printing(folder, name: str, lines: int, stream="stdout"):
-    """Writes a model that prints so many lines of 60 bytes while it is loaded."""
+    """Writes a model that prints this many lines of 60 bytes while it is loaded."""
     (folder / name / "1").mkdir(parents=True)
     (folder / name / "1/model.py").write_text(PRINTING.format(lines=lines, stream=stream))
     (folder / name / "config.pbtxt").write_text(CONFIG)
@@ -48,7 +48,7 @@ def printing(folder, name: str, lines: int, stream="stdout"):
 
 @contextlib.contextmanager
 def unread(size=4096):
-    """A pipe that holds `size` bytes: the end to read from and the one to write to."""
+    """Returns a pipe that holds `size` bytes: its read end and its write end."""
     reading, writing = os.pipe()
     fcntl.fcntl(writing, F_SETPIPE_SZ, size)
     try:
@@ -61,7 +61,7 @@ def unread(size=4096):
 
 @contextlib.contextmanager
 def stalled(folder, repository, *options, stdout=False, size=4096):
-    """A server whose standard error (with `stdout`: standard output too) is a pipe that nobody reads, and its end."""
+    """A server whose standard error (with `stdout`: standard output too) is a pipe without a reader; also yields its read end."""
     server = Server(folder, [repository], options)
     with unread(size) as (reading, writing):
         try:
@@ -75,13 +75,13 @@ def stalled(folder, repository, *options, stdout=False, size=4096):
 
 
 def ends(server):
-    """SIGTERM ends the server in time although nobody reads what it prints."""
+    """Checks that SIGTERM ends the server in time although its output is not read."""
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(END_S) == 0
 
 
 def test_lines_about_requests(tmp_path):
-    """`--log-access` into a pipe that is full after some 30 requests."""
+    """`--log-access` into a pipe that is full after about 30 requests."""
     copy_models(tmp_path / "models", ["identity_fp32"])
     with stalled(tmp_path, tmp_path / "models", "--log-access") as (server, _):
         for _ in range(200):
@@ -92,7 +92,7 @@ def test_lines_about_requests(tmp_path):
 
 
 def test_models_that_print(tmp_path):
-    """With the flags that are usual: three models that print 300 KB each while they are loaded."""
+    """With default flags: three models that print 300 KB each while they are loaded."""
     for name in ("one", "two", "three"):
         printing(tmp_path / "models", name, 5000, "stderr" if name == "two" else "stdout")
     with stalled(tmp_path, tmp_path / "models", size=64 << 10) as (server, _):
@@ -104,7 +104,7 @@ def test_models_that_print(tmp_path):
 
 
 def test_metric_lines_and_the_log_on_one_pipe(tmp_path):
-    """`--tslog-stdout` and the log fill the same pipe."""
+    """`--tslog-stdout` and the log write to the same full pipe."""
     copy_models(tmp_path / "models", ["identity_fp32"])
     with stalled(tmp_path, tmp_path / "models", "--log-access", "--tslog-stdout", stdout=True) as (server, _):
         for _ in range(200):
@@ -114,8 +114,8 @@ def test_metric_lines_and_the_log_on_one_pipe(tmp_path):
 
 
 def test_lost_lines_are_counted_and_the_others_whole(tmp_path):
-    """What does not fit into the queue is dropped; once the pipe is read again, a line at its place says how much, and the
-    metric says the same."""
+    """Lines that do not fit into the queue are dropped. When the pipe is read again, a line in their place has their number,
+    which equals the metric."""
     count = 300_000
     printing(tmp_path / "models", "much", count)
     with stalled(tmp_path, tmp_path / "models") as (server, reading):
@@ -130,8 +130,8 @@ def test_lost_lines_are_counted_and_the_others_whole(tmp_path):
         reader = threading.Thread(target=read)
         reader.start()
         text = lambda: b"".join(parts).decode()  # noqa: E731
-        told = lambda: sum(int(found[1]) for found in NOTICE.finditer(text()))  # noqa: E731
-        eventually("the lost lines are told", 30, lambda: told() == lost())
+        reported = lambda: sum(int(found[1]) for found in NOTICE.finditer(text()))  # noqa: E731
+        eventually("the lost lines are reported", 30, lambda: reported() == lost())
         counted = lost()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(END_S) == 0
@@ -139,14 +139,14 @@ def test_lost_lines_are_counted_and_the_others_whole(tmp_path):
     lines = text().splitlines()
     assert text().endswith("\n") and all(re.match(r"\d{4}-\d\d-\d\dT\S+Z +(INFO|WARN) ", line) for line in lines)
     numbers = [int(found[1]) for line in lines if (found := re.search(r" numbered (\d{7}) x{40} instance=much_0_0$", line))]
-    assert numbers == sorted(set(numbers)), "in order"
-    assert told() == counted
-    assert 0 <= told() - (count - len(numbers)) < 20, "those of the model, and some of the server"
+    assert numbers == sorted(set(numbers)), "lines must be in order"
+    assert reported() == counted
+    assert 0 <= reported() - (count - len(numbers)) < 20, "the lost lines are the model's, and a few of the server's"
     assert "exiting" in lines[-1]
 
 
 def test_torchserves_log(tmp_path):
-    """Standard output that is not read; the files are written all the same."""
+    """Standard output is not read; the files are written nevertheless."""
     (tmp_path / "store").mkdir()
     inference, management, metrics = free_ports(3)
     addresses = zip(("inference", "management", "metrics"), (inference, management, metrics), strict=True)
@@ -172,7 +172,7 @@ def test_torchserves_log(tmp_path):
 
 
 def test_a_log_file_that_cannot_be_written(start):
-    """A full disk: the lines go to standard error, and one says so."""
+    """A full disk: lines go to standard error, and one line reports the reason."""
     server = start(["identity_fp32"], "--log-file=/dev/full", "--log-access")
     for _ in range(20):
         assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200

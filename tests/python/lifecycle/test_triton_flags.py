@@ -1,4 +1,4 @@
-"""The command line of Triton: its flags, the name `tritonserver`, and where a bad value came from."""
+"""The command line of Triton: its flags, the name `tritonserver`, and the source of an invalid value in errors."""
 
 import json
 import os
@@ -51,11 +51,11 @@ VALUES = WITHOUT_EFFECT | {
     "model-load-gpu-limit": "0:0.5",
     "min-supported-compute-capability": "7.5",
 }
-"""Values of flags that take more than any text, number or boolean."""
+"""Values of flags that accept only some texts, numbers or booleans."""
 
 
 def forms(flag: str, form: str) -> list:
-    """The ways in which a flag may be given."""
+    """Returns the forms in which a flag can be given."""
     if not form:
         return [[f"--{flag}"]]
     value = VALUES.get(flag) or {"string": "text", "integer": "3", "boolean": "True"}[form]
@@ -64,7 +64,7 @@ def forms(flag: str, form: str) -> list:
 
 
 def refusal(*args, **variables) -> str:
-    """What a command line is refused with, on standard error."""
+    """Returns the error on standard error with which a command line is refused."""
     command = [str(binary()), *args]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PATH": "/usr/bin:/bin"} | variables)
     assert ended.returncode != 0, ended.stdout
@@ -72,7 +72,7 @@ def refusal(*args, **variables) -> str:
 
 
 def test_the_recorded_flags_are_those_of_triton():
-    """Every flag of the live one's --help is in the golden file, with the form of its value."""
+    """The golden file has every flag of a real Triton's --help, with the form of its value."""
     if why := peers.missing("triton", "triton"):
         pytest.skip(why)
     command = [str(peers.script("triton")), "/nonexistent", "--help"]
@@ -83,11 +83,11 @@ def test_the_recorded_flags_are_those_of_triton():
 
 @pytest.mark.slow
 def test_every_flag_is_accepted_in_each_form(tmp_path):
-    """The start goes on until it looks for the worker, whichever flag is given in whichever form."""
+    """With every flag in every form the start proceeds until the server looks for the worker."""
     flags = [flag for flag in json.loads(GOLDEN.read_text()) if flag[0] != "help"]
     assert len(flags) > 80
     wrong = []
-    # Vertex AI's endpoints need their routes.
+    # Vertex AI's endpoints require their routes.
     environment = {"PATH": "/bin", "AIP_PREDICT_ROUTE": "/predict", "AIP_HEALTH_ROUTE": "/health"}
     for flag, form in flags:
         beside = ["--model-control-mode=explicit"] if flag == "load-model" else []
@@ -100,7 +100,7 @@ def test_every_flag_is_accepted_in_each_form(tmp_path):
 
 
 def test_flags_without_effect_are_named_with_the_reason(start):
-    """One line of the log for each, and none for those that have an effect."""
+    """The log has one line for each flag without effect, and none for flags with an effect."""
     given = [f"--{flag}={value}" for flag, value in WITHOUT_EFFECT.items()]
     server = start(["identity_fp32"], *given, "--strict-model-config=false", "--host-policy=cpu,cpu-cores=0-3")
     lines = [line for line in server.log.read_text().splitlines() if " has no effect" in line]
@@ -110,7 +110,7 @@ def test_flags_without_effect_are_named_with_the_reason(start):
 
 
 def test_a_host_policy_binds_instances_to_its_processors(start):
-    """The default policy of instances on processors is `cpu`; a policy that names no processor here is ignored."""
+    """The default policy of instances on CPUs is `cpu`; a policy whose CPUs do not exist here is ignored."""
     allowed = sorted(os.sched_getaffinity(0))
     server = start(["identity_fp32"], f"--host-policy=cpu,cpu-cores={allowed[-1]}", "--host-policy=x,numa-node=99")
     (worker,) = server.workers()
@@ -119,7 +119,7 @@ def test_a_host_policy_binds_instances_to_its_processors(start):
 
 
 def test_tritonserver_has_tritons_defaults(tmp_path):
-    """By a link of that name or as a command: metrics on port 8002."""
+    """With a link of that name, and with the command: metrics on port 8002."""
     link = tmp_path / "tritonserver"
     link.symlink_to(binary())
     for command in ([str(link)], [str(binary()), "tritonserver"]):
@@ -130,7 +130,7 @@ def test_tritonserver_has_tritons_defaults(tmp_path):
 
 
 def test_addresses_of_kubernetes_services_are_ignored(start):
-    """A Service named pharos-http sets PHAROS_HTTP_PORT to an address: a warning, and the flag has its default."""
+    """A Service named pharos-http sets PHAROS_HTTP_PORT to an address: the server logs a warning and uses the default."""
     text = 'PHAROS_SAGEMAKER_PORT="tcp://10.0.0.1:8000" is ignored: it is the address that Kubernetes sets for a Service named'
     server = start(["identity_fp32"], wait=False)
     server.kill()
@@ -156,13 +156,13 @@ def test_addresses_of_kubernetes_services_are_ignored(start):
     ],
 )  # fmt: skip
 def test_a_bad_value_names_its_flag_or_variable(args, variables, expected, tmp_path):
-    """The flag, the value, what is allowed, and the variable if the value came from one."""
+    """The error has the flag, the value, the allowed values, and the environment variable if the value comes from one."""
     ports = ["--http-port=0", "--grpc-port=0"]
     assert expected in refusal(f"--model-repository={tmp_path}", *ports, *args, **variables)
 
 
 def test_a_repository_may_come_from_vertex_ai(tmp_path):
-    """AIP_STORAGE_URI stands behind --model-repository."""
+    """AIP_STORAGE_URI replaces --model-repository."""
     text = refusal("--http-port=0", "--grpc-port=0", "--metrics-port=0", AIP_STORAGE_URI=str(tmp_path / "none"))
     assert str(tmp_path / "none") in text
     assert "--model-repository" in refusal("--http-port=0")

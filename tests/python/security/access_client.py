@@ -1,5 +1,5 @@
-"""Clients for the access walk: HTTP/1.1, HTTP/2 with prior knowledge and gRPC, which send a request as it stands, and the
-servers that they walk."""
+"""Clients for the access walk: HTTP/1.1, HTTP/2 with prior knowledge and gRPC, which send requests unmodified; and the servers
+under test."""
 
 import http.client
 import itertools
@@ -17,7 +17,7 @@ import h2.exceptions
 HOST = "127.0.0.1"
 TIMEOUT_S = 20
 
-# Values of `Authorization` that are no credential, taken in turn.
+# Invalid values of `Authorization`, used in turn.
 WRONG = itertools.cycle([
     "Bearer wrong", "Bearer", "Bearer  ", "Basic aW5mZXItMTphZG1pbi0x", "admin-1", "Bearer admin-1x", "Bearer admin-",
     "Bearer ADMIN-1", "Bearer infer-1 admin-1", "Bearer infer-1,Bearer admin-1", "Token admin-1",
@@ -29,14 +29,14 @@ CODES = {0: "OK", 7: "PERMISSION_DENIED", 12: "UNIMPLEMENTED", 14: "UNAVAILABLE"
 
 @dataclass
 class Answer:
-    """The status, the code and the message of gRPC (`None` without them), and the text of the body."""
+    """The status, the gRPC code and message (`None` without them), and the text of the body."""
 
     status: int
     code: str | None
     text: str
 
     def outcome(self) -> str:
-        """A refusal as the access tables name it; `ok` for an answer of a handler."""
+        """Returns a refusal as the access tables name it, or `ok` for an answer of a handler."""
         if self.code is not None:
             refusals = {
                 ("PERMISSION_DENIED", "Token Authorization failed"): "key",
@@ -64,13 +64,13 @@ class Answer:
 
 
 class Http1:
-    """A connection of HTTP/1.1 that is opened again when the server has closed it."""
+    """An HTTP/1.1 connection that is opened again if the server has closed it."""
 
     def __init__(self, port: int):
         self.port, self.connection = port, None
 
     def ask(self, method: str, target: str, headers: dict, body: bytes | None, withheld: bool) -> Answer:
-        """Sends a request; `withheld`: a body is announced and never comes."""
+        """Sends a request; with `withheld` it announces a body and does not send it."""
         reused = self.connection is not None
         try:
             return self.try_ask(method, target, headers, body, withheld)
@@ -104,13 +104,13 @@ class Http1:
 
 
 class Http2:
-    """A connection of HTTP/2 in clear text, without an upgrade; for gRPC too."""
+    """An HTTP/2 connection in clear text, without an upgrade; also for gRPC."""
 
     def __init__(self, port: int):
         self.port, self.socket, self.h2 = port, None, None
 
     def ask(self, method: str, path: str, headers: dict, body: bytes | None, withheld: bool) -> Answer:
-        """As [`Http1.ask`]."""
+        """Sends a request; see `Http1.ask`."""
         for attempt in range(3):
             if self.socket is None:
                 self.open()
@@ -170,7 +170,7 @@ class Http2:
         return Answer(status, CODES.get(number, str(number)), found.get("grpc-message", "").replace("%20", " "))
 
     def end(self, stream: int):
-        """Leaves a stream whose request is not complete."""
+        """Resets a stream whose request is not complete."""
         try:
             self.h2.end_stream(stream)
         except h2.exceptions.ProtocolError:
@@ -178,7 +178,7 @@ class Http2:
         self.socket.sendall(self.h2.data_to_send())
 
     def receive(self) -> list | None:
-        """Events, or `None` when the connection is over."""
+        """Returns the next events, or `None` if the connection is closed."""
         data = self.socket.recv(1 << 16)
         events = self.h2.receive_data(data) if data else []
         over = not data or any(isinstance(event, h2.events.ConnectionTerminated) for event in events)
@@ -194,20 +194,20 @@ class Http2:
 
 
 class Credentials:
-    """The headers of a credential as the access tables name it; `key_file` has TorchServe's keys."""
+    """The headers of a credential that the access tables name; `key_file` has TorchServe's keys."""
 
     def __init__(self, key_file: Path | None = None):
         self.key_file = key_file
 
     def bearer(self, name: str) -> str | None:
-        """The token of a credential that has one. Keys are read each time: a request may renew one."""
+        """Returns the token of a credential, if any. Keys are read each time, because a request may renew one."""
         keys = {"inference_key": "inference", "management_key": "management", "renewal_key": "API"}
         if name in keys:
             return json.loads(self.key_file.read_text())[keys[name]]["key"]
         return {"inference": "infer-1", "management": "admin-1"}.get(name)
 
     def headers(self, credential: str, part: str, prefix: str) -> dict:
-        """The headers for a request of this part."""
+        """Random bytes on the HTTP and gRPC ports."""
         found = {}
         for name in credential.split("+"):
             if token := self.bearer(name):
@@ -223,13 +223,13 @@ class Credentials:
 
 
 def restrictions() -> list:
-    """Options that restrict every part of the protocol to a key of its own."""
+    """Returns options that restrict every part of the protocol to a separate key."""
     options = ("--http-restricted-api", "--grpc-restricted-protocol")
     return [f"{option}={part}:key-{part}=value-{part}" for option in options for part in PARTS]
 
 
 def token_files(folder, case: str) -> list:
-    """The options for the token files of a configuration, by the words of its name."""
+    """Returns the token file options of a configuration, by the words of its name."""
     (folder / "inference-tokens").write_text("# comment\ninfer-0\ninfer-1\n")
     (folder / "management-tokens").write_text("admin-1\n")
     scopes = [scope for scope in ("inference", "management") if case.endswith(scope + " tokens")]

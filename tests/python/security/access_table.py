@@ -101,7 +101,7 @@ GET     /v2/logging                              Unknown                       u
 GET     /metrics                                 Unknown                       unknown           400
 """
 
-# What follows `>` is the value of X-Vertex-Ai-Triton-Redirect.
+# `>` precedes the value of X-Vertex-Ai-Triton-Redirect.
 VERTEX_AI = """
 GET     /health                                  Ready                         health            200
 POST    /predict                                 Infer                         inference         200
@@ -130,7 +130,7 @@ POST    /v2/repository/models/other/load         Unknown                       u
 GET     /metrics                                 Unknown                       unknown           400
 """
 
-# The v2 protocol stands beside these rows on the same port: those rows of HTTP that begin with /v2.
+# The same port also serves the v2 protocol: the HTTP rows that begin with /v2.
 TORCHSERVE_INFERENCE = """
 GET     /ping                                    Ping                          health            *
 POST    /predictions/m                           Predict                       inference         404
@@ -258,7 +258,7 @@ class Row:
 
 
 def rows(table: str, unknown="unknown", answer=None) -> list:
-    """The rows of HTTP; `unknown` is the class of unknown paths, `answer` that of allowed requests in place of the table's."""
+    """Returns HTTP rows; `unknown` is the class of unknown paths, `answer` replaces the table's status of allowed requests."""
     made = []
     for method, path, route, part, status in map(str.split, table.strip().splitlines()):
         kind = {"RepositoryLoad": "load", "RepositoryUnload": "load", "Token": "renew"}.get(route, CLASSES[part])
@@ -271,7 +271,7 @@ def rows(table: str, unknown="unknown", answer=None) -> list:
 
 
 def calls(service: str, table: str, unknown="unknown", answer=None, kinds=()) -> list:
-    """The rows of a gRPC service; `answer` is the code of allowed calls in place of the table's, `kinds` names other classes."""
+    """Returns the rows of a gRPC service; `answer` replaces the code of allowed calls, `kinds` names other classes."""
     made = []
     for name, part, code in map(str.split, table.strip().splitlines()):
         kind = {"RepositoryModelLoad": "load", "RepositoryModelUnload": "load", "ServerReflectionInfo": "reflection"}.get(name)
@@ -281,22 +281,22 @@ def calls(service: str, table: str, unknown="unknown", answer=None, kinds=()) ->
 
 
 def foreign(service: str, table: str) -> list:
-    """The rows of a gRPC service that a port does not know."""
+    """Returns the rows of a gRPC service that a port does not serve."""
     return [replace(row, part="unknown", answer="UNIMPLEMENTED", kind="unknown") for row in calls(service, table)]
 
 
 def reflection(kinds=()) -> list:
-    """The rows of both versions of reflection."""
+    """Returns the rows of both versions of reflection."""
     return [row for service in REFLECTION for row in calls(service, REFLECTION_RPCS, kinds=kinds)]
 
 
-# The rows of each listener. On TorchServe's ports its keys are needed for unknown paths too, as TorchServe does.
+# The rows of each listener. TorchServe's ports require its keys for unknown paths too, as TorchServe does.
 LISTENERS = {
     "http": rows(HTTP),
     "metrics": rows(METRICS),
     "sagemaker": rows(SAGEMAKER),
     "vertex_ai": rows(VERTEX_AI),
-    # This port does not know TorchServe's services.
+    # This port does not serve TorchServe's services.
     "grpc": calls(KSERVE, KSERVE_RPCS) + calls(HEALTH, HEALTH_RPCS) + reflection()
     + foreign(ALIAS, KSERVE_RPCS) + foreign(INFERENCE, INFERENCE_RPCS) + foreign(MANAGEMENT, MANAGEMENT_RPCS),
     "torchserve_inference": rows(TORCHSERVE_INFERENCE, "unknown_inference")
@@ -311,22 +311,22 @@ LISTENERS = {
     + reflection({"reflection": "reflection_management"})
     + [row for row in calls(KSERVE, KSERVE_RPCS, answer="UNIMPLEMENTED") if row.kind in ("manage", "load")],
 }  # fmt: skip
-# All three on one address. Unknown paths are those of the inference listener.
+# All three listeners on one address. Unknown paths have the outcome of the inference listener.
 LISTENERS["torchserve_one_address"] = [
     row
     for name in ("inference", "management", "metrics")
     for row in LISTENERS[f"torchserve_{name}"]
     if not row.kind.startswith("unknown") or row.path.startswith("/v2/models")
 ]
-# The v2 port beside them, where no model is loaded and loading needs no `enable_model_api`.
+# The v2 port beside them, with no model loaded; loading does not need `enable_model_api` there.
 LISTENERS["torchserve_http"] = [
     replace(row, kind="manage") if row.kind == "load" else row for row in rows(HTTP, answer="*") if row.path != "/"
 ]
 
-# What becomes of a request, by class (rows) and credential (columns):
-#   ok: the handler's answer · unknown: not found · token: 401 · scope: 403, a token for management is needed
-#   key: TorchServe's refusal · model_api: loading by request is off · restricted: 403, a header is needed
-# `a+b` sends both. `own`: the header of the row's restricted part; `other`: that of another part.
+# The outcome of a request, by class (rows) and credential (columns):
+#   ok: the handler's answer · unknown: not found · token: 401 · scope: 403, a management token is required
+#   key: TorchServe's refusal · model_api: loading by request is disabled · restricted: 403, a header is required
+# `a+b` sends both credentials. `own`: the header of the row's restricted part; `other`: that of another part.
 V2 = {
     "no credentials are configured": """
            none    wrong   inference management
@@ -467,19 +467,19 @@ TORCHSERVE["one address: keys tokens"] = TORCHSERVE["keys tokens"]
 
 
 def outcomes(table: str) -> dict:
-    """Class and credential -> what becomes of the request."""
+    """Parses an outcome table: class and credential -> the outcome of the request."""
     head, *lines = [line.split() for line in table.strip("\n").splitlines()]
     return {(line[0], credential): outcome for line in lines for credential, outcome in zip(head, line[1:], strict=True)}
 
 
 def first_segment(path: str) -> tuple:
-    """The first segment of a path with its slash, and the rest."""
+    """Returns the first segment of a path with its slash, and the rest."""
     end = path.find("/", 1)
     return (path, "") if end < 0 else (path[:end], path[end:])
 
 
-# Another spelling of a path, and what it is: `same`, or `unknown` to the v2 protocol and `closed` elsewhere: whatever it
-# leads to there, it must not be allowed where the path itself is refused.
+# Other spellings of a path and their result: `same`, or `unknown` to the v2 protocol and `closed` elsewhere: the request may
+# lead to any route there, but must be refused where the path itself is refused.
 SPELLINGS = {
     "query": (lambda path: path + ("&" if "?" in path else "?") + "x=/v2/health/live", "same"),
     "absolute form": (lambda path: "http://127.0.0.1" + path, "same"),

@@ -1,4 +1,4 @@
-"""Clients that measure how long others wait during an attack."""
+"""Clients that measure their own waiting times during an attack."""
 
 import json
 import threading
@@ -23,19 +23,19 @@ OPTIONS = [
     f"--grpc-max-connections={MOST}",
 ]
 P99_S = 1.0
-"""What others wait at most, 99 of 100; some milliseconds are usual, but the machine may be busy."""
+"""The limit of the 99th percentile of waiting times; some milliseconds are usual, but the machine may be busy."""
 
 
 class Others:
-    """Clients who ask without pause on connections of their own, how long they wait, and the frontend's memory."""
+    """Clients that send requests continuously on their own connections, their waiting times, and the frontend's memory."""
 
     def __init__(self, server):
         self.server, self.over, self.times, self.wrong = server, threading.Event(), [], []
         self.most_kb = self.first_kb = resident_kb(server)
-        self.threads = [threading.Thread(target=self.ask) for _ in range(2)] + [threading.Thread(target=self.weigh)]
+        self.threads = [threading.Thread(target=self.ask) for _ in range(2)] + [threading.Thread(target=self.record_memory)]
 
     def ask(self):
-        """One client: a request every 2 ms."""
+        """Runs one client, which sends a request every 2 ms."""
         request = post(INFER, json.dumps(one("FP32", [4], [1, 2, 3, 4])).encode())
         wire = connect(self.server.http_port)
         while not self.over.wait(0.002):
@@ -48,15 +48,15 @@ class Others:
                 return
         wire.close()
 
-    def weigh(self):
-        """The most memory that was seen."""
+    def record_memory(self):
+        """Records the maximum of the frontend's memory."""
         while not self.over.wait(0.02):
             self.most_kb = max(self.most_kb, resident_kb(self.server))
 
     def __enter__(self):
         for thread in self.threads:
             thread.start()
-        eventually("the others ask", 10, lambda: len(self.times) > 50)
+        eventually("the other clients are served", 10, lambda: len(self.times) > 50)
         return self
 
     def __exit__(self, *_):
@@ -65,5 +65,5 @@ class Others:
             thread.join(60)
 
     def p99(self) -> float:
-        """In seconds."""
+        """Returns the 99th percentile of the waiting times in seconds."""
         return float(np.percentile(self.times, 99))

@@ -181,7 +181,7 @@ def test_files_are_read_again(guarded, files):
     eventually("SIGHUP reads at once", 10, lambda: works("infer-4"))
 
 
-def test_inference_tokens_alone_leave_nothing_open(start, files):
+def test_inference_tokens_alone_protect_everything(start, files):
     """Inference tokens also open management, which would otherwise be inaccessible; no request is accepted without a token."""
     server = start([MODEL], f"--inference-token-file={files[0]}")
     for method, path, body in INFERENCE + MANAGEMENT:
@@ -300,7 +300,7 @@ def test_tokens_are_not_forwarded(start, files, tmp_path):
     assert (status, parameters["key"], "authorization" in parameters) == (200, "value", False)
 
 
-def test_a_pattern_that_is_none(start):
+def test_an_invalid_pattern(start):
     """The server does not start and reports the invalid pattern."""
     server = start([MODEL], "--http-header-forward-pattern=(", wait=False)
     assert server.process.wait(30) == 2

@@ -168,7 +168,7 @@ def as_unknown(row):
 
 
 def body_of(row) -> bytes | None:
-    """Returns the body of a row's request."""
+    """Returns the body of a request for a row."""
     if row.method not in ("POST", "PUT"):
         return None
     path = row.path.partition(">")[0].partition("?")[0]

@@ -30,8 +30,8 @@ from security.others import INFER, MODEL, MOST, OPTIONS, P99_S, Others
 pytestmark = pytest.mark.alone
 
 GROWTH_KB = 400_000
-"""What an attack may add to the frontend's memory while it lasts; one connection of HTTP/2 may send 16 MiB ahead, and a
-slow reader's answers are 64 MiB here."""
+"""The limit of the frontend's memory growth during an attack; one HTTP/2 connection may send 16 MiB in advance, and answers
+to slow readers have 64 MiB here."""
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory):
     """A server with short timeouts."""
@@ -80,7 +80,7 @@ def endless_body(server):
             if not push(wire, piece):
                 break
         else:
-            raise AssertionError("2 GiB were taken")
+            raise AssertionError("the server accepted 2 GiB")
 
 
 def chunked_body_over_the_limit(server):
@@ -144,7 +144,7 @@ def many_chunks(server):
     body = json.dumps(one("FP32", [4], [1, 2, 3, 4])).encode()
     with connect(server.http_port) as wire:
         wire.sendall(CHUNKED + b"".join(chunk(bytes([byte])) for byte in body) + chunk(b" ") * 60000 + b"0\r\n\r\n")
-        assert read_response(wire)[0] == 200, "fewer are taken"
+        assert read_response(wire)[0] == 200, "fewer chunks are accepted"
 
 
 def endless_heads(server):
@@ -180,14 +180,14 @@ def half_open(server):
     """Thousands of idle connections: those beyond the limit get 503, the others are closed after the head timeout; then new
     connections are accepted again."""
     wires = [connect(server.http_port) for _ in range(MOST + 500)]
-    told = 0
+    refusals = 0
     for wire in reversed(wires):
         answer = drain(wire)
-        told += answer.startswith(b"HTTP/1.1 503") and b"reached its limit of" in answer
+        refusals += answer.startswith(b"HTTP/1.1 503") and b"reached its limit of" in answer
         wire.close()
-    assert told >= 450, told
+    assert refusals >= 450, refusals
     open_now = lambda: total(server.scrape(), "pharos_connections_open", listener="http")  # noqa: E731
-    eventually("they are gone", 10, lambda: open_now() < 10)
+    eventually("the idle connections are closed", 10, lambda: open_now() < 10)
     assert refused(server, "LIMIT") >= 500
 
 
@@ -201,13 +201,13 @@ def unread_answers(server):
     wires = [connect(server.http_port) for _ in range(8)]
     for wire in wires:
         wire.sendall(request)
-    eventually("they are disconnected", 15, lambda: refused(server, "SLOW_READER") == before + 8)
+    eventually("the slow readers are disconnected", 15, lambda: refused(server, "SLOW_READER") == before + 8)
     for wire in wires:
         wire.close()
 
 
 def garbage(server):
-    """Random bytes."""
+    """Random bytes on the HTTP and gRPC ports."""
     rng = np.random.default_rng(5)
     for port in (server.http_port, server.grpc_port):
         for size in (1, 10, 100, 10_000):
@@ -284,7 +284,7 @@ def rapid_reset(server):
         pieces = [frame(1, 4, n, block) + frame(3, 0, n, struct.pack(">I", 8)) for n in range(3, 2 * 20_000, 2)]
         joined = [b"".join(pieces[start : start + 500]) for start in range(0, len(pieces), 500)]
         with connect(server.grpc_port if grpc else server.http_port) as wire:
-            # The first call adds the header to the table to which the others refer.
+            # The first call adds the header to the table; later calls refer to it.
             wire.sendall(PREFACE + frame(1, 4, 1, block))
             taken = all(push(wire, piece) for piece in joined)
             assert end_of(wire) != 0 or not taken
@@ -391,7 +391,7 @@ ATTACKS = [
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_attack(attacked, attack, capsys):
-    """During the attack others get their answers and memory stays bounded; afterwards the server is as before."""
+    """During the attack other clients are served and memory stays bounded; afterwards the server is as before."""
     workers = attacked.workers()
     with Others(attacked) as others:
         attack(attacked)
@@ -439,7 +439,7 @@ def test_garbage_in_tls(tmp_path, capsys):
             good.sendall(request)
             assert read_response(good)[0] == 200
         count = lambda reason: refused(server, reason)  # noqa: E731
-        eventually("all are counted", 10, lambda: count("HANDSHAKE") >= 1500 and count("HANDSHAKE_TIMEOUT") >= 300)
+        eventually("all failed handshakes are counted", 10, lambda: count("HANDSHAKE") >= 1500 and count("HANDSHAKE_TIMEOUT") >= 300)
         lines = [line for line in server.log.read_text().splitlines() if "refused a connection" in line]
         assert len(lines) < 20, "the log is not flooded"
         p99 = float(np.percentile(times, 99))
@@ -464,7 +464,7 @@ def test_one_grpc_connection_too_many(start):
         assert drain(fourth) == b""
     assert refused(server, "LIMIT", "grpc") == 1
     wires.pop().close()
-    eventually("there is room", 5, lambda: total(server.scrape(), "pharos_connections_open", listener="grpc") == 2)
+    eventually("a connection is free", 5, lambda: total(server.scrape(), "pharos_connections_open", listener="grpc") == 2)
     with connect(server.grpc_port) as wire:
         wire.sendall(PREFACE)
         assert wire.recv(9)[3] == 4

@@ -1,5 +1,5 @@
-"""What clients send costs what has come of it, never what they promise; all that is being received is bounded; and what is
-compressed is bounded while it is decompressed. Others are served meanwhile."""
+"""The memory of received data depends on the bytes received, not on the announced length; the total is limited, and so is
+decompressed data. Other clients are served meanwhile."""
 
 import contextlib
 import gzip
@@ -32,7 +32,7 @@ SERVICE = "/inference.GRPCInferenceService/"
 
 
 class Calls:
-    """Calls on one connection, frame by frame."""
+    """Calls on one HTTP/2 connection, sent frame by frame."""
 
     def __init__(self, port):
         configuration = h2.config.H2Configuration(client_side=True, header_encoding="utf-8")
@@ -47,7 +47,7 @@ class Calls:
         self.wire.close()
 
     def begin(self, data=b"", extra=(), path=SERVICE + "ModelInfer", end=False, flush=True) -> int:
-        """A call, and the beginning of what it sends; without `flush` it is sent with what follows."""
+        """Begins a call and sends the first bytes of its message; without `flush` they are sent with the next frames."""
         stream = self.connection.get_next_available_stream_id()
         self.connection.send_headers(stream, [*({**GRPC_HEADERS, ":path": path}).items(), *extra])
         self.streams += 1
@@ -68,7 +68,7 @@ class Calls:
         return stream
 
     def receive(self):
-        """Takes what has come."""
+        """Receives all available data."""
         for event in self.connection.receive_data(self.wire.recv(65536)):
             if isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
                 headers = dict(event.headers)
@@ -77,7 +77,7 @@ class Calls:
         self.wire.sendall(self.connection.data_to_send())
 
     def end(self, *streams, seconds=30):
-        """The ends of calls."""
+        """Waits until these calls have ended; returns their trailers."""
         self.wire.settimeout(seconds)
         while not all(stream in self.ended for stream in streams):
             self.receive()
@@ -86,27 +86,27 @@ class Calls:
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory):
-    """A server with short patience."""
+    """A server with short timeouts."""
     folder = tmp_path_factory.mktemp("attacked")
     with Server(folder, [copy_models(folder / "models", [MODEL])], OPTIONS) as server:
         yield server
 
 
 def bomb(size: int) -> bytes:
-    """A compressed message that becomes this long."""
+    """Returns a compressed message that decompresses to this size."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     packed = b"".join([packer.compress(bytes(2**20)) for _ in range(size // 2**20)]) + packer.flush()
     return b"\1" + struct.pack(">I", len(packed)) + packed
 
 
 def reserved_kb(server) -> int:
-    """The most address space that the frontend has had."""
+    """Returns the peak address space of the frontend."""
     text = open(f"/proc/{server.process.pid}/status").read()
     return int(text.split("VmPeak:")[1].split()[0])
 
 
 def promises(server):
-    """4,000 calls that promise 2 GiB each and send five bytes."""
+    """4,000 calls that announce 2 GiB each and send five bytes."""
     before = reserved_kb(server)
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(Calls(server.grpc_port)) for _ in range(4)]
@@ -117,11 +117,11 @@ def promises(server):
             streams.append([calls.begin(prefix, path=path, flush=number == 999) for number in range(1000)])
         for calls, opened in zip(connections, streams, strict=True):
             assert {status for status, _ in calls.end(*opened)} == {3}
-    assert reserved_kb(server) - before < 2**20, "no address space is reserved for promises"
+    assert reserved_kb(server) - before < 2**20, "announced lengths must not reserve address space"
 
 
 def bombs(server):
-    """Three calls, each with 1 MB that becomes 1 GB."""
+    """Three calls, each with 1 MB that decompresses to 1 GB."""
     data = bomb(2**30)
     assert len(data) < 2**20 + 2**16
 
@@ -140,7 +140,7 @@ def bombs(server):
 
 
 def bombs_in_streams(server):
-    """The same in one stream of requests, one after the other, ends the stream with the first."""
+    """The same requests in one stream: the first ends the stream."""
     data = bomb(2**28)
     with Calls(server.grpc_port) as calls:
         [(status, _)] = calls.end(calls.begin(data * 3, GZIP, SERVICE + "ModelStreamInfer", end=True), seconds=60)
@@ -148,7 +148,7 @@ def bombs_in_streams(server):
 
 
 def bombs_over_http(server):
-    """Three requests over HTTP, each with 1 MB that becomes 1 GB."""
+    """Three HTTP requests, each with 1 MB that decompresses to 1 GB."""
     data = bomb(2**30)[5:]
     head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: {len(data)}\r\n\r\n".encode()
     with contextlib.ExitStack() as stack:
@@ -163,7 +163,7 @@ def bombs_over_http(server):
 
 
 ATTACKS = {promises: 150, bombs: 400, bombs_in_streams: 250, bombs_over_http: 400}
-"""With the MiB that each may cost."""
+"""Each attack, and the limit of its memory in MiB."""
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
@@ -184,7 +184,7 @@ def test_attack(attacked, attack, capsys):
 
 
 def message(values: int) -> pb.ModelInferRequest:
-    """A request with so many numbers."""
+    """Returns a request with this many numbers."""
     request = pb.ModelInferRequest(model_name=MODEL)
     request.inputs.add(name="INPUT0", datatype="FP32", shape=[values])
     request.raw_input_contents.append(np.arange(values, dtype=np.float32).tobytes())
@@ -192,7 +192,7 @@ def message(values: int) -> pb.ModelInferRequest:
 
 
 def infer(server, request, compression=grpc.Compression.NoCompression):
-    """The answer's numbers."""
+    """Returns the numbers in the answer."""
     with grpc.insecure_channel(server.grpc, [("grpc.max_receive_message_length", -1)]) as channel:
         call = channel.unary_unary(
             SERVICE + "ModelInfer", pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
@@ -201,8 +201,8 @@ def infer(server, request, compression=grpc.Compression.NoCompression):
     return np.frombuffer(answer.raw_output_contents[0], dtype=np.float32)
 
 
-def test_messages_have_a_largest_size(start):
-    """`--grpc-max-input-size` counts the message as it comes and as it is decompressed."""
+def test_messages_have_a_size_limit(start):
+    """`--grpc-max-input-size` limits the message both before and after decompression."""
     small, large = message(2000), message(40_000)
     server = start([MODEL], f"--grpc-max-input-size={small.ByteSize()}")
     for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip, grpc.Compression.Deflate):
@@ -220,7 +220,7 @@ def test_messages_have_a_largest_size(start):
 
 @pytest.mark.slow
 def test_large_messages_are_compressed_both_ways(server):
-    """Beyond what is decompressed and compressed in one go, in single calls and in streams."""
+    """Messages too large for compression in one step, in unary calls and in streams."""
     request = message(3_000_000)
     for compression in (grpc.Compression.Gzip, grpc.Compression.Deflate):
         assert np.array_equal(infer(server, request, compression), np.arange(3_000_000, dtype=np.float32))
@@ -233,9 +233,9 @@ def test_large_messages_are_compressed_both_ways(server):
     assert sizes == [3_000_000, 3, 3_000_000]
 
 
-def test_all_that_is_being_received_is_bounded(start):
-    """`--receive-memory-byte-size`: bodies of HTTP and messages of gRPC count together; what is beyond is refused, and what
-    is given back can be used again."""
+def test_memory_of_received_data_is_bounded(start):
+    """`--receive-memory-byte-size` limits HTTP bodies and gRPC messages together; data over the limit is refused, and released
+    memory can be used again."""
     mib = 2**20
     server = start([MODEL], f"--receive-memory-byte-size={16 * mib}")
     head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {8 * mib}\r\n\r\n".encode()
@@ -257,7 +257,7 @@ def test_all_that_is_being_received_is_bounded(start):
             wire.settimeout(30)
             status, body = read_response(wire)
             assert status == 503 and b"--receive-memory-byte-size" in body, body
-        # What comes in one piece does not wait, so it is served.
+        # A body that arrives in one piece does not wait, so it is served.
         assert server.infer(MODEL, one("FP32", [1], [1]))[0] == 200
 
     def served():
@@ -266,7 +266,7 @@ def test_all_that_is_being_received_is_bounded(start):
         except grpc.RpcError:
             return False
 
-    eventually("it is served when the others are gone", 30, served)
+    eventually("the call is served after the others have ended", 30, served)
     with pytest.raises(grpc.RpcError) as refused:
         infer(server, pb.ModelInferRequest(model_name=MODEL, id="0" * (20 * mib)), grpc.Compression.Gzip)
     assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -276,8 +276,8 @@ def test_all_that_is_being_received_is_bounded(start):
 
 
 @pytest.mark.skipif(not has_worker, reason="needs the package pharos-worker")
-def test_torchserves_ports_promise_nothing_either(tmp_path):
-    """Calls that promise as much as is allowed there, 6 MB, and send five bytes; more than that is refused at once."""
+def test_announced_lengths_on_torchserves_ports(tmp_path):
+    """Calls that announce 6 MB, the limit of these ports, and send five bytes; longer messages are refused at once."""
     ports = {
         "grpc": [SERVICE + "ModelInfer", "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"],
         "grpc_management": ["/org.pytorch.serve.grpc.management.ManagementAPIsService/RegisterModel"],
@@ -292,6 +292,6 @@ def test_torchserves_ports_promise_nothing_either(tmp_path):
                     assert (status, "max_request_size" in text) == (8, True), (path, status, text)
                     for _ in range(500):
                         calls.begin(b"\0" + struct.pack(">I", 6_000_000), path=path)
-                    # Frames are read in order: when this is refused, all before it have come.
+                    # Frames are read in order: when this call is refused, all earlier frames have been received.
                     calls.end(calls.begin(b"\0\x7f\xff\xff\xff", path=path))
                     assert resident_kb(home) - before < 100_000, path

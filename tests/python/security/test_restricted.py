@@ -1,4 +1,4 @@
-"""Parts of the protocol that are restricted to who sends a key."""
+"""Parts of the protocol that are restricted to clients with a key."""
 
 import json
 import queue
@@ -18,7 +18,7 @@ GRPC = "--grpc-restricted-protocol="
 
 @pytest.fixture
 def guarded(start):
-    """A server that restricts inference to one key, and what changes or tells the server to another."""
+    """A server that restricts inference to one key, and administration and metadata to another."""
     rules = [
         "inference:infer-key=secret",
         "model-repository,statistics,logging,trace,shared-memory,model-config:admin-key=a=b",
@@ -27,7 +27,7 @@ def guarded(start):
 
 
 def test_http(guarded):
-    """403 and the key's name without it, and with a wrong value; the rest is open; refusals are counted."""
+    """403 with the header's name without the key or with a wrong value; the rest is open; refusals are counted."""
     body = json.dumps(one("FP32", [1, 1], [1]))
     for path, method, key in [
         ("/v2/models/identity_fp32/infer", "POST", "infer-key"),
@@ -55,7 +55,7 @@ def test_http(guarded):
 
 
 def test_grpc(guarded):
-    """UNAVAILABLE and the header's name; a stream too; tritonclient's headers open the door."""
+    """UNAVAILABLE with the header's name, for streams too; tritonclient's headers grant access."""
     tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "FP32")
     tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
     with tritonclient.grpc.InferenceServerClient(guarded.grpc) as client:
@@ -86,7 +86,7 @@ def test_grpc(guarded):
     ],
 )
 def test_a_bad_rule_stops_the_start(start, option, text):
-    """A rule that means nothing must not leave the door open."""
+    """An invalid rule must not leave access open."""
     server = start(["identity_fp32"], option, wait=False)
     assert server.process.wait(10) != 0
     assert text in server.log.read_text()

@@ -1,4 +1,4 @@
-"""TLS and mutual TLS on every listener, through unmodified clients; files that change and files that are wrong."""
+"""TLS and mutual TLS on every listener, through unmodified clients; reloaded and invalid files."""
 
 import asyncio
 import http.client
@@ -29,7 +29,7 @@ LISTENERS = ("http", "grpc", "metrics")
 
 
 class TlsServer(Server):
-    """A server that speaks TLS on its listeners: asked over TLS too."""
+    """A server with TLS on its listeners; the test's own requests use TLS too."""
 
     def __init__(self, folder, files: Files, *options, mutual=False, listeners=LISTENERS):
         models = copy_models(folder / "models", [MODEL])
@@ -37,14 +37,14 @@ class TlsServer(Server):
         self.files, self.mutual = files, mutual
 
     def context(self) -> ssl.SSLContext:
-        """What a client of this server needs."""
+        """Returns the TLS context of a client of this server."""
         context = ssl.create_default_context(cafile=self.files.root)
         if self.mutual:
             context.load_cert_chain(self.files.client_cert, self.files.client_key)
         return context
 
     def connect(self, address: str = "") -> http.client.HTTPSConnection:
-        """A connection that stays open."""
+        """Returns a connection that stays open."""
         return http.client.HTTPSConnection(address or self.http, timeout=30, context=self.context())
 
     def ask(self, method, path, body=None, address="", headers=None):
@@ -57,7 +57,7 @@ class TlsServer(Server):
             connection.close()
 
     def certificate_of(self, address: str = "") -> str:
-        """The common name in the certificate that a new connection sees."""
+        """Returns the common name in the certificate that a new connection receives."""
         host, port = (address or self.http).split(":")
         with socket.create_connection((host, int(port)), timeout=30) as plain:
             with self.context().wrap_socket(plain, server_hostname=host) as wire:
@@ -66,21 +66,21 @@ class TlsServer(Server):
 
 @pytest.fixture(scope="module", params=[False, True], ids=["tls", "mutual"])
 def secured(request, tmp_path_factory):
-    """A server that speaks only TLS, or only with clients that have a certificate."""
+    """A server that requires TLS, or TLS with client certificates."""
     folder = tmp_path_factory.mktemp("tls")
     with TlsServer(folder, Files(folder / "pem"), mutual=request.param) as server:
         yield server
 
 
 def tensor(module):
-    """The input of the model."""
+    """Returns the input of the model."""
     value = module.InferInput("INPUT0", [1, 2], "FP32")
     value.set_data_from_numpy(np.array([[1, 2]], np.float32))
     return value
 
 
 def grpc_options(server) -> dict:
-    """What tritonclient's gRPC clients take."""
+    """Returns the TLS options of tritonclient's gRPC clients."""
     files = server.files
     options = {"ssl": True, "root_certificates": str(files.root)}
     if server.mutual:
@@ -100,7 +100,7 @@ def test_http_client(secured):
 
 
 def test_http_client_with_files(secured):
-    """Its other way to be told of certificates."""
+    """tritonclient's options that name certificate files."""
     files = secured.files
     options = {"ca_certs": str(files.root)}
     if secured.mutual:
@@ -110,7 +110,7 @@ def test_http_client_with_files(secured):
 
 
 def test_http_client_aio(secured):
-    """Its client for asyncio."""
+    """tritonclient's client for asyncio."""
 
     async def run():
         async with tritonclient.http.aio.InferenceServerClient(
@@ -124,7 +124,7 @@ def test_http_client_aio(secured):
 
 @pytest.mark.smoke
 def test_grpc_client(secured):
-    """tritonclient over gRPC, a call and a stream."""
+    """tritonclient over gRPC, a unary call and a stream."""
     with tritonclient.grpc.InferenceServerClient(secured.grpc, **grpc_options(secured)) as client:
         assert client.infer(MODEL, [tensor(tritonclient.grpc)]).as_numpy("OUTPUT0").tolist() == [[1, 2]]
         answers = []
@@ -135,7 +135,7 @@ def test_grpc_client(secured):
 
 
 def test_grpc_client_aio(secured):
-    """Its client for asyncio."""
+    """tritonclient's client for asyncio."""
 
     async def run():
         async with tritonclient.grpc.aio.InferenceServerClient(secured.grpc, **grpc_options(secured)) as client:
@@ -148,7 +148,7 @@ def test_grpc_client_aio(secured):
     (["h2", "http/1.1"], "h2"), (["http/1.1"], "http/1.1"), ([], None),
 ])  # fmt: skip
 def test_protocols_are_agreed_on(secured, offered, agreed):
-    """ALPN: HTTP/2 if the client can, HTTP/1.1 if it asks for that or says nothing."""
+    """ALPN: HTTP/2 if the client offers it, HTTP/1.1 if it offers only that or sends no ALPN."""
     context = secured.context()
     if offered:
         context.set_alpn_protocols(offered)
@@ -165,7 +165,7 @@ def test_protocols_are_agreed_on(secured, offered, agreed):
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=lambda v: v.name)
 def test_versions(secured, version):
-    """TLS 1.2 and 1.3 are spoken."""
+    """TLS 1.2 and 1.3 are supported."""
     context = secured.context()
     context.minimum_version = context.maximum_version = version
     connection = http.client.HTTPSConnection(secured.http, timeout=30, context=context)
@@ -175,7 +175,7 @@ def test_versions(secured, version):
 
 
 def test_large_tensors(secured):
-    """16 MiB there and back."""
+    """16 MiB in each direction."""
     values = np.arange(4 * 2**20, dtype=np.float32).reshape(1, -1)
     value = tritonclient.grpc.InferInput("INPUT0", list(values.shape), "FP32")
     value.set_data_from_numpy(values)
@@ -184,12 +184,12 @@ def test_large_tensors(secured):
 
 
 def refusals(server, listener: str, reason: str) -> float:
-    """How often connections were refused for this."""
+    """Returns the number of connections that were refused for this reason."""
     return total(server.scrape(), "pharos_connections_refused_total", listener=listener, reason=reason)
 
 
 def test_clear_text_at_a_port_with_tls(secured):
-    """HTTP is told in HTTP, gRPC by the status UNAVAILABLE, other bytes by the end of the connection; all are counted."""
+    """HTTP clients get an HTTP error, gRPC clients the status UNAVAILABLE; other connections are closed; all are counted."""
     before = {name: refusals(secured, name, "NOT_TLS") for name in LISTENERS}
     connection = http.client.HTTPConnection(secured.http, timeout=30)
     connection.request("GET", "/v2/health/live")
@@ -212,7 +212,7 @@ def test_clear_text_at_a_port_with_tls(secured):
 
 
 def test_a_client_without_a_certificate(secured):
-    """Is let in where none is asked for, and nowhere else."""
+    """It is accepted only by a server without mutual TLS."""
     context = ssl.create_default_context(cafile=secured.files.root)
     connection = http.client.HTTPSConnection(secured.http, timeout=30, context=context)
     if not secured.mutual:
@@ -231,9 +231,9 @@ def test_a_client_without_a_certificate(secured):
 
 
 def test_a_client_of_another_authority(secured, tmp_path):
-    """With mutual TLS only certificates of the authorities that were given are taken."""
+    """With mutual TLS only certificates of the configured authorities are accepted."""
     if not secured.mutual:
-        pytest.skip("no certificates are asked for")
+        pytest.skip("the server requires no client certificates")
     stranger = Files(tmp_path / "other")
     context = ssl.create_default_context(cafile=secured.files.root)
     context.load_cert_chain(stranger.client_cert, stranger.client_key)
@@ -245,7 +245,7 @@ def test_a_client_of_another_authority(secured, tmp_path):
 
 @pytest.mark.skipif(bool(missing()), reason=missing() or "there")
 def test_prometheus_scrapes_over_tls(secured, tmp_path):
-    """A real Prometheus with `tls_config`."""
+    """A real Prometheus with `tls_config` scrapes the server."""
     files = secured.files
     lines = ["    scheme: https", "    tls_config:", f"      ca_file: {files.root}"]
     if secured.mutual:
@@ -257,12 +257,12 @@ def test_prometheus_scrapes_over_tls(secured, tmp_path):
         assert running.query("nv_inference_request_success")
 
 
-# ---- servers of their own ---------------------------------------------------------------------------------------------
+# ---- servers with other configurations --------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def serve(tmp_path):
-    """Starts a server with TLS; ended with the test."""
+    """Starts a server with TLS and ends it with the test."""
     started = []
 
     def begin(files, *options, wait=True, **more):
@@ -283,7 +283,7 @@ def serve(tmp_path):
 
 @pytest.mark.parametrize("kind", ["pkcs8", "pkcs1", "sec1"])
 def test_kinds_of_keys_and_chains(serve, tmp_path, kind):
-    """Keys in PKCS#8, PKCS#1 and SEC1; a certificate of an authority between, which the server sends along."""
+    """Keys in PKCS#8, PKCS#1 and SEC1; an intermediate certificate, which the server sends too."""
     files = Files(tmp_path / "pem")
     key = new_key(kind)
     chain, _ = Authority("between", files.authority).issue("server", key)
@@ -293,8 +293,8 @@ def test_kinds_of_keys_and_chains(serve, tmp_path, kind):
 
 
 def test_certificates_are_read_again(serve, tmp_path):
-    """A new certificate holds for new connections, and those that are open go on; a bad one changes nothing and is told;
-    SIGHUP reads at once."""
+    """New connections get a new certificate, and open connections continue; an invalid one changes nothing and is reported;
+    SIGHUP reloads at once."""
     files = Files(tmp_path / "pem")
     server = serve(files)
     kept = server.connect()
@@ -303,28 +303,28 @@ def test_certificates_are_read_again(serve, tmp_path):
     with tritonclient.grpc.InferenceServerClient(server.grpc, **grpc_options(server)) as client:
         assert client.is_server_live()
         files.renew("renewed")
-        eventually("the new certificate is shown", 10, lambda: server.certificate_of() == "renewed")
-        eventually("by gRPC too", 10, lambda: server.certificate_of(server.grpc) == "renewed")
-        eventually("and with the metrics", 10, lambda: server.certificate_of(server.metrics) == "renewed")
+        eventually("HTTP has the new certificate", 10, lambda: server.certificate_of() == "renewed")
+        eventually("gRPC has the new certificate", 10, lambda: server.certificate_of(server.grpc) == "renewed")
+        eventually("the metrics port has the new certificate", 10, lambda: server.certificate_of(server.metrics) == "renewed")
         good = files.cert.read_bytes()
         files.cert.write_text("-----BEGIN CERTIFICATE-----\nnot base64!\n-----END CERTIFICATE-----\n")
         reloads = lambda result: total(server.scrape(), "pharos_credential_reloads_total", file="http_tls", result=result)  # noqa: E731
-        eventually("the bad file is told", 10, lambda: reloads("failure") == 1)
+        eventually("the invalid file is reported", 10, lambda: reloads("failure") == 1)
         assert f"http_tls reload failed, keeping the previous ones: '{files.cert}' is not valid PEM" in server.log_tail()
         assert server.certificate_of() == "renewed"
         files.cert.write_bytes(good)
-        eventually("the good file is read", 10, lambda: reloads("success") == 2)
+        eventually("the valid file is read", 10, lambda: reloads("success") == 2)
         server.process.send_signal(signal.SIGHUP)
-        eventually("SIGHUP reads too", 10, lambda: reloads("success") == 3)
+        eventually("SIGHUP reloads the file", 10, lambda: reloads("success") == 3)
         kept.request("GET", "/v2/health/live")
-        assert kept.getresponse().status == 200, "on the connection from before"
+        assert kept.getresponse().status == 200, "the open connection must continue"
         assert client.is_server_live()
     kept.close()
     server.stop()
 
 
 def test_files_behind_a_link_that_is_exchanged(serve, tmp_path):
-    """As Kubernetes renews a secret: the files are links into a folder, and that is exchanged as a whole."""
+    """Kubernetes renews a secret like this: the files are links into a folder that is replaced as a whole."""
     folder = tmp_path / "pem"
     files = Files(folder)
     for name, certificate in (("one", "server"), ("two", "exchanged")):
@@ -337,12 +337,11 @@ def test_files_behind_a_link_that_is_exchanged(serve, tmp_path):
     assert server.certificate_of() == "server"
     (folder / "next").symlink_to("two")
     os.replace(folder / "next", folder / "now")
-    eventually("the new certificate is shown", 10, lambda: server.certificate_of() == "exchanged")
+    eventually("the server has the new certificate", 10, lambda: server.certificate_of() == "exchanged")
 
 
-def test_an_authority_that_is_taken_back(serve, tmp_path):
-    """When the list of authorities changes, who was let in by the old one is not let in again, by no resumed session
-    either."""
+def test_a_removed_authority(serve, tmp_path):
+    """After a change of the list of authorities, clients of a removed authority are refused, even with a resumed session."""
     files = Files(tmp_path / "pem")
     server = serve(files, mutual=True, listeners=("http",))
     context = server.context()
@@ -366,7 +365,7 @@ def test_an_authority_that_is_taken_back(serve, tmp_path):
 
 
 def faults(files: Files) -> dict:
-    """Ways to be wrong: what is done to the files, and what the error must tell."""
+    """Returns the faults: the change to the files, and the text that the error must have."""
     other, own = key_pem(new_key()), new_key("pkcs8")
     return {
         "no file": (lambda: files.cert.unlink(), ["cert.pem' cannot be read", "No such file"]),
@@ -399,7 +398,7 @@ def faults(files: Files) -> dict:
     "no file", "not PEM", "cut", "no key", "another key", "a password", "an old password", "no certificate but noise",
 ])  # fmt: skip
 def test_files_that_cannot_be_used(serve, tmp_path, fault):
-    """The server does not start, and says which file is wrong and why."""
+    """The server does not start and reports the file and the reason."""
     files = Files(tmp_path / "pem")
     spoil, words = faults(files)[fault]
     spoil()
@@ -415,14 +414,14 @@ def test_files_that_cannot_be_used(serve, tmp_path, fault):
      "--http-use-ssl-mutual needs --http-root-cert FILE"),
 ])  # fmt: skip
 def test_options_that_lack_a_file(start, options, text):
-    """The option that is missing is named."""
+    """The error names the missing option."""
     server = start([MODEL], *options, wait=False)
     assert server.process.wait(30) == 1
     assert text in server.log_tail()
 
 
 def test_tls_at_a_port_with_clear_text(start):
-    """The client is told in TLS, and the log briefly."""
+    """The client gets a TLS alert, and the log has one line."""
     server = start([MODEL])
     context = ssl.create_default_context()
     for name, port in (("http", server.http_port), ("grpc", server.grpc_port), ("metrics", server.metrics_port)):
@@ -431,7 +430,7 @@ def test_tls_at_a_port_with_clear_text(start):
                 with pytest.raises(ssl.SSLError, match="protocol version|PROTOCOL_VERSION"):
                     context.wrap_socket(plain, server_hostname="localhost")
         assert refusals(server, name, "UNEXPECTED_TLS") == 3
-        assert server.log.read_text().count(f"{name}: refused a connection") == 1, "one line for all of them"
+        assert server.log.read_text().count(f"{name}: refused a connection") == 1, "all refusals share one log line"
     assert server.infer(MODEL, one("FP32", [1, 1], [1]))[0] == 200
 
 

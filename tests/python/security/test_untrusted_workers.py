@@ -1,5 +1,5 @@
-"""What a model writes into memory that it shares with the frontend, or sends without thinking, does not spoil the metrics or
-leave clients without a word."""
+"""Invalid data that a model writes into memory shared with the frontend, or sends, must not corrupt metrics or leave clients
+without an error text."""
 
 import json
 
@@ -50,7 +50,7 @@ class TritonPythonModel:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server of the model."""
+    """A server with the model."""
     folder = tmp_path_factory.mktemp("untrusted")
     (folder / "models/m/1").mkdir(parents=True)
     (folder / "models/m/1/model.py").write_text(MODEL)
@@ -60,7 +60,7 @@ def served(tmp_path_factory):
 
 
 def ask(server, value):
-    """Status and answer."""
+    """Returns the status and the answer."""
     return server.infer("m", {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [value]}]})
 
 
@@ -68,9 +68,9 @@ def test_a_count_in_shared_memory_is_checked(served):
     name = "pharos_metric_samples_dropped_total"
     for value in (18, 19, 3, 18):
         status, answer = ask(served, value)
-        assert (status, answer["outputs"][0]["data"]) == (200, [1]), "the ring was found"
+        assert (status, answer["outputs"][0]["data"]) == (200, [1]), "the model must find the ring"
     dropped = lambda: total(served.scrape(), name, model="m")
-    eventually("the count is seen", 10, lambda: dropped() > 0)
+    eventually("the invalid count is detected", 10, lambda: dropped() > 0)
     assert dropped() <= 2 * 2**24
 
 

@@ -8,7 +8,7 @@ from torchserve.launcher import COMMANDS, Launcher
 
 @pytest.fixture(params=COMMANDS)
 def launcher(request, tmp_path):
-    """Either launcher; what it has started is ended."""
+    """Each launcher; the servers that it has started are stopped."""
     if NO_ARCHIVER or (request.param == "torchserve" and WHY_NOT):
         pytest.skip(NO_ARCHIVER or WHY_NOT)
     made = Launcher(tmp_path / "own", *COMMANDS[request.param]())

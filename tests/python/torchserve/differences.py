@@ -1,5 +1,5 @@
-"""How answers to `table.py` are compared with a real TorchServe's, and where they differ on purpose, and
-why."""
+"""Compares answers to the rows of `table.py` with those of a real TorchServe, and lists the intended differences with their
+reasons."""
 
 import fnmatch
 import http.client
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Difference:
-    """One deliberate difference: rows (patterns of names), why, and what holds here instead: `texts`, which are in the
-    answers in this order, and `logged`, lines of the metric logs that are there."""
+    """One intended difference: the rows (patterns of names), the reason, and the behaviour of this server: the answers contain
+    `texts` in this order, and the metric logs have the lines `logged`."""
 
     rows: tuple
     why: str
@@ -18,7 +18,7 @@ class Difference:
     logged: tuple = ()
 
     def check(self, ours: dict) -> str:
-        """How a row's outcome differs from what this entry promises, empty if it does not."""
+        """Returns how a row's outcome differs from this entry; empty if it does not."""
         found = [json.dumps(answer, ensure_ascii=False) for answer in ours["answers"]]
         if len(found) < len(self.texts):
             return f"{len(found)} answers, promised {len(self.texts)}"
@@ -31,28 +31,28 @@ class Difference:
 
 
 ID = '"x-request-id": "UUID"'
-"""Part of every answer."""
+"""A part of every answer."""
 
 DIFFERENCES = [
     Difference(
         ("predict: multipart that is broken",),
-        "TorchServe hands the handler an empty request.",
+        "TorchServe calls the handler with an empty request.",
         ("The body is no multipart form: incomplete multipart stream",),
     ),
     Difference(
         ("paths: of OPTIONS", "api description"),
-        "The OpenAPI documents have words of their own, and paths as they are.",
+        "The OpenAPI documents have different texts and unmodified paths.",
         ('"status": 200',),
     ),
     Difference(
         ("headers",),
-        "The HTTP library keeps names of headers in small letters; handlers get them in title case, and ask in any.",
+        "The HTTP library has header names in lower case; handlers get them in title case, and may use any case.",
         ('\\"X-Lower\\": \\"1\\"',),
     ),
     Difference(("headers: request id",), "The same.", ('\\"X-Request-Id\\": \\"mine\\"',)),
     Difference(
         ("models: describe, customized",),
-        "What a handler says of itself stands in alphabetical order and has its nulls; gRPC metadata are its headers.",
+        "The handler's description is in alphabetical order with its nulls; gRPC metadata are its headers.",
         ('\\"describe\\": \\"True\\"', "Prediction failed"),
     ),
     Difference(
@@ -62,13 +62,13 @@ DIFFERENCES = [
     ),
     Difference(
         ("metrics: percent",),
-        "Values for other dimensions than the first time: TorchServe drops the sample.",
+        "Samples with other dimensions than the first one are recorded; TorchServe drops them.",
         ('"status": 200',),
         ("P1.Percent:12.5|#ModelName:metered,Level:Model|UUID", "P1.Percent:50.0|#ModelName:a,Level:metered|UUID"),
     ),
     Difference(
         ("metrics: numbers that were lost",),
-        "Records in shared memory, not printed text that an expression reads.",
+        "Samples are records in shared memory here, and printed text that a regular expression reads in TorchServe.",
         ('"status": 200',),
         tuple(
             f"Lost{number}.Count:{value}|#ModelName:metered,Level:Model|UUID"
@@ -77,7 +77,7 @@ DIFFERENCES = [
     ),
     Difference(
         ("metrics: dimensions that were lost",),
-        "The same; what would end a dimension in the line is escaped.",
+        "The same; separators in dimensions are escaped.",
         ('"status": 200',),
         ("Lost4.Count:1.0|#Host:http%3A//a%3A80,ModelName:metered,Level:Model|UUID",),
     ),
@@ -95,12 +95,12 @@ DIFFERENCES = [
     ),
     Difference(
         ("metrics: wrong types",),
-        "A metric that cannot be counted does not end a prediction; it is told in the log.",
+        "An invalid metric does not fail a prediction; the error is logged.",
         ("`metric_type` must be a MetricTypes enum",),
     ),
     Difference(
         ("metrics: store of old",),
-        "Metrics of the older interface are detected too; TorchServe loses them, since their lines have no type.",
+        "Metrics of the older interface are detected too; TorchServe drops them, because their lines have no type.",
         ('\\"NoneType\\"',),
         tuple(
             f"{name}|#ModelName:metered,Level:Model|UUID"
@@ -109,18 +109,18 @@ DIFFERENCES = [
     ),
     Difference(
         ("metrics: ts names",),
-        "A model's metric does not have the name of one of the server's.",
+        "A model's metric must not have the name of a server metric.",
         ('"status": 200',),
         ("PredictionTime.ms:*|#ModelName:metered,Level:Model|UUID",),
     ),
     Difference(
         ("metrics: dimensions None",),
-        "As TorchServe's documents have it; its code raises TypeError.",
+        "As in TorchServe's documents; its code raises TypeError.",
         ('\\"NoneType\\",\\n  \\"NoneType\\"',),
     ),
     Difference(
         ("grpc: predict",),
-        "gRPC's latencies are counted too.",
+        "Latencies of gRPC requests are counted too.",
         ('"status": "OK"',),
         (
             "ts_inference_latency_microseconds.Microseconds:*|#model_name:echo,model_version:default",
@@ -130,29 +130,29 @@ DIFFERENCES = [
     ),
     Difference(
         ("grpc: stream of one",),
-        "TorchServe sends the answer and then, of a handler that does not stream, the error that its worker died.",
+        "For a handler that does not stream, TorchServe sends the answer and then the error that its worker died.",
         ('"status": "OK", "answers": [{"prediction"',),
     ),
     Difference(
         ("grpc: life of a model",),
-        "The default version cannot be unregistered while there are others: PERMISSION_DENIED and a sentence; TorchServe "
-        "gives UNKNOWN and none.",
+        "The default version cannot be unregistered while others exist: PERMISSION_DENIED with a text; TorchServe "
+        "returns UNKNOWN without a text.",
         ('"OK"', '"OK"', '"OK"', "handle of 2.0", '"OK"', "Cannot remove default version for model later"),
     ),
     Difference(
         ("register wrongly: startup_timeout",),
-        "After TorchServe's sentence stands why; the model is always gone.",
+        "The reason follows TorchServe's text; the model is always removed.",
         ("Failed to start workers for model later version: 1.0: startup_timeout is 0 s", "Model not found: later"),
     ),
     Difference(
         ("register wrongly: scaled below 0",),
-        "The number is told, not a place in a list of Java's; the model stays as it was.",
+        "The error has the number instead of an index in a Java list; the model is unchanged.",
         ("registered with 0 initial workers", "max_worker cannot be less than min_worker.", "Model not found: absent")
         + ('"status": 500', "Workers scaled to 1 for model: later", "unregistered"),
     ),
     Difference(
         ("register: unknown host",),
-        "After TorchServe's sentence stands why.",
+        "The reason follows TorchServe's text.",
         ("Failed to download archive from: http://127.0.0.1:1/a.mar: ",),
     ),
     Difference(
@@ -176,7 +176,7 @@ DIFFERENCES = [
     ),
     Difference(
         ("register: wrong",),
-        "JSON that cannot be read is 400, and says where; TorchServe's is 500 with an exception of Java's.",
+        "Invalid JSON is 400 with the position; TorchServe returns 500 with a Java exception.",
         (
             "Parameter url is required.",
             "Model not found at: absent.mar",
@@ -188,67 +188,67 @@ DIFFERENCES = [
     ),
     Difference(
         ("refuse: exception", "refuse: client's"),
-        "Phrases of a status are the standard ones, and none where there is no standard.",
+        "Status phrases are the standard ones, or empty without a standard.",
         ('"type\\": \\"InternalServerException\\"',),
     ),
     Difference(
         ("queue: full",),
-        "After TorchServe's sentence stands why.",
+        "The reason follows TorchServe's text.",
         ('"slept"', '"slept"', '"slept"')
         + ("maxSequenceJobQueueSize. Its queue is full: Exceeds maximum queue size",) * 2,
     ),
     Difference(
         ("scrape: of the start", "scrape: models' own"),
-        "Counters of the server are there from 0 on, before there is anything to count.",
+        "Counters of the server exist from the start with the value 0.",
         ('"status": 200',),
     ),
     Difference(
         ("scrape: mode log",),
-        "A scrape that has no metrics says in a comment why.",
+        "A scrape without metrics has a comment with the reason.",
         ("# metrics mode is tslog",),
     ),
     Difference(("tokens: none given",), "The same.", ('"status": 400',) * 3 + ("# metrics mode is tslog",)),
     Difference(
         ("tokens: asked for",),
-        "A wrong `type` is told with what is allowed; the refusal of a key is the same sentence everywhere.",
+        "The error for an invalid `type` has the allowed values; the text of a refused key is the same everywhere.",
         (ID, "allowed are management and inference", "''; allowed", "InvalidKeyException", "InvalidKeyException"),
     ),
     Difference(
         ("limits: request",),
-        "The answer says what is too long, by how much is allowed; TorchServe's has no body.",
+        "The error has the limit; TorchServe's has no body.",
         ("max_request_size allows 1000", '"status": 200'),
     ),
     Difference(
         ("limits: response",),
-        "The answer says what is too long, and no worker is killed for it.",
+        "The error has the size and the limit, and no worker is killed.",
         ("the answer has 2000 bytes; max_response_size allows 1000", '"status": 200'),
     ),
     Difference(
         ("limits: models of the properties",),
-        "`responseTimeout` of `models` is used; TorchServe reads it and forgets it.",
+        "`responseTimeout` of `models` is used; TorchServe ignores it.",
         ('\\"responseTimeout\\": 60', '\\"responseTimeout\\": 30'),
     ),
     Difference(
         ("oip", "oip: versions"),
-        "The v2 protocol is the standard one: no body of health, the server's own name, and versions.",
+        "The v2 protocol is the standard one: health without a body, this server's name, and versions.",
         ('"status"',),
     ),
     Difference(
         ("snapshot",),
-        "Models of a snapshot are loaded at the start, and a description says so.",
+        "Models of a snapshot are loaded at the start, and their descriptions report this.",
         ('"echo.mar', '\\"loadedAtStartup\\": true', "later2.mar", "handle of 2.0", "handle of 1.0"),
     ),
 ]
 
 
 def reason_for(name: str):
-    """The deliberate difference that names this row, if there is one."""
+    """Returns the intended difference that names this row, if any."""
     matches = (entry for entry in DIFFERENCES if any(fnmatch.fnmatchcase(name, row) for row in entry.rows))
     return next(matches, None)
 
 
 def plain(outcome: dict) -> dict:
-    """An outcome without what is chance in TorchServe: the order of families in a scrape, and of the entries of a map
+    """Returns an outcome without random parts of TorchServe's: the order of families in a scrape, and of the entries of a map
     in a message."""
     found = json.loads(json.dumps(outcome))
     for answer in found["answers"]:
@@ -259,17 +259,17 @@ def plain(outcome: dict) -> dict:
 
 
 def in_order(message: dict) -> dict:
-    """A message; what it says of several inputs is in alphabetical order."""
+    """Returns a message whose JSON object has its keys in alphabetical order."""
     text = message.get("prediction", "")
     try:
-        said = json.loads(text)
+        entries = json.loads(text)
     except ValueError:
         return message
-    return message | {"prediction": json.dumps(said, sort_keys=True, indent=2)} if isinstance(said, dict) else message
+    return message | {"prediction": json.dumps(entries, sort_keys=True, indent=2)} if isinstance(entries, dict) else message
 
 
 def difference(name: str, ours: dict, theirs: dict) -> str:
-    """How a row's outcome differs from TorchServe's, empty if it does not or if it does so on purpose."""
+    """Returns how a row's outcome differs from TorchServe's; empty if it does not, or if the difference is intended."""
     allowed = reason_for(name)
     if allowed is not None:
         return allowed.check(ours)
@@ -288,14 +288,14 @@ def difference(name: str, ours: dict, theirs: dict) -> str:
 
 
 def without_empty_phrases(left: dict, right: dict):
-    """TorchServe leaves the phrase of a status empty where the handler has not set one; here it is the standard one."""
+    """Removes phrases of statuses: TorchServe leaves them empty unless the handler sets one; this server sends standard ones."""
     for mine, other in zip(left["answers"], right["answers"]):
         if other.get("reason") == "" and mine.get("reason") == http.client.responses.get(mine["status"]):
             mine["reason"] = ""
 
 
 def only(mine, other) -> str:
-    """What only one of two has, of lists or of lists by name."""
+    """Returns the entries that only one of two lists, or of two dictionaries of lists, has."""
     if isinstance(mine, dict):
         return "; ".join(f"{name}: {only(mine[name], other[name])}" for name in mine if mine[name] != other[name])
     rest = list(other)

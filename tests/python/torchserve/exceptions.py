@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What functions of the package `ts` raise when they are called wrongly, as JSON: the name of the exception and its text.
+"""The exceptions that functions of the package `ts` raise for invalid calls, as JSON: the name of the exception and its text.
 
-python -m torchserve.exceptions show [pharos]     of this interpreter's `ts`, or of the one that the worker brings
-python -m torchserve.exceptions record            asks the real TorchServe and writes golden_torchserve_exceptions.json
+python -m torchserve.exceptions show [pharos]     for this interpreter's `ts`, or for the package of the worker
+python -m torchserve.exceptions record            runs the real TorchServe and writes golden_torchserve_exceptions.json
 """
 
 import importlib
@@ -31,12 +31,12 @@ FILES = {
 
 
 def module(name: str):
-    """A module of `ts`."""
+    """Imports a module of `ts`."""
     return importlib.import_module(f"ts.{name}")
 
 
 def cache(folder: str, file: str = "good.yaml"):
-    """A cache of metrics that has read its definition."""
+    """Returns a metrics cache that has read its definition."""
     made = module("metrics.metric_cache_yaml_impl").MetricsCacheYamlImpl(f"{folder}/{file}")
     made.initialize_cache()
     made.set_request_ids("id")
@@ -45,7 +45,7 @@ def cache(folder: str, file: str = "good.yaml"):
 
 
 def store():
-    """A store of metrics of the older kind."""
+    """Returns a metrics store of the older interface."""
     return module("metrics.metrics_store").MetricsStore({0: "id"}, "m")
 
 
@@ -55,7 +55,7 @@ def load(folder: str, handler: str):
 
 
 def calls(folder: str) -> dict:
-    """The wrong calls, by name."""
+    """Returns the invalid calls by name."""
     return {
         "class: no name": lambda: module("handler_utils.utils").import_class(""),
         "class: no module": lambda: module("handler_utils.utils").import_class("Bare"),
@@ -87,12 +87,12 @@ def calls(folder: str) -> dict:
 
 
 def raised(error: Exception):
-    """Raises it."""
+    """Raises an exception."""
     raise error
 
 
 def show() -> dict:
-    """What each call raises."""
+    """Returns the exception of each call."""
     logging.disable(logging.CRITICAL)
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +108,7 @@ def show() -> dict:
 
 
 def asked(python: str, *arguments, **environment) -> dict:
-    """The answer of another interpreter."""
+    """Returns the output of another interpreter."""
     command = [python, str(Path(__file__).resolve()), "show", *arguments]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -116,14 +116,14 @@ def asked(python: str, *arguments, **environment) -> dict:
 
 
 def of_torchserve() -> dict:
-    """The answer of the real TorchServe."""
+    """Returns the exceptions of the real TorchServe."""
     from torchserve.peer import HOME, PEER_PYTHON, torch_folder
 
     return asked(str(PEER_PYTHON), PYTHONPATH=torch_folder() or str(HOME / "stub"))
 
 
 def main() -> int:
-    """The command line."""
+    """Runs the program."""
     if sys.argv[1:2] == ["show"]:
         if sys.argv[2:] == ["pharos"]:
             from pharos_worker import torchserve

@@ -18,21 +18,21 @@ DECLARED = """  counter:
     - {name: HandlerTime, unit: ms, dimensions: [*model_name, *level]}
     - {name: PredictionTime, unit: ms, dimensions: [*model_name, *level]}
 """
-"""The metrics of models that the example's `metrics.yaml` declares; HandlerMethodTime and ExamplePercentMetric it does not."""
+"""The model metrics in the example's `metrics.yaml`; HandlerMethodTime and ExamplePercentMetric are missing there."""
 DETECTED = """  counter:
     - {name: PreprocessCallCount, unit: count, dimensions: [*model_name]}
   gauge:
     - {name: RequestBatchSize, unit: count, dimensions: [*model_name]}
     - {name: HandlerTime, unit: ms, dimensions: [*model_name, *level]}
 """
-"""Those of its `metrics_auto_detect.yaml`: TorchServe registers the others by their first sample."""
+"""The metrics in its `metrics_auto_detect.yaml`: TorchServe registers the others with their first sample."""
 
 
 def kinds(text: str) -> dict:
-    """Family -> type."""
+    """Parses family -> type."""
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.M))
 
 
 def golden_scrape(mode: str) -> str:
-    """What TorchServe showed; the comma behind the last label is its own."""
+    """Returns TorchServe's scrape; TorchServe writes a comma after the last label."""
     return (GOLDEN / mode / "metrics.txt").read_text().replace(",}", "}")

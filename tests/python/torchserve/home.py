@@ -20,7 +20,7 @@ HOST = "127.0.0.1"
 
 
 class Home:
-    """`pharos torchserve` with a model store below `folder`; `config` has further lines of config.properties."""
+    """`pharos torchserve` with a model store in `folder`; `config` has additional lines of config.properties."""
 
     def __init__(self, folder: Path, config=(), arguments=("--disable-token-auth", "--enable-model-api")):
         self.inference, self.management, self.metrics, self.grpc, self.grpc_management = free_ports(5)
@@ -37,7 +37,7 @@ class Home:
         self.process = None
 
     def archive(self, name, handler="shown", yaml="", version="1.0"):
-        """An archive in the model store; its handler sends no parts unless `yaml` says so."""
+        """Writes an archive to the model store; its handler streams only if `yaml` enables it."""
         yaml = yaml if "streaming" in yaml else f"streaming: false\n{yaml}"
         model = {"modelName": name, "modelVersion": version, "handler": handler}
         if yaml:
@@ -48,7 +48,7 @@ class Home:
         return f"{name}-{version}.mar"
 
     def __enter__(self):
-        # Where the file is that says which server runs.
+        # The location of the file that identifies the running server.
         own = self.folder / "tmp"
         own.mkdir(exist_ok=True)
         environment = {
@@ -77,7 +77,7 @@ class Home:
             self.process.kill()
 
     def ask(self, method, path, body=None, headers=None, port=None):
-        """Status, headers (names in small letters) and body of an answer."""
+        """Returns the status, headers (with names in lower case) and body of an answer."""
         connection = http.client.HTTPConnection(HOST, port or self.inference, timeout=60)
         try:
             connection.request(method, path, body, headers or {})
@@ -88,12 +88,12 @@ class Home:
             connection.close()
 
     def manage(self, method, path, body=None, headers=None):
-        """Status and JSON of an answer of the management port."""
+        """Returns the status and JSON of an answer of the management port."""
         status, _, answer = self.ask(method, path, body, headers, self.management)
         return status, json.loads(answer)
 
     def predict(self, model, body=b"", headers=None, path=""):
-        """Status and body of a prediction."""
+        """Returns the status and body of a prediction."""
         status, _, answer = self.ask("POST", f"/predictions/{model}{path}", body, headers)
         return status, answer
 
@@ -104,18 +104,18 @@ class Home:
         return answer["status"]
 
     def scrape(self):
-        """The metrics, as `harness.server.samples` parses them."""
+        """Returns the metrics, as `harness.server.samples` parses them."""
         status, _, text = self.ask("GET", "/metrics", port=self.metrics)
         assert status == 200, text
         return samples(text.decode())
 
     def access(self):
-        """The access log."""
+        """Returns the access log."""
         return (self.folder / "logs" / "access_log.log").read_text()
 
 
 def varint(number):
-    """A number as protobuf writes it."""
+    """Encodes a number as a protobuf varint."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -124,7 +124,7 @@ def varint(number):
 
 
 def message(*parts):
-    """A message of protobuf: numbers of fields with whole numbers, texts or bytes."""
+    """Encodes a protobuf message: pairs of a field number and an integer, a string or bytes."""
     out = b""
     for number, value in parts:
         if isinstance(value, int):
@@ -136,7 +136,7 @@ def message(*parts):
 
 
 def fields(data):
-    """The fields of a message by their numbers: whole numbers and bytes."""
+    """Decodes the fields of a message by number: integers and bytes."""
 
     def read():
         nonlocal at
@@ -160,7 +160,7 @@ def fields(data):
 
 
 def call(port, method, *parts, metadata=(), stream=False):
-    """The answer of a method of gRPC as fields, or the answers."""
+    """Calls a gRPC method; returns the fields of the answer, or of each answer of a stream."""
     channel = grpc.insecure_channel(f"{HOST}:{port}")
     make = channel.unary_stream if stream else channel.unary_unary
     answer = make(method)(message(*parts), metadata=metadata, timeout=30)
@@ -172,5 +172,5 @@ MANAGEMENT = "/org.pytorch.serve.grpc.management.ManagementAPIsService/"
 
 
 def body(text):
-    """An entry of the map of inputs."""
+    """Encodes an entry of the map of inputs."""
     return (3, message((1, "body"), (2, text)))

@@ -1,4 +1,4 @@
-"""Starts this server as TorchServe is started, and says why tests cannot run here."""
+"""Starts this server as TorchServe is started, and gives the reason why tests cannot run here."""
 
 import os
 import sys
@@ -13,11 +13,11 @@ NO_ARCHIVER = archiver()[1]
 
 
 def interpreter() -> str:
-    """The Python that has the package `pharos-worker`: `PHAROS_PYTHON`, else that of the tests."""
+    """Returns the Python that has the package `pharos-worker`: `PHAROS_PYTHON`, or that of the tests."""
     return os.environ.get("PHAROS_PYTHON") or sys.executable
 
 
 def pharos(folder: Path, store: Path, properties: str, options: tuple, torch: bool = False):
-    """This server, started as TorchServe is."""
+    """Starts this server as TorchServe is started."""
     own = {"PHAROS_PYTHON": interpreter()} | ({"PYTHONPATH": torch_folder()} if torch else {})
     return Launched(folder, store, properties, options, [str(binary()), "torchserve"], own)

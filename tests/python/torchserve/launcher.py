@@ -14,7 +14,7 @@ from torchserve.row_types import Rest
 
 
 class Launcher:
-    """`torchserve` in a folder of its own, with a model store and a configuration."""
+    """`torchserve` in a separate folder, with a model store and a configuration."""
 
     def __init__(self, folder, command: list, environment: dict):
         self.folder, self.command = folder, command
@@ -29,7 +29,7 @@ class Launcher:
         self.environment = os.environ | {"TMPDIR": temporary, "TEMP": temporary} | environment
 
     def run(self, *words, **environment) -> subprocess.CompletedProcess:
-        """The launcher, until it comes back. What it leaves in the background writes to a file."""
+        """Runs the launcher until it exits. The background server writes its output to a file."""
         with open(self.folder / "console.log", "a+b") as log:
             at = log.tell()
             done = subprocess.run(
@@ -44,19 +44,19 @@ class Launcher:
         return subprocess.CompletedProcess(words, done.returncode, text)
 
     def address(self, listener: str) -> str:
-        """Host and port of a listener."""
+        """Returns the host and port of a listener."""
         return f"127.0.0.1:{self.ports[listener]}"
 
     def pid(self) -> int:
-        """The process that the pid file names."""
+        """Returns the process id in the PID file."""
         return int((self.folder / "tmp/.model_server.pid").read_text())
 
     def started(self, *words, **environment) -> subprocess.CompletedProcess:
-        """Starts it in the background and waits until it says that it has."""
+        """Starts the server in the background and waits until it logs that it has started."""
         (self.folder / "console.log").unlink(missing_ok=True)
         done = self.run("--start", *words, **environment)
         eventually(
-            "the server says that it has started", 60, lambda: STARTED in (self.folder / "console.log").read_text()
+            "the server logs that it has started", 60, lambda: STARTED in (self.folder / "console.log").read_text()
         )
         return done
 
@@ -71,6 +71,6 @@ COMMANDS = {
 
 
 def answers(launcher: Launcher, path: str, token: str = "") -> int:
-    """The status of a GET."""
+    """Returns the status of a GET."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     return Peer(launcher).rest(Rest(path, headers=headers))["status"]

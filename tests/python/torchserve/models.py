@@ -11,7 +11,7 @@ HANDLERS = Path(__file__).resolve().parent / "handlers"
 
 
 def contents(handler, yaml="", files=None, manifest=None):
-    """What is in an archive: names and bytes."""
+    """Returns the files of an archive: names and bytes."""
     code = (HANDLERS / f"{handler.partition(':')[0]}.py").read_bytes()
     model = {"modelName": handler.partition(":")[0], "modelVersion": "2.1", "handler": handler}
     found = {f"{handler.partition(':')[0]}.py": code, **(files or {})}
@@ -24,7 +24,7 @@ def contents(handler, yaml="", files=None, manifest=None):
 
 
 def write(version, name, found, kind="mar"):
-    """Writes an archive, or what is in it, into the directory of a version."""
+    """Writes an archive, or its files, into the directory of a version."""
     version.mkdir(parents=True)
     if kind == "mar":
         with zipfile.ZipFile(version / f"{name}.mar", "w", zipfile.ZIP_DEFLATED) as file:
@@ -43,12 +43,12 @@ def write(version, name, found, kind="mar"):
 
 
 def model(repository, name, handler, yaml="", kind="mar", config='backend: "torchserve"\n', **more):
-    """A model of a repository; without `config` it has only its archive."""
+    """Writes a model of a repository; without `config` it has only its archive."""
     write(repository / name / "1", name, contents(handler, yaml, **more), kind)
     if config:
         (repository / name / "config.pbtxt").write_text(config)
 
 
 def remove(repository, name):
-    """Takes a model away."""
+    """Removes a model."""
     shutil.rmtree(repository / name)

@@ -1,8 +1,8 @@
-"""A real TorchServe 0.12.0, where it can be had: installed from PyPI into `target/torchserve`, with a Java 17 that is
-there already. Handlers without torch run with a module `torch` of a few lines, since TorchServe imports it everywhere;
-torch itself is used where `PHAROS_TORCH` names a folder of packages that has it, or the interpreter of the tests does.
+"""A real TorchServe 0.12.0, if available: installed from PyPI into `target/torchserve`, with a Java 17 that is already
+installed. Handlers without torch use a stub module `torch`, because TorchServe imports it everywhere; the real torch is
+used if `PHAROS_TORCH` names a folder of packages that has it, or if the interpreter of the tests has it.
 
-python -m torchserve.peer install     installs it, which takes the network and 120 MB
+python -m torchserve.peer install     installs it; needs the network and 120 MB
 """
 
 import importlib.util
@@ -39,11 +39,11 @@ __version__ = "1.0.0"
 
 
 class Tensor:
-    """Nothing is one."""
+    """No value is an instance."""
 
 
 class cuda:
-    """There is none."""
+    """No device is available."""
 
     @staticmethod
     def is_available():
@@ -53,8 +53,8 @@ class cuda:
 
 
 def missing() -> str:
-    """Why the real TorchServe cannot be used here; empty if it can. It is not installed by a test unless
-    `PHAROS_TORCHSERVE=install` says so."""
+    """Returns the reason why the real TorchServe is not available here; empty if it is. Tests install it only with
+    `PHAROS_TORCHSERVE=install`."""
     if os.environ.get("PHAROS_PEERS") == "none":
         return "PHAROS_PEERS=none"
     if not shutil.which("java"):
@@ -67,7 +67,7 @@ def missing() -> str:
 
 
 def install() -> str:
-    """Installs it; why that has failed, if it has."""
+    """Installs TorchServe; returns the reason of a failure, or an empty string."""
     pip = [str(PEER_PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     for command in ([sys.executable, "-m", "venv", str(HOME / "venv")], [*pip, *PACKAGES]):
         done = subprocess.run(command, capture_output=True, text=True)
@@ -80,7 +80,7 @@ def install() -> str:
 
 
 def torch_folder() -> str:
-    """The folder of packages that has torch: `PHAROS_TORCH`, or that of this interpreter; empty if there is none."""
+    """Returns the folder of packages that has torch: `PHAROS_TORCH`, or that of this interpreter; empty if torch is missing."""
     named = os.environ.get("PHAROS_TORCH", "")
     if named:
         return named if (Path(named) / "torch").is_dir() else ""
@@ -98,15 +98,15 @@ number_of_gpu=0
 default_workers_per_model=1
 metric_time_interval=600
 """
-"""What every config.properties here begins with."""
+"""The first lines of every config.properties here."""
 
 LISTENERS = ("inference", "management", "metrics", "grpc_inference", "grpc_management", "worker")
 
 
 @dataclass
 class Launched:
-    """A server that has been started as TorchServe is: with a config.properties, a model store and options, in a folder
-    of its own. `command` is what stands for `torchserve`."""
+    """A server started as TorchServe is: with a config.properties, a model store and options, in a separate folder. `command`
+    replaces `torchserve`."""
 
     folder: Path
     store: Path
@@ -138,29 +138,29 @@ class Launched:
         self.stop()
 
     def wait_until_started(self):
-        """Waits for the line that every harness of TorchServe waits for."""
+        """Waits for the line that the usual harnesses of TorchServe wait for."""
         try:
             eventually("the server has started or ended", START_S, lambda: STARTED in self.console() or self.process.poll() is not None)
-            assert STARTED in self.console(), f"it ended with {self.process.poll()}"
+            assert STARTED in self.console(), f"the server ended with {self.process.poll()}"
         except AssertionError as error:
             self.stop()
             raise AssertionError(f"{self.command[0]} did not start: {error}\n{self.console()[-4000:]}") from None
 
     def console(self) -> str:
-        """All that it has written so far."""
+        """Returns the console output so far."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def address(self, listener: str) -> str:
-        """Host and port of a listener."""
+        """Returns the host and port of a listener."""
         return f"127.0.0.1:{self.ports[listener]}"
 
     def server_pid(self) -> int:
-        """The process that is the server: TorchServe's launcher waits for a Java."""
+        """Returns the server's process id; TorchServe's launcher is the parent of a Java process."""
         file = self.folder / "tmp/.model_server.pid"
         return int(file.read_text()) if file.exists() else self.process.pid
 
     def stop(self) -> int:
-        """SIGTERM to the server, and waits for all of it."""
+        """Sends SIGTERM to the server and waits for all of its processes."""
         if self.process.poll() is None:
             os.kill(self.server_pid(), signal.SIGTERM)
             wait_or_kill(self.process, 40)
@@ -168,7 +168,7 @@ class Launched:
 
 
 def torchserve(folder: Path, store: Path, properties: str, options: tuple, torch: bool = False, **environment):
-    """The real TorchServe, to be used with `with`."""
+    """Returns the real TorchServe as a context manager."""
     packages = torch_folder() if torch else str(HOME / "stub")
     own = {"PYTHONPATH": packages, "PATH": f"{PEER_PYTHON.parent}:{os.environ['PATH']}"} | environment
     properties += "vmargs=-Xmx512m\n"

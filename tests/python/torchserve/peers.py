@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Asks a server the rows of `table.py` and says what came of them, on this server or on a real TorchServe.
+"""Sends the rows of `table.py` to this server or to a real TorchServe, and records the outcomes.
 
-python -m torchserve.peers record [PATTERN]     asks the real TorchServe and writes golden_torchserve.json (or only such rows)
+python -m torchserve.peers record [PATTERN]     runs the real TorchServe and writes golden_torchserve.json (only matching rows)
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from torchserve.row_types import SETUPS, Grpc, Rest, Row, Wait
 from torchserve.table import ROWS
 
 GOLDEN = Path(__file__).resolve().parent / "golden_torchserve.json"
-PATIENCE_S = 60
+TIMEOUT_S = 60
 NO_ANSWER = {"status": "no answer"}
 
 UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
@@ -42,7 +42,7 @@ TIMES = {
 }
 """Metrics whose values are times."""
 SYSTEM = ("CPU", "Memory", "Disk", "GPU", "WorkerLoadTime", "WorkerThreadTime")
-"""How the names of those begin that are no row's: of the machine, and of workers, which come and go when they want."""
+"""Prefixes of metrics that do not belong to a row: those of the machine, and of workers, which are written at any time."""
 LINE = re.compile(
     r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - (?P<name>[\w ]+)\.(?P<unit>[^:|]*):(?P<value>[^|]*)\|#(?P<dims>[^|]*)"
     r"\|#hostname:(?P<host>[^,]+)(?:,requestID:(?P<rid>.*))?,timestamp:\d+$"
@@ -53,7 +53,7 @@ TOO_LONG = 5000
 
 
 def masked(text: str) -> str:
-    """A text without what is of this one run: processes, times, memory, ids of requests and workers."""
+    """Returns a text with placeholders for values of this run: processes, times, memory, ids of requests and workers."""
     text = re.sub(r'Hostname="[^"]*"', 'Hostname="*"', UUID.sub("UUID", text))
     text = re.sub(r'"startTime": "\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"', '"startTime": "*"', text)
     text = re.sub(r'"(pid|memoryUsage)": (\d+)', r'"\1": "*"', text)
@@ -62,7 +62,7 @@ def masked(text: str) -> str:
 
 
 def readable(body: bytes) -> str:
-    """A body as a text."""
+    """Returns a body as text."""
     try:
         return masked(body.decode())
     except UnicodeDecodeError:
@@ -71,13 +71,13 @@ def readable(body: bytes) -> str:
 
 @dataclass
 class Peer:
-    """Who is asked: a server that has been launched as TorchServe is."""
+    """A client of a server that has been launched as TorchServe is."""
 
     server: object
     keys: dict = field(default_factory=dict)
 
     def run(self, row: Row) -> dict:
-        """What came of a row."""
+        """Runs a row; returns its outcome."""
         if row.logs:
             self.settled()
         before = {name: self.log(name) for name in ("model_metrics", "ts_metrics", "access_log")}
@@ -91,7 +91,7 @@ class Peer:
         return found
 
     def together(self, row: Row) -> list:
-        """All requests of a row at once, each after its delay."""
+        """Sends the requests of one row concurrently, each after its delay."""
         answers = [None] * len(row.requests)
 
         def one(place):
@@ -105,7 +105,7 @@ class Peer:
         return answers
 
     def send(self, request) -> dict:
-        """What comes of one request."""
+        """Sends one request; returns its outcome."""
         if isinstance(request, Wait):
             run_for("the table's pause between two requests", request.seconds)
             return {}
@@ -126,11 +126,11 @@ class Peer:
         return answer
 
     def rest(self, request: Rest) -> dict:
-        """One HTTP request on a connection of its own."""
+        """Sends one HTTP request on a separate connection."""
         method = request.method or ("GET" if request.body is None else "POST")
         body = request.body.encode() if isinstance(request.body, str) else request.body
         headers = {name: self.named_token(value) for name, value in request.headers.items()}
-        connection = http.client.HTTPConnection(self.server.address(request.at), timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection(self.server.address(request.at), timeout=TIMEOUT_S)
         try:
             connection.request(method, request.path, body, headers)
             response = connection.getresponse()
@@ -154,7 +154,7 @@ class Peer:
         return found | ({"parts": [readable(part) for part in parts]} if request.parts else {})
 
     def named_token(self, value: str) -> str:
-        """A header with the token that it names; the first inference token stays known as the old one."""
+        """Returns a header with the token that it names; the first inference token is kept as the old one."""
         file = self.server.folder / "key_file.json"
         if not value.split(" ")[-1].isupper() or not file.exists():
             return value
@@ -164,36 +164,36 @@ class Peer:
         return f"{before}{space}{(keys | self.keys).get(name, name)}"
 
     def log(self, name: str) -> str:
-        """A log file of the server."""
+        """Returns a log file of the server."""
         file = self.server.folder / f"logs/{name}.log"
         return file.read_text(errors="replace") if file.exists() else ""
 
     def settled(self):
-        """Waits until nothing has been logged for a while."""
+        """Waits until the logs have not changed for a while."""
         logged = lambda: sum(len(self.log(name)) for name in ("model_metrics", "ts_metrics", "access_log"))  # noqa: E731
         settled("the logs", 60, logged, 0.5)
 
     def lines(self, name: str, before: str) -> list:
-        """What has come to a log since, sorted, without times and names of this run."""
+        """Returns the new lines of a log, sorted, without times and names of this run."""
         new = self.log(name)[len(before) :].splitlines()
         shapes = [access(line) if name == "access_log" else metric(line) for line in new]
         return sorted(shape for shape in shapes if shape)
 
     def scrape(self) -> list:
-        """The lines of /metrics, without the host's name."""
-        connection = http.client.HTTPConnection(self.server.address("metrics"), timeout=PATIENCE_S)
+        """Returns the lines of /metrics without the host's name."""
+        connection = http.client.HTTPConnection(self.server.address("metrics"), timeout=TIMEOUT_S)
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
         connection.close()
         return re.sub(r'([Hh]ostname)="[^"]*"', r'\1="*"', text).splitlines()
 
     def counted(self) -> dict:
-        """How many requests there have been: series -> value."""
+        """Returns the counts of requests: series -> value."""
         series = (line.rpartition(" ") for line in self.scrape() if line.startswith("Requests"))
         return {name: float(value) for name, _, value in series}
 
     def scraped(self, families: tuple, before: dict) -> list:
-        """The lines of these families; those of times without their values, and of requests with what is new since."""
+        """Returns the lines of these families; times without their values, and counts of requests relative to `before`."""
         wanted = re.compile(rf"(?:# (?:HELP|TYPE) )?(?:{'|'.join(families)})(?:_bucket|_sum|_count)?(?:[ {{]|$)")
 
         def shown(line: str) -> str:
@@ -206,13 +206,13 @@ class Peer:
 
 
 def access(line: str) -> str:
-    """A line of the access log without who, when and how long."""
+    """Returns a line of the access log without the client, the time and the duration."""
     found = ACCESS.match(line)
     return f"{found['what']} {found['status']}" if found else f"not as it should be: {line}"
 
 
 def metric(line: str) -> str:
-    """A line of metrics without when, and without values that are times."""
+    """Returns a metric line without its timestamp, and without values that are times."""
     found = LINE.match(line)
     if not found:
         return f"not as it should be: {line}"
@@ -225,7 +225,7 @@ def metric(line: str) -> str:
 
 
 def at_start(setup, peer: Peer) -> list:
-    """Waits until the workers of all models are ready; a server with tokens is asked with them."""
+    """Waits until the workers of all models are ready; uses tokens if the server requires them."""
     token = {"Authorization": "Bearer MANAGEMENT"}
     end = time.monotonic() + 60
 
@@ -240,12 +240,12 @@ def at_start(setup, peer: Peer) -> list:
         if not slow:
             return names
         assert time.monotonic() < end, f"not ready: {slow}\n{peer.server.console()[-4000:]}"
-        run_for("a listing of all models costs the server time", 0.2)
+        run_for("listing all models takes the server time", 0.2)
 
 
 @contextlib.contextmanager
 def served(launch, folder: Path, name: str, stores: dict):
-    """A server of a setup, started by `launch`; `stores` keeps the model stores that are made."""
+    """Starts a server of a setup with `launch`; `stores` caches the model stores."""
     setup = SETUPS[name]
     if setup.stores not in stores:
         stores[setup.stores] = build(folder / ("store-" + "-".join(setup.stores)), setup.stores)
@@ -259,7 +259,7 @@ def served(launch, folder: Path, name: str, stores: dict):
 
 
 def ask_torchserve(folder: Path, rows) -> dict:
-    """What a real TorchServe makes of the rows; after each setup the golden file is written."""
+    """Returns the outcomes of the rows on a real TorchServe; writes the golden file after each setup."""
     found, stores = {}, {}
     for name in dict.fromkeys(row.setup for row in rows):
         if SETUPS[name].torch and not torch_folder():
@@ -275,12 +275,12 @@ def ask_torchserve(folder: Path, rows) -> dict:
 
 
 def golden() -> dict:
-    """What TorchServe answered."""
+    """Returns TorchServe's recorded outcomes."""
     return json.loads(GOLDEN.read_text())
 
 
 def write(found: dict):
-    """Writes the golden file, a line for each answer and each log."""
+    """Writes the golden file, with a line for each answer and each log."""
     line = lambda value: json.dumps(value, ensure_ascii=False)  # noqa: E731
     rows = []
     for name in (row.name for row in ROWS if row.name in found):
@@ -292,7 +292,7 @@ def write(found: dict):
 
 
 def main() -> int:
-    """The command line."""
+    """Runs the program."""
     if sys.argv[1:2] != ["record"] or len(sys.argv) > 3:
         print(__doc__)
         return 2

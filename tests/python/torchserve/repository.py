@@ -1,5 +1,5 @@
-"""The archives of `archives/`, made with PyPI's torch-model-archiver, as a model store for TorchServe and
-for this server."""
+"""The archives of `archives/`, packed with PyPI's torch-model-archiver, as a model store for TorchServe and for this
+server."""
 
 import importlib.util
 import subprocess
@@ -16,8 +16,8 @@ ARCHIVER = "torch-model-archiver"
 
 @dataclass(frozen=True)
 class Archive:
-    """One archive: its model's name, the folder of its sources, what the archiver is told, and in which of its forms it
-    is made. `store` is the store it belongs to: what is in `start` is loaded when the server starts."""
+    """One archive: the name of its model, the folder of its sources, the options of the archiver, and the forms in which it is
+    packed. `store` is its model store: the server loads the archives of `start` when it starts."""
 
     name: str
     source: str = ""
@@ -31,7 +31,7 @@ class Archive:
     file: str = ""
 
     def folder(self) -> Path:
-        """Where its sources are."""
+        """The folder of its sources."""
         return SOURCES / (self.source or self.name)
 
 
@@ -60,14 +60,14 @@ ARCHIVES = [
 
 
 def of(store: str) -> list:
-    """The archives of a store. The archives that are there only to be registered go with those of the start."""
+    """Returns the archives of a store. Archives that are only registered by request are in the store of the start."""
     return [archive for archive in ARCHIVES if archive.store == store]
 
 
 @lru_cache(maxsize=1)
 def archiver() -> tuple:
-    """The interpreter with torch-model-archiver: that of the tests, or that of the installed TorchServe; and why there
-    is none."""
+    """Returns the interpreter with torch-model-archiver (that of the tests, or of the installed TorchServe), and the reason if
+    it is missing."""
     if importlib.util.find_spec("model_archiver"):
         return sys.executable, ""
     if PEER_PYTHON.exists():
@@ -76,7 +76,7 @@ def archiver() -> tuple:
 
 
 def make(archive: Archive, folder: Path, weights: Path | None = None):
-    """Makes an archive in `folder`; `weights` holds the files of the torch models."""
+    """Packs an archive into `folder`; `weights` holds the files of the torch models."""
     source = archive.folder()
     command = [archiver()[0], "-m", "model_archiver.model_packaging", "--force", f"--export-path={folder}"]
     command += [f"--model-name={archive.name}", f"--version={archive.version}"]
@@ -108,7 +108,7 @@ torch.jit.script(tiny).save(sys.argv[2] + "/script.pt")
 
 
 def build(folder: Path, stores: tuple) -> Path:
-    """Makes the archives of some stores in a folder of their own."""
+    """Packs the archives of some stores into a folder for each store."""
     folder.mkdir(parents=True)
     weights = folder.parent / f"{folder.name}-weights"
     if "torch" in stores:

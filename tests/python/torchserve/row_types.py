@@ -1,4 +1,4 @@
-"""What a row of `table.py` is made of, and how the servers are started that are asked."""
+"""The types of the rows of `table.py`, and the setups of the servers that receive the requests."""
 
 import json
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ MULTIPART = {"Content-Type": "multipart/form-data; boundary=limit"}
 
 @dataclass(frozen=True)
 class Rest:
-    """One HTTP request. `at` is the listener; with `until` it is repeated until it is answered with this status."""
+    """One HTTP request. `at` is the listener; with `until` the request is repeated until the answer has this status."""
 
     path: str
     body: bytes | str | None = None
@@ -25,7 +25,7 @@ class Rest:
 
 @dataclass(frozen=True)
 class Grpc:
-    """One call. `many` are the requests of a stream of them; `token` goes as metadata."""
+    """One gRPC call. `many` are the requests of a streaming call; `token` is sent as metadata."""
 
     call: str
     request: dict = field(default_factory=dict)
@@ -35,15 +35,15 @@ class Grpc:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing is asked for a while."""
+    """A pause without requests."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Row:
-    """Requests, one after the other or all at once, to a server of a setup. With `logs` the lines of the row are
-    compared; with `scrape` these families of /metrics."""
+    """Requests, sequential or concurrent, to a server of a setup. With `logs` the lines of the row are compared; with `scrape`
+    these families of /metrics."""
 
     name: str
     requests: tuple
@@ -55,7 +55,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Setup:
-    """How a server is started."""
+    """The options with which a server is started."""
 
     stores: tuple
     properties: str = ""
@@ -122,7 +122,7 @@ SETUPS = {
 
 
 def multipart(*parts) -> bytes:
-    """The body of a form: name, type and content of each part."""
+    """Returns the body of a form: name, type and content of each part."""
     made = []
     for name, kind, content in parts:
         head = f'--limit\r\nContent-Disposition: form-data; name="{name}"; filename="{name}.bin"\r\n'
@@ -131,15 +131,15 @@ def multipart(*parts) -> bytes:
 
 
 def managed(path: str, method: str = "GET", body=None, **more) -> Rest:
-    """A request to the management listener."""
+    """Returns a request to the management listener."""
     return Rest(path, body, method=method, at="management", **more)
 
 
 def one(name: str, *requests, **more) -> Row:
-    """A row."""
+    """Returns a row."""
     return Row(name, requests, **more)
 
 
 def calls(*made) -> Rest:
-    """Calls of metrics, see `metered/handler.py`."""
+    """Returns a request with calls of metrics, see `metered/handler.py`."""
     return Rest("/predictions/metered", json.dumps(made), JSON)

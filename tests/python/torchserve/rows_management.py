@@ -1,4 +1,4 @@
-"""Rows of `table.py`: management, gRPC, and servers with settings of their own."""
+"""Rows of `table.py`: management, gRPC, and servers with other settings."""
 
 from torchserve.row_types import JSON, TEXT, Grpc, Rest, managed, one
 

@@ -1,4 +1,4 @@
-"""Rows of `table.py`: the calls of metrics that handlers make, and what a scrape shows."""
+"""Rows of `table.py`: the metric calls that handlers make, and the content of a scrape."""
 
 from torchserve.row_types import JSON, Rest, calls, one
 

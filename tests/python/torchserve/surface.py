@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What the package `ts` of this interpreter offers to handlers: modules, names, parameters and defaults, as JSON.
+"""The interface of this interpreter's package `ts` for handlers: modules, names, parameters and defaults, as JSON.
 
-python -m torchserve.surface show [pharos]     of this interpreter's `ts`, or of the one that the worker brings
-python -m torchserve.surface record            asks the real TorchServe and writes golden_torchserve_surface.json
+python -m torchserve.surface show [pharos]     for this interpreter's `ts`, or for the package of the worker
+python -m torchserve.surface record            runs the real TorchServe and writes golden_torchserve_surface.json
 """
 
 import enum
@@ -54,19 +54,19 @@ MODULES = (
 
 
 def parameters(function) -> list:
-    """Each parameter with its default, which is told by its text."""
+    """Returns each parameter with the text of its default."""
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     found = inspect.signature(function).parameters.values()
     return [stars.get(p.kind, "") + p.name + ("" if p.default is p.empty else f"={shown(p.default)}") for p in found]
 
 
 def shown(value) -> str:
-    """A default as a text that any package would have."""
+    """Returns a default as a text that does not depend on the package."""
     return f"{type(value).__name__}.{value.name}" if isinstance(value, enum.Enum) else repr(value)
 
 
 def of_class(found) -> dict:
-    """The public methods of a class and its constructor, properties, and members of an enumeration."""
+    """Returns the public methods of a class and its constructor, properties, and members of an enumeration."""
     if issubclass(found, enum.Enum):
         return {"members": {item.name: str(item.value) for item in found}}
     methods, properties = {}, []
@@ -85,15 +85,15 @@ def of_class(found) -> dict:
     return {"bases": bases, "methods": methods, "properties": sorted(properties)}
 
 
-def of_module(name: str, of_its_own: bool):
-    """What a module has, or has of its own, or why it cannot be imported."""
+def of_module(name: str, only_defined_here: bool):
+    """Returns the content of a module, or only what it defines itself, or the reason why it cannot be imported."""
     try:
         module = importlib.import_module(name)
     except ImportError as error:
         return f"cannot be imported: {error.name or error}"
     found = {}
     for key, value in vars(module).items():
-        if key.startswith("_") or (of_its_own and getattr(value, "__module__", name) != name):
+        if key.startswith("_") or (only_defined_here and getattr(value, "__module__", name) != name):
             continue
         if inspect.isclass(value) and str(value.__module__).startswith("ts."):
             found[key] = of_class(value)
@@ -103,23 +103,23 @@ def of_module(name: str, of_its_own: bool):
 
 
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stands for packages that the handlers of TorchServe import and that are not installed: they have everything."""
+    """Replaces packages that TorchServe's handlers import and that are not installed: any attribute exists."""
 
     def find_spec(self, name, path, target=None):
-        """Nothing but these."""
+        """Finds only these packages."""
         known = name.split(".")[0] in ("captum", "torchvision", "torchtext", "transformers", "PIL")
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if known else None
 
     def create_module(self, spec):
-        """A thing with all attributes."""
+        """Returns an object that has any attribute."""
         return mock.MagicMock(__spec__=spec, __path__=[], __name__=spec.name)
 
     def exec_module(self, module):
-        """There is nothing to run."""
+        """Does nothing, because the module has no code."""
 
 
 def show(kind: str) -> dict:
-    """All modules."""
+    """Returns all modules."""
     sys.meta_path.append(Absent())
     if kind == "pharos":
         from pharos_worker import torchserve
@@ -129,7 +129,7 @@ def show(kind: str) -> dict:
 
 
 def asked(python: str, *arguments, **environment) -> dict:
-    """The answer of another interpreter."""
+    """Returns the output of another interpreter."""
     command = [python, str(Path(__file__).resolve()), "show", *arguments]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -137,7 +137,7 @@ def asked(python: str, *arguments, **environment) -> dict:
 
 
 def main() -> int:
-    """The command line."""
+    """Runs the program."""
     if sys.argv[1:2] == ["show"]:
         print(json.dumps(show("".join(sys.argv[2:]))))
         return 0

@@ -1,5 +1,5 @@
-"""Requests to TorchServe's endpoints, whose answers by a real TorchServe are in `golden_torchserve.json`. Rows of a
-setup are asked in this order."""
+"""Requests to TorchServe's endpoints; the answers of a real TorchServe are in `golden_torchserve.json`. The rows of a setup
+are sent in this order."""
 
 from torchserve.rows import FAILURES, INFERENCE, SEQUENCES
 from torchserve.rows_management import GRPC, MANAGEMENT, SMALL

@@ -1,5 +1,5 @@
-"""Who may call what on TorchServe's ports: every route of the v2 protocol, over HTTP and gRPC, with every kind of credential,
-and in odd spellings. A model is code, so a load that is not allowed must not run any."""
+"""Access control on TorchServe's ports: every route of the v2 protocol, over HTTP and gRPC, with every kind of credential and
+with unusual spellings. A model contains code, so a forbidden load must not execute any."""
 
 import base64
 import json
@@ -83,7 +83,7 @@ CREDENTIALS = ("none", "wrong", "inference key", "management key", "inference to
 
 
 class Guarded(Home):
-    """A server with these options of `torchserve` and of `pharos`, and a model that leaves a mark where it runs."""
+    """A server with these options of `torchserve` and of `pharos`, and a model that writes a file when it runs."""
 
     def __init__(self, folder, arguments=(), options=()):
         super().__init__(folder, ["load_models=all"], arguments)
@@ -100,7 +100,7 @@ class Guarded(Home):
         return self
 
     def bearer(self, credential) -> str | None:
-        """The value of `Authorization`; `None` for no header."""
+        """Returns the value of `Authorization`; `None` for no header."""
         if credential == "none":
             return None
         keys = {"inference key": "inference", "management key": "management"}
@@ -108,11 +108,11 @@ class Guarded(Home):
         return f"Bearer {self.keys.get(keys.get(credential), token)}"
 
     def code(self):
-        """The model."""
+        """Returns the code of the model."""
         return f"open({str(self.mark)!r}, 'w').close()\nclass TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 
     def over_http(self, method, path, credential, port=None, headers=None):
-        """What becomes of a request."""
+        """Returns the outcome of an HTTP request."""
         code = base64.b64encode(self.code().encode()).decode()
         parameters = {"config": CONFIG, "file:1/model.py": code} if "load" in path.replace("%6c", "l") else {}
         body = json.dumps({"parameters": parameters}) if method == "POST" else None
@@ -124,7 +124,7 @@ class Guarded(Home):
             (b"Model API disabled", "model api"),
             (b"needs a token for management; the request", "scope"),
             (b"This API is restricted", "restricted"),
-            # A model or a region that is not there has other words.
+            # An unknown model or region has another text.
             (b'"Not Found"', "nowhere"),
             (b"ResourceNotFoundException", "nowhere"),
         ]:
@@ -134,7 +134,7 @@ class Guarded(Home):
         return {401: "token", 405: "method"}.get(status, "allowed")
 
     def over_grpc(self, path, credential, port=None, metadata=()):
-        """What becomes of a call."""
+        """Returns the outcome of a gRPC call."""
         body = b""
         if path.endswith("RepositoryModelLoad"):
             text = lambda value: (3, value)
@@ -159,14 +159,14 @@ class Guarded(Home):
 
 
 def table(keys, tokens, model_api):
-    """What becomes of a request to the inference port, by class and credential."""
+    """Returns the expected outcome of a request to the inference port, by class and credential."""
 
     def expected(kind, credential):
         need = "management" if kind in (MANAGE, LOAD) else "inference"
         if keys:
             opens = credential == f"{need} key"
             if tokens:
-                # A token for management opens inference too, as on the server's own ports.
+                # A management token also permits inference, as on the server's own ports.
                 opens |= credential == "management token" or credential == f"{need} token"
             if not opens:
                 return "key"
@@ -181,14 +181,14 @@ def table(keys, tokens, model_api):
 
 
 def check(found: dict, expected: dict):
-    """Shows only what differs."""
+    """Fails with the differing rows only."""
     wrong = {row: (found[row], expected[row]) for row in expected if found[row] != expected[row]}
     assert not wrong, "\n".join(f"{row}: {got}, expected {wanted}" for row, (got, wanted) in wrong.items())
 
 
 @pytest.fixture(scope="module")
 def token_files(tmp_path_factory):
-    """Options that name files of tokens."""
+    """Returns the options that name token files."""
     folder = tmp_path_factory.mktemp("tokens")
     (folder / "inference").write_text("infer-1\n")
     (folder / "management").write_text("admin-1\n")
@@ -205,7 +205,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_v2_route_of_every_port_asks_for_what_it_needs(tmp_path, token_files, case):
+def test_credentials_of_every_v2_route_on_every_port(tmp_path, token_files, case):
     keys, tokens, model_api = CASES[case]
     arguments = [*([] if keys else ["--disable-token-auth"]), *(["--enable-model-api"] if model_api else [])]
     expected, found, wanted = table(keys, tokens, model_api), {}, {}
@@ -218,7 +218,7 @@ def test_every_v2_route_of_every_port_asks_for_what_it_needs(tmp_path, token_fil
             for kind, method, path in HTTP_ROUTES:
                 row = (credential, method, path)
                 found[row], wanted[row] = server.over_http(method, path, credential), expected(kind, credential)
-                # The other ports have none of it, and say so to those who may use them.
+                # The other ports do not serve these routes; they report this only to permitted clients.
                 for port in (server.management, server.metrics):
                     own = expected(MANAGE, credential) if port == server.management and keys else "allowed"
                     row = (*row[:3], "management" if port == server.management else "metrics")
@@ -233,7 +233,7 @@ def test_every_v2_route_of_every_port_asks_for_what_it_needs(tmp_path, token_fil
                     own = expected(MANAGE, credential) if keys else "allowed"
                     found[row] = server.over_grpc(service + name, credential, server.grpc_management)
                     wanted[row] = own if keys and own != "allowed" else wanted_on_management(kind, credential, expected)
-            # The mark shows that the test could fail.
+            # The file is written by a permitted load, so the test can fail.
             assert server.mark.exists() == allowed_to_load, credential
             server.mark.unlink(missing_ok=True)
         check(found, wanted)
@@ -241,7 +241,7 @@ def test_every_v2_route_of_every_port_asks_for_what_it_needs(tmp_path, token_fil
 
 
 def wanted_on_management(kind, credential, expected):
-    """A call of the v2 protocol on the gRPC port for management, which does not serve it."""
+    """Returns the expected outcome of a v2 call on the management gRPC port, which does not serve that protocol."""
     own = expected(kind, credential)
     return "nowhere" if own in ("allowed", "key") else own
 
@@ -270,8 +270,8 @@ ODD = [
 ]
 
 
-def test_no_spelling_of_a_path_goes_around(tmp_path):
-    """With the key for inference, and even with that for management, nothing is loaded while `enable_model_api` is off."""
+def test_no_spelling_of_a_path_bypasses_the_check(tmp_path):
+    """With the inference key, and even the management key, no load is possible while `enable_model_api` is off."""
     with Guarded(tmp_path) as server:
         for port in (server.inference, server.management, server.metrics):
             for credential in ("none", "inference key", "management key"):
@@ -281,7 +281,7 @@ def test_no_spelling_of_a_path_goes_around(tmp_path):
                             continue
                         outcome = server.over_http(method, path, credential, port)
                         refused = ("key", "nowhere", "method", "model api")
-                        # These lead to the endpoints of predictions and health by TorchServe's own rules.
+                        # TorchServe's own rules lead these to the endpoints of predictions and health.
                         own = path.startswith(("/ping/", "/predictions/")) or method == "HEAD"
                         assert own or outcome in refused, (port, credential, method, path, outcome)
         for path in (
@@ -298,7 +298,7 @@ def test_no_spelling_of_a_path_goes_around(tmp_path):
         assert not server.mark.exists()
 
 
-def test_restricted_parts_are_restricted_there_too(tmp_path):
+def test_restricted_parts_on_torchserves_ports(tmp_path):
     rules = ["--http-restricted-api=model-repository,logging:admin=x", "--grpc-restricted-protocol=model-repository,trace:admin=x"]
     arguments = ["--disable-token-auth", "--enable-model-api"]
     with Guarded(tmp_path, arguments, rules) as server:
@@ -316,14 +316,14 @@ def test_restricted_parts_are_restricted_there_too(tmp_path):
         assert server.over_grpc(KSERVE + "RepositoryIndex", "none", metadata=metadata) == "allowed"
 
 
-def test_tokens_of_files_guard_torchserves_own_api(tmp_path, token_files):
-    """Without TorchServe's keys; and what is refused is counted."""
+def test_token_files_protect_torchserves_api(tmp_path, token_files):
+    """Without TorchServe's keys; refusals are counted."""
     with Guarded(tmp_path, ["--disable-token-auth"], token_files) as server:
         for credential, inference, management in [
             ("none", "token", "token"), ("wrong", "token", "token"),
             ("inference token", "allowed", "scope"), ("management token", "allowed", "allowed"),
         ]:  # fmt: skip
-            # A prediction of a model that is not there is a refusal of its own.
+            # A prediction for an unknown model has a different error.
             assert server.over_http("POST", "/predictions/m", credential) == inference
             assert server.over_http("GET", "/models", credential, server.management) == management
             assert server.over_http("GET", "/workflows", credential, server.management) == management
@@ -333,10 +333,10 @@ def test_tokens_of_files_guard_torchserves_own_api(tmp_path, token_files):
             assert server.over_http("GET", "/metrics", credential, server.metrics) == "allowed"
 
 
-def test_ping_knows_what_the_v2_protocol_has_unloaded(tmp_path):
+def test_ping_reports_models_that_the_v2_protocol_unloaded(tmp_path):
     with Guarded(tmp_path, ["--disable-token-auth", "--enable-model-api"]) as server:
         ping = lambda: server.ask("GET", "/ping")[0]
-        eventually("the model answers", 60, lambda: server.predict("m")[0] == 200)
+        eventually("the model is ready", 60, lambda: server.predict("m")[0] == 200)
         assert ping() == 200
         assert server.ask("POST", "/v2/repository/models/m/unload", "")[0] == 200
         eventually("predictions are refused", 30, lambda: server.predict("m")[0] == 503)
@@ -349,8 +349,8 @@ def test_ping_knows_what_the_v2_protocol_has_unloaded(tmp_path):
         assert (status, ping()) == (200, 200), answer
 
 
-def test_a_load_without_token_from_elsewhere_is_warned_of(start, tmp_path, token_files):
-    """In one block that names the addresses; not on loopback addresses, with tokens, or when nothing can be loaded."""
+def test_warns_about_remote_loads_without_a_token(start, tmp_path, token_files):
+    """One block of log lines names the addresses; absent on loopback addresses, with tokens, or if loading is disabled."""
     words = "models can be loaded by request without a token"
 
     def log(server):
@@ -372,5 +372,5 @@ def test_a_load_without_token_from_elsewhere_is_warned_of(start, tmp_path, token
     (tmp_path / "config.properties").write_text(text)
     with home:
         shown = lambda: (tmp_path / "out").read_text()
-        eventually("it is warned of", 10, lambda: f"TorchServe's management API on 0.0.0.0:{home.management}" in shown())
+        eventually("the warning is logged", 10, lambda: f"TorchServe's management API on 0.0.0.0:{home.management}" in shown())
         assert "TorchServe's inference" not in shown()

@@ -1,7 +1,7 @@
-"""`pharos torchserve`: configurations, archives good and hostile and from everywhere, time-outs, logs. With the real server
-and real workers; archives are made here, byte by byte where no archiver would make them.
+"""`pharos torchserve`: configurations, valid and hostile archives from files and URLs, time-outs, logs. Uses the real server and
+real workers; archives are written here, byte by byte where no archiver would produce them.
 
-They need a Python with the package `pharos-worker`: `PHAROS_PYTHON`, else that of the tests."""
+Requires a Python with the package `pharos-worker`: `PHAROS_PYTHON`, or that of the tests."""
 
 import http.server
 import io
@@ -34,20 +34,20 @@ LISTENERS = ("inference", "management", "metrics", "grpc_inference", "grpc_manag
 
 
 def manifest(name: str, version: str = "1.0", **model) -> str:
-    """MAR-INF/MANIFEST.json of a handler `service.py` with a function."""
+    """Returns MAR-INF/MANIFEST.json for a handler `service.py` with a function."""
     model = {"modelName": name, "modelVersion": version, "handler": "service.py:handle"} | model
     return json.dumps({"createdOn": "today", "runtime": "python", "model": model, "archiverVersion": "0.12.0"})
 
 
 def files(name: str, source: str = ECHO, yaml: str = "", **model) -> dict:
-    """The files of an archive."""
+    """Returns the files of an archive."""
     named = {"configFile": "model-config.yaml"} if yaml else {}
     made = {"MAR-INF/MANIFEST.json": manifest(name, **named, **model), "service.py": source}
     return made | ({"model-config.yaml": yaml} if yaml else {})
 
 
 def zipped(content: dict) -> bytes:
-    """A .mar."""
+    """Returns a .mar file."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in content.items():
@@ -56,7 +56,7 @@ def zipped(content: dict) -> bytes:
 
 
 def tarred(content: dict, *links) -> bytes:
-    """A .tar.gz; `links` are names and what they lead to."""
+    """Returns a .tar.gz file; `links` are names and targets."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as archive:
         for name, text in content.items():
@@ -71,7 +71,7 @@ def tarred(content: dict, *links) -> bytes:
 
 
 class TorchServe:
-    """`pharos torchserve --foreground` in a folder of its own. `archives` are files of the model store."""
+    """`pharos torchserve --foreground` in a separate folder. `archives` are files of the model store."""
 
     def __init__(self, folder: Path, archives=None, properties: str = "", words=(), options=()):
         self.folder = folder
@@ -90,7 +90,7 @@ class TorchServe:
         self.process = None
 
     def own_ports(self) -> str:
-        """Lines that put every listener on a free port of its own."""
+        """Returns lines that configure a separate free port for every listener."""
         rest = "".join(f"{name}_address=http://127.0.0.1:{self.ports[name]}\n" for name in LISTENERS[:3])
         return rest + "".join(f"{name}_port={self.ports[name]}\n" for name in LISTENERS[3:])
 
@@ -102,7 +102,7 @@ class TorchServe:
         environment |= {"TMPDIR": str(self.folder / "tmp"), "PHAROS_PYTHON": PYTHON} | self.environment
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=self.folder)
-        eventually("the server says that it has started", 30, lambda: STARTED in self.console() or self.process.poll())
+        eventually("the server logs that it has started", 30, lambda: STARTED in self.console() or self.process.poll())
         assert self.process.poll() is None, self.console()
         return self
 
@@ -112,11 +112,11 @@ class TorchServe:
             assert self.process.wait(45) == 0, self.console()[-4000:]
 
     def console(self) -> str:
-        """All that it has written so far."""
+        """Returns the console output so far."""
         return self.log.read_text(errors="replace")
 
     def ask(self, path: str, body=None, method: str = "", at: str = "inference", headers=None) -> tuple:
-        """One request: the status and the body."""
+        """Sends one request; returns the status and the body."""
         connection = HTTPConnection("127.0.0.1", self.ports[at], timeout=60)
         try:
             connection.request(method or ("GET" if body is None else "POST"), path, body, headers or {})
@@ -126,11 +126,11 @@ class TorchServe:
             connection.close()
 
     def predict(self, model: str, body: str = "x") -> tuple:
-        """A prediction."""
+        """Sends a prediction."""
         return self.ask(f"/predictions/{model}", body)
 
     def register(self, url: str, **more) -> tuple:
-        """POST /models."""
+        """Sends POST /models."""
         query = urlencode({"url": url, "initial_workers": 1, "synchronous": "true"} | more)
         return self.ask(f"/models?{query}", method="POST", at="management")
 
@@ -144,7 +144,7 @@ GOLDEN = sorted((ROOT / "tests/golden_torchserve").glob("*/config.properties"))
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.parent.name)
 def test_configurations_of_a_real_torchserve_start_the_server(tmp_path, golden):
-    """With only their ports changed; a metrics.yaml that is not there is told and not missed."""
+    """Only the ports are changed; a missing metrics.yaml is reported and not required."""
     text = golden.read_text()
     server = TorchServe(tmp_path, {"echo.mar": zipped(files("echo"))}, words=["--models", "echo.mar"])
     for name in LISTENERS:
@@ -158,12 +158,12 @@ def test_configurations_of_a_real_torchserve_start_the_server(tmp_path, golden):
         assert {path.name for path in (tmp_path / "logs").glob("*.log")} == {
             "access_log.log", "model_log.log", "ts_log.log", "ts_metrics.log", "model_metrics.log",
         }  # fmt: skip
-        told = "does not exist; using the built-in metrics"
-        assert ("metrics_config=" in text) == (told in server.console())
+        warning = "does not exist; using the built-in metrics"
+        assert ("metrics_config=" in text) == (warning in server.console())
 
 
 def test_archives_of_every_form_and_place(tmp_path):
-    """Files and directories of the store, file:// and http:// URLs, also where an answer leads on."""
+    """Files and directories of the store, file:// and http:// URLs, also with redirects."""
     content = files("named", "def handle(data, context):\n    return ['%s'] * len(data) if data else None\n")
     of = lambda name: {key: text.replace("named", name).replace("%s", name) for key, text in content.items()}  # noqa: E731
     inside = {"top/" + key: text for key, text in of("inner").items()}
@@ -206,7 +206,7 @@ def test_archives_of_every_form_and_place(tmp_path):
         ):
             asked = {"model_name": "again"} if name == "again" else {}
             if asked:
-                # Both URLs end in the same name, under which the archive is in the store.
+                # Both URLs end in the same name, under which the archive is stored.
                 assert server.register(url, **asked)[0] == 500
                 assert server.ask("/models/far", method="DELETE", at="management")[0] == 200
             assert server.register(url, **asked)[0] == 200, url
@@ -223,13 +223,13 @@ def test_archives_of_every_form_and_place(tmp_path):
             got = server.register(url, model_name="other")
             assert (got[0], part in got[1]) == (status, True), (url, got)
         assert server.ask("/models/file", method="DELETE", at="management")[0] == 200
-        assert (tmp_path / "file.mar").is_file(), "the user's file is the user's"
+        assert (tmp_path / "file.mar").is_file(), "the user's file must be kept"
     site.shutdown()
-    assert list((tmp_path / "own/tmp").iterdir()) == [], "nothing of the server stays"
+    assert list((tmp_path / "own/tmp").iterdir()) == [], "temporary files must be removed"
 
 
 def symlinked() -> bytes:
-    """A .mar with a symbolic link."""
+    """Returns a .mar with a symbolic link."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         info = zipfile.ZipInfo("out")
@@ -241,7 +241,7 @@ def symlinked() -> bytes:
 
 
 def boasting() -> bytes:
-    """A .mar with a file that says that it becomes 2 GiB. (One that does is unpacked in the tests beside the code.)"""
+    """Returns a .mar with a file that declares 2 GiB. (Unit tests unpack one that really has this size.)"""
     content = zipped(files("hostile") | {"zeros": "0" * 1_234_567})
     return content.replace((1_234_567).to_bytes(4, "little"), (2**31 - 1).to_bytes(4, "little"))
 
@@ -264,12 +264,12 @@ HOSTILE = {
 
 
 def test_hostile_archives_are_refused_and_the_others_served(tmp_path):
-    """At the start and by request, with the archive's name and the reason; nothing is left of them."""
+    """At the start and by request, with the archive's name and the reason; no files of them remain."""
     archives = {name: content for name, (content, _) in HOSTILE.items()} | {"echo.mar": zipped(files("echo"))}
     with TorchServe(tmp_path, archives, "default_workers_per_model=1\n", ["--models", "all"]) as server:
         server.ready("echo")
         for name, (_, part) in HOSTILE.items():
-            # What is no archive is one without files: at the start its file's name is the model's.
+            # A file that is not an archive is treated as an empty one: at the start the file's name is the model's.
             at_start = "names no handler" if part == "Model name is not defined." else part
             assert any(name in line and at_start in line for line in server.console().splitlines()), (name, server.console())
             status, text = server.register(name)
@@ -280,19 +280,19 @@ def test_hostile_archives_are_refused_and_the_others_served(tmp_path):
         assert not list(tmp_path.rglob("slipped")) and not Path("/tmp/slipped").exists()
 
 
-def test_a_file_that_is_no_archive_has_the_default_manifest(tmp_path):
-    """As in TorchServe: with a name and a handler of the request it is registered; the handler is one of `ts` or installed."""
+def test_a_file_that_is_not_an_archive_has_the_default_manifest(tmp_path):
+    """As in TorchServe: a request with a model name and a handler (of `ts`, or installed) registers the file."""
     with TorchServe(tmp_path, {"text.mar": b"no archive"}, "default_workers_per_model=1\n") as server:
-        told = server.register("text.mar", model_name="bare", handler="service:handle", initial_workers=0)
-        assert told[0] == 200 and 'Model \\"bare\\" Version: 1.0 registered with 0 initial workers' in told[1], told
+        answer = server.register("text.mar", model_name="bare", handler="service:handle", initial_workers=0)
+        assert answer[0] == 200 and 'Model \\"bare\\" Version: 1.0 registered with 0 initial workers' in answer[1], answer
         described = json.loads(server.ask("/models/bare", at="management")[1])[0]
         assert (described["modelUrl"], described["runtime"], described["minWorkers"]) == ("text.mar", "python", 0)
         status, text = server.register("text.mar", model_name="other", handler="service:handle")
         assert status == 500 and "Failed to start workers for model other version: 1.0" in text
 
 
-def test_what_the_yaml_says_is_what_is_served(tmp_path):
-    """Over `models` and the defaults, under what a request says; what is wrong there is told."""
+def test_settings_of_the_yaml_file_are_used(tmp_path):
+    """Overrides `models` and the defaults, and is overridden by the request; invalid values are reported."""
     yaml = "minWorkers: 1\nmaxWorkers: 3\nbatchSize: 4\nmaxBatchDelay: 7\nresponseTimeout: soon\njobQueueSize: 9\nown: {a: 1}\n"
     said = {"said": {"1.0": {"marName": "said.mar", "batchSize": 2, "responseTimeout": 33, "minWorkers": 2}}}
     properties = f"models={json.dumps(said)}\ndefault_response_timeout=44\njob_queue_size=5\n"
@@ -317,7 +317,7 @@ def handle(data, context):
 
 
 def test_a_worker_that_hangs_is_replaced(tmp_path):
-    """`responseTimeout` ends the batch with TorchServe's words, and the worker comes back after its pause of a second."""
+    """`responseTimeout` ends the batch with TorchServe's error text, and the worker restarts after one second."""
     archive = zipped(files("slow", SLOW, yaml="responseTimeout: 1\nminWorkers: 1\n"))
     with TorchServe(tmp_path, {"slow.mar": archive}, words=["--models", "slow.mar"]) as server:
         server.ready("slow")
@@ -343,7 +343,7 @@ def test_a_model_that_takes_too_long_to_load_is_refused(tmp_path):
 
 
 def wheel(folder: Path) -> Path:
-    """A package with one module, as pip takes it without a network."""
+    """Builds a package with one module that pip installs without a network."""
     path = folder / "pharos_tried-1.0-py3-none-any.whl"
     info = "pharos_tried-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
@@ -355,8 +355,8 @@ def wheel(folder: Path) -> Path:
 
 
 def test_requirements_are_installed_if_the_configuration_says_so(tmp_path):
-    """Beside the handler, of a directory in a place of the server's, for that model only; what cannot be installed is the
-    archive's fault."""
+    """Beside the handler (for a directory, in a directory of the server), for that model only; a failed installation is an error
+    of the archive."""
     if subprocess.run([PYTHON, "-m", "pip", "--version"], capture_output=True).returncode:
         pytest.skip(f"{PYTHON} has no pip")
     source = "import pharos_tried\ndef handle(data, context):\n    return [pharos_tried.WORD] * len(data) if data else None\n"
@@ -375,7 +375,7 @@ def test_requirements_are_installed_if_the_configuration_says_so(tmp_path):
             assert server.register(name)[0] == 200, server.console()
             assert server.predict(name.removesuffix(".mar")) == (200, "installed")
         found = sorted(path.relative_to(own) for path in own.rglob("*") if "__pycache__" not in path.parts)
-        assert found == before, "the user's directory stays as it was"
+        assert found == before, "the user's directory must not change"
         status, text = server.register("bad.mar")
         assert (status, "Custom pip package installation failed for model bad" in text) == (400, True), text
         assert "is outside the archive" in server.register("out.mar")[1]
@@ -384,7 +384,7 @@ def test_requirements_are_installed_if_the_configuration_says_so(tmp_path):
 
 
 def test_variables_that_workers_do_not_get(tmp_path):
-    """`blacklist_env_vars` hides those whose whole name it matches."""
+    """`blacklist_env_vars` hides variables whose whole name it matches."""
     source = "import os\ndef handle(data, context):\n    return [' '.join(sorted(os.environ))] * len(data) if data else None\n"
     server = TorchServe(
         tmp_path, {"env.mar": zipped(files("env", source))}, "blacklist_env_vars=.*SECRET.*|ONE\n", ["--models", "env.mar"]
@@ -400,7 +400,7 @@ TS = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 
 
 def test_lines_are_in_torchserves_files_and_on_the_console(tmp_path):
-    """Requests, what handlers print, and the server's own words, each in its layout."""
+    """Requests, output of handlers, and the server's own log lines, each in its layout."""
     source = "def handle(data, context):\n    print('said by the handler')\n    return ['x'] * len(data) if data else None\n"
     with TorchServe(tmp_path, {"m.mar": zipped(files("m", source))}, words=["--models", "m.mar"]) as server:
         server.ready("m")
@@ -424,7 +424,7 @@ def test_lines_are_in_torchserves_files_and_on_the_console(tmp_path):
             eventually(f"{pattern} in {name or 'the console'}", 10, lambda: shown(name, pattern))
 
 
-def test_keys_are_used_told_or_refused(tmp_path):
+def test_keys_are_used_reported_or_refused(tmp_path):
     """Keys without effect, unknown keys, invalid values; environment variables if the file enables them."""
     server = TorchServe(
         tmp_path,
@@ -441,7 +441,7 @@ def test_keys_are_used_told_or_refused(tmp_path):
         port = int(server.options[1])
         ask = HTTPConnection("127.0.0.1", port, timeout=10)
         ask.request("GET", "/v2/health/live")
-        assert ask.getresponse().status == 200, "KServe's own port is there if an option of pharos names it"
+        assert ask.getresponse().status == 200, "the KServe port is open if an option of pharos names it"
         with pytest.raises(ConnectionRefusedError):
             server.ask("/metrics", at="metrics")
     for text, part in (
@@ -460,7 +460,7 @@ def test_keys_are_used_told_or_refused(tmp_path):
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_killed_server_leaves_nothing_for_ever(tmp_path):
+def test_files_of_a_killed_server_are_removed(tmp_path):
     """Its workers end with it, and the next server removes its directory."""
     archives = {"echo.mar": zipped(files("echo"))}
     with TorchServe(tmp_path, archives, words=["--models", "echo.mar"]) as server:
@@ -476,7 +476,7 @@ def test_a_killed_server_leaves_nothing_for_ever(tmp_path):
 
 
 def test_the_script_is_the_launcher(tmp_path):
-    """`torchserve` of the Python package finds the server and hands the words on, and this Python to its models."""
+    """The Python package's `torchserve` finds the server, and passes on the arguments and this Python for its models."""
     script = Path(PYTHON).parent / "torchserve"
     if not script.exists():
         pytest.skip(f"{PYTHON} has no script torchserve")

@@ -1,7 +1,7 @@
 """TorchServe's endpoints: predictions, management, metrics, tokens and gRPC, as TorchServe 0.12.0 answers them (codes, types,
-sentences and keys were looked up in a live one).
+texts and keys were recorded from a live one).
 
-They need a Python with the package `pharos-worker`: `PHAROS_PYTHON`, else that of the tests."""
+Requires a Python with the package `pharos-worker`: `PHAROS_PYTHON`, or that of the tests."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def home(tmp_path_factory):
     server.archive("fails")
     with server:
         for model in ("m", "streams"):
-            eventually(f"{model} answers", 30, lambda: server.predict(model, b"pid")[0] == 200)
+            eventually(f"{model} is ready", 30, lambda: server.predict(model, b"pid")[0] == 200)
         yield server
 
 
@@ -96,7 +96,7 @@ def test_bodies_and_forms_reach_the_handler(home, path, body, content_type, data
     assert "content-type" not in answered
 
 
-def test_any_method_and_any_path_behind_the_version(home):
+def test_any_method_and_any_path_after_the_version(home):
     status, _, answer = home.ask("PUT", "/predictions/m/1.0/extra/path?q=1", b"t", {"Content-Type": "text/plain"})
     assert (status, json.loads(answer)["headers"]["url_path"]) == (200, "extra/path")
     assert home.ask("POST", "/explanations/m", b"x")[2] == b"explained"
@@ -118,7 +118,7 @@ def test_any_method_and_any_path_behind_the_version(home):
         ("GET", "/wfpredict/x", (404, "WorkflowNotFoundException", "Workflow not found: x")),
     ],
 )
-def test_what_is_not_there(home, method, path, expected):
+def test_unknown_paths_and_models(home, method, path, expected):
     assert error(home.ask(method, path)[2]) == expected
 
 
@@ -132,19 +132,19 @@ def test_what_is_not_there(home, method, path, expected):
     ],
 )
 def test_failures_of_handlers_have_torchserves_codes(home, body, expected):
-    eventually("m answers", 30, lambda: home.predict("m", b"pid")[0] == 200)
+    eventually("m is ready", 30, lambda: home.predict("m", b"pid")[0] == 200)
     status, answer = home.predict("m", body)
     assert (status, error(answer)) == (expected[0], expected)
-    eventually("m answers again", 30, lambda: home.predict("m", b"pid")[0] == 200)
+    eventually("m is ready again", 30, lambda: home.predict("m", b"pid")[0] == 200)
 
 
-def test_a_handler_that_hangs_costs_its_worker_and_nothing_else(home):
+def test_a_handler_that_hangs_affects_only_its_worker(home):
     home.register("late-1.0.mar")
     began = time.monotonic()
     status, answer = home.predict("late", b"sleep 60")
     assert error(answer) == (500, "InternalServerException", "Worker died.")
     assert 0.9 < time.monotonic() - began < 6
-    eventually("it is back", 30, lambda: home.predict("late", b"pid")[0] == 200)
+    eventually("the worker is restarted", 30, lambda: home.predict("late", b"pid")[0] == 200)
     assert home.manage("DELETE", "/models/late")[0] == 200
 
 
@@ -158,7 +158,7 @@ def test_status_headers_and_bytes_of_an_answer(home):
     assert (status, error(answer)[1]) == (400, "BadRequestException")
 
 
-def test_parts_of_an_answer_are_chunks(home):
+def test_parts_of_an_answer_are_sent_as_chunks(home):
     status, headers, body = home.ask("POST", "/predictions/streams", b"parts 3")
     assert (status, headers.get("transfer-encoding"), body) == (200, "chunked", b"part 0;part 1;part 2;end")
     status, headers, body = home.ask("POST", "/predictions/streams", b"bytes")
@@ -217,7 +217,7 @@ def test_a_model_is_registered_scaled_and_unregistered(home):
     assert home.manage("PUT", "/models/q?min_worker=0&synchronous=true")[0] == 200
     assert home.predict("q")[0] == 503
     assert home.manage("PUT", "/models/q?min_worker=1") == (202, {"status": "Processing worker updates..."})
-    eventually("q answers", 30, lambda: home.predict("q", b"pid")[0] == 200)
+    eventually("q is ready", 30, lambda: home.predict("q", b"pid")[0] == 200)
     conflict = {"code": 409, "type": "ConflictStatusException", "message": "Model version 1.0 is already registered for model q"}
     assert home.manage("POST", f"/models?url={url}") == (409, conflict)
     assert home.manage("DELETE", "/models/q") == (200, {"status": 'Model "q" unregistered'})
@@ -258,7 +258,7 @@ def test_versions_and_the_default_one(home):
         ("?url=fails-1.0.mar", (500, "InternalServerException", None)),
     ],
 )
-def test_what_cannot_be_registered(home, query, expected):
+def test_refused_registrations(home, query, expected):
     status, found = home.manage("POST", f"/models{query}")
     assert (status, found["code"], found["type"]) == (expected[0], *expected[:2])
     assert expected[2] is None or found["message"] == expected[2]
@@ -302,7 +302,7 @@ def test_a_full_queue_refuses_with_torchserves_text(home):
 
 
 def test_tensors_become_the_document_of_the_envelope(home):
-    """REST with binary tensors, gRPC with raw contents, by the usual package and by TorchServe's."""
+    """REST with binary tensors, gRPC with raw contents, through the KServe package and through TorchServe's."""
     values = np.array([[1.5, -2.0]], np.float32)
     clients = [(tritonclient.http, tritonclient.http.InferenceServerClient(f"{HOST}:{home.inference}"))]
     clients.append((tritonclient.grpc, tritonclient.grpc.InferenceServerClient(f"{HOST}:{home.grpc}")))
@@ -356,10 +356,10 @@ def test_requests_are_counted_by_class_and_by_url(home):
     assert [new - old for new, old in zip(after, before)] == [2, 1, 1]
 
 
-def test_the_access_log_tells_each_request(home):
+def test_the_access_log_has_each_request(home):
     home.ask("GET", "/ping?x=1")
     line = r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - /127\.0\.0\.1:\d+ "GET /ping\?x=1 HTTP/1\.1" 200 \d+$'
-    eventually("a line about it", 5, lambda: re.search(line, home.access(), re.M))
+    eventually("a line about the request", 5, lambda: re.search(line, home.access(), re.M))
 
 
 @pytest.mark.smoke
@@ -404,7 +404,7 @@ def test_management_by_grpc(home):
     assert failed.value.details() == "Model not found: g\norg.pytorch.serve.archive.model.ModelNotFoundException"
 
 
-def test_tokens_open_what_they_are_for(tmp_path):
+def test_tokens_permit_their_requests(tmp_path):
     server = Home(tmp_path, arguments=())
     failed = {"code": 400, "type": "InvalidKeyException", "message": "Token Authorization failed. Token either incorrect, expired, or not provided correctly"}
     with server:
@@ -441,7 +441,7 @@ def test_one_address_may_serve_everything(tmp_path):
     (tmp_path / "config.properties").write_text(text)
     server.archive("m")
     with server:
-        eventually("m answers", 30, lambda: server.predict("m", b"pid")[0] == 200)
+        eventually("m is ready", 30, lambda: server.predict("m", b"pid")[0] == 200)
         for path in ("/ping", "/models/m", "/metrics", "/v1/models/m", "/v2/models/m/ready", "/v2/models/m"):
             assert server.ask("GET", path)[0] == 200, path
         assert server.ask("POST", "/models/m/invoke", b"bytes")[2] == b"\x00\xff"

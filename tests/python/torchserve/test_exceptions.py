@@ -1,5 +1,5 @@
-"""Exceptions of the package `ts` that the worker brings have the names and the words of TorchServe's, which handlers and
-those who read logs know; `golden_torchserve_exceptions.json` has them from the real one."""
+"""Exceptions of the worker's package `ts` have the names and texts of TorchServe's, on which handlers and readers of logs
+depend; `golden_torchserve_exceptions.json` has those of the real one."""
 
 import json
 import os
@@ -19,19 +19,19 @@ ENDS = {
     "handler: two classes": "Expected only one class in custom service code or a function entry point",
     "handler: no handle": "Expect handle method in class ",
 }
-"""Texts that go on with Python's form of a class in TorchServe, and with names and the file here."""
+"""Texts that continue with Python's form of a class in TorchServe, and with names and the file here."""
 
 FLAGS = ("PROFILER", "XLA", "PT2", "PT230", "IPEX", "ONNX")
 
 
 @pytest.fixture(scope="module")
 def theirs():
-    """What TorchServe raises."""
+    """TorchServe's recorded exceptions."""
     return json.loads(GOLDEN.read_text())
 
 
-def test_exceptions_have_torchserves_words(theirs):
-    """The same exception; its text begins with TorchServe's, and may say more."""
+def test_exceptions_have_torchserves_texts(theirs):
+    """The same exception; its text begins with TorchServe's, and may be longer."""
     ours = asked(PYTHON, "pharos")
     assert set(ours) == set(theirs)
     wrong = {}
@@ -47,12 +47,12 @@ def test_exceptions_have_torchserves_words(theirs):
 @pytest.mark.peers
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_recorded_exceptions_are_torchserves(theirs):
-    """The golden file is what the real TorchServe raises."""
+    """The golden file has the exceptions of the real TorchServe."""
     assert of_torchserve() == theirs
 
 
 def run(program: str, **environment) -> str:
-    """What a program prints that has our `ts`."""
+    """Returns the output of a program that uses this server's `ts`."""
     program = f"from pharos_worker import torchserve; torchserve.activate()\n{program}"
     done = subprocess.run(
         [PYTHON, "-c", program], env=os.environ | environment, capture_output=True, text=True, timeout=60
@@ -62,8 +62,8 @@ def run(program: str, **environment) -> str:
 
 
 @pytest.mark.parametrize(("version", "expected"), [("1.8.0", "000"), ("1.13.1", "100"), ("2.2.2+cpu", "110"), ("2.3.0", "111")])
-def test_flags_follow_the_version_of_pytorch(tmp_path, version, expected):
-    """`from ts.torch_handler.base_handler import PROFILER_AVAILABLE` and its siblings, with any PyTorch."""
+def test_flags_depend_on_the_version_of_pytorch(tmp_path, version, expected):
+    """`from ts.torch_handler.base_handler import PROFILER_AVAILABLE` and similar flags, with any PyTorch."""
     (tmp_path / "torch.py").write_text(f"__version__ = '{version}'\n")
     found = run(
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
@@ -76,7 +76,7 @@ def test_flags_follow_the_version_of_pytorch(tmp_path, version, expected):
 
 
 def test_all_flags_are_there():
-    """Each is true or false; another name is no attribute."""
+    """Each is true or false; other names are not attributes."""
     names = [f"{name}_AVAILABLE" for name in FLAGS]
     found = run(
         "from ts.torch_handler import base_handler\n"
@@ -106,7 +106,7 @@ class TextIteratorStreamer(BaseStreamer):
 
 
 def test_texts_of_a_batch_are_streamed(tmp_path):
-    """`TextIteratorStreamerBatch`: a list of texts for each step, until one of the rows ends."""
+    """`TextIteratorStreamerBatch`: a list of texts for each step, until one of the sequences ends."""
     package = tmp_path / "transformers/generation"
     package.mkdir(parents=True)
     (tmp_path / "transformers/__init__.py").write_text("class AutoTokenizer:\n    pass\n")
@@ -132,7 +132,7 @@ def test_texts_of_a_batch_are_streamed(tmp_path):
 
 
 def test_memory_of_processes():
-    """`get_cpu_usage`: bytes of a process, and 0 of one that is not there."""
+    """`get_cpu_usage`: bytes of a process, and 0 for a process that does not exist."""
     program = (
         "import io, logging, os, sys\n"
         "logging.basicConfig(stream=sys.stdout, format='%(message)s', level=logging.INFO)\n"

@@ -123,7 +123,7 @@ def replayed(request, start, tmp_path):
 
 
 def test_a_workers_lines_and_series_are_those_of_torchserve(replayed):
-    """The lines are identical to the byte, and the series to the value."""
+    """The lines are identical byte for byte, and the series have the same values."""
     server, mode = replayed
     wanted = sorted(map(body, golden(mode, "model_metrics.log")))
     exact = {key: value for key, value in series(golden_scrape(mode)).items() if key[0] not in DIFFERENCES["no GPU, no family"]}
@@ -147,7 +147,7 @@ def test_a_workers_lines_and_series_are_those_of_torchserve(replayed):
 
 
 def test_the_frontends_lines_are_those_of_torchserve(replayed):
-    """Name, unit and dimensions of everything in ts_metrics.log, and nothing that TorchServe does not write there."""
+    """Name, unit and dimensions of all lines in ts_metrics.log, and no line that TorchServe does not write there."""
     server, mode = replayed
     wanted = set(map(shape, golden(mode, "ts_metrics.log")))
     eventually("all of them", 10, lambda: wanted <= set(map(shape, lines(server, "ts_metrics"))))
@@ -195,10 +195,10 @@ def test_every_line_is_read_by_torchserves_expression(replayed):
 
 
 @pytest.mark.parametrize("mode", [mode for mode, own in MODES.items() if own != DETECTED and mode != "log_default"])
-def test_the_definition_is_that_of_the_run(mode):
+def test_the_definition_has_the_metrics_of_the_run(mode):
     """The metrics.yaml above has the names and units in TorchServe's help texts and lines."""
-    told = dict(re.findall(r"^# HELP (\S+) .* metric with unit: (\S+)$", golden_scrape(mode), re.M))
-    told |= {fields["name"]: fields["unit"] for fields in golden(mode, "model_metrics.log")}
+    used = dict(re.findall(r"^# HELP (\S+) .* metric with unit: (\S+)$", golden_scrape(mode), re.M))
+    used |= {fields["name"]: fields["unit"] for fields in golden(mode, "model_metrics.log")}
     declared = dict(re.findall(r"name: (\w+)(?:,|\n *)\s*unit: (\w+)", SHIPPED + MODES[mode]))
-    assert told.items() <= declared.items()
-    assert mode == "log" or told == declared
+    assert used.items() <= declared.items()
+    assert mode == "log" or used == declared

@@ -1,7 +1,7 @@
-"""Handlers of TorchServe, unmodified: archives, what handlers are given and may return, errors, streaming, metrics. Asked by
-the KServe protocol, with the request parameter `torchserve` by which TorchServe's endpoints say what they know.
+"""Unmodified TorchServe handlers: archives, arguments and return values of handlers, errors, streaming, metrics. Requests use the
+KServe protocol with the request parameter `torchserve`, by which TorchServe's endpoints pass on headers and parts.
 
-They need a Python with the package `pharos-worker`: `PHAROS_PYTHON`, else that of the tests."""
+Requires a Python with the package `pharos-worker`: `PHAROS_PYTHON`, or that of the tests."""
 
 import json
 import math
@@ -60,7 +60,7 @@ BATCHED = "batchSize: 4\nmaxBatchDelay: 500\n"
 
 @pytest.fixture(scope="module", autouse=True)
 def unpacked(tmp_path_factory):
-    """Where archives are unpacked."""
+    """The folder into which archives are unpacked."""
     folder = tmp_path_factory.mktemp("unpacked")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))
@@ -69,7 +69,7 @@ def unpacked(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server of all models here."""
+    """A server with all models of this file."""
     folder = tmp_path_factory.mktemp("torchserve")
     repository = folder / "models"
     models.model(repository, "told", "told", "own: {a: [1, 2]}\n")
@@ -101,12 +101,12 @@ def served(tmp_path_factory):
 
 
 def parameter(name, value):
-    """A parameter of a configuration."""
+    """Returns a parameter of a configuration."""
     return f'parameters {{ key: "torchserve_{name}" value {{ string_value: "{value}" }} }}\n'
 
 
 def given(body):
-    """The input of a request with this body, or these bodies."""
+    """Returns the input of a request with this body, or these bodies."""
     bodies = body if isinstance(body, list) else [body]
     tensor = http.InferInput("data", [len(bodies), 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[text] for text in bodies], np.object_))
@@ -114,47 +114,47 @@ def given(body):
 
 
 def parts(*named, **more):
-    """The parameter of a request with these parts: name, content type, bytes. Gives the body too."""
+    """Returns the parameter of a request with these parts (name, content type, bytes), and the body."""
     listed = [{"name": name, "content_type": kind, "length": len(content)} for name, kind, content in named]
     return b"".join(content for _, _, content in named), json.dumps({"headers": {}, "parts": listed} | more)
 
 
-def ask(server, model, body, told=None, identity="", **more):
-    """One request: the body of its answer, and what is told of it."""
+def ask(server, model, body, extra=None, identity="", **more):
+    """Sends one request; returns the body of its answer and its `torchserve` parameter."""
     with http.InferenceServerClient(server.http, network_timeout=60, connection_timeout=60) as client:
-        parameters = {"torchserve": told} if told else None
+        parameters = {"torchserve": extra} if extra else None
         result = client.infer(model, [given(body)], request_id=identity, parameters=parameters, **more)
-        told = result.get_response().get("parameters", {}).get("torchserve")
-        return result.as_numpy("prediction").ravel().tolist(), json.loads(told) if told else None
+        extra = result.get_response().get("parameters", {}).get("torchserve")
+        return result.as_numpy("prediction").ravel().tolist(), json.loads(extra) if extra else None
 
 
 def do(server, model, what, **more):
-    """What a handler answers to a JSON body."""
-    body, told = parts(("body", "application/json", json.dumps({"do": what} | more).encode()))
-    answer, told = ask(server, model, body, told)
-    return answer[0], told
+    """Returns a handler's answer to a JSON body."""
+    body, extra = parts(("body", "application/json", json.dumps({"do": what} | more).encode()))
+    answer, extra = ask(server, model, body, extra)
+    return answer[0], extra
 
 
 def refused(server, model, what, **more):
-    """The text with which a handler's requests are refused."""
+    """Returns the error text of a handler's requests."""
     with pytest.raises(InferenceServerException) as failure:
         do(server, model, what, **more)
     return failure.value.message()
 
 
 def together(count, call):
-    """Makes calls at once; gives what they give, in order."""
+    """Makes calls concurrently; returns their results in order."""
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(call, range(count)))
 
 
 @pytest.mark.parametrize("model", ["told", "alone", "packed", "spread", "two"])
 def test_archives_of_every_kind_are_served(served, model):
-    answer, told = do(served, model, "echo")
-    assert json.loads(answer) == {"body": ["dict", {"do": "echo"}]} and told is None
+    answer, extra = do(served, model, "echo")
+    assert json.loads(answer) == {"body": ["dict", {"do": "echo"}]} and extra is None
 
 
-def test_what_an_archive_says_completes_the_configuration(served):
+def test_archives_complete_the_configuration(served):
     def config(model):
         return json.loads(served.get(f"/v2/models/{model}/config")[1])
 
@@ -186,8 +186,8 @@ def test_functions_are_entry_points(served):
 
 
 def test_the_context_is_complete(served):
-    body, told = parts(("body", "application/json", b'{"do": "about"}'), headers={"X-Mine": "1", "url_path": "a/b"})
-    answer, _ = ask(served, "told", body, told, "the-id")
+    body, extra = parts(("body", "application/json", b'{"do": "about"}'), headers={"X-Mine": "1", "url_path": "a/b"})
+    answer, _ = ask(served, "told", body, extra, "the-id")
     about = json.loads(answer[0])
     assert about["id"] == "the-id" and about["batch"] == 1 and about["sequence"] is None
     assert about["headers"] == {"body": {"content-type": "application/json"}, "X-Mine": "1", "url_path": "a/b"}
@@ -206,7 +206,7 @@ def test_the_context_is_complete(served):
 
 
 def test_parts_are_decoded_by_their_type(served):
-    body, told = parts(
+    body, extra = parts(
         ("a", "application/json", b'{"x": 1}'),
         ("b", "text/plain; charset=utf-8", "ä".encode()),
         ("c", "", b"\x01\x02"),
@@ -216,10 +216,10 @@ def test_parts_are_decoded_by_their_type(served):
     )
     expected = {"a": ["dict", {"x": 1}], "b": ["str", "ä"], "c": ["bytearray", "0102"], "d": ["bytearray", b"{no".hex()]}
     expected |= {"e": ["bytearray", "ff"], "f": ["bytearray", ""]}
-    assert json.loads(ask(served, "told", body, told)[0][0]) == expected
+    assert json.loads(ask(served, "told", body, extra)[0][0]) == expected
     assert json.loads(ask(served, "told", b"raw")[0][0]) == {"body": ["bytearray", b"raw".hex()]}
-    body, told = parts(("body", "application/json", b"{}"))
-    assert json.loads(ask(served, "raw", body, told)[0][0]) == {"body": ["bytearray", b"{}".hex()]}
+    body, extra = parts(("body", "application/json", b"{}"))
+    assert json.loads(ask(served, "raw", body, extra)[0][0]) == {"body": ["bytearray", b"{}".hex()]}
 
 
 @pytest.mark.parametrize("kind, expected", [
@@ -230,9 +230,9 @@ def test_answers_are_encoded_by_their_type(served, kind, expected):
 
 
 def test_status_headers_and_type_of_an_answer(served):
-    answer, told = do(served, "told", "answered", status=418, phrase="Short", type="image/x")
+    answer, extra = do(served, "told", "answered", status=418, phrase="Short", type="image/x")
     assert answer == b"answer 0"
-    assert told == {"status": 418, "reason": "Short", "content_type": "image/x", "headers": {"x-place": "0"}}
+    assert extra == {"status": 418, "reason": "Short", "content_type": "image/x", "headers": {"x-place": "0"}}
 
 
 @pytest.mark.parametrize("what, more, text", [
@@ -254,14 +254,14 @@ def test_errors_have_torchserves_codes(served, what, more, text):
     assert do(served, "told", "echo")[0]
 
 
-@pytest.mark.parametrize("told", [
+@pytest.mark.parametrize("extra", [
     "{", "5", '{"parts": 5}', '{"parts": [{"name": "body"}]}', '{"parts": [{"name": "body", "length": 9}]}', '{"parts": []}',
     '{"parts": [{"name": "body", "length": "1"}]}', '{"parts": [{"name": [], "length": 1}]}', '{"headers": 5, "parts": []}',
 ])  # fmt: skip
-def test_a_request_that_cannot_be_understood_costs_no_other(served, told):
+def test_an_invalid_request_does_not_affect_others(served, extra):
     def one(at):
         try:
-            return ask(served, "spread", b"x", told if at == 0 else None)[0][0]
+            return ask(served, "spread", b"x", extra if at == 0 else None)[0][0]
         except InferenceServerException as error:
             return error.message()
 
@@ -271,27 +271,27 @@ def test_a_request_that_cannot_be_understood_costs_no_other(served, told):
 
 
 @pytest.mark.parametrize("kind", ["exit", "kill"])
-def test_a_handler_that_ends_its_process_costs_its_request(served, kind):
+def test_a_handler_that_ends_its_process_fails_its_request(served, kind):
     def serves():
         try:
             return do(served, "packed", "echo")[0]
         except InferenceServerException:
             return None
 
-    eventually("it serves", 30, serves)
+    eventually("the model serves", 30, serves)
     text = refused(served, "packed", "ends", kind=kind)
-    assert text == "the worker of model 'packed' version 1 died while it executed this request", "it has no second try"
-    eventually("it serves again", 30, serves)
+    assert text == "the worker of model 'packed' version 1 died while it executed this request", "the request must not be retried"
+    eventually("the model serves again", 30, serves)
 
 
-def test_a_handler_may_print_as_much_as_it_likes(served):
+def test_a_handler_may_print_without_limit(served):
     assert do(served, "told", "prints", lines=20_000)[0] == b"printed"
 
 
 def test_requests_are_batched(served):
     def one(at):
-        body, told = parts(("body", "application/json", b'{"do": "about"}'))
-        return json.loads(ask(served, "spread", body, told, f"id-{at}")[0][0])
+        body, extra = parts(("body", "application/json", b'{"do": "about"}'))
+        return json.loads(ask(served, "spread", body, extra, f"id-{at}")[0][0])
 
     answers = together(4, one)
     assert [answer["batch"] for answer in answers] == [4] * 4
@@ -300,11 +300,11 @@ def test_requests_are_batched(served):
     assert [json.loads(answer)["body"][1] for answer in answers] == ["61", "62", "63"]
 
 
-def test_describe_and_explain_are_no_part_of_a_batch(served):
+def test_describe_and_explain_are_not_batched(served):
     def one(at):
         flags = {"describe": at == 0, "explain": at == 1}
-        body, told = parts(("body", "text/plain", b"%d" % at), **flags)
-        return json.loads(ask(served, "spread", body, told)[0][0])
+        body, extra = parts(("body", "text/plain", b"%d" % at), **flags)
+        return json.loads(ask(served, "spread", body, extra)[0][0])
 
     answers = together(4, one)
     assert answers[0] == {"about": "spread"} and answers[1] == {"explained": "{'body': '1'}"}
@@ -312,10 +312,10 @@ def test_describe_and_explain_are_no_part_of_a_batch(served):
 
 
 def streamed(server, model, body, identity="s", sequence=0):
-    """The parts of an answer over gRPC: the bodies, what is told of the first, and the error."""
+    """Returns the parts of an answer over gRPC: the bodies, the `torchserve` parameter of the first, and the error."""
     tensor = grpc.InferInput("data", [1, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[body]], np.object_))
-    answers, bodies, told, error = queue.Queue(), [], [], None
+    answers, bodies, extra, error = queue.Queue(), [], [], None
     with grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
         client.async_stream_infer(
@@ -329,18 +329,18 @@ def streamed(server, model, body, identity="s", sequence=0):
             if response.outputs:
                 bodies.append(result.as_numpy("prediction").ravel()[0])
                 if "torchserve" in response.parameters:
-                    told.append(json.loads(response.parameters["torchserve"].string_param))
+                    extra.append(json.loads(response.parameters["torchserve"].string_param))
             if response.parameters["triton_final_response"].bool_param:
                 break
         client.stop_stream()
-    return bodies, told, error
+    return bodies, extra, error
 
 
 def test_parts_of_an_answer(served):
-    bodies, told, error = streamed(served, "streamed", b"2")
+    bodies, extra, error = streamed(served, "streamed", b"2")
     assert (bodies, error) == ([b"0:0 ", b"0:1 ", b"end"], None)
-    assert [part["headers"]["ts_stream_next"] for part in told] == ["true", "true", "false"]
-    assert told[0]["content_type"] == "text/plain"
+    assert [part["headers"]["ts_stream_next"] for part in extra] == ["true", "true", "false"]
+    assert extra[0]["content_type"] == "text/plain"
     bodies, _, error = streamed(served, "streamed", b"3")
     assert bodies == [b"0:0 ", b"0:1 ", b"0:2 "] and error.message() == "Prediction failed"
     with pytest.raises(InferenceServerException, match="Prediction failed"):
@@ -350,17 +350,17 @@ def test_parts_of_an_answer(served):
 
 
 @pytest.mark.parametrize("model", ["continued", "looped"])
-def test_requests_go_on_until_their_criterion_stops_them(served, model):
+def test_requests_continue_until_their_criterion_stops_them(served, model):
     answers = together(3, lambda at: streamed(served, model, b"%d" % (at + 1), f"{model}-{at}"))
     for at, (bodies, _, error) in enumerate(answers):
         assert error is None, error and error.message()
         assert [body.split()[0] for body in bodies] == [b"%d" % left for left in range(at, -1, -1)]
 
 
-def test_requests_join_those_that_go_on(served):
+def test_requests_join_running_requests(served):
     with ThreadPoolExecutor(2) as pool:
         long = pool.submit(streamed, served, "continued", b"4000", "long")
-        eventually("the long one is executed", 20, lambda: served.statistics("continued")["execution_count"] > 50)
+        eventually("the long request is executed", 20, lambda: served.statistics("continued")["execution_count"] > 50)
         short, _, error = streamed(served, "continued", b"3", "short")
         assert error is None and b"batch of 2" in short[-1]
         assert not long.done()
@@ -372,7 +372,7 @@ def test_a_request_joins_the_stream_of_its_sequence(served):
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(streamed, served, "talks", b"stream 400", "long", 7)
         eventually("it is streamed", 20, lambda: served.statistics("talks")["execution_count"] > before["execution_count"] + 3)
-        assert streamed(served, "talks", b"-1", "other", 8)[0] == [b"cancels 0"], "of another sequence"
+        assert streamed(served, "talks", b"-1", "other", 8)[0] == [b"cancels 0"], "another sequence must not be cancelled"
         assert streamed(served, "talks", b"-1", "cancel", 7)[0] == [b"cancels 1"]
         bodies, _, error = long.result()
     assert error is None and bodies[-1] == b"cancelled;" and len(bodies) < 200
@@ -401,21 +401,21 @@ def test_micro_batches(served):
 
 def test_sequences_have_their_id_in_a_header(served):
     for start, end in ((True, False), (False, True)):
-        body, told = parts(("body", "application/json", b'{"do": "about"}'))
+        body, extra = parts(("body", "application/json", b'{"do": "about"}'))
         options = {"sequence_id": 42, "sequence_start": start, "sequence_end": end}
-        about = json.loads(ask(served, "sequence", body, told, **options)[0][0])
+        about = json.loads(ask(served, "sequence", body, extra, **options)[0][0])
         headers = about["headers"]
         assert (about["sequence"], headers.get("ts_request_sequence_start")) == ("42", "true" if start else None)
         assert headers.get("ts_request_sequence_end") == ("true" if end else None)
-    body, told = parts(("body", "application/json", b'{"do": "about"}'))
-    about = json.loads(ask(served, "sequence", body, told, sequence_id=43)[0][0])
-    assert about["sequence"] == "43", "no START is asked for"
+    body, extra = parts(("body", "application/json", b'{"do": "about"}'))
+    about = json.loads(ask(served, "sequence", body, extra, sequence_id=43)[0][0])
+    assert about["sequence"] == "43", "a START is not required"
 
 
 def enveloped(server, envelope, content, explain=False):
-    """An answer through an envelope, in JSON."""
-    body, told = parts(("body", "application/json", json.dumps(content).encode()), explain=explain)
-    return json.loads(ask(server, envelope, body, told, "the-id")[0][0])
+    """Returns an answer through an envelope, in JSON."""
+    body, extra = parts(("body", "application/json", json.dumps(content).encode()), explain=explain)
+    return json.loads(ask(server, envelope, body, extra, "the-id")[0][0])
 
 
 def test_envelopes(served):
@@ -458,19 +458,19 @@ LINE = re.compile(r"^\S+ - (\w+)\.([^:]*):([^|]*)\|#([^|]*)\|#hostname:[^,]+,req
 
 
 def lines(server, name):
-    """The lines of a metric in the log of models: unit, value, dimensions, request ids."""
+    """Returns the lines of a metric in the log of models: unit, value, dimensions, request ids."""
     path = server.logs / "model_metrics.log"
     found = [LINE.match(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [match.groups()[1:] for match in found if match and match[1] == name]
 
 
-def measure(server, identity, **told):
-    body, told = parts(("body", "application/json", json.dumps(told).encode()))
-    return ask(server, "measured", body, told, identity)
+def measure(server, identity, **extra):
+    body, extra = parts(("body", "application/json", json.dumps(extra).encode()))
+    return ask(server, "measured", body, extra, identity)
 
 
 def of(server, name, **labels):
-    """The value of a series."""
+    """Returns the value of a series."""
     wanted = {"ModelName": "measured", "Level": "Model"} | labels
     found = [value for (series, given), value in server.scrape().items()
              if series == name and wanted.items() <= dict(given).items()]  # fmt: skip
@@ -496,18 +496,18 @@ def test_metrics_of_every_call(served):
     assert [line[1::2] for line in lines(served, "Declared")] == [("4.5", "given-id"), ("5.5", "null")]
     assert lines(served, "Errors") == [("unit", "1.0", "Level:Error", "null")]
     (loaded,) = lines(served, "Loads")
-    assert re.fullmatch(r"[0-9a-f-]{36}", loaded[3]), "a load has an id of its own"
+    assert re.fullmatch(r"[0-9a-f-]{36}", loaded[3]), "a load has a separate id"
     assert "`Undeclared` is not defined in metrics.yaml" in served.log.read_text()
 
 
-def test_values_that_a_line_of_text_lost(served):
+def test_values_that_text_lines_cannot_hold(served):
     measure(served, "id-values", do="values")
     assert math.isnan(of(served, "Took", Step="nan"))
     assert of(served, "Took", Step="large") == 1e16
     assert of(served, "Took", Step="http://h:1/?q=1,2") == math.inf
 
 
-def test_a_burst_arrives(served):
+def test_a_burst_of_metrics_is_recorded(served):
     measure(served, "id-before", do="burst", times=1)
     before = of(served, "Calls")
     measure(served, "id-burst", do="burst", times=20_000)
@@ -522,7 +522,7 @@ def test_metrics_of_older_handlers(served):
     assert "the metric 'Errors' cannot take the value 'not a number'" in served.log.read_text()
 
 
-def test_times_are_the_handlers_own(served):
+def test_times_are_those_of_the_handler(served):
     for _ in range(3):
         do(served, "spread", "sleeps", s=0.05)
     refused(served, "spread", "raises", kind="value")
@@ -535,7 +535,7 @@ def test_times_are_the_handlers_own(served):
     assert 3 <= len(written("PredictionTime")) <= count + 2
     assert float(written("HandlerTime")[-1][1]) >= 50
     assert re.fullmatch(r"\d+\.\d{1,2}", written("PredictionTime")[-1][1]), "two decimals, as in TorchServe"
-    # A batch has all of its ids.
+    # A batch has the ids of all its requests.
     together(4, lambda at: ask(served, "spread", b"x", identity=f"many-{at}"))
     eventually("the batch is written", 10, lambda: written("PredictionTime")[-1][3].count(",") == 3)
 
@@ -566,7 +566,7 @@ print(torch.softmax(model(x), 1).tolist())
 
 
 def network(folder, **model):
-    """An archive of a network for a handler that TorchServe has."""
+    """Returns an archive of a network for a handler of TorchServe."""
     files = {name: (folder / name).read_bytes() for name in ("network.py", "state.pt", "script.pt")}
     files["index_to_name.json"] = json.dumps({str(number): f"class {number}" for number in range(6)}).encode()
     return files | {"MAR-INF/MANIFEST.json": json.dumps({"model": {"modelName": "n", "modelVersion": "1.0"} | model}).encode()}
@@ -592,8 +592,8 @@ def test_handlers_that_torchserve_has(tmp_path):
     bodies = [parts(("body", "application/json", json.dumps(picture).encode())) for picture in pictures]
     with Server(tmp_path, [repository], [f"--python={PYTHON}", "--strict-readiness=false", "--exit-on-error=false"]) as server:
         for name in ("eager", "script"):
-            for (body, told), expected in zip(bodies, probabilities):
-                found = json.loads(ask(server, name, body, told)[0][0])
+            for (body, extra), expected in zip(bodies, probabilities):
+                found = json.loads(ask(server, name, body, extra)[0][0])
                 assert len(found) == 5
                 assert found == pytest.approx({label: expected[int(label[-1])] for label in found}, rel=1e-5)
         found = json.loads(ask(server, "base", *bodies[0])[0][0])
@@ -605,7 +605,7 @@ def test_handlers_that_torchserve_has(tmp_path):
         assert "its serializedFile is" in server.log.read_text()
 
 
-def test_metrics_that_nobody_has_defined(tmp_path):
+def test_undefined_metrics(tmp_path):
     models.model(tmp_path / "models", "measured", "measured")
     (tmp_path / "metrics.yaml").write_text(METRICS.replace("- {name: Own,", "- {name: Other,"))
     options = [f"--python={PYTHON}", f"--metrics-config={tmp_path / 'metrics.yaml'}", "--metrics-mode=both"]
@@ -626,7 +626,7 @@ def test_metrics_that_nobody_has_defined(tmp_path):
      "System out of memory"),
     (models.contents("told", files={"told.py": b"import no_such_package\n"}), "No module named 'no_such_package'"),
 ])  # fmt: skip
-def test_what_does_not_load_says_why(tmp_path, found, text):
+def test_load_failures_have_the_reason(tmp_path, found, text):
     models.write(tmp_path / "models/broken/1", "broken", found)
     (tmp_path / "models/broken/config.pbtxt").write_text('backend: "torchserve"\n')
     options = [f"--python={PYTHON}", "--model-control-mode=explicit"]

@@ -1,5 +1,5 @@
-"""Whoever reads TorchServe's logs reads ours: its files, its layouts on standard output, the regular expressions and
-the ways of splitting that its own tools and users have. Each check is also made of a real TorchServe, where it is
+"""Tools that read TorchServe's logs can read this server's: the files, the layouts on standard output, and the regular
+expressions and ways of splitting that its own tools and users have. Each check also runs against a real TorchServe, if
 installed."""
 
 import json
@@ -49,7 +49,7 @@ KINDS = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def logged(request, tmp_path_factory):
-    """A server in the mode `log` after some requests, and how many predictions there were."""
+    """A server in the mode `log` after some requests, and the number of predictions."""
     if NO_ARCHIVER or (request.param == "torchserve" and WHY_NOT):
         pytest.skip(NO_ARCHIVER or WHY_NOT)
     folder = tmp_path_factory.mktemp("logs")
@@ -73,24 +73,24 @@ def logged(request, tmp_path_factory):
 
 
 def lines(peer: Peer, name: str) -> list:
-    """The lines of a log."""
+    """Returns the lines of a log."""
     return peer.log(name).splitlines()
 
 
 def console(peer: Peer) -> list:
-    """The lines of metrics on standard output."""
+    """Returns the metric lines on standard output."""
     return [
         line for line in peer.server.console().splitlines() if " TS_METRICS - " in line or " MODEL_METRICS - " in line
     ]
 
 
 def test_all_files_are_there_from_the_start(logged):
-    """Shippers of logs are told to follow all five."""
+    """TorchServe's documents configure log shippers to follow all five files."""
     assert logged[1] == dict.fromkeys(FILES, True)
 
 
 def test_every_line_is_read_by_the_expression(logged):
-    """In the files and on standard output, and both tell the same."""
+    """In the files and on standard output, which have the same lines."""
     peer, _ = logged
     files = lines(peer, "ts_metrics") + lines(peer, "model_metrics")
     assert len(files) > 20
@@ -116,7 +116,7 @@ def test_every_line_is_read_by_the_expression(logged):
 
 
 def test_the_benchmark_tool_finds_its_values(logged):
-    """The third colon from the left stands before the value, in both layouts."""
+    """The third colon from the left precedes the value, in both layouts."""
     peer, _ = logged
     for name in ("PredictionTime", "HandlerTime", "QueueTime", "WorkerThreadTime"):
         found = [
@@ -128,7 +128,7 @@ def test_the_benchmark_tool_finds_its_values(logged):
 
 
 def test_the_converter_to_json_reads_the_console(logged):
-    """It wants the logger's name, parts between bars, a time at the end and units that it knows."""
+    """It requires the logger's name, parts between bars, a time at the end and known units."""
     peer, _ = logged
     found = console(peer)
     assert found
@@ -140,7 +140,7 @@ def test_the_converter_to_json_reads_the_console(logged):
 
 
 def test_the_access_log_is_read(logged):
-    """Remote, quoted request, status and milliseconds."""
+    """Remote address, quoted request, status and milliseconds."""
     peer, _ = logged
     found = [ACCESS.match(line) for line in lines(peer, "access_log")]
     assert all(found)
@@ -152,8 +152,8 @@ def test_the_access_log_is_read(logged):
     ]
 
 
-def test_ids_lead_from_the_log_to_the_answer(logged):
-    """The id in the answer's header is that of the metrics' lines."""
+def test_the_log_has_the_id_of_the_answer(logged):
+    """The id in the answer's header is the id in the metric lines."""
     peer, _ = logged
     import http.client
 
@@ -173,7 +173,7 @@ def test_ids_lead_from_the_log_to_the_answer(logged):
 
 
 def test_times_of_one_batch_are_exact(logged):
-    """As many lines as there were predictions, each with its model."""
+    """The number of lines equals the number of predictions, and each has its model."""
     peer, _ = logged
     found = [PARSER.match(line) for line in lines(peer, "model_metrics")]
     echo = [m for m in found if m["name"] == "PredictionTime" and m["dims"] == "ModelName:echo,Level:Model"]
@@ -189,8 +189,8 @@ PROPERTIES = {path.parent.name: path for path in sorted(GOLDEN.glob("*/config.pr
 @pytest.mark.parametrize("mode", PROPERTIES)
 @pytest.mark.skipif(bool(NO_ARCHIVER), reason=NO_ARCHIVER)
 def test_recorded_configurations_start_the_server(mode, tmp_path):
-    """Each config.properties of the golden runs starts the server as it is but for its ports; a model is registered and
-    asked as it was then, and what is scraped has TorchServe's families."""
+    """Each config.properties of the golden runs starts the server with only its ports changed. A model is registered and gets the
+    recorded request; the scrape has TorchServe's families."""
     text = re.sub(r"(?m)^\w+(?:_address|_port)=.*\n", "", PROPERTIES[mode].read_text())
     store = build(tmp_path / "store", ("start",))
     own = tmp_path / "server"

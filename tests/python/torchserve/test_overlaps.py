@@ -1,7 +1,7 @@
-"""Models with `sequenceBatching` and `continuousBatching`: a request of a sequence enters the batch while the one before it
-is streamed, so that a handler can cancel that. What a client sees is what a real TorchServe gives, where there is one.
+"""Models with `sequenceBatching` and `continuousBatching`: a request of a sequence enters the batch while the answer before it is
+streamed, so that a handler can cancel that answer. Clients get the answers of a real TorchServe, if installed.
 
-They need a Python with the package `pharos-worker`: `PHAROS_PYTHON`, else that of the tests."""
+Requires a Python with the package `pharos-worker`: `PHAROS_PYTHON`, or that of the tests."""
 
 import contextlib
 import http.client
@@ -66,18 +66,18 @@ class Real:
 
 @pytest.fixture(scope="module", params=[Ours, Real], ids=lambda kind: kind.name)
 def server(request, tmp_path_factory):
-    """Each of the servers; the real one where it is installed."""
+    """Each of the servers; the real one if installed."""
     if request.param is Ours and not has_worker:
         pytest.skip("there is no Python with the package pharos-worker: make python-worker")
     if request.param is Real and torchserve_peer.missing():
         pytest.skip(torchserve_peer.missing())
     with request.param(tmp_path_factory.mktemp(request.param.name)) as running:
-        eventually("it answers", 60, lambda: Talk(running, "first", "ask").status == 200)
+        eventually("the model is ready", 60, lambda: Talk(running, "first", "ask").status == 200)
         yield running
 
 
 class Talk:
-    """A request whose answer is read by a thread, part by part."""
+    """A request whose answer is read part by part in a thread."""
 
     def __init__(self, server, sequence, text, wait=True):
         self.connection = http.client.HTTPConnection(HOST, server.inference, timeout=30)
@@ -102,8 +102,8 @@ class Talk:
         self.connection.close()
 
     def begun(self, parts=3):
-        """Waits until so many parts have come."""
-        eventually(f"{parts} parts have come", 20, lambda: len(self.parts) >= parts)
+        """Waits until this many parts have arrived."""
+        eventually(f"{parts} parts have arrived", 20, lambda: len(self.parts) >= parts)
         return self
 
     def join(self):
@@ -111,8 +111,8 @@ class Talk:
         assert not self.reader.is_alive()
         return self
 
-    def leave(self):
-        """The client goes."""
+    def disconnect(self):
+        """Closes the connection."""
         with contextlib.suppress(OSError):
             self.connection.sock.shutdown(socket.SHUT_RDWR)
         self.join()
@@ -127,34 +127,34 @@ def test_a_second_request_cancels_the_stream_of_its_sequence(server):
     assert stream.error is None and stream.status == 200
     assert stream.parts[-1] == "cancelled" and len(stream.parts) < LONG / 2
     assert [part.split()[0] for part in stream.parts[:-1]] == [str(at) for at in range(1, len(stream.parts))]
-    # The worker and the sequence go on.
+    # The worker and the sequence continue.
     assert Talk(server, "cancel", "ask").parts == ["ask beside 0"]
 
 
-def test_a_request_is_executed_again_with_its_headers_and_before_those_that_came_later(server):
+def test_a_repeated_request_keeps_its_headers_and_its_place(server):
     stream = Talk(server, "order", f"stream {LONG}").begun()
     assert Talk(server, "order", "ask").parts == ["ask beside 1"]
     Talk(server, "order", "-1")
     stream.join()
     assert all(part.split()[1] == "mine" for part in stream.parts[:-1])
-    assert [part.split()[2] for part in stream.parts[:-1]].count("sx") == 1, "once beside the other, and before it"
+    assert [part.split()[2] for part in stream.parts[:-1]].count("sx") == 1, "executed once with the other request, and before it"
 
 
 def test_cancelling_a_sequence_that_does_not_stream_changes_nothing(server):
-    assert Talk(server, "silent", "-1").parts == ["cancels 0"], "it begins a sequence"
+    assert Talk(server, "silent", "-1").parts == ["cancels 0"], "the request begins a sequence"
     assert Talk(server, "silent", "ask").parts == ["ask beside 0"]
     assert Talk(server, "silent", "-1").parts == ["cancels 0"]
     assert Talk(server, "silent", "stream 2").join().parts == ["1 mine s", "2 mine s"]
 
 
-def test_several_requests_follow_in_their_order(server):
+def test_several_requests_keep_their_order(server):
     stream = Talk(server, "several", f"stream {LONG}").begun()
     second = Talk(server, "several", f"stream {LONG}").begun()
     asks = Talk(server, "several", "ask", wait=False)
     cancels = [Talk(server, "several", "-1", wait=False), Talk(server, "several", "-1", wait=False)]
     ended = [request.join() for request in [stream, second, asks, *cancels]]
     assert asks.parts[0].startswith("ask beside ") and asks.parts != ["ask beside 0"]
-    assert sorted(cancel.parts[0] for cancel in cancels) == ["cancels 0", "cancels 2"], "one found both, the other none"
+    assert sorted(cancel.parts[0] for cancel in cancels) == ["cancels 0", "cancels 2"], "one cancels both streams"
     assert [request.parts[-1] for request in (stream, second)] == ["cancelled"] * 2
     assert all(request.status == 200 and request.error is None for request in ended)
 
@@ -162,13 +162,13 @@ def test_several_requests_follow_in_their_order(server):
 def test_other_sequences_are_answered_meanwhile(server):
     stream = Talk(server, "busy", f"stream {LONG}").begun()
     assert Talk(server, "first", "ask").parts == ["ask beside 1"]
-    assert Talk(server, "first", "-1").parts == ["cancels 0"], "of its own sequence only"
+    assert Talk(server, "first", "-1").parts == ["cancels 0"], "only streams of its sequence are cancelled"
     stream.begun(len(stream.parts) + 2)
     Talk(server, "busy", "-1")
     assert stream.join().parts[-1] == "cancelled"
 
 
-def test_over_grpc_both_may_come_on_one_stream(server):
+def test_both_requests_on_one_grpc_stream(server):
     if isinstance(server, Real):
         pytest.skip("TorchServe 0.12.0 ends this call after the first part")
     asked = threading.Event()
@@ -191,7 +191,7 @@ def test_over_grpc_both_may_come_on_one_stream(server):
 
 @pytest.fixture
 def ours(tmp_path):
-    """A server of its own: two workers, two sequences at most, one request that waits in each."""
+    """A separate server: two workers, at most two sequences, one waiting request for each."""
     if not has_worker:
         pytest.skip("there is no Python with the package pharos-worker: make python-worker")
     limits = "minWorkers: 2\nmaxWorkers: 2\nbatchSize: 1\nmaxNumSequence: 1\nmaxSequenceJobQueueSize: 1\n"
@@ -201,40 +201,40 @@ def ours(tmp_path):
 
 
 def test_limits_hold_while_a_request_is_streamed(ours):
-    """Sequences of each worker, requests that wait in a sequence, and twice `batchSize` requests in a batch."""
+    """Sequences of each worker, waiting requests of a sequence, and twice `batchSize` requests in a batch."""
     streams = [Talk(ours, name, f"stream {LONG}").begun() for name in ("a", "b")]
     assert Talk(ours, "c", "ask").status == 503, "both workers have a sequence"
     second = Talk(ours, "a", f"stream {LONG}").begun()
-    assert Talk(ours, "b", "ask").parts == ["ask beside 1"], "on the worker of its sequence"
+    assert Talk(ours, "b", "ask").parts == ["ask beside 1"], "the request runs on the worker of its sequence"
     third = Talk(ours, "a", f"stream {LONG}").begun()
-    assert {part.split()[2] for part in third.parts + second.parts[-3:]} <= {"s", "ss"}, "never three"
+    assert {part.split()[2] for part in third.parts + second.parts[-3:]} <= {"s", "ss"}, "a batch has at most two"
     requests = received(ours.home, "talks")
     slow = Talk(ours, "a", "sleep 1", wait=False)
-    # The worker of "a" has one thread: while it sleeps, its streams stand still.
-    settled("the streams of its worker", 20, lambda: sum(len(s.parts) for s in (streams[0], second, third)), 0.3)
+    # The worker of "a" has one thread: while it sleeps, its streams pause.
+    settled("the streams of the sleeping worker", 20, lambda: sum(len(s.parts) for s in (streams[0], second, third)), 0.3)
     waits = Talk(ours, "a", "-1", wait=False)
     until_received(ours.home, "talks", requests + 2)
-    assert Talk(ours, "a", "ask").status == 503, "one waits already"
+    assert Talk(ours, "a", "ask").status == 503, "one request waits already"
     assert slow.join().status == 200 and waits.join().parts == ["cancels 3"]
     assert all(stream.join().parts[-1] == "cancelled" for stream in (streams[0], second, third))
-    assert not streams[1].ended, "the other worker's goes on"
+    assert not streams[1].ended, "the stream of the other worker continues"
     assert Talk(ours, "b", "-1").parts == ["cancels 1"]
-    eventually("the sequences are idle for too long", 20, lambda: Talk(ours, "c", "ask").status == 200)
+    eventually("the idle timeout ends the sequences", 20, lambda: Talk(ours, "c", "ask").status == 200)
 
 
-def test_a_client_that_leaves_costs_the_others_of_its_sequence_nothing(ours):
+def test_a_disconnected_client_does_not_affect_its_sequence(ours):
     batches = dispatched(ours.home, "talks")
     first = Talk(ours, "a", "sleep 1", wait=False)
     until_dispatched(ours.home, "talks", batches + 1)
     second = Talk(ours, "a", "ask", wait=False)
-    first.leave()
+    first.disconnect()
     assert second.join().parts == ["ask beside 0"]
     stream = Talk(ours, "a", f"stream {LONG}").begun()
-    stream.leave()
-    eventually("its request is over", 20, lambda: Talk(ours, "a", "ask").parts == ["ask beside 0"])
+    stream.disconnect()
+    eventually("its request has ended", 20, lambda: Talk(ours, "a", "ask").parts == ["ask beside 0"])
 
 
-def test_a_worker_that_dies_takes_the_stream_along_and_no_more(ours):
+def test_a_lost_worker_ends_only_its_stream(ours):
     other = Talk(ours, "b", "ask")
     stream = Talk(ours, "a", f"stream {LONG}").begun()
     other = Talk(ours, "b", f"stream {LONG}").begun()
@@ -247,7 +247,7 @@ def test_a_worker_that_dies_takes_the_stream_along_and_no_more(ours):
 
 
 def test_the_handler_ends_sequences_by_a_header(ours):
-    """Their places are free at once; `maxNumSequence` counts only those that go on."""
+    """Their places are free at once; `maxNumSequence` counts only running sequences."""
     assert Talk(ours, "a", "ask").status == Talk(ours, "b", "ask").status == 200
     for number in range(6):
         assert Talk(ours, f"c{number}", "ask").status == 503
@@ -256,9 +256,9 @@ def test_the_handler_ends_sequences_by_a_header(ours):
         assert Talk(ours, "a", "ask").status == 200
     stream = Talk(ours, "b", f"stream {LONG}").begun()
     assert Talk(ours, "b", "end").status == 200
-    assert Talk(ours, "d", "ask").status == 503, "it still streams"
-    stream.leave()
-    eventually("the stream is over", 20, lambda: Talk(ours, "d", "ask").status == 200)
+    assert Talk(ours, "d", "ask").status == 503, "the sequence still streams"
+    stream.disconnect()
+    eventually("the stream has ended", 20, lambda: Talk(ours, "d", "ask").status == 200)
 
 
 def test_both_requests_are_counted(ours):
@@ -268,4 +268,4 @@ def test_both_requests_are_counted(ours):
     stream = Talk(ours, "a", f"stream {LONG}").begun()
     assert Talk(ours, "a", "-1").parts == ["cancels 1"]
     stream.join()
-    eventually("both are counted", 20, lambda: find("ts_inference_requests_total") == before + 2)
+    eventually("both requests are counted", 20, lambda: find("ts_inference_requests_total") == before + 2)

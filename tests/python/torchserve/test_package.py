@@ -1,5 +1,5 @@
-"""The package `ts` that handlers of TorchServe import, without a server: what is importable, what calls do, and that none of it
-needs PyTorch. In an interpreter of its own, where nothing else has been imported."""
+"""The package `ts` that TorchServe handlers import, without a server: importable modules, the effects of calls, and independence
+of PyTorch. Runs in a separate interpreter that has imported nothing else."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
 
 @pytest.fixture(scope="module", autouse=True)
 def path():
-    """`ts` on the path of modules, for this file alone."""
+    """Adds `ts` to the module path, for this file alone."""
     sys.path.insert(0, str(HOME))
     yield
     sys.path.remove(str(HOME))
@@ -27,7 +27,7 @@ def path():
 
 @pytest.fixture
 def metrics(tmp_path):
-    """The metrics of a file, and the samples that are recorded."""
+    """The metrics of a file, and the recorded samples."""
     from ts.metrics import sink
     from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
@@ -81,7 +81,7 @@ def test_what_handlers_import_needs_no_pytorch():
     assert (done.stdout, done.stderr) == ("0.12.0\n", "")
 
 
-def test_another_package_of_this_name_steps_back(tmp_path):
+def test_another_package_of_this_name_has_lower_priority(tmp_path):
     (tmp_path / "ts").mkdir()
     (tmp_path / "ts/__init__.py").write_text("other = True\n")
     code = "import ts; assert ts.other\nfrom pharos_worker import torchserve; torchserve.activate()\nimport ts; print(ts.__version__)"
@@ -116,7 +116,7 @@ def test_every_call_for_metrics(metrics):
         (("E", "unit", "counter"), [("Level", "Error")], 6, ""),
         (("M", "loops", "histogram"), default, 7, "a"),
     ]
-    assert [dimension.name for dimension in own] == ["step", "ModelName", "Level"], "the caller's list has them too"
+    assert [dimension.name for dimension in own] == ["step", "ModelName", "Level"], "the caller's list must have them too"
     assert sorted(cache.cache_keys()) == [
         "counter:C", "counter:E", "gauge:Depth", "gauge:P", "gauge:S", "gauge:T", "histogram:M",
     ]  # fmt: skip
@@ -130,7 +130,7 @@ def test_every_call_for_metrics(metrics):
     ]
 
 
-def test_what_cannot_be_recorded(metrics, caplog):
+def test_invalid_metrics(metrics, caplog):
     from ts.metrics import metric_cache_errors as errors
     from ts.metrics.metric_type_enum import MetricTypes
 
@@ -297,7 +297,7 @@ runpy.run_path(sys.argv[1])["_remove_unused"](sys.argv[2], "mine")
 
 
 def test_unused_archives_are_removed_by_several_at_once(tmp_path):
-    """Each may find gone what it has just seen; what is in use stays, and so do files with names of others."""
+    """Files may vanish between listing and removal; archives in use and files with other names are kept."""
     import fcntl
 
     old = time.time() - 7200

@@ -1,6 +1,6 @@
-"""What TorchServe's launcher does at its start: snapshots that are restored, models that are registered before a port opens,
-variables of the environment, requests that wait for the first worker, archives that are kept. Each check is also made of a
-real TorchServe, where it is installed."""
+"""The launcher at its start: restored snapshots, models that are registered before a port opens, environment variables,
+requests that wait for the first worker, archives that are kept. Each check also runs against a real TorchServe, if
+installed."""
 
 import http.server
 import json
@@ -21,12 +21,12 @@ from torchserve.row_types import Rest
 
 ECHO = "def handle(data, context):\n    return [bytes(item['body']) for item in data] if data else None\n"
 GATED = "import os, time\nwhile not os.path.exists({gate!r}):\n    time.sleep(0.05)\n"
-"""A handler that is loaded when a file is there."""
+"""A handler that loads as soon as a file exists."""
 COMMON = ("--disable-token-auth", "--enable-model-api")
 
 
 def archive(path, name: str, source: str = ECHO):
-    """An archive with a handler."""
+    """Writes an archive with a handler."""
     model = {"modelName": name, "modelVersion": "1.0", "handler": "service.py:handle"}
     manifest = {"createdOn": "today", "runtime": "python", "model": model, "archiverVersion": "0.12.0"}
     with zipfile.ZipFile(path, "w") as made:
@@ -35,37 +35,37 @@ def archive(path, name: str, source: str = ECHO):
 
 
 def is_real(launcher: Launcher) -> bool:
-    """Whether it is the real TorchServe."""
+    """Returns whether the launcher is the real one."""
     return launcher.command[-1] != "torchserve"
 
 
 def managed(launcher: Launcher, path: str, method: str = "GET") -> tuple:
-    """Status and JSON of a request to the management port."""
+    """Returns the status and JSON of a request to the management port."""
     body = b"" if method in ("POST", "PUT") else None
     answer = Peer(launcher).rest(Rest(path, body, method=method, at="management"))
     return answer["status"], json.loads(answer["body"])
 
 
 def predicted(launcher: Launcher, model: str) -> tuple:
-    """Status and body of a prediction."""
+    """Returns the status and body of a prediction."""
     answer = Peer(launcher).rest(Rest(f"/predictions/{model}", b"x"))
     return answer["status"], answer["body"]
 
 
 def configured(launcher: Launcher, *words, properties: str = "") -> list:
-    """The words of a start with the configuration of the launcher and further lines."""
+    """Returns the arguments of a start with the launcher's configuration and additional lines."""
     with launcher.config.open("a") as config:
         config.write(properties)
     return ["--ts-config", str(launcher.config), "--model-store", str(launcher.store), *words]
 
 
 def snapshots(launcher: Launcher) -> list:
-    """The names of the snapshots, the oldest first."""
+    """Returns the names of the snapshots, the oldest first."""
     return sorted(path.name for path in (launcher.folder / "logs/config").glob("*.cfg"))
 
 
 def snapshot(launcher: Launcher) -> dict:
-    """The models of the newest snapshot."""
+    """Returns the models of the newest snapshot."""
     text = (launcher.folder / "logs/config" / snapshots(launcher)[-1]).read_text()
     line = next(line for line in text.splitlines() if line.startswith("model_snapshot="))
     escapes = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
@@ -74,14 +74,14 @@ def snapshot(launcher: Launcher) -> dict:
 
 
 def stopped(launcher: Launcher):
-    """Stops it and waits for its last snapshot."""
+    """Stops the server and waits for its last snapshot."""
     before = snapshots(launcher)
     launcher.run("--stop", "--foreground")
-    eventually("a snapshot of the end", 30, lambda: snapshots(launcher)[len(before) :])
+    eventually("the snapshot at shutdown", 30, lambda: snapshots(launcher)[len(before) :])
 
 
 def is_open(launcher: Launcher, listener: str) -> bool:
-    """Whether connections are accepted."""
+    """Returns whether connections are accepted."""
     try:
         socket.create_connection(("127.0.0.1", launcher.ports[listener]), 5).close()
     except OSError:
@@ -90,7 +90,7 @@ def is_open(launcher: Launcher, listener: str) -> bool:
 
 
 class Web:
-    """A site with archives; with a gate it answers when that is set."""
+    """An HTTP server with archives; with a gate it answers only after the gate is set."""
 
     def __init__(self, files: dict, gate: threading.Event | None = None):
         self.asked = threading.Event()
@@ -122,8 +122,8 @@ class Web:
 
 
 def test_a_snapshot_is_not_restored_without_its_archives(launcher):
-    """A start whose snapshot names an archive that is gone ends, names it, and serves nothing. Here it leaves the snapshots
-    as they were, so that the models are back with the archive."""
+    """If the snapshot names a missing archive, the server exits with the name of the archive. This server keeps the snapshots, so
+    that the models are restored when the archive is back."""
     archive(launcher.store / "other.mar", "other")
     launcher.started(*configured(launcher, *COMMON, "--models", "echo.mar", "other.mar"))
     stopped(launcher)
@@ -133,7 +133,7 @@ def test_a_snapshot_is_not_restored_without_its_archives(launcher):
     for words in (["--foreground"], []):
         done = launcher.run("--start", *words, "--model-store", str(launcher.store), *COMMON)
         if is_real(launcher):
-            # Its Java ends on its own; in the background it says so in its log.
+            # TorchServe's Java process exits by itself; in the background its log has the error.
             text = (launcher.folder / "console.log").read_text(errors="replace")
         else:
             assert done.returncode == 1, done.stdout
@@ -150,10 +150,10 @@ def test_a_snapshot_is_not_restored_without_its_archives(launcher):
         assert predicted(launcher, model)[0] == 200
 
 
-def test_an_archive_that_broke_loses_no_snapshot(launcher):
-    """An archive that is there and cannot be read ends the start as well: a snapshot without it would forget the model."""
+def test_an_unreadable_archive_does_not_change_snapshots(launcher):
+    """An unreadable archive ends the start as well: a snapshot without it would lose the model."""
     if is_real(launcher):
-        pytest.skip("TorchServe goes on without it, and forgets it with the next snapshot")
+        pytest.skip("TorchServe starts without it; its next snapshot lacks the model")
     launcher.started(*configured(launcher, *COMMON, "--models", "echo.mar"))
     stopped(launcher)
     before, whole = snapshots(launcher), (launcher.store / "echo.mar").read_bytes()
@@ -167,7 +167,7 @@ def test_an_archive_that_broke_loses_no_snapshot(launcher):
 
 
 def test_variables_override_the_command_line(launcher):
-    """Where the file has `enable_envvars_config=true`: what protects a server is not switched off by a script's options."""
+    """If the file has `enable_envvars_config=true`: options of a script must not disable protective settings."""
     words = configured(launcher, *COMMON, "--ncs", "--models", "echo.mar", properties="enable_envvars_config=true\n")
     launcher.started(*words, TS_DISABLE_TOKEN_AUTHORIZATION="false", TS_ENABLE_MODEL_API="false")
     keys = json.loads((launcher.folder / "key_file.json").read_text())
@@ -179,8 +179,8 @@ def test_variables_override_the_command_line(launcher):
     assert [model["modelName"] for model in json.loads(Peer(launcher).rest(listed)["body"])["models"]] == ["echo"]
 
 
-def test_variables_count_only_where_the_file_says_so(launcher):
-    """Without `enable_envvars_config` the command line holds."""
+def test_variables_apply_only_if_the_file_enables_them(launcher):
+    """Without `enable_envvars_config` the command line applies."""
     words = configured(launcher, *COMMON, "--ncs", "--models", "echo.mar")
     launcher.started(*words, TS_DISABLE_TOKEN_AUTHORIZATION="false", TS_ENABLE_MODEL_API="false")
     assert answers(launcher, "/ping") == 200
@@ -188,14 +188,14 @@ def test_variables_count_only_where_the_file_says_so(launcher):
 
 
 def test_ports_open_when_models_are_registered(launcher):
-    """First the archives, then their snapshot, then the ports, `Model server started.` and a health that is good."""
+    """Order: archives, their snapshot, the ports, `Model server started.`, and a healthy state."""
     path = launcher.folder / "far.mar"
     archive(path, "far")
     gate = threading.Event()
     with Web({"/far.mar": path.read_bytes()}, gate) as web:
         words = configured(launcher, *COMMON, "--models", f"{web.base}/far.mar")
         assert launcher.run("--start", *words).returncode == 0
-        assert web.asked.wait(60), "the archive is fetched"
+        assert web.asked.wait(60), "the server must fetch the archive"
         assert not is_open(launcher, "inference") and not is_open(launcher, "management")
         assert STARTED not in (launcher.folder / "console.log").read_text() and snapshots(launcher) == []
         gate.set()
@@ -207,7 +207,7 @@ def test_ports_open_when_models_are_registered(launcher):
 
 
 def test_requests_wait_for_the_first_worker(launcher):
-    """While it loads the model, predictions wait, and a description lists it; so after a scale from none to one."""
+    """Predictions wait while it loads the model, and a description lists it; also after scaling from zero to one."""
     gate = launcher.folder / "gate"
     archive(launcher.store / "gated.mar", "gated", GATED.format(gate=str(gate)) + ECHO)
     launcher.started(*configured(launcher, *COMMON, "--ncs", "--models", "gated.mar", "echo.mar"))
@@ -218,7 +218,7 @@ def test_requests_wait_for_the_first_worker(launcher):
         assert [worker["status"] for worker in workers] == ["UNLOADING"]
         asking = threading.Thread(target=lambda: found.append(predicted(launcher, "gated")))
         asking.start()
-        assert predicted(launcher, "echo")[0] == 200, "others do not wait"
+        assert predicted(launcher, "echo")[0] == 200, "other models must not wait"
         assert asking.is_alive() and not found
         gate.touch()
         asking.join(60)
@@ -231,7 +231,7 @@ def test_requests_wait_for_the_first_worker(launcher):
 
 
 def test_workers_that_are_started_again_are_listed(launcher):
-    """A model whose handler cannot be loaded has a worker that is not ready; what waits for it is refused in the end."""
+    """A model whose handler cannot be loaded has a worker that is not ready; waiting requests are refused in the end."""
     archive(launcher.store / "dies.mar", "dies", "raise Exception('never')\n")
     launcher.started(*configured(launcher, *COMMON, "--ncs", "--models", "dies.mar"))
     workers = managed(launcher, "/models/dies")[1][0]["workers"]
@@ -247,10 +247,10 @@ def test_workers_that_are_started_again_are_listed(launcher):
     asking.join(0 if is_real(launcher) else 30)
 
 
-def test_a_wait_for_the_first_worker_has_an_end(launcher):
-    """`clientTimeoutInMills` holds for it, and `jobQueueSize` for how many wait."""
+def test_the_wait_for_the_first_worker_is_limited(launcher):
+    """`clientTimeoutInMills` limits the wait, and `jobQueueSize` the number of waiting requests."""
     if is_real(launcher):
-        pytest.skip("TorchServe does not end it before the worker is there")
+        pytest.skip("TorchServe does not end the wait before the worker is ready")
     gate = launcher.folder / "gate"
     archive(launcher.store / "gated.mar", "gated", GATED.format(gate=str(gate)) + ECHO)
     with zipfile.ZipFile(launcher.store / "gated.mar", "a") as made:
@@ -267,11 +267,12 @@ def test_a_wait_for_the_first_worker_has_an_end(launcher):
     assert sorted(status for status, _ in found) == [408, 503]
     assert "Its queue is full" in next(body for status, body in found if status == 503)
     gate.touch()
-    eventually("the model answers", 60, lambda: predicted(launcher, "gated") == (200, "x"))
+    eventually("the model is ready", 60, lambda: predicted(launcher, "gated") == (200, "x"))
 
 
 def test_archives_of_urls_are_kept_in_the_store(launcher):
-    """Under the name of the file, which the snapshot has; a second time by URL is 500, by name 409; they go with the model."""
+    """Under the file's name, which the snapshot has; a repeated registration fails with 500 by URL and 409 by name. Unregistering
+    the model removes the archive."""
     path = launcher.folder / "far.mar"
     archive(path, "far")
     kept = launcher.store / "far.mar"
@@ -296,11 +297,11 @@ def test_archives_of_urls_are_kept_in_the_store(launcher):
         assert managed(launcher, register, "POST")[0] == 200
         stopped(launcher)
     launcher.started("--model-store", str(launcher.store), *COMMON)
-    assert predicted(launcher, "far") == (200, "x"), "the site is gone, the archive is not"
+    assert predicted(launcher, "far") == (200, "x"), "the archive must be kept although the URL is unavailable"
 
 
 def test_an_archive_that_was_fetched_is_not_fetched_again_at_the_start(launcher):
-    """A restart with the same configuration and the same store; TorchServe goes on without the model."""
+    """A restart with the same configuration and the same store; TorchServe starts without the model."""
     if is_real(launcher):
         pytest.skip("TorchServe logs that the file exists, and does not register the model")
     path = launcher.folder / "far.mar"
@@ -314,10 +315,10 @@ def test_an_archive_that_was_fetched_is_not_fetched_again_at_the_start(launcher)
         assert not web.asked.is_set() and predicted(launcher, "far") == (200, "x")
 
 
-def test_what_a_url_led_to_goes_with_its_failure(launcher):
-    """A file that cannot be served, or whose model is registered, leaves nothing in the store; nor does a killed server."""
+def test_files_of_failed_downloads_are_removed(launcher):
+    """A file that cannot be served, or whose model is already registered, is removed from the store; also after a kill."""
     if is_real(launcher):
-        pytest.skip("TorchServe leaves the file, and refuses the URL from then on")
+        pytest.skip("TorchServe keeps the file and then refuses the URL")
     path = launcher.folder / "far.mar"
     archive(path, "echo")
     left = launcher.store / ".pharos-1-0-cut.mar.part"
@@ -330,13 +331,13 @@ def test_what_a_url_led_to_goes_with_its_failure(launcher):
         assert os.listdir(launcher.store) == ["echo.mar"]
 
 
-def test_a_store_that_cannot_be_written_to_is_told(launcher):
-    """Then an archive is fetched again at each start."""
+def test_a_read_only_store_is_reported(launcher):
+    """The archive is then fetched again at each start."""
     if is_real(launcher):
         pytest.skip("TorchServe refuses the archive")
     path = launcher.folder / "far.mar"
     archive(path, "far")
-    # Of /sys not even root may make a file.
+    # Even root cannot create a file in /sys.
     store = "/sys/kernel"
     with Web({"/far.mar": path.read_bytes()}) as web:
         config = ["--ts-config", str(launcher.config), "--model-store", store]
@@ -347,7 +348,7 @@ def test_a_store_that_cannot_be_written_to_is_told(launcher):
 
 
 def test_the_runtime_of_a_model_is_kept(launcher):
-    """`runtime` of a registration is in the description, in the snapshot, and there after a restart."""
+    """`runtime` of a registration is in the description, in the snapshot, and kept after a restart."""
     launcher.started(*configured(launcher, *COMMON))
     assert managed(launcher, "/models?url=echo.mar&runtime=python3", "POST")[0] == 200
     described = lambda: managed(launcher, "/models/echo")[1][0]["runtime"]  # noqa: E731
@@ -360,7 +361,7 @@ def test_the_runtime_of_a_model_is_kept(launcher):
 
 
 def test_keys_that_are_too_short_are_refused(launcher):
-    """TLS with a key of 1024 bits: the text says so, and how to make a longer one."""
+    """TLS with a key of 1024 bits: the error has the reason and the command for a longer key."""
     if is_real(launcher):
         pytest.skip("Java accepts such keys")
     key, certificate = launcher.folder / "short.key", launcher.folder / "short.pem"

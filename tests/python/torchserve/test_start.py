@@ -1,5 +1,5 @@
-"""The command line of TorchServe's launcher: what it prints, how it ends, what it leaves behind. Each check is also
-made of a real TorchServe, where it is installed."""
+"""The command line of TorchServe's launcher: its output, its exit codes, the files that it leaves. Each check also runs
+against a real TorchServe, if installed."""
 
 import json
 import re
@@ -15,12 +15,12 @@ from torchserve.launcher import answers
 
 
 def test_start_and_stop(launcher):
-    """It goes to the background, answers, is there once, is stopped, and is not there twice."""
+    """The server runs in the background, refuses a second start, and stops; a second stop reports that it does not run."""
     words = ["--ts-config", str(launcher.config), "--model-store", str(launcher.store), "--ncs", "--disable-token-auth"]
     assert launcher.started(*words, "--models", "renamed=echo.mar").returncode == 0
     pid = launcher.pid()
     assert alive(pid)
-    eventually("the model answers", 60, lambda: answers(launcher, "/predictions/renamed") == 200)
+    eventually("the model is ready", 60, lambda: answers(launcher, "/predictions/renamed") == 200)
     again = launcher.run("--start", *words)
     assert (again.returncode, alive(pid)) == (1, True)
     assert "TorchServe is already running, please use torchserve --stop to stop TorchServe." in again.stdout
@@ -31,7 +31,7 @@ def test_start_and_stop(launcher):
 
 
 def test_version(launcher):
-    """A line that scripts compare."""
+    """Scripts compare this line."""
     for word in ("--version", "-v"):
         done = launcher.run(word)
         assert (done.returncode, bool(re.search(r"TorchServe Version is 0\.12\.0", done.stdout))) == (0, True), (
@@ -39,8 +39,8 @@ def test_version(launcher):
         )
 
 
-def test_wrong_places(launcher):
-    """What is not there is named, and the launcher fails."""
+def test_missing_paths(launcher):
+    """The error names the missing path, and the launcher fails."""
     for words, text in (
         (
             ["--ts-config", "absent.properties", "--model-store", str(launcher.store)],
@@ -53,8 +53,8 @@ def test_wrong_places(launcher):
         assert done.returncode == 1 and text in done.stdout, done.stdout
 
 
-def test_tokens_are_in_a_file_of_the_owner(launcher):
-    """Three keys, which nobody else can read; they are asked for, and gone after `--stop`."""
+def test_only_the_owner_can_read_the_tokens(launcher):
+    """Three keys that no other user can read; they are required, and removed after `--stop`."""
     launcher.started(
         "--ts-config", str(launcher.config), "--model-store", str(launcher.store), "--ncs", "--models", "echo.mar"
     )
@@ -74,7 +74,7 @@ def test_tokens_are_in_a_file_of_the_owner(launcher):
 
 
 def test_the_configuration_comes_from_the_environment(launcher):
-    """`TS_CONFIG_FILE` goes before the word; `LOG_LOCATION` and `METRICS_LOCATION` say where the logs are."""
+    """`TS_CONFIG_FILE` overrides the option; `LOG_LOCATION` and `METRICS_LOCATION` set the folders of the logs."""
     logs, metrics = launcher.folder / "elsewhere", launcher.folder / "numbers"
     launcher.started(
         "--ts-config", "absent.properties", "--model-store", str(launcher.store), "--ncs", "--disable-token-auth",
@@ -87,25 +87,25 @@ def test_the_configuration_comes_from_the_environment(launcher):
 
 
 def test_snapshots(launcher):
-    """Without `--ncs` what was registered is there again after a restart without a configuration."""
+    """Without `--ncs`, registered models are restored by a restart without a configuration."""
     words = ["--model-store", str(launcher.store), "--disable-token-auth"]
     config = launcher.config.read_text()
     launcher.started("--ts-config", str(launcher.config), *words, "--models", "kept=echo.mar")
-    eventually("the model answers", 60, lambda: answers(launcher, "/predictions/kept") == 200)
+    eventually("the model is ready", 60, lambda: answers(launcher, "/predictions/kept") == 200)
     written = lambda: [path.name for path in (launcher.folder / "logs/config").glob("*.cfg")]  # noqa: E731
-    eventually("a snapshot of the start", 20, lambda: any(re.fullmatch(r"\d{17}-startup\.cfg", n) for n in written()))
+    eventually("the snapshot at startup", 20, lambda: any(re.fullmatch(r"\d{17}-startup\.cfg", n) for n in written()))
     launcher.run("--stop", "--foreground")
-    eventually("a snapshot of the end", 20, lambda: any(re.fullmatch(r"\d{17}-shutdown\.cfg", n) for n in written()))
+    eventually("the snapshot at shutdown", 20, lambda: any(re.fullmatch(r"\d{17}-shutdown\.cfg", n) for n in written()))
     assert config == launcher.config.read_text()
-    run_for("the names of snapshots have the time of their second", 1)
+    run_for("names of snapshots have a resolution of one second", 1)
     launcher.started(*words)
-    eventually("the model answers again", 60, lambda: answers(launcher, "/predictions/kept") == 200)
+    eventually("the model is ready again", 60, lambda: answers(launcher, "/predictions/kept") == 200)
 
 
 def test_the_script_is_there():
-    """`torchserve`, where the server is installed: a script that calls it with the same words."""
+    """`torchserve`, if the server is installed: a script that calls the server with the same arguments."""
     script = shutil.which("torchserve", path=f"{binary().parent}")
     if script is None:
-        pytest.skip("the script is not beside the server")
+        pytest.skip("the script is not in the server's folder")
     done = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=30)
     assert "TorchServe Version is 0.12.0" in done.stdout

@@ -1,5 +1,5 @@
-"""The package `ts` that the worker brings has what handlers import from TorchServe's: names, parameters and defaults,
-as `golden_torchserve_surface.json` has them from the real one."""
+"""The worker's package `ts` has the names, parameters and defaults that handlers import from TorchServe's, as recorded in
+`golden_torchserve_surface.json`."""
 
 import fnmatch
 import json
@@ -15,23 +15,23 @@ PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
 HAS_WORKER = subprocess.run([PYTHON, "-c", "import pharos_worker"], capture_output=True).returncode == 0
 
 LEFT_OUT = {
-    "ts.protocol.otf_message_handler *": "TorchServe's own protocol between server and worker, which is not ours; only "
+    "ts.protocol.otf_message_handler *": "TorchServe's protocol between server and worker, which this server does not use; only "
     "`send_intermediate_predict_response` is called by handlers",
-    "ts.service Service*": "the worker's own loop",
-    "ts.handler_utils.micro_batching execute_call": "what a thread of micro-batching runs",
-    "ts.handler_utils.timer timed": "a decorator: its parameter has no name that anyone writes",
-    "ts.metrics.caching_metric * emit_metrics": "what `add_or_update` calls to print a line; nothing is printed here",
-    "ts.context Context metrics": "a plain attribute here, which the rows of `context` use",
+    "ts.service Service*": "the worker's internal loop",
+    "ts.handler_utils.micro_batching execute_call": "the internal function of a micro-batching thread",
+    "ts.handler_utils.timer timed": "a decorator whose parameter is never passed by name",
+    "ts.metrics.caching_metric * emit_metrics": "called by `add_or_update` to print a line; nothing is printed here",
+    "ts.context Context metrics": "a plain attribute here, tested by the rows of `context`",
     "ts.context Context request_processor": "the same",
 }
-"""What is not there on purpose, and why: patterns of `MODULE NAME`."""
+"""Names that are missing on purpose, and the reason: patterns of `MODULE NAME`."""
 
 KEPT = {"ts.protocol.otf_message_handler send_intermediate_predict_response"}
 
 
 @pytest.fixture(scope="module")
 def ours():
-    """What our package has."""
+    """The interface of this server's package."""
     if not HAS_WORKER:
         pytest.skip(f"{PYTHON} has no package pharos-worker")
     return asked(PYTHON, "pharos")
@@ -39,19 +39,19 @@ def ours():
 
 @pytest.fixture(scope="module")
 def theirs():
-    """What TorchServe's has."""
+    """The interface of TorchServe's package."""
     return json.loads(GOLDEN.read_text())
 
 
 def left_out(name: str) -> bool:
-    """Whether a name is not there on purpose."""
+    """Returns whether a name is missing on purpose."""
     return name not in KEPT and any(fnmatch.fnmatchcase(name, pattern) for pattern in LEFT_OUT)
 
 
 def takes(mine: list, other: list) -> bool:
-    """Whether a call that TorchServe's function takes is taken: the same parameters at the same places with the same
-    defaults (a list that TorchServe shares between calls may be None or a tuple), and any others after them with
-    defaults. TorchServe's own decorators hide what a function takes."""
+    """Returns whether every valid call of TorchServe's function is valid: the same parameters at the same places with the same
+    defaults (a list that TorchServe shares between calls may be None or a tuple), and others only after them and with
+    defaults. TorchServe's own decorators hide the parameters of a function."""
     default = lambda text: text.partition("=")[2].replace("[]", "None").replace("()", "None")  # noqa: E731
     name = lambda text: text.partition("=")[0]  # noqa: E731
     if any(text.startswith("*") for text in mine + other):
@@ -61,7 +61,7 @@ def takes(mine: list, other: list) -> bool:
 
 
 def differences(mine, other, where: str) -> list:
-    """What is missing or other in a module, a class or a function."""
+    """Returns the missing or different parts of a module, a class or a function."""
     if isinstance(other, str):
         return []
     if mine is None or isinstance(mine, str):
@@ -96,7 +96,7 @@ def test_what_handlers_import_is_there(ours, theirs):
 
 
 def test_torch_is_not_imported_by_the_package():
-    """Handlers without torch run where there is none, and do not pay for it where there is."""
+    """Handlers without torch run where torch is not installed, and do not load it where it is."""
     if not HAS_WORKER:
         pytest.skip(f"{PYTHON} has no package pharos-worker")
     program = (
@@ -110,7 +110,7 @@ def test_torch_is_not_imported_by_the_package():
 
 
 def test_comparison_sees_differences(theirs):
-    """It can fail: a missing module, class, method, another parameter, another default."""
+    """The comparison can fail: a missing module, class, method, another parameter, another default."""
     name = "ts.metrics.metrics_store"
     assert differences(theirs[name], theirs[name], name) == []
     assert differences(None, theirs[name], name) == [f"{name}: None"]

@@ -1,5 +1,5 @@
-"""`pharos torchserve` answers as a real TorchServe: `table.py` beside what `golden_torchserve.json` has of
-it."""
+"""`pharos torchserve` answers as a real TorchServe: compares the outcomes of `table.py` with
+`golden_torchserve.json`."""
 
 import collections
 import fnmatch
@@ -21,7 +21,7 @@ NAMES = {row.name: row for row in ROWS}
 
 @pytest.fixture(scope="module")
 def stores():
-    """The model stores that have been made."""
+    """A cache of model stores."""
     return {}
 
 
@@ -38,14 +38,14 @@ def setup(request, stores, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def recorded():
-    """What TorchServe answered."""
+    """TorchServe's recorded outcomes."""
     return golden()
 
 
 @pytest.mark.slow
 def test_setup(setup, recorded):
-    """All rows of a setup, in their order: answers, log lines and series as TorchServe's, or as the list of differences
-    says. All differences are told at once."""
+    """All rows of a setup, in order: answers, log lines and series equal TorchServe's, or differ as listed. Reports all
+    differences at once."""
     name, peer = setup
     wrong, workers = {}, living(peer)
     for row in (row for row in ROWS if row.setup == name):
@@ -54,11 +54,11 @@ def test_setup(setup, recorded):
             wrong[row.name] = found
     assert not wrong, "\n".join(f"{name}: {found}" for name, found in wrong.items())
     assert peer.server.process.poll() is None
-    eventually("as many workers as before", 20, lambda: living(peer) == workers)
+    eventually("the number of workers is as before", 20, lambda: living(peer) == workers)
 
 
 def living(peer) -> int:
-    """How many processes a server has started that are alive."""
+    """Returns the number of live processes that a server has started."""
     return sum(alive(pid) for pid in children(peer.server.server_pid()))
 
 
@@ -69,17 +69,17 @@ def test_every_row_has_its_own_name():
 
 
 def test_golden_file_is_complete(recorded):
-    """The golden file has exactly the rows of the table; `python -m torchserve.peers record` writes it anew."""
+    """The golden file has exactly the rows of the table; `python -m torchserve.peers record` rewrites it."""
     assert set(recorded) == set(NAMES)
 
 
 def test_every_difference_is_about_a_row():
-    """A pattern that matches nothing is a difference that is no more."""
+    """Each pattern of a listed difference matches a row."""
     assert [p for entry in DIFFERENCES for p in entry.rows if not fnmatch.filter(NAMES, p)] == []
 
 
 def test_comparison_sees_differences(recorded):
-    """The comparison itself can fail: another status, header, body, line or family."""
+    """The comparison detects another status, header, body, line or family."""
     name = "predict: bytes"
     assert reason_for(name) is None
     theirs = recorded[name]
@@ -99,7 +99,7 @@ def test_comparison_sees_differences(recorded):
 @pytest.mark.skipif(bool(WHY_NOT or NO_ARCHIVER), reason=WHY_NOT or NO_ARCHIVER)
 @pytest.mark.parametrize("name", ["prometheus", "strict"])
 def test_live_torchserve_answers_as_recorded(tmp_path, recorded, stores, name):
-    """The recorded answers of some setups are still those of a real TorchServe."""
+    """A real TorchServe still gives the recorded answers of some setups."""
     changed = {}
     with served(torchserve_peers.torchserve, tmp_path, name, stores) as peer:
         for row in (row for row in ROWS if row.setup == name):

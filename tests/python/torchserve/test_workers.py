@@ -1,7 +1,7 @@
-"""Workers under TorchServe's endpoints: who counts for `/ping`, who is started again, who is waited for, and what becomes of
+"""Workers under TorchServe's endpoints: their effect on `/ping`, restarts, requests that wait for them, and the routing of
 sequences.
 
-They need a Python with the package `pharos-worker`: `PHAROS_PYTHON`, else that of the tests."""
+Requires a Python with the package `pharos-worker`: `PHAROS_PYTHON`, or that of the tests."""
 
 import json
 import re
@@ -25,33 +25,33 @@ def home(tmp_path_factory):
         yield server
 
 
-def test_ping_tells_of_workers_that_do_not_come_back(tmp_path):
+def test_ping_reports_workers_that_are_not_restarted(tmp_path):
     server = Home(tmp_path, ["load_models=fails-1.0.mar"])
     server.archive("fails", yaml="maxRetryTimeoutInSec: 2\n")
     with server:
-        assert server.ask("GET", "/ping")[0] == 200, "it is still tried"
-        eventually("it is given up", 30, lambda: server.ask("GET", "/ping")[0] == 500)
+        assert server.ask("GET", "/ping")[0] == 200, "the worker is still restarted"
+        eventually("the worker is not restarted any more", 30, lambda: server.ask("GET", "/ping")[0] == 500)
         assert json.loads(server.ask("GET", "/ping")[2]) == {"status": "Unhealthy"}
         assert server.manage("GET", "/models")[1]["models"][0]["modelName"] == "fails"
 
 
-def test_a_worker_counts_from_the_first_of_a_row_of_losses_on(tmp_path):
-    """`maxRetryTimeoutInSec` begins anew whenever the worker was back, however short; after it the worker stays down until
-    somebody scales the model."""
+def test_a_worker_is_given_up_after_consecutive_losses(tmp_path):
+    """`maxRetryTimeoutInSec` counts from the first of consecutive losses and restarts when the worker was ready, however briefly;
+    after it the worker stays down until the model is scaled."""
     ill = tmp_path / "ill"
     server = Home(tmp_path, ["load_models=mortal-1.0.mar"])
     server.archive("mortal", "mortal", f"ill: {ill}\nmaxRetryTimeoutInSec: 4\n")
     with server:
         answers = lambda: server.predict("mortal", b"x")[0] == 200
-        eventually("mortal answers", 30, answers)
+        eventually("mortal is ready", 30, answers)
         server.predict("mortal", b"die")
         run_for("the worker is up for a short time between two losses", 0.3)
-        eventually("mortal is back", 30, answers)
+        eventually("mortal is ready again", 30, answers)
         ill.touch()
         server.predict("mortal", b"die")
         holds_for("the server is healthy after the last loss", 3.5, lambda: server.ask("GET", "/ping")[0] == 200)
-        eventually("it is given up", 20, lambda: server.ask("GET", "/ping")[0] == 500)
-        eventually("it is not started again", 20, lambda: "is not restarted any more" in (tmp_path / "out").read_text())
+        eventually("the worker is down", 20, lambda: server.ask("GET", "/ping")[0] == 500)
+        eventually("the log has the end of restarts", 20, lambda: "is not restarted any more" in (tmp_path / "out").read_text())
         status, answer = server.manage("PUT", "/models/mortal?min_worker=1&synchronous=true")
         assert status == 500 and "it is ill" in answer["message"], answer
         ill.unlink()
@@ -59,8 +59,8 @@ def test_a_worker_counts_from_the_first_of_a_row_of_losses_on(tmp_path):
         assert answers() and server.ask("GET", "/ping")[0] == 200
 
 
-def test_an_answer_comes_in_time_or_not_at_all(home):
-    """`clientTimeoutInMills` is how long a request lasts, in the queue and in the worker."""
+def test_requests_have_a_total_timeout(home):
+    """`clientTimeoutInMills` limits the whole time of a request, in the queue and in the worker."""
     home.archive("late", "mortal", f"ill: {home.folder / 'none'}\nclientTimeoutInMills: 400\n")
     home.register("late-1.0.mar")
     assert home.predict("late", b"sleep 0.1") == (200, b"1")
@@ -76,7 +76,7 @@ def test_an_answer_comes_in_time_or_not_at_all(home):
 
 
 def test_lines_of_workers_have_torchserves_names(home):
-    """As the thread: the worker's name, as in the metrics, and the stream."""
+    """The thread name has the worker's name, as in the metrics, and the stream."""
     home.archive("prints", "mortal", f"ill: {home.folder / 'none'}\n")
     home.register("prints-1.0.mar")
     assert home.predict("prints", b"print")[0] == 200
@@ -86,8 +86,8 @@ def test_lines_of_workers_have_torchserves_names(home):
         eventually(line.pattern, 10, lambda: line.search(log.read_text()))
 
 
-def test_what_has_no_effect_is_told(tmp_path):
-    """Keys of model-config.yaml; and merged keys count."""
+def test_keys_without_effect_are_reported(tmp_path):
+    """Keys of model-config.yaml; merged keys are used."""
     server = Home(tmp_path)
     yaml = "all: &all {batchSize: 7}\n<<: *all\nparallelType: tp\nuseVenv: true\nsequenceTimeoutMSec: 5\nminworkers: 3\n"
     server.archive("odd", "mortal", yaml + f"ill: {tmp_path / 'none'}\n")
@@ -119,7 +119,7 @@ def test_requests_of_a_sequence_go_to_one_worker(home):
     ask = lambda headers: home.ask("POST", "/predictions/sequence", b"pid", headers)[::2]
     answers = {ask({name: "a", "ts_request_sequence_start": "true"})} | {ask({name: "a"}) for _ in range(5)}
     assert len(answers) == 1 and next(iter(answers))[0] == 200, answers
-    assert home.ask("POST", "/predictions/sequence", b"pid")[0] == 200, "a sequence of its own"
+    assert home.ask("POST", "/predictions/sequence", b"pid")[0] == 200, "another sequence"
     requests = [message((1, "sequence"), body("pid"), (4, "b")) for _ in range(3)]
     channel = grpc.insecure_channel(f"{HOST}:{home.grpc}")
     found = [fields(part) for part in channel.stream_stream(INFERENCE + "StreamPredictions2")(iter(requests), timeout=30)]
@@ -152,8 +152,8 @@ def counted(tmp_path):
         yield running
 
 
-def test_a_client_that_leaves_costs_its_sequence_nothing(counted):
-    """Its own request is not executed if it still waits; those behind it are."""
+def test_the_sequence_of_a_disconnected_client_continues(counted):
+    """Its waiting request is not executed; later requests are."""
     home = counted
     yaml = "sequenceBatching: true\nmaxSequenceJobQueueSize: 9\nsequenceMaxIdleMSec: 60000\n"
     home.archive("goes-on", "mortal", yaml + f"ill: {home.folder / 'none'}\n")
@@ -173,11 +173,11 @@ def test_a_client_that_leaves_costs_its_sequence_nothing(counted):
     leaves.close()
     [client.join() for client in clients]
     assert answers == [(200, b"1")] * 3, answers
-    assert dispatched(home, "goes-on") == 3, "each of those that stayed"
+    assert dispatched(home, "goes-on") == 3, "one for each remaining client"
 
 
 def test_everything_is_in_the_servers_log(home):
-    """Loggers add up, as in TorchServe: requests, what workers print, and metrics, in the console's layout."""
+    """Log categories are cumulative, as in TorchServe: requests, output of workers, and metrics, in the console's layout."""
     home.archive("logs", "mortal", f"ill: {home.folder / 'none'}\n")
     home.register("logs-1.0.mar")
     assert home.predict("logs", b"print")[0] == 200
@@ -193,7 +193,7 @@ def test_everything_is_in_the_servers_log(home):
 
 
 def services(port):
-    """The names of the services that reflection shows."""
+    """Returns the names of the services that reflection lists."""
     channel = grpc.insecure_channel(f"{HOST}:{port}")
     ask = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
     answer = fields(next(ask(iter([message((7, ""))]), timeout=30)))

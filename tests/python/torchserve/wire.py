@@ -1,4 +1,4 @@
-"""TorchServe's gRPC messages, made from what its clients send: numbers of fields and types, and no generated code."""
+"""TorchServe's gRPC messages, derived from the bytes of its clients: field numbers and types, without generated code."""
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, empty_pb2, message_factory
@@ -60,11 +60,11 @@ CALLS = {
     "UnregisterModel": ("management", "UnregisterModelRequest", "ManagementResponse"),
 }
 SERVICES = {"inference": "InferenceAPIsService", "management": "ManagementAPIsService"}
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 def pool():
-    """All messages in a pool of their own."""
+    """Returns a separate descriptor pool with all messages."""
     made = descriptor_pool.DescriptorPool()
     for name, messages in MESSAGES.items():
         file = descriptor_pb2.FileDescriptorProto(name=f"{name}.proto", package=PACKAGES[name], syntax="proto3")
@@ -75,7 +75,7 @@ def pool():
 
 
 def describe(message, fields: list, full_name: str):
-    """Fills in a message's fields; a map is a list of entries."""
+    """Adds a message's fields; a map is a list of entries."""
     for name, number, kind in fields:
         if kind != "map":
             message.field.add(name=name, number=number, type=TYPES[kind], label=1)
@@ -91,14 +91,14 @@ POOL = pool()
 
 
 def message_class(listener: str, name: str | None):
-    """The class of a message."""
+    """Returns the class of a message."""
     if name is None:
         return empty_pb2.Empty
     return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGES[listener]}.{name}"))
 
 
 def call(address_of, asked) -> dict:
-    """Makes a call: its status with the answers, or with the details of the error."""
+    """Makes a call; returns its status with the answers, or with the details of the error."""
     listener, request, response = CALLS[asked.call]
     path = f"/{PACKAGES[listener]}.{SERVICES[listener]}/{asked.call}"
     answers = []
@@ -108,16 +108,16 @@ def call(address_of, asked) -> dict:
         metadata = list(asked.metadata)
         try:
             if asked.call == "StreamPredictions":
-                for answer in channel.unary_stream(path, *encoders)(made, timeout=PATIENCE_S, metadata=metadata):
+                for answer in channel.unary_stream(path, *encoders)(made, timeout=TIMEOUT_S, metadata=metadata):
                     answers.append(plain(answer))
             else:
-                answers.append(plain(channel.unary_unary(path, *encoders)(made, timeout=PATIENCE_S, metadata=metadata)))
+                answers.append(plain(channel.unary_unary(path, *encoders)(made, timeout=TIMEOUT_S, metadata=metadata)))
         except grpc.RpcError as error:
             return {"status": error.code().name, "error": error.details(), "answers": answers}
     return {"status": "OK", "answers": answers}
 
 
 def plain(answer) -> dict:
-    """The fields that a message has."""
+    """Returns the fields that a message has set."""
     text = lambda value: value.decode(errors="backslashreplace") if isinstance(value, bytes) else value  # noqa: E731
     return {field.name: text(value) for field, value in answer.ListFields()}

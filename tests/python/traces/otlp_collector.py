@@ -1,5 +1,4 @@
-"""A collector of spans as OpenTelemetry's protocol has it, over HTTP and gRPC, for tests: keeps what it is sent, and can refuse
-or be away."""
+"""A test collector of OTLP spans over HTTP and gRPC. It stores the exports that it receives, and can reject or delay them."""
 
 import base64
 import concurrent.futures
@@ -17,7 +16,7 @@ from harness.waiting import answer_late
 
 @dataclass
 class Span:
-    """A span as it was received."""
+    """One received span."""
 
     name: str
     trace: str
@@ -36,20 +35,20 @@ class Span:
 
 @dataclass
 class Collected:
-    """What came."""
+    """The spans and requests that the collector received."""
 
     spans: list = field(default_factory=list)
     requests: list = field(default_factory=list)
     """Path and headers of each export."""
     refuse: list = field(default_factory=list)
-    """The statuses of the next answers, in place of success."""
+    """The statuses of the next answers; each replaces a success."""
     delay_s: float = 0
-    """How long an answer takes."""
+    """The delay of each answer."""
     reject: int = 0
-    """Spans that the next answer says are rejected."""
+    """The number of spans that the next answer reports as rejected."""
 
     def add(self, message, path: str, headers: dict):
-        """An export."""
+        """Stores one export."""
         self.requests.append((path, {key.lower(): value for key, value in headers.items()}))
         for resource in message.resource_spans:
             own = values(resource.resource.attributes)
@@ -57,7 +56,7 @@ class Collected:
                 self.spans += [span_of(span, own, scope.scope.name) for span in scope.spans]
 
     def answer(self):
-        """The answer to an export that was taken."""
+        """Returns the answer to an accepted export."""
         rejected, self.reject = self.reject, 0
         answer = trace_service_pb2.ExportTraceServiceResponse()
         if rejected:
@@ -66,7 +65,7 @@ class Collected:
         return answer
 
     def tree(self, trace: str) -> list:
-        """The spans of a trace: each as (names from the root on, names of its events in order)."""
+        """Returns the spans of a trace: each as (names from the root down, names of its events in order)."""
         mine = [span for span in self.spans if span.trace == trace]
         by_id = {span.id: span for span in mine}
 
@@ -77,7 +76,7 @@ class Collected:
 
 
 def message_of(body: bytes, content_type: str):
-    """An export in either form that OTLP has for HTTP. JSON (Triton's) has ids in hexadecimal, unlike protobuf's own JSON."""
+    """Parses an export in one of OTLP's HTTP forms. JSON (as Triton sends it) has hexadecimal ids, unlike protobuf's JSON."""
     if "json" not in content_type:
         return trace_service_pb2.ExportTraceServiceRequest.FromString(body)
 
@@ -92,12 +91,12 @@ def message_of(body: bytes, content_type: str):
 
 
 def values(attributes) -> dict:
-    """Attributes as a dictionary."""
+    """Returns attributes as a dictionary."""
     return {item.key: getattr(item.value, item.value.WhichOneof("value")) for item in attributes}
 
 
 def span_of(span, resource: dict, scope: str) -> Span:
-    """A span without protobuf."""
+    """Converts a protobuf span to a `Span`."""
     return Span(
         span.name, span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex(), span.trace_state, span.kind,
         span.start_time_unix_nano, span.end_time_unix_nano, values(span.attributes),
@@ -106,7 +105,7 @@ def span_of(span, resource: dict, scope: str) -> Span:
 
 
 class HttpCollector(Collected):
-    """Listens on `port` (0: any)."""
+    """An HTTP collector that listens on `port` (0: any free port)."""
 
     def __init__(self, port: int = 0):
         super().__init__()
@@ -144,7 +143,7 @@ class HttpCollector(Collected):
 
 
 class GrpcCollector(Collected, trace_service_pb2_grpc.TraceServiceServicer):
-    """The same as a service of gRPC."""
+    """A gRPC collector."""
 
     def __init__(self):
         super().__init__()

@@ -101,33 +101,33 @@ def lines(path) -> list:
     ],
 )
 def test_a_line_for_each_request(start, form, pattern):
-    """In each format, which other lines have too; without the option requests are not logged."""
+    """Lines have the configured format; without the option requests are not logged."""
     server = start(["identity_fp32"], f"--log-format={form}", "--log-access")
     assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
     assert server.get("/v2/none")[0] == 404
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         assert client.is_server_live()
     eventually("three lines", 5, lambda: sum("answered" in line for line in lines(server.log)) >= 3)
-    told = [line for line in lines(server.log) if "answered" in line and "health/ready" not in line]
+    answered = [line for line in lines(server.log) if "answered" in line and "health/ready" not in line]
     if form == "json":
         assert all(isinstance(json.loads(line), dict) for line in lines(server.log))
-        told = [json.loads(line) for line in told]
-        assert [(line["protocol"], line["request"], line["status"]) for line in told] == [
+        answered = [json.loads(line) for line in answered]
+        assert [(line["protocol"], line["request"], line["status"]) for line in answered] == [
             ("http", "POST /v2/models/identity_fp32/infer", 200),
             ("http", "GET /v2/none", 404),
             ("grpc", "/inference.GRPCInferenceService/ServerLive", 0),
         ]
-        assert all(line["level"] == "INFO" and 0 < float(line["ms"]) < 1e4 for line in told)
+        assert all(line["level"] == "INFO" and 0 < float(line["ms"]) < 1e4 for line in answered)
     else:
-        assert re.fullmatch(pattern, told[0]), told
-        assert "request=GET /v2/none status=404 ms=" in told[1]
+        assert re.fullmatch(pattern, answered[0]), answered
+        assert "request=GET /v2/none status=404 ms=" in answered[1]
 
 
 def test_a_log_file_is_reopened(start, tmp_path):
     """SIGHUP makes the server write to a new file after the old one was renamed."""
     path = tmp_path / "pharos.log"
     server = start(["identity_fp32"], f"--log-file={path}")
-    eventually("it logs that it is ready", 5, lambda: any("ready" in line for line in lines(path)))
+    eventually("the server logs that it is ready", 5, lambda: any("ready" in line for line in lines(path)))
     assert lines(server.log) == []
     path.rename(tmp_path / "old.log")
     server.process.send_signal(signal.SIGHUP)

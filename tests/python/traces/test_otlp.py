@@ -1,5 +1,5 @@
-"""Spans for OpenTelemetry collectors: what they say (as a real Triton's do), how callers' traces go on in them, and what a
-collector that is away, slow or refuses costs."""
+"""Spans for OpenTelemetry collectors: their content (compared with a real Triton's), the propagation of callers' traces, and the
+effects of a collector that is absent, slow or rejects spans."""
 
 import http.client
 import json
@@ -74,24 +74,24 @@ def exporting(tmp_path):
 
 
 def ask(server, count=1):
-    """Requests one after the other."""
+    """Sends `count` requests, one after the other."""
     with tritonclient.http.InferenceServerClient(server.http) as client:
         for _ in range(count):
             client.infer("plain", inputs(tritonclient.http))
 
 
 def roots(collector) -> list:
-    """The spans of requests as a whole."""
+    """Returns the root spans of requests."""
     return [span for span in collector.spans if span.name == "InferRequest"]
 
 
 def spans(server, result: str) -> float:
-    """What the server counts."""
+    """Returns the server's count of spans with this result."""
     return total(server.scrape(), "pharos_trace_spans_total", result=result)
 
 
 def named(collector) -> dict:
-    """The spans and events of each request by its id."""
+    """Returns the spans and events of each request by its id."""
     found = {}
     for root in roots(collector):
         mine = [span for span in collector.spans if span.trace == root.trace]
@@ -103,7 +103,7 @@ def named(collector) -> dict:
 @pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_the_live_tritons_spans_are_as_recorded(tmp_path):
-    """A real Triton of this moment."""
+    """A real Triton sends the recorded spans."""
     with HttpCollector() as collector:
         url = f"opentelemetry,url=http://127.0.0.1:{collector.port}/v1/traces"
         run_triton(tmp_path, "mode=opentelemetry", "level=TIMESTAMPS", "rate=1", url)
@@ -112,14 +112,14 @@ def test_the_live_tritons_spans_are_as_recorded(tmp_path):
 
 @pytest.mark.parametrize("make", [HttpCollector, GrpcCollector])
 def test_spans_are_tritons(exporting, make):
-    """The same spans in each other, the same events and attributes, over both protocols of the collector."""
+    """The nesting, events and attributes of spans are those of Triton, over both protocols of the collector."""
     with make() as collector:
         url = {} if make is HttpCollector else {"url": f"http://127.0.0.1:{collector.port}"}
         protocol = [] if make is HttpCollector else ["opentelemetry,protocol=grpc"]
         begun = time.time_ns()
         server = exporting(collector, "rate=1", "opentelemetry,resource=a.b=c", *protocol, **url)
         ask_all(server.http, server.grpc)
-        eventually("all spans are there", 10, lambda: len(collector.spans) == 3 + 3 + 6 + 3 + 2)
+        eventually("all spans are received", 10, lambda: len(collector.spans) == 3 + 3 + 6 + 3 + 2)
         assert (spans(server, "exported"), spans(server, "dropped")) == (17, 0)
         assert named(collector) == {name: sorted(tree) for name, tree in TRITON.items()}
         for span in collector.spans:
@@ -141,9 +141,9 @@ def test_spans_are_tritons(exporting, make):
         server.stop()
 
 
-def test_a_callers_trace_goes_on(exporting):
-    """`traceparent` is the parent and is followed whatever the rate, `tracestate` is passed on; the answer names the request's
-    own span. With rate 0 nothing else is traced."""
+def test_a_callers_trace_is_continued(exporting):
+    """`traceparent` is the parent and is followed at any rate; `tracestate` is passed on; the answer has the span of the request.
+    With rate 0 no other request is traced."""
     with HttpCollector() as collector:
         server = exporting(collector, "rate=0")
         ask(server, count=3)
@@ -152,7 +152,7 @@ def test_a_callers_trace_goes_on(exporting):
         assert connection[0] == 200
         with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
             client.infer("pipe", inputs(tritonclient.grpc, ("A", "B")), headers=headers)
-        eventually("nine spans are there", 10, lambda: len(collector.spans) == 9)
+        eventually("nine spans are received", 10, lambda: len(collector.spans) == 9)
         assert {(root.trace, root.parent, root.state) for root in roots(collector)} == {(TRACE, PARENT, "vendor=x")}
         assert {span.trace for span in collector.spans} == {TRACE}
         answered = []
@@ -169,10 +169,10 @@ def test_a_callers_trace_goes_on(exporting):
         _, call = call(grpc_infer("", "plain", tensors).message, metadata=[("traceparent", CALLER)])
         answered.append(dict(call.initial_metadata())["traceparent"])
         channel.close()
-        eventually("all spans are there", 10, lambda: len(collector.spans) == 9 + 9)
+        eventually("all spans are received", 10, lambda: len(collector.spans) == 9 + 9)
         own = {f"00-{TRACE}-{root.id}-01" for root in roots(collector)}
         assert set(answered) <= own and len(set(answered)) == 3
-        # What is no `traceparent` is none.
+        # An invalid `traceparent` is ignored.
         for wrong in ["", "00-0", CALLER.replace("0e", "0E"), CALLER.replace(TRACE, "0" * 32)]:
             server.ask("POST", "/v2/models/plain/infer", json.dumps(simple()), headers={"traceparent": wrong})
         server.stop()
@@ -180,15 +180,15 @@ def test_a_callers_trace_goes_on(exporting):
 
 
 def test_a_cancelled_and_a_failed_request(exporting):
-    """Who goes away leaves the events of receiving alone; a failure is the span's status."""
+    """A cancelled request has only the events of receiving; a failure is the status of the span."""
     with HttpCollector() as collector:
         server = exporting(collector, "rate=1")
         assert server.infer("fail", one("FP32", [1], [1]))[0] == 500
         body = post("/v2/models/slow/infer", json.dumps(one("FP32", [1, 1], [1])).encode())
         with connect(server.http_port) as gone:
             gone.sendall(body)
-            eventually("it executes", 5, lambda: total(server.scrape(), "pharos_batches_total", model="slow") == 1)
-        eventually("both are there", 10, lambda: len(roots(collector)) == 2)
+            eventually("the request is executed", 5, lambda: total(server.scrape(), "pharos_batches_total", model="slow") == 1)
+        eventually("both root spans are received", 10, lambda: len(roots(collector)) == 2)
         failed, cancelled = (next(s for s in collector.spans if s.name == name) for name in ("fail", "slow"))
         assert failed.error and list(failed.events) == MODEL
         root = next(root for root in roots(collector) if root.trace == cancelled.trace)
@@ -197,11 +197,11 @@ def test_a_cancelled_and_a_failed_request(exporting):
         server.stop()
 
 
-def test_what_is_refused_is_told(exporting):
-    """A span of the request alone, with the reason: it is the one that the answer names, and a caller's trace has no hole."""
+def test_a_refused_request_has_a_span(exporting):
+    """A refused request has one span with the reason. The answer names this span, so a caller's trace is complete."""
     with HttpCollector() as collector:
         server = exporting(collector, "rate=0")
-        bodies = [("plain", "infer", "{"), ("plain", "infer", '{"inputs": []}'), ("nobody", "infer", json.dumps(simple()))]
+        bodies = [("plain", "infer", "{"), ("plain", "infer", '{"inputs": []}'), ("missing", "infer", json.dumps(simple()))]
         named = set()
         for model, path, body in [*bodies, ("plain", "generate", "{}"), ("plain", "generate_stream", "{")]:
             client = http.client.HTTPConnection(server.http, timeout=30)
@@ -218,7 +218,7 @@ def test_what_is_refused_is_told(exporting):
             client.start_stream(lambda result, error: answers.append(error), headers={"traceparent": CALLER})
             client.async_stream_infer("plain", [tensor])
             eventually("the stream is answered", 10, lambda: answers)
-        eventually("all spans are there", 10, lambda: len(collector.spans) == 7)
+        eventually("all spans are received", 10, lambda: len(collector.spans) == 7)
         assert {span.name for span in collector.spans} == {"InferRequest"}
         assert all(span.error and span.parent == PARENT and span.end >= span.start for span in collector.spans)
         starts = sorted(list(span.events)[0] for span in collector.spans)
@@ -228,7 +228,7 @@ def test_what_is_refused_is_told(exporting):
 
 
 def test_variables_of_opentelemetry(exporting):
-    """Where there is no option, its variables say where and how spans go; options win."""
+    """Without options, OpenTelemetry's environment variables set the endpoint and protocol; options override them."""
     with HttpCollector() as collector:
         environment = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://localhost:{collector.port}/base",
@@ -239,7 +239,7 @@ def test_variables_of_opentelemetry(exporting):
         }
         server = exporting(collector, "rate=1", "opentelemetry,resource=zone=y", environment=environment)
         ask(server, count=4)
-        eventually("twelve spans are there", 10, lambda: len(collector.spans) == 12)
+        eventually("twelve spans are received", 10, lambda: len(collector.spans) == 12)
         assert all(path == "/base/v1/traces" for path, _ in collector.requests) and len(collector.requests) >= 2
         headers = collector.requests[0][1]
         assert (headers["x-team"], headers["authorization"]) == ("blue green", "Bearer t")
@@ -249,8 +249,8 @@ def test_variables_of_opentelemetry(exporting):
         server.stop()
 
 
-def test_what_is_not_sent_yet_is_sent_at_the_end(exporting):
-    """However long the pause between two exports is."""
+def test_queued_spans_are_sent_at_exit(exporting):
+    """At any export interval."""
     with HttpCollector() as collector:
         server = exporting(collector, "rate=1", "opentelemetry,bsp_schedule_delay=60000")
         ask(server, count=10)
@@ -259,21 +259,21 @@ def test_what_is_not_sent_yet_is_sent_at_the_end(exporting):
         assert len(collector.spans) == 30
 
 
-def test_a_collector_that_comes_late_misses_nothing(exporting):
-    """What fits into the queue waits for it; more is dropped and counted; the log has one line when it is lost and one when it
-    is back."""
+def test_queued_spans_reach_a_collector_that_starts_late(exporting):
+    """Spans that fit into the queue are sent later; others are dropped and counted. The log has one line when the collector is
+    lost and one when it is reachable again."""
     (port,) = free_ports(1)
     server = exporting(None, "rate=1", "opentelemetry,bsp_max_queue_size=30", url=f"http://127.0.0.1:{port}/v1/traces")
     ask(server, count=3)
-    eventually("the first are tried", 5, lambda: "does not accept spans" in server.log_tail())
+    eventually("the first export fails", 5, lambda: "does not accept spans" in server.log_tail())
     ask(server, count=60)
-    # Ten fit into the queue beside the three that are being tried.
+    # Ten spans fit into the queue, besides the three of the current export.
     assert spans(server, "dropped") == 3 * 50
     with HttpCollector(port) as collector:
-        eventually("what waited is there", 20, lambda: len(collector.spans) == 39)
-        eventually("they are counted", 5, lambda: spans(server, "exported") == 39)
+        eventually("the queued spans are received", 20, lambda: len(collector.spans) == 39)
+        eventually("the exported spans are counted", 5, lambda: spans(server, "exported") == 39)
         ask(server)
-        eventually("the next is there", 5, lambda: len(collector.spans) == 42)
+        eventually("the next spans are received", 5, lambda: len(collector.spans) == 42)
     log = server.log_tail()
     assert (log.count("does not accept spans"), log.count("answers again; 150 spans were lost")) == (1, 1)
     assert total(server.scrape(), "pharos_traces_total", result="dropped") == 50
@@ -282,7 +282,7 @@ def test_a_collector_that_comes_late_misses_nothing(exporting):
 
 @pytest.mark.parametrize("level", ["TIMESTAMPS", "TENSORS"])
 def test_a_collector_that_is_slow(exporting, level):
-    """Costs spans, which are counted and said, and no memory: contents of tensors are not even copied."""
+    """Spans are dropped, counted and logged; memory does not grow, because contents of tensors are not copied."""
     with HttpCollector() as collector:
         collector.delay_s = 1
         server = exporting(collector, "rate=1", f"level={level}", "opentelemetry,bsp_max_queue_size=60")
@@ -293,37 +293,37 @@ def test_a_collector_that_is_slow(exporting, level):
         with tritonclient.http.InferenceServerClient(server.http) as client:
             for _ in range(20):
                 client.infer("large", [large])
-        # Inputs and outputs of all would be 160 MiB.
+        # Inputs and outputs of all requests would be 160 MiB.
         assert memory(server) - before < 80 << 20
         ask(server, count=60)
-        eventually("all are counted", 20, lambda: spans(server, "dropped") + spans(server, "exported") == 82 * 3)
+        eventually("all spans are counted", 20, lambda: spans(server, "dropped") + spans(server, "exported") == 82 * 3)
         assert spans(server, "dropped") > 0 and len(collector.spans) == spans(server, "exported")
-        eventually("it is said", 5, lambda: "spans were dropped: the trace collector" in server.log_tail())
+        eventually("the dropped spans are logged", 5, lambda: "spans were dropped: the trace collector" in server.log_tail())
         server.stop()
 
 
 @pytest.mark.parametrize("make, busy, never", [(HttpCollector, 503, 400), (GrpcCollector, 14, 3)])
 def test_refusals(exporting, make, busy, never):
-    """Busy: sent again. Never: dropped and counted. Spans that a collector says it has not taken are counted as such."""
+    """A `busy` status: spans are sent again. A `never` status: dropped and counted, as are spans that the collector rejects."""
     codes = {14: grpc.StatusCode.UNAVAILABLE, 3: grpc.StatusCode.INVALID_ARGUMENT}
     with make() as collector:
         protocol = ["opentelemetry,protocol=grpc"] if make is GrpcCollector else []
         server = exporting(collector, "rate=1", *protocol)
         collector.refuse = [codes.get(busy, busy)]
         ask(server)
-        eventually("sent again", 10, lambda: len(collector.spans) == 3 and spans(server, "exported") == 3)
+        eventually("the spans are sent again", 10, lambda: len(collector.spans) == 3 and spans(server, "exported") == 3)
         collector.refuse = [codes.get(never, never)]
         ask(server)
         eventually("dropped", 10, lambda: spans(server, "dropped") == 3)
         collector.reject = 2
         ask(server)
-        eventually("told", 10, lambda: (spans(server, "exported"), spans(server, "dropped")) == (4, 5))
+        eventually("the spans are counted", 10, lambda: (spans(server, "exported"), spans(server, "dropped")) == (4, 5))
         assert "refused 2 of 3 spans: too many" in server.log_tail()
         server.stop()
 
 
-def test_the_end_does_not_wait_for_a_collector_that_hangs(exporting):
-    """The server ends within seconds, and says that spans were lost."""
+def test_exit_does_not_wait_for_a_collector_that_hangs(exporting):
+    """The server ends within seconds, and logs that spans were lost."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}/v1/traces"
         server = exporting(None, "rate=1", url=url)

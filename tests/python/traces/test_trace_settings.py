@@ -1,5 +1,5 @@
-"""The trace settings: every step of `trace_table.py` as the real Triton answers it (or on purpose otherwise), and tritonclient's
-calls in all their forms."""
+"""The trace settings: every step of `trace_table.py` is answered as by a real Triton, or differs as listed; and all forms of
+tritonclient's calls."""
 
 import asyncio
 import json
@@ -13,39 +13,39 @@ from tritonclient.utils import InferenceServerException
 
 from harness.peers import missing
 from traces import trace_table
-from traces.trace_table import ALL, GOLDEN, ONE, OPTIONS, STEPS
+from traces.trace_table import ALL, GOLDEN, ONE, OPTIONS, STEPS, UNKNOWN
 
 WHY_NOT = missing("triton", "triton")
 ATOMIC = "an update that leaves a model's settings wrong is refused as a whole; Triton refuses it and keeps a part"
 
 DIFFERENCES = {
-    f"POST {ALL}": (200, "an empty body asks for the settings, as in newer Tritons"),
-    f'POST {ALL} {{"trace_level": ["MIN"]}}': ("settings", "MIN and MAX are what TIMESTAMPS was called first"),
-    f'POST {ALL} {{"trace_level": ["MAX"]}}': ("settings", "MIN and MAX are what TIMESTAMPS was called first"),
-    f'POST {ALL} {{"trace_rate": "1.5"}}': (400, "Triton takes the 1"),
-    f'POST {ALL} {{"trace_rate": "-1"}}': (400, "Triton takes 4294967295"),
-    f'POST {ALL} {{"log_frequency": "-1"}}': (400, "Triton takes 4294967295"),
-    f'POST {ALL} {{"trace_rate": "4294967295"}}': (200, "is in the range that Triton tells"),
-    f'POST {ALL} {{"trace_level": ["TIMESTAMP"]}}': (400, "a level that does not exist is told, Triton ignores it"),
-    f'POST {ALL} {{"trace_level": ["timestamps"]}}': (400, "a level that does not exist is told, Triton ignores it"),
-    f'POST {ALL} {{"trace_rate": 5}}': (200, "numbers are taken too"),
-    f'POST {ALL} {{"trace_count": 5}}': (200, "numbers are taken too"),
-    f'POST {ALL} {{"log_frequency": 5}}': (200, "numbers are taken too"),
+    f"POST {ALL}": (200, "an empty body reads the settings, as in newer Tritons"),
+    f'POST {ALL} {{"trace_level": ["MIN"]}}': ("settings", "MIN and MAX are former names of TIMESTAMPS"),
+    f'POST {ALL} {{"trace_level": ["MAX"]}}': ("settings", "MIN and MAX are former names of TIMESTAMPS"),
+    f'POST {ALL} {{"trace_rate": "1.5"}}': (400, "Triton stores 1"),
+    f'POST {ALL} {{"trace_rate": "-1"}}': (400, "Triton stores 4294967295"),
+    f'POST {ALL} {{"log_frequency": "-1"}}': (400, "Triton stores 4294967295"),
+    f'POST {ALL} {{"trace_rate": "4294967295"}}': (200, "is in the range of Triton's error text"),
+    f'POST {ALL} {{"trace_level": ["TIMESTAMP"]}}': (400, "an unknown level is an error; Triton ignores it"),
+    f'POST {ALL} {{"trace_level": ["timestamps"]}}': (400, "an unknown level is an error; Triton ignores it"),
+    f'POST {ALL} {{"trace_rate": 5}}': (200, "numbers are accepted too"),
+    f'POST {ALL} {{"trace_count": 5}}': (200, "numbers are accepted too"),
+    f'POST {ALL} {{"log_frequency": 5}}': (200, "numbers are accepted too"),
     f'POST {ALL} {{"trace_mode": "opentelemetry"}}': (501, "the mode cannot be changed; Triton ignores it"),
-    f'POST {ALL} {{"nonsense": "1"}}': (400, "a setting that does not exist is told, Triton ignores it"),
-    f'POST {ALL} {{"nonsense": null}}': (400, "a setting that does not exist is told, Triton ignores it"),
-    f"POST {ALL} {{": (500, "the same status, JSON's faults in other words"),
-    f"POST {ALL} [1]": (500, "a body that is no object is told, Triton ignores it"),
-    f"POST {ALL} 7": (500, "a body that is no object is told, Triton ignores it"),
-    'grpc global {"trace_level": ["nonsense"]}': ("INVALID_ARGUMENT", "a level that does not exist is told"),
-    'grpc global {"trace_level": [""]}': ("INVALID_ARGUMENT", "a level that does not exist is told"),
-    'grpc global {"nonsense": ["1"]}': ("INVALID_ARGUMENT", "a setting that does not exist is told"),
+    f'POST {ALL} {{"nonsense": "1"}}': (400, "an unknown setting is an error; Triton ignores it"),
+    f'POST {ALL} {{"nonsense": null}}': (400, "an unknown setting is an error; Triton ignores it"),
+    f"POST {ALL} {{": (500, "the same status; another text for invalid JSON"),
+    f"POST {ALL} [1]": (500, "a body that is not an object is an error; Triton ignores it"),
+    f"POST {ALL} 7": (500, "a body that is not an object is an error; Triton ignores it"),
+    'grpc global {"trace_level": ["nonsense"]}': ("INVALID_ARGUMENT", "an unknown level is an error"),
+    'grpc global {"trace_level": [""]}': ("INVALID_ARGUMENT", "an unknown level is an error"),
+    'grpc global {"nonsense": ["1"]}': ("INVALID_ARGUMENT", "an unknown setting is an error"),
     'grpc global {"trace_mode": ["triton"]}': ("UNIMPLEMENTED", "the mode cannot be changed"),
 }
-"""Steps that are answered otherwise than by Triton 2.51, on purpose: the status here (or that the settings differ), and why."""
+"""Intended differences from Triton 2.51: the status of this server (or that the settings differ), and the reason."""
 
 AFTER_ATOMIC = STEPS.index(next(s for s in STEPS if s.name.endswith('{"trace_level": ["OFF"], "trace_rate": "0"}')))
-"""The step at which Triton keeps a part of what it refuses; what it shows after that is not ours, see `ATOMIC`."""
+"""The step at which Triton applies a part of a refused update; later settings differ from this server's, see `ATOMIC`."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def ours(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answers(ours):
-    """This server's answers to all steps; what it takes and Triton refuses is put back at once."""
+    """This server's answers to all steps; an update that Triton refuses and this server accepts is reverted at once."""
     found = []
     for step in STEPS:
         found.append(step.ask(ours.http, ours.grpc))
@@ -79,12 +79,12 @@ def answers(ours):
 
 
 def golden() -> list:
-    """Triton's answers."""
+    """Returns Triton's answers."""
     return json.loads(GOLDEN.read_text())
 
 
 def comparable(answer: dict) -> dict:
-    """An answer without what may differ: the order of levels is a set's, spaces behind `got:` differ between protocols."""
+    """Returns an answer without parts that may differ: the order of levels, and spaces after `got:`."""
     answer = {key: value for key, value in answer.items() if key != "step"}
     if "error" in answer:
         answer["error"] = answer["error"].replace("got:-2", "got: -2")
@@ -93,9 +93,9 @@ def comparable(answer: dict) -> dict:
 
 @pytest.mark.parametrize("number", range(len(STEPS)), ids=lambda number: f"{number} {STEPS[number].name}"[:90])
 def test_every_step_is_answered_as_by_triton(answers, number):
-    """Status, text and settings."""
+    """Compares status, text and settings."""
     ours, theirs = comparable(answers[number]), comparable(golden()[number])
-    assert golden()[number]["step"] == STEPS[number].name, "the golden file is of another table: record it again"
+    assert golden()[number]["step"] == STEPS[number].name, "the golden file was recorded with another table: record it again"
     if number >= AFTER_ATOMIC:
         if number == AFTER_ATOMIC:
             assert ours["status"] == theirs["status"] and theirs["error"] in ours["error"], ATOMIC
@@ -114,13 +114,13 @@ def test_every_step_is_answered_as_by_triton(answers, number):
         assert (ours["status"], ours["settings"]["trace_level"]) == (200, ["TIMESTAMPS"]), promised[1]
     else:
         assert ours["status"] == promised[0], promised[1]
-        assert ours != theirs, f"no difference any more: {promised[1]}"
+        assert ours != theirs, f"this intended difference no longer exists: {promised[1]}"
 
 
 @pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_the_live_triton_answers_as_recorded(tmp_path):
-    """A real Triton of this moment."""
+    """A real Triton gives the recorded answers."""
     assert trace_table.run_triton(tmp_path) == golden()
 
 
@@ -133,7 +133,7 @@ def grpc_client(server):
 
 
 class Blocking:
-    """A client of asyncio that is called like the others."""
+    """A blocking wrapper of an asyncio client."""
 
     def __init__(self, module, address: str):
         self.loop = asyncio.new_event_loop()
@@ -163,7 +163,7 @@ def grpc_aio_client(server):
 
 
 def settings_of(answer) -> dict:
-    """The settings in one form: lists of texts."""
+    """Returns the settings in one form: lists of strings."""
     if not isinstance(answer, dict):
         return {key: list(value.value) for key, value in answer.settings.items()}
     if "settings" in answer:
@@ -173,7 +173,7 @@ def settings_of(answer) -> dict:
 
 @pytest.mark.parametrize("make", [http_client, grpc_client, http_aio_client, grpc_aio_client])
 def test_tritonclient_changes_settings_in_all_forms(ours, make):
-    """Texts, lists, and None to clear; globally and for a model."""
+    """Strings, lists, and None to clear; globally and for a model."""
     with make(ours) as client:
 
         def update(settings, **model):
@@ -209,14 +209,14 @@ def test_tritonclient_changes_settings_in_all_forms(ours, make):
         ]:
             with pytest.raises(InferenceServerException, match=words):
                 client.update_trace_settings(settings=settings)
-        with pytest.raises(InferenceServerException, match="Request for unknown model : nobody"):
-            client.update_trace_settings(model_name="nobody", settings={"trace_rate": "1"})
+        with pytest.raises(InferenceServerException, match=f"Request for unknown model : {UNKNOWN}"):
+            client.update_trace_settings(model_name=UNKNOWN, settings={"trace_rate": "1"})
         assert get() == before
         assert ONE.endswith("/one/trace/setting")
 
 
 def test_wrong_options_are_refused_at_the_start(start):
-    """With the setting, the value and what is allowed."""
+    """The error has the setting, the value and the allowed values."""
     for option, words in [
         ("zipkin,url=x", "there is no trace mode 'zipkin'"),
         ("level=EVERYTHING", "allowed are OFF, TIMESTAMPS, TENSORS"),

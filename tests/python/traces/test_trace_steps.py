@@ -1,5 +1,5 @@
-"""Who is whose step: the traces of every kind of request (decoupled and nested ensembles, sequences, the cache, failures, lost
-workers, clients that go away), once as a file and once as spans. `test_traces.py` and `test_otlp.py` have the rest."""
+"""The nesting of steps in traces of every kind of request (decoupled and nested ensembles, sequences, the cache, failures, lost
+workers, disconnected clients), once in a file and once as spans. See also `test_traces.py` and `test_otlp.py`."""
 
 import json
 
@@ -32,7 +32,7 @@ MODELS = {name: MEMBERS[name] for name in MEMBERS if name != "four"} | {
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """Models and ensembles."""
+    """A repository of models and ensembles."""
     folder = build(tmp_path_factory.mktemp("steps") / "models", MODELS)
     (folder / "sums/1").mkdir(parents=True)
     sums = sequence_config(f"max_sequence_idle_microseconds: 60000000 {controls()}", batch=0)
@@ -41,18 +41,18 @@ def repository(tmp_path_factory):
 
 
 def serve(folder, repository, *configs):
-    """A server that traces every request."""
+    """Starts a server that traces every request."""
     options = [f"--trace-config={config}" for config in ("level=TIMESTAMPS", "rate=1", *configs)]
     return Server(folder, [repository], [*options, "--cache-config=local,size=1048576"])
 
 
 def posted(elements: list, identifier: str) -> dict:
-    """A request in JSON."""
+    """Returns a request in JSON."""
     return {"id": identifier, "inputs": [tensor("IN", "INT32", [len(elements)], elements)]}
 
 
 def ask_all(server) -> int:
-    """All kinds of requests. Gives how many."""
+    """Sends requests of every kind; returns their number."""
     assert values(server, asked("chain", [1, 2, 3], "chain")) == [("chain", n) for n in (1, 2, 3)]
     assert values(server, asked("nested", [4, 5], "nested")) == [("nested", 4), ("nested", 5)]
     assert values(server, asked("sequence", [1, 2], "sequence"))
@@ -62,7 +62,7 @@ def ask_all(server) -> int:
     assert "died" in values(server, asked("breaks", [1, 2, 3, 4], "breaks"))[-1][1]
     with connect(server.http_port) as gone:
         gone.sendall(post("/v2/models/slowly/infer", json.dumps(posted([3], "gone")).encode()))
-        eventually("it executes", 5, lambda: total(server.scrape(), "pharos_batches_total", model="slower") == 1)
+        eventually("the request is executed", 5, lambda: total(server.scrape(), "pharos_batches_total", model="slower") == 1)
     with tritonclient.http.InferenceServerClient(server.http) as client:
         for number in range(3):
             value = tritonclient.http.InferInput("VALUE", [1], "INT32")
@@ -73,7 +73,7 @@ def ask_all(server) -> int:
 
 
 def tree(traces: dict, root: int) -> list:
-    """The models of a request's steps, in the order in which they began: nested lists."""
+    """Returns the models of a request's steps as nested lists, in the order in which they began."""
     steps = sorted(number for number, trace in traces.items() if trace.get("parent_id") == root)
     return [traces[root]["model_name"], *(tree(traces, number) for number in steps)]
 
@@ -87,11 +87,11 @@ TREES = {
     "gone": ["slowly", ["rows_of_any"], ["slower"]],
     "sequence": ["sequence", ["numbered"], ["sums"], ["sums"]],
 } | {f"sums{number}": ["sums"] for number in range(3)}
-"""By the request's id; what breaks in the middle may have fewer steps."""
+"""By the id of the request; failed requests may have fewer steps."""
 
 
 def check(traces: dict, found: dict):
-    """Every step lies in its parent, which is there; every part has an end; failures are told, with all that they took along."""
+    """Every step lies within its parent, which exists; every part has an end; failures are reported with all affected steps."""
     assert {name: shape for name, shape in found.items() if name != "breaks"} == TREES
     assert found["breaks"][:2] == ["breaks", ["crashing"]]
     for trace in traces.values():
@@ -103,7 +103,7 @@ def check(traces: dict, found: dict):
             assert trace["request_id"] == parent["request_id"]
             if not parent.get("error"):
                 assert stamps["REQUEST_END"][0] <= parent["stamps"]["REQUEST_END"][0]
-            assert not {"HTTP_RECV_START", "GRPC_WAITREAD_START"} & set(stamps), "only requests are received"
+            assert not {"HTTP_RECV_START", "GRPC_WAITREAD_START"} & set(stamps), "only root traces have events of receiving"
     failed = {(trace["request_id"], trace["model_name"]): trace["error"] for trace in traces.values() if trace.get("error")}
     assert ("fails_behind", "failing") in failed and ("fails_behind", "fails_behind") in failed
     assert ("breaks", "breaks") in failed and ("breaks", "crashing") in failed
@@ -112,11 +112,11 @@ def check(traces: dict, found: dict):
 
 
 def test_steps_in_a_file(repository, tmp_path):
-    """`parent_id` leads to the request; nothing is left unfinished."""
+    """`parent_id` leads to the request; all parts have an end."""
     file = tmp_path / "trace.json"
     with serve(tmp_path, repository, f"triton,file={file}") as server:
         count = ask_all(server)
-        eventually("all are written", 20, lambda: total(server.scrape(), "pharos_traces_total", result="written") == count)
+        eventually("all traces are written", 20, lambda: total(server.scrape(), "pharos_traces_total", result="written") == count)
     traces = collect(json.loads(file.read_text()))
     roots = [number for number, trace in traces.items() if "parent_id" not in trace]
     check(traces, {traces[root]["request_id"]: tree(traces, root) for root in roots})
@@ -124,13 +124,13 @@ def test_steps_in_a_file(repository, tmp_path):
 
 
 def test_steps_as_spans(repository, tmp_path):
-    """The same, of spans: one root for each trace, every other span in one that is there."""
+    """As above, for spans: one root for each trace; the parent of every other span exists."""
     with HttpCollector() as collector:
         url = f"opentelemetry,url=http://127.0.0.1:{collector.port}/v1/traces"
         with serve(tmp_path, repository, "mode=opentelemetry", url, "opentelemetry,bsp_schedule_delay=100") as server:
             count = ask_all(server)
             roots = lambda: [span for span in collector.spans if span.name == "InferRequest"]  # noqa: E731
-            eventually("all are there", 20, lambda: len(roots()) == count)
+            eventually("all root spans are received", 20, lambda: len(roots()) == count)
             settled("the spans", 20, lambda: len(collector.spans), 0.3)
         by_id = {span.id: span for span in collector.spans}
         assert len(by_id) == len(collector.spans) and len({root.trace for root in roots()}) == count
@@ -151,11 +151,11 @@ def test_steps_as_spans(repository, tmp_path):
 
 
 def test_steps_beyond_the_bound_are_left_out(repository, tmp_path):
-    """A request of very many steps: ten thousand are collected, and the request itself to its end."""
+    """A request with more than ten thousand steps: ten thousand are recorded, and the request itself to its end."""
     file = tmp_path / "trace.json"
     with serve(tmp_path, repository, f"triton,file={file}") as server:
         assert len(values(server, asked("chain", range(12_000), "long"))) == 12_000
-        eventually("it is written", 20, lambda: total(server.scrape(), "pharos_traces_total", result="written") == 1)
+        eventually("the trace is written", 20, lambda: total(server.scrape(), "pharos_traces_total", result="written") == 1)
     traces = collect(json.loads(file.read_text()))
     root = next(trace for trace in traces.values() if "parent_id" not in trace)
     assert len(traces) == 10_001 and "REQUEST_END" in root["stamps"]

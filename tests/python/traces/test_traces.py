@@ -1,4 +1,4 @@
-"""Trace files: that they say what Triton's say, which requests are in which file, what a crash leaves of them, and what
+"""Trace files: their content (compared with Triton's), which requests are in which file, their state after a crash, and what
 `pharos trace` reads from them. Spans are in `test_otlp.py`, settings in `test_trace_settings.py`."""
 
 import http.client
@@ -54,19 +54,19 @@ def traced(tmp_path):
 
 
 def written(server) -> float:
-    """How many traces are in files."""
+    """Returns the number of traces in files."""
     return total(server.scrape(), "pharos_traces_total", result="written")
 
 
 def ask(server, model="plain", count=1):
-    """Requests one after the other."""
+    """Sends `count` requests, one after the other."""
     for _ in range(count):
         status, answer = server.infer(model, simple())
         assert status == 200, answer
 
 
 def keep_asking(server):
-    """Requests until the server is gone."""
+    """Sends requests until the server is gone."""
     try:
         while True:
             server.infer("plain", simple())
@@ -75,8 +75,8 @@ def keep_asking(server):
 
 
 @pytest.mark.smoke
-def test_a_file_says_what_tritons_says(traced):
-    """The same requests, the same structure; stamps are in the order of a request's life; both are summarised alike."""
+def test_a_file_has_the_content_of_tritons(traced):
+    """The same requests give the same structure; timestamps are in the order of processing; both summaries are alike."""
     server, file = traced(*OPTIONS)
     ask_all(server.http, server.grpc)
     server.stop()
@@ -101,14 +101,14 @@ def test_a_file_says_what_tritons_says(traced):
 @pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NO_TRITON), reason=WHY_NO_TRITON)
 def test_the_live_tritons_file_is_as_recorded(tmp_path):
-    """A real Triton of this moment; and `pharos trace` reads the file that it has written."""
+    """A real Triton writes the recorded trace file, and `pharos trace` reads it."""
     records = records_of_triton(tmp_path)
     assert structure(records) == structure(json.loads(GOLDEN.read_text()))
     assert summary(tmp_path / "trace.json.0")["plain"]["traces"] == 4
 
 
 def test_a_timeline_for_perfetto(traced, tmp_path):
-    """Slices of a row lie in each other or apart, each step has an arrow that begins in its ensemble's slice."""
+    """Slices of one track are nested or disjoint; each step has an arrow that begins in the slice of its ensemble."""
     server, file = traced(*OPTIONS)
     threads = [threading.Thread(target=ask_all, args=(server.http, server.grpc)) for _ in range(4)]
     for thread in threads:
@@ -136,10 +136,11 @@ def test_a_timeline_for_perfetto(traced, tmp_path):
 
 
 def test_rate_count_and_files(traced):
-    """Every second is sampled; three in each file; a count ends it; a change begins anew; indices go on."""
+    """rate=2 samples every second request; a file has three; `count` ends sampling; a change of settings restarts counts; file
+    indices continue."""
     server, file = traced("level=TIMESTAMPS", "rate=2", "triton,log-frequency=3")
     ask(server, count=14)
-    eventually("seven are written", 5, lambda: written(server) == 7)
+    eventually("seven traces are written", 5, lambda: written(server) == 7)
 
     def ids(index):
         return sorted({record["id"] for record in json.loads(file.with_name(f"trace.json.{index}").read_text())})
@@ -150,17 +151,17 @@ def test_rate_count_and_files(traced):
     status, shown = server.ask("POST", "/v2/trace/setting", json.dumps(update))
     assert status == 200, shown
     ask(server, count=4)
-    eventually("nine are written", 5, lambda: written(server) == 9)
+    eventually("nine traces are written", 5, lambda: written(server) == 9)
     assert ids(3) == [8, 9] and not file.with_name("trace.json.4").exists()
     assert json.loads(server.get("/v2/trace/setting")[1])["trace_count"] == "0"
     update = {"trace_count": None, "trace_rate": None, "log_frequency": "0"}
     assert server.ask("POST", "/v2/trace/setting", json.dumps(update))[0] == 200
     ask(server, count=2)
-    eventually("one is in the file without an index", 5, lambda: written(server) == 10 and json.loads(file.read_text()))
+    eventually("the file without an index has a trace", 5, lambda: written(server) == 10 and json.loads(file.read_text()))
 
 
-def test_only_what_is_asked_for_is_traced(traced):
-    """Off: no file. One model's settings do not touch the others. Stamps without tensors and the other way round."""
+def test_only_configured_events_are_traced(traced):
+    """Level OFF: no file. One model's settings do not affect others. Timestamps without tensors; tensors without timestamps."""
     server, file = traced()
     ask(server)
     for path, level, model in [("models/cached/", "TENSORS", "cached"), ("", "TIMESTAMPS", "plain")]:
@@ -169,7 +170,7 @@ def test_only_what_is_asked_for_is_traced(traced):
         ask(server)
         ask(server, "cached")
         want = 1 if model == "cached" else 3
-        eventually(f"{want} are written", 5, lambda want=want: written(server) == want)
+        eventually(f"{want} traces are written", 5, lambda want=want: written(server) == want)
     server.stop()
     traces = collect(json.loads(file.read_text())).values()
     found = sorted((trace["model_name"], bool(trace["stamps"]), bool(trace["tensors"])) for trace in traces)
@@ -177,20 +178,20 @@ def test_only_what_is_asked_for_is_traced(traced):
 
 
 def test_failures_and_clients_that_go_away(traced):
-    """A failure is told. Who goes away leaves no sending; a request that is refused before any model has it, nothing."""
+    """A failure is recorded. A disconnected client has no events of sending; a request refused before any model has no trace."""
     server, file = traced("level=TIMESTAMPS", "rate=1")
     assert server.infer("fail", one("FP32", [1], [1]))[0] == 500
     assert server.infer("plain", one("FP32", [1], [1]))[0] == 400
     body = post("/v2/models/slow/infer", json.dumps(one("FP32", [1, 1], [1])).encode())
     with connect(server.http_port) as first, connect(server.http_port) as second:
         first.sendall(body)
-        eventually("it executes", 5, lambda: total(server.scrape(), "pharos_batches_total", model="slow") == 1)
+        eventually("the request is executed", 5, lambda: total(server.scrape(), "pharos_batches_total", model="slow") == 1)
         second.sendall(body)
         pending = "nv_inference_pending_request_count"
-        eventually("the other waits", 5, lambda: total(server.scrape(), pending, model="slow") == 1)
+        eventually("the other request waits", 5, lambda: total(server.scrape(), pending, model="slow") == 1)
         second.close()
         assert read_response(first)[0] == 200
-    eventually("three are written", 5, lambda: written(server) == 3)
+    eventually("three traces are written", 5, lambda: written(server) == 3)
     server.stop()
     traces = list(collect(json.loads(file.read_text())).values())
     failed = next(trace for trace in traces if trace["model_name"] == "fail")
@@ -201,7 +202,7 @@ def test_failures_and_clients_that_go_away(traced):
 
 
 def test_a_decoupled_model(traced, tmp_path):
-    """Each response is sent on its own; the model is executed once."""
+    """Each response has its own events of sending; the model is executed once."""
     repository = build_streams(tmp_path / "streams", {"repeat": COMPARED["repeat"]})
     server, file = traced(*OPTIONS, repository=repository)
     answers = []
@@ -210,11 +211,11 @@ def test_a_decoupled_model(traced, tmp_path):
         tensor = tritonclient.grpc.InferInput("IN", [3], "INT32")
         tensor.set_data_from_numpy(np.array([4, 5, 6], np.int32))
         client.async_stream_infer("repeat", [tensor], request_id="r")
-        eventually("three answers", 10, lambda: len(answers) >= 3)
+        eventually("three answers are received", 10, lambda: len(answers) >= 3)
         client.stop_stream()
     status, text = server.ask("POST", "/v2/models/repeat/generate_stream", json.dumps({"IN": [7, 8]}))
     assert status == 200 and text.count("data: ") == 2
-    eventually("two are written", 5, lambda: written(server) == 2)
+    eventually("two traces are written", 5, lambda: written(server) == 2)
     server.stop()
     stream, generated = (trace for _, trace in sorted(collect(json.loads(file.read_text())).items()))
     counts = {name: len(times) for name, times in stream["stamps"].items()}
@@ -228,12 +229,12 @@ def test_a_decoupled_model(traced, tmp_path):
 
 
 def test_files_are_whole_json_at_any_time_and_survive_a_kill(traced):
-    """While it is written any reader takes the file. After SIGKILL, too, and cut anywhere it is read as far as it goes."""
+    """While the file is written it is valid JSON. After SIGKILL too; a file cut at any point is read up to the cut."""
     server, file = traced(*OPTIONS)
     asking = [threading.Thread(target=keep_asking, args=(server,)) for _ in range(2)]
     for thread in asking:
         thread.start()
-    eventually("a hundred are written", 20, lambda: written(server) > 100)
+    eventually("a hundred traces are written", 20, lambda: written(server) > 100)
     sizes = set()
     for _ in every(0.02, 0.4):
         text = file.read_text()
@@ -242,7 +243,7 @@ def test_files_are_whole_json_at_any_time_and_survive_a_kill(traced):
     server.kill()
     for thread in asking:
         thread.join()
-    assert len(sizes) > 5, "it was written meanwhile"
+    assert len(sizes) > 5, "the file must grow during the test"
     whole = summary(file)["plain"]["traces"]
     assert whole > 100
     text, chance = file.read_bytes(), random.Random(5)
@@ -251,7 +252,7 @@ def test_files_are_whole_json_at_any_time_and_survive_a_kill(traced):
         cut.write_bytes(text[: chance.randrange(1000, len(text) - 3)])
         result = subprocess.run([str(binary()), "trace", "summary", str(cut)], capture_output=True, text=True)
         assert result.returncode == 0 and "the file is cut" in result.stderr
-        # The repair for other readers in docs/src/guides/traces.md.
+        # The repair for other readers, from docs/src/guides/traces.md.
         lines = cut.read_bytes().decode(errors="replace")
         repaired = json.loads(lines[: lines.rfind(",\n")] + "]")
         assert repaired == json.loads(text)[: len(repaired)] and len(repaired) > lines.count("\n") - 1
@@ -259,20 +260,20 @@ def test_files_are_whole_json_at_any_time_and_survive_a_kill(traced):
     assert 0.4 * whole < summary(cut)["plain"]["traces"] < 0.6 * whole
 
 
-def test_what_cannot_be_written_is_counted_and_said_once(tmp_path):
-    """A full disk costs traces, not requests, and one line in the log, not one for each."""
+def test_lost_traces_are_counted_and_logged_once(tmp_path):
+    """A full disk loses traces but no requests, and writes one log line, not one per trace."""
     configs = ["triton,file=/dev/full", "level=TIMESTAMPS", "rate=1"]
     options = [f"--trace-config={config}" for config in configs]
     with Server(tmp_path, [build(tmp_path / "models")], options) as server:
         ask(server, count=200)
         dropped = {"result": "dropped"}
-        eventually("all are counted", 5, lambda: total(server.scrape(), "pharos_traces_total", **dropped) == 200)
+        eventually("all lost traces are counted", 5, lambda: total(server.scrape(), "pharos_traces_total", **dropped) == 200)
         assert written(server) == 0
     assert 1 <= server.log_tail().count("cannot write traces") <= 3
 
 
 def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path):
-    """With its name, why, and what is allowed; a folder that is full does not stop it."""
+    """The error has the file, the reason and the allowed values; a full disk does not prevent the start."""
     models = build(tmp_path / "models")
     (tmp_path / "folder").mkdir()
     for path, reason in [
@@ -288,8 +289,8 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_the_commands_say_what_is_wrong(tmp_path):
-    """No such file, no trace file."""
+def test_the_commands_report_invalid_files(tmp_path):
+    """A missing file, and a file that is not a trace file."""
     (tmp_path / "other.json").write_text("{}")
     for file, words in [("nowhere.json", "nowhere.json: No such file"), ("other.json", "not a trace file: expected a JSON array")]:
         result = subprocess.run([str(binary()), "trace", "chrome", str(tmp_path / file)], capture_output=True, text=True)
@@ -300,7 +301,7 @@ def test_the_commands_say_what_is_wrong(tmp_path):
 @pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_perf_analyzer_sets_what_is_traced(traced):
-    """Its --trace-* options reach the server's settings."""
+    """Its --trace-* options change the server's settings."""
     server, file = traced()
     command = [
         str(script("perf_analyzer")), "-m", "plain", "-u", server.http, "--trace-level", "TIMESTAMPS", "--trace-rate", "1",
@@ -309,13 +310,13 @@ def test_perf_analyzer_sets_what_is_traced(traced):
     ]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
-    eventually("fifty are written", 5, lambda: written(server) == 50)
+    eventually("fifty traces are written", 5, lambda: written(server) == 50)
     assert [summary(file.with_name(f"trace.json.{n}"))["plain"]["traces"] for n in range(3)] == [20, 20, 10]
     assert json.loads(server.get("/v2/trace/setting")[1])["log_frequency"] == "20"
 
 
-def test_refused_updates_are_told_by_the_client(traced):
-    """What would be traced must have somewhere to go."""
+def test_clients_report_refused_updates(traced):
+    """An update that enables tracing without a file is refused."""
     server, _ = traced("level=OFF")
     with tritonclient.http.InferenceServerClient(server.http) as client:
         with pytest.raises(InferenceServerException, match="sample rate must be non-zero"):
@@ -323,7 +324,7 @@ def test_refused_updates_are_told_by_the_client(traced):
 
 
 def test_a_request_that_is_executed_several_times(traced, tmp_path):
-    """An iterative sequence: a queue and a computation for each time, and both commands count all of them."""
+    """An iterative sequence has a queue and a computation per iteration; both commands count all of them."""
     repository = write(tmp_path / "iterative", "direct", MODELS["direct"])
     server, file = traced("level=TIMESTAMPS", "rate=1", repository=repository)
     with tritonclient.http.InferenceServerClient(server.http) as client:

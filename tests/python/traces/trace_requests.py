@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Models and requests that are traced, for this server and for a real Triton, and what their trace files say.
+"""Models and requests that are traced, for this server and for a real Triton, and the content of their trace files.
 
-    python -m traces.trace_requests record      asks the Triton peer, writes golden_trace_file.json: its trace file as it is
+    python -m traces.trace_requests record      sends them to the Triton peer and writes golden_trace_file.json, its trace file
 """
 
 import json
@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).resolve().parent / "golden_trace_file.json"
 ADD_SUB = 'max_batch_size: 8\n' + two_to_two("INT32", [16])
 CACHED = "response_cache { enable: true }\n"
 SLOW = "max_batch_size: 1\ndynamic_batching { default_queue_policy { max_queue_size: 100 } }\n"
-"""With a queue limit nothing is sent before it can be executed."""
+"""With a queue limit, a request is sent to the worker only when it can be executed."""
 PIPE = """platform: "ensemble"
 max_batch_size: 8
 input [ { name: "A" data_type: TYPE_INT32 dims: [ 16 ] }, { name: "B" data_type: TYPE_INT32 dims: [ 16 ] } ]
@@ -47,7 +47,7 @@ class TritonPythonModel:
 
 
 def build(repository: Path, triton: bool = False) -> Path:
-    """The models `plain`, `cached` and `pipe`; for this server also one that takes its time and one that fails."""
+    """Writes the models `plain`, `cached` and `pipe`; for this server also a slow one and one that fails."""
     backend = 'backend: "python"\ninstance_group [ { kind: KIND_CPU } ]\n' if triton else 'backend: "builtin"\n'
     own = "" if triton else parameters(function="add_sub")
     models = {"plain": backend + ADD_SUB + own, "cached": backend + ADD_SUB + own + CACHED, "pipe": PIPE}
@@ -64,7 +64,7 @@ def build(repository: Path, triton: bool = False) -> Path:
 
 
 def inputs(module, names=("INPUT0", "INPUT1")) -> list:
-    """Two inputs of 16 numbers."""
+    """Returns two inputs of 16 numbers."""
     made = []
     for name in names:
         made.append(module.InferInput(name, [1, 16], "INT32"))
@@ -73,7 +73,7 @@ def inputs(module, names=("INPUT0", "INPUT1")) -> list:
 
 
 def ask_all(http: str, grpc: str):
-    """Five requests: over HTTP, over gRPC, an ensemble's, and twice the same to a model with a cache."""
+    """Sends five requests: over HTTP, over gRPC, to an ensemble, and the same one twice to a model with a cache."""
     with tritonclient.http.InferenceServerClient(http) as client:
         client.infer("plain", inputs(tritonclient.http), request_id="one")
         with tritonclient.grpc.InferenceServerClient(grpc) as other:
@@ -84,15 +84,15 @@ def ask_all(http: str, grpc: str):
 
 
 OPTIONS = ["level=TIMESTAMPS", "level=TENSORS", "rate=1"]
-"""What is traced."""
+"""The traced events and the rate."""
 
 
 def collect(records: list) -> dict:
-    """The records of a trace file by id: what they say of each request and step, in one dictionary."""
+    """Collects the records of a trace file by id: one dictionary for each request and step."""
     traces = {}
     for record in records:
         trace = traces.setdefault(record["id"], {"stamps": {}, "tensors": []})
-        assert set(record) & {"model_name", "timestamps", "activity"}, f"a record of no known kind: {record}"
+        assert set(record) & {"model_name", "timestamps", "activity"}, f"unknown kind of record: {record}"
         if "model_name" in record:
             trace |= {key: record[key] for key in ("model_name", "model_version", "request_id", "parent_id") if key in record}
             trace |= {key: record[key] for key in ("instance", "error") if key in record}
@@ -107,8 +107,8 @@ def collect(records: list) -> dict:
 
 
 def structure(records: list) -> list:
-    """What trace files of the same requests have in common: all but times, and that Triton tells the outputs of a request that
-    was not in the cache twice."""
+    """Returns the common part of trace files of the same requests: all but times, and Triton's second copy of the outputs of a
+    request that was not in the cache."""
     traces = collect(records)
     shown = []
     for _, trace in sorted(traces.items()):
@@ -119,7 +119,7 @@ def structure(records: list) -> list:
 
 
 def run_triton(folder: Path, *configs: str, ask=ask_all):
-    """A Triton of its own, whose files are in `folder`, is asked, with these values of `--trace-config`."""
+    """Starts a Triton with these values of `--trace-config` and its files in `folder`, and sends it requests."""
     from harness.peers import Triton
 
     options = [f"--trace-config={config}" for config in configs]
@@ -133,13 +133,13 @@ def run_triton(folder: Path, *configs: str, ask=ask_all):
 
 
 def records_of_triton(folder: Path) -> list:
-    """What the trace file of a Triton of its own says of `ask_all`."""
+    """Returns the trace file that a new Triton writes for `ask_all`."""
     run_triton(folder, *OPTIONS, f"triton,file={folder / 'trace.json'}", "triton,log-frequency=5")
     return json.loads((folder / "trace.json.0").read_text())
 
 
 def record():
-    """Asks a Triton of its own."""
+    """Records the trace file of a new Triton."""
     with tempfile.TemporaryDirectory() as folder:
         records = records_of_triton(Path(folder))
     GOLDEN.write_text("[" + ",\n".join(json.dumps(record) for record in records) + "]\n")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What the trace settings answer, step by step, over both protocols.
+"""Requests for trace settings and their answers, step by step, over both protocols.
 
-    python -m traces.trace_table record      asks the Triton peer, writes golden_trace.json
+    python -m traces.trace_table record      sends the steps to the Triton peer and writes golden_trace.json
 
 The steps build on each other: each is sent to one server, in order. `test_trace_settings.py` sends them to this server and
 compares status, text and settings.
@@ -18,14 +18,16 @@ from tritonclient.grpc import service_pb2
 
 GOLDEN = Path(__file__).resolve().parent / "golden_trace.json"
 FILE = "trace.json"
-"""The name of the trace file; its folder is told neither in the golden file nor in what is compared."""
+"""The name of the trace file; its folder is omitted from the golden file and from comparisons."""
 OPTIONS = [f"triton,file=FOLDER/{FILE}", "level=TIMESTAMPS", "rate=7", "triton,log-frequency=0", "mode=triton", "count=-1"]
-"""What both servers are started with, each behind `--trace-config`."""
+"""The options of both servers, each after `--trace-config`."""
 MODELS = ["one", "two"]
+UNKNOWN = "no" + "body"
+"""A model that does not exist; `golden_trace.json` has this name."""
 
 
 class Http:
-    """One HTTP request; a body that is no text is sent as JSON."""
+    """One HTTP request; a body that is not a string is sent as JSON."""
 
     def __init__(self, path: str, body=None, method: str = ""):
         self.path, self.method = path, method or ("GET" if body is None else "POST")
@@ -33,7 +35,7 @@ class Http:
         self.name = f"{self.method} {path} {self.body if self.body is not None else ''}".strip()
 
     def ask(self, http_address: str, _: str) -> dict:
-        """Status, and the settings or the error."""
+        """Returns the status, and the settings or the error."""
         connection = http.client.HTTPConnection(http_address, timeout=30)
         try:
             connection.request(self.method, self.path, self.body)
@@ -51,14 +53,14 @@ class Http:
 
 
 class Grpc:
-    """One call of TraceSetting; `settings` are lists of values."""
+    """One call of TraceSetting; values of `settings` are lists."""
 
     def __init__(self, model: str, settings=None):
         self.model, self.settings = model, settings or {}
         self.name = f"grpc {model or 'global'} {json.dumps(self.settings)}"
 
     def ask(self, _: str, grpc_address: str) -> dict:
-        """Status, and the settings or the error."""
+        """Returns the status, and the settings or the error."""
         request = service_pb2.TraceSettingRequest(model_name=self.model)
         for key, values in self.settings.items():
             request.settings[key].value.extend(values)
@@ -72,7 +74,7 @@ class Grpc:
 
 
 def without_folder(settings: dict) -> dict:
-    """The settings with the trace file's name alone."""
+    """Returns the settings with the trace file's name without its folder."""
     shown = dict(settings)
     file = shown.get("trace_file")
     if isinstance(file, list):
@@ -91,11 +93,11 @@ STEPS = [
     Http(ONE),
     Grpc(""),
     Grpc("one"),
-    # Nothing is asked for.
+    # Requests that change no setting.
     Http(ALL, ""),
     Http(ALL, {}),
     Http(ONE, {}),
-    # Global, all forms.
+    # Global settings, in all forms.
     Http(ALL, {"trace_rate": "5"}),
     Http(ONE),
     Http(ALL, {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_count": "10", "log_frequency": "3"}),
@@ -106,12 +108,12 @@ STEPS = [
     Http(ALL, {"trace_level": []}),
     Http(ALL, {"trace_level": None}),
     Http(ALL, {"trace_rate": None, "trace_count": None, "log_frequency": None}),
-    # A model's own.
+    # Settings of a model.
     Http(ONE, {"trace_rate": "3"}),
     Http(ONE),
     Http(TWO),
     Http(ALL),
-    # What a model leaves to the global settings follows them, what it has does not.
+    # Settings that a model does not set follow the global ones.
     Http(ALL, {"trace_rate": "11", "trace_count": "99", "log_frequency": "5"}),
     Http(ONE),
     Http(TWO),
@@ -123,7 +125,7 @@ STEPS = [
     Http(ONE),
     Http(ALL, {"trace_rate": None, "trace_count": None, "log_frequency": None}),
     Http(ONE),
-    # The same over gRPC.
+    # As above, over gRPC.
     Grpc("one", {"trace_rate": ["12"], "trace_level": ["TENSORS", "TIMESTAMPS"]}),
     Grpc("one"),
     Grpc("two"),
@@ -134,7 +136,7 @@ STEPS = [
     Grpc("one"),
     Grpc("", {"trace_count": [], "log_frequency": [], "trace_level": []}),
     Grpc("two"),
-    # What is refused changes nothing.
+    # Refused updates change nothing.
     Http(ALL, {"trace_file": "other.json"}),
     Http(ONE, {"trace_file": "other.json"}),
     Http(ALL, {"trace_file": None}),
@@ -199,16 +201,16 @@ STEPS = [
     Grpc("", {"nonsense": ["1"]}),
     Grpc("", {"trace_mode": ["triton"]}),
     Grpc(""),
-    # Models that are not there.
-    Http("/v2/models/nobody/trace/setting"),
-    Http("/v2/models/nobody/trace/setting", {"trace_rate": "3"}),
+    # Models that do not exist.
+    Http(f"/v2/models/{UNKNOWN}/trace/setting"),
+    Http(f"/v2/models/{UNKNOWN}/trace/setting", {"trace_rate": "3"}),
     Http("/v2/models/one/versions/1/trace/setting"),
     Http("/v2/models/one/versions/1/trace/setting", {"trace_rate": "3"}),
-    Grpc("nobody"),
-    Grpc("nobody", {"trace_rate": ["3"]}),
+    Grpc(UNKNOWN),
+    Grpc(UNKNOWN, {"trace_rate": ["3"]}),
     Http(ALL, None, "PUT"),
     Http(ALL, None, "DELETE"),
-    # An invalid global setting under a model's own.
+    # An invalid global setting, with a setting of a model.
     Http(ONE, {"trace_level": ["TIMESTAMPS"]}),
     Http(ALL, {"trace_level": ["OFF"], "trace_rate": "0"}),
     Http(ALL),
@@ -221,12 +223,12 @@ STEPS = [
 
 
 def answers(http_address: str, grpc_address: str) -> list:
-    """The answers to all steps, in order."""
+    """Returns the answers to all steps, in order."""
     return [{"step": step.name} | step.ask(http_address, grpc_address) for step in STEPS]
 
 
 def build(repository: Path):
-    """Models for Triton: they are never executed."""
+    """Writes models for Triton; they are never executed."""
     for name in MODELS:
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(
@@ -239,7 +241,7 @@ def build(repository: Path):
 
 
 def run_triton(folder: Path) -> list:
-    """The answers of a Triton of its own, whose files are in `folder`."""
+    """Returns the answers of a new Triton, whose files are in `folder`."""
     from harness.peers import Triton
 
     build(folder / "models")
@@ -253,7 +255,7 @@ def run_triton(folder: Path) -> list:
 
 
 def record():
-    """Asks a Triton of its own."""
+    """Records the answers of a new Triton."""
     with tempfile.TemporaryDirectory() as folder:
         recorded = run_triton(Path(folder))
     lines = ",\n".join(json.dumps(answer) for answer in recorded)

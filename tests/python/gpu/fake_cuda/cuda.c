@@ -64,7 +64,7 @@ Result cuDeviceGet(int *device, int number) {
   return number < 0 || number >= DEVICES ? INVALID : FINE;
 }
 Result cuDeviceGetName(char *name, int length, int device) {
-  snprintf(name, length, "made-up %d", device);
+  snprintf(name, length, "simulated %d", device);
   return FINE;
 }
 Result cuDevicePrimaryCtxRetain(void **context, int device) {

@@ -1,4 +1,4 @@
-"""A handler of continuous batching: each request has as many steps as its body says; what it knows of it is in a cache."""
+"""A handler with continuous batching: the body of a request has its number of steps; the handler's state is in a cache."""
 
 
 class Continued:

@@ -1,4 +1,4 @@
-"""A handler behind an envelope: it answers with what it is given."""
+"""A handler behind an envelope: returns its input."""
 
 
 class Items:

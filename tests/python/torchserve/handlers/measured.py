@@ -1,4 +1,4 @@
-"""A handler that records metrics by every call that there is."""
+"""A handler that records metrics with every available call."""
 
 from ts.metrics.dimension import Dimension
 from ts.metrics.metric_type_enum import MetricTypes

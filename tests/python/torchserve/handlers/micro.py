@@ -1,4 +1,4 @@
-"""A handler in micro-batches."""
+"""A handler with micro-batches."""
 
 from ts.handler_utils.micro_batching import MicroBatching
 from ts.torch_handler.base_handler import BaseHandler

@@ -1,4 +1,4 @@
-"""Does not start while the file `ill` of its configuration exists, and dies when it is told to."""
+"""Does not start while the file `ill` of its configuration exists, and exits on request."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Shows what it is given, and does what the body says."""
+"""Returns its input, and does what the body selects."""
 
 import os
 import signal

@@ -1,10 +1,10 @@
-"""A handler of sequences that are batched continuously. The body of a request says what it is:
+"""A handler of sequences with continuous batching. The body of a request selects the action:
 
 `stream N`     up to N parts, one for each execution
-`-1`           cancels the streams of its sequence; the answer says how many there were
+`-1`           cancels the streams of its sequence; the answer has their number
 `ask`          one answer
 `end`          one answer, which ends the sequence
-`sleep S`      one answer after so many seconds
+`sleep S`      one answer after this many seconds
 `die`          ends the process
 """
 
@@ -65,7 +65,7 @@ class Talks:
 
     @staticmethod
     def criterion(context, request):
-        """True ends a stream, None is one answer, False goes on."""
+        """True ends a stream, None is for one answer, False continues."""
 
         def stop(result):
             streams = request["text"].startswith("stream")

@@ -1,4 +1,4 @@
-"""A handler that does what a request's JSON body tells it, without PyTorch."""
+"""A handler that executes the JSON body of a request, without PyTorch."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from ts.utils.util import PredictionException
 
 
 class Told(BaseHandler):
-    """`{"do": WHAT, ...}` for the first request of a batch decides for all."""
+    """`{"do": WHAT, ...}` of the first request of a batch applies to all."""
 
     def initialize(self, context):
         self.context = context

@@ -1,26 +1,26 @@
-"""A class as a handler. A request says what is to be done with its answer: `{"content_type": ..., "headers": {...},
+"""A class as a handler. A request describes its answer: `{"content_type": ..., "headers": {...},
 "status": [code, phrase], "all": [code, phrase], "answer": ... | "bytes": hex | "count": n | "strange": true}`."""
 
 import json
 
 
 class Acting:
-    """Has what a handler must have, and nothing else."""
+    """Has the methods that a handler requires, and no others."""
 
     def __init__(self):
         self.asked = 0
 
     def initialize(self, context):
-        """Called once, with the context that later calls have too."""
+        """Stores the context; called once, with the context of later calls."""
         self.suffix = context.model_yaml_config.get("acting", {}).get("suffix", "")
 
     def handle(self, data, context):
-        """An answer for each request."""
+        """Returns an answer for each request."""
         self.asked += len(data)
         return [self.one(place, request, context) for place, request in enumerate(data)]
 
     def one(self, place, request, context):
-        """Does what the request says."""
+        """Executes one request's description."""
         said = request.get("body") or request.get("data")
         said = json.loads(said) if isinstance(said, (str, bytes, bytearray)) else said
         if "content_type" in said:

@@ -1,18 +1,18 @@
-"""A handler on `BaseHandler` that needs no torch: numbers are doubled."""
+"""A handler on `BaseHandler` that does not need torch: doubles numbers."""
 
 from ts.torch_handler.base_handler import BaseHandler
 
 
 class Doubling(BaseHandler):
-    """The steps of `BaseHandler.handle`, each its own."""
+    """Overrides each step of `BaseHandler.handle`."""
 
     def initialize(self, context):
-        """Nothing to load."""
+        """Loads nothing."""
         self.initialized = True
         self.context = context
 
     def preprocess(self, data):
-        """The body's numbers."""
+        """Returns the numbers in the body."""
         return [request.get("body", request.get("data")) for request in data]
 
     def inference(self, data, *args, **kwargs):
@@ -20,9 +20,9 @@ class Doubling(BaseHandler):
         return [[2 * number for number in numbers] for numbers in data]
 
     def postprocess(self, data):
-        """As they are."""
+        """Returns the numbers unchanged."""
         return data
 
     def explain_handle(self, data_preprocess, raw_data):
-        """What explains an answer."""
+        """Returns the explanation of an answer."""
         return [{"explained": numbers} for numbers in data_preprocess]

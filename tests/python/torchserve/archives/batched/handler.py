@@ -1,8 +1,8 @@
-"""Says how large each batch was, with metrics for all and for each of its requests."""
+"""Reports the size of each batch, with metrics for the batch and for each of its requests."""
 
 
 def handle(data, context):
-    """The size of the batch and the place in it, as many times as there are requests."""
+    """Returns the size of the batch and the index in it, for each request."""
     if data is None:
         return None
     context.metrics.add_counter("BatchSeen", len(data))

@@ -2,14 +2,14 @@
 
 
 class Counting:
-    """Keeps a count by sequence."""
+    """Keeps a count for each sequence."""
 
     def initialize(self, context):
-        """No sequence yet."""
+        """Starts without sequences."""
         self.counts = {}
 
     def handle(self, data, context):
-        """The count so far, and how many sequences the batch has."""
+        """Returns the count so far, and the number of sequences in the batch."""
         answers = []
         for place in range(len(data)):
             sequence = context.get_sequence_id(place)

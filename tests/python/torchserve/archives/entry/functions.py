@@ -1,11 +1,11 @@
-"""Two functions that could be the entry point: `handle`, which is one by its name, and `functions:answer`."""
+"""Two functions that can be the entry point: `handle`, the default name, and `functions:answer`."""
 
 
 def handle(data, context):
-    """What is taken if none is named: a text, which goes out as it is."""
+    """The default entry point: returns a text, which is sent unchanged."""
     return None if data is None else [f"handle of {context.manifest['model']['modelVersion']}" for _ in data]
 
 
 def answer(data, context):
-    """What a registration may name."""
+    """An entry point that a registration can name."""
     return None if data is None else [f"answer of {context.manifest['model']['modelVersion']}" for _ in data]

@@ -1,18 +1,18 @@
-"""What an envelope hands over, as texts and numbers."""
+"""Returns the arguments that an envelope passes on, as texts and numbers."""
 
 
 class Enveloped:
-    """Answers with what it was given."""
+    """Answers with its input."""
 
     def initialize(self, context):
-        """Nothing to load."""
+        """Loads nothing."""
 
     def handle(self, data, context):
-        """The rows as they came; an object that holds a tensor answers with a tensor."""
+        """Returns the input rows; for an object with a tensor, a tensor."""
         return [self.one(row) for row in data]
 
     def one(self, row):
-        """One answer."""
+        """Returns one answer."""
         if isinstance(row, (bytes, bytearray)):
             return row.decode()
         return row

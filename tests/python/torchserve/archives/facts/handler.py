@@ -1,4 +1,4 @@
-"""What a handler can learn from its context."""
+"""Returns the information that a handler gets from its context."""
 
 import os
 import sys
@@ -6,10 +6,10 @@ import threading
 
 
 class Facts:
-    """Answers with what the context says."""
+    """Answers with the content of the context."""
 
     def initialize(self, context):
-        """Learns what there is at the start."""
+        """Stores the content of the context at the start."""
         self.dir = context.system_properties.get("model_dir")
         self.first = {
             "model_name": context.model_name,
@@ -31,11 +31,11 @@ class Facts:
         }
 
     def handle(self, data, context):
-        """What there is for a request: a body "first" asks for what there was at the start."""
+        """Returns the context of a request; for a body "first", the context at the start."""
         return [self.one(place, request, context) for place, request in enumerate(data)]
 
     def one(self, place, request, context):
-        """One answer."""
+        """Returns one answer."""
         if bytes(request.get("body") or b"") == b"first":
             return self.first
         headers = context.get_all_request_header(place)
@@ -54,5 +54,5 @@ class Facts:
         }
 
     def describe_handle(self):
-        """What `customized=true` adds to a description."""
+        """Returns the part of a description that `customized=true` adds."""
         return {"customized": {"of": "facts"}}

@@ -1,4 +1,4 @@
-"""Does what no handler should."""
+"""Performs actions that a handler must not perform."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import time
 
 
 def handle(data, context):
-    """One word says what."""
+    """The body is one word that selects the action."""
     if data is None:
         return None
     what = bytes(data[0]["body"]).decode()

@@ -1,5 +1,5 @@
 """Makes the calls of TorchServe's metrics that a request names: a list of calls, each with the name of the call, its
-positional arguments and its keyword arguments. It answers what each has raised, or the type of what came back."""
+positional arguments and its keyword arguments. It returns the exception of each, or the type of its result."""
 
 import logging
 
@@ -19,7 +19,7 @@ SPECIAL = {
 
 
 def argument(value):
-    """What JSON cannot say: `"$GAUGE"`, and dimensions as `{"dim": [name, value]}`."""
+    """Converts values that JSON lacks: `"$GAUGE"`, and dimensions as `{"dim": [name, value]}`."""
     if isinstance(value, str) and value.startswith("$"):
         return SPECIAL[value[1:]]
     if isinstance(value, dict) and "dim" in value:
@@ -28,34 +28,34 @@ def argument(value):
 
 
 class Metered:
-    """Holds metrics that were made once, as examples of TorchServe do."""
+    """Holds metrics that are created once, as in TorchServe's examples."""
 
     def initialize(self, context):
-        """Metrics of the start."""
+        """Creates metrics at the start."""
         metrics = context.metrics
         self.kept = metrics.add_metric_to_cache("KeptGauge", "count", ["ModelName", "Kind"], MetricTypes.GAUGE)
         self.kept.add_or_update(1, [context.model_name, "start"])
         metrics.add_time("StartTime", 12.5, unit="ms")
 
     def handle(self, data, context):
-        """Answers for each request."""
+        """Returns an answer for each request."""
         answers = []
         for request in data:
             answers.append([self.call(context, *call) for call in request["body"]])
         return answers
 
     def call(self, context, name, args=(), kwargs=None):
-        """Makes one call."""
+        """Makes one call and returns its outcome."""
         args = [argument(value) for value in args]
         kwargs = {key: argument(value) for key, value in (kwargs or {}).items()}
         try:
             return type(self.made(context, name, args, kwargs)).__name__
         except Exception as error:
-            # The class's own name may differ between versions of Python for texts of built-in errors.
+            # In texts of built-in errors, the class name may differ between versions of Python.
             return [type(error).__name__, str(error) if "metric" in type(error).__module__ else ""]
 
     def made(self, context, name, args, kwargs):
-        """The call itself."""
+        """Makes the call."""
         metrics = context.metrics
         if name == "kept":
             return self.kept.add_or_update(*args, **kwargs)

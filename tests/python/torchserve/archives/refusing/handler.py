@@ -1,10 +1,10 @@
-"""Fails as the request says."""
+"""Fails in the way that the request selects."""
 
 from ts.utils.util import PredictionException
 
 
 def handle(data, context):
-    """The kinds of failures that TorchServe tells apart."""
+    """Raises one of the kinds of failures that TorchServe distinguishes."""
     if data is None:
         return None
     kind = bytes(data[0]["body"]).decode()

@@ -1,4 +1,4 @@
-"""Takes as many milliseconds as the body says."""
+"""Sleeps for the milliseconds in the body."""
 
 import time
 

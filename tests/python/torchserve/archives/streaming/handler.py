@@ -1,4 +1,4 @@
-"""Answers in parts: as many as the body says."""
+"""Answers in parts; the body has their number."""
 
 import time
 
@@ -6,7 +6,7 @@ from ts.handler_utils.utils import send_intermediate_predict_response
 
 
 def handle(data, context):
-    """The last part is what is returned."""
+    """Returns the last part."""
     if data is None:
         return None
     count = int(bytes(data[0]["body"] if "body" in data[0] else data[0]["data"]))

@@ -4,12 +4,12 @@ import torch
 
 
 class Tiny(torch.nn.Module):
-    """y = 2 x + 1, by weights that come from a file."""
+    """y = 2 x + 1, with weights that are loaded from a file."""
 
     def __init__(self):
         super().__init__()
         self.line = torch.nn.Linear(1, 1)
 
     def forward(self, values):
-        """Shape [n, 1] in and out."""
+        """Input and output have the shape [n, 1]."""
         return self.line(values)

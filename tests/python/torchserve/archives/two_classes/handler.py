@@ -1,23 +1,23 @@
-"""Has two classes, either of which could be the handler."""
+"""Has two classes that could both be the handler."""
 
 
 class One:
-    """The first."""
+    """The first class."""
 
     def initialize(self, context):
-        """Nothing."""
+        """Does nothing."""
 
     def handle(self, data, context):
-        """Its name."""
+        """Returns its name."""
         return ["one" for _ in data]
 
 
 class Two:
-    """The second."""
+    """The second class."""
 
     def initialize(self, context):
-        """Nothing."""
+        """Does nothing."""
 
     def handle(self, data, context):
-        """Its name."""
+        """Returns its name."""
         return ["two" for _ in data]
