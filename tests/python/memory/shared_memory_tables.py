@@ -269,7 +269,7 @@ DIFFERENCES = {
     },
     "key: reserved": {0: (400, RESERVED.format("r")), 1: ("INVALID_ARGUMENT", RESERVED.format("g"))},
     "key: reserved without slash": {0: (400, RESERVED.format("r")), 1: ("INVALID_ARGUMENT", RESERVED.format("g"))},
-    # Triton cuts the key at the NUL byte and opens another object.
+    # Triton cuts the key at the NUL byte and opens the object that the first part names.
     "key: NUL": {0: (500, "Unable to open shared memory region"), 1: ("INTERNAL", "Unable to open shared memory region"), 2: (200, "[]")},
     # A region may begin at any byte, and an empty region is invalid; Triton returns the kernel's error for unaligned offsets.
     "size: last byte": {0: (200, ""), 1: (200, '"offset":8191,"byte_size":1'), 2: ("OK", "{}")},

@@ -675,7 +675,7 @@ def tried(call) -> bool:
 
 
 def test_many_regions(client, memory):
-    """More regions can be registered and used than one packet has descriptors."""
+    """More regions can be registered and used than fit in one packet to the worker."""
     handle = memory("many", 1 << 16)
     array = np.arange(1, dtype=np.int32)
     for number in range(100):

@@ -159,7 +159,7 @@ def send_stream(server, request: Ask) -> dict:
 
 
 def send(server, request) -> dict:
-    """Sends one request of a row and returns its outcome."""
+    """Sends one of the row's requests and returns its outcome."""
     if isinstance(request, Ask):
         pause_as_client(request.delay_s)
         answer = {"http": send_http, "grpc": send_grpc, "stream": send_stream}[request.via](server, request)
@@ -240,7 +240,7 @@ class Peer:
     quiet_s: float
 
     def run(self, row: Row) -> dict:
-        """Sends the requests of a row and returns the outcome."""
+        """Sends a row's requests and returns the outcome."""
         before = counts(self.server)
         answers = self.together(row) if row.at_once else [send(self.server, request) for request in row.requests]
         found = {"answers": answers, "counted": settled(self.server, before, self.quiet_s)}
@@ -249,7 +249,7 @@ class Peer:
         return json.loads(json.dumps(found, ensure_ascii=False).replace(self.repository, "REPOSITORY"))
 
     def together(self, row: Row) -> list:
-        """Sends all requests of a row concurrently, each after its delay."""
+        """Sends a row's requests concurrently, each after its delay."""
         answers = [None] * len(row.requests)
 
         def one(place):

@@ -77,7 +77,7 @@ def test_answers(served):
 
 
 def test_answers_in_batches(served):
-    """Each of several concurrent clients gets the rows of its own request."""
+    """Each of several concurrent clients gets the rows that it requested."""
     server, cases, _ = served
     model, inputs, outputs = next(
         c for c in cases if c[0] in ("classifier_as_told", "classifier", "by_name") and len(c[2]) > 1
