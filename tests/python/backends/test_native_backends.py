@@ -486,7 +486,7 @@ def test_undefined_metrics_are_logged(tmp_path, library):
     with native_backends.server(tmp_path, tmp_path / "models", tmp_path / "backends") as running:
         assert answers(running)
         assert "series is 0x0, which is not a valid pointer" in refused(running, "plain", do="record")
-        eventually("the log names the metric and metrics.yaml", 10, lambda: "Baked" in log(running) and "metrics.yaml" in log(running))
+        eventually("the log names metric and file", 10, lambda: "Baked" in log(running) and "metrics.yaml" in log(running))
 
 
 def test_models_that_the_library_refuses(served):

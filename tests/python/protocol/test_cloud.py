@@ -219,7 +219,8 @@ ONLY = "Expect the model repository contains only a single model if default mode
     ],
 )
 def test_the_default_model_of_vertex_ai(tmp_path, which, models, default, refusal):
-    """By default it is the only model. If there are several, or the model is not loaded, the server exits at start."""
+    """Without the flag the only model is the default. The server exits at the start if there are several models or if the
+    default model is not loaded."""
     ports = free_ports(1)
     flags = ["--allow-vertex-ai=true", f"--vertex-ai-port={ports[0]}", *default]
     body = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
