@@ -1,4 +1,4 @@
-"""The server that most tests share, and servers of their own for those that end it."""
+"""Fixtures: the server that most tests share, and separate servers for single tests."""
 
 
 import pytest
@@ -8,20 +8,20 @@ from harness.server import EXAMPLES, Server, binary
 
 
 def pytest_report_header(config):
-    """Which executable is tested."""
+    """Names the executable that is tested."""
     return f"server: {binary()}"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def executable():
-    """The tests say in one sentence what is missing, instead of failing one by one."""
+    """Ends the run with one message if the executable is missing, so that the tests do not fail one by one."""
     if not binary().exists():
-        pytest.exit(f"{binary()} is not there: build it with `cargo build --release`, or set PHAROS_BIN", 2)
+        pytest.exit(f"{binary()} does not exist: build it with `cargo build --release`, or set PHAROS_BIN", 2)
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    """A server of the examples and of all test models."""
+    """A server that serves the examples and all test models."""
     folder = tmp_path_factory.mktemp("shared")
     with Server(folder, [EXAMPLES, copy_models(folder / "models")]) as running:
         yield running
@@ -29,7 +29,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a server of its own for one test: `start(["model", ...], *options)`; ended with the test."""
+    """Starts a separate server for one test: `start(["model", ...], *options)`. It is stopped at the end of the test."""
     started = []
 
     def begin(names, *options, repository=None, wait=True):

@@ -1,9 +1,9 @@
-"""Runs the tests on several processes, then alone those that measure, and at most three failed tests a second time.
+"""Runs the tests in several processes, then the tests that measure in one process, then up to three failed tests again.
 
-The tests with the marker `alone` run one after the other when the others are over. On a loaded machine a test can exceed its time
-limit. A test that fails once and then passes is printed as FLAKY: it hides a fault of the test or of the server, which is still to
-be found. A second failure, or more failures, fail the run. `PHAROS_TEST_PROCESSES` sets the number of processes (default: one for
-each core, 8 at most).
+The tests with the marker `alone` run one after the other, after all other tests. On a loaded machine a test can exceed its time
+limit. A test that fails once and then passes is printed as FLAKY: the test or the server has a fault that is still to be found.
+The run fails if a test fails twice, or if more than three tests fail. `PHAROS_TEST_PROCESSES` sets the number of processes
+(default: one for each core, 8 at most).
 """
 
 import os
@@ -24,28 +24,28 @@ class Failures:
         self.nodes = []
 
     def pytest_configure(self, config):
-        """Identifiers are relative to this folder."""
+        """Stores the folder that the identifiers are relative to."""
         self.root = config.rootpath
 
     def pytest_runtest_logreport(self, report):
-        """Called for each phase of each test."""
+        """Stores the identifier of a failed test; pytest calls it for each phase of each test."""
         node = f"{self.root}/{report.nodeid}"
         if report.failed and node not in self.nodes:
             self.nodes.append(node)
 
 
 def processes() -> int:
-    """How many processes run tests."""
+    """Returns the number of processes that run tests."""
     return int(os.environ.get("PHAROS_TEST_PROCESSES") or min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
 
 
 def parts(arguments: list) -> list:
-    """The runs in order: the title and the arguments of each. A marker expression of the caller holds in both."""
+    """Returns the title and the arguments of each run, in order. A marker expression of the caller applies to both runs."""
     wanted, rest = "", list(arguments)
     if "-m" in rest:
         at = rest.index("-m")
         wanted, rest = f"({rest[at + 1]}) and ", rest[:at] + rest[at + 2 :]
-    # Tests of one file stay in one process, so that a server that they share is started once.
+    # The tests of one file run in one process, so that their shared server is started once.
     several = ["-n", str(processes()), "--dist", "loadfile"] if processes() > 1 else []
     return [
         (f"{processes()} processes", [*rest, *several, "-m", f"{wanted}not alone"]),
@@ -64,16 +64,16 @@ def main(arguments) -> int:
         status = status if ended in PASSED else ended
     if status == pytest.ExitCode.OK or len(failures.nodes) > RETRIED:
         return status
-    print(f"== a second run of what failed: {' '.join(failures.nodes)}", flush=True)
+    print(f"== a second run of the failed tests: {' '.join(failures.nodes)}", flush=True)
     status = pytest.main([*options(arguments), *failures.nodes], plugins=[])
     if status == pytest.ExitCode.OK:
         for node in failures.nodes:
-            print(f"FLAKY: {node} failed once and passed then", flush=True)
+            print(f"FLAKY: {node} failed once, then passed", flush=True)
     return status
 
 
 def options(arguments: list) -> list:
-    """The arguments without paths and marker expressions."""
+    """Returns the arguments without paths and marker expressions."""
     markers = {arguments.index("-m"), arguments.index("-m") + 1} if "-m" in arguments else set()
     return [a for n, a in enumerate(arguments) if a.startswith("-") and n not in markers]
 

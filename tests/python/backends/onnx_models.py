@@ -15,7 +15,7 @@ WEIGHTS = [TWO, constant("pair", "FP32", PAIR)]
 
 
 def fp32(name: str, *dims) -> tuple:
-    """An FP32 input or output."""
+    """Returns an FP32 input or output."""
     return name, "FP32", dims
 
 
@@ -54,11 +54,11 @@ MODELS = {
     ),
     "large": (8, DOUBLE, [fp32("X", "N", 16 * MIB)], [fp32("Y", "N", 16 * MIB)]),
 }
-"""Largest batch, operations, inputs, outputs."""
+"""For each model the maximum batch size, operations, inputs and outputs."""
 
 
 def config(name: str, backend: str, batch: int, inputs: list, outputs: list) -> str:
-    """The configuration; dimensions that have names or none are free."""
+    """Returns the configuration; dimensions with a name or without a size are variable."""
     text = f'name: "{name}"\nbackend: "{backend}"\nmax_batch_size: {batch}\n'
     for kind, tensors in [("input", inputs), ("output", outputs)]:
         for tensor, datatype, dims in tensors:
@@ -68,7 +68,7 @@ def config(name: str, backend: str, batch: int, inputs: list, outputs: list) -> 
 
 
 def write(folder: Path, name: str, backend: str, parts: tuple):
-    """One model of the repository."""
+    """Writes one model of the repository."""
     batch, nodes, inputs, outputs, *more = parts
     version = folder / name / "1"
     version.mkdir(parents=True)

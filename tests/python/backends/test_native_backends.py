@@ -1,4 +1,4 @@
-"""Backends in shared libraries: the example in C, what a library can ask for and answer, and what a bad one costs."""
+"""Backends in shared libraries: the example in C, the functions of the interface, and the effects of faulty libraries."""
 
 import os
 import queue
@@ -60,7 +60,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory, library):
-    """A server of the models above and of the example."""
+    """A server with the models above and the example."""
     folder = tmp_path_factory.mktemp("native")
     for name, config in MODELS.items():
         write(folder / "models", name, config)
@@ -73,20 +73,20 @@ def served(tmp_path_factory, library):
     running = native_backends.server(folder, folder / "models", folder / "backends", *options)
     running.launch()
     running.wait_until_ready("/v2/health/live")
-    eventually("all models are loaded or are not", 30, lambda: settled(running))
+    eventually("all loads have succeeded or failed", 30, lambda: settled(running))
     yield running
     if running.process.poll() is None:
         running.stop()
 
 
 def settled(running) -> bool:
-    """Whether no model is being loaded any more."""
+    """Returns whether all loads have ended."""
     states = {name: entries[0].get("state") for name, entries in running.index().items()}
     return all(state == ("UNAVAILABLE" if name in UNLOADABLE else "READY") for name, state in states.items())
 
 
 def request(client, values, name="IN"):
-    """The input of a request, of the library `client`."""
+    """Returns the input of a request for the client library `client`."""
     values = np.asarray(values, dtype=np.float32)
     tensor = client.InferInput(name, values.shape, "FP32")
     tensor.set_data_from_numpy(values)
@@ -94,7 +94,7 @@ def request(client, values, name="IN"):
 
 
 def ask(server, model: str, values, outputs=(), **options):
-    """An answer over HTTP; further options are parameters of the request, but for `id`."""
+    """Sends a request over HTTP; options except `id` are parameters of the request."""
     number = options.pop("id", "")
     with tritonclient.http.InferenceServerClient(server.http, network_timeout=30) as client:
         wanted = [tritonclient.http.InferRequestedOutput(name) for name in outputs] or None
@@ -103,14 +103,14 @@ def ask(server, model: str, values, outputs=(), **options):
 
 
 def refused(server, model: str, values=((1, 2),), **options) -> str:
-    """The text of the error that a request ends with."""
+    """Returns the error text of a request that must fail."""
     with pytest.raises(InferenceServerException) as error:
         ask(server, model, values, **options)
     return error.value.message()
 
 
 def answers(server, model="plain") -> bool:
-    """Whether a model answers as it should."""
+    """Returns whether a model answers correctly."""
     try:
         return ask(server, model, [[3, 4]], outputs=["OUT"]).as_numpy("OUT").tolist() == [[3, 4]]
     except InferenceServerException:
@@ -118,13 +118,13 @@ def answers(server, model="plain") -> bool:
 
 
 def crashes(server, model: str) -> float:
-    """How often instances of a model have been lost."""
+    """Returns how often instances of a model were restarted."""
     return total(server.scrape(), "pharos_instance_restarts_total", model=model)
 
 
 @pytest.mark.parametrize("protocol", [tritonclient.http, tritonclient.grpc])
 def test_the_example_in_c_normalizes(served, protocol):
-    """Rows of several requests, against numpy; a row that does not vary fails its request alone."""
+    """Rows are normalized as numpy does; a constant row fails its request."""
     values = np.random.default_rng(1).normal(5, 3, (4, 100)).astype(np.float32)
     address = served.http if protocol is tritonclient.http else served.grpc
     with protocol.InferenceServerClient(address) as client:
@@ -139,7 +139,7 @@ def test_the_example_in_c_normalizes(served, protocol):
 
 @pytest.mark.smoke
 def test_requests_of_a_batch_fail_alone(served):
-    """Many requests at once, every third of which cannot be normalized; the counter counts the rows of the others."""
+    """Of many concurrent requests every third cannot be normalized; the counter has the rows of the others."""
     before = total(served.scrape(), "RowsNormalized", ModelName="normalize") or total(served.scrape(), "RowsNormalized")
 
     def one(number):
@@ -159,49 +159,49 @@ def test_requests_of_a_batch_fail_alone(served):
 
 
 def test_configuration_of_the_example_is_checked(tmp_path):
-    """A wrong parameter and wrong tensors: the index has the library's sentence."""
+    """For a wrong parameter and for wrong tensors the index has the library's error text."""
     good = (EXAMPLE / "models/normalize/config.pbtxt").read_text()
     write(tmp_path / "models", "wrong_number", good.replace('"0.001"', '"little"'))
     texts = good.replace('"OUTPUT" data_type: TYPE_FP32', '"OUTPUT" data_type: TYPE_INT8')
     write(tmp_path / "models", "wrong_tensors", texts)
     compile(EXAMPLE / "normalize.c", place(tmp_path / "backends", "normalize"))
     with native_backends.server(tmp_path, tmp_path / "models", tmp_path / "backends") as running:
-        reasons = eventually("both are told", 20, lambda: reasons_of(running, 2))
+        reasons = eventually("the index has both reasons", 20, lambda: reasons_of(running, 2))
     assert "parameter 'least_deviation' is 'little'; expected a number greater than 0" in reasons["wrong_number"]
     assert "normalize needs one input and one output, both of TYPE_FP32" in reasons["wrong_tensors"]
 
 
 def reasons_of(running, count: int) -> dict:
-    """Why models are not available, once `count` of them are not."""
+    """Returns the reasons of the unavailable models, once there are `count` of them."""
     index = {name: entries[0] for name, entries in running.index().items()}
     told = {name: entry.get("reason", "") for name, entry in index.items() if entry.get("state") == "UNAVAILABLE"}
     return told if len(told) == count else {}
 
 
-def test_the_library_is_told_what_it_runs(served):
-    """The context of a load, in the log; structures are of one size on both sides, or it would not load."""
+def test_the_library_gets_the_context_of_a_load(served):
+    """The library logs the context of a load; it refuses the load if sizes of structures differ between both sides."""
     pattern = r"model plain version 1 instance (\S+) directory (\S+) threads (\d+) name in config 1"
     line = re.search(pattern, log(served))
     assert line and line[1].startswith("plain_0") and line[2].endswith("/models/plain/1") and int(line[3]) >= 1
 
 
 def log(server) -> str:
-    """All that the server has written."""
+    """Returns the whole log of the server."""
     return server.log.read_text(errors="replace")
 
 
 def test_log_lines_have_levels(served):
-    """Information, warning of two lines, error; verbose only if the server's log is."""
+    """Information, a warning of two lines and an error are logged; verbose lines only if the server's log is verbose."""
     ask(served, "plain", [[1]], do="log")
-    eventually("the lines are there", 10, lambda: "a level: error" in log(served))
+    eventually("the lines are logged", 10, lambda: "a level: error" in log(served))
     lines = re.findall(r" (\w+) (a level: .*) instance=plain_0", log(served))
     texts = ["information", "warning", "second line", "error"]
     levels = ["INFO", "WARN", "WARN", "ERROR"]
     assert lines == [(level, f"a level: {text}") for level, text in zip(levels, texts)]
 
 
-def test_requests_are_seen_as_they_are(served):
-    """Ids, rows, parameters of every kind; parameters of responses."""
+def test_the_library_reads_ids_and_parameters(served):
+    """The library reads IDs, row counts and parameters of every kind, and sets parameters of responses."""
     options = {"do": "describe", "flag": True, "count": -3, "share": 0.25, "name": "Zoë"}
     result = ask(served, "plain", [[1, 2], [3, 4]], outputs=["TEXT"], id="number 5", **options)
     texts = [text.decode() for text in result.as_numpy("TEXT").flatten()]
@@ -213,8 +213,8 @@ def test_requests_are_seen_as_they_are(served):
     assert result.get_response()["parameters"] == {"b": True, "i": -5, "d": 0.5, "t": texts[0]}
 
 
-def test_steps_of_sequences_are_seen(served):
-    """Start and end of a sequence; one that is silent for too long is told to have ended."""
+def test_the_library_reads_the_steps_of_sequences(served):
+    """The library reads start and end of a sequence, and is notified of the end of an idle sequence."""
     with tritonclient.grpc.InferenceServerClient(served.grpc) as client:
 
         def step(start, end):
@@ -223,17 +223,17 @@ def test_steps_of_sequences_are_seen(served):
             return client.infer("steps", inputs, **options).as_numpy("TEXT")[0, 0].decode().split("|")[3]
 
         assert [step(True, False), step(False, False)] == ["110", "100"]
-        eventually("the end of the sequence is told", 10, lambda: "sequence ended: 1" in log(served))
+        eventually("the library is notified of the end of the sequence", 10, lambda: "sequence ended: 1" in log(served))
         assert [step(True, False), step(False, True)] == ["110", "101"]
 
 
 def test_shapes_without_batches(served):
-    """A model with max_batch_size 0."""
+    """Shapes of a model with max_batch_size 0 have no batch dimension."""
     assert ask(served, "whole", [1, 2, 3], outputs=["OUT"]).as_numpy("OUT").tolist() == [1, 2, 3]
 
 
-def test_outputs_that_nobody_wants_are_not_made(served):
-    """is_wanted, and an output that is taken back and made anew."""
+def test_only_requested_outputs_are_computed(served):
+    """The library calls is_wanted, and can discard an output and allocate it again."""
     result = ask(served, "plain", [[1]], outputs=["TEXT"], do="describe")
     assert [output["name"] for output in result.get_response()["outputs"]] == ["TEXT"]
     assert ask(served, "plain", [[5, 6]], outputs=["OUT"], do="again").as_numpy("OUT").tolist() == [[5, 6]]
@@ -262,12 +262,12 @@ REFUSED = {
     "fail_and_go_on": "never",
     "wrong_text": "output 'TEXT' does not hold 1 BYTES elements",
 }
-"""What the library does wrong, and what its client is told."""
+"""Faults of the library, and the error texts that its client gets."""
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_rubbish_costs_its_batch_alone(served, what):
-    """The client is told what is wrong; the same process answers the next request."""
+def test_a_fault_of_the_library_fails_only_its_batch(served, what):
+    """The client's error names the fault; the same process answers the next request."""
     workers, lost = served.workers(), crashes(served, "plain")
     assert REFUSED[what] in refused(served, "plain", do=what)
     assert answers(served) and served.workers() >= workers and crashes(served, "plain") == lost
@@ -277,12 +277,12 @@ UNLIKE = {
     "wrong_datatype": ("INT32", [1, 1], "output 'OUT' is INT32, the configuration says FP32"),
     "wrong_rows": ("FP32", [2, 1], "output 'OUT' has shape [2, 1] for a batch of 1"),
 }
-"""Outputs unlike their configuration: their datatypes and shapes, and what `strict_output_types` has the client read."""
+"""Outputs that differ from the configuration: their datatypes and shapes, and the error with `strict_output_types`."""
 
 
 @pytest.mark.parametrize("what", UNLIKE)
 def test_outputs_unlike_their_configuration_are_passed_on(served, what):
-    """As the library made them, unless the model's configuration is strict."""
+    """The client gets the library's output, unless the model's configuration is strict."""
     datatype, shape, error = UNLIKE[what]
     output = ask(served, "plain", [[1, 2]], outputs=["OUT"], do=what).get_response()["outputs"][0]
     assert (output["datatype"], output["shape"]) == (datatype, shape)
@@ -290,13 +290,13 @@ def test_outputs_unlike_their_configuration_are_passed_on(served, what):
 
 
 @pytest.mark.parametrize("code", [-1, 10, 12345, 2**31 - 1])
-def test_codes_that_are_none(served, code):
-    """What is no code is an internal error."""
+def test_invalid_codes(served, code):
+    """An invalid code is an internal error."""
     assert refused(served, "plain", do="code", code=code) == f"the backend returned {code}, which is not a valid code"
 
 
 def test_codes_become_statuses(served):
-    """The nine codes over both protocols."""
+    """Each of the nine codes has a status in both protocols."""
     http = {1: 400, 2: 500, 3: 404, 4: 400, 5: 503, 6: 501, 7: 400, 8: 400, 9: 504}
     grpc = ["UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARGUMENT", "UNAVAILABLE", "UNIMPLEMENTED", "ALREADY_EXISTS"]
     grpc += ["CANCELLED", "DEADLINE_EXCEEDED"]
@@ -312,14 +312,14 @@ def test_codes_become_statuses(served):
 
 
 def test_large_positions_and_null_pointers(served):
-    """Positions near the end of 64 bits; every function called with nothing."""
+    """Indexes near the limit of 64 bits and null pointers in every function do not crash the worker."""
     assert "there is no output 9223372036854775807" in refused(served, "plain", do="index", index=2**63 - 1)
     assert ask(served, "plain", [[1]], do="null") is not None
     assert answers(served)
 
 
-def test_a_batch_that_is_over_is_not_there_any_more(served):
-    """Handles of a batch, used by a thread after execute has returned: an error, no harm."""
+def test_handles_of_a_finished_batch_are_refused(served):
+    """A thread that uses handles of a batch after execute has returned gets an error."""
     assert ask(served, "plain", [[1]], outputs=["OUT"], do="later").as_numpy("OUT").tolist() == [[1]]
     text = "later: 4 0 no batch is being executed: pharos_backend_execute has returned"
     eventually("the late call is refused", 10, lambda: text in log(served))
@@ -327,12 +327,12 @@ def test_a_batch_that_is_over_is_not_there_any_more(served):
 
 
 def test_a_response_without_outputs(served):
-    """A library that makes nothing answers with nothing."""
+    """If the library computes no output, the response has no outputs."""
     assert ask(served, "plain", [[1]], do="nothing").get_response()["outputs"] == []
 
 
 def test_requests_fail_alone(served):
-    """By the library's own choice, with its code."""
+    """The library can fail single requests of a batch."""
     bodies = [[-1, 2]], [[3, 4]]
     with ThreadPoolExecutor(2) as pool:
         bad = pool.submit(refused, served, "plain", bodies[0], do="negative_fails")
@@ -340,7 +340,7 @@ def test_requests_fail_alone(served):
         assert bad.result() == "a negative value" and good.result().as_numpy("OUT").tolist() == [[3, 4]]
 
 
-def test_a_client_that_goes_away_is_noticed(served):
+def test_is_cancelled_reports_a_cancelled_request(served):
     """is_cancelled becomes true while the batch is executed."""
     with tritonclient.grpc.InferenceServerClient(served.grpc) as client:
         done = queue.Queue()
@@ -352,14 +352,14 @@ def test_a_client_that_goes_away_is_noticed(served):
         until_dispatched(served, "plain", before + 1)
         call.cancel()
         assert "CANCELLED" in str(done.get(timeout=10))
-    eventually("the library sees it", 10, lambda: "seen: cancelled" in log(served))
+    eventually("is_cancelled is true", 10, lambda: "seen: cancelled" in log(served))
     eventually("the model answers", 10, lambda: answers(served))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["crash", "segfault", "exit", "hang"])
-def test_a_library_that_ends_or_hangs_costs_its_instance(served, how):
-    """The request fails, a new process takes the place; another model of the same library notices nothing."""
+def test_an_instance_that_ends_or_hangs_is_restarted(served, how):
+    """The request fails and the process is restarted; another model of the same library is unaffected."""
     lost = crashes(served, "plain")
     with ThreadPoolExecutor(1) as pool:
         failed = pool.submit(refused, served, "plain", do=how)
@@ -371,7 +371,7 @@ def test_a_library_that_ends_or_hangs_costs_its_instance(served, how):
 
 
 def collect(server, model="many", **options) -> list:
-    """The responses of a decoupled model: (value, parameter, last) or the text of an error."""
+    """Returns the responses of a decoupled model: (value, parameter, last) or the text of an error."""
     found = queue.Queue()
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: found.put((result, error)))
@@ -395,7 +395,7 @@ def collect(server, model="many", **options) -> list:
 
 
 def test_any_number_of_responses(served):
-    """Some, with the last one marked or not; none; more than the credit of a request; an error among them."""
+    """A request can have some responses, with the final flag on the last or alone, none, more than its credit, and an error."""
     assert collect(served) == [(0, 0, False), (1, 1, False), (2, 2, True)]
     assert collect(served, count=2, last=0) == [(0, 0, False), (1, 1, False), (None, None, True)]
     assert collect(served, count=0) == [(None, None, True)]
@@ -405,8 +405,8 @@ def test_any_number_of_responses(served):
 
 
 def test_requests_that_a_library_answers_later(served):
-    """Threads answer when the batch is over, each request with a shape of its own, from inputs that are kept; the
-    instance takes other batches meanwhile."""
+    """Threads answer after the batch has ended, from kept inputs, each request with its own shape; the instance executes other
+    batches meanwhile."""
     values = [np.arange(4.0 * (1 + number)).reshape(1 + number, 4) for number in range(3)]
     with ThreadPoolExecutor(8) as pool:
         later = [pool.submit(ask, served, "plain", rows, ["OUT"], do="detach") for rows in values * 4]
@@ -422,7 +422,7 @@ def test_requests_that_a_library_answers_later(served):
 
 
 def test_responses_that_come_later(served):
-    """Those of a decoupled model, more than the credit of a request; a client that goes away is noticed."""
+    """Threads of a decoupled model can send more responses than the credit of a request, and detect a cancelled request."""
     assert collect(served, do="detach", count=3) == [(1, 0, False), (2, 1, False), (3, 2, True)]
     assert [turn for _, turn, _ in collect(served, do="detach", count=150)] == list(range(150))
     assert "not today" in collect(served, do="detach_and_fail")[0]
@@ -433,12 +433,12 @@ def test_responses_that_come_later(served):
         client.async_stream_infer("many", request(tritonclient.grpc, [[1]]), parameters=options)
         found.get(timeout=10)
         client.stop_stream(cancel_requests=True)
-    eventually("the thread sees that it has gone", 10, lambda: "the thread sees: cancelled" in log(served))
+    eventually("the thread detects the cancellation", 10, lambda: "the thread sees: cancelled" in log(served))
     assert collect(served, count=1) == [(0, 0, True)]
 
 
-def test_details_are_told_to_who_wants_them(served):
-    """Correlation id as number and text, priority, time limit."""
+def test_a_library_can_request_details(served):
+    """The details are the correlation ID as number and text, the priority and the time limit."""
     with tritonclient.grpc.InferenceServerClient(served.grpc) as client:
         inputs, options = request(tritonclient.grpc, [[1]]), {"parameters": {"do": "details"}}
         details = lambda **more: client.infer("plain", inputs, **options, **more).get_response().parameters["details"]
@@ -448,7 +448,7 @@ def test_details_are_told_to_who_wants_them(served):
 
 
 def test_memory_of_clients_is_used_in_place(served):
-    """A library that bears changes is given the client's own memory: at the client's offset, in and out."""
+    """A library that tolerates concurrent writes gets the client's memory at the client's offset, for inputs and outputs."""
     name, values = f"/pharos-native-{os.getpid()}", np.array([[1, -2, 3]], dtype=np.float32)
     region = shared_memory.create_shared_memory_region("native", name, 4096)
     try:
@@ -470,7 +470,7 @@ def test_memory_of_clients_is_used_in_place(served):
 
 
 def test_metrics_of_a_library(served):
-    """Counter, gauge and histogram are in the scrape when the answer is there."""
+    """Counter, gauge and histogram are in the scrape when the answer has arrived."""
     before = total(served.scrape(), "Baked", kind="bread")
     ask(served, "other", [[1]], do="record", times=21)
     after = served.scrape()
@@ -478,19 +478,19 @@ def test_metrics_of_a_library(served):
     assert total(after, "OvenHeat") == 180.5 and total(after, "Weight_count") >= 1
 
 
-def test_what_cannot_be_recorded_is_told(tmp_path, library):
-    """Metrics that nobody has defined: the library is told which line of metrics.yaml is missing, and works without."""
+def test_undefined_metrics_are_logged(tmp_path, library):
+    """The log names the missing line of metrics.yaml, and the library works without the metric."""
     write(tmp_path / "models", "plain", config_of())
     place(tmp_path / "backends", "testing").parent.mkdir(parents=True)
     shutil.copy(library, place(tmp_path / "backends", "testing"))
     with native_backends.server(tmp_path, tmp_path / "models", tmp_path / "backends") as running:
         assert answers(running)
         assert "series is 0x0, which is not a valid pointer" in refused(running, "plain", do="record")
-        eventually("the log says so", 10, lambda: "Baked" in log(running) and "metrics.yaml" in log(running))
+        eventually("the log names metric and file", 10, lambda: "Baked" in log(running) and "metrics.yaml" in log(running))
 
 
 def test_models_that_the_library_refuses(served):
-    """The reason is in the index; without one the code is named; a crash of the load is told as for any worker."""
+    """The index has the reason, or the code if there is no reason; a crash during the load is reported as for any worker."""
     index = served.index()
     assert "there is no oil left" in index["fails"][0]["reason"]
     assert "the backend 'testing' returned the code 3 and gave no reason" in index["silent"][0]["reason"]
@@ -510,11 +510,11 @@ NO_BACKENDS = {
     "cut": (None, "is truncated: it has 1000 bytes, expected at least "),
     "text": (None, "is not a shared library (not an ELF file)"),
 }
-"""Libraries that are no backends, and how the sentence about them ends."""
+"""Files that are not backends, and the ends of the error texts about them."""
 
 
 def test_libraries_that_are_no_backends(tmp_path, library):
-    """Each model is unavailable with a sentence that names the file and the reason."""
+    """Each model is unavailable, and the error text names the file and the reason."""
     whole = library.read_bytes()
     machine = {b"\x3e\x00": b"\xb7\x00", b"\xb7\x00": b"\x3e\x00"}[whole[18:20]]
     contents = {"foreign": whole[:18] + machine + whole[20:], "cut": whole[:1000], "text": b"a library\n" * 10}
@@ -528,7 +528,7 @@ def test_libraries_that_are_no_backends(tmp_path, library):
             (tmp_path / f"{name}.c").write_text(source)
             compile(tmp_path / f"{name}.c", target)
     with native_backends.server(tmp_path, tmp_path / "models", tmp_path / "backends") as running:
-        reasons = eventually("all are told", 30, lambda: reasons_of(running, len(NO_BACKENDS)))
+        reasons = eventually("the index has all reasons", 30, lambda: reasons_of(running, len(NO_BACKENDS)))
     ends = {name: text for name, (_, text) in NO_BACKENDS.items()}
     if whole[18:20] != b"\x3e\x00":
         ends["foreign"] = "was built for x86-64, this server runs on aarch64"
@@ -537,7 +537,7 @@ def test_libraries_that_are_no_backends(tmp_path, library):
 
 
 def test_the_header_is_c11_and_cxx(tmp_path):
-    """It compiles alone, without a warning, as C11 and as C++."""
+    """The header compiles alone, without a warning, as C11 and as C++."""
     compilers = [("cc", "c", "c11"), ("c++", "c++", "c++11"), ("c++", "c++", "c++20")]
     for compiler, language, standard in compilers:
         if shutil.which(compiler):
@@ -547,8 +547,8 @@ def test_the_header_is_c11_and_cxx(tmp_path):
             assert done.returncode == 0, done.stderr
 
 
-def test_a_worker_of_ones_own(tmp_path):
-    """The example in Rust: a program on the worker's library, with a backend more."""
+def test_a_custom_worker(tmp_path):
+    """The example in Rust is a program that uses the worker's library and adds a backend."""
     program = binary().with_name("pharos-worker-scale")
     if not program.exists():
         pytest.skip(f"{program} is not built: make example-backends")
@@ -562,4 +562,4 @@ def test_a_worker_of_ones_own(tmp_path):
         assert result.as_numpy("OUTPUT").tolist() == [[2.5, -5, 8.75]]
         for pid in running.workers():
             os.kill(pid, signal.SIGKILL)
-        eventually("a new one of the same kind answers", 20, lambda: running.get("/v2/models/scale/ready")[0] == 200)
+        eventually("a new worker of the same program answers", 20, lambda: running.get("/v2/models/scale/ready")[0] == 200)

@@ -1,5 +1,5 @@
-"""Outputs of ONNX models, whether ONNX Runtime writes them where they are read from or they are copied, are those of
-tract and those that numpy computes."""
+"""Outputs of ONNX models are equal in ONNX Runtime, tract and numpy, both when ONNX Runtime writes them directly to the output
+arena and when they are copied."""
 
 import re
 from pathlib import Path
@@ -41,12 +41,12 @@ ONNXRUNTIME_ONLY = {
         for datatype in DATATYPES
     },
 }
-"""What tract computes at load, refuses, or has no datatype for."""
+"""Models that tract evaluates at load, refuses, or has no datatype for."""
 
 
 @pytest.fixture(scope="module")
 def onnx_server(tmp_path_factory):
-    """A server of all models above, `NAME_onnxruntime` and `NAME_tract`."""
+    """A server with all models above, as `NAME_onnxruntime` and `NAME_tract`."""
     folder = tmp_path_factory.mktemp("onnx")
     for backend, models in [("onnxruntime", MODELS | ONNXRUNTIME_ONLY), ("tract", MODELS)]:
         for name, parts in models.items():
@@ -56,7 +56,7 @@ def onnx_server(tmp_path_factory):
 
 
 def ask(server, model: str, x: np.ndarray, *names, datatype="FP32") -> dict:
-    """The outputs of these names, or all."""
+    """Sends one request; returns the outputs with these names, or all."""
     with tritonclient.http.InferenceServerClient(server.http, network_timeout=120, connection_timeout=120) as client:
         tensor = tritonclient.http.InferInput("X", list(x.shape), datatype)
         tensor.set_data_from_numpy(x)
@@ -66,13 +66,13 @@ def ask(server, model: str, x: np.ndarray, *names, datatype="FP32") -> dict:
 
 
 def numbers(*shape) -> np.ndarray:
-    """FP32, other values for every call."""
+    """Returns FP32 values; each call returns different values."""
     numbers.generator = getattr(numbers, "generator", None) or np.random.default_rng(11)
     return numbers.generator.integers(-3, 7, shape).astype(np.float32)
 
 
 def same(got: dict, expected: dict):
-    """Names, datatypes, shapes and values."""
+    """Asserts that names, datatypes, shapes and values are equal."""
     assert sorted(got) == sorted(expected)
     for name, array in expected.items():
         assert (got[name].dtype, got[name].shape) == (array.dtype, array.shape), name
@@ -97,7 +97,7 @@ CASES = {
 @pytest.mark.parametrize("backend", BOTH)
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_are_what_numpy_computes(onnx_server, name, backend):
-    """Every kind of shape, each several times, because memory is used again; a file that declares a wrong shape too."""
+    """Every kind of shape is tested several times, since memory is reused; also files that declare a wrong shape."""
     shapes, expected = CASES[name]
     for shape in shapes * 2:
         x = numbers(*shape)
@@ -106,8 +106,8 @@ def test_outputs_are_what_numpy_computes(onnx_server, name, backend):
 
 @pytest.mark.parametrize("backend", BOTH)
 @pytest.mark.parametrize("wanted", [["Y"], ["B"], ["B", "A"]])
-def test_only_what_is_asked_for_comes(onnx_server, backend, wanted):
-    """One or two of three outputs, one of which another needs."""
+def test_only_requested_outputs_are_returned(onnx_server, backend, wanted):
+    """The request names one or two of three outputs; one output is computed from another."""
     x = numbers(3, 4)
     expected = {name: array for name, array in CASES["several"][1](x).items() if name in wanted}
     same(ask(onnx_server, f"several_{backend}", x, *wanted), expected)
@@ -115,7 +115,7 @@ def test_only_what_is_asked_for_comes(onnx_server, backend, wanted):
 
 @pytest.mark.parametrize("datatype", DATATYPES)
 def test_every_datatype(onnx_server, datatype):
-    """Bytes go through ONNX Runtime unchanged; it takes only texts without NUL bytes."""
+    """Bytes pass through ONNX Runtime unchanged; it accepts only texts without NUL bytes."""
     for rows in (1, 3):
         x = random_values(datatype, (rows, 5))
         if datatype == "BYTES":
@@ -125,20 +125,20 @@ def test_every_datatype(onnx_server, datatype):
 
 @pytest.mark.smoke
 def test_an_input_that_is_an_output(onnx_server):
-    """The runtime answers with the input's own memory, whatever it was given."""
+    """The output is right although the runtime returns the input's memory instead of the given output buffer."""
     for _ in range(2):
         x = numbers(3, 4)
         same(ask(onnx_server, "passed_through_onnxruntime", x), {"Y": x * 2, "X": x})
 
 
 def test_an_output_that_does_not_fit(onnx_server):
-    """It is refused before the runtime allocates anything."""
+    """The output is refused before the runtime allocates memory for it."""
     with pytest.raises(InferenceServerException, match=f"{LONG * 4} bytes of output do not fit in the .* output arena"):
         ask(onnx_server, "too_large_onnxruntime", numbers(1))
 
 
 def test_an_output_with_other_rows_than_the_batch(onnx_server):
-    """A request that is alone in its batch gets what the model gave, every time; the log says once what differs."""
+    """A request that is alone in its batch always gets the model's output; the log has one warning with the difference."""
     for rows in (1, 3):
         x = numbers(rows, 4)
         same(ask(onnx_server, "wrong_rows_onnxruntime", x), {"Y": np.concatenate([x, x])})
@@ -147,12 +147,12 @@ def test_an_output_with_other_rows_than_the_batch(onnx_server):
 
 
 def private_memory(pid: int) -> int:
-    """Bytes that only this process has, without what is shared."""
+    """Returns the private memory of a process in bytes, without shared memory."""
     return int(re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) << 10
 
 
 def test_a_large_output_takes_no_memory_of_the_runtime(tmp_path):
-    """64 MiB come and go; the worker's own memory, arenas apart, stays far below that, because there is no copy."""
+    """A 64 MiB tensor goes in and out; the worker's private memory grows far less, since the runtime makes no copy."""
     write(tmp_path / "models", "large", "onnxruntime", MODELS["large"])
     with Server(tmp_path, [tmp_path / "models"]) as server:
         (worker,) = eventually("one worker runs", 5, lambda: len(server.workers()) == 1 and server.workers())

@@ -1,6 +1,6 @@
 """A headless Chromium, driven over its debugging protocol (https://chromedevtools.github.io/devtools-protocol/).
 
-`PHAROS_CHROMIUM` names the program, or is `none` to leave these tests out; else it is looked for on the PATH.
+`PHAROS_CHROMIUM` names the program; `none` skips these tests. Without the variable, the program is searched for on the PATH.
 """
 
 import asyncio
@@ -32,18 +32,18 @@ START_S = 60
 
 
 def program() -> str | None:
-    """The browser's path, or nothing."""
+    """Returns the browser's path, or None."""
     named = os.environ.get("PHAROS_CHROMIUM")
     return shutil.which(named) if named else next(filter(None, map(shutil.which, NAMES)), None)
 
 
 def missing() -> str:
-    """Why there is no browser here; empty if there is."""
+    """Returns why no browser can be used; empty if one can."""
     return "" if program() else "no chromium on the PATH (Debian: apt-get install chromium), or PHAROS_CHROMIUM names none"
 
 
 class Browser:
-    """One page. What it logs as errors and what its scripts throw is in `complaints`. Use it with `with`."""
+    """One page. `complaints` holds the errors that it logs and the exceptions of its scripts. Use it with `with`."""
 
     def __init__(self, folder: Path, width=1440, height=1000):
         self.folder, self.size = folder, (width, height)
@@ -71,7 +71,7 @@ class Browser:
         self.end()
 
     def end(self):
-        """Ends the process; its children end with it."""
+        """Terminates the process, and with it its children."""
         self.process.terminate()
         wait_or_kill(self.process, 10)
         self.loop.close()
@@ -83,7 +83,7 @@ class Browser:
         self.socket = await self.session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0)
 
     def call(self, method: str, **parameters) -> dict:
-        """Calls a method of the protocol and waits for its result; takes note of complaints that come before it."""
+        """Calls a method of the protocol and waits for its result; stores the complaints that arrive before the result."""
         return self.loop.run_until_complete(asyncio.wait_for(self.exchange(method, parameters), 30))
 
     async def exchange(self, method: str, parameters: dict) -> dict:
@@ -97,7 +97,7 @@ class Browser:
             self.note(message.get("method"), message.get("params", {}))
 
     def note(self, event: str, details: dict):
-        """Keeps exceptions, refused resources and policy violations, and what is written to the console as an error."""
+        """Stores exceptions, refused resources, policy violations, and errors and warnings that the console receives."""
         if event == "Runtime.exceptionThrown":
             shown = details["exceptionDetails"]
             self.complaints.append(shown.get("exception", {}).get("description") or shown["text"])
@@ -107,13 +107,13 @@ class Browser:
             self.complaints.append(str([argument.get("value") for argument in details["args"]]))
 
     def open(self, url: str, scheme="light"):
-        """Loads a page as one who prefers the colour scheme `light` or `dark`."""
+        """Loads a page with the preferred colour scheme `light` or `dark`."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url=url)
         eventually("the page is loaded", 30, lambda: self.ask("document.readyState") == "complete")
 
     def ask(self, expression: str):
-        """The value of a JavaScript expression in the page."""
+        """Returns the value of a JavaScript expression in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, f"{expression}: {answer['exceptionDetails']}"
         return answer["result"].get("value")
@@ -126,10 +126,10 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key], **text)
 
     def picture(self, path: Path):
-        """Writes what is visible as a PNG file."""
+        """Writes the visible part of the page as a PNG file."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def wait(self, seconds: float):
-        """Lets the page run, and hears its complaints."""
+        """Lets the page run, and stores its complaints."""
         for _ in every(0.1, seconds):
             self.ask("1")

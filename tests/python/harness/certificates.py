@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and what it signs."""
+"""Certificates for tests: an authority, and certificates that it signs."""
 
 import datetime
 import ipaddress
@@ -15,22 +15,22 @@ FORMATS = {
     "pkcs1": serialization.PrivateFormat.TraditionalOpenSSL,
     "sec1": serialization.PrivateFormat.TraditionalOpenSSL,
 }
-"""The traditional form is PKCS#1 of an RSA key and SEC1 of one on a curve."""
+"""The traditional form is PKCS#1 for an RSA key and SEC1 for an elliptic-curve key."""
 
 
 def new_key(kind: str = "sec1"):
-    """A key: RSA for `pkcs1` and `pkcs8`, on a curve for `sec1`."""
+    """Returns a new key: RSA for `pkcs1` and `pkcs8`, elliptic-curve for `sec1`."""
     return ec.generate_private_key(ec.SECP256R1()) if kind == "sec1" else rsa.generate_private_key(65537, 2048)
 
 
 def key_pem(key, kind: str = "pkcs8", password: bytes = b"") -> bytes:
-    """A key in PEM."""
+    """Returns a key in PEM."""
     protection = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
     return key.private_bytes(PEM, FORMATS[kind], protection)
 
 
 class Authority:
-    """An authority, its own or one that `issuer` has signed."""
+    """A certificate authority: self-signed, or signed by `issuer`."""
 
     def __init__(self, name: str = "authority", issuer: "Authority" = None):
         self.key, self.name, self.issuer = new_key(), name, issuer
@@ -38,11 +38,11 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """Its certificate."""
+        """The certificate in PEM."""
         return self.certificate.public_bytes(PEM)
 
     def issue(self, name: str, key=None) -> tuple:
-        """A certificate for `name` on this machine, with the chain behind it, and its key (PKCS#8); both in PEM."""
+        """Returns a certificate for `name` on this machine, followed by its chain, and its key (PKCS#8); both in PEM."""
         key = key or new_key()
         chain, above = sign(name, key, self).public_bytes(PEM), self
         while above.issuer:
@@ -51,7 +51,7 @@ class Authority:
 
 
 def sign(name: str, key, issuer: Authority, authority: bool = False):
-    """A certificate of `key`, valid for a day."""
+    """Returns a certificate for `key`, valid for a day."""
     now = datetime.datetime.now(datetime.timezone.utc)
     hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     return (
@@ -83,13 +83,13 @@ class Files:
             path.write_bytes(text)
 
     def renew(self, name: str = "server"):
-        """A new certificate of the server, the key first."""
+        """Writes a new certificate of the server; the key is written first."""
         certificate, key = self.authority.issue(name)
         self.key.write_bytes(key)
         self.cert.write_bytes(certificate)
 
     def options(self, *listeners: str, mutual: bool = False) -> list:
-        """The options that make listeners speak TLS."""
+        """Returns the options that enable TLS on these listeners."""
         options = []
         for name in listeners:
             options += [f"--{name}-use-ssl{'-mutual' if mutual else ''}=true", f"--{name}-server-cert={self.cert}"]

@@ -1,4 +1,4 @@
-"""Plain sockets that speak HTTP/1.1, and the headers of a gRPC call."""
+"""HTTP/1.1 over plain sockets, and the headers of a gRPC call."""
 
 import socket
 
@@ -10,18 +10,18 @@ GRPC_HEADERS = {
 
 
 def connect(port: int) -> socket.socket:
-    """A plain connection."""
+    """Opens a plain connection."""
     return socket.create_connection(("127.0.0.1", port), timeout=30)
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:
-    """The bytes of a POST request."""
+    """Returns the bytes of a POST request."""
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def read_response(connection: socket.socket) -> tuple:
-    """One HTTP/1.1 response with a Content-Length: the status and the body; status 0 if the connection was closed."""
+    """Reads one HTTP/1.1 response with a Content-Length; returns the status and the body. Status 0: the connection was closed."""
     data = b""
     while b"\r\n\r\n" not in data:
         part = connection.recv(65536)

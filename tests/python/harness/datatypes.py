@@ -1,4 +1,4 @@
-"""The protocol's datatypes in numpy, and random values of each."""
+"""The protocol's datatypes as numpy types, and random values of each."""
 
 import ml_dtypes
 import numpy as np
@@ -8,11 +8,11 @@ NUMPY = {
     "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
     "BYTES": np.object_, "BF16": ml_dtypes.bfloat16,
 }  # fmt: skip
-"""The numpy type that the clients use."""
+"""The numpy type that the clients use for each datatype."""
 
 
 def random_values(datatype: str, shape) -> np.ndarray:
-    """Values over the whole range of a datatype, always the same ones."""
+    """Returns values over the whole range of a datatype; each call returns the same values."""
     generator = np.random.default_rng(7)
     count = int(np.prod(shape))
     if datatype == "BYTES":

@@ -1,5 +1,5 @@
-"""A made-up library in place of NVIDIA's management library (NVML), built of `tests/fake_nvml/nvml.c`, whose head says what
-its devices can tell."""
+"""A fake of NVIDIA's management library (NVML), built from `tests/fake_nvml/nvml.c`. The head of that file describes the
+values that its devices can report."""
 
 import subprocess
 from pathlib import Path
@@ -14,11 +14,11 @@ AT_WORK = """0 uuid GPU-0
 0 energy 5000
 0 temperature 55
 """
-"""What a device tells that is at work: the first one."""
+"""The values that the first device reports while it is busy."""
 
 
 class Gpus:
-    """The library in NVML's place, and what its devices tell."""
+    """The fake NVML library, and the values that its devices report."""
 
     def __init__(self, folder: Path):
         self.library = folder / "libfake.so"
@@ -26,11 +26,11 @@ class Gpus:
         subprocess.run(["cc", "-shared", "-fPIC", "-o", self.library, source], check=True)
 
     def tell(self, text: str):
-        """Changes what the devices tell, all at once."""
+        """Replaces the values that the devices report, in one atomic step."""
         fresh = self.library.with_name("fresh")
         fresh.write_text(text)
         fresh.rename(f"{self.library}.devices")
 
     def option(self) -> str:
-        """The option that names the library."""
+        """Returns the option that names the library."""
         return f"--nvml-library={self.library}"

@@ -1,4 +1,4 @@
-"""What `tests/models/generate.py` is made of: it writes the test models, and tests write more of their kind."""
+"""The functions of `tests/models/generate.py`, which writes the test models, for tests that write similar models."""
 
 import importlib.util
 

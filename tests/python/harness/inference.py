@@ -22,7 +22,7 @@ JSON_VALUES = {
     "FP64": [0.1, -1.5, 1.7976931348623157e308, 5e-324, 1e21, 1e22, 123456789.125, 1.0],
     "BYTES": ["", "a", "Grüße, 世界", 'quote " and \\ and \n and \t and /'],
 }
-"""Values of each datatype that JSON can carry: the limits, and those whose decimal form is a question."""
+"""Values of each datatype that JSON can carry: the limits, and values whose decimal form is hard to get right."""
 RAW_VALUES = {
     "BOOL": struct.pack("<3?", True, False, True),
     "UINT8": struct.pack("<3B", 0, 1, 255),
@@ -42,16 +42,16 @@ RAW_VALUES = {
 
 
 def simple(**more) -> dict:
-    """A right request for the model `simple`, with `more` keys."""
+    """Returns a valid request for the model `simple`, with `more` keys."""
     return {"inputs": [tensor("INPUT0", "INT32", [1, 16], ROW), tensor("INPUT1", "INT32", [1, 16], ONES)], **more}
 
 
 def simple_binary(**more) -> dict:
-    """The same request with both inputs in binary form (the blobs are RAW_ROW and RAW_ONES)."""
+    """Returns the same request with both inputs in binary form (the blobs are RAW_ROW and RAW_ONES)."""
     inputs = [tensor(name, "INT32", [1, 16], binary_data_size=64) for name in ("INPUT0", "INPUT1")]
     return {"inputs": inputs, **more}
 
 
 def one(datatype: str, shape: list, data=None, **parameters) -> dict:
-    """A request with the single input INPUT0."""
+    """Returns a request with the single input INPUT0."""
     return {"inputs": [tensor("INPUT0", datatype, shape, data, **parameters)]}

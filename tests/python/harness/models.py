@@ -1,4 +1,4 @@
-"""Writes repositories of models: copies of the test models, and models of a text."""
+"""Writes repositories of models: copies of the test models, and models with a given configuration text."""
 
 import shutil
 
@@ -6,7 +6,7 @@ from harness.server import MODELS
 
 
 def copy_models(target, names=None, source=MODELS):
-    """Copies the models `names` (default: all) into the folder `target` and gives it back."""
+    """Copies the models `names` (default: all) into the folder `target` and returns it."""
     for config in sorted(source.glob("*/config.pbtxt")):
         if names is None or config.parent.name in names:
             shutil.copytree(config.parent, target / config.parent.name)
@@ -14,7 +14,7 @@ def copy_models(target, names=None, source=MODELS):
 
 
 def write(folder, name: str, config: str, onnx=b""):
-    """One model of a repository."""
+    """Writes one model into the repository `folder` and returns the folder."""
     version = folder / name / "1"
     version.mkdir(parents=True)
     version.with_name("config.pbtxt").write_text(config)

@@ -4,14 +4,14 @@ ELEMENT = {
     "FP32": 1, "UINT8": 2, "INT8": 3, "UINT16": 4, "INT16": 5, "INT32": 6, "INT64": 7, "BYTES": 8, "BOOL": 9,
     "FP16": 10, "FP64": 11, "UINT32": 12, "UINT64": 13, "BF16": 16,
 }  # fmt: skip
-"""`TensorProto.DataType` of the protocol's datatypes."""
+"""The `TensorProto.DataType` of each datatype of the protocol."""
 
 INTEGER, INTEGERS = 2, 7
-"""`AttributeProto.AttributeType`."""
+"""Two values of `AttributeProto.AttributeType`: INT and INTS."""
 
 
 def varint(value: int) -> bytes:
-    """A number in protobuf's variable length; negative ones as 64-bit two's complement."""
+    """Encodes a number as a protobuf varint; negative numbers as 64-bit two's complement."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 127:
@@ -21,7 +21,7 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, value) -> bytes:
-    """One field: a number, or bytes or text with their length."""
+    """Encodes one field: a number, or bytes or text with their length."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     value = value.encode() if isinstance(value, str) else value
@@ -29,33 +29,33 @@ def field(number: int, value) -> bytes:
 
 
 def value_info(name: str, datatype: str, dims) -> bytes:
-    """An input or output; a dimension is a number, or a name where it is free."""
+    """Encodes an input or output; a dimension is a number, or a name for a variable dimension."""
     shape = b"".join(field(1, field(1 if isinstance(dim, int) else 2, dim)) for dim in dims)
     return field(1, name) + field(2, field(1, field(1, ELEMENT[datatype]) + field(2, shape)))
 
 
 def attribute(name: str, value) -> bytes:
-    """A number or a list of numbers."""
+    """Encodes an attribute: a number or a list of numbers."""
     if isinstance(value, int):
         return field(1, name) + field(3, value) + field(20, INTEGER)
     return field(1, name) + b"".join(field(8, number) for number in value) + field(20, INTEGERS)
 
 
 def node(operator: str, inputs: list, outputs: list, **attributes) -> bytes:
-    """One operation."""
+    """Encodes one operation."""
     names = b"".join(field(1, name) for name in inputs) + b"".join(field(2, name) for name in outputs)
     more = b"".join(field(5, attribute(*item)) for item in attributes.items())
     return names + field(3, f"{operator}_{outputs[0]}") + field(4, operator) + more
 
 
 def constant(name: str, datatype: str, array) -> bytes:
-    """A weight."""
+    """Encodes a weight."""
     dims = b"".join(field(1, dim) for dim in array.shape)
     return dims + field(2, ELEMENT[datatype]) + field(8, name) + field(9, array.tobytes())
 
 
 def model(nodes: list, inputs: list, outputs: list, constants=()) -> bytes:
-    """A whole file; inputs and outputs are `(name, datatype, dims)`."""
+    """Encodes a whole file; inputs and outputs are `(name, datatype, dims)`."""
     graph = b"".join(field(1, item) for item in nodes) + field(2, "graph")
     graph += b"".join(field(5, item) for item in constants)
     graph += b"".join(field(11, value_info(*item)) for item in inputs)

@@ -1,8 +1,8 @@
-"""The real Triton and the real perf_analyzer, where they can be had.
+"""Starts a real Triton and a real perf_analyzer, where they are installed.
 
 `PHAROS_PEERS` names the folder with the scripts `triton` and `perf_analyzer` that start them (default: `shared/peers`
-beside or above this repository). They install themselves at their first call, which takes minutes and the network; the
-tests therefore use them only where they are installed already, or where `PHAROS_PEERS` is set.
+in this repository or in the folder above it). The first call of a script installs the peer, which takes minutes and needs
+the network. The tests therefore use a peer only if it is installed already or if `PHAROS_PEERS` is set.
 """
 
 import os
@@ -19,16 +19,16 @@ START_S = 180
 
 
 def script(name: str) -> Path | None:
-    """The script that starts the peer `name`, or nothing if it is not there."""
+    """Returns the script that starts the peer `name`, or None if there is no script."""
     named = os.environ.get("PHAROS_PEERS")
-    # A folder that is named is meant: `PHAROS_PEERS=none` leaves the peers out, wherever else they may be.
+    # PHAROS_PEERS replaces the default folders: `PHAROS_PEERS=none` skips the tests with peers even if the defaults exist.
     folders = [Path(named)] if named else [ROOT / "shared/peers", ROOT.parent / "shared/peers"]
     found = [folder / name for folder in folders]
     return next((path for path in found if os.access(path, os.X_OK)), None)
 
 
 def missing(name: str, folder: str) -> str:
-    """Why the peer `name` cannot be used here; empty if it can. `folder` is where it installs itself in its home."""
+    """Returns why the peer `name` cannot be used; empty if it can. `folder` is its installation folder in the peers' home."""
     if script(name) is None:
         return f"the peer script `{name}` is not in PHAROS_PEERS, or else in ../shared/peers"
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -38,18 +38,18 @@ def missing(name: str, folder: str) -> str:
     return f"the peer `{name}` is not installed in {home}; run its script once, or set PHAROS_PEERS"
 
 
-def wait_or_kill(process: subprocess.Popen, patience_s: float):
-    """Waits until a process has ended, and ends it by force when that takes longer."""
+def wait_or_kill(process: subprocess.Popen, limit_s: float):
+    """Waits until a process has ended, and kills it after `limit_s` seconds."""
     try:
-        process.wait(patience_s)
+        process.wait(limit_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
 class Triton:
-    """A real Triton that serves a repository. It is started at the first use and again after a crash. `environment` is
-    what its environment has in addition, `options` what its command line has."""
+    """A real Triton that serves a repository. It is started at the first use and again after a crash. `environment` holds
+    additional environment variables, `options` additional options of its command line."""
 
     def __init__(self, repository: Path, log: Path, environment=None, options=()):
         self.repository, self.log, self.environment = repository, log, environment or {}
@@ -58,7 +58,7 @@ class Triton:
         self.process = None
 
     def launch(self):
-        """Starts it and does not wait."""
+        """Starts Triton and does not wait until it is ready."""
         http, grpc, metrics = free_ports(3)
         ports = {"HTTP_PORT": http, "GRPC_PORT": grpc, "METRICS_PORT": metrics}
         environment = os.environ | {key: str(port) for key, port in ports.items()} | self.environment
@@ -68,7 +68,7 @@ class Triton:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     def ensure(self):
-        """Starts it unless it runs; raises if it does not become ready."""
+        """Starts Triton unless it runs; raises an error if it does not become ready."""
         if self.process and self.process.poll() is None:
             return
         self.launch()
@@ -80,18 +80,18 @@ class Triton:
         raise RuntimeError(f"the Triton peer did not become ready within {START_S} s, see {self.log}")
 
     def wait_for_end(self):
-        """Waits until a process that no longer answers is gone; a dying one may take seconds. Ends it if need be."""
+        """Waits until a process that no longer answers has ended, which may take seconds after a crash; kills it after 20 s."""
         wait_or_kill(self.process, 20)
 
     def is_ready(self) -> bool:
-        """Whether it says that it is ready."""
+        """Returns whether Triton reports that it is ready."""
         try:
             return urllib.request.urlopen(f"http://{self.http}/v2/health/ready", timeout=2).status == 200
         except OSError:
             return False
 
     def stop(self):
-        """Ends it, by its own process id."""
+        """Terminates the process that this object started."""
         if self.process and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             wait_or_kill(self.process, 40)

@@ -1,7 +1,7 @@
-"""Free ports for servers and clients, never the same for two processes of tests.
+"""Free ports for servers and clients; two test processes never get the same port.
 
-Each process that asks takes a range of ports and locks its file for as long as it lives, so that several processes of pytest, or
-several checkouts on one machine, have different ports. The ranges are below those that the system gives to outgoing connections.
+Each process reserves a range of ports with a lock on a file, which it holds until it ends. Several processes of pytest, or
+several checkouts on one machine, therefore use different ports. The ranges are below the system's ephemeral ports.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ LOCKS = Path(tempfile.gettempdir()) / f"pharos-test-ports-{os.getuid()}"
 
 
 class Ports:
-    """The range of this process, used in turn."""
+    """The range of ports of this process, used in turn."""
 
     def __init__(self):
         LOCKS.mkdir(exist_ok=True)
@@ -31,7 +31,7 @@ class Ports:
         raise RuntimeError(f"all {RANGES} ranges of ports are in use, see {LOCKS}")
 
     def take(self) -> int:
-        """The next port of the range that can be bound."""
+        """Returns the next port of the range that can be bound."""
         for _ in range(RANGE):
             port, self.next = self.first + self.next, (self.next + 1) % RANGE
             with socket.socket() as probe:
@@ -47,7 +47,7 @@ _ports = None
 
 
 def free_ports(count: int) -> list:
-    """Ports that are free now, all different; none is given again before the whole range was."""
+    """Returns different ports that are free now. A port is returned again only after all others of the range."""
     global _ports
     if _ports is None or _ports.process != os.getpid():
         _ports = Ports()

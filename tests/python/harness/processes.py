@@ -1,4 +1,4 @@
-"""Memory and names of the processes of a server."""
+"""Stops the worker processes of a server, and reads the memory and names of its processes."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def held(server, *models: str):
-    """Stops the workers of these models, or of all: what is sent to them stays where it is, dispatched or queued, until the block ends."""
+    """Stops the workers of these models, or all workers, until the block ends; requests stay dispatched or queued meanwhile."""
     names = {pid: instance(pid) for pid in server.workers()}
     chosen = lambda name: not models or any(re.fullmatch(rf"{re.escape(m)}_\d+(_\d+)?", name) for m in models)  # noqa: E731
     workers = [pid for pid, name in names.items() if chosen(name)]
@@ -24,7 +24,7 @@ def held(server, *models: str):
 
 
 def memory(server) -> int:
-    """Resident bytes of the server and its workers, shared memory counted where it is mapped."""
+    """Returns the proportional set size of the server and its workers in bytes; shared memory counts once."""
     total_kb = 0
     for pid in {server.process.pid, *server.workers()}:
         with open(f"/proc/{pid}/smaps_rollup") as rollup:
@@ -33,16 +33,16 @@ def memory(server) -> int:
 
 
 def resident_kb(server) -> int:
-    """The frontend's memory."""
+    """Returns the resident memory of the frontend in KiB."""
     text = open(f"/proc/{server.process.pid}/status").read()
     return int(text.split("VmRSS:")[1].split()[0])
 
 
 def instance(pid: int) -> str:
-    """The instance of a worker process: `MODEL_NUMBER`, or `MODEL_GROUP_NUMBER` of a model with several instance groups."""
+    """Returns the instance name of a worker process: `MODEL_NUMBER`, or `MODEL_GROUP_NUMBER` if the model has several groups."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1].decode()
 
 
 def worker_model(pid: int) -> str:
-    """The model of a worker process, from its instance's name."""
+    """Returns the model of a worker process, from its instance's name."""
     return instance(pid).rsplit("_", 1)[0]

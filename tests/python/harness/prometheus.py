@@ -1,8 +1,8 @@
-"""A real Prometheus and its promtool: where they are, how they are fetched, how one is run.
+"""Finds, downloads and runs a real Prometheus and its promtool.
 
-They are taken from the PATH, or from Debian's package `prometheus` unpacked in `~/.cache/pharos-prometheus` (no root is
-needed, nothing is installed). `python -m harness.prometheus` fetches it if it is missing; `make test` does that first.
-`PHAROS_PROMETHEUS` names another folder with the two programs, or is `none` to leave these tests out.
+They are taken from the PATH, or from Debian's package `prometheus` unpacked in `~/.cache/pharos-prometheus`, without root
+and without an installation. `python -m harness.prometheus` downloads the package if it is missing; `make test` runs that first.
+`PHAROS_PROMETHEUS` names another folder with the two programs; `none` skips these tests.
 """
 
 import json
@@ -26,13 +26,13 @@ FETCH_S = 300
 
 
 def cache() -> Path:
-    """The folder that the package is unpacked in."""
+    """Returns the folder that the package is unpacked in."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "pharos-prometheus"
 
 
 def program(name: str) -> str | None:
-    """The path of `prometheus` or `promtool`, or nothing."""
+    """Returns the path of `prometheus` or `promtool`, or None."""
     named = os.environ.get("PHAROS_PROMETHEUS")
     if named:
         return shutil.which(name, path=named)
@@ -40,7 +40,7 @@ def program(name: str) -> str | None:
 
 
 def missing() -> str:
-    """Why there is no Prometheus here; empty if there is."""
+    """Returns why Prometheus cannot be used; empty if it can."""
     if program("prometheus") and program("promtool"):
         return ""
     if os.environ.get("PHAROS_PROMETHEUS"):
@@ -49,13 +49,13 @@ def missing() -> str:
 
 
 def fetch() -> str:
-    """Unpacks Debian's package in the cache. Says what was done, or why not; never fails."""
+    """Unpacks Debian's package in the cache. Returns a message about the result. A failed download is no error."""
     if not missing() or os.environ.get("PHAROS_PROMETHEUS"):
         return missing() or f"prometheus: {program('prometheus')}"
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
-        return "prometheus is not installed and this is no Debian: the tests that need it will be skipped"
+        return "prometheus is not installed and apt-get or dpkg is missing: the tests that need it will be skipped"
     with tempfile.TemporaryDirectory() as folder:
-        # apt's own user may not write into this folder; it says so and downloads as the caller.
+        # apt's sandbox user cannot write into this folder; apt then warns and downloads as the caller.
         try:
             done = subprocess.run(
                 ["apt-get", "download", "-q", "prometheus"], cwd=folder, capture_output=True, text=True, timeout=FETCH_S
@@ -71,12 +71,12 @@ def fetch() -> str:
 
 
 def promtool(*arguments) -> subprocess.CompletedProcess:
-    """Runs promtool; its output is text."""
+    """Runs promtool and captures its output as text."""
     return subprocess.run([program("promtool"), *map(str, arguments)], capture_output=True, text=True, timeout=60)
 
 
 class Prometheus:
-    """A Prometheus on loopback that scrapes `target` (host:port) each second and evaluates our rules. Use it with `with`."""
+    """A Prometheus on loopback that scrapes `target` (host:port) each second and evaluates Pharos' rules. Use it with `with`."""
 
     def __init__(self, folder: Path, target: str):
         self.folder = folder
@@ -109,7 +109,7 @@ class Prometheus:
         self.log.close()
 
     def ask(self, path: str, **parameters) -> dict:
-        """The `data` of an answer of the HTTP API; an error of Prometheus becomes an exception with its text."""
+        """Returns the `data` of an answer of the HTTP API; raises an exception with the text of a Prometheus error."""
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url, timeout=30) as answer:
@@ -118,11 +118,11 @@ class Prometheus:
             raise AssertionError(f"{parameters}: {error.read().decode(errors='replace')}") from None
 
     def query(self, expression: str) -> list:
-        """The samples of an instant vector."""
+        """Returns the samples of an instant vector."""
         return self.ask("query", query=expression)["result"]
 
     def ready(self) -> bool:
-        """Whether it has scraped the target."""
+        """Returns whether it has scraped the target."""
         try:
             urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=30).close()
             return any(float(sample["value"][1]) == 1 for sample in self.query("up"))

@@ -1,4 +1,4 @@
-"""A real Redis for tests, from the PATH (Debian: `apt-get install redis-server`), and something that is none."""
+"""A real Redis from the PATH (Debian: `apt-get install redis-server`), and a listener that gives wrong answers or none."""
 
 import shutil
 import signal
@@ -12,12 +12,12 @@ from harness.waiting import eventually
 
 
 def missing() -> str:
-    """Why there is no Redis; empty if there is one."""
+    """Returns why Redis cannot be used; empty if it can."""
     return "" if shutil.which("redis-server") else "redis-server is not installed: apt-get install redis-server"
 
 
 class Redis:
-    """A Redis on a port of its own that keeps nothing on disk. Use it with `with`."""
+    """A Redis on a free port, without files on disk. Use it with `with`."""
 
     def __init__(self, folder: Path, port: int = 0, options=()):
         self.port = port or free_ports(1)[0]
@@ -42,7 +42,7 @@ class Redis:
             return False
 
     def ask(self, *words) -> bytes:
-        """One command; what came in answer to it, which must be short."""
+        """Sends one command and returns the answer, which must be short."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
             words = [word if isinstance(word, bytes) else str(word).encode() for word in words]
             parts = [b"*%d\r\n" % len(words), *(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)]
@@ -50,16 +50,16 @@ class Redis:
             return connection.recv(1 << 20)
 
     def keys(self) -> list:
-        """The names of all keys."""
+        """Returns the names of all keys."""
         return self.ask("KEYS", "*").split(b"\r\n")[2::2]
 
     def pause(self):
-        """It stays connected and answers nothing more."""
+        """Stops the process: it keeps its connections and sends no more answers."""
         self.process.send_signal(signal.SIGSTOP)
 
 
 class NoRedis:
-    """Listens and answers each piece that it reads with `answer` (None: with nothing at all). Use it with `with`."""
+    """Listens and answers each chunk that it reads with `answer`; None sends no answer. Use it with `with`."""
 
     def __init__(self, answer):
         self.answer, self.connections, self.open = answer, 0, []

@@ -1,4 +1,4 @@
-"""Models with sequences: configurations of the builtin function `sequence_sum` (for a real Triton: `triton_models`)."""
+"""Sequence models: configurations of the builtin function `sequence_sum` (`triton_models` implements it for a real Triton)."""
 
 CONTROLS = {
     "START": "kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ]",
@@ -6,22 +6,22 @@ CONTROLS = {
     "READY": "kind: CONTROL_SEQUENCE_READY bool_false_true: [ false, true ]",
     "CORRID": "kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64",
 }
-"""The control inputs, each of another type."""
+"""The control inputs, each of a different type."""
 
 
 def controls(**changes) -> str:
-    """`control_input` of all kinds; `changes` replaces single ones."""
+    """Returns `control_input` with all kinds of controls; `changes` replaces single controls."""
     texts = (f'{{ name: "{name}" control [ {{ {text} }} ] }}' for name, text in (CONTROLS | changes).items())
     return f"control_input [ {', '.join(texts)} ]"
 
 
 def corrid(datatype: str) -> str:
-    """The control for the correlation id in another type."""
+    """Returns the control for the correlation ID with this datatype."""
     return f"kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{datatype}"
 
 
 def config(batching: str, batch: int = 4, backend: str = "builtin", instances: int = 1, dims: int = 1, **more) -> str:
-    """A whole configuration; `batching` goes into `sequence_batching`, `more` are parameters."""
+    """Returns a whole configuration; `batching` is the content of `sequence_batching`, `more` are parameters."""
     values = {"function": "sequence_sum"} | more
     entries = "".join(
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in values.items()
@@ -41,7 +41,7 @@ FLAGS = {
     "fp32": "fp32_false_true: [ 4, 9 ]",
     "bool": "bool_false_true: [ true, false ]",
 }
-"""START, END and READY in each type that they may have, with values that are not 0 and 1; BOOL the wrong way round."""
+"""START, END and READY in each allowed type, with values other than 0 and 1; BOOL is inverted."""
 IDS = {
     "INT32": ((1 << 31) + 5, -(1 << 31) + 5),
     "UINT32": ((1 << 32) + 6, 6),
@@ -49,11 +49,11 @@ IDS = {
     "UINT64": ((1 << 63) - 2, (1 << 63) - 2),
     "STRING": ("né", "né"),
 }
-"""The correlation id in each type that it may have: what is sent, and what the model sees of it."""
+"""The correlation ID in each allowed type: the value that is sent, and the value that the model receives."""
 
 
 def typed(values: str) -> str:
-    """Controls whose flags are of one type."""
+    """Returns controls whose flags have one type."""
     kinds = {kind: f"kind: CONTROL_SEQUENCE_{kind} {values}" for kind in ("START", "END", "READY")}
     return controls(**kinds)
 
@@ -89,4 +89,4 @@ MODELS = {
     "wide": config(f"{IDLE_LONG} direct {{ }} {controls()}", dims=-1),
     "many": config(f"{IDLE_LONG} oldest {{ max_candidate_sequences: 20000 }} {controls()}", batch=64),
 }
-"""What the tests of sequences are about, by name."""
+"""The configurations of the sequence tests, by model name."""

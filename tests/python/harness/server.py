@@ -1,4 +1,4 @@
-"""Starts, asks and stops the real server, one process and its workers, on ports of its own."""
+"""Starts, queries and stops the real server, one process and its workers, on free ports."""
 
 import http.client
 import json
@@ -16,21 +16,21 @@ EXAMPLES = ROOT / "examples/models"
 MODELS = ROOT / "tests/models"
 BROKEN = ROOT / "tests/models_broken"
 STANDIN = ROOT / "tests/python/harness/standin"
-"""A package `pharos_worker` that only reports how it was started."""
+"""A package `pharos_worker` that records how it was started and follows the instructions of a file."""
 TRITON_MODELS = ROOT / "tests/python/harness/triton_models"
-"""Code of models for the Python backend of a real Triton."""
+"""The code of models for the Python backend of a real Triton."""
 START_S = 60
 STOP_S = 45
-"""A little more than `--exit-timeout-secs`, 30 s by default."""
+"""More than `--exit-timeout-secs`, 30 s by default."""
 
 
 def binary() -> Path:
-    """The server's executable: `PHAROS_BIN`, or where `cargo build --release` puts it."""
+    """Returns the server's executable: `PHAROS_BIN`, or the path where `cargo build --release` writes it."""
     return Path(os.environ.get("PHAROS_BIN") or ROOT / "target/release/pharos")
 
 
 def log_is_written(pid: int) -> bool:
-    """Whether the threads that write the log wait for lines, or have ended."""
+    """Returns whether each thread that writes the log waits for lines or has ended."""
     for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
             if (task / "comm").read_text() == "log\n" and (task / "stat").read_text().rsplit(") ")[1][0] != "S":
@@ -59,7 +59,7 @@ class Server:
 
     @property
     def log(self) -> Path:
-        """What the server prints, with all lines that it has logged up to now."""
+        """The file with the server's output; waits until it contains all lines that were logged before."""
         if self.process is not None and self.process.poll() is None:
             eventually("the log is written", 10, lambda: log_is_written(self.process.pid))
         return self.log_path
@@ -74,8 +74,8 @@ class Server:
             self.stop(check=kind is None)
 
     def launch(self, stdout=None, stderr=None, cwd=None):
-        """Starts the process and does not wait. Its Python on the PATH is ours, so that it finds our ONNX Runtime; its
-        metric logs go to `logs`, and what it prints to `log` or to the descriptors `stdout` and `stderr`."""
+        """Starts the process and does not wait. The Python of the tests is first on its PATH, so that it finds that Python's
+        ONNX Runtime. Metric logs go to `logs`, output goes to `log` or to the descriptors `stdout` and `stderr`."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PHAROS_")}
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
         environment |= {"PHAROS_METRICS_LOCATION": str(self.logs)} | self.environment
@@ -85,7 +85,7 @@ class Server:
             )
 
     def wait_until_ready(self, path="/v2/health/ready"):
-        """Waits until `path` answers 200; fails with the end of the log if the server ends or is too late."""
+        """Waits until `path` answers 200; fails with the end of the log if the server ends or exceeds the deadline."""
 
         def check():
             assert self.process.poll() is None, f"the server ended with {self.process.poll()}:\n{self.log_tail()}"
@@ -101,15 +101,15 @@ class Server:
             raise AssertionError(f"{error}\n{self.log_tail()}") from None
 
     def log_tail(self) -> str:
-        """The end of what the server wrote."""
+        """Returns the end of the server's output."""
         return self.log.read_text(errors="replace")[-4000:]
 
     def get(self, path: str, address: str = "", headers=None) -> tuple:
-        """GET: the status and the body as text."""
+        """Sends a GET request; returns the status and the body as text."""
         return self.ask("GET", path, address=address, headers=headers)
 
     def ask(self, method: str, path: str, body=None, address: str = "", headers=None) -> tuple:
-        """One HTTP request on a connection of its own: the status and the body as text."""
+        """Sends one HTTP request on a new connection; returns the status and the body as text."""
         connection = http.client.HTTPConnection(address or self.http, timeout=30)
         try:
             connection.request(method, path, body, headers or {})
@@ -119,18 +119,18 @@ class Server:
             connection.close()
 
     def infer(self, model: str, request: dict) -> tuple:
-        """An inference request in JSON: the status and the parsed answer."""
+        """Sends an inference request in JSON; returns the status and the parsed answer."""
         status, text = self.ask("POST", f"/v2/models/{model}/infer", json.dumps(request))
         return status, json.loads(text)
 
     def statistics(self, model: str, version: str = "1") -> dict:
-        """The statistics of one version of a model."""
+        """Returns the statistics of one version of a model."""
         status, text = self.get(f"/v2/models/{model}/versions/{version}/stats")
         assert status == 200, text
         return json.loads(text)["model_stats"][0]
 
     def index(self) -> dict:
-        """The repository index: model -> its entries."""
+        """Returns the repository index: model -> its entries."""
         status, text = self.ask("POST", "/v2/repository/index", b"")
         assert status == 200, text
         entries = {}
@@ -139,17 +139,17 @@ class Server:
         return entries
 
     def scrape(self) -> dict:
-        """The metrics: name and labels `(name, ((label, value), ...))` -> value."""
+        """Returns the metrics: name and labels `(name, ((label, value), ...))` -> value."""
         status, text = self.get("/metrics", self.metrics)
         assert status == 200, text
         return samples(text)
 
     def workers(self) -> set:
-        """The process ids of its children that are alive."""
+        """Returns the process ids of the live children of the server."""
         return {pid for pid in children(self.process.pid) if alive(pid)}
 
     def stop(self, check=True) -> int:
-        """SIGTERM, and waits; with `check` it must end with 0 and leave no process behind. Gives the exit code."""
+        """Sends SIGTERM and waits; returns the exit code. `check`: the code must be 0 and no worker may remain."""
         workers = self.workers()
         self.process.send_signal(signal.SIGTERM)
         try:
@@ -163,18 +163,18 @@ class Server:
         return code
 
     def kill(self):
-        """SIGKILL, and waits."""
+        """Sends SIGKILL and waits."""
         self.process.kill()
         self.process.wait()
 
 
 def children(pid: int) -> list:
-    """The direct children of a process, zombies included: those that name it as their parent. Not every kernel lists them."""
+    """Returns the direct children of a process, zombies included. Reads all of `/proc`, since not every kernel lists children."""
     return [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if parent_of(stat) == pid]
 
 
 def parent_of(stat: Path) -> int:
-    """The parent's process id in a `/proc/PID/stat`; 0 if the process is gone."""
+    """Returns the parent's process id from a `/proc/PID/stat`; 0 if the process has ended."""
     try:
         return int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
     except OSError:
@@ -182,7 +182,7 @@ def parent_of(stat: Path) -> int:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Returns whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -190,7 +190,7 @@ def alive(pid: int) -> bool:
 
 
 def samples(text: str) -> dict:
-    """Parses the Prometheus text format: name and sorted labels -> value. A series that comes twice is an error."""
+    """Parses the Prometheus text format: name and labels -> value. A duplicate series is an error."""
     result = {}
     for line in text.splitlines():
         if not line or line.startswith("#"):
@@ -202,12 +202,12 @@ def samples(text: str) -> dict:
             key, _, label = pair.partition('="')
             labels.append((key, label.rstrip('"')))
         key = (name, tuple(labels))
-        assert key not in result, f"the series {series} comes twice"
+        assert key not in result, f"duplicate series {series}"
         result[key] = float(value)
     return result
 
 
 def total(metrics: dict, name: str, **labels) -> float:
-    """The sum of the series of `name` that have these labels."""
+    """Returns the sum of the series of `name` that have these labels."""
     wanted = set(labels.items())
     return sum(value for (n, pairs), value in metrics.items() if n == name and wanted <= set(pairs))

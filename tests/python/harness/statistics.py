@@ -1,4 +1,4 @@
-"""Reads a model's statistics, and how far its requests have come."""
+"""Reads a model's statistics, and waits until its requests are received or dispatched."""
 
 from harness.server import total
 from harness.waiting import eventually
@@ -7,23 +7,23 @@ DEADLINE_S = 60
 
 
 def sizes(server, model: str) -> dict:
-    """Executions by batch size."""
+    """Returns the number of executions by batch size."""
     entries = server.statistics(model)["batch_stats"]
     return {entry["batch_size"]: entry["compute_infer"]["count"] for entry in entries}
 
 
 def received(server, model: str) -> float:
-    """Requests of the model that the scheduler has taken, answered or not."""
+    """Returns how many requests of the model the scheduler has received, answered or not."""
     return total(server.scrape(), "ts_inference_requests_total", model_name=model)
 
 
 def dispatched(server, model: str) -> float:
-    """Batches of the model that were given to an instance, whether they are over or not."""
+    """Returns how many batches of the model were dispatched to an instance, finished or not."""
     return total(server.scrape(), "pharos_batches_total", model=model)
 
 
 class Short:
-    """A count that is still too low."""
+    """A count that is still too low: false as a condition, and printed as the last value if the deadline passes."""
 
     def __init__(self, count: float):
         self.count = count
@@ -36,12 +36,12 @@ class Short:
 
 
 def until_received(server, model: str, count: float):
-    """Waits until the scheduler has taken `count` requests of the model."""
+    """Waits until the scheduler has received `count` requests of the model."""
     what = f"{count} requests of {model} are received"
     eventually(what, DEADLINE_S, lambda: (now := received(server, model)) >= count or Short(now))
 
 
 def until_dispatched(server, model: str, count: float):
-    """Waits until `count` batches of the model have gone to an instance."""
+    """Waits until `count` batches of the model have been dispatched to an instance."""
     what = f"{count} batches of {model} are dispatched"
     eventually(what, DEADLINE_S, lambda: (now := dispatched(server, model)) >= count or Short(now))

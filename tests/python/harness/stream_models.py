@@ -1,5 +1,5 @@
-"""Models that answer any number of times, and ordinary ones beside them, as repositories for this server and for a real
-Triton (`triton_models/streams.py` has the functions for its Python backend)."""
+"""Decoupled models, and models with one response for each request, as repositories for this server and for a real Triton
+(`triton_models/streams.py` implements the functions for Triton's Python backend)."""
 
 import shutil
 from pathlib import Path
@@ -25,12 +25,12 @@ ANY = [("INT32", [-1]), ("BYTES", [-1]), ("FP32", [2, -1]), ("BOOL", [2]), ("INT
 
 
 def pair(number: int, datatype: str, dims: list, extra: str = "") -> str:
-    """Input `I<number>` and output `O<number>`."""
+    """Returns input `I<number>` and output `O<number>`."""
     return tensor("input", f"I{number}", datatype, dims, extra) + tensor("output", f"O{number}", datatype, dims)
 
 
 def model(function: str, tensors: str, batch: int = 0, decoupled: bool = True, extra: str = "", **more) -> str:
-    """A configuration without its backend."""
+    """Returns a configuration without its backend."""
     policy = "model_transaction_policy { decoupled: true }\n" if decoupled else ""
     return f"max_batch_size: {batch}\n{tensors}{policy}{extra}" + parameters(function=function, **more)
 
@@ -55,19 +55,19 @@ COMPARED = {
 """Models that both servers serve."""
 
 TOGETHER = "dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 20000000 }\n"
-"""A batch goes when there are three rows."""
+"""A batch is dispatched when it has three rows."""
 
 
 
 def step(model: str, inputs: dict, outputs: dict) -> str:
-    """One step of an ensemble: the member's inputs and outputs with their ensemble tensors."""
+    """Returns one step of an ensemble: the member's inputs and outputs with their ensemble tensors."""
     maps = "".join(f' input_map {{ key: "{key}" value: "{value}" }}' for key, value in inputs.items())
     maps += "".join(f' output_map {{ key: "{key}" value: "{value}" }}' for key, value in outputs.items())
     return f'step {{ model_name: "{model}" model_version: -1{maps} }}\n'
 
 
 def ensemble(*steps: str, limit: int = 0, extra: str = "", outputs=("OUT",)) -> str:
-    """An ensemble that is asked as `repeat` is: IN, and DELAY if it is given, in; INT32 of these names out."""
+    """Returns an ensemble with inputs like those of `repeat`: IN, and DELAY if a step uses it. `outputs` names the outputs."""
     ends = tensor("input", "IN", "INT32", [-1])
     if any('value: "DELAY"' in step for step in steps):
         ends += tensor("input", "DELAY", "UINT32", [-1], OPTIONAL)
@@ -78,12 +78,12 @@ def ensemble(*steps: str, limit: int = 0, extra: str = "", outputs=("OUT",)) -> 
 
 
 def repeated(model="repeat", source="IN", target="a", delayed=True, **outputs) -> str:
-    """A decoupled step."""
+    """Returns a step with a decoupled model."""
     return step(model, {"IN": source} | ({"DELAY": "DELAY"} if delayed else {}), {"OUT": target} | outputs)
 
 
 def passed(source="a", target="OUT", model="rows_of_any") -> str:
-    """A step that gives what it is given."""
+    """Returns a step whose output is its input."""
     return step(model, {"I0": source}, {"O0": target})
 
 
@@ -121,11 +121,11 @@ OWN = {
     "once": model("identity", pair(0, "INT32", [-1])),
     "one_waits": model("repeat", REPEAT, extra="dynamic_batching { default_queue_policy { max_queue_size: 1 } }\n"),
 }
-"""Models of this server only. `wide` answers with 1 MiB each time."""
+"""Models of this server only. Each response of `wide` has 1 MiB."""
 
 
 def build(target: Path, models: dict) -> Path:
-    """Writes a repository for this server into the folder `target` and gives it back."""
+    """Writes a repository for this server into the folder `target` and returns it."""
     for name, config in models.items():
         (target / name / "1").mkdir(parents=True)
         backend = "" if "platform" in config else 'backend: "builtin"\n'
@@ -134,7 +134,7 @@ def build(target: Path, models: dict) -> Path:
 
 
 def build_for_triton(target: Path) -> Path:
-    """The same of the [`COMPARED`] models for a real Triton."""
+    """Writes the [`COMPARED`] models for a real Triton into the folder `target` and returns it."""
     for name, config in COMPARED.items():
         (target / name / "1").mkdir(parents=True)
         if name in ENSEMBLES:

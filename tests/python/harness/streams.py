@@ -1,4 +1,4 @@
-"""tritonclient's streams: what a stream calls back, and inputs of the model `repeat`."""
+"""Streams of tritonclient: the results that a stream reports, and the inputs of the model `repeat`."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ import tritonclient.grpc
 
 
 def repeat_inputs(values, delay_ms=0, wait_ms=0) -> list:
-    """The inputs of `repeat` for tritonclient."""
+    """Returns the inputs of `repeat` for tritonclient."""
     count = len(values)
     arrays = {
         "IN": ("INT32", np.array(values, np.int32)),
@@ -24,7 +24,7 @@ def repeat_inputs(values, delay_ms=0, wait_ms=0) -> list:
 
 
 class Collected:
-    """What a tritonclient stream has called back: values by request id, and errors."""
+    """The callback of a tritonclient stream. Collects values, times and final flags by request ID, and errors."""
 
     def __init__(self):
         self.values, self.errors, self.finals, self.when = {}, [], [], {}

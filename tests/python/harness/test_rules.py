@@ -8,21 +8,21 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent.parent
 MODELS = {"triton_models", "standin", "python_models", "archives", "handlers"}
-"""Folders of code that servers run: a model may sleep, since that is how long it takes."""
+"""Folders of code that servers run: a model may sleep to simulate a long execution."""
 FILES = sorted(path for path in TESTS.rglob("*.py") if not MODELS & set(path.relative_to(TESTS).parts))
 SLEEPS = ("sleep", "time.sleep", "asyncio.sleep")
 REASON = 12
-"""The least length of a sentence that says why time passes."""
+"""The minimum length of the reason that `run_for` receives."""
 
 
 @functools.cache
 def nodes(path: Path) -> list:
-    """The syntax tree of a module."""
+    """Returns the nodes of the syntax tree of a module."""
     return list(ast.walk(ast.parse(path.read_text())))
 
 
 def called(node) -> str:
-    """`time.sleep` for a call of it; empty for other nodes."""
+    """Returns the name of the function that a node calls, such as `time.sleep`; empty for other nodes."""
     function = getattr(node, "func", None)
     if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
         return f"{function.value.id}.{function.attr}"
@@ -30,7 +30,7 @@ def called(node) -> str:
 
 
 def imported(node) -> list:
-    """The modules that a statement imports, `from package import module` included."""
+    """Returns the modules that a statement imports, `from package import module` included."""
     if isinstance(node, ast.Import):
         return [name.name for name in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -39,7 +39,7 @@ def imported(node) -> list:
 
 
 def breaches(rule) -> list:
-    """What `rule` finds in each module, with the place: `rule` takes the path and the nodes of the syntax tree."""
+    """Returns each node that breaks `rule`, with its place. `rule(path, node)` is called for each node of each module."""
     found = []
     for path in FILES:
         found += [f"{path.relative_to(TESTS)}:{node.lineno}: {ast.unparse(node)}" for node in nodes(path) if rule(path, node)]
@@ -47,12 +47,12 @@ def breaches(rule) -> list:
 
 
 def test_no_module_imports_a_test_module():
-    """What several tests need is in a module of its room, or in the harness."""
+    """Code that several tests share is in a module of their room, or in the harness."""
     assert breaches(lambda _, node: any(name.rpartition(".")[2].startswith("test_") for name in imported(node))) == []
 
 
 def test_only_the_harness_sleeps():
-    """`harness.waiting` has a condition with a deadline for what comes, and names for time that is the subject."""
+    """Tests wait for conditions with `eventually`, and for intervals with the other functions of `harness.waiting`."""
 
     def sleeps(path, node) -> bool:
         by_name = isinstance(node, ast.ImportFrom) and "sleep" in imported(node)

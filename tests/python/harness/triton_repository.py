@@ -1,4 +1,4 @@
-"""Makes a repository for a real Triton from a repository of `builtin` models (see `triton_models/model.py`)."""
+"""Writes a repository for a real Triton from `builtin` models (see `triton_models/model.py`)."""
 
 import shutil
 from pathlib import Path
@@ -37,7 +37,7 @@ COMPARED = [
 
 
 def build(target: Path) -> Path:
-    """Writes the repository of [`COMPARED`] models into the folder `target` and gives it back."""
+    """Writes the repository of [`COMPARED`] models into the folder `target` and returns it."""
     for model in COMPARED:
         source = ROOT / model
         copy = target / source.name

@@ -1,8 +1,8 @@
-"""Waiting in tests: for a condition with a deadline, or for a time that a test is about.
+"""Waits in tests: for a condition with a deadline, or for an interval that a test is about.
 
-No other module of the tests sleeps (`harness/test_rules.py`). A wait for an event is [`eventually`], which ends as soon as the
-event has come. What stays is time that is itself the subject: [`run_for`], [`holds_for`], [`every`], and clients that are slow on
-purpose.
+No other module of the tests sleeps (`harness/test_rules.py`). To wait for an event, use [`eventually`], which ends as soon as the
+condition is true. The other functions are for tests about time: [`run_for`], [`holds_for`], [`every`], and clients that are slow
+on purpose.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ INTERVAL_S = 0.01
 
 
 def eventually(what: str, deadline_s: float, check):
-    """Waits until `check()` returns something true, and returns that. Fails after `deadline_s` seconds with `what` it waited for,
-    how long, and the last value. A generous deadline costs nothing when the condition comes."""
+    """Waits until `check()` returns a true value, and returns that value. Fails after `deadline_s` seconds with the condition
+    `what`, the time waited and the last value. A long deadline costs no time if the condition becomes true."""
     begun, last = time.monotonic(), None
     while True:
         last = check()
@@ -54,7 +54,7 @@ def settled(what: str, deadline_s: float, read, quiet_s: float):
 
 
 def holds_for(what: str, seconds: float, check):
-    """Fails as soon as `check()` is false within `seconds`: for what must not happen, which no event tells."""
+    """Fails as soon as `check()` is false within `seconds`: for a state that must not change, since no event shows that."""
     for _ in every(INTERVAL_S, seconds):
         assert check(), f"{what}: did not hold for {seconds} s"
 
@@ -70,13 +70,13 @@ def every(interval_s: float, for_s: float):
 
 
 def run_for(why: str, seconds: float):
-    """Lets `seconds` pass. `why` names the interval that the test is about: one of the server, or one that is measured."""
+    """Waits for `seconds`. `why` names the interval that the test is about: an interval of the server or of a measurement."""
     assert why
     time.sleep(seconds)
 
 
 def pause_as_client(seconds: float):
-    """A client that is slow on purpose: it reads late, sends in pieces, or thinks between requests."""
+    """Simulates a slow client, which reads late, sends in chunks, or pauses between requests."""
     time.sleep(seconds)
 
 
@@ -86,5 +86,5 @@ async def pause_as_async_client(seconds: float):
 
 
 def answer_late(seconds: float):
-    """A server of the tests that is slow on purpose."""
+    """Simulates a slow server."""
     time.sleep(seconds)

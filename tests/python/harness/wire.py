@@ -1,7 +1,7 @@
-"""Requests as they go over the wire, without a client library that would refuse to send a wrong one.
+"""Requests in wire format, without a client library, which would refuse to send an invalid request.
 
-A case of the tables (`request_table.py`, `error_table.py`) is an [`HttpCase`] or a [`GrpcCase`]; sending one gives an
-[`Answer`], which can be written to JSON and compared with another server's.
+A case of the tables (`request_table.py`, `error_table.py`) is an [`HttpCase`] or a [`GrpcCase`]. The functions that send a
+case return an [`Answer`], which can be written to JSON and compared with another server's answer.
 """
 
 import http.client
@@ -13,12 +13,12 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
 
 DEADLINE_S = 30
-"""No answer within this time is a failure."""
+"""The time limit of a request."""
 
 
 @dataclass(frozen=True)
 class HttpCase:
-    """One HTTP request, and what its answer must be: a status, and a text that the body contains."""
+    """One HTTP request and its expected answer: a status, and a text that the body contains."""
 
     name: str
     method: str
@@ -31,7 +31,7 @@ class HttpCase:
 
 @dataclass(frozen=True)
 class GrpcCase:
-    """One unary gRPC call, and what its answer must be: a status code's name, and a text that its message contains."""
+    """One unary gRPC call and its expected answer: the name of a status code, and a text that the message contains."""
 
     name: str
     rpc: str
@@ -42,8 +42,8 @@ class GrpcCase:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back. `text` is the JSON part of an HTTP body, a gRPC error's message or the response as JSON;
-    `blob` is what follows the JSON part of an HTTP body."""
+    """A server's answer. `text` is the JSON part of an HTTP body, a gRPC error's message or the response as JSON;
+    `blob` is the rest of an HTTP body after the JSON part."""
 
     status: object
     text: str
@@ -51,13 +51,13 @@ class Answer:
     headers: dict = field(default_factory=dict)
 
     def to_json(self) -> dict:
-        """For the golden file: only the headers that belong to the protocol."""
+        """Returns the answer for the golden file, with only the headers that belong to the protocol."""
         kept = {key: self.headers[key] for key in PROTOCOL_HEADERS if key in self.headers}
         return {"status": self.status, "text": self.text, "blob": self.blob.hex(), "headers": kept}
 
     @staticmethod
     def from_json(value: dict) -> "Answer":
-        """The inverse of `to_json`."""
+        """Reads the format of `to_json`."""
         return Answer(value["status"], value["text"], bytes.fromhex(value["blob"]), value["headers"])
 
 
@@ -65,7 +65,7 @@ PROTOCOL_HEADERS = ["content-type", "content-encoding", "inference-header-conten
 
 
 def send_http(address: str, case: HttpCase) -> Answer:
-    """Sends one HTTP request to `host:port`; the body comes back decompressed if the answer says how."""
+    """Sends one HTTP request to `host:port`; decompresses the body according to its Content-Encoding."""
     connection = http.client.HTTPConnection(address, timeout=DEADLINE_S)
     try:
         connection.putrequest(case.method, case.path, skip_accept_encoding=True)
@@ -85,7 +85,7 @@ def send_http(address: str, case: HttpCase) -> Answer:
 
 
 def decompress(raw: bytes, encoding: str) -> bytes:
-    """Undoes a Content-Encoding; `deflate` is a zlib stream (RFC 1950)."""
+    """Decodes a Content-Encoding; `deflate` is a zlib stream (RFC 1950)."""
     import gzip
     import zlib
 
@@ -94,7 +94,7 @@ def decompress(raw: bytes, encoding: str) -> bytes:
 
 
 def send_grpc(address: str, case: GrpcCase) -> Answer:
-    """Sends one unary call to `host:port`; a response comes back as sorted JSON with its raw bytes in base64."""
+    """Sends one unary call to `host:port`; returns a response as sorted JSON with its raw bytes in base64."""
     from google.protobuf.json_format import MessageToDict
 
     unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -108,7 +108,7 @@ def send_grpc(address: str, case: GrpcCase) -> Answer:
 
 
 def tensor(name: str, datatype: str, shape: list, data=None, **parameters) -> dict:
-    """One entry of a JSON request's `inputs`."""
+    """Returns one entry of a JSON request's `inputs`."""
     entry = {"name": name, "shape": shape, "datatype": datatype}
     if parameters:
         entry["parameters"] = parameters
@@ -118,13 +118,13 @@ def tensor(name: str, datatype: str, shape: list, data=None, **parameters) -> di
 
 
 def output(name: str, **parameters) -> dict:
-    """One entry of a JSON request's `outputs`."""
+    """Returns one entry of a JSON request's `outputs`."""
     return {"name": name, "parameters": parameters} if parameters else {"name": name}
 
 
 def infer(name: str, model: str, request, blobs: bytes = b"", **more) -> HttpCase:
-    """An inference request: `request` is an object or already text; with `blobs` the JSON length is announced.
-    `more`: `version`, and what an [`HttpCase`] takes."""
+    """Returns an inference request. `request` is an object or encoded JSON; with `blobs` a header has the length of the JSON.
+    `more`: `version`, `query`, and the fields of an [`HttpCase`]."""
     text = request if isinstance(request, bytes) else json.dumps(request).encode()
     version = more.pop("version", None)
     headers = dict(more.pop("headers", {}))
@@ -135,12 +135,12 @@ def infer(name: str, model: str, request, blobs: bytes = b"", **more) -> HttpCas
 
 
 def byte_strings(*elements: bytes) -> bytes:
-    """BYTES elements in binary form: each a 4-byte little-endian length and then its bytes."""
+    """Returns BYTES elements in binary form: for each a 4-byte little-endian length and its bytes."""
     return b"".join(struct.pack("<I", len(element)) + element for element in elements)
 
 
 def grpc_tensor(name: str, datatype: str, shape: list, parameters: dict = None, **contents):
-    """One input of a gRPC request; `contents` names a typed field and its values, as `int_contents=[1]`."""
+    """Returns one input of a gRPC request; `contents` names a typed field and its values, such as `int_contents=[1]`."""
     entry = pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=shape)
     for key, value in contents.items():
         getattr(entry.contents, key).extend(value)
@@ -156,8 +156,8 @@ def set_parameter(target, value):
 
 
 def grpc_infer(name: str, model: str, inputs: list, raw: list = (), **more) -> GrpcCase:
-    """An inference call. `more`: `version`, `id`, `outputs` (names, or pairs of a name and its parameters),
-    `parameters`, and what a [`GrpcCase`] takes."""
+    """Returns an inference call. `more`: `version`, `id`, `outputs` (names, or pairs of a name and its parameters),
+    `parameters`, and the fields of a [`GrpcCase`]."""
     message = pb.ModelInferRequest(model_name=model, model_version=more.pop("version", ""), id=more.pop("id", ""))
     message.inputs.extend(inputs)
     message.raw_input_contents.extend(raw)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Runs rows of `shared_memory_tables.py` against a server, ours or a real Triton, and says what came of them.
+"""Runs rows of `shared_memory_tables.py` against this server or a real Triton, and returns the outcomes.
 
-python -m memory.shared_memory record     asks the Triton peer all rows, writes golden_shared_memory.json
+python -m memory.shared_memory record     records the Triton peer's answers in golden_shared_memory.json
 """
 
 import json
@@ -27,7 +27,7 @@ MODELS = ["simple", "identity_bytes"]
 
 @contextmanager
 def objects():
-    """Everything that the keys of the table name."""
+    """Creates all files that the keys of the table name."""
     clean()
     (SHM / f"{PREFIX}_folder").mkdir()
     (SHM / f"{PREFIX}_folder/inner").write_bytes(contents())
@@ -48,13 +48,13 @@ def objects():
 
 
 def clean():
-    """Removes what the table makes."""
+    """Removes the files of the table."""
     for path in SHM.glob(f"{PREFIX}_*"):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def facts(row: Row, http: str, grpc: str) -> dict:
-    """Runs a row, and says what came of it."""
+    """Runs a row and returns the outcome."""
     path = SHM / OBJECT[1:]
     path.write_bytes(contents())
     send_grpc(grpc, rpc("Unregister"))
@@ -68,7 +68,7 @@ def facts(row: Row, http: str, grpc: str) -> dict:
 
 
 def run_ours(rows: list, folder: Path, options=()) -> dict:
-    """What comes of the rows here."""
+    """Returns the outcomes of the rows on this server."""
     models = folder / "models"
     for model in MODELS:
         source = next(path for path in triton_repository.COMPARED if path.endswith(f"/{model}"))
@@ -78,7 +78,7 @@ def run_ours(rows: list, folder: Path, options=()) -> dict:
 
 
 def run_triton(rows: list, folder: Path) -> dict:
-    """What comes of the rows on a real Triton; it is started anew when a row has ended it."""
+    """Returns the outcomes of the rows on a real Triton, which is restarted after a crash."""
     repository = triton_repository.build(folder / "models")
     for model in repository.iterdir():
         if model.name not in MODELS:

@@ -1,11 +1,11 @@
-"""The shared-memory extension row by row: what a client asks, one call after the other, on objects that `shared_memory.py`
-makes. What a real Triton answered to each call is in `golden_shared_memory.json`.
+"""Tables of the shared-memory extension. Each row has a client's calls in order, on objects that `shared_memory.py` creates.
+A real Triton's answers are in `golden_shared_memory.json`.
 
-Not here: tensors in a region that begins behind the start of its object. This Triton adds the offset twice, and answers with
-memory of its own.
+Not covered: tensors in a region that begins after the start of its object. This version of Triton adds the offset twice, and
+answers with bytes of other memory.
 
-A row begins without regions. `REGISTER` has the object `A` under the name `r`. Its bytes are those of `contents()`: INPUT0
-and INPUT1 of `simple`, then strings for `identity_bytes`, then nothing but zeros.
+A row begins without regions. `REGISTER` registers the object `A` under the name `r`. Its bytes are those of `contents()`:
+INPUT0 and INPUT1 of `simple`, then strings for `identity_bytes`, then zeros.
 """
 
 # One row, one line: a table is read by comparing its rows.
@@ -30,32 +30,32 @@ STRINGS = byte_strings(b"one", b"", b"three")
 
 
 def contents() -> bytes:
-    """What is in the object before each row."""
+    """Returns the bytes of the object before each row."""
     start = NUMBERS.tobytes() + ONES.tobytes()
     return (start.ljust(1024, b"\0") + STRINGS).ljust(SIZE, b"\0")
 
 
 @dataclass(frozen=True)
 class Row:
-    """Calls, one after the other. What the object holds from 2048 on belongs to what came of it."""
+    """Calls in order. The bytes of the object from 2048 on are a part of the outcome."""
 
     name: str
     calls: list
 
 
 def register(body, name="r", kind="system") -> HttpCase:
-    """A registration by HTTP; `body` is an object or already text."""
+    """Returns a registration over HTTP; `body` is an object or encoded JSON."""
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
     return HttpCase("", "POST", f"/v2/{kind}sharedmemory/region/{name}/register", body)
 
 
 def place(key=OBJECT, offset=0, byte_size=SIZE) -> dict:
-    """What a system region is registered with."""
+    """Returns the body of a registration of a system region."""
     return {"key": key, "offset": offset, "byte_size": byte_size}
 
 
 def status(name="", kind="system") -> HttpCase:
-    """The status of one region or of all."""
+    """Requests the status of one region or of all."""
     return HttpCase("", "GET", f"/v2/{kind}sharedmemory{f'/region/{name}' if name else ''}/status")
 
 
@@ -65,7 +65,7 @@ def unregister(name="", kind="system") -> HttpCase:
 
 
 def rpc(verb: str, kind="System", **fields) -> GrpcCase:
-    """A call of the extension by gRPC."""
+    """Returns a call of the extension over gRPC."""
     name = f"{kind}SharedMemory{verb}"
     return GrpcCase("", name, getattr(pb, f"{name}Request")(**fields))
 
@@ -74,13 +74,13 @@ REGISTER = register(place())
 
 
 def at(offset=0, size=64, region="r", **more) -> dict:
-    """The parameters of a tensor in a region; `None` leaves one out."""
+    """Returns the parameters of a tensor in a region; `None` omits a parameter."""
     names = {"shared_memory_region": region, "shared_memory_offset": offset, "shared_memory_byte_size": size}
     return {key: value for key, value in names.items() if value is not None} | more
 
 
 def simple(first=None, second=None, outputs=(), rows=1, **more) -> HttpCase:
-    """A request to `simple` by HTTP, with the parameters of both inputs."""
+    """Returns a request to `simple` over HTTP, with the parameters of both inputs."""
     inputs = [
         tensor("INPUT0", "INT32", [rows, 16], **(at(0) if first is None else first)),
         tensor("INPUT1", "INT32", [rows, 16], **(at(64) if second is None else second)),
@@ -90,7 +90,7 @@ def simple(first=None, second=None, outputs=(), rows=1, **more) -> HttpCase:
 
 
 def g_simple(first=None, second=None, outputs=(), raw=(), rows=1, **more) -> GrpcCase:
-    """The same by gRPC."""
+    """Returns the same request over gRPC."""
     inputs = [
         grpc_tensor("INPUT0", "INT32", [rows, 16], at(0) if first is None else first),
         grpc_tensor("INPUT1", "INT32", [rows, 16], at(64) if second is None else second),
@@ -99,18 +99,18 @@ def g_simple(first=None, second=None, outputs=(), raw=(), rows=1, **more) -> Grp
 
 
 def strings(parameters: dict, elements=3, outputs=(), **more) -> HttpCase:
-    """A request to `identity_bytes` by HTTP."""
+    """Returns a request to `identity_bytes` over HTTP."""
     request = {"inputs": [tensor("INPUT0", "BYTES", [1, elements], **parameters)]} | more
     return infer("", "identity_bytes", request | ({"outputs": list(outputs)} if outputs else {}))
 
 
 def g_strings(parameters: dict, elements=3, outputs=(), **more) -> GrpcCase:
-    """The same by gRPC."""
+    """Returns the same request over gRPC."""
     return grpc_infer("", "identity_bytes", [grpc_tensor("INPUT0", "BYTES", [1, elements], parameters)], outputs=outputs, **more)
 
 
 def life():
-    """Registering, looking, unregistering."""
+    """Registration, status, unregistration."""
     yield "http", [status(), REGISTER, status(), status("r"), unregister("r"), status(), status("r")]
     yield "grpc", [rpc("Status"), rpc("Register", name="r", key=OBJECT, byte_size=SIZE), rpc("Status"), rpc("Status", name="r"), rpc("Unregister", name="r"), rpc("Status"), rpc("Status", name="r")]
     yield "twice", [REGISTER, REGISTER, rpc("Register", name="r", key=OBJECT, byte_size=SIZE), status()]
@@ -127,7 +127,7 @@ def life():
 
 
 def bodies():
-    """What is registered, as JSON."""
+    """JSON bodies of registrations."""
     for name, body in [
         ("empty", b""), ("no JSON", b"{"), ("array", b"[]"), ("nothing", {}),
         ("no key", {"offset": 0, "byte_size": 64}), ("no offset", {"key": OBJECT, "byte_size": 64}), ("no size", {"key": OBJECT, "offset": 0}),
@@ -169,7 +169,7 @@ def sizes():
 
 
 def inputs():
-    """Where inputs are."""
+    """Places of inputs."""
     data = {"data": NUMBERS.tolist()}
     both = [("http", simple, strings), ("grpc", g_simple, g_strings)]
     for protocol, call, text in both:
@@ -207,7 +207,7 @@ def inputs():
 
 
 def outputs():
-    """Where outputs go."""
+    """Places of outputs."""
     def http_outputs(**wanted):
         return [output(name, **parameters) for name, parameters in wanted.items()]
 
@@ -248,19 +248,19 @@ UNKNOWN = "Request for unknown model: 'no_such_model' is not found"
 RESERVED = "cannot register shared memory region '{}' - invalid shm key"
 
 DIFFERENCES = {
-    # Triton has closed the object by then; here one object may be registered under any number of names.
+    # Triton has closed the object by this call; here one object may be registered under any number of names.
     "same object under two names": {1: (200, ""), 2: ("OK", '"s"')},
     "key: without slash": {1: ("OK", "{}"), 2: (200, '"g"')},
     "key: two slashes": {1: ("OK", "{}"), 2: (200, '"g"')},
     "key: not ASCII": {1: ("OK", "{}"), 2: (200, '"g"')},
     "size: all": {2: ("OK", "{}")},
     "size: aligned": {2: ("OK", "{}")},
-    # Clients escape names in paths; Triton does not undo that, so that the name of a request is another one.
+    # Clients escape names in paths; Triton does not unescape them, so that a request must use the escaped name.
     "name with escapes": {1: (200, '"a b/c"'), 2: ("OK", '"a b/c"')},
-    # The reader of JSON has its own words.
+    # The texts of JSON parsers differ.
     "body: empty": {0: (500, "failed to parse the request JSON buffer: EOF")},
     "body: no JSON": {0: (500, "failed to parse the request JSON buffer: EOF")},
-    # Later versions of Triton say more than "invalid args".
+    # Later versions of Triton have a more precise text than "invalid args".
     "cuda body: good": {0: (400, NO_GPU)},
     "cuda by grpc": {
         0: ("INVALID_ARGUMENT", NO_GPU),
@@ -269,9 +269,9 @@ DIFFERENCES = {
     },
     "key: reserved": {0: (400, RESERVED.format("r")), 1: ("INVALID_ARGUMENT", RESERVED.format("g"))},
     "key: reserved without slash": {0: (400, RESERVED.format("r")), 1: ("INVALID_ARGUMENT", RESERVED.format("g"))},
-    # What Triton opens is not what it is told.
+    # Triton cuts the key at the NUL byte and opens the object that the first part names.
     "key: NUL": {0: (500, "Unable to open shared memory region"), 1: ("INTERNAL", "Unable to open shared memory region"), 2: (200, "[]")},
-    # A region may begin anywhere, and an empty one is none; Triton passes on what the kernel says about pages.
+    # A region may begin at any byte, and an empty region is invalid; Triton returns the kernel's error for unaligned offsets.
     "size: last byte": {0: (200, ""), 1: (200, '"offset":8191,"byte_size":1'), 2: ("OK", "{}")},
     "size: not aligned": {0: (200, ""), 1: (200, '"offset":100,"byte_size":64'), 2: ("OK", "{}")},
     "size: zero": {0: (400, ARGS), 2: ("INVALID_ARGUMENT", G_ARGS)},
@@ -280,13 +280,13 @@ DIFFERENCES = {
     # Later versions of Triton name the overflow.
     "input, http: size and offset overflow": {1: (400, OVERFLOW)},
     "output, http: size and offset overflow": {1: (400, OVERFLOW)},
-    # As everywhere: 400, where this Triton says 404.
+    # An unknown model is 400 here, as for all requests; this version of Triton answers 404.
     "input, http: unknown region and unknown model": {0: (400, UNKNOWN)},
     "input, grpc: unknown region and unknown model": {0: ("INVALID_ARGUMENT", UNKNOWN)},
-    # Triton does not miss the inputs that the client has sent.
+    # Triton ignores the additional raw contents.
     "input, grpc: raw contents too": {1: ("INVALID_ARGUMENT", EXTRA)},
-    # Triton takes a negative size for a very large one; later versions refuse the overflow.
+    # Triton reads a negative size as a very large one; later versions refuse the overflow.
     "output, grpc: size negative": {1: ("INVALID_ARGUMENT", "Integer overflow detected: byte_size"), "written": (None, "")},
 }
-"""Where the answer to a call, by its number, is another one on purpose: its status, and what its text contains. `written`:
-nothing is to be written where Triton does."""
+"""Deliberate differences by row and call number: the status, and a text that the answer contains. `written`: this server must
+not write memory that Triton writes."""

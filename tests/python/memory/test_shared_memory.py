@@ -1,5 +1,5 @@
-"""Memory that clients share with the server, through tritonclient's own functions: in every form of request, while it is
-unregistered, cut off, removed and registered again, and what it costs."""
+"""Memory that clients share with the server, through tritonclient's functions: in every form of request, while a region is
+unregistered, truncated, removed and registered again, and its cost."""
 
 import base64
 import concurrent.futures
@@ -30,11 +30,11 @@ from harness.waiting import eventually, every
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 TEN = np.arange(10, dtype=np.int32).reshape(1, 10)
 FOUR = "dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 20000000 }\n"
-"""A batch goes when there are four rows."""
+"""A batch is dispatched when it has four rows."""
 
 
 def io(datatype: str, dims: list) -> str:
-    """One input and one output."""
+    """Returns one input and one output."""
     return pair(0, datatype, dims)
 
 
@@ -70,7 +70,7 @@ ensemble_scheduling {
   ]
 }
 """
-"""OUT = 3 IN, over MIDDLE = 2 IN, which the second step takes as well."""
+"""OUT = 3 IN, computed from MIDDLE = 2 IN, which is also an output."""
 
 
 PASSING = """platform: "ensemble" max_batch_size: 8
@@ -88,7 +88,7 @@ ensemble_scheduling {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server of the models above."""
+    """A server with the models above."""
     folder = tmp_path_factory.mktemp("shared_memory")
     repository = build(folder / "models", OWN)
     for name, text in [("triple", ENSEMBLE), ("passing", PASSING), ("sums", sequence_model("direct { }"))]:
@@ -100,9 +100,9 @@ def server(tmp_path_factory):
 
 @pytest.fixture(params=["http", "grpc"])
 def client(request, server):
-    """A client of either protocol, without regions before and after."""
+    """A client of either protocol; no region is registered before and after the test."""
     kind = CLIENTS[request.param]
-    # The HTTP client asks one thing at a time unless it is told otherwise.
+    # The HTTP client sends one request at a time by default.
     more = {"concurrency": 8} if request.param == "http" else {}
     with kind.InferenceServerClient(getattr(server, request.param), **more) as made:
         made.kind = kind
@@ -113,7 +113,7 @@ def client(request, server):
 
 @pytest.fixture
 def memory():
-    """Makes objects, which go with the test: `memory("name", size)`."""
+    """Creates shared-memory objects, which are removed after the test: `memory("name", size)`."""
     handles = []
 
     def make(name: str, size: int):
@@ -127,7 +127,7 @@ def memory():
 
 
 def key_of(handle) -> str:
-    """The name of an object."""
+    """Returns the name of an object."""
     return handle._shm_key
 
 
@@ -137,13 +137,13 @@ def give(client, handle, name: str, size: int, offset: int = 0):
 
 
 def fill(handle, *arrays, offset: int = 0):
-    """Writes arrays into an object; texts as they are serialized."""
+    """Writes arrays into an object; texts are serialized."""
     flat = [serialize_byte_tensor(array) if array.dtype == np.object_ else array for array in arrays]
     shm.set_shared_memory_region(handle, flat, offset=offset)
 
 
 def put(client, name: str, array, region=None, offset: int = 0, datatype="INT32"):
-    """An input: in a region, or as it is."""
+    """Returns an input: in a region, or with its data in the request."""
     made = client.kind.InferInput(name, list(array.shape), datatype)
     if region is None:
         made.set_data_from_numpy(array)
@@ -154,7 +154,7 @@ def put(client, name: str, array, region=None, offset: int = 0, datatype="INT32"
 
 
 def want(client, name: str, region=None, size: int = 0, offset: int = 0):
-    """An output: in a region, or as it is."""
+    """Returns a requested output: in a region, or with its data in the response."""
     made = client.kind.InferRequestedOutput(name)
     if region is not None:
         made.set_shared_memory(region, size, offset)
@@ -162,7 +162,7 @@ def want(client, name: str, region=None, size: int = 0, offset: int = 0):
 
 
 def regions(client) -> dict:
-    """The status, by name."""
+    """Returns the status of all regions by name."""
     found = client.get_system_shared_memory_status()
     if isinstance(found, list):
         return {region["name"]: region for region in found}
@@ -170,19 +170,19 @@ def regions(client) -> dict:
 
 
 def infer(client, name: str, inputs: list, outputs: list, **more):
-    """A request that must succeed."""
+    """Sends a request that must succeed."""
     return client.infer(name, inputs, outputs=outputs, **more)
 
 
 def fails(client, fragment: str, *request, **more):
-    """A request that must fail with a text."""
+    """Sends a request that must fail with a text."""
     with pytest.raises(InferenceServerException, match=re.escape(fragment)):
         client.infer(*request, **more)
 
 
 @pytest.mark.smoke
 def test_both_inputs_and_both_outputs_in_one_region(client, memory):
-    """At offsets of their own; nothing comes back but names and shapes."""
+    """Each tensor has a different offset; the response has only names, datatypes and shapes."""
     handle = memory("one", 1000)
     give(client, handle, "one", 900, 100)
     fill(handle, TEN, TEN + 5, offset=100)
@@ -205,7 +205,7 @@ def test_both_inputs_and_both_outputs_in_one_region(client, memory):
 
 @pytest.mark.parametrize("which", range(4))
 def test_beside_ordinary_tensors(client, memory, which):
-    """Any of them in a region, the others not."""
+    """Any one of the tensors can be in a region while the others are not."""
     handle = memory("mixed", 80)
     give(client, handle, "mixed", 80)
     fill(handle, TEN)
@@ -225,7 +225,7 @@ def test_beside_ordinary_tensors(client, memory, which):
 
 
 def test_texts(client, memory):
-    """As tritonclient serializes them."""
+    """Texts in regions have the serialization of tritonclient."""
     handle = memory("texts", 4096)
     give(client, handle, "texts", 4096)
     array = np.array([[b"one", b"", "zwölf".encode()]], dtype=np.object_)
@@ -238,7 +238,7 @@ def test_texts(client, memory):
 
 
 def asynchronous(client, name: str, inputs: list, outputs: list):
-    """Starts a request; what is given back waits for its result."""
+    """Starts a request; returns a function that waits for its result."""
     if client.kind is tritonclient.http:
         return client.async_infer(name, inputs, outputs=outputs).get_result
     answers = queue.Queue()
@@ -254,7 +254,7 @@ def asynchronous(client, name: str, inputs: list, outputs: list):
 
 
 def at_once(server, client, requests: list) -> list:
-    """Sends requests side by side, each over a connection of its own; gives results or errors."""
+    """Sends requests concurrently, each over a separate connection; returns results or errors."""
 
     def ask(request):
         with client.kind.InferenceServerClient(server.http if client.kind is tritonclient.http else server.grpc) as own:
@@ -268,7 +268,7 @@ def at_once(server, client, requests: list) -> list:
 
 
 def test_asynchronously(client, memory):
-    """Several at once over one client."""
+    """One client sends several requests concurrently."""
     handle = memory("async", 800)
     give(client, handle, "async", 800)
     waits = []
@@ -282,7 +282,7 @@ def test_asynchronously(client, memory):
 
 
 def test_streamed(server, memory):
-    """Over ModelStreamInfer, also of a decoupled model: each response is written over the one before."""
+    """Regions work over ModelStreamInfer; each response of a decoupled model overwrites the response before."""
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         client.kind = tritonclient.grpc
         handle = memory("stream", 800)
@@ -316,7 +316,7 @@ def test_streamed(server, memory):
 
 @pytest.mark.parametrize("name", ["four", "four_texts"])
 def test_batches_mix_what_is_where(server, client, memory, name):
-    """Four requests of different clients are one batch: in regions or not, in and out."""
+    """Four requests of different clients form one batch, with inputs and outputs in regions or not."""
     handle = memory("batch", 8192)
     give(client, handle, "batch", 8192)
     before = server.statistics(name)
@@ -343,8 +343,8 @@ def test_batches_mix_what_is_where(server, client, memory, name):
     assert after["inference_count"] - before["inference_count"] == 4
 
 
-def test_one_of_a_batch_with_a_region_that_is_gone(server, client, memory):
-    """Cut off before its batch is executed: it alone fails, and clearly."""
+def test_a_truncated_region_fails_only_its_request_in_a_batch(server, client, memory):
+    """Only the request whose region was truncated before the execution fails, with a text that names the region."""
     good, bad = memory("good", 400), memory("bad", 4096 * 3)
     give(client, good, "good", 400)
     give(client, bad, "bad", 4096 * 3)
@@ -363,8 +363,8 @@ def test_one_of_a_batch_with_a_region_that_is_gone(server, client, memory):
             assert text in str(result) and result.status() in ("400", "StatusCode.INVALID_ARGUMENT")
 
 
-def test_cut_off_while_it_is_executed(server, client, memory):
-    """The worker lives, only the request fails; others use the same worker at once."""
+def test_a_region_truncated_during_execution(server, client, memory):
+    """Only the request fails; the worker continues and serves other requests."""
     handle = memory("cut", 1 << 20)
     give(client, handle, "cut", 1 << 20)
     large = np.zeros(1 << 16, dtype=np.int32)
@@ -388,7 +388,7 @@ def test_cut_off_while_it_is_executed(server, client, memory):
     assert server.workers() == workers
     result = infer(client, "slow", [put(client, "I0", TEN[0])], [want(client, "O0")])
     assert (result.as_numpy("O0") == TEN[0]).all()
-    # Whole again.
+    # Restore the size.
     os.truncate(f"/dev/shm/{key_of(handle)}", 1 << 20)
     infer(
         client, "slow", [put(client, "I0", large, "cut", 1 << 18)], [want(client, "O0", "cut", large.nbytes, 1 << 19)]
@@ -396,7 +396,7 @@ def test_cut_off_while_it_is_executed(server, client, memory):
 
 
 def test_removed_while_it_is_registered(client):
-    """Who has it has it: the memory stays until it is unregistered."""
+    """The memory of a removed object stays usable until the region is unregistered."""
     handle = shm.create_shared_memory_region("gone", f"pharos_test_{os.getpid()}_gone", 80)
     give(client, handle, "gone", 80)
     fill(handle, TEN)
@@ -411,29 +411,29 @@ def test_removed_while_it_is_registered(client):
 
 
 def sample(server, name: str, **labels) -> float:
-    """A sample of the metrics, of system memory."""
+    """Returns a sample of the metrics of system memory."""
     return server.scrape()[name, tuple(sorted({"kind": "system", **labels}.items()))]
 
 
 def mapped(server, key: str) -> list:
-    """The processes of the server that have an object mapped, and how often."""
+    """Returns the processes of the server that have an object mapped."""
     pids = [server.process.pid, *server.workers()]
     return [pid for pid in pids if key in open(f"/proc/{pid}/maps").read()]
 
 
 def test_unregistered_in_use(server, client, memory):
-    """The region stays usable and in the status until its last user is done; then it is removed and unmapped."""
+    """The region stays usable and in the status until its last request ends; then it is removed and unmapped."""
     handle, key = memory("used", 80), None
     give(client, handle, "used", 80)
     key = key_of(handle)
     fill(handle, TEN)
     wait = asynchronous(client, "slow", [put(client, "I0", TEN[0], "used")], [want(client, "O0", "used", 40, 40)])
-    eventually("it is in use", 5, lambda: sample(server, "pharos_shared_memory_in_use") == 2)
+    eventually("the region is in use", 5, lambda: sample(server, "pharos_shared_memory_in_use") == 2)
     client.unregister_system_shared_memory("used")
     assert list(regions(client)) == ["used"]
     infer(client, "rows", [put(client, "I0", TEN, "used")], [want(client, "O0", "used", 40, 40)])
     assert list(regions(client)) == ["used"]
-    # The name can be registered again: that region is the one of new requests.
+    # The name can be registered again: new requests use the new region.
     other = memory("other", 64)
     give(client, other, "used", 64)
     region = regions(client)["used"]
@@ -443,12 +443,12 @@ def test_unregistered_in_use(server, client, memory):
     client.unregister_system_shared_memory()
     assert regions(client) == {}
     fails(client, "Unable to find shared memory region: 'used'", "rows", [put(client, "I0", TEN, "used")])
-    eventually("nobody has it mapped", 5, lambda: not mapped(server, key))
+    eventually("no process has it mapped", 5, lambda: not mapped(server, key))
     assert sample(server, "pharos_shared_memory_regions") == 0
 
 
 def test_the_frontend_maps_nothing(server, client, memory):
-    """Only the worker of the model does."""
+    """Only the worker of the model maps the region."""
     handle = memory("mapped", 80)
     give(client, handle, "mapped", 80)
     infer(client, "rows", [put(client, "I0", TEN, "mapped")], [want(client, "O0", "mapped", 40, 40)])
@@ -457,7 +457,7 @@ def test_the_frontend_maps_nothing(server, client, memory):
 
 
 def test_registered_again_under_load(server, client, memory):
-    """Requests find it, or are told that it is not there; they never see another's memory."""
+    """Requests use the region, or fail because it is not registered; they never read other memory."""
     handles = [memory(f"again{n}", 1 << 16) for n in range(2)]
     rows = [np.full((1, 16384), n + 1, dtype=np.int32) for n in range(2)]
     for handle, row in zip(handles, rows):
@@ -492,11 +492,11 @@ def test_registered_again_under_load(server, client, memory):
     for thread in threads:
         thread.join()
     assert wrong == [] and seen[0] > 10, (seen, wrong[:3])
-    eventually("nobody has one mapped", 5, lambda: not mapped(server, "again"))
+    eventually("no process has a region mapped", 5, lambda: not mapped(server, "again"))
 
 
-def test_cut_off_and_grown_under_load(server, client, memory):
-    """Whatever the moment: an answer, or that it is cut off. The worker is the same as before, the log has no complaint."""
+def test_truncated_and_grown_under_load(server, client, memory):
+    """At any time a request gets an answer, or an error that its region is truncated. The workers are the same as before."""
     handle = memory("race", 1 << 20)
     give(client, handle, "race", 1 << 20)
     path, workers = f"/dev/shm/{key_of(handle)}", server.workers()
@@ -537,7 +537,7 @@ def test_cut_off_and_grown_under_load(server, client, memory):
 
 
 def test_texts_that_change_while_they_are_read(server, client, memory):
-    """Lengths that are good and bad by turns: an answer, or that they are wrong; never anything else."""
+    """Lengths are valid and invalid in turn: a request gets an answer or an error about its strings, and no worker is lost."""
     handle = memory("liar", 4096)
     give(client, handle, "liar", 4096)
     array = np.array([[b"x" * 1000, b"y" * 1000]], dtype=np.object_)
@@ -567,7 +567,7 @@ def test_texts_that_change_while_they_are_read(server, client, memory):
 
 
 def test_ensemble(client, memory):
-    """A region is the input of the first step and the output of any; a tensor that goes there is passed on as well."""
+    """A region can be the input of the first step and the output of any step; other steps can still use an output in a region."""
     handle = memory("pipe", 400)
     give(client, handle, "pipe", 400)
     fill(handle, TEN)
@@ -590,8 +590,8 @@ def test_ensemble(client, memory):
     )
 
 
-def test_ensemble_that_passes_an_input_on(client, memory):
-    """What nobody makes nobody can write: said clearly."""
+def test_ensemble_with_an_input_as_output(client, memory):
+    """No step computes this output, so it cannot be written to a region: the error says so."""
     handle = memory("passed", 400)
     give(client, handle, "passed", 400)
     fill(handle, TEN)
@@ -605,15 +605,15 @@ def test_ensemble_that_passes_an_input_on(client, memory):
     assert (shm.get_contents_as_numpy(handle, np.int32, [1, 10], 40) == 2 * TEN).all()
 
 
-def test_names_that_are_no_text(server):
-    """Not found, and counted."""
+def test_names_that_are_not_utf8(server):
+    """Region names that are not UTF-8 get 404."""
     for path in ("/v2/systemsharedmemory/region/%ff/status", "/v2/cudasharedmemory/region/%ff/status"):
         assert server.get(path)[0] == 404
     assert server.ask("POST", "/v2/systemsharedmemory/region/%ff/register", b"{}")[0] == 404
 
 
 def test_sequence(client, memory):
-    """Steps of a sequence, padding beside them: their inputs and outputs."""
+    """Inputs and outputs of the steps of a sequence can be in regions, also in a batch with padding."""
     handle = memory("sum", 400)
     give(client, handle, "sum", 400)
     total = 0
@@ -633,7 +633,7 @@ def test_sequence(client, memory):
 
 
 def test_not_in_the_response_cache(server, client, memory):
-    """What may change between a look and the execution is neither looked up nor stored."""
+    """A region can change between lookup and execution, so that requests with regions are neither looked up nor stored."""
     handle = memory("cached", 80)
     give(client, handle, "cached", 80)
     before = server.statistics("cached")["inference_stats"]
@@ -650,7 +650,7 @@ def test_not_in_the_response_cache(server, client, memory):
 
 
 def test_after_a_worker_has_died(server, client, memory):
-    """The next one is told of the regions too, also for the request that was executed."""
+    """The next worker gets the regions as well."""
     handle = memory("crash", 80)
     give(client, handle, "crash", 80)
     fill(handle, TEN)
@@ -666,7 +666,7 @@ def test_after_a_worker_has_died(server, client, memory):
 
 
 def tried(call) -> bool:
-    """Whether a call succeeds."""
+    """Returns whether a call succeeds."""
     try:
         call()
         return True
@@ -675,7 +675,7 @@ def tried(call) -> bool:
 
 
 def test_many_regions(client, memory):
-    """More in one request, one after the other, than go into a packet."""
+    """More regions can be registered and used than fit in one packet to the worker."""
     handle = memory("many", 1 << 16)
     array = np.arange(1, dtype=np.int32)
     for number in range(100):
@@ -693,7 +693,7 @@ def test_many_regions(client, memory):
 
 
 def test_metrics(server, client, memory):
-    """Regions, bytes, and what is lent."""
+    """Regions, their bytes, and tensors in regions are counted."""
     handle = memory("counted", 4096)
     names = [
         ("pharos_shared_memory_tensors_total", "input", 1),
@@ -720,7 +720,7 @@ def test_metrics(server, client, memory):
 
 
 def test_switched_off(start, memory):
-    """Registering and unregistering get Triton's words; the status may be asked, and there is nothing."""
+    """Registrations and unregistrations get Triton's text; the status is available and empty."""
     server = start(["identity_fp32"], "--allow-client-shm=false")
     handle = memory("off", 64)
     text = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
@@ -747,14 +747,14 @@ def test_switched_off(start, memory):
 
 
 def resident(pid: int) -> int:
-    """The resident memory of a process, bytes."""
+    """Returns the resident memory of a process in bytes."""
     return int(re.search(r"VmRSS:\s+(\d+) kB", open(f"/proc/{pid}/status").read())[1]) << 10
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("name", ["large", "large_sum"])
 def test_a_quarter_of_a_gibibyte(server, memory, protocol, name, capsys):
-    """256 MiB in and out cost the frontend no memory, and hardly any time beside the model's own."""
+    """256 MiB in and out cost the frontend no memory, and little time compared with the model's execution."""
     size, kind = 256 << 20, CLIENTS[protocol]
     handle = memory("large", 2 * size)
     array = np.frombuffer(handle._mpsm_handle.buf, dtype=np.float32, count=size // 4)
@@ -798,7 +798,7 @@ def test_a_quarter_of_a_gibibyte(server, memory, protocol, name, capsys):
 @pytest.mark.skipif(bool(missing("perf_analyzer", "perf")), reason=missing("perf_analyzer", "perf"))
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_perf_analyzer(server, protocol):
-    """Unmodified, with `--shared-memory system`: it registers, sends, reads, unregisters."""
+    """The unmodified program registers, sends, reads and unregisters with `--shared-memory system`."""
     command = [
         str(script("perf_analyzer")), "-m", "add", "-i", protocol, "-u", getattr(server, protocol), "--async", "--shape", "A:64",
         "--shape", "B:64", "--shared-memory", "system", "--output-shared-memory-size", "1024", "--concurrency-range", "2",
@@ -811,8 +811,8 @@ def test_perf_analyzer(server, protocol):
     assert sample(server, "pharos_shared_memory_regions") == 0
 
 
-def test_an_engine_of_its_own(tmp_path, memory):
-    """An ONNX model is given copies, which the client cannot change any more, and its outputs are written once it is done."""
+def test_onnx_runtime_gets_copies(tmp_path, memory):
+    """An ONNX model gets copies, which the client cannot change, and its outputs are written after the execution."""
     (tmp_path / "models/double/1").mkdir(parents=True)
     graph = onnx_file.model(
         [onnx_file.node("Add", ["X", "X"], ["Y"])], [("X", "FP32", ["n", 4])], [("Y", "FP32", ["n", 4])]
@@ -848,11 +848,11 @@ if [ "$1" = --look-at-cuda-memory ]; then
 fi
 exec "{worker}" "$@"
 """
-"""A worker that has a GPU as long as it is only asked about one."""
+"""A worker that reports CUDA memory when it is probed, but cannot use a GPU."""
 
 
-def test_cuda_regions_beside_a_made_up_gpu(tmp_path, memory):
-    """Registering, status and unregistering as with a GPU; a worker that then has none says so to the request alone."""
+def test_cuda_regions_with_a_fake_gpu(tmp_path, memory):
+    """Registration, status and unregistration work as with a GPU; only a request that uses the region fails in the worker."""
     worker = tmp_path / "worker"
     worker.write_text(PROBE.format(worker=binary().with_name("pharos-worker")))
     worker.chmod(0o755)

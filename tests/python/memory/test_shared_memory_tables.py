@@ -1,5 +1,5 @@
-"""The shared-memory extension row by row (`shared_memory_tables.py`): statuses, texts, and what is written into a client's
-memory are a real Triton's."""
+"""The shared-memory extension row by row (`shared_memory_tables.py`): statuses, texts and the bytes written into a client's
+memory are those of a real Triton."""
 
 import json
 import re
@@ -16,25 +16,25 @@ NAMES = [row.name for row in ROWS]
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory):
-    """What came of all rows here."""
+    """The outcomes of all rows on this server."""
     return shared_memory.run_ours(ROWS, tmp_path_factory.mktemp("ours"))
 
 
 @pytest.fixture(scope="module")
 def recorded():
-    """What came of them on a real Triton."""
+    """The recorded outcomes on a real Triton."""
     return json.loads(shared_memory.GOLDEN.read_text())
 
 
 def plain(answer: list) -> list:
-    """Without the two members of a status that Triton does not have."""
+    """Removes the two members of a status that Triton does not have."""
     status, text, blob = answer
     return [status, re.sub(r',"in_use":0,"uses":\d+', "", text), blob]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_row(ours, recorded, name):
-    """It is as it was on a real Triton, or as `DIFFERENCES` promises."""
+    """The outcome is that of a real Triton, or that of `DIFFERENCES`."""
     promised = DIFFERENCES.get(name, {})
     for number, (here, there) in enumerate(zip(ours[name]["answers"], recorded[name]["answers"], strict=True)):
         if number in promised:
@@ -47,7 +47,7 @@ def test_row(ours, recorded, name):
 
 
 def test_every_row_is_recorded_and_every_difference_is_one(recorded):
-    """A promise that is what Triton does is no difference."""
+    """An entry of `DIFFERENCES` must differ from Triton's outcome."""
     assert list(recorded) == NAMES
     for name, promised in DIFFERENCES.items():
         for number, (status, fragment) in promised.items():
@@ -58,7 +58,7 @@ def test_every_row_is_recorded_and_every_difference_is_one(recorded):
 @pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_the_live_triton_does_as_recorded(recorded, tmp_path):
-    """A real Triton of this moment."""
-    # Which of its faults shows when an object is registered twice depends on what else it has open.
+    """The recorded outcomes are still those of a running Triton."""
+    # Triton's fault when an object is registered twice depends on its other open objects, so those rows are left out.
     found = shared_memory.run_triton([row for row in ROWS if row.name not in DIFFERENCES], tmp_path)
     assert found == {name: recorded[name] for name in found}

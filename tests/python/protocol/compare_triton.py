@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compares this server's answers with those of a real Triton, good requests and bad ones.
+"""Compares this server's answers to valid and invalid requests with those of a real Triton.
 
-    python -m protocol.compare_triton record                           asks the Triton peer, writes golden_triton.json
-    python -m protocol.compare_triton compare --http H:P --grpc H:P    asks a running server, prints where it answers otherwise
+    python -m protocol.compare_triton record                           records the Triton peer's answers in golden_triton.json
+    python -m protocol.compare_triton compare --http H:P --grpc H:P    compares a running server, prints the differences
 
-Both serve the models of `triton_repository.COMPARED`: this one by its `builtin` backend, Triton by the same functions
-in its Python backend. Where the answers differ on purpose, `DIFFERENCES` says why.
+Both serve the models of `triton_repository.COMPARED`: this server with its `builtin` backend, Triton with the same functions
+in its Python backend. `DIFFERENCES` lists the deliberate differences with their reasons.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from protocol.triton_differences import DIFFERENCES, OWN_PARAMETERS, content_typ
 
 GOLDEN = Path(__file__).resolve().parent / "golden_triton.json"
 CRASHED = "crashed"
-"""The status in the golden file of a request that ended Triton."""
+"""The status in the golden file of a request that crashed Triton."""
 
 CASES = [*request_table.HTTP_REQUESTS, *error_table.HTTP_ERRORS, *request_table.GRPC_REQUESTS, *error_table.GRPC_ERRORS]
 
@@ -36,12 +36,12 @@ def send(http: str, grpc: str, case) -> Answer:
 
 
 def difference(case, ours: Answer, theirs: Answer) -> str:
-    """How an answer differs from Triton's, empty if it does not or if it does so on purpose."""
+    """Returns how an answer differs from Triton's; empty if it does not or if the difference is deliberate."""
     allowed = reason_for(case.name)
     if allowed is not None:
         return allowed.check(case, ours)
     if theirs.status == CRASHED:
-        return "Triton ends at this request; how it must be answered has to be in DIFFERENCES"
+        return "Triton crashes at this request; add the expected answer to DIFFERENCES"
     if ours.status != theirs.status:
         return f"status {ours.status}, Triton {theirs.status}: {ours.text[:300]!r}, Triton {theirs.text[:300]!r}"
     expected = {"content-type": content_type(theirs), "content-encoding": theirs.headers.get("content-encoding")}
@@ -56,14 +56,14 @@ def difference(case, ours: Answer, theirs: Answer) -> str:
 
 
 def reason_for(name: str):
-    """The deliberate difference that names this case, if there is one."""
+    """Returns the deliberate difference that names this case, or None."""
     matches = (entry for entry in DIFFERENCES if any(fnmatch.fnmatchcase(name, cases) for cases in entry.cases))
     return next(matches, None)
 
 
 def normal(case, answer: Answer):
-    """The body without what may differ: the server's name and version, the backend's name, the order of input names
-    in a sentence (Triton's is that of a hash map), and the decimal form of FP32 numbers. Keys keep their order."""
+    """Returns the body without the parts that may differ: the server's name and version, the backend's name, the order of input
+    names in a text (Triton's is that of a hash map), and the decimal form of FP32 numbers. Keys keep their order."""
     try:
         value = json.loads(
             answer.text, object_pairs_hook=list, parse_constant=str, parse_float=lambda text: Single(text, case)
@@ -74,7 +74,7 @@ def normal(case, answer: Answer):
 
 
 class Single:
-    """A number with a fraction; equal to another if the tensor's datatype cannot tell them apart."""
+    """A number with a fraction; two numbers are equal if they are equal in the tensor's datatype."""
 
     def __init__(self, text: str, case):
         number = float(text)
@@ -89,14 +89,14 @@ class Single:
 
 
 NAMES = {"version", "backend", "platform", "instance_group", "extensions"}
-"""Keys of metadata and configuration whose values are each server's own."""
+"""Keys of metadata and configuration whose values may differ between the servers."""
 
 LEFT_OUT = OWN_PARAMETERS | {"default_model_filename"}
-"""Keys that one of them may not have: gRPC leaves out an empty file name, and a `builtin` model has no file."""
+"""Keys that one server may lack: gRPC omits an empty file name, and a `builtin` model has no file."""
 
 
 def replace(value):
-    """Walks over a parsed body and takes out what may differ."""
+    """Removes the parts of a parsed body that may differ."""
     if isinstance(value, list) and value and all(isinstance(pair, tuple) for pair in value):
         return [(key, "*" if key in NAMES else replace(item)) for key, item in value if key not in LEFT_OUT]
     if isinstance(value, list):
@@ -110,12 +110,13 @@ def sorted_names(text: str) -> str:
 
 
 def load_golden() -> dict:
-    """What Triton answered: name of a case -> answer."""
+    """Returns Triton's recorded answers: name of a case -> answer."""
     return {name: Answer.from_json(value) for name, value in json.loads(GOLDEN.read_text()).items()}
 
 
 def ask_triton(triton: Triton, case) -> Answer:
-    """Triton's answer. Where none comes it is started anew and asked once more: the case before may have ended it."""
+    """Returns Triton's answer. If none arrives, Triton is restarted and the case is sent again, since the case before may have
+    crashed it."""
     for _ in range(2):
         triton.ensure()
         try:
@@ -129,7 +130,7 @@ def ask_triton(triton: Triton, case) -> Answer:
 
 
 def record():
-    """Asks the Triton peer every case and writes the golden file."""
+    """Sends every case to the Triton peer and writes the golden file."""
     with tempfile.TemporaryDirectory() as folder:
         triton = Triton(build(Path(folder) / "models"), Path(folder) / "triton.log")
         try:
@@ -141,7 +142,7 @@ def record():
 
 
 def compare(http: str, grpc: str) -> int:
-    """Prints every case in which the server at these addresses answers otherwise; gives their number."""
+    """Prints every case with an unexplained difference of the server at these addresses; returns their number."""
     golden, count = load_golden(), 0
     for case in CASES:
         found = difference(case, send(http, grpc, case), golden[case.name])

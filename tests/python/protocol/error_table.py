@@ -1,7 +1,7 @@
-"""Wrong requests, and what each must be answered with: a status and a text that the answer contains.
+"""Invalid requests with their expected answers: a status and a text that the answer contains.
 
 The rows follow sections of the protocol: routes, models and versions, inputs and outputs, HTTP bodies, compression,
-gRPC. What a real Triton answered to each is in `golden_triton.json`.
+gRPC. A real Triton's answers are in `golden_triton.json`.
 """
 
 # One row, one line: a table is read by comparing its rows.
@@ -73,7 +73,7 @@ def models():
 
 
 def changed(index: int, **more) -> dict:
-    """The right request for `simple` with keys of one input changed."""
+    """Returns a valid request for `simple` with changed keys of one input."""
     request = simple()
     request["inputs"][index].update(more)
     return request
@@ -131,7 +131,7 @@ def tensors():
 
 
 def json_bodies():
-    """JSON that is none, or has the wrong form."""
+    """Invalid JSON, and JSON of the wrong form."""
     rows = [
         ("empty body", b"", 400, ""),
         ("no JSON", b"{", 500, "failed to parse the request JSON buffer"),
@@ -277,7 +277,7 @@ def binary_bodies():
 
 
 def compression():
-    """Encodings that are unknown, or that lie."""
+    """Unknown encodings, and encodings that do not match the body."""
     text = json.dumps(simple()).encode()
     for encoding in ("br", "zstd", "x"):
         yield infer(f"compression: {encoding}", "simple", text, headers={"Content-Encoding": encoding}, status=501)
@@ -288,7 +288,7 @@ def compression():
 
 
 def execution():
-    """Requests that are right but fail in the model."""
+    """Valid requests that fail in the model."""
     yield infer("model: fails", "fail", one("FP32", [1], [1]), status=500, fragment="requested failure")
     words = {"inputs": [tensor(n, "BYTES", [1, 16], ["no number"] * 16) for n in ("INPUT0", "INPUT1")]}
     yield infer("model: no number", "simple_string", words, status=500, fragment="no number")
@@ -320,7 +320,7 @@ def grpc_models():
 
 
 def grpc_tensors():
-    """gRPC: contents that do not fit."""
+    """gRPC: contents of the wrong size or type."""
     def entry(index: int, datatype="INT32", shape=(1, 16), **contents):
         return grpc_tensor(f"INPUT{index}", datatype, shape, **contents)
 

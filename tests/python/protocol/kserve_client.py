@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Asks a server with KServe's SDK, unmodified, and prints what it understood as JSON.
+"""Sends requests with KServe's unmodified SDK, and prints the results as JSON.
 
     kserve_client.py HTTP_ADDRESS GRPC_ADDRESS
 
-Runs with the interpreter that has the package `kserve`, not with that of the tests.
+Runs with the interpreter that has the package `kserve`, not with the interpreter of the tests.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
 
 
 def request(binary: bool) -> InferRequest:
-    """The request to `simple`."""
+    """Returns a request to `simple`."""
     inputs = []
     for name in ("INPUT0", "INPUT1"):
         tensor = InferInput(name, [1, 16], "INT32")
@@ -28,12 +28,12 @@ def request(binary: bool) -> InferRequest:
 
 
 def tensors(response) -> dict:
-    """The outputs of a response."""
+    """Returns the outputs of a response."""
     return {output.name: output.as_numpy().tolist() for output in response.outputs}
 
 
 async def status_of(call) -> int:
-    """The status of the error that a call must raise."""
+    """Returns the status of the error that a call must raise."""
     try:
         await call
     except httpx.HTTPStatusError as error:
@@ -42,7 +42,7 @@ async def status_of(call) -> int:
 
 
 async def rest(url: str) -> dict:
-    """Version 1 and 2 over HTTP."""
+    """Uses the protocols v1 and v2 over HTTP."""
     columns = {"inputs": {name: ROW.tolist() for name in ("INPUT0", "INPUT1")}}
     rows = {"instances": [{name: ROW[0].tolist() for name in ("INPUT0", "INPUT1")}] * 2}
     async with InferenceRESTClient(RESTConfig(protocol="v1")) as v1, InferenceRESTClient(RESTConfig(protocol="v2")) as v2:
@@ -66,7 +66,7 @@ async def rest(url: str) -> dict:
 
 
 async def over_grpc(address: str) -> dict:
-    """Version 2 over gRPC."""
+    """Uses the protocol v2 over gRPC."""
     async with InferenceGRPCClient(address) as client:
         return {
             "live": await client.is_server_live(),
@@ -77,7 +77,7 @@ async def over_grpc(address: str) -> dict:
 
 
 async def main():
-    """All of it."""
+    """Uses all protocols."""
     found = await rest(f"http://{sys.argv[1]}")
     found["grpc"] = await over_grpc(sys.argv[2])
     print(json.dumps(found))

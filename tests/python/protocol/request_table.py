@@ -1,6 +1,6 @@
-"""Good requests: everything that clients may send and that must be answered with a result.
+"""Valid requests: everything that clients may send and that must be answered with a result.
 
-What a real Triton answered to each is in `golden_triton.json`; `compare_triton.py` records and compares.
+A real Triton's answers are in `golden_triton.json`; `compare_triton.py` records and compares them.
 """
 
 # One row, one line: a table is read by comparing its rows.
@@ -115,7 +115,7 @@ def raw_requests():
 
 
 def compressed_requests():
-    """Compression of requests and responses; small, so that both ways are seen."""
+    """Compression of requests and responses, with small bodies."""
     text = json.dumps(simple()).encode()
     yield infer("gzip request", "simple", gzip.compress(text), headers={"Content-Encoding": "gzip"})
     yield infer("deflate request", "simple", zlib.compress(text), headers={"Content-Encoding": "deflate"})

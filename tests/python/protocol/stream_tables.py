@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Streams and the generate extension, as tables, with what a real Triton answers.
+"""Tables of streams and of the generate extension, with the answers of a real Triton.
 
-    python -m protocol.stream_tables record       asks the Triton peer, writes golden_streams.json
+    python -m protocol.stream_tables record       records the Triton peer's answers in golden_streams.json
 
-Both servers serve `stream_models.COMPARED`. A stream's answers are compared request by request: those of one request have
-an order, those of different requests to decoupled models have none.
+Both servers serve `stream_models.COMPARED`. A stream's answers are compared request by request: the answers to one request
+have an order, the answers to different requests to decoupled models have none.
 """
 
 import http.client
@@ -25,7 +25,7 @@ from harness.waiting import run_for
 from harness.wire import set_parameter
 
 GOLDEN = Path(__file__).resolve().parent / "golden_streams.json"
-PATIENCE_S = 30
+DEADLINE_S = 30
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Generate:
 
     @property
     def name(self) -> str:
-        """What the case is called in the golden file."""
+        """The name of the case in the golden file."""
         verb = "generate_stream" if self.streamed else "generate"
         return " ".join([self.model, verb, self.body, *(f"{key}: {value}" for key, value in self.headers.items())])
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Requests on one gRPC stream, all sent before an answer is read."""
+    """Requests on one gRPC stream, all sent before the first answer is read."""
 
     name: str
     requests: tuple
@@ -54,8 +54,8 @@ class Stream:
 
 
 def request(model: str, identifier: str, values=None, outputs=(), delay_ms=0, **parameters):
-    """One request; `values` are the elements of its input: IN, or I0 of an ordinary model. `delay_ms` is the pause before
-    each response."""
+    """Returns one request; `values` are the elements of its input: IN, or I0 of an ordinary model. `delay_ms` is the pause
+    before each response."""
     message = pb.ModelInferRequest(model_name=model, id=identifier)
     if values is not None:
         ordinary = model in ("slow", "any")
@@ -105,7 +105,7 @@ STREAMS = [
 
 
 def generates():
-    """Requests of the generate extension in all forms, and wrong ones."""
+    """Valid requests of the generate extension in all forms, and invalid ones."""
     three, one = '{"IN":[4,5,6]}', '{"IN":[4]}'
     for streamed in (False, True):
         yield Generate("repeat", one, streamed)
@@ -149,8 +149,8 @@ GENERATES = list(generates())
 
 
 def send_generate(address: str, case: Generate) -> dict:
-    """Status, type and body; the parts of a body that is an object are put in order."""
-    connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
+    """Sends a request of the generate extension; returns the status, the Content-Type and the body."""
+    connection = http.client.HTTPConnection(address, timeout=DEADLINE_S)
     try:
         verb = "generate_stream" if case.streamed else "generate"
         connection.request("POST", f"/v2/models/{case.model}/{verb}", case.body.encode(), case.headers)
@@ -162,11 +162,11 @@ def send_generate(address: str, case: Generate) -> dict:
 
 
 def send_stream(address: str, case: Stream) -> dict:
-    """The answers by the id of their request, the order of the ids as they came last, and the status of the stream."""
+    """Returns the answers by request ID, the IDs of ordinary requests in the order of their answers, and the stream's status."""
     answers, order, status = {}, [], "OK"
     with grpc.insecure_channel(address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        call = stub.ModelStreamInfer(iter(case.requests), metadata=case.metadata, timeout=PATIENCE_S)
+        call = stub.ModelStreamInfer(iter(case.requests), metadata=case.metadata, timeout=DEADLINE_S)
         try:
             for message in call:
                 answer = plain(message)
@@ -179,7 +179,7 @@ def send_stream(address: str, case: Stream) -> dict:
 
 
 def plain(message) -> dict:
-    """One answer of a stream, without what is each server's own."""
+    """Returns the parts of an answer of a stream that are compared."""
     response = message.infer_response
     parameters = {key: value.WhichOneof("parameter_choice") and str(getattr(value, value.WhichOneof("parameter_choice")))
                   for key, value in sorted(response.parameters.items())}  # fmt: skip
@@ -199,24 +199,24 @@ def plain(message) -> dict:
 
 
 CRASHED = "crashed"
-"""What stands in the golden file for a case that ends Triton."""
+"""The entry in the golden file for a case that crashes Triton."""
 
 
 def ask(case, http_address: str, grpc_address: str) -> dict:
-    """The answer to a case of either kind."""
+    """Sends a case of either kind and returns the answer."""
     return send_generate(http_address, case) if isinstance(case, Generate) else send_stream(grpc_address, case)
 
 
 def ask_triton(folder: Path) -> dict:
-    """What the Triton peer answers now. After a case that ended it, it is started anew."""
+    """Returns the answers of the Triton peer, which is restarted after a crash."""
     triton = Triton(build_for_triton(folder / "models"), folder / "triton.log")
     found = {}
     try:
         for case in [*GENERATES, *STREAMS]:
             triton.ensure()
             found[case.name] = ask(case, triton.http, triton.grpc)
-            # The stream's answers may all be there before it ends.
-            run_for("Triton tells the end of a stream a little later", 0.5 if isinstance(case, Stream) else 0)
+            # All answers of a stream can arrive before Triton crashes.
+            run_for("Triton can crash shortly after the end of a stream", 0.5 if isinstance(case, Stream) else 0)
             if not triton.is_ready():
                 triton.wait_for_end()
                 found[case.name] = CRASHED
@@ -233,41 +233,41 @@ INPUT_NAME = re.compile(r"for input '([^']*)'")
 
 
 def difference(name: str, ours: dict, theirs: dict) -> str:
-    """How an answer differs from Triton's, empty if it does not or if it does so on purpose."""
+    """Returns how an answer differs from Triton's; empty if it does not or if the difference is deliberate."""
     if theirs == CRASHED:
-        # An ordinary model's request behind a decoupled one's on one stream; a wrong parameter.
+        # A request to an ordinary model after one to a decoupled model on one stream, or an invalid parameter.
         return "" if ours["status"] == "OK" and ours["answers"] else f"Triton crashes, here {ours}"
     if "body" not in theirs:
         return stream_difference(name, ours, theirs)
     expected = dict(theirs)
     if theirs["status"] == 200 and NOT_ONE in theirs["body"]:
-        # Triton says 200, because it has begun to answer; the client sees an error in an answer that claims to be good.
+        # Triton has sent the status 200 before the error occurs; the client gets an error in a successful response.
         expected["status"] = 400
     if "no_such_model" in name:
         # As for all requests, see `triton_differences.py`.
         expected["status"] = 400
     if "requested failure at response 0" in theirs["body"]:
-        # A backend's error has its own status here, as it has for `infer`; Triton says 400 whatever it is.
+        # A backend's error keeps its status here, as for `infer`; Triton always answers 400.
         expected["status"] = 500
     if BAD_JSON in theirs["body"] and BAD_JSON in ours["body"]:
-        # Each JSON reader has its own words.
+        # The texts of JSON parsers differ.
         expected["body"] = ours["body"]
     if "Unable to parse JSON bytes array" in theirs["body"]:
-        # Triton names no input.
+        # Triton's text does not name the input.
         expected["body"] = re.sub(r'"}$', f", for input '{INPUT_NAME.search(ours['body'])[1]}'\"}}", theirs["body"])
         assert f'"{INPUT_NAME.search(ours["body"])[1]}":' in name
     return "" if ours == expected else f"{ours}, Triton {theirs}"
 
 
 def stream_difference(name: str, ours: dict, theirs: dict) -> str:
-    """The same for a stream."""
+    """Returns how the answers of a stream differ from Triton's."""
     if name == "refused as a status":
-        # Triton tells a refusal in the stream although the client has asked for statuses; here it is one.
+        # The client has requested errors as the status of the stream; Triton reports a refusal in the stream instead.
         return "" if ours["status"].startswith("INVALID_ARGUMENT: [request id: a] expected number") else str(ours)
     expected = json.loads(json.dumps(theirs))
     for answers in expected["answers"].values():
         for answer in answers:
-            # Triton leaves the parameter out of refusals; a client that waits for the last response waits for ever.
+            # Triton omits the parameter in refusals, so that a client that waits for the last response waits forever.
             if answer["error"] and not answer["parameters"]:
                 answer["parameters"] = {"triton_final_response": "True"}
     if name.startswith("ensemble"):
@@ -277,8 +277,8 @@ def stream_difference(name: str, ours: dict, theirs: dict) -> str:
 
 
 def unflagged(answers: list) -> list:
-    """Answers without what says which is the last. Whether an ensemble knows that with the last response or later is a
-    matter of moments, here and there; what must hold is looked at here."""
+    """Returns answers without final flags. In both servers timing decides whether an ensemble's flag comes with the last
+    response or alone; this function asserts that only the last answer has it."""
     finals = [answer["parameters"].pop("triton_final_response", None) for answer in answers]
     assert "True" not in finals[:-1], answers
     end = {"error": "", "outputs": []}
@@ -286,7 +286,7 @@ def unflagged(answers: list) -> list:
 
 
 def main():
-    """Asks Triton and writes the golden file."""
+    """Records Triton's answers in the golden file."""
     if sys.argv[1:] != ["record"]:
         sys.exit(__doc__)
     with tempfile.TemporaryDirectory() as folder:

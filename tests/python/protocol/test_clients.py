@@ -67,7 +67,7 @@ def test_health(client):
 
 
 def test_server_metadata(client):
-    """The name, and the extensions that clients check."""
+    """The metadata has the name, and the extensions that clients check."""
     metadata = as_dict(client.get_server_metadata())
     assert metadata["name"] == "triton"
     assert {"statistics", "binary_tensor_data", "model_configuration", "parameters"} <= set(metadata["extensions"])

@@ -79,7 +79,8 @@ def both(request, tmp_path_factory):
         peer = Triton(folder / "models", folder / "log", ENVIRONMENT, options(*ports))
         peer.ensure()
         here = Both(*ports, True)
-        eventually("the peer's endpoints are there", 30, lambda: is_there(here, "sagemaker", "/ping") and is_there(here, "vertex_ai", HEALTH))
+        answer = lambda: is_there(here, "sagemaker", "/ping") and is_there(here, "vertex_ai", HEALTH)  # noqa: E731
+        eventually("the peer's endpoints answer", 30, answer)
         yield here
         peer.stop()
         return
@@ -91,7 +92,7 @@ def both(request, tmp_path_factory):
 
 
 def is_there(both: Both, where: str, path: str) -> bool:
-    """Returns whether the port accepts connections."""
+    """Returns whether the path answers 200."""
     try:
         return both.ask(where, "GET", path)[0] == 200
     except OSError:
@@ -104,7 +105,7 @@ def doubled(body: bytes) -> bool:
 
 
 def test_health(both):
-    """`/ping` and Vertex AI's health route."""
+    """`/ping` and Vertex AI's health route answer."""
     assert both.ask("sagemaker", "GET", "/ping")[0] == 200
     assert both.ask("vertex_ai", "GET", HEALTH)[0] == 200
     assert both.ask("sagemaker", "POST", "/ping", "{}")[0] == 405
@@ -112,7 +113,7 @@ def test_health(both):
 
 @pytest.mark.parametrize("where, path", [("sagemaker", "/invocations"), ("vertex_ai", PREDICT)])
 def test_inference_in_json(both, where, path):
-    """The body is that of v2."""
+    """Bodies have the format of v2."""
     status, content_type, body = both.ask(where, "POST", path, REQUEST, Content_Type="application/json")
     assert (status, content_type) == (200, "application/json")
     assert doubled(body) and json.loads(body)["model_name"] == "simple"
@@ -218,7 +219,8 @@ ONLY = "Expect the model repository contains only a single model if default mode
     ],
 )
 def test_the_default_model_of_vertex_ai(tmp_path, which, models, default, refusal):
-    """By default it is the only model. If there are several, or the model is not loaded, the server exits at start."""
+    """Without the flag the only model is the default. The server exits at the start if there are several models or if the
+    default model is not loaded."""
     ports = free_ports(1)
     flags = ["--allow-vertex-ai=true", f"--vertex-ai-port={ports[0]}", *default]
     body = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
@@ -242,7 +244,7 @@ def test_the_default_model_of_vertex_ai(tmp_path, which, models, default, refusa
             log = server.log if which == "triton" else server.log_path
             assert server.process.returncode != 0 and refusal in log.read_text()
             return
-        eventually("the endpoint is there", 120, lambda: is_there(there, "vertex_ai", HEALTH))
+        eventually("the endpoint answers", 120, lambda: is_there(there, "vertex_ai", HEALTH))
         status, _, answer = there.ask("vertex_ai", "POST", PREDICT, json.dumps(body))
         assert (status, json.loads(answer).get("model_name")) == (200, "identity_fp32")
     finally:
@@ -295,7 +297,7 @@ def multi_model(request, tmp_path):
         triton_repository.build(tmp_path / "all")
         peer = Triton(tmp_path / "none", tmp_path / "log", environment, flags)
         peer.ensure()
-        eventually("the peer's endpoints are there", 30, lambda: is_there(there.endpoint, "sagemaker", "/ping"))
+        eventually("the peer's endpoints answer", 30, lambda: is_there(there.endpoint, "sagemaker", "/ping"))
         yield there
         peer.stop()
         return
@@ -382,7 +384,7 @@ def test_what_cannot_be_loaded_is_refused(multi_model):
 
 
 def test_the_management_of_models_needs_its_token(tmp_path):
-    """Even if inference needs no token. Loading requires the mode explicit."""
+    """Listing, loads and unloads require the management token. A load requires `--model-control-mode=explicit`."""
     management = tmp_path / "management"
     management.write_text("admin-1\n")
     inference = tmp_path / "inference"

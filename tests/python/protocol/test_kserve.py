@@ -45,7 +45,7 @@ def test_models_are_listed_and_ready(server):
 
 
 def test_a_model_that_is_not_ready_is_503(start):
-    """As from KServe's model server; its SDK treats 503 as not ready."""
+    """The statuses are those of KServe's model server; its SDK treats 503 as not ready."""
     server = start(["identity_fp32"], "--model-control-mode=explicit")
     status, text = server.get("/v1/models/identity_fp32")
     assert (status, list(json.loads(text))) == (404, ["error"]), "not loaded: unknown"
@@ -57,7 +57,7 @@ def test_a_model_that_is_not_ready_is_503(start):
 
 @pytest.mark.parametrize("version", ["", "1"])
 def test_rows_and_columns(server, version):
-    """Both formats of TensorFlow Serving, with one input and with several."""
+    """Both formats of TensorFlow Serving are accepted, with one input and with several."""
     instances = [{"INPUT0": ROW, "INPUT1": ZEROS}, {"INPUT1": ROW, "INPUT0": ROW}]
     double = [2 * value for value in ROW]
     rows = [{"OUTPUT0": ROW, "OUTPUT1": ROW}, {"OUTPUT0": double, "OUTPUT1": ZEROS}]
@@ -140,9 +140,9 @@ def test_restrictions_apply(start, tmp_path):
 
 
 @pytest.mark.peers
-@pytest.mark.skipif(not SDK.exists(), reason=f"{SDK} is not there: make kserve-sdk installs KServe's SDK")
+@pytest.mark.skipif(not SDK.exists(), reason=f"{SDK} does not exist: make kserve-sdk installs KServe's SDK")
 def test_the_sdk_understands_the_server(server):
-    """All methods of the SDK's clients, over HTTP with both protocols and over gRPC."""
+    """All methods of the SDK's clients work, over HTTP with both protocols and over gRPC."""
     command = [str(SDK), str(CLIENT), server.http, server.grpc]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -19,8 +19,8 @@ WHY_NOT = missing("perf_analyzer", "perf")
 @pytest.mark.parametrize("model", ["simple", "digits_pipeline"])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_profile(server, protocol, mode, model):
-    """It ends well and prints what only the server can know. The windows are short and every spread is accepted: this
-    is about the protocol, not about speed."""
+    """It succeeds and prints values that only the server can provide. The windows are short and every variance is accepted: the
+    test is about the protocol, not about speed."""
     command = [
         str(script("perf_analyzer")), "-m", model, "-i", protocol, "-u", getattr(server, protocol), mode,
         "--concurrency-range", "2", "--measurement-interval", "500", "--max-trials", "3",
@@ -41,7 +41,7 @@ def test_profile(server, protocol, mode, model):
 @pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_profile_of_a_decoupled_model(tmp_path):
-    """Over a gRPC stream it waits for each request's last response, told alone or not, and counts responses."""
+    """Over a gRPC stream it counts responses and waits for each final flag, which comes alone or with the last response."""
     data = {"data": [{"IN": {"content": [4, 5, 6], "shape": [3]}, "DELAY": {"content": [1, 1, 1], "shape": [3]},
                       "WAIT": {"content": [0], "shape": [1]}}]}  # fmt: skip
     (tmp_path / "data.json").write_text(json.dumps(data))

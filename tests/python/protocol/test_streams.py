@@ -1,5 +1,5 @@
-"""Decoupled models, gRPC streams and the generate extension: as a real Triton answers, and what it does not promise: slow
-readers, lost instances, cancellation, exact statistics."""
+"""Decoupled models, gRPC streams and the generate extension: compares the answers with a real Triton's, and checks guarantees
+that Triton does not give: slow readers, lost instances, cancellation, exact statistics."""
 
 import asyncio
 import concurrent.futures
@@ -35,7 +35,7 @@ FAILURES = "nv_inference_request_failure"
 
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory):
-    """A server of all models."""
+    """A server with all models."""
     folder = tmp_path_factory.mktemp("streams")
     options = ["--worker-execution-timeout-secs=2"]
     with Server(folder, [build(folder / "models", COMPARED | OWN)], options) as running:
@@ -47,7 +47,7 @@ CASES = [*stream_tables.GENERATES, *stream_tables.STREAMS]
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_answers_are_those_of_a_real_triton(streams, case):
-    """Each request of the tables, against what Triton answered when the golden file was written."""
+    """Each request of the tables gets Triton's recorded answer."""
     golden = json.loads(stream_tables.GOLDEN.read_text())
     ours = stream_tables.ask(case, streams.http, streams.grpc)
     assert stream_tables.difference(case.name, ours, golden[case.name]) == ""
@@ -56,7 +56,7 @@ def test_answers_are_those_of_a_real_triton(streams, case):
 @pytest.mark.peers
 @pytest.mark.skipif(bool(TRITON_MISSING), reason=TRITON_MISSING)
 def test_server_and_live_triton_answer_alike(streams, tmp_path):
-    """The same against the Triton of this moment."""
+    """Each request of the tables gets the same answer as from a running Triton."""
     theirs = stream_tables.ask_triton(tmp_path)
     ours = {case.name: stream_tables.ask(case, streams.http, streams.grpc) for case in CASES}
     found = {name: stream_tables.difference(name, ours[name], theirs[name]) for name in theirs}
@@ -64,7 +64,7 @@ def test_server_and_live_triton_answer_alike(streams, tmp_path):
 
 
 def test_tritonclient_streams_many_requests_at_once(streams):
-    """Two hundred requests in flight on one stream: every response comes once and in its request's order, each request
+    """With 200 requests in flight on one stream, every response arrives once and in the order of its request, and each request
     ends once."""
     got = Collected()
     with tritonclient.grpc.InferenceServerClient(streams.grpc) as client:
@@ -81,7 +81,7 @@ def test_tritonclient_streams_many_requests_at_once(streams):
 
 
 def test_responses_leave_as_they_are_produced(streams):
-    """The first response is there long before the last is computed; an ordinary model on the same stream is not kept."""
+    """The first response arrives long before the last is computed; an ordinary model on the same stream is not delayed."""
     got = Collected()
     with tritonclient.grpc.InferenceServerClient(streams.grpc) as client:
         client.start_stream(got)
@@ -100,7 +100,7 @@ def test_responses_leave_as_they_are_produced(streams):
 
 @pytest.mark.smoke
 def test_tritonclient_aio(streams):
-    """The asyncio client's stream: order, the final flag, an error in the middle of the stream."""
+    """The stream of the asyncio client has the order, the final flag, and an error in the middle of the stream."""
 
     async def ask():
         async with tritonclient.grpc.aio.InferenceServerClient(streams.grpc) as client:
@@ -127,7 +127,7 @@ def test_tritonclient_aio(streams):
 
 
 def test_a_batch_of_streams(streams):
-    """Two requests in one batch are answered in turn, each with its own rows, and count as one execution."""
+    """Two requests in one batch each get responses with their own rows, and count as one execution."""
     before = streams.statistics("together")
 
     def ask(rows: int):
@@ -150,7 +150,7 @@ def test_a_batch_of_streams(streams):
 
 
 def test_a_decoupled_model_may_answer_once_for_the_whole_batch(streams):
-    """A backend that knows nothing of streams serves a decoupled model: one last response."""
+    """A backend without support for streams can serve a decoupled model: each request gets one final response."""
     message = request("once", "a")
     message.inputs.add(name="I0", datatype="INT32", shape=[2])
     message.raw_input_contents.append(np.array([3, 4], np.int32).tobytes())
@@ -166,7 +166,7 @@ def test_a_decoupled_model_may_answer_once_for_the_whole_batch(streams):
 
 
 def test_response_parameters(streams):
-    """Parameters of responses reach every kind of client, of ordinary models too."""
+    """Parameters of responses reach every kind of client, also from ordinary models."""
     status, text = streams.ask("POST", "/v2/models/numbered/generate_stream", '{"IN":[7,8]}')
     events = [json.loads(event.removeprefix("data: ")) for event in text.strip().split("\n\n")]
     assert status == 200 and [(event["OUT"], event["index"]) for event in events] == [(7, 0), (8, 1)]
@@ -174,7 +174,7 @@ def test_response_parameters(streams):
     assert streams.infer("echo", body)[1]["parameters"] == {"a": 5, "b": "x"}
     text = streams.ask("POST", "/v2/models/echo/generate", '{"I0":1,"a":5,"b":"x"}')[1]
     assert text == '{"O0":1,"a":5,"b":"x","model_name":"echo","model_version":"1"}'
-    # A parameter that has an output's name takes nothing away.
+    # A parameter with the name of an output does not replace the output.
     text = streams.ask("POST", "/v2/models/echo/generate", '{"I0":1,"O0":7}')[1]
     assert text == '{"O0":1,"model_name":"echo","model_version":"1"}'
     with grpc.insecure_channel(streams.grpc) as channel:
@@ -184,13 +184,13 @@ def test_response_parameters(streams):
 
 
 def duration(entry: dict, key: str) -> int:
-    """How often."""
+    """Returns the count of an entry."""
     return entry[key]["count"]
 
 
 def test_statistics_by_response(streams):
-    """`response_stats` has an entry for each number of a response, requests count once, the first-response histogram and
-    the request counters agree; the gRPC message says the same."""
+    """`response_stats` has an entry for each response index, requests count once, and the first-response histogram, the request
+    counters and the gRPC message agree."""
     before = streams.scrape()
     for model, body in [("repeat_fails", "[1,2,3,4]"), ("repeat_fails", "[1]"), ("repeat_errs", "[1,2,3]")]:
         streams.ask("POST", f"/v2/models/{model}/generate_stream", f'{{"IN":{body}}}')
@@ -203,8 +203,8 @@ def test_statistics_by_response(streams):
     assert set(counts) == {"0", "1", "2"}
     assert counts["2"] == {"fail": failed, "compute_infer": failed, "compute_output": failed}
     assert counts["0"]["success"] == failed + fails["inference_stats"]["success"]["count"]
-    assert counts["1"]["success"] == failed, "the second response of those that fail later"
-    assert counts["1"]["empty_response"] == fails["inference_stats"]["success"]["count"], "the end of a short one"
+    assert counts["1"]["success"] == failed, "the second response of requests that fail later"
+    assert counts["1"]["empty_response"] == fails["inference_stats"]["success"]["count"], "the end of a short request"
     for entry in of.values():
         ends = sum(entry[key]["ns"] for key in ("success", "fail", "empty_response"))
         assert entry["compute_infer"]["ns"] <= ends
@@ -224,7 +224,7 @@ def test_statistics_by_response(streams):
 
 
 def test_perfectly_counted(streams):
-    """A stream of successes: success, inference and execution counts, equal compute counts, nothing pending."""
+    """After a stream of successes, success, inference, execution and compute counts are exact, and nothing is pending."""
     before = streams.statistics("repeat_with")
     with grpc.insecure_channel(streams.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -240,7 +240,7 @@ def test_perfectly_counted(streams):
 
 
 def open_streams(server) -> dict:
-    """How many are open, by protocol."""
+    """Returns the number of open streams by protocol."""
     metrics = server.scrape()
     return {protocol: total(metrics, "pharos_open_streams", protocol=protocol) for protocol in ("http", "grpc")}
 
@@ -249,13 +249,13 @@ LONG = list(range(1000))
 
 
 def canceled(server, model: str) -> float:
-    """Requests of a model that failed because they were given up."""
+    """Returns the number of failed requests of a model that were cancelled."""
     return total(server.scrape(), FAILURES, model=model, reason="CANCELED")
 
 
 @pytest.mark.parametrize("way", ["grpc cancel", "grpc deadline", "grpc disconnect", "http disconnect"])
 def test_a_client_that_leaves_in_mid_stream(streams, way):
-    """The instance hears of it at once: it is free for the next request, and the request counts as CANCELED."""
+    """The instance is notified immediately and is free for the next request; the request counts as CANCELED."""
     before = canceled(streams, "repeat")
     message = request("repeat", "a", LONG)
     message.inputs.add(name="DELAY", datatype="UINT32", shape=[len(LONG)])
@@ -278,7 +278,7 @@ def test_a_client_that_leaves_in_mid_stream(streams, way):
         elif way == "grpc cancel":
             call.cancel()
         channel.close()
-    eventually("the request is counted as given up", 5, lambda: canceled(streams, "repeat") == before + 1)
+    eventually("the request is counted as CANCELED", 5, lambda: canceled(streams, "repeat") == before + 1)
     began = time.monotonic()
     assert streams.ask("POST", "/v2/models/repeat/generate", '{"IN":1}')[0] == 200
     assert time.monotonic() - began < 2, "the instance was busy"
@@ -286,7 +286,7 @@ def test_a_client_that_leaves_in_mid_stream(streams, way):
 
 
 def test_half_close_and_many_requests_of_both_kinds(streams):
-    """A client that has ended its side still gets every answer, those of ordinary models in their order."""
+    """A client that has half-closed its stream still gets every answer; answers of ordinary models arrive in order."""
     messages = []
     for n in range(60):
         messages.append(request("any", f"o{n}", [n]) if n % 3 else request("repeat_with", f"d{n}", range(n % 7 + 1)))
@@ -300,8 +300,8 @@ def test_half_close_and_many_requests_of_both_kinds(streams):
 
 @pytest.mark.parametrize("way", ["http", "grpc"])
 def test_a_reader_that_does_not_read_costs_bounded_memory(streams, way):
-    """2 GiB of responses and nobody reads: some dozen of them are held, the worker waits, is not killed for it, and
-    whoever comes next is served when the reader has gone."""
+    """The client does not read 2 GiB of responses: the server buffers some dozen of them, the worker waits and is not killed,
+    and the next client is served when the first has disconnected."""
     workers, before = streams.workers(), memory(streams)
     model, count = ("wide" if way == "http" else "wide_too"), 2048
     if way == "http":
@@ -317,22 +317,22 @@ def test_a_reader_that_does_not_read_costs_bounded_memory(streams, way):
     sent = lambda: sum(  # noqa: E731
         duration(entry, "success") for entry in streams.statistics(model)["response_stats"].values()
     )
-    eventually("responses are held", 10, lambda: sent() >= 32)
-    held, most = settled("the held responses", 20, sent, 0.5), memory(streams)
-    # Longer than the time that an execution may take.
+    eventually("responses are buffered", 10, lambda: sent() >= 32)
+    held, most = settled("the buffered responses", 20, sent, 0.5), memory(streams)
+    # Longer than --worker-execution-timeout-secs.
     holds_for("no more responses are sent", 3, lambda: sent() == held)
     assert held < 200
     assert memory(streams) - before < 300 << 20 and memory(streams) - most < 8 << 20
     assert streams.workers() == workers
     leave()
-    eventually("the request is given up", 10, lambda: canceled(streams, model) == 1)
+    eventually("the request is cancelled", 10, lambda: canceled(streams, model) == 1)
     assert streams.ask("POST", f"/v2/models/{model}/generate", '{"IN":1}')[0] == 200
-    eventually("the memory is given back", 15, lambda: memory(streams) - before < 100 << 20)
+    eventually("the memory is released", 15, lambda: memory(streams) - before < 100 << 20)
 
 
-def test_a_reader_who_does_not_read_and_asks_on_costs_bounded_memory(streams):
-    """3 GiB of answers to 3000 small requests over one stream, and nobody reads: what is not read from the stream is not
-    answered. A reader who reads gets all."""
+def test_requests_without_reading_answers_cost_bounded_memory(streams):
+    """A client sends 3000 small requests over one stream, with 3 GiB of answers, and does not read: the server stops reading
+    requests."""
     before, count = memory(streams), 3000
     channel = grpc.insecure_channel(streams.grpc, options=[("grpc.max_receive_message_length", -1)])
     stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -350,11 +350,11 @@ def test_a_reader_who_does_not_read_and_asks_on_costs_bounded_memory(streams):
     call.cancel()
     channel.close()
     assert most < 600 << 20, f"{most >> 20} MiB"
-    eventually("the memory is given back", 15, lambda: memory(streams) - before < 100 << 20)
+    eventually("the memory is released", 15, lambda: memory(streams) - before < 100 << 20)
 
 
 def test_a_slow_reader_gets_everything(streams):
-    """A reader that pauses costs time, not responses: all of 128 MiB arrive, in order."""
+    """A reader that pauses still gets all 128 MiB of responses, in order."""
     values = list(range(128))
     with grpc.insecure_channel(streams.grpc, options=[("grpc.max_receive_message_length", -1)]) as channel:
         call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
@@ -371,7 +371,7 @@ def test_a_slow_reader_gets_everything(streams):
 
 
 def test_a_lost_instance_in_mid_stream(streams):
-    """After responses have left there is no retry: the stream tells the loss, and goes on with a new instance."""
+    """A request is not retried after its first response: the stream has an error, and later requests use a new instance."""
     with grpc.insecure_channel(streams.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         sending = queue.Queue()
@@ -394,8 +394,8 @@ def test_a_lost_instance_in_mid_stream(streams):
     assert status == 200 and text.count("data: ") == 3 and "died in the middle" in text
 
 
-def test_an_instance_lost_before_its_first_response_is_tried_again(streams):
-    """A killed worker that has sent nothing yet: the client sees the responses of the next one."""
+def test_a_request_is_retried_if_its_instance_is_lost_before_the_first_response(streams):
+    """If a worker is killed before it has sent a response, the client gets the responses of the next worker."""
     name = "one_waits"
     [pid] = [pid for pid in streams.workers() if f"{name}_0" in open(f"/proc/{pid}/cmdline").read()] or [None]
     if pid is None:
@@ -418,7 +418,7 @@ def test_queue_policies_hold_for_streams(streams):
     assert any("Exceeds maximum queue size" in text for _, text in answers)
 
 
-def test_ways_with_room_for_one_response_stay_closed(streams):
+def test_unary_inference_refuses_decoupled_models(streams):
     """HTTP infer and ModelInfer refuse decoupled models."""
     with tritonclient.grpc.InferenceServerClient(streams.grpc) as client:
         with pytest.raises(InferenceServerException, match="ModelInfer RPC doesn't support models with decoupled"):

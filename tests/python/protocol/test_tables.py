@@ -1,4 +1,4 @@
-"""Every request of the tables, good and bad, is answered as the tables say and as a real Triton answered."""
+"""Every valid and invalid request of the tables gets the answer of the tables and of a real Triton."""
 
 import collections
 import fnmatch
@@ -15,7 +15,7 @@ GOLDEN = load_golden()
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_answer(server, case):
-    """Status and text as in the table; status, headers and body as Triton's, but for listed differences."""
+    """Status and text are those of the table; status, headers and body are Triton's, except for listed differences."""
     answer = send(server.http, server.grpc, case)
     if reason_for(case.name) is None:
         assert answer.status == case.status, answer.text
@@ -24,7 +24,7 @@ def test_answer(server, case):
 
 
 def test_server_survived_the_tables(server):
-    """After all of them the server is ready and no worker was lost."""
+    """After all requests the server is ready."""
     assert server.process.poll() is None
     assert server.get("/v2/health/ready") == (200, '{"ready":true}')
 
@@ -36,19 +36,19 @@ def test_every_case_has_its_own_name():
 
 
 def test_golden_file_is_complete():
-    """The golden file has exactly the cases of the tables; `python -m protocol.compare_triton record` writes it anew."""
+    """The golden file has exactly the cases of the tables; `python -m protocol.compare_triton record` rewrites it."""
     assert set(GOLDEN) == {case.name for case in CASES}
 
 
 def test_every_difference_is_about_a_case():
-    """A pattern that matches nothing is a difference that is no more."""
+    """A pattern that matches no case belongs to an obsolete difference."""
     names = [case.name for case in CASES]
     unused = [p for entry in DIFFERENCES for p in entry.cases if not fnmatch.filter(names, p)]
     assert unused == []
 
 
 def test_the_tables_explain_every_difference():
-    """Where the table wants another status or text than Triton gave, the list of differences says why."""
+    """If the table expects another status or text than Triton's, the list of differences has the reason."""
     unexplained = []
     for case in CASES:
         theirs = GOLDEN[case.name]
@@ -59,7 +59,7 @@ def test_the_tables_explain_every_difference():
 
 
 def test_comparison_sees_differences():
-    """The comparison itself can fail: another status, another body, another order of keys, another number."""
+    """The comparison reports another status, another body, another key and another number."""
     case = next(case for case in CASES if case.name == "json FP32")
     theirs = GOLDEN[case.name]
     assert difference(case, theirs, theirs) == ""
@@ -73,8 +73,8 @@ def test_comparison_sees_differences():
 
 
 def test_comparison_allows_only_the_general_differences():
-    """An error is JSON even where Triton says otherwise, a success is what Triton says; the configuration may have the
-    parameter `engine` and no other."""
+    """The Content-Type of an error must be JSON, that of a success must be Triton's; the only additional parameter that the
+    configuration may have is `engine`."""
     case = HttpCase("any", "GET", "/")
     plain, text = {"content-type": "text/plain"}, {"content-type": "application/json"}
     for status, ours, expected in [(404, text, ""), (404, plain, "header"), (200, plain, ""), (200, text, "header")]:
@@ -88,26 +88,26 @@ def test_comparison_allows_only_the_general_differences():
 
 
 class DyingTriton:
-    """Stands for a Triton that the case before ended: its process is there a little longer, but answers no more."""
+    """A test double of a Triton that the case before has crashed: its process still exists, but no longer answers."""
 
     http = grpc = "nowhere"
     ends = 0
 
     def ensure(self):
-        """Nothing to start."""
+        """Does nothing."""
 
     def is_ready(self):
-        """Ready once the dying process is gone."""
+        """Returns whether the dying process has ended."""
         return self.ends > 0
 
     def wait_for_end(self):
-        """The dying process is gone."""
+        """Marks the dying process as ended."""
         self.ends += 1
 
 
 @pytest.mark.parametrize("lives, status", [(1, 200), (2, compare_triton.CRASHED)])
-def test_a_crash_is_believed_only_of_a_fresh_process(monkeypatch, lives, status):
-    """A case that a dying Triton did not answer is asked again; only one that a fresh one does not answer ended it."""
+def test_a_crash_is_recorded_only_for_a_fresh_process(monkeypatch, lives, status):
+    """A case that a dying Triton did not answer is sent again; it counts as a crash only if a fresh process fails as well."""
     triton = DyingTriton()
 
     def send_to_it(http, grpc, case):
@@ -120,6 +120,6 @@ def test_a_crash_is_believed_only_of_a_fresh_process(monkeypatch, lives, status)
 
 
 def test_test_models_are_what_their_script_writes():
-    """Nobody edited a generated configuration by hand."""
+    """No generated configuration was edited by hand."""
     for path, text in generate.files().items():
         assert path.read_text() == text, f"{path} differs: run tests/models/generate.py"

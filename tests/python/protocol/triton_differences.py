@@ -1,18 +1,18 @@
-"""Where this server answers otherwise than Triton on purpose, and why.
+"""The deliberate differences from Triton's answers, with their reasons.
 
-What a case must be answered with then is written in the tables (`request_table.py`, `error_table.py`) or here.
+The expected answers are in the tables (`request_table.py`, `error_table.py`) or in this module.
 """
 
 from dataclasses import dataclass
 
 OWN_PARAMETERS = {"engine"}
-"""Keys that only our answers have: the configuration's parameter `engine` says which library, in which version, executes
-the model. Users see it there without reading logs; clients of Triton pass over parameters that they do not know."""
+"""Keys that only this server's answers have. The configuration's parameter `engine` names the library and the version that
+execute the model, so that users need not read logs; Triton's clients ignore unknown parameters."""
 
 
 def content_type(theirs):
-    """The Content-Type that an answer must have: Triton's, but that Triton calls some of its JSON error bodies
-    `text/plain` (and others, of the same form, `application/json`). Here every error body is called what it is."""
+    """Returns the expected Content-Type of an answer: Triton's, except that every error body is `application/json`. Triton sends
+    some of its JSON error bodies as `text/plain` (and others as `application/json`)."""
     if isinstance(theirs.status, int) and theirs.status >= 400:
         return "application/json"
     return theirs.headers.get("content-type")
@@ -20,8 +20,8 @@ def content_type(theirs):
 
 @dataclass(frozen=True)
 class Difference:
-    """One deliberate difference: the cases it is about (patterns of names), why, and what is answered instead: one of
-    `statuses` (default: the table's) with `fragment` (default: the table's) in the text."""
+    """One deliberate difference: cases (patterns of names), the reason, and the expected answer: one of `statuses` (default:
+    the table's) with `fragment` (default: the table's) in the text."""
 
     cases: tuple
     why: str
@@ -29,7 +29,7 @@ class Difference:
     fragment: str = ""
 
     def check(self, case, ours) -> str:
-        """How an answer differs from what this entry promises, empty if it does not."""
+        """Returns how an answer differs from what this entry promises; empty if it does not."""
         statuses = self.statuses or (case.status,)
         fragment = self.fragment or case.fragment
         if ours.status in statuses and fragment in ours.text:
@@ -109,12 +109,12 @@ DIFFERENCES = [
     ),
     Difference(
         ("tensor: optional given, required missing",),
-        "Triton 2.51 counts the inputs but does not look which are given; the model then runs without a required one.",
+        "Triton 2.51 counts the inputs but does not check which are given; the model then runs without a required input.",
     ),
-    Difference(("tensor: dimension too large",), "This shape ends a Triton 2.51 process."),
+    Difference(("tensor: dimension too large",), "This shape crashes Triton 2.51."),
     Difference(
         ("json: integer out of range", "json: 128 for INT8", "json: 256 for UINT8", "grpc: integer out of range"),
-        "Triton wraps the number silently into another one.",
+        "Triton wraps the number around without an error.",
     ),
     Difference(
         ("json: no JSON", "json: text after the JSON", "header length: inside the JSON"),
@@ -144,12 +144,12 @@ DIFFERENCES = [
     ),
     Difference(
         ("json: choice: *",),
-        "Triton answers what a client has chosen wrongly by 500, and neither says what was given nor what is allowed; here "
-        "its text is followed by both, with 400. Of correlation ids that are too long it says 501.",
+        "Triton answers invalid choices with 500, and names neither the value nor the allowed values; here its text is followed "
+        "by both, with 400. Triton answers correlation IDs that are too long with 501.",
     ),
     Difference(
         ("grpc: sequence_id too long",),
-        "Triton says UNIMPLEMENTED, and not how long it is.",
+        "Triton answers UNIMPLEMENTED, without the length.",
     ),
     Difference(
         ("json: 1 for BYTES",),
@@ -158,53 +158,53 @@ DIFFERENCES = [
     ),
     Difference(
         ("json: empty body",),
-        "Triton takes an empty body for a raw request of length 0 and complains about the number of inputs.",
+        "Triton treats an empty body as a raw request of length 0 and reports the number of inputs.",
         (400, 500),
     ),
     Difference(
         ("header length: no number",),
-        "Triton 2.51 reads a length that is no number as 0, which makes the body a raw request; newer ones refuse it.",
+        "Triton 2.51 reads a length that is not a number as 0, so that the body is a raw request; newer versions refuse it.",
     ),
-    Difference(("header length: beyond 64 bits",), "The text names the limit in its own words."),
+    Difference(("header length: beyond 64 bits",), "This server's text names the limit differently."),
     Difference(
         ("compression: no *", "compression: gzip cut"),
-        "Triton goes on with what could be decompressed; a body that is not what its header says is refused here.",
+        "Triton uses the part that it could decompress; this server refuses a body that does not match its header.",
     ),
     Difference(
         ("grpc one blob too many",),
-        "Triton 2.51 ignores what no input asks for; over HTTP it refuses the same mistake: so here over both.",
+        "Triton 2.51 ignores the extra blob over gRPC and refuses it over HTTP; this server refuses it over both.",
     ),
     Difference(
         ("bytes that are no text, as json",),
-        "Triton copies the bytes into the JSON, which then is none; refused here by a text that names the way out.",
+        "Triton copies the bytes into the JSON, which makes it invalid; refused here with a text that names the alternative.",
         (400,),
         "is not UTF-8",
     ),
     Difference(("grpc: unknown datatype",), "Triton's text says `expected datatype '<invalid>'`."),
     Difference(
         ("tensor: unknown datatype", "tensor: datatype in lower case"),
-        "Triton's text, followed by the datatype that was given and those that there are.",
+        "Triton's text, followed by the given datatype and the allowed ones.",
     ),
     Difference(("json: FP16 out",), "Triton's text ends before the output's name."),
     Difference(
         ("raw: size that does not divide", "raw: odd size"),
-        "Triton's text says `raw_input`, which is the name of no input; ours says the input's name.",
+        "Triton's text has `raw_input`, which is not the name of an input; this server's text has the input's name.",
         fragment="input byte size mismatch for input 'INPUT0' for model",
     ),
     Difference(
         ("grpc: classification 0",),
-        "Triton refuses 0 by the words `expected >= 0`.",
+        "Triton refuses 0 with the text `expected >= 0`.",
         fragment="invalid value 0 for 'classification' parameter, expected 1 or greater.",
     ),
     Difference(
         ("output beats request",),
-        "The protocol says that `binary_data_output` is for all outputs without a `binary_data` of their own; Triton 2.51 "
-        "forgets it when any output is named.",
+        "The protocol applies `binary_data_output` to all outputs without a `binary_data` parameter; Triton 2.51 ignores it "
+        "when any output is named.",
         fragment='"parameters":{"binary_data_size":64}},{"name":"OUTPUT1","datatype":"INT32","shape":[1,16],"data":[',
     ),
     Difference(
         ("model: no number",),
-        "The text is the model's; ours names the element, and the status says that the client can mend it.",
+        "The text is the model's; this server's names the element, and the status shows that the request is invalid.",
         (400,),
     ),
 ]
@@ -212,7 +212,7 @@ DIFFERENCES = [
 
 @dataclass(frozen=True)
 class SchedulingDifference:
-    """One deliberate difference in `scheduling_tables.py`: why, and which facts of which rows are what instead."""
+    """One deliberate difference in `scheduling_tables.py`: the reason, and the expected facts by row."""
 
     why: str
     rows: dict
@@ -220,23 +220,23 @@ class SchedulingDifference:
 
 SCHEDULING_DIFFERENCES = [
     SchedulingDifference(
-        "While its instances are busy Triton looks for expired requests every 500 ms only, or when an instance comes "
-        "free; here they are answered when they expire.",
+        "While its instances are busy, Triton checks for expired requests only every 500 ms, or when an instance becomes "
+        "idle; here they are answered when they expire.",
         {
             "REJECT: answered when it expires": {"answers": [[1], [0]], "pending": [0]},
             "DELAY and REJECT levels: all late": {"pending": [3, 2, 1, 0]},
         },
     ),
     SchedulingDifference(
-        "While a batch waits for the queue delay, Triton does not look for expired requests that arrived after the first "
-        "one; here they are answered when they expire.",
+        "While a batch waits for the queue delay, Triton does not check for expired requests that arrived after the first "
+        "request; here they are answered when they expire.",
         {"REJECT: expires while the one before it waits for company": {"pending": [2, 1, 0]}},
     ),
 ]
 
 GROWING = (
-    "A batch that Triton has handed to an idle instance goes on growing until the instance's thread picks it up, some "
-    "microseconds later, even beyond the preferred size that made it go. Here it does not grow: one of Triton's outcomes."
+    "A batch that Triton has dispatched to an idle instance grows until the instance's thread starts it some microseconds "
+    "later, even beyond the preferred size that triggered it. Here it does not grow, which is one of Triton's outcomes."
 )
 
 SCHEDULING_RACES = {
@@ -246,4 +246,4 @@ SCHEDULING_RACES = {
     "shapes: a change after the preferred size": GROWING,
     "REJECT: answered when it expires": "When exactly Triton notices that a request has expired.",
 }
-"""Rows with several outcomes on Triton, and which of its threads race. Any recorded outcome is right here."""
+"""Rows with several outcomes on Triton, and the race between its threads. Any recorded outcome is accepted here."""

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes models of one framework, and what they must answer, computed without a server.
+"""Writes models of one framework, and their expected answers, which are computed without a server.
 
     framework_models.py sklearn|xgboost|pytorch FOLDER      with a Python that has the framework
 
-Writes FOLDER/models, a repository, and FOLDER/cases.json: model, inputs and outputs as `[datatype, shape, values]`.
+Writes the repository FOLDER/models, and FOLDER/cases.json: model, inputs and outputs as `[datatype, shape, values]`.
 """
 
 import json
@@ -17,12 +17,12 @@ CPU = "instance_group [ { kind: KIND_CPU } ]\n"
 
 
 def entry(kind: str, name: str, datatype: str, dims) -> str:
-    """An input or output of a configuration."""
+    """Returns an input or output of a configuration."""
     return f'{kind} [ {{ name: "{name}" data_type: TYPE_{datatype} dims: [ {", ".join(map(str, dims))} ] }} ]\n'
 
 
 def place(folder: Path, model: str, file: str, config: str) -> str:
-    """Makes a model's folder with its configuration; gives the path for its file."""
+    """Writes a model's folder with its configuration; returns the path for the model file."""
     version = folder / "models" / model / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(config + CPU)
@@ -30,7 +30,7 @@ def place(folder: Path, model: str, file: str, config: str) -> str:
 
 
 def tensor(array) -> list:
-    """An array as a case has it."""
+    """Returns an array in the format of the cases."""
     array = np.asarray(array)
     texts = array.dtype.kind in "OUS"
     names = {"f": "FP", "i": "INT", "u": "UINT"}
@@ -39,20 +39,20 @@ def tensor(array) -> list:
 
 
 def case(model: str, inputs: dict, outputs: dict):
-    """Notes what a model must answer."""
+    """Adds the expected answer of a model to the cases."""
     sides = ({name: tensor(array) for name, array in side.items()} for side in (inputs, outputs))
     CASES.append([model, *sides])
 
 
 def data(seed=0):
-    """200 rows of four features, a class of three and a number for each."""
+    """Returns 200 rows of four features, one of three classes for each row, and a number for each row."""
     random = np.random.default_rng(seed)
     rows = random.normal(size=(200, 4)).astype(np.float32)
     return rows, (rows[:, 0] + rows[:, 1] > 0).astype(int) + (rows[:, 2] > 0.5), rows @ [1.0, 2.0, 3.0, 4.0]
 
 
 def sklearn(folder: Path):
-    """A classifier that says everything of itself, one of texts, a regression of two numbers, one that keeps names."""
+    """Classifiers without and with a configuration, for named classes and for texts; a regression of two numbers; failures."""
     import joblib
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LinearRegression, LogisticRegression
@@ -100,8 +100,8 @@ def sklearn(folder: Path):
 
 
 def xgboost(folder: Path):
-    """A classifier with all kinds of outputs, a regression that says everything of itself, missing values, few
-    rounds."""
+    """A classifier with all kinds of outputs and missing values, the same with fewer rounds, a regression without a
+    configuration, and models that fail to load."""
     import xgboost as xgb
 
     rows, classes, numbers = data()

@@ -1,4 +1,4 @@
-"""How answers to `python_tables.py` are compared with a real Triton's, and where they differ on purpose, and why."""
+"""Compares answers to `python_tables.py` with those of a real Triton. Lists the deliberate differences with their reasons."""
 
 import fnmatch
 import json
@@ -12,8 +12,8 @@ from python_backend.python_tables import NEWER
 
 @dataclass(frozen=True)
 class Difference:
-    """One deliberate difference: rows (patterns of names), why, and what holds here instead: `texts`, which are in the
-    answers in this order (an empty one is a success), and `metrics`, lines that are there."""
+    """One deliberate difference: rows (patterns of names), the reason, and the expected outcome: `texts`, one for each
+    answer in order (an empty text is a success), and `metrics`, lines that the scrape must have."""
 
     rows: tuple
     why: str
@@ -21,7 +21,7 @@ class Difference:
     metrics: tuple = ()
 
     def check(self, ours: dict) -> str:
-        """How a row's outcome differs from what this entry promises, empty if it does not."""
+        """Returns how a row's outcome differs from what this entry promises; empty if it does not."""
         found = [text_of(answer) for answer in ours["answers"]]
         if len(found) < len(self.texts):
             return f"{len(found)} answers, promised {len(self.texts)}"
@@ -33,34 +33,34 @@ class Difference:
 
 
 def text_of(answer: dict) -> str:
-    """An answer as a text to look for fragments in."""
+    """Returns an answer as text, to search for fragments."""
     return json.dumps(answer, ensure_ascii=False)
 
 
 DROPPED = "has dropped the request without a response"
-"""Part of the text where Triton never answers."""
+"""Part of the error text in the cases in which Triton never answers."""
 
 DIFFERENCES = [
     Difference(
         ("batch: None for one of them",),
-        "A response that is None, while no sender answers: Triton never answers such a request.",
+        "The model returns None and no sender answers: Triton never answers this request.",
         ("", DROPPED),
     ),
     Difference(("batch: None for all",), "The same.", (DROPPED, DROPPED)),
     Difference(("wrong: None returned", "wrong: None as a response"), "The same.", (DROPPED, "")),
     Difference(
         ("sender: none",),
-        "The same, of a sender that was used wrongly.",
+        "The same for a sender that was used wrongly.",
         (DROPPED, "Non-decoupled model cannot send complete final before sending a response."),
     ),
     Difference(
         ("sender: two",),
-        "The first response is the answer; Triton keeps it back until the sender is closed, and then for ever.",
+        "The first response is the answer; Triton never sends it, even after the sender is closed.",
         ("", "Non-decoupled model cannot send more than one response."),
     ),
     Difference(
         ("stream: coroutine",),
-        "A coroutine of a decoupled model that raises: Triton writes it to its log and never ends the request.",
+        "A coroutine of a decoupled model raises an exception: Triton logs it and never ends the request.",
         ("", "ValueError: a negative time", ""),
     ),
     Difference(
@@ -91,30 +91,30 @@ DIFFERENCES = [
     ),
     Difference(
         ("plain: through generate",),
-        "Triton hands the id to the model as a parameter as well.",
+        "Triton also passes the ID to the model as a parameter.",
         ('{\\"extra\\": 5}',),
     ),
     Difference(
         ("stream: generate",),
-        "Triton says 200 because it has begun to answer; the client sees an error in an answer that claims to be good.",
+        "Triton has sent the status 200 before the error occurs; the client gets an error in a successful response.",
         ("", "generate expects model to produce exactly 1 response"),
     ),
     Difference(
         ("coroutine: raises",),
-        "The traceback goes on to `execute` itself.",
+        "The traceback includes the frame of `execute`.",
         ("message: ValueError: a negative time\\n\\nAt:\\n  REPOSITORY/coroutine/1/model.py(28): answer\\n", ""),
     ),
     Difference(
         ("complete: completes_returns_nothing",),
-        "Ours is told as the exception that it is.",
+        "This server reports the exception as it is.",
         (
             "auto_complete_config function in model 'completes_returns_nothing' must return a valid pb.ModelConfig object.",
         ),
     ),
-    Difference(("view: big endian",), "Triton refuses such an array; here it is put in order.", ("[0.0, 1.0, 2.0",)),
+    Difference(("view: big endian",), "Triton refuses this array; this server converts the byte order.", ("[0.0, 1.0, 2.0",)),
     Difference(
         ("wrong: an output twice",),
-        "Triton sends both, of which its HTTP client shows the last and its gRPC client the first; refused, as of all backends.",
+        "Triton sends both: its HTTP client shows the last, its gRPC client the first. Refused here, as for all backends.",
         ("the response has the output 'OUT' twice",),
     ),
     Difference(
@@ -124,15 +124,15 @@ DIFFERENCES = [
     ),
     Difference(
         ("stream: returns responses",),
-        "What a decoupled model returns is passed over; Triton counts a failure after the answer.",
+        "The return value of a decoupled model is ignored; Triton counts a failure after the answer.",
         ("", ""),
     ),
     Difference(
-        ("sender: one, and one returned",), "The same, of an ordinary model that has sent its response.", ("", "")
+        ("sender: one, and one returned",), "The same for an ordinary model that has sent its response.", ("", "")
     ),
     Difference(
         ("sequence: oldest, by name", "sequence: name where a number must be"),
-        "Triton hands the bytes of the name to a model that wants a number; refused here as for all models.",
+        "Triton passes the bytes of the name to a model with a numeric control; refused here, as for all models.",
         ("data-type is 'BYTES', but model",),
     ),
     Difference(
@@ -142,8 +142,8 @@ DIFFERENCES = [
     ),
     Difference(("call: a stream passed on",), "The same.", ('"error": "in band"',)),
     Difference(
-        ("control: load what is not there",),
-        "Our text says where was looked; Triton's begins with the name of the caller's instance.",
+        ("control: load * there",),
+        "This server's text names the searched repositories; Triton's begins with the name of the caller's instance.",
         ("failed to load 'nowhere', failed to poll from model repository: model 'nowhere' is not in",),
     ),
     Difference(
@@ -155,7 +155,7 @@ DIFFERENCES = [
     ),
     Difference(
         ("metrics: another kind",),
-        "The texts of what is wrong with a metric are our own, behind Triton's beginning where it has one.",
+        "The texts about invalid metrics are this server's own, after Triton's prefix where Triton has one.",
         ("Error when creating MetricFamily: 'kinds_total' is a counter already",),
         ('kinds_total{k="v"} 0.0',),
     ),
@@ -186,20 +186,20 @@ DIFFERENCES = [
         "Own text.",
         ("Failed to increment metric value: a",),
     ),
-    Difference(("metrics: a histogram is asked",), "Own text.", ("Failed to get metric value: a histogram",)),
+    Difference(("metrics: a histogram * asked",), "Own text.", ("Failed to get metric value: a histogram",)),
     Difference(
         ("load: no_execute",),
-        "Triton finds out when the first request comes.",
+        "Triton detects this at the first request.",
         ("does not implement `execute` method",),
     ),
     Difference(
         ("complete: completes_unknown_datatype",),
-        "Triton forgets everything that auto-complete has found when it cannot read a part of it.",
+        "Triton discards the whole result of auto-complete if it cannot parse a part of it.",
         ("auto-complete of model 'completes_unknown_datatype' has answered what is no model configuration",),
     ),
     Difference(
         ("cancel: while it waits",),
-        "Who gives up while waiting leaves the queue; Triton executes the request.",
+        "A request that is cancelled while it waits leaves the queue; Triton executes the request.",
         ("", "DEADLINE_EXCEEDED"),
     ),
     Difference(
@@ -209,7 +209,7 @@ DIFFERENCES = [
     ),
     Difference(
         ("sequence: a name as control",),
-        "Triton 2.51 does not hand a text as correlation id to a Python model that batches.",
+        "Triton 2.51 does not pass a text correlation ID to a Python model that batches.",
         ('"CORRID": "one"', '"CORRID": "one"'),
     ),
     Difference(
@@ -219,7 +219,7 @@ DIFFERENCES = [
     ),
     Difference(
         ("death: in execute",),
-        "Triton says that its process is not healthy, and does not start it again; here the instance is started anew.",
+        "Triton reports that its process is not healthy, and does not restart it; this server restarts the instance.",
         ("the worker of model 'dying' version 1 died twice while it executed this request",),
     ),
     Difference(("death: the next request",), "The same.", ("", "")),
@@ -231,24 +231,24 @@ OBJECT = re.compile(r"<[\w. ]*(?:InferenceResponse|Tensor object)[^>]*>")
 MORE = re.compile(
     r"(NumPy dtype is not supported)[.:].*|(unexpected inference input '[^']*' for model '[^']*'), allowed inputs are: .*"
 )
-"""A text that goes on with what was given; Triton's does not."""
+"""Texts that are longer than Triton's: they continue with the value or with the allowed inputs."""
 
 
 def traceback(text: str) -> str:
-    """A text with a Python traceback, without the frames that are no model's: of the interpreter's own modules, of the
-    package, and of comprehensions, which newer interpreters have no frames for."""
+    """Returns a text with a Python traceback without the frames outside the model's code (modules of the interpreter and of
+    the package) and without frames of comprehensions, which newer interpreters do not have."""
     kept = lambda m: m[0] if m[1].startswith("REPOSITORY") and not m[3].startswith("<") else ""  # noqa: E731
     text = re.sub(r"\n+", "\n", OBJECT.sub("<object>", FRAME.sub(kept, text)))
     return re.sub(r"\nAt:\n?(?=;|$)", "", text.replace("\n;", ";")).replace("Internal: ", "").rstrip(";\n")
 
 
 LEFT_OUT = OWN_PARAMETERS | {"code"}
-"""Keys that are not compared: ours alone, and the code of an error that a called model answers with, which Triton always
-calls INTERNAL and which is the real one here."""
+"""Keys that are not compared: keys that only this server has, and the error code of a called model's answer. Triton always
+reports INTERNAL there, this server the code of the called model."""
 
 
 def plain(value):
-    """An answer without what each server may have its own way: frames of tracebacks, keys of the configuration."""
+    """Returns an answer without the parts in which the servers may differ: frames of tracebacks, keys of the configuration."""
     if isinstance(value, str):
         return MORE.sub(lambda found: found[1] or found[2], traceback(value))
     if isinstance(value, list):
@@ -259,15 +259,15 @@ def plain(value):
 
 
 def failed(answer: dict) -> bool:
-    """Whether an answer, or one of a stream's, is an error."""
+    """Returns whether an answer, or an answer of a stream, is an error."""
     return answer.get("status", 200) not in (200, "OK") or "error" in json.dumps(answer).replace('"error": ""', "")
 
 
 def counted(outcome: dict, all_well: bool) -> dict:
-    """What was counted. Triton counts errors that a Python model answers with as successes, and failures of ensembles
-    twice: where there are errors, requests are looked at, and not how they ended."""
+    """Returns the counts to compare. Triton counts errors that a Python model returns as successes, and failures of ensembles
+    twice. If there are errors, the numbers of requests are therefore compared without their outcomes."""
     if all_well:
-        # Responses by their place are newer than the Triton that was asked.
+        # Counts by position of the response are newer than the recorded Triton.
         kept = lambda counts: {key: n for key, n in counts.items() if not key.startswith("response ")}  # noqa: E731
         return {model: kept(counts) for model, counts in outcome["counted"].items()}
     found = {}
@@ -279,24 +279,24 @@ def counted(outcome: dict, all_well: bool) -> dict:
 
 
 def seen(outcome: dict) -> dict:
-    """What the model of the interface's rows has seen."""
+    """Returns the report of the model in the rows `interface: ...`."""
     return outcome["answers"][0]["outputs"]["SEEN"][2][0]
 
 
 def names_are_there(ours: dict, theirs: dict) -> str:
-    """Every name that Triton has is here; ours may be more."""
+    """Returns the names that Triton has and this server lacks; this server may have more names."""
     found = seen(ours)
     return ", ".join(name for name, there in seen(theirs).items() if there and not found[name])
 
 
 def newer_facts(ours: dict, _theirs: dict) -> str:
-    """What a Triton 2.51 does not have is as in newer ones."""
+    """Returns the expressions, unsupported by Triton 2.51, whose values differ from those of newer versions."""
     found = seen(ours)
     return ", ".join(f"{name} gives {found[name]!r}" for name, value in NEWER.items() if found[name] != value)
 
 
 def wrong_calls(ours: dict, theirs: dict) -> str:
-    """What Triton refuses is refused, by an exception of whichever type that says more."""
+    """Returns the calls that only one of the servers refuses; the types of the exceptions may differ."""
     found = seen(ours)
     wrong = lambda value: isinstance(value, str) and value.endswith(("Error", "Exception"))  # noqa: E731
     return ", ".join(
@@ -308,14 +308,14 @@ SPECIAL = {"interface: names": names_are_there, "interface: newer": newer_facts,
 
 
 def difference(name: str, ours: dict, theirs) -> str:
-    """How a row's outcome differs from Triton's, empty if it does not or if it does so on purpose."""
+    """Returns how a row's outcome differs from Triton's; empty if it does not or if the difference is deliberate."""
     if name in SPECIAL:
         return SPECIAL[name](ours, theirs)
     allowed = reason_for(name)
     if allowed is not None:
         return allowed.check(ours)
     if theirs == CRASHED or NO_ANSWER in theirs["answers"]:
-        return "Triton gives no answer here; what must come instead has to be in DIFFERENCES"
+        return "Triton gives no answer here; add the expected outcome to DIFFERENCES"
     left, right = plain(ours), plain(theirs)
     for number, (mine, other) in enumerate(zip(left["answers"], right["answers"])):
         if mine != other:
@@ -330,6 +330,6 @@ def difference(name: str, ours: dict, theirs) -> str:
 
 
 def reason_for(name: str):
-    """The deliberate difference that names this row, if there is one."""
+    """Returns the deliberate difference that names this row, or None."""
     matches = (entry for entry in DIFFERENCES if any(fnmatch.fnmatchcase(name, row) for row in entry.rows))
     return next(matches, None)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Asks a server the rows of `python_tables.py` and says what came of them, on this server or on a real Triton.
+"""Sends the rows of `python_tables.py` to this server or to a real Triton and returns the outcomes.
 
-python -m python_backend.python_peers record [PATTERN]     asks the Triton peer and writes golden_python.json (or only rows of such names)
+python -m python_backend.python_peers record [PATTERN]     records Triton's answers in golden_python.json (PATTERN: names of rows)
 """
 
 import fnmatch
@@ -28,11 +28,11 @@ from python_backend.python_repository import OPTIONS, build
 from python_backend.python_tables import ROWS, Ask, Http, Row
 
 GOLDEN = Path(__file__).resolve().parent / "golden_python.json"
-PATIENCE_S = 10
+DEADLINE_S = 10
 CRASHED = "crashed"
-"""What stands in the golden file for a row that ended Triton."""
+"""The entry in the golden file for a row that crashed Triton."""
 NO_ANSWER = {"status": "no answer"}
-"""What stands for an answer that has not come within [`PATIENCE_S`]."""
+"""The entry for an answer that did not arrive within [`DEADLINE_S`]."""
 
 NUMPY = {
     "BYTES": np.object_,
@@ -45,12 +45,12 @@ NUMPY = {
 
 
 def numpy_type(datatype: str):
-    """The type of numpy for a datatype of the protocol."""
+    """Returns the numpy type of a datatype of the protocol."""
     return NUMPY.get(datatype) or np.dtype(datatype.lower())
 
 
 def raw(datatype: str, values: list) -> bytes:
-    """Values in binary form."""
+    """Encodes values in binary form."""
     if datatype == "BYTES":
         encoded = [value.encode() for value in values]
         return b"".join(len(value).to_bytes(4, "little") + value for value in encoded)
@@ -58,7 +58,7 @@ def raw(datatype: str, values: list) -> bytes:
 
 
 def values(datatype: str, content: bytes) -> list:
-    """The inverse; numbers as they are, texts as Unicode with escapes for what is none."""
+    """Decodes values from binary form; bytes of texts that are not UTF-8 become escapes."""
     if datatype != "BYTES":
         found = np.frombuffer(content, numpy_type(datatype))
         return (found.astype(np.float64) if datatype == "BF16" else found).tolist()
@@ -71,7 +71,7 @@ def values(datatype: str, content: bytes) -> list:
 
 
 def message(request: Ask):
-    """The request over gRPC."""
+    """Returns the gRPC message of a request."""
     made = pb.ModelInferRequest(model_name=request.model, model_version=request.version, id=request.id)
     for name, (datatype, shape, content) in request.inputs.items():
         made.inputs.add(name=name, datatype=datatype, shape=shape)
@@ -84,7 +84,7 @@ def message(request: Ask):
 
 
 def plain(response) -> dict:
-    """A response over gRPC."""
+    """Returns a gRPC response as a dictionary."""
     kind = lambda value: getattr(value, value.WhichOneof("parameter_choice"))  # noqa: E731
     pairs = zip(response.outputs, response.raw_output_contents)
     outputs = {o.name: [o.datatype, list(o.shape), values(o.datatype, content)] for o, content in pairs}
@@ -94,7 +94,7 @@ def plain(response) -> dict:
 
 
 def readable(outputs: dict) -> dict:
-    """Outputs by name; `SEEN`, where it is JSON, as what it says."""
+    """Returns outputs sorted by name; the texts of `SEEN` are parsed if they are JSON."""
     found = dict(sorted(outputs.items()))
     if "SEEN" in found:
         found["SEEN"] = [*found["SEEN"][:2], [from_json(text) for text in found["SEEN"][2]]]
@@ -102,7 +102,7 @@ def readable(outputs: dict) -> dict:
 
 
 def from_json(text: str):
-    """What a text says if it is JSON, else itself."""
+    """Returns the value of a JSON text; other texts unchanged, or shortened if they are long."""
     try:
         return json.loads(text)
     except ValueError:
@@ -110,12 +110,12 @@ def from_json(text: str):
 
 
 def exact(datatype: str, data: list) -> list:
-    """Numbers of JSON as they are in their datatype: how many digits a server writes is its own affair."""
+    """Rounds FP32 numbers from JSON to their datatype, since the servers write different numbers of digits."""
     return np.array(data, np.float32).tolist() if datatype == "FP32" else data
 
 
 def send_http(server, request: Ask) -> dict:
-    """One request over HTTP, its tensors as JSON."""
+    """Sends one request over HTTP, with tensors as JSON."""
     inputs = [{"name": n, "datatype": d, "shape": s, "data": v} for n, (d, s, v) in request.inputs.items()]
     body = {"inputs": inputs, "parameters": request.parameters} | ({"id": request.id} if request.id else {})
     if request.outputs:
@@ -135,21 +135,21 @@ def send_http(server, request: Ask) -> dict:
 
 
 def send_grpc(server, request: Ask) -> dict:
-    """One unary call."""
+    """Sends one unary call."""
     with grpc.insecure_channel(server.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
-            return {"status": "OK", **plain(stub.ModelInfer(message(request), timeout=PATIENCE_S))}
+            return {"status": "OK", **plain(stub.ModelInfer(message(request), timeout=DEADLINE_S))}
         except grpc.RpcError as error:
             return {"status": error.code().name, "error": error.details()}
 
 
 def send_stream(server, request: Ask) -> dict:
-    """One request on a stream of its own, with all its answers."""
+    """Sends one request on a new stream and collects all its answers."""
     answers, status = [], "OK"
     with grpc.insecure_channel(server.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        call = stub.ModelStreamInfer(iter([message(request)]), timeout=request.give_up_s or PATIENCE_S)
+        call = stub.ModelStreamInfer(iter([message(request)]), timeout=request.give_up_s or DEADLINE_S)
         try:
             for answer in call:
                 answers.append({"error": answer.error_message, **plain(answer.infer_response)})
@@ -159,7 +159,7 @@ def send_stream(server, request: Ask) -> dict:
 
 
 def send(server, request) -> dict:
-    """What comes of one request of a row."""
+    """Sends one of the row's requests and returns its outcome."""
     if isinstance(request, Ask):
         pause_as_client(request.delay_s)
         answer = {"http": send_http, "grpc": send_grpc, "stream": send_stream}[request.via](server, request)
@@ -175,11 +175,11 @@ def send(server, request) -> dict:
 
 
 def post(server, request: Http) -> tuple:
-    """The status and the body, which may be JSON, a text or nothing."""
+    """Sends a request; returns the status and the body, which may be JSON, a text or empty."""
     data = None if request.body is None else json.dumps(request.body).encode()
     asked = urllib.request.Request(f"http://{server.http}/{request.path}", data)
     try:
-        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as response:
+        with urllib.request.urlopen(asked, timeout=DEADLINE_S) as response:
             return response.status, from_json(response.read().decode())
     except urllib.error.HTTPError as error:
         return error.code, from_json(error.read().decode())
@@ -189,7 +189,7 @@ COUNTED = ("success", "fail", "compute_infer")
 
 
 def counts(server) -> dict:
-    """The counts of all models: requests, executions, batches by size, and responses of decoupled models by place."""
+    """Returns the counts of all models: requests, executions, batches by size, and responses of decoupled models by position."""
     result = {}
     for stats in ask(server.http, "v2/models/stats")[1]["model_stats"]:
         found = {key: stats["inference_stats"][key]["count"] for key in COUNTED}
@@ -203,12 +203,12 @@ def counts(server) -> dict:
 
 
 def settled(server, before: dict, quiet_s: float) -> dict:
-    """What has been counted once nothing more is counted for a while."""
+    """Waits until the counts have not changed for `quiet_s` seconds; returns the increases."""
     return waiting.settled("the statistics", 60, lambda: grown(before, counts(server)), quiet_s)
 
 
 def custom(server, families: tuple) -> list:
-    """The lines of these families of metrics, kinds and descriptions included, in order."""
+    """Returns the sorted lines of these metric families, types and descriptions included."""
     with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
     wanted = re.compile(rf"(?:# (?:HELP|TYPE) )?(?:{'|'.join(families)})(?:_bucket|_sum|_count)?(?:[ {{]|$)")
@@ -216,7 +216,7 @@ def custom(server, families: tuple) -> list:
 
 
 def same_form(line: str) -> str:
-    """A line with its labels in order and its numbers as Python writes them."""
+    """Returns a line with sorted labels and with numbers as Python formats them."""
     if line.startswith("#"):
         return line
     series, _, value = line.rpartition(" ")
@@ -232,15 +232,15 @@ LABEL = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*")')
 
 @dataclass
 class Peer:
-    """Who is asked: its addresses, the folder of its repository, which is nobody's business, and how long its
-    statistics must have been quiet."""
+    """The server under test: its addresses, the folder of its repository, which outcomes must not contain, and the time for
+    which its statistics must be unchanged."""
 
     server: object
     repository: str
     quiet_s: float
 
     def run(self, row: Row) -> dict:
-        """What came of a row."""
+        """Sends a row's requests and returns the outcome."""
         before = counts(self.server)
         answers = self.together(row) if row.at_once else [send(self.server, request) for request in row.requests]
         found = {"answers": answers, "counted": settled(self.server, before, self.quiet_s)}
@@ -249,7 +249,7 @@ class Peer:
         return json.loads(json.dumps(found, ensure_ascii=False).replace(self.repository, "REPOSITORY"))
 
     def together(self, row: Row) -> list:
-        """All requests of a row at once, each after its delay."""
+        """Sends a row's requests concurrently, each after its delay."""
         answers = [None] * len(row.requests)
 
         def one(place):
@@ -264,12 +264,12 @@ class Peer:
 
 
 TRIES = 4
-"""How often a row is asked that ends Triton. Its Python backend does so at random, where a model is told of an
-error."""
+"""The number of attempts for a row that crashes Triton. Its Python backend crashes at random in rows where a model receives
+an error."""
 
 
 def ask_triton(folder: Path, rows=ROWS) -> dict:
-    """What a real Triton makes of the rows. After one that ended it, it is started anew."""
+    """Returns the outcomes of the rows on a real Triton, which is restarted after a crash."""
     repository = build(folder / "models")
     triton = Triton(repository, folder / "triton.log", options=OPTIONS)
     try:
@@ -279,7 +279,7 @@ def ask_triton(folder: Path, rows=ROWS) -> dict:
 
 
 def asked(triton: Triton, peer: Peer, row: Row):
-    """What it makes of one row, or that this row ends it."""
+    """Returns Triton's outcome of one row, or CRASHED if the row crashes it."""
     for _ in range(TRIES):
         triton.ensure()
         try:
@@ -288,7 +288,7 @@ def asked(triton: Triton, peer: Peer, row: Row):
             triton.wait_for_end()
             continue
         if NO_ANSWER in found["answers"]:
-            # What has left a request without an answer is not to be believed any more.
+            # After a request without an answer, the process may be in an undefined state.
             triton.process.kill()
             triton.process.wait()
         return found
@@ -296,12 +296,12 @@ def asked(triton: Triton, peer: Peer, row: Row):
 
 
 def golden() -> dict:
-    """What Triton answered."""
+    """Returns Triton's recorded answers."""
     return json.loads(GOLDEN.read_text())
 
 
 def write(answers: dict):
-    """Writes the golden file, a line for each answer."""
+    """Writes the golden file with one line for each answer."""
     line = lambda value: json.dumps(value, ensure_ascii=False)  # noqa: E731
     rows = []
     for name in (row.name for row in ROWS if row.name in answers):
@@ -316,7 +316,7 @@ def write(answers: dict):
 
 
 def listed(parts: list, indent: str = "  ") -> str:
-    """Parts of a JSON text, each on a line of its own."""
+    """Joins parts of a JSON text, one on each line."""
     return f",\n{indent}".join(parts)
 
 

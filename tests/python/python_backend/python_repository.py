@@ -1,7 +1,7 @@
-"""A repository of Python models that this server and a real Triton both serve, file for file the same.
+"""A repository of Python models that this server and a real Triton both serve, with identical files.
 
-The models' code is in `python_models/`; here are their configurations. [`SERVED`] are there from the start, those of
-[`LOADED`] are loaded by a row of `python_tables.py`, since most of them cannot be.
+The models' code is in `python_models/`; this module has their configurations. The models of [`SERVED`] are loaded at the
+start. The models of [`LOADED`] are loaded by rows of `python_tables.py`, since most of them fail to load.
 """
 
 import shutil
@@ -18,8 +18,8 @@ DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 
 @dataclass(frozen=True)
 class Model:
-    """A model: the file of its code without `.py`, or the code itself; its configuration (nothing: it has none); files
-    that lie beside its code; and its versions."""
+    """A model: the name of its code file without `.py`, or the code itself; its configuration (empty: none); files that are
+    copied beside its code; and its versions."""
 
     code: str
     config: str = ""
@@ -42,35 +42,35 @@ class Model:
 
 
 def config(tensors: str, batch: int = 0, extra: str = "", **values) -> str:
-    """A whole configuration."""
+    """Returns a whole configuration."""
     return f'backend: "python"\nmax_batch_size: {batch}\n{tensors}{extra}{CPU}{parameters(**values)}'
 
 
 def told(batch: int = 0, extra: str = "", seen: int = 1, **values) -> str:
-    """The configuration of a model that is told what to do: DO and VALUE in, OUT and SEEN out."""
+    """Returns the configuration of a model that follows instructions: inputs DO and VALUE, outputs OUT and SEEN."""
     tensors = tensor("input", "DO", "BYTES", [1]) + tensor("input", "VALUE", "FP32", [-1], OPTIONAL)
     tensors += tensor("output", "OUT", "FP32", [-1]) + tensor("output", "SEEN", "BYTES", [-1])
     return config(tensors, batch, extra, **values)
 
 
 def valued(batch: int = 0, extra: str = "", **values) -> str:
-    """The configuration of a model that takes VALUE and gives OUT, and SEEN if it likes."""
+    """Returns the configuration of a model with the input VALUE and the output OUT."""
     tensors = tensor("input", "VALUE", "FP32", [-1]) + tensor("output", "OUT", "FP32", [-1])
     return config(tensors, batch, extra, **values)
 
 
 def batching(more: str = "") -> str:
-    """A dynamic batcher."""
+    """Returns a dynamic batcher."""
     return f"dynamic_batching {{ {more} }}\n"
 
 
 def control(name: str, kind: str, how: str) -> str:
-    """One control of a sequence batcher."""
+    """Returns one control of a sequence batcher."""
     return f'    {{ name: "{name}" control [ {{ kind: {kind} {how} }} ] }}'
 
 
 def sequences(strategy: str, key: str) -> str:
-    """A sequence batcher with all controls; `key` is the datatype of the correlation id."""
+    """Returns a sequence batcher with all controls; `key` is the datatype of the correlation ID."""
     ints = "int32_false_true: [ 0, 1 ]"
     controls = [
         control("START", "CONTROL_SEQUENCE_START", ints),
@@ -83,7 +83,7 @@ def sequences(strategy: str, key: str) -> str:
 
 
 def any_datatype() -> str:
-    """An optional input and an output of every datatype, and SEEN."""
+    """Returns a configuration with an optional input and an output of every datatype, and SEEN."""
     pairs = (
         tensor("input", f"I_{name}", name, [-1], OPTIONAL) + tensor("output", f"O_{name}", name, [-1])
         for name in DATATYPES
@@ -92,14 +92,14 @@ def any_datatype() -> str:
 
 
 def summed(strategy: str, key: str, batch: int) -> str:
-    """The configuration of a model of sequences."""
+    """Returns the configuration of a sequence model."""
     tensors = tensor("input", "VALUE", "FP32", [1])
     tensors += tensor("output", "OUT", "FP32", [1]) + tensor("output", "SEEN", "BYTES", [1])
     return config(tensors, batch, sequences(strategy, key))
 
 
 def ensemble(*members: str) -> str:
-    """An ensemble that hands VALUE through these members to OUT."""
+    """Returns an ensemble that passes VALUE through these members to OUT."""
     names = ["VALUE", *(f"t{n}" for n in range(len(members) - 1)), "OUT"]
     steps = "".join(
         f'  step {{ model_name: "{member}" model_version: -1 input_map {{ key: "VALUE" value: "{names[n]}" }} '
@@ -114,7 +114,7 @@ SLOW_QUEUE = (
     "priority_levels: 3 default_priority_level: 2 "
     "default_queue_policy { allow_timeout_override: true default_timeout_microseconds: 3000000 }"
 )
-"""Levels of priority, and a limit of 3 s that a request may lower."""
+"""Priority levels, and a time limit of 3 s that a request may lower."""
 
 SERVED = {
     "plain": Model("scripted", told()),
@@ -152,7 +152,7 @@ SERVED = {
     "completed": Model("completing"),
     "dying": Model("scripted", told()),
 }
-"""The models that both servers have from the start."""
+"""The models that both servers load at the start."""
 
 NO_CLASS = "class Other:\n    pass\n"
 NO_EXECUTE = "class TritonPythonModel:\n    def initialize(self, args):\n        pass\n"
@@ -165,7 +165,7 @@ EMPTY_FINALIZE = (
 
 
 def completes(case: str, tensors: str = "", batch: int = 0, extra: str = "") -> Model:
-    """A model that completes its configuration in the way of `completing.py`."""
+    """Returns a model that completes its configuration as the case of `completing.py` says."""
     return Model("completing", config(tensors, batch, extra, case=case))
 
 
@@ -208,7 +208,7 @@ LOADED = {
 
 
 def build(target: Path) -> Path:
-    """Writes the repository into the folder `target` and gives it back."""
+    """Writes the repository into the folder `target` and returns it."""
     for name, model in (SERVED | LOADED).items():
         (target / name).mkdir(parents=True)
         model.write(target / name)
@@ -218,4 +218,4 @@ def build(target: Path) -> Path:
 
 
 OPTIONS = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in SERVED)]
-"""What both servers' command lines have."""
+"""Options of both servers' command lines."""

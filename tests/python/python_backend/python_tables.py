@@ -1,7 +1,7 @@
-"""What clients ask of Python models, as tables; what a real Triton answers is in `golden_python.json` (`python_peers.py`).
+"""Tables of requests to Python models. The answers of a real Triton are in `golden_python.json` (see `python_peers.py`).
 
-A row of [`ROWS`] is one or several requests and whose statistics are looked at afterwards. The models are those of
-`python_repository.py`; most of them do what a request tells them to.
+A row of [`ROWS`] is one or several requests; the statistics are compared afterwards. The models are those of
+`python_repository.py`; most of them follow the instructions of a request.
 """
 
 import json
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Ask:
-    """One inference request. `inputs`: name -> (datatype, shape, values); `via`: `http`, `grpc`, or `stream`, a gRPC stream;
-    `give_up_s`: when the client cancels it; `delay_s`: how long after the row's begin it is sent, if they go at once."""
+    """One inference request. `inputs`: name -> (datatype, shape, values); `via`: `http`, `grpc`, or `stream` (a gRPC stream);
+    `give_up_s`: the client's deadline; `delay_s`: the delay after the start of the row, for rows with `at_once`."""
 
     model: str
     inputs: dict
@@ -34,8 +34,8 @@ class Http:
 
 @dataclass(frozen=True)
 class Row:
-    """Requests, sent one after the other or `at_once`. `metrics`: custom metrics are looked at as well. `unordered`: which
-    of several requests is answered how is a matter of moments; the answers are compared in no order."""
+    """Requests, sent one after the other or concurrently (`at_once`). `metrics`: custom metrics that are compared as well.
+    `unordered`: the assignment of answers to requests depends on timing, so the answers are compared without their order."""
 
     name: str
     requests: tuple
@@ -45,17 +45,17 @@ class Row:
 
 
 def do(verb, **more) -> dict:
-    """The input DO that tells a model of `scripted.py` what to do."""
+    """Returns the input DO with an instruction for a model of `scripted.py`."""
     return {"DO": ("BYTES", [1], [json.dumps({"do": verb, **more})])}
 
 
 def steps(*of) -> dict:
-    """The input DO that is an array."""
+    """Returns the input DO with an array of instructions."""
     return {"DO": ("BYTES", [1], [json.dumps(list(of))])}
 
 
 def plain(verb, model="plain", value=None, via="http", **more) -> Ask:
-    """A request to a model of `scripted.py`; `value` is its VALUE."""
+    """Returns a request to a model of `scripted.py`; `value` is its VALUE."""
     values = {} if value is None else {"VALUE": ("FP32", [len(value)], value)}
     named = {
         key: more.pop(key) for key in ("outputs", "parameters", "id", "version", "give_up_s", "delay_s") if key in more
@@ -64,7 +64,7 @@ def plain(verb, model="plain", value=None, via="http", **more) -> Ask:
 
 
 def rows(verb, size, model="rows", via="http", **more) -> Ask:
-    """The same with batches: `size` rows."""
+    """Returns the same with a batch of `size` rows."""
     named = {key: more.pop(key) for key in ("outputs", "parameters", "id", "give_up_s", "delay_s") if key in more}
     text = json.dumps({"do": verb, **more})
     values = [float(n) for n in range(size * 2)]
@@ -73,18 +73,18 @@ def rows(verb, size, model="rows", via="http", **more) -> Ask:
 
 
 def valued(model, *values, **more) -> Ask:
-    """A request with VALUE alone."""
+    """Returns a request with only VALUE."""
     return Ask(model, {"VALUE": ("FP32", more.pop("shape", [len(values)]), list(values))}, **more)
 
 
 def sequence(model, value, key, start=False, end=False, **more) -> Ask:
-    """A step of a sequence."""
+    """Returns a step of a sequence."""
     flags = {"sequence_id": key, "sequence_start": start, "sequence_end": end}
     return Ask(model, {"VALUE": ("FP32", [1, 1], [value])}, parameters=flags, **more)
 
 
 def streamed(*of, **more) -> Ask:
-    """A request to the decoupled model, over a stream."""
+    """Returns a request to the decoupled model, over a stream."""
     return Ask("streamed", steps(*of), via=more.pop("via", "stream"), **more)
 
 
@@ -99,27 +99,27 @@ def unload(model) -> Http:
 
 
 def state(model) -> Http:
-    """The configuration of a model, or why there is none."""
+    """Requests the configuration of a model."""
     return Http(f"v2/models/{model}/config")
 
 
 def sender(via="http", **act) -> Ask:
-    """A request to the ordinary model that answers through senders."""
+    """Returns a request to the ordinary model that answers through senders."""
     return Ask("sender", {"DO": ("BYTES", [1], [json.dumps(act)])}, via=via)
 
 
 def measured(*acts) -> Ask:
-    """A request to the model that has metrics."""
+    """Returns a request to the model that has metrics."""
     return Ask("measuring", steps(*acts))
 
 
 def family(name, metric, kind, labels, *buckets) -> list:
-    """An act of that model: it makes a family, and in it a metric that it calls `metric`."""
+    """Returns an instruction for that model: create a family, and in it a metric with the name `metric`."""
     return ["family", name, metric, kind, labels, *buckets]
 
 
 def notes() -> Ask:
-    """What the decoupled model has noted."""
+    """Requests the notes of the decoupled model."""
     return streamed({"notes": True, "final": True})
 
 
@@ -234,7 +234,7 @@ NAMES = {
     "pb_utils.ModelConfig": ["as_dict", "add_input", "add_output", "set_max_batch_size", "set_dynamic_batching", "set_model_transaction_policy"],
     "pb_utils.TritonError": [*CODES, "code", "message"],
 }
-"""The interface as models use it: what has which names."""
+"""The interface that models use: the names of each object."""
 
 FACTS = [
     "pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL", "pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START", "pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
@@ -268,7 +268,7 @@ FACTS = [
     "issubclass(pb_utils.TritonModelException, Exception)", "pb_utils.TritonModelException('text')", "str(pb_utils.TritonModelException('text'))",
     "pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0)",
 ]
-"""Expressions, and what they give."""
+"""Expressions whose values are compared."""
 
 NEWER = {
     "pb_utils.InferenceResponse([]).parameters()": "{}",
@@ -281,7 +281,7 @@ NEWER = {
     "pb_utils.InferenceResponse([], parameters={5: 1})": "TritonModelException",
     "pb_utils.InferenceResponse([], parameters={'a': 1.5})": "TritonModelException",
 }
-"""Expressions that a Triton 2.51 does not know or whose process they end, and what they give here, as in newer ones."""
+"""Expressions that Triton 2.51 does not support or that crash it, with their values here, which are those of newer versions."""
 
 FAULTS = [
     "pb_utils.Tensor('A', [1, 2])", "pb_utils.Tensor(5, np.zeros(1))", "pb_utils.Tensor('A')", "pb_utils.Tensor('A', np.zeros(1, np.complex64))", "pb_utils.InferenceResponse([5])", "pb_utils.InferenceResponse(5)",
@@ -293,7 +293,7 @@ FAULTS = [
     "pb_utils.MetricFamily(name='no_kind', description='d')",
     "pb_utils.Tensor.from_dlpack('B', 5)", "pb_utils.Tensor.from_dlpack('', np.zeros(1))", "pb_utils.get_input_tensor_by_name(5, 'A')", "pb_utils.Logger.log('a', 5)", "pb_utils.Logger.log_info(5)",
 ]
-"""Wrong calls, and what they raise."""
+"""Wrong calls whose exceptions are compared."""
 
 CALL = "pb_utils.InferenceRequest(model_name='m', requested_output_names=['O'], inputs=[]"
 
@@ -313,7 +313,7 @@ ACCEPTED = [
     "__import__('sys').argv", "__import__('c_python_backend_utils').Tensor is pb_utils.Tensor", "__import__('c_python_backend_utils').InferenceRequest is pb_utils.InferenceRequest", "issubclass(__import__('c_python_backend_utils').TritonModelException, Exception)",
     *(f"hasattr(__import__('c_python_backend_utils'), '{name}')" for name in ("InferenceResponse", "TritonError", "Logger", "Metric", "MetricFamily", "PreferredMemory", "InferenceTrace", "load_model", "unload_model", "is_model_ready", "TRITONSERVER_MEMORY_GPU")),
 ]
-"""What is accepted besides texts, and what the process of a model has."""
+"""Accepted arguments other than texts, and attributes of the process of a model."""
 
 STREAM = """(lambda it: {})(pb_utils.InferenceRequest(model_name='streamed', requested_output_names=['OUT'], inputs=[pb_utils.Tensor('DO',
  np.array([json.dumps([{{'send': [1]}}, {{'send': [2]}}, {{'final': True}}]).encode()], np.object_))]).exec(decoupled=True))""".replace("\n", "")
@@ -322,7 +322,7 @@ DELETED = "(lambda f: (lambda m: [f.clear(), {}])(f[0].Metric(labels={{'k': 'v'}
 
 
 def attempted(*expressions, **more) -> Ask:
-    """A request that says what each of these expressions gives."""
+    """Returns a request that evaluates each of these expressions."""
     return plain("attempt", "interface", expressions=list(expressions), **more)
 
 
@@ -412,12 +412,12 @@ SEQUENCES = [
 
 
 def call(model, outputs=("OUT",), **more) -> dict:
-    """A call of a model by a model."""
+    """Returns a call from a model to another model."""
     return {"model": model, "outputs": list(outputs), **more}
 
 
 def called(*calls, model="caller", **more) -> Ask:
-    """A request to a model that calls others."""
+    """Returns a request to a model that calls other models."""
     return Ask(model, steps(*calls), **more)
 
 
@@ -465,7 +465,7 @@ CALLS = [
 
 
 def control(verb, model, **more) -> dict:
-    """A load, an unload, or a question for readiness."""
+    """Returns a load, an unload or a readiness check."""
     return {"verb": verb, "model": model, **more}
 
 
@@ -483,9 +483,9 @@ class TritonPythonModel:
 CONTROL = [
     Row("control: ready", (called(control("ready", "plain"), control("ready", "plain", version="1"), control("ready", "plain", version="9"), control("ready", "nowhere"), control("ready", "on_demand"), control("ready", "chain")),)),
     Row("control: load and unload", (called(control("load", "on_demand"), control("ready", "on_demand"), call("on_demand", **TOLD), control("unload", "on_demand")),)),
-    Row("control: load what is not there", (called(control("load", "nowhere")),)),
+    Row("control: load what is " "not there", (called(control("load", "nowhere")),)),
     Row("control: load what fails", (called(control("load", "fails_initialize")),)),
-    Row("control: unload what is not there", (called(control("unload", "nowhere"), control("unload", "nowhere", dependents=True)),)),
+    Row("control: unload what is " "not there", (called(control("unload", "nowhere"), control("unload", "nowhere", dependents=True)),)),
     Row("control: load with files", (called(control("load", "completes_has_nothing", config=SMALLER, files={"file:1/model.py": REPLACED})), valued("completes_has_nothing", 1, shape=[1, 1]), unload("completes_has_nothing"))),
     Row("control: load with a configuration", (called(control("load", "completes_has_nothing", config=SMALLER)), state("completes_has_nothing"), unload("completes_has_nothing"))),
 ]
@@ -508,7 +508,7 @@ METRICS = [
     Row("metrics: a counter observes", (measured(family("observed_total", "o", "COUNTER", {"k": "v"}), ["o", "observe", 3], ["o", "value"]),), metrics=("observed_total",)),
     Row("metrics: a gauge observes", (measured(family("observed", "og", "GAUGE", {"k": "v"}), ["og", "observe", 3], ["og", "value"]),), metrics=("observed",)),
     Row("metrics: a histogram is incremented", (measured(family("incremented", "ih", "HISTOGRAM", {"k": "v"}, [1]), ["ih", "increment", 1]),), metrics=("incremented",)),
-    Row("metrics: a histogram is asked", (measured(family("questioned", "qh", "HISTOGRAM", {"k": "v"}, [1]), ["qh", "value"]),), metrics=("questioned",)),
+    Row("metrics: a histogram is " "asked", (measured(family("questioned", "qh", "HISTOGRAM", {"k": "v"}, [1]), ["qh", "value"]),), metrics=("questioned",)),
     Row("metrics: dropped", (measured(family("passing", "p1", "GAUGE", {"k": "v"}), family("passing", "p2", "GAUGE", {"k": "w"}), ["p1", "drop"]), Http("wait", 1)), metrics=("passing",)),
     Row("metrics: a counter goes down", (measured(family("down_total", "d", "COUNTER", {"k": "v"}), ["d", "increment", -1], ["d", "value"]),), metrics=("down_total",)),
     Row("metrics: a histogram is set", (measured(family("set_ms", "sh", "HISTOGRAM", {"k": "v"}, [1]), ["sh", "set", 1]),), metrics=("set_ms",)),
@@ -544,4 +544,4 @@ ROWS = [
     *PLAIN, *DATATYPES, *BATCHED, *ERRORS, *WRONG, *INTERFACE, *PARAMETERS, *STREAMED, *SENDER, *COROUTINE, *SEQUENCES,
     *CALLS, *CONTROL, *METRICS, *LOADS, *CANCELLED, *DEATH,
 ]  # fmt: skip
-"""In the order in which they are asked: what may end a model comes last."""
+"""The rows in the order in which they are sent. Rows that may end a model come last."""

@@ -1,4 +1,4 @@
-"""Modules that `framework_models.py` makes PyTorch files of."""
+"""Modules that `framework_models.py` writes as PyTorch files."""
 
 from typing import Dict, List, Tuple
 
@@ -6,21 +6,21 @@ import torch
 
 
 class Two(torch.nn.Module):
-    """Two tensors to two."""
+    """Maps two tensors to two tensors."""
 
     def forward(self, left: torch.Tensor, right: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         return left + 2 * right, left * right
 
 
 class Keyed(torch.nn.Module):
-    """A tensor to a dictionary."""
+    """Maps a tensor to a dictionary of tensors."""
 
     def forward(self, x: torch.Tensor) -> Dict[str, torch.Tensor]:
         return {"twice": x * 2, "negative": x < 0}
 
 
 class Texts(torch.nn.Module):
-    """Texts to texts."""
+    """Maps texts to texts."""
 
     def forward(self, t: List[str]) -> List[str]:
         return [text + "!" for text in t]

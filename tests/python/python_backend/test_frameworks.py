@@ -69,7 +69,7 @@ def same(found: list, wanted: list) -> bool:
 
 
 def test_answers(served):
-    """Each case separately."""
+    """The answer to each case, sent separately, has the expected outputs."""
     server, cases, _ = served
     assert len(cases) >= 3
     for model, inputs, outputs in cases:
@@ -79,7 +79,7 @@ def test_answers(served):
 
 
 def test_answers_in_batches(served):
-    """Each of several concurrent clients gets the rows of its own request."""
+    """Each of several concurrent clients gets the rows that it requested."""
     server, cases, _ = served
     model, inputs, outputs = next(
         c for c in cases if c[0] in ("classifier_as_told", "classifier", "by_name") and len(c[2]) > 1
@@ -104,7 +104,7 @@ def test_answers_in_batches(served):
 
 
 def test_a_model_without_a_configuration_batches(served):
-    """As for an ONNX model: a maximum batch size and the dynamic batcher. Configured values are kept."""
+    """The server adds a maximum batch size and the dynamic batcher, as for an ONNX model. Configured values are kept."""
     server, _, framework = served
     config = lambda model: json.loads(server.get(f"/v2/models/{model}/config")[1])  # noqa: E731
     bare, told = UNCONFIGURED[framework]

@@ -1,7 +1,7 @@
-"""Python models beyond what Triton's own answers can be compared with (`test_python_tables.py` does that): where tensors are in
-memory, threads that answer late, a process that ends, forks or prints, and metrics.
+"""Python models: behaviour that cannot be compared with Triton's answers (`test_python_tables.py` compares those). Covers the
+memory of tensors, threads that answer late, processes that end, fork or print, and metrics.
 
-They need a Python with the package `pharos-worker`: `PHAROS_PYTHON`, else that of the tests."""
+The tests need a Python with the package `pharos-worker`: `PHAROS_PYTHON`, or by default the Python of the tests."""
 
 import json
 import queue
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server of all models here."""
+    """A server with all models of this module."""
     folder = tmp_path_factory.mktemp("own")
     models = folder / "models"
     model(models, "memory", "own_memory")
@@ -79,7 +79,7 @@ def served(tmp_path_factory):
 
 
 def ask(server, name, values, **parameters):
-    """One request over HTTP: the output and the response's parameters."""
+    """Sends one request over HTTP; returns the output and the response's parameters."""
     with http.InferenceServerClient(server.http, network_timeout=60, connection_timeout=60) as client:
         given = http.InferInput("IN", list(values.shape), "FP32")
         given.set_data_from_numpy(values)
@@ -94,7 +94,7 @@ FLOATS = np.arange(300_000, dtype=np.float32)
     ("view", FLOATS), ("copy", FLOATS), ("part", FLOATS[1:]), ("strided", FLOATS[::2]), ("changed", FLOATS + 1), ("dlpack", FLOATS),
 ])
 def test_inputs_are_views_of_the_servers_memory(served, how, expected):
-    """Inputs are not the array's own memory and may be written to; each form of output arrives as it was."""
+    """Arrays of inputs do not own their memory and are writeable; each form of output arrives unchanged."""
     output, given = ask(served, "memory", FLOATS, how=how)
     np.testing.assert_array_equal(output, expected)
     assert (given["owns"], given["writeable"]) == (False, True)
@@ -102,13 +102,13 @@ def test_inputs_are_views_of_the_servers_memory(served, how, expected):
 
 @pytest.mark.skipif(not has_torch, reason=f"{PYTHON} does not have torch")
 def test_torch_takes_and_gives_tensors(served):
-    """By DLPack, both ways."""
+    """Inputs and outputs are passed to and from PyTorch with DLPack."""
     output, _ = ask(served, "memory", FLOATS, how="torch")
     np.testing.assert_array_equal(output, FLOATS * 2)
 
 
-def test_an_input_that_is_kept_stays_as_it_was(served):
-    """A view that outlives its request is not written over by those that come after it."""
+def test_a_kept_input_is_unchanged(served):
+    """Later requests do not overwrite a view that outlives its request."""
     first = [ask(served, "memory", np.full(1000, 1, np.float32), how="kept")[0].tolist()]
     for value in range(2, 40):
         first.append(ask(served, "memory", np.full(1000, value, np.float32), how="kept")[0].tolist())
@@ -117,7 +117,7 @@ def test_an_input_that_is_kept_stays_as_it_was(served):
 
 @pytest.mark.smoke
 def test_requests_of_a_batch_have_their_own_rows(served):
-    """Four requests are executed at once and each gets its part back."""
+    """Requests that are executed in one batch each get their own rows back."""
     before = served.statistics("memory_batched").get("execution_count", 0)
     rows = [np.full((n + 1, 3), n, np.float32) for n in range(2)] + [np.full((1, 3), 9, np.float32)]
     with ThreadPoolExecutor(3) as pool:
@@ -129,7 +129,7 @@ def test_requests_of_a_batch_have_their_own_rows(served):
 
 
 def test_ragged_requests_keep_their_shapes(served):
-    """Inputs of different lengths in one batch."""
+    """Inputs of different lengths are executed in one batch."""
     shapes = [(1, 2), (1, 5), (2, 3)]
     values = [np.random.default_rng(0).random(shape, np.float32) for shape in shapes]
     with ThreadPoolExecutor(3) as pool:
@@ -141,7 +141,7 @@ def test_ragged_requests_keep_their_shapes(served):
 
 @pytest.mark.slow
 def test_an_output_unlike_its_configuration_is_counted_and_warned_of_once(served):
-    """Clients receive what the model gave; the log has one warning for the output, with both types and the fix."""
+    """Clients receive the model's output; the log has one warning for the output, with both types and the fix."""
     mismatches = lambda: total(served.scrape(), "pharos_output_mismatches_total", model="unlike")  # noqa: E731
     values = np.arange(4, dtype=np.float32).reshape(2, 2)
     assert ask(served, "unlike", values)[0].dtype == np.float32 and mismatches() == 0
@@ -158,7 +158,7 @@ def test_an_output_unlike_its_configuration_is_counted_and_warned_of_once(served
 
 
 def test_strict_output_types_refuses_them(served):
-    """The parameter: another datatype and other rows fail the request, and nothing is counted."""
+    """With this parameter another datatype or number of rows fails the request, and no mismatch is counted."""
     values = np.ones((2, 2), np.float32)
     np.testing.assert_array_equal(ask(served, "unlike_strict", values)[0], values)
     with pytest.raises(http.InferenceServerException, match="output 'OUT' is FP64, the configuration says FP32"):
@@ -169,7 +169,7 @@ def test_strict_output_types_refuses_them(served):
 
 
 def test_a_thread_answers_after_execute(served):
-    """Each request is answered once, by a sender that was asked for when its batch was long over."""
+    """Each request is answered once, by a sender that is created after its batch has ended."""
     values = [np.full(5, n, np.float32) for n in range(20)]
     with ThreadPoolExecutor(8) as pool:
         outputs = list(pool.map(lambda given: ask(served, "late", given)[0], values))
@@ -178,7 +178,7 @@ def test_a_thread_answers_after_execute(served):
 
 
 def stream(server, name, values, count, request_id=""):
-    """Asks a decoupled model over a stream and waits for so many responses: their first elements."""
+    """Sends a request to a decoupled model over a stream, waits for `count` responses and returns their first elements."""
     got = []
     with grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: got.append((result, error)))
@@ -191,8 +191,8 @@ def stream(server, name, values, count, request_id=""):
     return [float(result.as_numpy("OUT").flat[0]) for result, _ in got]
 
 
-def test_requests_are_executed_once_more(served):
-    """As often as the model says, with one response at the end or one for each time."""
+def test_rescheduled_requests_are_executed_again(served):
+    """The model decides how often a request is executed, with one response at the end or one for each execution."""
     with http.InferenceServerClient(served.http, concurrency=3) as client:
         def count(times):
             given = http.InferInput("IN", [1, 1], "FP32")
@@ -205,12 +205,12 @@ def test_requests_are_executed_once_more(served):
 
 
 def test_a_thread_streams_after_execute(served):
-    """More responses than a client may leave unread."""
+    """A thread can send more responses than the server buffers for one request."""
     assert stream(served, "late_stream", np.arange(100, dtype=np.float32), 100) == [float(n) for n in range(100)]
 
 
-def test_exceptions_reach_the_log_whole(served):
-    """The client gets type, text and places; the log the whole traceback, as errors."""
+def test_the_log_has_the_whole_traceback_of_an_exception(served):
+    """The client gets the type, the text and the frames; the log has the whole traceback at level ERROR."""
     one = np.ones(1, np.float32)
     with pytest.raises(http.InferenceServerException) as raised:
         ask(served, "process", one, do="deep")
@@ -224,14 +224,14 @@ def test_exceptions_reach_the_log_whole(served):
 
 
 def test_what_a_model_prints_is_in_the_log_at_once(served):
-    """Standard output as information, standard error as warnings, without waiting for a buffer."""
+    """Standard output is logged at level INFO, standard error at level WARN, without a delay by buffers."""
     ask(served, "process", np.ones(1, np.float32), do="print")
     eventually("both lines", 5, lambda: re.search(r"INFO printed by the model", served.log.read_text()) and re.search(
         r"WARN and to standard error", served.log.read_text()))
 
 
 def test_an_exit_in_execute_is_an_error_of_the_request(served):
-    """SystemExit is an exception like others; an interrupt is for the server."""
+    """SystemExit fails the request like other exceptions; the worker ignores SIGINT."""
     one = np.ones(1, np.float32)
     with pytest.raises(http.InferenceServerException, match="SystemExit: 3"):
         ask(served, "process", one, do="exit", status=3)
@@ -239,8 +239,8 @@ def test_an_exit_in_execute_is_an_error_of_the_request(served):
 
 
 @pytest.mark.parametrize("how", ["os_exit", "kill"])
-def test_a_process_that_ends_costs_its_instance(served, how):
-    """The request fails, the instance comes back, and other models have noticed nothing."""
+def test_a_process_that_ends_is_restarted(served, how):
+    """The request fails, the instance is restarted, and other models are unaffected."""
     one = np.ones(1, np.float32)
     with pytest.raises(http.InferenceServerException, match="died|instance"):
         ask(served, "process", one, do=how)
@@ -252,11 +252,11 @@ def test_a_process_that_ends_costs_its_instance(served, how):
         except http.InferenceServerException:
             return False
 
-    eventually("the instance is back", 30, back)
+    eventually("the instance answers again", 30, back)
 
 
-def test_a_fork_cannot_speak_to_the_server(served):
-    """A child that comes back from execute ends; what it records is nobody's."""
+def test_a_forked_child_does_not_reach_the_server(served):
+    """A forked child that returns from execute ends; the metrics that it records are discarded."""
     one = np.ones(1, np.float32)
     for _ in range(5):
         assert ask(served, "process", one, do="fork")[0] == one
@@ -264,50 +264,50 @@ def test_a_fork_cannot_speak_to_the_server(served):
     shown = served.ask("GET", "/metrics", address=served.metrics)[1]
     assert "own_forked" not in shown
     assert re.search(r"^own_parents 0(\.0)?$", shown, re.M)
-    eventually("what the child is told", 5, lambda: "forked by the model cannot record metrics" in served.log.read_text())
+    eventually("the log has the child's error", 5, lambda: "forked by the model cannot record metrics" in served.log.read_text())
 
 
 @pytest.mark.smoke
 def test_defined_metrics_are_recorded(served):
-    """`pharos_worker.metrics`: add, get, add_or_update, flush; one that is not defined is refused with a hint."""
+    """`pharos_worker.metrics`: add, get, add_or_update, flush; a metric that is not defined is refused with a hint."""
     one = np.ones(1, np.float32)
     ask(served, "process", one, do="record")
     shown = served.ask("GET", "/metrics", address=served.metrics)[1]
     for line in ('Orders{shop="north"} 2', 'Orders{shop="south"} 3', "Level 7"):
         assert re.search(re.escape(line) + r"(\.0)?$", shown, re.M), line
     with pytest.raises(http.InferenceServerException, match="metrics.yaml"):
-        ask(served, "process", one, do="nobody")
+        ask(served, "process", one, do="undefined")
 
 
-def test_series_of_a_family_have_labels_of_their_own(served):
-    """Those of one model and of several, whoever comes first, as with a real Triton; none is lost and none goes twice."""
+def test_series_of_a_family_may_have_different_labels(served):
+    """This holds for series of one model and of several, in any order, as in a real Triton; each increment counts once."""
     one = np.ones(1, np.float32)
     for name in ("labels", "more_labels", "labels"):
         ask(served, name, one)
-    ask(served, "labels", one, labels='{"zone": "n", "who": "x"}')
+    ask(served, "labels", one, labels='{"zone": "n", "writer": "x"}')
     ask(served, "more_labels", one, labels="{}")
     ask(served, "labels", one)
     shown = served.ask("GET", "/metrics", address=served.metrics)[1]
     lines = sorted(re.sub(r"\.0$", "", line) for line in shown.splitlines() if line.startswith("own_shared_total"))
     assert lines == [
         "own_shared_total 10",
-        'own_shared_total{version="1",who="more_labels"} 2',
-        'own_shared_total{who="labels"} 4',
-        'own_shared_total{who="x",zone="n"} 10',
+        'own_shared_total{version="1",writer="more_labels"} 2',
+        'own_shared_total{writer="labels"} 4',
+        'own_shared_total{writer="x",zone="n"} 10',
     ]
     assert shown.count("# TYPE own_shared_total counter") == 1
     assert "metric samples were refused: metric `own_shared_total`" not in served.log.read_text()
 
 
 def test_an_increment_is_cheap(served):
-    """Less than 500 ns for a counter, best of five rounds."""
+    """Incrementing a counter takes less than 500 ns in the fastest round."""
     ask(served, "process", np.ones(1, np.float32), do="time")
     found = eventually("the time", 5, lambda: re.findall(r"an increment took (\d+) ns", served.log.read_text()))
     assert int(found[-1]) < 500
 
 
 def says_ready(server, name, told=None):
-    """Whether a model is ready, over HTTP and gRPC, when its `is_ready` has been told what to say."""
+    """Returns whether a model is ready over HTTP and gRPC; `told` sets the result of its `is_ready`."""
     if told is not None:
         (server.models / name / "ready").write_text(told)
     status = server.get(f"/v2/models/{name}/ready")[0]
@@ -316,9 +316,9 @@ def says_ready(server, name, told=None):
     return status == 200
 
 
-def test_a_model_is_asked_whether_it_is_ready(served):
-    """When a client asks and not before: a model that says no is loaded, serves, and may say yes later. Whatever is no yes is a
-    no, and the log says why."""
+def test_readiness_requests_call_is_ready(served):
+    """`is_ready` is called only for a readiness request: a model that returns False is loaded and serves, and may return True
+    later. Any other value counts as not ready, and the log has the reason."""
     assert not says_ready(served, "never_ready")
     assert ask(served, "never_ready", np.zeros(1, np.float32))[0] == [0]
     for told, ready in (("yes", True), ("no", False), ("coroutine", True), ("one", False), ("unknown", False), ("yes", True)):
@@ -326,12 +326,12 @@ def test_a_model_is_asked_whether_it_is_ready(served):
         assert says_ready(served, "through") == ready, f"an ensemble of it: {told}"
     log = served.log.read_text()
     assert "TypeError: is_ready() must return True or False, not 1" in log and "KeyError: 'unknown'" in log
-    assert served.get("/v2/health/ready")[0] == 200, "the server itself does not depend on what models say"
+    assert served.get("/v2/health/ready")[0] == 200, "the readiness of the server does not depend on `is_ready` of models"
     assert served.index()["never_ready"][0]["state"] == "READY"
 
 
-def test_a_model_says_while_it_executes_whether_it_is_ready(served):
-    """Its answer does not wait for a batch, and it may ask for itself."""
+def test_is_ready_is_called_during_an_execution(served):
+    """`is_ready` does not wait for a batch, and a model may query its own readiness."""
     says_ready(served, "ready", "yes")
     with ThreadPoolExecutor(1) as pool:
         before = dispatched(served, "ready")
@@ -345,20 +345,20 @@ def test_a_model_says_while_it_executes_whether_it_is_ready(served):
     assert ask(served, "ready", np.zeros(1, np.float32))[1] == {"itself": False, "another": True}
 
 
-def test_a_model_that_does_not_say_in_time_is_not_ready(served):
-    """Five seconds, and what it says later counts for who asks later."""
+def test_a_model_whose_is_ready_exceeds_its_time_limit_is_not_ready(served):
+    """The limit is five seconds; a later result counts for later requests."""
     assert says_ready(served, "ready", "yes")
     (served.models / "ready/ready").write_text("slow")
     begin = time.monotonic()
     with ThreadPoolExecutor(3) as pool:
         assert [status for status, _ in pool.map(lambda _: served.get("/v2/models/ready/ready"), range(3))] == [400] * 3
     assert 4.5 < time.monotonic() - begin < 5.9
-    assert says_ready(served, "ready", "yes"), "shares the question that is under way, or asks again"
+    assert says_ready(served, "ready", "yes"), "shares the call in progress, or calls again"
 
 
 
 def test_a_cancelled_call_gives_what_has_come_and_then_an_error(served):
-    """The called model learns of it; another iteration gives the same responses again."""
+    """The called model is cancelled; another iteration returns the same responses again."""
     _, told = ask(served, "canceller", np.ones(1, np.float32))
     assert told["good"] >= 3 and told["errors"] == 1 and told["cancelled"], told
     assert told["again"] == told["good"] + told["errors"], told
@@ -366,7 +366,7 @@ def test_a_cancelled_call_gives_what_has_come_and_then_an_error(served):
 
 
 def test_a_decoupled_model_that_returns_something_names_its_instance(served):
-    """The error tells which instance it was."""
+    """The error names the instance."""
     with grpc.InferenceServerClient(served.grpc) as client:
         got = queue.Queue()
         client.start_stream(lambda result, error: got.put(error or result))
@@ -379,7 +379,7 @@ def test_a_decoupled_model_that_returns_something_names_its_instance(served):
 
 
 def test_a_model_may_load_and_unload_another_while_it_is_loaded_at_the_start(tmp_path):
-    """The server starts, serves it, and has unloaded the other."""
+    """The server starts and serves the model, and the other model is unloaded."""
     models = tmp_path / "models"
     model(models, "loader", "own_loader")
     model(models, "other", "own_trace")
@@ -391,7 +391,7 @@ def test_a_model_may_load_and_unload_another_while_it_is_loaded_at_the_start(tmp
 
 
 def test_a_model_has_the_context_of_its_requests_trace(tmp_path):
-    """A W3C traceparent as JSON in the mode `opentelemetry`, of the trace that the client named; None without a trace."""
+    """In the mode `opentelemetry` the context is a W3C traceparent as JSON, of the client's trace; without a trace it is None."""
     model(tmp_path / "models", "traced", "own_trace")
     options = ["--trace-config=mode=opentelemetry", "--trace-config=opentelemetry,url=http://127.0.0.1:9/v1/traces"]
     options += ["--trace-config=rate=1", "--trace-config=level=TIMESTAMPS", f"--python={PYTHON}"]

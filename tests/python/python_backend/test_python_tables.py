@@ -1,5 +1,5 @@
-"""Python models answer as a real Triton's do: `python_tables.py` beside what `golden_python.json` has of it, and, where
-the peer is installed, beside what it answers now."""
+"""Compares the answers of Python models with a real Triton's: `python_tables.py` with the recorded answers in
+`golden_python.json`, and, if the peer is installed, with its present answers."""
 
 import collections
 import fnmatch
@@ -20,13 +20,13 @@ WHY_NOT = missing("triton", "triton")
 
 
 def interpreter() -> str:
-    """The Python that has the package `pharos-worker`: `PHAROS_PYTHON`, else that of the tests."""
+    """Returns the Python with the package `pharos-worker`: `PHAROS_PYTHON`, or by default the Python of the tests."""
     return os.environ.get("PHAROS_PYTHON") or sys.executable
 
 
 @pytest.fixture(scope="module")
 def peer(tmp_path_factory):
-    """This server, with the repository that Triton has."""
+    """This server with Triton's repository."""
     folder = tmp_path_factory.mktemp("python")
     repository = build(folder / "models")
     with Server(folder, [repository], [*OPTIONS, f"--python={interpreter()}"]) as server:
@@ -35,18 +35,18 @@ def peer(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def recorded():
-    """What Triton answered."""
+    """Triton's recorded answers."""
     return golden()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_row(peer, recorded, row):
-    """Answers, statistics and custom metrics as Triton's, or as the list of differences says."""
+    """Answers, statistics and custom metrics are those of Triton, or those of the list of differences."""
     assert difference(row.name, peer.run(row), recorded[row.name]) == ""
 
 
 def test_server_survived_the_rows(peer):
-    """After all of them the server lives and answers. It is not ready: models that cannot be loaded were asked for."""
+    """After all rows the server is live and answers. It is not ready, since loads of models failed."""
     assert peer.server.process.poll() is None
     assert peer.server.get("/v2/health/live")[0] == 200
     answers = peer.run(next(row for row in ROWS if row.name == "plain"))["answers"]
@@ -60,18 +60,18 @@ def test_every_row_has_its_own_name():
 
 
 def test_golden_file_is_complete(recorded):
-    """The golden file has exactly the rows of the tables; `python -m python_backend.python_peers record` writes it anew."""
+    """The golden file has exactly the rows of the tables; `python -m python_backend.python_peers record` rewrites it."""
     assert set(recorded) == {row.name for row in ROWS}
 
 
 def test_every_difference_is_about_a_row():
-    """A pattern that matches nothing is a difference that is no more."""
+    """A pattern that matches no row belongs to an obsolete difference."""
     names = [row.name for row in ROWS]
     assert [p for entry in DIFFERENCES for p in entry.rows if not fnmatch.filter(names, p)] == []
 
 
 def test_comparison_sees_differences(recorded):
-    """The comparison itself can fail: another value, another error, another count, another metric."""
+    """The comparison reports another value, another error, another count and another metric."""
     name = "batch: of three"
     theirs = recorded[name]
     assert difference(name, theirs, theirs) == ""

@@ -1,4 +1,4 @@
-"""The Python interpreter that runs models, and models made of the files of `python_models/`."""
+"""The Python interpreter that runs models, and a function that writes models with the code of `python_models/`."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ has_worker = subprocess.run([PYTHON, "-c", "import pharos_worker"], capture_outp
 
 
 def model(folder, name, code, extra="", tensor="FP32", dims="[ -1 ]"):
-    """A model of this code."""
+    """Writes a model with this code."""
     (folder / name / "1").mkdir(parents=True)
     shutil.copy(CODE / f"{code}.py", folder / name / "1/model.py")
     tensors = "".join(

@@ -1,7 +1,7 @@
-"""The functions of the `builtin` backend, written for the Python backend of a real Triton.
+"""The functions of the `builtin` backend, for the Python backend of a real Triton.
 
-`triton_repository.py` turns a repository for this server into one for Triton: the same configurations, with this file
-as every model. So both servers run the same models, and a difference in an answer is a difference of the servers.
+`triton_repository.py` converts a repository for this server to one for Triton: the same configurations, with this file as the
+code of every model. Both servers then run the same models, so that a different answer shows a difference of the servers.
 """
 
 import json
@@ -15,7 +15,7 @@ FUNCTIONS = ("identity", "add_sub", "delay", "fail", "sequence_sum")
 
 
 class TritonPythonModel:
-    """One model; its configuration says which function it is."""
+    """One model; its configuration names its function."""
 
     def initialize(self, args):
         config = json.loads(args["model_config"])
@@ -40,7 +40,7 @@ class TritonPythonModel:
         return [self.answer(request) for request in requests]
 
     def sequence_sum(self, requests):
-        """As the builtin function, with the correlation id for a key; OPEN is left out."""
+        """Computes the builtin function, with the correlation ID as the key; omits the output OPEN."""
         seen = [self.seen(request) for request in requests]
         text = " ".join(",".join(values) for values in seen).encode()
         responses = []
@@ -59,17 +59,17 @@ class TritonPythonModel:
         return responses
 
     def seen(self, request):
-        """The controls of a request as texts."""
+        """Returns the controls of a request as texts."""
         values = (pb_utils.get_input_tensor_by_name(request, name).as_numpy().flat[0] for name in self.controls)
         return [value.decode() if isinstance(value, bytes) else f"{int(value)}" for value in values]
 
     def is_slow(self, requests):
-        """Whether this batch takes its time: all do, or those with at least `delay_items` elements in a request."""
+        """Returns whether this batch is delayed: its first request has at least `delay_items` elements (0 delays every batch)."""
         first = pb_utils.get_input_tensor_by_name(requests[0], self.inputs[0])
         return first.as_numpy().size >= self.delay_items
 
     def answer(self, request):
-        """The response of one request, an error if its function fails."""
+        """Returns the response of one request; an error if the function fails."""
         try:
             if self.function == "fail":
                 raise ValueError("requested failure")
@@ -83,12 +83,12 @@ class TritonPythonModel:
 
 
 def copies(inputs):
-    """The identity: output i is input i, absent if that input is."""
+    """Returns the inputs as outputs: output i is input i, or absent if that input is absent."""
     return [None if tensor is None else tensor.as_numpy() for tensor in inputs]
 
 
 def add_sub(first, second):
-    """Sum and difference; integers wrap, BYTES are decimal strings."""
+    """Returns the sum and the difference; integers wrap, BYTES are decimal strings."""
     if first.dtype != np.object_:
         return [first + second, first - second]
     left, right = numbers(first), numbers(second)
@@ -97,5 +97,5 @@ def add_sub(first, second):
 
 
 def numbers(tensor):
-    """The integers that the decimal strings of a BYTES tensor stand for."""
+    """Returns the integers of a BYTES tensor of decimal strings."""
     return np.array([int(element) for element in tensor.flatten()], dtype=np.int64).reshape(tensor.shape)

@@ -1,5 +1,5 @@
-"""The functions `repeat`, `silent`, `identity` and `delay` of the `builtin` backend, written for the Python backend of a real
-Triton, decoupled where the configuration says so."""
+"""The functions `repeat`, `silent`, `identity` and `delay` of the `builtin` backend, for the Python backend of a real Triton,
+decoupled if the configuration says so."""
 
 import json
 import time
@@ -11,7 +11,7 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class TritonPythonModel:
-    """One model; its configuration says which function it is."""
+    """One model; its configuration names its function."""
 
     def initialize(self, args):
         config = json.loads(args["model_config"])
@@ -32,7 +32,7 @@ class TritonPythonModel:
         return None
 
     def identity(self, request):
-        """Output i is input i, absent if that input is."""
+        """Returns the inputs as outputs: output i is input i, or absent if that input is absent."""
         tensors = [pb_utils.get_input_tensor_by_name(request, name) for name in self.inputs]
         pairs = zip(self.outputs, tensors)
         return pb_utils.InferenceResponse(
@@ -40,7 +40,7 @@ class TritonPythonModel:
         )
 
     def repeat(self, request, sender):
-        """One response for each element; gives whether the last one said that it was the last."""
+        """Sends one response for each element; returns whether the last response had the final flag."""
         elements = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().flatten()
         delays = pb_utils.get_input_tensor_by_name(request, "DELAY")
         delays = [] if delays is None else delays.as_numpy().flatten()
@@ -66,10 +66,10 @@ class TritonPythonModel:
         return False
 
     def is_at(self, parameter, number):
-        """Whether a parameter names the response of this number."""
+        """Returns whether a parameter names the response of this number."""
         return self.parameters.get(parameter) == str(number)
 
 
 def error(text):
-    """A response that is an error."""
+    """Returns an error response."""
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(text))

@@ -1,4 +1,4 @@
-"""Answers with what `initialize` was given, as JSON, and writes to the log in every level."""
+"""Answers with the arguments of `initialize` as JSON, and writes to the log at every level."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Calls other models side by side, from a coroutine; what came of it is `SEEN`."""
+"""Calls other models concurrently, from a coroutine; `SEEN` has the outcomes."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ async def one(call, parent):
         if not call.get("decoupled"):
             return calls.told(await request.async_exec())
         return {"responses": calls.several(await request.async_exec(decoupled=True))}
-    except Exception as error:  # noqa: BLE001 (whatever it is, is what is asked for)
+    except Exception as error:  # noqa: BLE001 (every exception is part of the answer)
         return calls.failure(error)
 
 
@@ -23,5 +23,5 @@ class TritonPythonModel:
         return [await self.answer(request) for request in requests]
 
     async def answer(self, request):
-        """All calls of a request at once."""
+        """Makes all calls of a request concurrently."""
         return calls.answer(await asyncio.gather(*(one(call, request) for call in calls.calls(request))))

@@ -1,11 +1,11 @@
-"""Calls other models, one after the other, and controls them; what came of it is `SEEN`."""
+"""Calls other models, one after the other, and loads and unloads them; `SEEN` has the outcomes."""
 
 import calls
 import triton_python_backend_utils as pb_utils
 
 
 def control(call):
-    """Loads, unloads, or asks whether a model is ready."""
+    """Loads or unloads a model, or returns whether it is ready."""
     verb, model = call["verb"], call["model"]
     if verb == "load":
         more = {"config": call["config"]} if "config" in call else {}
@@ -29,7 +29,7 @@ def one(call, parent):
         if call.get("decoupled"):
             return {"responses": calls.several(request.exec(decoupled=True))}
         return calls.told(request.exec())
-    except Exception as error:  # noqa: BLE001 (whatever it is, is what is asked for)
+    except Exception as error:  # noqa: BLE001 (every exception is part of the answer)
         return calls.failure(error)
 
 

@@ -1,5 +1,5 @@
-"""What the models that call other models share: a call told in JSON, and its answer as JSON. It lies beside their
-`model.py`, from where it is imported by its plain name."""
+"""Shared code of the models that call other models: reads a call in JSON, and writes its answer as JSON. The file is copied
+beside their `model.py`, so that they can import it by its name."""
 
 import json
 
@@ -8,19 +8,19 @@ import triton_python_backend_utils as pb_utils
 
 
 def calls(request):
-    """The calls that a request asks for."""
+    """Returns the calls that a request contains."""
     return json.loads(pb_utils.get_input_tensor_by_name(request, "DO").as_numpy().flat[0])
 
 
 def tensor(name, of):
-    """A tensor: datatype of numpy, shape, values."""
+    """Returns the tensor for a numpy datatype, a shape and values."""
     dtype, shape, values = of
     array = np.array(values, np.object_ if dtype == "object" else dtype).reshape(shape)
     return pb_utils.Tensor(name, array)
 
 
 def made(call, parent):
-    """The request of a call. `passed` inputs are those of the request that asks."""
+    """Returns the request of a call. `passed` names inputs that are copied from the parent request."""
     inputs = [tensor(name, of) for name, of in call.get("inputs", {}).items()]
     for name in call.get("passed", []):
         inputs.append(pb_utils.Tensor(name, pb_utils.get_input_tensor_by_name(parent, name).as_numpy()))
@@ -32,13 +32,13 @@ def made(call, parent):
 
 
 def described(array):
-    """An array for JSON: its type, shape and values."""
+    """Returns the type, shape and values of an array for JSON."""
     values = [v.decode() if isinstance(v, bytes) else v for v in array.flatten().tolist()]
     return [str(array.dtype), list(array.shape), values]
 
 
 def told(response):
-    """A response as JSON."""
+    """Returns a response for JSON."""
     if response.has_error():
         error = response.error()
         return {"error": error.message(), "code": int(error.code())}
@@ -47,16 +47,16 @@ def told(response):
 
 
 def several(responses):
-    """The responses of a decoupled call; one without outputs is an empty list."""
+    """Returns the responses of a decoupled call for JSON."""
     return [told(response) for response in responses]
 
 
 def failure(error):
-    """An exception as JSON."""
+    """Returns an exception for JSON."""
     return {"raised": type(error).__name__, "text": str(error)}
 
 
 def answer(found):
-    """`SEEN`: what came of the calls."""
+    """Returns the response whose output `SEEN` has the outcomes of the calls."""
     text = np.array([json.dumps(found, sort_keys=True).encode()], np.object_)
     return pb_utils.InferenceResponse([pb_utils.Tensor("SEEN", text)])

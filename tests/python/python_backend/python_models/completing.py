@@ -1,4 +1,4 @@
-"""Completes its own configuration: the parameter `case` says in which way, `""` or none stands for the whole of it."""
+"""Completes its own configuration: the parameter `case` selects how; without it the whole configuration is added."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -8,7 +8,7 @@ OUT = {"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]}
 
 
 def whole(config):
-    """Everything."""
+    """Adds the input, the output and the batching."""
     config.add_input(IN)
     config.add_output(OUT)
     config.set_max_batch_size(8)
@@ -16,7 +16,7 @@ def whole(config):
 
 
 def decoupled(config):
-    """A decoupled model."""
+    """Completes the configuration of a decoupled model."""
     config.add_input({**IN, "optional": True})
     config.add_output(OUT)
     config.set_max_batch_size(0)
@@ -24,7 +24,7 @@ def decoupled(config):
 
 
 def failing(config):
-    """An exception."""
+    """Raises an exception."""
     raise ValueError("cannot complete")
 
 

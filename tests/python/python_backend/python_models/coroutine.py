@@ -1,4 +1,4 @@
-"""A model whose `execute` is a coroutine: it waits for several things at once, and adds up what it waited."""
+"""A model whose `execute` is a coroutine: it waits for several timers concurrently and checks the total time."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ class TritonPythonModel:
         return None if self.decoupled else responses
 
     async def answer(self, request):
-        """`OUT`: the seconds of `VALUE`, which are waited for side by side; whether that took as long as the longest."""
+        """`OUT`: the seconds of `VALUE`, waited for concurrently, and whether the total time was that of the longest wait."""
         seconds = [float(s) for s in pb_utils.get_input_tensor_by_name(request, "VALUE").as_numpy()]
         begin = time.monotonic()
         await asyncio.gather(*(asyncio.sleep(s) for s in seconds))

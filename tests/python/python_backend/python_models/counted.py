@@ -1,4 +1,4 @@
-"""Gives its input as its output, and appends a byte to a file for each call of `initialize` and of `finalize`."""
+"""Returns its input as its output, and appends a byte to a file for each call of `initialize` and of `finalize`."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The identity for every datatype: output `O_X` is input `I_X`. `SEEN` says what the model sees of each input."""
+"""The identity for every datatype: output `O_X` is input `I_X`. `SEEN` describes each input as the model receives it."""
 
 import json
 
@@ -7,7 +7,7 @@ import triton_python_backend_utils as pb_utils
 
 
 def described(tensor):
-    """A tensor as the model sees it."""
+    """Returns the properties of a tensor that the model can read."""
     array = tensor.as_numpy()
     return [
         list(tensor.shape()),
@@ -26,7 +26,7 @@ class TritonPythonModel:
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
-        """The inputs that there are, as outputs."""
+        """Returns the given inputs as outputs."""
         tensors = [(tensor.name(), tensor) for tensor in request.inputs()]
         outputs = [self.passed(name.replace("I_", "O_"), tensor) for name, tensor in tensors]
         seen = json.dumps({name: self.seen(tensor) for name, tensor in tensors}, sort_keys=True)
@@ -34,13 +34,13 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(outputs)
 
     def passed(self, name, tensor):
-        """The same values under another name; BF16, which numpy has not, without a look at them."""
+        """Returns the same values under another name; BF16, which numpy lacks, is passed with DLPack."""
         if name == "O_BF16":
             return pb_utils.Tensor.from_dlpack(name, tensor)
         return pb_utils.Tensor(name, tensor.as_numpy())
 
     def seen(self, tensor):
-        """What is seen, or why it cannot be."""
+        """Returns the description of a tensor, or the error."""
         try:
             return described(tensor)
         except pb_utils.TritonModelException as error:

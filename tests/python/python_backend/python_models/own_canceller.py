@@ -1,4 +1,4 @@
-"""Takes three responses of the model `endless`, cancels the call, and reads on, twice. The response's parameters say what came."""
+"""Reads three responses of the model `endless`, cancels the call, and reads twice until the end. Parameters have the counts."""
 
 import triton_python_backend_utils as pb_utils
 
@@ -10,7 +10,7 @@ class TritonPythonModel:
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
-        """What came of the call."""
+        """Returns the counts of the responses as parameters."""
         call = pb_utils.InferenceRequest(model_name="endless", requested_output_names=["OUT"], inputs=request.inputs())
         responses = call.exec(decoupled=True)
         first = [next(responses) for _ in range(3)]

@@ -1,5 +1,5 @@
-"""Says where its input is, and gives it back in the way that the parameter `how` of the request names. Memory of the made-up
-driver's devices (`fake_cuda`) can be read at its address, which is how this reads it: by what a DLPack capsule says."""
+"""Reports the location of its input, and returns it in the way that the request's parameter `how` selects. Memory of the fake
+driver's devices (`fake_cuda`) can be read at its address; this model takes the address from a DLPack capsule."""
 
 import ctypes
 import json
@@ -9,7 +9,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class DLTensor(ctypes.Structure):
-    """As in dlpack.h, for floats."""
+    """The structure DLTensor of dlpack.h, for floats."""
 
     _fields_ = [
         ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
@@ -20,7 +20,7 @@ class DLTensor(ctypes.Structure):
 
 
 def seen(capsule):
-    """The device and the values of a capsule."""
+    """Returns the device and the values of a capsule."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     tensor = DLTensor.from_address(pointer(capsule, b"dltensor"))
@@ -31,7 +31,7 @@ def seen(capsule):
 
 
 def numpys(tensor):
-    """What `as_numpy` gives, or why not."""
+    """Returns the values of `as_numpy`, or its error."""
     try:
         return tensor.as_numpy().ravel().tolist()
     except pb_utils.TritonModelException as error:
@@ -39,7 +39,7 @@ def numpys(tensor):
 
 
 class Lent:
-    """A library's tensor on the device, over memory that the server has given; it remembers who has to wait for its work."""
+    """A library's tensor on the device, in memory of the server; it records the stream that each consumer passes."""
 
     def __init__(self, tensor, streams):
         self.tensor, self.streams = tensor, streams
@@ -52,7 +52,7 @@ class Lent:
         return self.tensor.__dlpack_device__()
 
     def get(self, out):
-        raise RuntimeError("these elements are to stay on the device")
+        raise RuntimeError("these elements must stay on the device")
 
 
 class TritonPythonModel:

@@ -1,4 +1,4 @@
-"""Decoupled: answers until nobody waits any more."""
+"""Decoupled: sends responses until the request is cancelled."""
 
 import triton_python_backend_utils as pb_utils
 

@@ -1,5 +1,5 @@
-"""Has a request executed as often as it says, once more each time, and then gives the number of times; if it is decoupled, each
-time has a response."""
+"""Reschedules a request until it has been executed as often as its input says, and returns the number of executions. A
+decoupled model sends a response for each execution."""
 
 import json
 

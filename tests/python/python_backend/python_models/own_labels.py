@@ -1,4 +1,4 @@
-"""Counts its requests in a family that another model has too, with labels of its own; on request also in one with further labels."""
+"""Counts its requests in a metric family that another model shares, with different labels; a request can add a series."""
 
 import json
 
@@ -10,7 +10,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         self.family = pb_utils.MetricFamily("own_shared_total", "Of several models", pb_utils.MetricFamily.COUNTER)
-        labels = {"who": args["model_name"]} | ({"version": args["model_version"]} if "more" in args["model_name"] else {})
+        labels = {"writer": args["model_name"]} | ({"version": args["model_version"]} if "more" in args["model_name"] else {})
         self.counter = self.family.Metric(labels=labels)
 
     def execute(self, requests):

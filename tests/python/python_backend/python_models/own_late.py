@@ -1,4 +1,4 @@
-"""Answers on a thread of its own, after execute has returned, when the request's sender says so; also when it is asked for late."""
+"""Answers from a separate thread after execute has returned; the thread also creates the response senders."""
 
 import queue
 import threading

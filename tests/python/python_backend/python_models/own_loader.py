@@ -1,4 +1,4 @@
-"""Loads the model `other`, asks for it and unloads it, all in `initialize`; `OUT` says with 1 that all went well."""
+"""Loads the model `other`, checks its readiness and unloads it, all in `initialize`; `OUT` is 1 if it was ready."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils

@@ -1,4 +1,4 @@
-"""Gives its input back in the way that the parameter `how` of the request names, and says where the bytes were."""
+"""Returns its input in the way that the request's parameter `how` selects, and reports properties of the input's memory."""
 
 import json
 

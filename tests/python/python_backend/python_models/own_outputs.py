@@ -1,5 +1,5 @@
-"""Gives its input back as tensors "on a device" of made-up libraries: a `torch` and a `cupy` that do what the real ones do when
-an output is copied, and tell how (the next request with `how: told` has it)."""
+"""Returns its input as tensors "on a device" of fake libraries: a `torch` and a `cupy` that copy an output as the real ones do
+and record the calls (the next request with `how: told` returns the record)."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ CALLS, KEPT = [], []
 
 
 def where(array):
-    """What is mapped where the array is."""
+    """Returns the path of the mapping that contains the array."""
     address = array.__array_interface__["data"][0]
     for line in open("/proc/self/maps", encoding="utf-8"):
         start, end = (int(part, 16) for part in line.split()[0].split("-"))
@@ -22,7 +22,7 @@ def where(array):
 
 
 class Made:
-    """A tensor that says that it is on a device."""
+    """A tensor that reports a device."""
 
     def __init__(self, array, how):
         self.array, self.how = array, how
@@ -35,7 +35,7 @@ class Made:
 
 
 class Tensor(Made):
-    """`torch.Tensor`."""
+    """A fake `torch.Tensor`."""
 
     def detach(self):
         return self
@@ -49,7 +49,7 @@ class Tensor(Made):
 
 
 class Host:
-    """What `torch.from_numpy` gives."""
+    """The result of the fake `torch.from_numpy`."""
 
     def __init__(self, view):
         self.view = view
@@ -67,7 +67,7 @@ class Host:
 
 
 class Array(Made):
-    """`cupy.ndarray`."""
+    """A fake `cupy.ndarray`."""
 
     def get(self, out=None):
         CALLS.append(["get", where(out)])
@@ -76,7 +76,7 @@ class Array(Made):
 
 
 class OldArray(Made):
-    """The same before it could write to an array that is there."""
+    """The same for older versions, whose `get` cannot write to an existing array."""
 
     def get(self):
         CALLS.append("get")

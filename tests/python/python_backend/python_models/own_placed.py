@@ -1,4 +1,4 @@
-"""Answers where it runs: its process, its environment, its processors, and what it was told."""
+"""Returns where it runs: its process, its environment, its processors, and its arguments."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class TritonPythonModel:
         self.args = args
 
     def execute(self, requests):
-        # So long that others are given to other instances.
+        # Long enough that concurrent requests go to other instances.
         time.sleep(0.05)
         place = {
             "pid": os.getpid(),

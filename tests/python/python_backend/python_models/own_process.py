@@ -1,4 +1,4 @@
-"""Does to its own process what the request's parameter `do` says."""
+"""Ends, interrupts, forks or prints from its own process, as the request's parameter `do` selects."""
 
 import json
 import os
@@ -42,7 +42,7 @@ class TritonPythonModel:
         print("and to standard error", file=sys.stderr)
 
     def fork(self, told):
-        """A child that uses what it has inherited, and returns from execute."""
+        """Forks a child that uses inherited metrics and returns from execute."""
         if os.fork() == 0:
             self.counter.increment(1)
             try:
@@ -62,17 +62,17 @@ class TritonPythonModel:
         metrics.add_or_update("Orders", 3, ["south"])
         metrics.flush()
 
-    def nobody(self, told):
-        metrics.add_counter("Nobody", "Count", ["shop"])
+    def undefined(self, told):
+        metrics.add_counter("Undefined", "Count", ["shop"])
 
 
 def nanoseconds(count=2000):
-    """How long an increment takes, the least of some rounds, between which the server has time to read them."""
+    """Returns the time of an increment in the fastest round; the pauses between rounds let the server read the increments."""
     import time
     import timeit
 
     family = pb_utils.MetricFamily("own_increments", "Increments", pb_utils.MetricFamily.COUNTER)
-    increment = family.Metric(labels={"who": "me"}).increment
+    increment = family.Metric(labels={"caller": "me"}).increment
     timer = timeit.Timer("increment(1)", setup=lambda: time.sleep(0.05), globals={"increment": increment})
     return min(timer.repeat(repeat=20, number=count)) / count * 1e9
 

@@ -1,4 +1,4 @@
-"""Says whether it is ready as the file `ready` beside the version tells it, and sleeps in execute for as many seconds as IN says."""
+"""`is_ready` follows the file `ready` in the model's folder; execute sleeps for the number of seconds in IN."""
 
 import asyncio
 import time

@@ -1,5 +1,5 @@
-"""Gives its input back as real tensors of PyTorch that say that they are on a device, by way of the runner for PyTorch's files or
-not. Any other copy than the one into the output's memory is an error."""
+"""Returns its input as real PyTorch tensors that report a device, through the runner for PyTorch files or directly. Any copy
+other than the one into the output's memory is an error."""
 
 import json
 
@@ -9,7 +9,7 @@ from pharos_worker.runners import pytorch
 
 
 class OnDevice(torch.Tensor):
-    """A tensor that says so, and whose own copies are detours."""
+    """A tensor that reports a device and refuses copies through the CPU."""
 
     device = property(lambda self: torch.device("cuda", 0))
 
@@ -20,7 +20,7 @@ class OnDevice(torch.Tensor):
         return 2, 0
 
     def cpu(self):
-        raise AssertionError("a detour")
+        raise AssertionError("an additional copy")
 
     numpy = cpu
 

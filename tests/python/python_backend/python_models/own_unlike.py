@@ -1,4 +1,4 @@
-"""`OUT` is `IN` as the request's parameters say: of datatype `dtype`, and without its first row if `short` is given."""
+"""`OUT` is `IN` with the datatype of the request's parameter `dtype`, and without the first row if `short` is given."""
 
 import json
 
@@ -12,7 +12,7 @@ class TritonPythonModel:
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
-        """The output of one request."""
+        """Returns the output of one request."""
         given = json.loads(request.parameters())
         array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().astype(given.get("dtype", "float32"))
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array[1:] if given.get("short") else array)])

@@ -1,6 +1,6 @@
-"""A model that does what a request tells it to: input `DO` is an object in JSON, `do` names one of [`ACTIONS`].
+"""A model that follows the instructions of a request: input `DO` is a JSON object, `do` names one of [`ACTIONS`].
 
-It answers with `OUT`, the values of the input `VALUE`, and `SEEN`, JSON of what the model saw of the request.
+It answers with `OUT`, the values of the input `VALUE`, and `SEEN`, the properties of the request as JSON.
 """
 
 import json
@@ -13,17 +13,17 @@ import triton_python_backend_utils as pb_utils
 
 
 def text(values, shape):
-    """A BYTES tensor with these texts."""
+    """Returns a BYTES tensor with these texts."""
     return pb_utils.Tensor("SEEN", np.array([value.encode() for value in values], np.object_).reshape(shape))
 
 
 def script(request):
-    """What the request tells the model to do."""
+    """Returns the instruction of a request."""
     return json.loads(pb_utils.get_input_tensor_by_name(request, "DO").as_numpy().flat[0])
 
 
 def seen(request, together):
-    """What the model sees of a request and of its batch."""
+    """Returns the properties of a request and the size of its batch."""
     return {
         "request_id": request.request_id(),
         "correlation_id": request.correlation_id(),
@@ -38,7 +38,7 @@ def seen(request, together):
 
 
 def outputs(request, together=1):
-    """The ordinary answer: `OUT` if there was a `VALUE`, and `SEEN`."""
+    """Returns the outputs of the ordinary answer: `OUT` if there is a `VALUE`, and `SEEN`."""
     do = pb_utils.get_input_tensor_by_name(request, "DO").as_numpy()
     value = pb_utils.get_input_tensor_by_name(request, "VALUE")
     tensors = [] if value is None else [pb_utils.Tensor("OUT", value.as_numpy())]
@@ -47,35 +47,35 @@ def outputs(request, together=1):
 
 
 def answer(request, act):
-    """The ordinary answer."""
+    """Returns the ordinary answer."""
     return pb_utils.InferenceResponse(outputs(request))
 
 
 def error(request, act):
-    """An error, with a code if one is named."""
+    """Returns an error, with a code if the instruction has one."""
     code = [getattr(pb_utils.TritonError, act["code"])] if "code" in act else []
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(act.get("text", "as asked"), *code))
 
 
 def error_with_outputs(request, act):
-    """An error beside outputs."""
+    """Returns an error together with outputs."""
     return pb_utils.InferenceResponse(outputs(request), error=pb_utils.TritonError("beside outputs"))
 
 
 def with_parameters(request, act):
-    """An answer with parameters."""
+    """Returns an answer with parameters."""
     return pb_utils.InferenceResponse(outputs(request), parameters=act["parameters"])
 
 
 def output(request, act):
-    """`OUT` of another name, datatype or shape."""
+    """Returns `OUT` with another name, datatype or shape."""
     array = np.array(act["values"], dtype=act.get("dtype", "float32"))
     array = array.reshape(act["shape"]) if "shape" in act else array
     return pb_utils.InferenceResponse([pb_utils.Tensor(act.get("name", "OUT"), array)])
 
 
 def views(request, act):
-    """`OUT` made of an array that is not contiguous, or not in the machine's order of bytes or dimensions."""
+    """Returns `OUT` from an array that is not contiguous or has another byte order."""
     base = np.arange(12, dtype=np.float32).reshape(3, 4)
     array = {
         "every second": base.ravel()[::2],
@@ -90,7 +90,7 @@ def views(request, act):
 
 
 def strings(request, act):
-    """`SEEN` made of an array of texts of one kind."""
+    """Returns `SEEN` from an array of texts of one kind."""
     made = {
         "str": np.array(["grün", ""], np.object_),
         "bytes": np.array([b"\x00\xffa", b""], np.object_),
@@ -105,25 +105,25 @@ def strings(request, act):
 
 
 def fail(request, act):
-    """An exception."""
+    """Raises an exception."""
     if act.get("type") == "TritonModelException":
         raise pb_utils.TritonModelException(act["text"])
     raise {"ValueError": ValueError, "KeyError": KeyError, "SystemExit": SystemExit}[act["type"]](act["text"])
 
 
 def sleep(request, act):
-    """The ordinary answer after a while."""
+    """Returns the ordinary answer after a delay."""
     time.sleep(act["seconds"])
     return answer(request, act)
 
 
 def die(request, act):
-    """The process is gone."""
+    """Kills the process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def attempt(request, act):
-    """`SEEN` says what each of these expressions gives: its type, or the type of the error."""
+    """Evaluates expressions; `SEEN` has the value of each, its type, or the type of the error."""
     names = {"pb_utils": pb_utils, "np": np, "json": json, "request": request}
     found = {}
     for expression in act["expressions"]:
@@ -131,7 +131,7 @@ def attempt(request, act):
             value = eval(expression, names)
             simple = isinstance(value, (str, int, float, list, dict, bool, type(None)))
             found[expression] = value if simple else type(value).__name__
-        except Exception as error:  # noqa: BLE001 (whatever it is, is what is asked for)
+        except Exception as error:  # noqa: BLE001 (every exception is part of the answer)
             found[expression] = f"{type(error).__name__} {error}" if act.get("texts") else type(error).__name__
     return pb_utils.InferenceResponse([text([json.dumps(found, sort_keys=True)], [1])])
 
@@ -162,7 +162,7 @@ WHOLE = {
     "return a tuple": tuple,
     "return a generator": lambda responses: (response for response in responses),
 }
-"""What is done with the answers of the whole batch."""
+"""Changes to the answers of the whole batch."""
 
 
 class TritonPythonModel:

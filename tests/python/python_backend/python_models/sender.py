@@ -1,5 +1,5 @@
-"""An ordinary model that answers through response senders, where a request tells it to (input `DO`, JSON):
-`sends` are the responses that are sent, `returns` whether one is returned as well, `final` says when the flag comes."""
+"""An ordinary model that answers through response senders if a request says so (input `DO`, JSON): `sends` are the responses
+to send, `returns` a response that is returned as well, `final` is `with` or `alone`: where the final flag is sent."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 def response(number):
-    """`OUT` with one number."""
+    """Returns a response with one number in `OUT`."""
     return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([number], np.float32))])
 
 
@@ -25,7 +25,7 @@ class TritonPythonModel:
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
-        """What is returned for a request: nothing where its sender has answered."""
+        """Returns the response to a request; None if its sender answers."""
         act = json.loads(pb_utils.get_input_tensor_by_name(request, "DO").as_numpy().flat[0])
         if "notes" in act:
             told, self.notes = self.notes, []
@@ -38,7 +38,7 @@ class TritonPythonModel:
         return response(act["returns"]) if "returns" in act else None
 
     def send(self, sender, act):
-        """The responses, and what went wrong."""
+        """Sends the responses; stores an exception in the notes."""
         try:
             numbers = act["sends"]
             for place, number in enumerate(numbers):
@@ -46,5 +46,5 @@ class TritonPythonModel:
                 sender.send(response(number), flags=FINAL if last else 0)
             if act["final"] == "alone":
                 sender.send(flags=FINAL)
-        except Exception as error:  # noqa: BLE001 (whatever it is, is what is asked for)
+        except Exception as error:  # noqa: BLE001 (every exception is part of the answer)
             self.notes.append(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Adds up a sequence's values by its correlation id. `SEEN` has the controls and what the request says of itself."""
+"""Adds up a sequence's values by its correlation ID. `SEEN` has the controls and the properties of the request."""
 
 import json
 
@@ -18,7 +18,7 @@ class TritonPythonModel:
         return [self.answer(request, len(requests)) for request in requests]
 
     def answer(self, request, together):
-        """The sum so far."""
+        """Returns the sum up to this request."""
         controls = {name: self.control(request, name) for name in self.controls}
         value = pb_utils.get_input_tensor_by_name(request, "VALUE").as_numpy()
         key = controls["CORRID"]
@@ -38,6 +38,6 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out), pb_utils.Tensor("SEEN", text)])
 
     def control(self, request, name):
-        """A control's value."""
+        """Returns the value of a control."""
         value = pb_utils.get_input_tensor_by_name(request, name).as_numpy().flat[0]
         return value.decode() if isinstance(value, bytes) else int(value)

@@ -1,7 +1,7 @@
-"""A decoupled model that does what a request tells it to: input `DO` is an array of steps in JSON, see [`Run.step`].
+"""A decoupled model that follows the instructions of a request: input `DO` is a JSON array of steps, see [`Run.step`].
 
-The step `notes` answers with what went wrong in earlier requests. The configuration's parameter `coroutine` is for a model
-whose `execute` is a coroutine; see `coroutine.py`.
+The step `notes` answers with the errors of earlier requests. For a model whose `execute` is a coroutine,
+see `coroutine.py`.
 """
 
 import json
@@ -15,12 +15,12 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 def values(numbers):
-    """`OUT` with these numbers."""
+    """Returns `OUT` with these numbers."""
     return pb_utils.Tensor("OUT", np.array(numbers, np.float32))
 
 
 def seen(value):
-    """`SEEN`: a value as JSON."""
+    """Returns `SEEN` with a value as JSON."""
     return pb_utils.Tensor("SEEN", np.array([json.dumps(value, sort_keys=True).encode()], np.object_))
 
 
@@ -33,7 +33,7 @@ class Run:
         self.steps = json.loads(pb_utils.get_input_tensor_by_name(request, "DO").as_numpy().flat[0])
 
     def go(self):
-        """The steps, one after the other; those behind `thread` by a thread that goes on when `execute` has returned."""
+        """Runs the steps in order; a thread runs the steps after `thread` and continues after `execute` has returned."""
         for number, step in enumerate(self.steps):
             if "thread" in step:
                 self.steps = self.steps[number + 1 :]
@@ -42,17 +42,17 @@ class Run:
             self.noted(step)
 
     def noted(self, step):
-        """A step; an exception that is to be noted is."""
+        """Runs a step; with `note`, an exception is stored in the notes."""
         if not step.get("note"):
             return self.step(step)
         try:
             return self.step(step)
-        except Exception as error:  # noqa: BLE001 (whatever it is, is what is asked for)
+        except Exception as error:  # noqa: BLE001 (every exception is part of the answer)
             return self.notes.append(f"{type(error).__name__}: {error}")
 
     def step(self, step):
-        """`send`: numbers of a response, or none; `error`, `code`; `final`: whether it is the last; `sleep`: seconds;
-        `cancelled`: how many seconds to wait for a cancellation; `raise`; `notes`; `see`."""
+        """Runs a step. `send`: numbers of a response; `error`, `code`; `final`: send the final flag; `sleep`: seconds;
+        `cancelled`: the time limit of the wait for a cancellation in seconds; `raise`; `notes`; `see`."""
         if "sleep" in step:
             return time.sleep(step["sleep"])
         if "raise" in step:
@@ -66,7 +66,7 @@ class Run:
         return self.sender.send(response, **flags) if response is not None else self.sender.send(**flags)
 
     def response(self, step):
-        """The response of a step, if it has one."""
+        """Returns the response of a step, or None."""
         if "error" in step:
             code = [getattr(pb_utils.TritonError, step["code"])] if "code" in step else []
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(step["error"], *code))
@@ -83,7 +83,7 @@ class Run:
         return pb_utils.InferenceResponse([values(step["send"])], **more)
 
     def wait_for_cancellation(self, seconds):
-        """Notes whether the request was cancelled, by its own word and by its sender's."""
+        """Stores in the notes whether the request and its sender report a cancellation."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self.request.is_cancelled():
             time.sleep(0.01)

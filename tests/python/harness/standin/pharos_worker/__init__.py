@@ -1,8 +1,8 @@
-"""Stands in for the package `pharos-worker`: it is started as that is, says what it was started with, and does what a file
-tells it to.
+"""A test double of the package `pharos-worker`: it is started in the same way, records how it was started, and follows the
+instructions of a file.
 
-The folder `PHAROS_STANDIN` has for each model a file `MODEL.json` with what is to be done (see `__main__`), and for each
-environment perhaps a file `ENVIRONMENT.import` with code that is run when this package is imported.
+The folder `PHAROS_STANDIN` has a file `MODEL.json` with instructions for each model (see `__main__`), and can have a file
+`ENVIRONMENT.import` for each environment with code that runs when this package is imported.
 """
 
 import os

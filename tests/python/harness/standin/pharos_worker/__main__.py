@@ -1,14 +1,14 @@
-"""What is done: `MODEL.json` has
+"""Follows the instructions of `MODEL.json`:
 
-    "answer"   what is added to the configuration, or a mapping of versions to that: the answer of auto-complete
-    "write"    the whole answer, as text
+    "answer"   for auto-complete: fields that are added to the configuration, or a mapping from versions to such fields
+    "write"    the whole answer of auto-complete, as text
     "print"    a line for standard output, "complain" one for standard error
-    "sleep"    seconds before anything else
-    "exit"     the status with which auto-complete ends, without an answer
-    "refuse"   the reason why the model cannot be loaded, "die" a status with which it ends in place of that
-    "pinned"   bytes that it says to have registered with the driver of its GPU
+    "sleep"    seconds that auto-complete waits before its answer
+    "exit"     the exit status of auto-complete, which then writes no answer
+    "refuse"   the reason with which the load of the model fails; "die" is an exit status at which the worker ends instead
+    "pinned"   the number of bytes that the worker reports as registered with the driver of its GPU
 
-What it was started with is added as a line to `MODEL.runs`.
+Each start appends a line with prefix, executable, arguments and environment to `MODEL.runs`.
 """
 
 import json
@@ -76,7 +76,7 @@ def receive():
 
 def serve(instance):
     load = receive()
-    # The frame's kind and the wire's version, then the model's name.
+    # The first 5 bytes are the kind of the frame and the version of the protocol. The length and the name of the model follow.
     (length,) = struct.unpack_from("<I", load, 5)
     model = load[9 : 9 + length].decode()
     todo = instructions(model)
