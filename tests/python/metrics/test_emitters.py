@@ -102,7 +102,7 @@ def test_ring_stdout_and_statsd_give_the_same_series(emitters):
 
 
 def test_printed_lines_of_both_eras(emitters):
-    """With and without type, host and ids, by name and by position; a line that is not a metric goes to the log."""
+    """Lines with and without type, host and ids, and labels by name or position; a line without a metric goes to the log."""
     emitters.print(
         f"[METRICS]Orders.Count:1|#shop:a,Level:Model|#type:COUNTER|#hostname:{HOST},1699061430,6d17-1,6d17-2",
         f"INFO > [METRICS]Orders.Count:2|#shop:a,Level:Model|#hostname:{HOST},1699061430,6d17-1",
@@ -130,7 +130,7 @@ def test_malformed_printed_lines_are_counted_and_logged_once_a_second(emitters):
     emitters.print("[METRICS]Temperature.Celsius:nan|#room:a", "[METRICS]Two Words.ms:1|#", "[METRICS]Size.B:1|#a:1,b:2")
     eventually("all are counted", 10, lambda: refused(emitters, "stdout") == 502)
     dropped = lambda: total(emitters.server.scrape(), "pharos_metric_samples_dropped_total", model="print")
-    eventually("the one with wrong labels is a dropped sample of the model", 10, lambda: dropped() == 1)
+    eventually("the line with wrong labels counts as a dropped sample of the model", 10, lambda: dropped() == 1)
     said = emitters.logged("a metric line from the output of print.* was refused: .*")
     assert 1 <= len(said) <= time.monotonic() - started + 1
     assert "a metric line begins with Name.Unit:value; line: `[METRICS]Failed to update" in said[0]

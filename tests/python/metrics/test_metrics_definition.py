@@ -174,7 +174,7 @@ def names(server) -> set:
 
 
 def eventually_shows(server, name: str, **labels):
-    """Polls until a worker has applied the new definition, which the log does not wait for."""
+    """Waits for a series: a worker applies the new definition after the log line."""
 
     def check():
         infer(server)
