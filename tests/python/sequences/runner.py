@@ -150,7 +150,7 @@ def run_triton(rows: list, folder: Path) -> dict:
             write_model(row, here / "models", live_triton=True)
         triton = Triton(here / "models", here / "triton.log", environment(hold, backlog))
         try:
-            scheduling.start_patiently(triton)
+            scheduling.start_with_retries(triton)
             facts |= run_rows(group, triton)
         finally:
             triton.stop()
@@ -184,7 +184,7 @@ def load_on_triton(folder: Path) -> dict:
     names = models_of_loads(folder / "models", live_triton=True)
     triton, reasons = Triton(folder / "models", folder / "triton.log", options=["--model-control-mode=explicit"]), {}
     try:
-        scheduling.start_patiently(triton)
+        scheduling.start_with_retries(triton)
         for name, model in names.items():
             seen = len(triton.log.read_text())
             request = urllib.request.Request(f"http://{triton.http}/v2/repository/models/{model}/load", b"{}")
