@@ -1,4 +1,4 @@
-"""The commands of clients in README.md, in the book and in the examples work as they are shown, except for the ports."""
+"""The client commands in README.md, in the book and in the examples work as shown, except for the ports."""
 
 import re
 import shutil
@@ -14,7 +14,7 @@ DOCUMENTS = [ROOT / "README.md", *BOOK, ROOT / "examples/README.md"]
 
 
 def commands() -> list:
-    """Every curl command in a shell block of a document, with lines that end in a backslash joined."""
+    """Returns every curl command in a shell block of a document, with continuation lines joined."""
     found = []
     for path in DOCUMENTS:
         for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", path.read_text(), re.S):
@@ -27,7 +27,7 @@ def commands() -> list:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize("command", [pytest.param(line, id=f"{name} {line[:60]}") for name, line in commands()])
 def test_curl_command(server, command):
-    """It succeeds, and a request is answered with 200: curl's `--fail` is added to see that."""
+    """The command succeeds, and every request is answered with 200, which curl's `--fail` checks."""
     ports = {"8000": server.http_port, "8001": server.grpc_port, "8082": server.metrics_port}
     line = re.sub(r"(localhost|127\.0\.0\.1):(8000|8001|8082)", lambda m: f"127.0.0.1:{ports[m[2]]}", command)
     line = line.replace("curl ", "curl --fail-with-body -s -S ", 1)
@@ -39,7 +39,7 @@ def test_curl_command(server, command):
 
 
 def test_commands_were_found():
-    """The pattern finds the commands of the examples; otherwise nothing would be tested."""
+    """The pattern finds the commands of the examples."""
     names = [name for name, _ in commands()]
     assert names.count("README.md") >= 4
     assert names.count("examples/README.md") >= 6
@@ -48,7 +48,7 @@ def test_commands_were_found():
 
 @pytest.mark.parametrize("document", ["README.md", "docs/src/start/first-model.md", "examples/README.md"])
 def test_pictures_are_classified_by_curl(server, document):
-    """The command that classifies a seven answers seven."""
+    """The command that classifies the picture of a seven prints 7."""
     line = next(line for name, line in commands() if name == document and "digit_7.pgm" in line)
     line = line.replace("localhost:8000", server.http)
     result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -56,14 +56,14 @@ def test_pictures_are_classified_by_curl(server, document):
 
 
 def classifications() -> list:
-    """Every command of the client examples/classify.py that a document shows."""
+    """Returns every command of the client examples/classify.py in a document."""
     found = [re.findall(r"^python3 (examples/classify\.py .*)$", path.read_text(), re.M) for path in DOCUMENTS]
     return sorted(set(sum(found, [])))
 
 
 @pytest.mark.parametrize("command", classifications())
 def test_classify_command(server, command):
-    """It prints the digit that is in the name of each picture."""
+    """The command prints the digit in the name of each picture."""
     url = f"127.0.0.1:{server.grpc_port}" if "--grpc" in command else server.http
     line = f"{sys.executable} {command} --url {url}"
     result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -74,7 +74,7 @@ def test_classify_command(server, command):
 
 @pytest.mark.smoke
 def test_python_client_of_the_first_model(server):
-    """The client of the page works as it is shown, except for the port."""
+    """The Python client in the document works as shown, except for the port."""
     text = (ROOT / "docs/src/start/first-model.md").read_text()
     code = re.search(r"```python\n(.*?)```", text, re.S)[1].replace("localhost:8000", server.http)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -82,14 +82,14 @@ def test_python_client_of_the_first_model(server):
 
 
 def answers() -> list:
-    """Every curl command that is alone in its block and is followed by a block with its answer."""
+    """Returns every curl command that is alone in its block and is followed by a block with its answer."""
     pairs = [re.findall(r"```sh\n(curl [^\n]*)\n```\n\n```json\n(.*?)```", path.read_text(), re.S) for path in DOCUMENTS]
     return sum(pairs, [])
 
 
 @pytest.mark.parametrize("command, shown", answers())
 def test_answers_are_as_shown(server, command, shown):
-    """The whole answer; the engines may differ in the last digits of a number."""
+    """Compares the whole answer, except for the last digits of numbers, in which engines may differ."""
     line = command.replace("curl ", "curl -s -S ", 1).replace("localhost:8000", server.http)
     result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60)
     got, expected = (re.sub(r"(\.\d{4})\d+", r"\1", text.strip()) for text in (result.stdout, shown))

@@ -221,7 +221,7 @@ def test_a_lost_worker_is_an_error_in_the_stream(server):
     answers = values(server, asked("breaks", [4, 5, 6, 7]))
     text = "in ensemble 'breaks', the worker of model 'crashing' version 1 died in the middle of the responses"
     assert answers[:2] == [("a", 4), ("a", 5)] and len(answers) == 3 and answers[2][1].startswith(text)
-    eventually("it is back", 20, lambda: server.get("/v2/models/breaks/ready")[0] == 200)
+    eventually("the ensemble is ready again", 20, lambda: server.get("/v2/models/breaks/ready")[0] == 200)
     assert values(server, asked("breaks", [4, 5])) == [("a", 4), ("a", 5)]
 
 

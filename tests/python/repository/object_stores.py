@@ -162,7 +162,7 @@ class Forwarding(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if isinstance(trouble, int):
-            trouble = (trouble, b"<Error><Code>Made</Code><Message>made up</Message></Error>")
+            trouble = (trouble, b"<Error><Code>Made</Code><Message>simulated</Message></Error>")
         if trouble and trouble[0] != "cut":
             self.answer(trouble[0], [], trouble[1])
             return

@@ -263,7 +263,7 @@ class World:
 
 
 def label(step) -> str:
-    """Returns the label of a row."""
+    """Returns the label of the row that a step makes."""
     return " ".join(word if isinstance(word, str) else json.dumps(word, default=repr) for word in step)[:300]
 
 

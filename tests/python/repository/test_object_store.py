@@ -337,11 +337,11 @@ def test_an_unusable_repository_fails_the_start(case, store, between, serve, tmp
     elif case == "no server":
         url, words = "s3://http://127.0.0.1:1/models/m", ["bucket 'models', key 'm'", "refused"]
     elif case == "refused":
-        between.trouble, words = lambda path: 403, ["bucket 'models'", "Made: made up"]
+        between.trouble, words = lambda path: 403, ["bucket 'models'", "Made: simulated"]
     elif case == "error":
-        between.trouble, words = lambda path: 500, ["Made: made up"]
+        between.trouble, words = lambda path: 500, ["Made: simulated"]
     elif case == "slow down":
-        between.trouble, words = lambda path: 503, ["Made: made up"]
+        between.trouble, words = lambda path: 503, ["Made: simulated"]
     elif case == "no words":
         between.trouble, words = lambda path: (404, b""), ["bucket 'models'", "404"]
     elif case == "endless":

@@ -140,7 +140,7 @@ class Watch:
 
 
 class Run:
-    """One run of a row. `http`, `grpc`, `metrics` are the addresses of the server."""
+    """Runs one row. `http`, `grpc`, `metrics` are the addresses of the server."""
 
     def __init__(self, row: Row, server):
         self.row, self.http, self.metrics = row, server.http, server.metrics
