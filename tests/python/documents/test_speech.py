@@ -62,8 +62,8 @@ def test_interleaved_streams_equal_offline_results(example, streams, tmp_path):
             statistics = client.get_inference_statistics("silero_vad").model_stats[0]
     for stream, (one, other) in enumerate(zip(got, expected)):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5, err_msg=f"stream {stream}")
-    said = np.concatenate(expected)
-    assert said.min() < 0.05 and said.max() > 0.95, "the recording has speech and silence"
+    probabilities = np.concatenate(expected)
+    assert probabilities.min() < 0.05 and probabilities.max() > 0.95, "the recording has speech and silence"
     assert statistics.inference_count == sum(map(len, streams))
     assert statistics.execution_count < statistics.inference_count, "no requests were batched"
 

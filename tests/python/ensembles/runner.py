@@ -71,15 +71,15 @@ def loaded_by_triton(triton: Triton) -> dict:
         seen = len(triton.log.read_text())
         try:
             status, answer = ask(triton.http, f"v2/repository/models/{ensemble.name}/load", {})
-            told = "" if status == 200 else answer["error"]
+            error_text = "" if status == 200 else answer["error"]
         except OSError:
-            told = CRASHED
+            error_text = CRASHED
             triton.wait_for_end()
         # The answer may not have the reason; the log does, with the reasons of all other models that still fail to load.
         logged = re.findall(r'(?:Invalid argument: |Poll failed for model directory [^:]*: )(.*)"$', triton.log.read_text()[seen:], re.M)
         own = [line for line in logged if re.search(rf"\b{ensemble.name}\b", line)]
         place = f"{triton.repository}/"
-        reasons[ensemble.name] = [text.replace(place, "") for text in (told, own[-1] if own else "")]
+        reasons[ensemble.name] = [text.replace(place, "") for text in (error_text, own[-1] if own else "")]
     return reasons
 
 

@@ -351,10 +351,10 @@ def test_a_member_may_set_the_sequence_of_its_responses(server):
             call = stub(channel).ModelStreamInfer(iter([asked("steps_of_a_sequence", [1, 2, 3])]), timeout=20)
             answers = [message for message in call if message.infer_response.outputs]
             assert [read(message)[1] for message in answers] == [1, 3, 6]
-            said = [message.infer_response.parameters for message in answers]
-            assert [parameters["sequence_id"].int64_param for parameters in said] == [77] * 3
-            assert [parameters["sequence_start"].bool_param for parameters in said] == [True, False, False]
-            assert [parameters["sequence_end"].bool_param for parameters in said] == [False, False, True]
+            sent_parameters = [message.infer_response.parameters for message in answers]
+            assert [parameters["sequence_id"].int64_param for parameters in sent_parameters] == [77] * 3
+            assert [parameters["sequence_start"].bool_param for parameters in sent_parameters] == [True, False, False]
+            assert [parameters["sequence_end"].bool_param for parameters in sent_parameters] == [False, False, True]
 
 
 def test_exit_finishes_a_stream(tmp_path):

@@ -131,9 +131,9 @@ def test_malformed_printed_lines_are_counted_and_logged_once_a_second(emitters):
     eventually("all are counted", 10, lambda: refused(emitters, "stdout") == 502)
     dropped = lambda: total(emitters.server.scrape(), "pharos_metric_samples_dropped_total", model="print")
     eventually("the line with wrong labels counts as a dropped sample of the model", 10, lambda: dropped() == 1)
-    said = emitters.logged("a metric line from the output of print.* was refused: .*")
-    assert 1 <= len(said) <= time.monotonic() - started + 1
-    assert "a metric line begins with Name.Unit:value; line: `[METRICS]Failed to update" in said[0]
+    logged_refusals = emitters.logged("a metric line from the output of print.* was refused: .*")
+    assert 1 <= len(logged_refusals) <= time.monotonic() - started + 1
+    assert "a metric line begins with Name.Unit:value; line: `[METRICS]Failed to update" in logged_refusals[0]
     assert emitters.server.infer("print", one("BYTES", [1], ["still here"]))[0] == 200
 
 
@@ -184,14 +184,14 @@ def test_statsd_refusals(emitters):
     emitters.send("\n".join([*bad, "Temperature:1|g|#room:z"]).encode() + b"\n\xff:1|c")
     emitters.becomes(1, "Temperature", room="z")
     eventually("all are counted", 10, lambda: refused(emitters, "statsd") == len(bad) + 1)
-    said = emitters.logged("a metric line from StatsD was refused: .*")
-    assert len(said) == 1 and "metric `Orders` is a counter, not a gauge; line: `Orders:1|g`" in said[0]
+    logged_refusals = emitters.logged("a metric line from StatsD was refused: .*")
+    assert len(logged_refusals) == 1 and "metric `Orders` is a counter, not a gauge; line: `Orders:1|g`" in logged_refusals[0]
     run_for("refusals are logged once a second", 1.1)
     emitters.send("Unknown:1|c|#shop:a")
     eventually("logged again", 10, lambda: len(emitters.logged("from StatsD was refused")) == 2)
-    said = emitters.logged("a metric line from StatsD was refused: .*")[1]
-    assert "`Unknown` is not defined in metrics.yaml; add under model_metrics.counter" in said
-    assert f"and {len(bad)} others" in said
+    logged_refusals = emitters.logged("a metric line from StatsD was refused: .*")[1]
+    assert "`Unknown` is not defined in metrics.yaml; add under model_metrics.counter" in logged_refusals
+    assert f"and {len(bad)} others" in logged_refusals
 
 
 def test_undeclared_metrics_are_detected(start, tmp_path):

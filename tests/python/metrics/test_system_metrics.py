@@ -246,10 +246,10 @@ def test_gpus(start, gpus):
     assert only(server, "GPUUtilization", **host) == 37
     assert only(server, "GPUMemoryUsed", **host) == 8192
     assert only(server, "GPUMemoryUtilization", **host) == 10
-    told = {(name, dict(labels)["gpu_uuid"]) for name, labels in server.scrape() if dict(labels).get("gpu_uuid")}
-    assert {name for name, uuid in told if uuid == "GPU-1"} == {"nv_gpu_power_usage", "nv_energy_consumption"}
+    reported = {(name, dict(labels)["gpu_uuid"]) for name, labels in server.scrape() if dict(labels).get("gpu_uuid")}
+    assert {name for name, uuid in reported if uuid == "GPU-1"} == {"nv_gpu_power_usage", "nv_energy_consumption"}
     memory = {"nv_gpu_memory_total_bytes", "nv_gpu_memory_used_bytes"}
-    assert {name for name, uuid in told if uuid == "MIG-3"} == memory
+    assert {name for name, uuid in reported if uuid == "MIG-3"} == memory
     assert only(server, "nv_gpu_memory_used_bytes", gpu_uuid="MIG-3") == GIB
     numbers = {dict(labels).get("DeviceId") for name, labels in server.scrape()}
     assert numbers == {None, "0"}, "a device without values has no series under TorchServe's names"

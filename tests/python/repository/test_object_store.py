@@ -86,7 +86,7 @@ def batch_size(server, name: str) -> int:
 
 
 def fails(server) -> str:
-    """Waits until a server exits because its start failed, and returns its log."""
+    """Waits until the server exits with status 1, and returns the end of its log."""
     code = server.process.wait(90)
     assert code == 1, server.log_tail()
     return server.log_tail()

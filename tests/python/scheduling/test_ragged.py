@@ -58,17 +58,17 @@ NODES = [
     node("Sub", ["upper", "lower"], ["sums"]),
     column("sums", "SUM"),
     # The length of the longest request, for each request.
-    node("Mul", ["upper", "nought"], ["noughts"]),
+    node("Mul", ["upper", "zero"], ["zeros"]),
     node("Shape", ["LONGEST"], ["length"]),
     node("Cast", ["length"], ["long"], to=1),
-    node("Add", ["noughts", "long"], ["lengths"]),
+    node("Add", ["zeros", "long"], ["lengths"]),
     column("lengths", "MOST"),
     column("ITEMS", "ITEM"),
 ]
 CONSTANTS = [
     constant("zero_axis", "INT64", np.array(0)),
     constant("nothing", "FP32", np.array([0], np.float32)),
-    constant("nought", "FP32", np.array([0], np.float32)),
+    constant("zero", "FP32", np.array([0], np.float32)),
     *(
         constant(name, "INT64", np.array([value]))
         for name, value in [("one", 1), ("start", 0), ("last", -1), ("axis", 0)]

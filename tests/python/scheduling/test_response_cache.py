@@ -440,8 +440,8 @@ def test_redis_that_dies_hangs_and_comes_back(cached, tmp_path):
             return hits(server, "simple")[0] > before
 
         eventually("hits resume", 15, hit)
-    told = server.log.read_text().count("response cache:")
-    assert told < 20, "errors are logged once a second"
+    logged_errors = server.log.read_text().count("response cache:")
+    assert logged_errors < 20, "errors are logged once a second"
 
 
 @needs_redis

@@ -193,10 +193,10 @@ def load_on_triton(folder: Path) -> dict:
                 urllib.request.urlopen(request, timeout=60).read()
                 reasons[name] = ""
             except urllib.error.HTTPError as error:
-                told = json.loads(error.read())["error"]
+                error_text = json.loads(error.read())["error"]
                 logged = re.findall(rf"Poll failed for model directory '{model}': (.*)\"$", triton.log.read_text()[seen:], re.M)
-                inner = re.search(r"state: (?:Invalid argument|Internal): (.*);", told)
-                reasons[name] = logged[-1] if logged else inner[1] if inner else told
+                inner = re.search(r"state: (?:Invalid argument|Internal): (.*);", error_text)
+                reasons[name] = logged[-1] if logged else inner[1] if inner else error_text
     finally:
         triton.stop()
     return reasons

@@ -64,7 +64,7 @@ def test_every_load_is_recorded():
 
 
 @pytest.mark.parametrize(
-    "name, told",
+    "name, shown_value",
     [
         ("preferred size beyond the batch", "9 is given, the maximum is 4"),
         ("preferred size of zero", "0 is given"),
@@ -72,9 +72,9 @@ def test_every_load_is_recorded():
         ("a fraction for an id", "it is TYPE_FP32"),
     ],
 )
-def test_refusals_show_the_value(loads, name, told):
+def test_refusals_show_the_value(loads, name, shown_value):
     """The reason has the wrong value after Triton's text, which has only the allowed ones."""
-    assert loads[0][name].endswith(f": {told}")
+    assert loads[0][name].endswith(f": {shown_value}")
 
 
 def test_a_control_without_a_kind_is_logged(loads):

@@ -146,10 +146,10 @@ def test_a_negative_number_as_an_id(http, grpc):
 def test_ids_are_texts_of_128_bytes_at_most(http, grpc):
     """As in Triton. The refusal does not repeat the text."""
     longest = "é" * 64
-    told = "string correlation ID cannot be longer than 128 characters, this one has 129 bytes"
+    too_long = "string correlation ID cannot be longer than 128 characters, this one has 129 bytes"
     for client, code in ((http, "400"), (grpc, "StatusCode.INVALID_ARGUMENT")):
         assert step(client, "text", longest, 1, "()")[1].endswith(longest)
-        assert refused(lambda: step(client, "text", longest + "x", 1, "()")) == (code, told)  # noqa: B023
+        assert refused(lambda: step(client, "text", longest + "x", 1, "()")) == (code, too_long)  # noqa: B023
 
 
 def test_generate_ignores_sequence_parameters(sequences):
@@ -251,7 +251,7 @@ def test_the_queue_limit_counts_waiting_requests_of_a_sequence(grpc, sequences, 
 
 
 def test_start_of_an_active_id_is_logged_and_counted(http, grpc, sequences):
-    """The log has it at most once a second with a shortened id, because clients choose ids. A START after END is not counted."""
+    """The log has it at most once a second, in a line of limited length. A START after END is not counted."""
     lines = lambda: [line for line in sequences.log.read_text().splitlines() if "the START flag restarted" in line]  # noqa: E731
     counted = lambda model: gauge(sequences, "pharos_sequence_restarts_total", model)  # noqa: E731
     before = counted("oldest")
@@ -267,8 +267,8 @@ def test_start_of_an_active_id_is_logged_and_counted(http, grpc, sequences):
     hostile = "a\n" + "z" * 126
     assert [step(grpc, "text", hostile, 1, "(")[0] for _ in range(2)] == [1, 1]
     assert step(grpc, "text", hostile, 1, ")")[0] == 2
-    told = [line for line in lines() if "text" in line]
-    assert len(told) == 1 and len(told[0]) < 1000 and "a\\nzzz" in told[0]
+    logged = [line for line in lines() if "text" in line]
+    assert len(logged) == 1 and len(logged[0]) < 1000 and "a\\nzzz" in logged[0]
 
 
 def gauge(server, name: str, model: str, **labels):

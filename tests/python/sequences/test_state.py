@@ -123,12 +123,12 @@ def test_interleaved_sequences_have_separate_states(stateful, name):
 
 def test_states_of_different_lengths_share_batches(stateful):
     """Sequences whose states have different lengths are batched together."""
-    said, expected = {}, []
+    contents, expected = {}, []
     steps = turns(11, 1)
     for sequence, values, start, _ in steps:
-        said[sequence] = [0] if start else said[sequence]
-        said[sequence] = said[sequence] + values
-        expected.append(said[sequence])
+        contents[sequence] = [0] if start else contents[sequence]
+        contents[sequence] = contents[sequence] + values
+        expected.append(contents[sequence])
     assert [y.tolist() for y in stream(stateful, "grows", steps)] == expected
     eventually("the states are dropped", 10, lambda: state_bytes(stateful, "grows") == 0)
 
