@@ -187,7 +187,7 @@ def test_all_control_signals(client):
 
 
 @pytest.mark.parametrize(("name", "first"), [("uninitialised", 0), ("zero", 0), ("file", 1000)])
-def test_states_begin_as_they_say(client, name, first):
+def test_states_have_their_initial_values(client, name, first):
     """Without an initial value the model evaluates START; otherwise the state starts with zeros or the file. The state can be
     requested as an output."""
     total = np.full((1, 3), first, np.int32)

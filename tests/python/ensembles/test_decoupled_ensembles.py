@@ -202,7 +202,7 @@ def test_a_client_disconnect_ends_all_steps(server, way):
             if way == "grpc cancel":
                 call.cancel()
     began = time.monotonic()
-    eventually("all are cancelled", 2, lambda: all(canceled(server, name) > before[name] for name in names))
+    eventually("all requests are cancelled", 2, lambda: all(canceled(server, name) > before[name] for name in names))
     assert canceled(server, "waits") == before["waits"] + 1
     assert server.ask("POST", "/v2/models/chain/generate", '{"IN":1}')[0] == 200
     assert time.monotonic() - began < 2.5
@@ -326,7 +326,7 @@ def test_the_limit_holds_the_producer(server):
 
 
 @pytest.mark.parametrize("name", ["limited_twice", "limited_once"])
-def test_limits_do_not_lock_up(server, name):
+def test_limits_do_not_deadlock(server, name):
     """One place in each step of a chain of decoupled members, with eight clients."""
     done = queue.Queue()
 

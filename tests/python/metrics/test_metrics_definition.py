@@ -216,7 +216,7 @@ def test_sighup_adds_and_removes_metrics(start, tmp_path):
     send_sighup(server, "removed PredictionTime; changed HandlerTime")
     (worker,) = server.workers()
     os.kill(worker, signal.SIGKILL)
-    eventually("another worker is there", 20, lambda: server.workers() - {worker} and server.get("/v2/health/ready")[0] == 200)
+    eventually("another worker runs", 20, lambda: server.workers() - {worker} and server.get("/v2/health/ready")[0] == 200)
     infer(server)
     assert ("HandlerTime", (("Level", "Model"), ("ModelName", MODEL))) in server.scrape()
     send_sighup(server, "nothing has changed")

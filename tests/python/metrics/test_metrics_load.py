@@ -129,7 +129,7 @@ def test_nothing_is_lost_when_workers_are_killed(emitting):
         victim = next((ledger for ledger in living if ledger.model == turn), next(iter(living), None))
         if victim:
             os.kill(victim.pid, signal.SIGKILL)
-            eventually("the worker is gone", 5, lambda pid=victim.pid: not alive(pid))
+            eventually("the worker has ended", 5, lambda pid=victim.pid: not alive(pid))
             killed.append(victim)
             recorded = sum(ledger.read()[1] for ledger in killed if ledger.model == victim.model)
             eventually("its recorded samples are counted", 5, lambda: emitted(server, victim.model) >= recorded)
@@ -199,8 +199,8 @@ def test_the_channel_of_each_instance_is_shown(emitting):
     (pid,) = server.workers()
     os.kill(pid, signal.SIGKILL)
     server.process.send_signal(signal.SIGCONT)
-    eventually("the series is gone with the worker", 5, lambda: key not in server.scrape())
-    eventually("and is back with the next", 20, lambda: key in server.scrape())
+    eventually("the series is removed with the worker", 5, lambda: key not in server.scrape())
+    eventually("the series exists again with the next worker", 20, lambda: key in server.scrape())
 
 
 def test_an_undeclared_metric_fails_the_load_or_is_detected(emitting):

@@ -55,7 +55,7 @@ def test_every_request_is_counted_before_it_is_answered(server, rows):
 
 
 @pytest.mark.smoke
-def test_form(server):
+def test_format_of_the_statistics(server):
     """Every key exists, every count and duration is an integer, and batch sizes are sorted."""
     server.infer("simple", batch(2))
     server.infer("simple", batch(1))

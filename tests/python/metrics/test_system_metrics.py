@@ -166,7 +166,7 @@ def test_process_metrics_describe_the_frontend(start, tmp_path):
     assert only(server, "process_cpu_seconds_total") <= cpu_seconds(pid)
 
 
-def test_workers_and_their_restart(start, tmp_path):
+def test_worker_counters_continue_after_a_restart(start, tmp_path):
     """A worker's CPU time and memory are shown separately; after a kill, the counter continues from its last value."""
     server = start([], FAST, no_limits(tmp_path), repository=copy_models(tmp_path / "models", ["digits"], EXAMPLES))
     labels = {"model": "digits", "version": "1"}
@@ -204,7 +204,7 @@ def test_workers_and_their_restart(start, tmp_path):
     assert added() <= 0.02
 
 
-def test_a_container_has_its_own_limits(start, tmp_path):
+def test_limits_of_a_container_apply(start, tmp_path):
     """Memory is the container's without reclaimable memory; the CPU usage is the share of the quota."""
     cgroup = Cgroup(tmp_path / "cgroup")
     cgroup.write(memory_max=512 * MIB, memory_current=256 * MIB, cpu_max="25000 100000")
@@ -258,7 +258,7 @@ def test_gpus(start, gpus):
     assert server.log_tail().count("GPUs: 2 (driver 550.54.15)") == 1
 
 
-def test_a_gpu_that_is_lost_and_comes_back(start, gpus):
+def test_a_lost_gpu_has_no_series_until_it_recovers(start, gpus):
     """The series of the lost device disappear, those of others stay; the log reports the loss and the recovery once each."""
     server = measured(start([MODEL], FAST, gpus.option()), "nv_gpu_power_usage")
 
@@ -273,7 +273,7 @@ def test_a_gpu_that_is_lost_and_comes_back(start, gpus):
     run_for("several measurements pass", 0.5)
     assert server.log_tail().count("GPU 0 cannot be read") == 1, server.log_tail()
     gpus.tell(TWO)
-    eventually("the device is back", 10, lambda: uuids() == {"GPU-0", "GPU-1"})
+    eventually("the device has recovered", 10, lambda: uuids() == {"GPU-0", "GPU-1"})
     assert server.log_tail().count("GPU 0 answers again") == 1
     assert server.infer(MODEL, REQUEST)[0] == 200
 

@@ -168,8 +168,8 @@ def test_loads_and_unloads_by_name(tmp_path):
         for name in ("same", "only", "new"):
             assert any_.unload(name, {}) == [200, ""]
         unloaded = [("same", "UNAVAILABLE"), ("only", "UNAVAILABLE"), ("same", "UNAVAILABLE")]
-        eventually("all are unloaded", 10, lambda: worlds.index() == unloaded)
-        eventually("all workers are gone", 10, lambda: not worlds.server.workers())
+        eventually("all models are unloaded", 10, lambda: worlds.index() == unloaded)
+        eventually("all workers have ended", 10, lambda: not worlds.server.workers())
         # A model that cannot be loaded does not prevent the load of another with its name.
         worlds.worlds["a"].config("same", "max_batch_size: what")
         assert any_.load("same", {})[0] == 500

@@ -95,7 +95,7 @@ def test_tritonclient(serve, protocol):
         assert c.is_model_ready("m") and c.is_model_ready("both", "1") and not c.is_model_ready("both", "2")
         assert c.is_server_ready()
         c.unload_model("both", unload_dependents=True)
-        eventually("both are unloaded", 10, lambda: set(index().values()) == {"UNAVAILABLE", ""})
+        eventually("both models are unloaded", 10, lambda: set(index().values()) == {"UNAVAILABLE", ""})
         assert c.is_server_ready(), "explicitly unloaded models do not affect the readiness"
         c.load_model("m", config=json.dumps({"backend": "builtin", "max_batch_size": "16", **tensors()}))
         config = c.get_model_config("m")
@@ -560,7 +560,7 @@ def test_hostile_names(serve):
     assert world.load("m", {}) == [200, ""]
 
 
-def test_files_that_never_end(serve):
+def test_devices_and_pipes_are_refused(serve):
     """Devices and pipes in a model's directory are refused without reading; other models are not affected."""
     world = serve({name: (model(), [1]) for name in ("device", "pipe", "m")})
     folder = world.repository
@@ -651,7 +651,7 @@ def test_configuration_name_and_load_retries(serve):
     assert world.server.log.read_text().count("load failed, retrying") == 2
 
 
-def test_caches_and_resources_are_those_of_the_new_model(serve):
+def test_a_reload_drops_cache_entries_and_keeps_resources_consistent(serve):
     """The response cache does not return answers of the old model; a reload with the rate limiter neither stops nor leaks."""
     limited = "instance_group [ { kind: KIND_CPU count: COUNT rate_limiter { resources [ { name: \"R\" count: 2 } ] } } ]\n"
     extra = limited + "response_cache { enable: true }\n"

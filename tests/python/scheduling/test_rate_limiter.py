@@ -160,9 +160,9 @@ def test_explicit_limits(serve):
             requests = [pool.submit(server.infer, model, REQUEST) for model in models]
             for model in models:
                 until_received(server, model, 1)
-            eventually("two execute", 60, lambda: resource(server, "R", "0", "used") == 4)
+            eventually("two instances execute", 60, lambda: resource(server, "R", "0", "used") == 4)
             execute = lambda: sum(dispatched(server, model) for model in models)  # noqa: E731
-            holds_for("the third waits", 0.2, lambda: execute() == 2)
+            holds_for("the third instance waits", 0.2, lambda: execute() == 2)
         assert {request.result()[0] for request in requests} == {200}
     check_released(server, device="0")
 
@@ -175,7 +175,7 @@ def test_bad_flags_end_the_start(serve, value):
     assert text in server.log_tail()
 
 
-def test_a_killed_worker_gives_its_resource_back(serve):
+def test_a_killed_worker_releases_its_resource(serve):
     """The worker that holds the only resource is killed repeatedly; all requests are answered."""
     models = {name: delay(20, group("R 1 global")) for name in ("a", "b")}
     server = serve(models, ON)
@@ -265,7 +265,7 @@ def test_requests_use_the_least_loaded_instance_and_survive_a_worker(serve):
     assert total(server.scrape(), "nv_inference_request_success", model="m") == 10
 
 
-def test_sequences_take_turns_for_a_resource(serve):
+def test_sequences_share_a_resource(serve):
     """Two instances with sequences share one resource: batches never overlap, every sequence gets its sum, and the resource is
     released in the end."""
     delay_ms, clients, steps = 20, 6, 5

@@ -412,7 +412,7 @@ def test_redis_cluster(cached, tmp_path):
 
 
 @needs_redis
-def test_redis_that_dies_hangs_and_comes_back(cached, tmp_path):
+def test_a_redis_outage_causes_only_misses(cached, tmp_path):
     """Every request is answered, none waits longer than the timeout, and hits resume with Redis."""
     options = ["--cache-config=redis,host=127.0.0.1,timeout_ms=200,port="]
     with Redis(tmp_path) as redis:

@@ -46,7 +46,7 @@ def test_row(ours, recorded, name, tmp_path):
     assert outcome == expected[0] or outcome in expected[1:]
 
 
-def test_every_row_is_recorded_and_every_difference_is_one(recorded):
+def test_every_row_is_recorded_and_every_difference_differs(recorded):
     """Every listed difference differs from Triton's outcome; only races have more than one outcome."""
     assert list(recorded) == NAMES
     for difference in SCHEDULING_DIFFERENCES:

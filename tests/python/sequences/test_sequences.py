@@ -285,7 +285,7 @@ def test_a_lost_instance_ends_its_sequences(http, sequences):
     assert len(killed) == 2
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    eventually("both are lost", 10, lambda: lost(http))
+    eventually("both sequences are lost", 10, lambda: lost(http))
     status, text = refused(lambda: step(http, "two", 2, 1))
     assert status == "503" and "sequence 2 of model 'two' was ended" in text
     assert step(http, "two", 1, 7, "(")[0] == 7
