@@ -55,15 +55,15 @@ static FILE *devices(void) {
 
 /* Copies the values of the first line with the device and the key. */
 static int line(const char *device, const char *key, char *values, size_t size) {
-    char text[512], who[32], what[32];
+    char text[512], owner[32], what[32];
     int found = NOT_SUPPORTED, at;
     FILE *file = devices();
     if (!file) return NOT_SUPPORTED;
     while (found != SUCCESS && fgets(text, sizeof text, file)) {
         at = 0;
         text[strcspn(text, "\n")] = 0;
-        if (sscanf(text, "%31s %31s %n", who, what, &at) < 2 || !at) continue;
-        if (strcmp(who, device) || strcmp(what, key)) continue;
+        if (sscanf(text, "%31s %31s %n", owner, what, &at) < 2 || !at) continue;
+        if (strcmp(owner, device) || strcmp(what, key)) continue;
         snprintf(values, size, "%s", text + at);
         found = SUCCESS;
     }
@@ -220,7 +220,7 @@ static void add_children(Process *processes, unsigned room, unsigned *count, uns
 }
 
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Process *processes) {
-    char name[32], text[512], who[32], what[32], values[64];
+    char name[32], text[512], owner[32], what[32], values[64];
     unsigned long long first, second;
     unsigned room = *count;
     int code = text_of(device, "process", values, sizeof values);
@@ -229,8 +229,8 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Proce
     *count = 0;
     FILE *file = devices();
     while (file && fgets(text, sizeof text, file)) {
-        int numbers = sscanf(text, "%31s %31s %llu %llu", who, what, &first, &second);
-        if (numbers < 3 || strcmp(who, name)) continue;
+        int numbers = sscanf(text, "%31s %31s %llu %llu", owner, what, &first, &second);
+        if (numbers < 3 || strcmp(owner, name)) continue;
         if (!strcmp(what, "process") && numbers == 4)
             add(processes, room, count, (Process){(unsigned)first, second, -1u, -1u});
         if (!strcmp(what, "children")) add_children(processes, room, count, first);
@@ -239,10 +239,9 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Proce
     return *count > room ? TOO_SMALL : SUCCESS;
 }
 
-/* Returns the samples after `last`. Like the driver, returns NOT_FOUND if there are none, and without room the maximum number.
-   */
+/* Returns the samples after `last`. Like the driver, returns NOT_FOUND if no sample is newer, and TOO_SMALL without room. */
 int nvmlDeviceGetProcessUtilization(void *device, Sample *samples, unsigned *count, unsigned long long last) {
-    char name[32], text[512], who[32], what[32], values[64];
+    char name[32], text[512], owner[32], what[32], values[64];
     unsigned pid, percent, room = *count;
     struct timespec now;
     int code = text_of(device, "kernels", values, sizeof values);
@@ -253,8 +252,8 @@ int nvmlDeviceGetProcessUtilization(void *device, Sample *samples, unsigned *cou
     FILE *file = devices();
     while (file && fgets(text, sizeof text, file)) {
         unsigned long long time = now.tv_sec * 1000000ull + now.tv_nsec / 1000;
-        int numbers = sscanf(text, "%31s %31s %u %u %llu", who, what, &pid, &percent, &time);
-        if (numbers < 4 || strcmp(who, name) || strcmp(what, "kernels") || time <= last) continue;
+        int numbers = sscanf(text, "%31s %31s %u %u %llu", owner, what, &pid, &percent, &time);
+        if (numbers < 4 || strcmp(owner, name) || strcmp(what, "kernels") || time <= last) continue;
         if (samples && *count < room) samples[*count] = (Sample){pid, time, percent, 0, 0, 0};
         *count += 1;
     }

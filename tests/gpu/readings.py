@@ -77,7 +77,7 @@ def no_client(world: World) -> str:
 def checked(world: World) -> tuple:
     """Runs `gpu_shared_memory.py`; returns its exit status, or a message about the timeout, and its output. Keeps its server's
     log."""
-    command = [sys.executable, str(HERE.parent / "python/gpu_shared_memory.py"), f"--device={world.device}", "--on-device"]
+    command = [sys.executable, str(HERE.parent / "python/gpu/gpu_shared_memory.py"), f"--device={world.device}", "--on-device"]
     command += [f"--work={world.folder}", *([f"--clients={world.clients}"] if world.clients.exists() else [])]
     log = world.folder / "gpu_shared_memory.log"
     shutil.rmtree(world.folder / "regions", ignore_errors=True)

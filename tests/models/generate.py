@@ -32,43 +32,43 @@ ARITHMETIC = [name for name in DATATYPES if name not in ("BOOL", "BYTES")]
 
 
 def config_type(datatype: str) -> str:
-    """The name of a datatype in a configuration: `TYPE_STRING` for BYTES, else `TYPE_` and the protocol's name."""
+    """Returns the name of a datatype in a configuration: `TYPE_STRING` for BYTES, else `TYPE_` and the protocol's name."""
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
 
 
 def tensor(kind: str, name: str, datatype: str, dims: list, extra: str = "") -> str:
-    """One `input` or `output` entry."""
+    """Returns one `input` or `output` entry."""
     size = ", ".join(str(d) for d in dims)
     body = f'    name: "{name}"\n    data_type: {config_type(datatype)}\n    dims: [ {size} ]\n{extra}'
     return f"{kind} [\n  {{\n{body}  }}\n]\n"
 
 
 def parameters(**values) -> str:
-    """The `parameters` of the `builtin` backend."""
+    """Returns the `parameters` of the `builtin` backend."""
     entry = 'parameters {{\n  key: "{}"\n  value {{ string_value: "{}" }}\n}}\n'
     return "".join(entry.format(key, value) for key, value in values.items())
 
 
 def model(name: str, function: str, tensors: str, batch: int = 8, extra: str = "", **more) -> tuple:
-    """A whole configuration of a `builtin` model, and the versions that it has."""
+    """Returns a complete configuration of a `builtin` model, and its versions."""
     versions = more.pop("versions", [1])
     text = f'name: "{name}"\nbackend: "builtin"\nmax_batch_size: {batch}\n{tensors}{extra}'
     return name, text + parameters(function=function, **more), versions
 
 
 def one_to_one(datatype: str, dims=(-1,)) -> str:
-    """INPUT0 and OUTPUT0 of the same datatype and shape."""
+    """Returns INPUT0 and OUTPUT0 of the same datatype and shape."""
     return tensor("input", "INPUT0", datatype, dims) + tensor("output", "OUTPUT0", datatype, dims)
 
 
 def two_to_two(datatype: str, dims) -> str:
-    """INPUT0, INPUT1, OUTPUT0, OUTPUT1 of the same datatype and shape."""
+    """Returns INPUT0, INPUT1, OUTPUT0, OUTPUT1 of the same datatype and shape."""
     names = [("input", "INPUT0"), ("input", "INPUT1"), ("output", "OUTPUT0"), ("output", "OUTPUT1")]
     return "".join(tensor(kind, name, datatype, dims) for kind, name in names)
 
 
 def per_datatype():
-    """Identity with and without batching for every datatype, add and subtract for every one that can be added."""
+    """Yields identity models with and without batching for every datatype, and add_sub models for every numeric one."""
     for datatype in DATATYPES:
         yield model(f"identity_{datatype.lower()}", "identity", one_to_one(datatype))
         yield model(f"identity_{datatype.lower()}_nobatch", "identity", one_to_one(datatype), batch=0)
@@ -77,7 +77,7 @@ def per_datatype():
 
 
 def special():
-    """Models with one special property each, named after it."""
+    """Yields models with one special property each, which is their name."""
     fp32 = one_to_one("FP32")
     two_instances = "instance_group [ { count: 2 kind: KIND_CPU } ]\n"
     wait = "dynamic_batching {{ max_queue_delay_microseconds: {} }}\n".format
@@ -122,7 +122,7 @@ def special():
 
 
 def versioned():
-    """Three versions each, under the three version policies and under none."""
+    """Yields models with three versions each, for the three version policies and without one."""
     fp32 = one_to_one("FP32")
     policies = {
         "versions_default": "",
@@ -135,7 +135,7 @@ def versioned():
 
 
 def broken():
-    """Models that must not load, each for another reason, and one good one that they must not hide."""
+    """Yields models that must not load, each for a different reason, and one valid model that must load beside them."""
     fp32 = one_to_one("FP32")
     yield model("good", "identity", fp32)
     yield model("unknown_function", "no_such_function", fp32)
@@ -156,7 +156,7 @@ def broken():
 
 
 def files() -> dict:
-    """Every file that this script writes: path -> text."""
+    """Returns all files that this script writes: path -> text."""
     wanted = {}
     for root, models in [(HERE, [*per_datatype(), *special(), *versioned()]), (BROKEN, [*broken()])]:
         for name, text, versions in models:

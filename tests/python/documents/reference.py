@@ -21,7 +21,7 @@ GUIDES = {
 
 
 def flags() -> str:
-    """The flags of `pharos --help` by section. Defaults that are sentences are left to the help."""
+    """Returns the flags of `pharos --help` by section. Defaults that are sentences stay in the help text only."""
     text = subprocess.run([binary(), "--help"], capture_output=True, text=True, check=True).stdout
     page = [
         "# Flags", "",
@@ -40,7 +40,7 @@ def flags() -> str:
 
 
 def metrics() -> str:
-    """The metrics of the built-in definition by type."""
+    """Returns the metrics of the built-in definition by type."""
     command = [binary(), "metrics", "list", "--format", "json"]
     defined = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     page = [

@@ -15,18 +15,18 @@ from harness.server import EXAMPLES, ROOT, Server
 HELD_OUT = np.load(ROOT / "examples/digits_held_out.npz")
 BATCH = 32
 MODELS = ["digits", "digits_onnxruntime", "digits_tract", "digits_bare"]
-"""As in the examples; with each backend set; without any configuration."""
+"""The example's configuration; with each backend set; without any configuration."""
 
 
 @pytest.fixture(scope="module")
 def pictures() -> np.ndarray:
-    """The held-out pictures, FP32 [360, 8, 8]."""
+    """Returns the held-out pictures, FP32 [360, 8, 8]."""
     return HELD_OUT["images"].astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def offline(pictures) -> dict:
-    """The results of ONNX Runtime in this process."""
+    """Returns the results of ONNX Runtime in this process."""
     session = onnxruntime.InferenceSession(str(EXAMPLES / "digits/1/model.onnx"), providers=["CPUExecutionProvider"])
     names = ["probabilities", "label"]
     return dict(zip(names, session.run(names, {"image": pictures})))
@@ -47,7 +47,7 @@ def digits_server(tmp_path_factory):
 
 
 def by_json(server, model: str, pictures: np.ndarray) -> tuple:
-    """Requests and answers in JSON."""
+    """Sends requests in JSON; returns the results."""
     image = {"name": "image", "datatype": "FP32", "shape": list(pictures.shape), "data": pictures.tolist()}
     status, answer = server.infer(model, {"inputs": [image]})
     assert status == 200, answer
@@ -56,7 +56,7 @@ def by_json(server, model: str, pictures: np.ndarray) -> tuple:
 
 
 def by_client(module, address: str, model: str, pictures: np.ndarray) -> tuple:
-    """Binary over HTTP or raw over gRPC."""
+    """Sends requests with tritonclient: binary over HTTP or raw over gRPC."""
     with module.InferenceServerClient(address) as client:
         image = module.InferInput("image", list(pictures.shape), "FP32")
         image.set_data_from_numpy(pictures)
@@ -73,7 +73,7 @@ ENCODINGS = {
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("model", MODELS)
-def test_served_is_offline(digits_server, pictures, offline, model, encoding):
+def test_served_results_equal_offline_results(digits_server, pictures, offline, model, encoding):
     """All 360 held-out pictures have the same digits and probabilities, and so the same accuracy."""
     size = 4 if model == "digits_bare" else BATCH
     parts = [ENCODINGS[encoding](digits_server, model, pictures[i : i + size]) for i in range(0, len(pictures), size)]

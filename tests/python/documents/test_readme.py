@@ -1,4 +1,4 @@
-"""The commands of clients in README.md, in the book and in the examples work as they are shown, except for the ports."""
+"""The client commands in README.md, in the book and in the examples work as shown, except for the ports."""
 
 import re
 import shutil
@@ -26,7 +26,7 @@ def commands() -> list:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize("command", [pytest.param(line, id=f"{name} {line[:60]}") for name, line in commands()])
 def test_curl_command(server, command):
-    """It succeeds, and a request is answered with 200: curl's `--fail` is added to see that."""
+    """The command succeeds, and every request is answered with 200, which curl's `--fail` checks."""
     ports = {"8000": server.http_port, "8001": server.grpc_port, "8082": server.metrics_port}
     line = re.sub(r"(localhost|127\.0\.0\.1):(8000|8001|8082)", lambda m: f"127.0.0.1:{ports[m[2]]}", command)
     line = line.replace("curl ", "curl --fail-with-body -s -S ", 1)
@@ -38,7 +38,7 @@ def test_curl_command(server, command):
 
 
 def test_commands_were_found():
-    """The pattern finds the commands of the examples; otherwise nothing would be tested."""
+    """The pattern finds the commands of the examples."""
     names = [name for name, _ in commands()]
     assert names.count("README.md") >= 4
     assert names.count("examples/README.md") >= 6
@@ -47,7 +47,7 @@ def test_commands_were_found():
 
 @pytest.mark.parametrize("document", ["README.md", "docs/src/start/first-model.md", "examples/README.md"])
 def test_pictures_are_classified_by_curl(server, document):
-    """The command that classifies a seven answers seven."""
+    """The command that classifies the picture of a seven prints 7."""
     line = next(line for name, line in commands() if name == document and "digit_7.pgm" in line)
     line = line.replace("localhost:8000", server.http)
     result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -61,7 +61,7 @@ def classifications() -> list:
 
 @pytest.mark.parametrize("command", classifications())
 def test_classify_command(server, command):
-    """It prints the digit that is in the name of each picture."""
+    """The command prints the digit in the name of each picture."""
     url = f"127.0.0.1:{server.grpc_port}" if "--grpc" in command else server.http
     line = f"{sys.executable} {command} --url {url}"
     result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -72,7 +72,7 @@ def test_classify_command(server, command):
 
 @pytest.mark.smoke
 def test_python_client_of_the_first_model(server):
-    """The client of the page works as it is shown, except for the port."""
+    """The Python client in the document works as shown, except for the port."""
     text = (ROOT / "docs/src/start/first-model.md").read_text()
     code = re.search(r"```python\n(.*?)```", text, re.S)[1].replace("localhost:8000", server.http)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""The book names flags, metrics, endpoints and codes as the server has them, and its reference omits none of these."""
+"""The flags, metrics, endpoints and codes in the book exist in the server, and its reference lists all of them."""
 
 import json
 import re
@@ -24,14 +24,14 @@ all with this beginning."""
 
 
 def rows(page: str) -> list:
-    """The cells of each row of the tables of a page, without the heads."""
+    """Returns the cells of each row of a page's tables, without the headers."""
     lines = [line for line in (BOOK / page).read_text().splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split(" |")] for line in lines]
 
 
 @pytest.fixture(scope="module")
 def help_texts() -> str:
-    """The help of all commands."""
+    """Returns the help of all commands."""
     outputs = [subprocess.run([binary(), *words, "--help"], capture_output=True, text=True) for words in COMMANDS]
     assert all(output.returncode == 0 for output in outputs)
     return "\n".join(output.stdout for output in outputs)
@@ -39,14 +39,14 @@ def help_texts() -> str:
 
 @pytest.fixture(scope="module")
 def metrics() -> set:
-    """The names of all metrics of the built-in definition."""
+    """Returns the names of all metrics of the built-in definition."""
     output = subprocess.run([binary(), "metrics", "list", "--format", "json"], capture_output=True, text=True)
     return {metric["name"] for metric in json.loads(output.stdout)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_flags_and_variables_exist(page, help_texts):
-    """Each flag and each variable of the server that a page names is in the help."""
+    """Each flag and each variable of the server on a page is in the help."""
     flags = set(re.findall(r"--[a-z0-9-]*[a-z0-9]", help_texts)) | OTHER_FLAGS
     text = page.read_text()
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", text)) - flags == set()
@@ -57,7 +57,7 @@ def test_flags_and_variables_exist(page, help_texts):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_metrics_exist(page, metrics):
-    """Each metric that a page names, or the beginning of names before `*`, is in the definition."""
+    """Each metric on a page, or each prefix of names before `*`, is in the definition."""
     text = re.sub(r"```(?:c|rust|python)\n.*?```", "", page.read_text(), flags=re.S)
     others = {"pharos_backend", "pharos_host", "pharos_worker", "ts_log", "ts_metrics", "ts_request_sequence_end"}
     others |= {"ts_open_inference_protocol"} | {f"ts_header_key_sequence_{end}" for end in ("id", "start", "end")}
@@ -73,7 +73,7 @@ def test_metrics_exist(page, metrics):
 @pytest.mark.smoke
 @pytest.mark.parametrize("page", reference.PAGES)
 def test_generated_pages_are_current(page):
-    """The page is what the generator writes for this server."""
+    """The page equals the generator's output for this server."""
     current = (reference.FOLDER / page).read_text() == reference.PAGES[page]()
     assert current, f"docs/src/reference/{page} is stale: write it with `PYTHONPATH=tests/python python -m documents.reference`"
 
@@ -88,13 +88,13 @@ def test_every_flag_is_listed():
 
 
 def spelled_out(path: str) -> list:
-    """A path of the reference as the paths that it stands for."""
+    """Returns the paths that a path of the reference abbreviates."""
     found = re.fullmatch(r"(.*)\[(.*)\](.*)", path)
     return [found[1] + middle + found[3] for middle in ("", found[2])] if found else [path]
 
 
 def test_every_http_endpoint_is_listed():
-    """The reference has the rows of the table that the access tests send, with their parts, and no others."""
+    """The reference has the endpoints of the access tests, with their parts, and no others."""
     listed = set()
     for paths, methods, part, *_ in rows("reference/http.md"):
         for method in re.findall(r"`(GET|POST)`", methods):
@@ -137,7 +137,7 @@ def test_every_error_code_and_reason_is_listed():
 
 
 def test_exit_codes(tmp_path):
-    """Those of a wrong flag, a wrong repository and a wrong definition."""
+    """The exit codes of a wrong flag, a wrong repository and a wrong definition."""
     wrong = tmp_path / "metrics.yaml"
     wrong.write_text("x: [")
     repository = ["--model-repository", tmp_path / "none"]
@@ -155,7 +155,7 @@ def test_the_definition_of_metrics_is_valid(tmp_path):
 
 
 def fields(messages: dict, message: str, path: str = "") -> set:
-    """The paths of the fields of a message of the schema that hold values."""
+    """Returns the paths of the fields of a message of the schema that hold values."""
     found = set()
     for kind, name in messages[message]:
         inner = kind if kind in messages else f"{message}.{kind}"

@@ -1,4 +1,5 @@
-"""The speech example: Silero VAD with its memory in the server is Silero VAD run offline; streams take turns."""
+"""The speech example: Silero VAD with its state in the server returns the results of Silero VAD run offline, for interleaved
+streams."""
 
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import detect  # noqa: E402
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory):
-    """A folder with the fetched model and recording, kept below `target` from run to run."""
+    """Returns the folder with the fetched model and recording, which is kept below `target` between runs."""
     folder = binary().resolve().parent.parent / "speech"
     command = [sys.executable, SPEECH / "fetch.py", "--into", folder]
     fetched = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -30,13 +31,13 @@ def example(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def streams(example) -> list:
-    """Streams of different lengths from the recording."""
+    """Returns streams of different lengths from the recording."""
     whole = detect.cut(detect.read_wav(example / "fetched/speech.wav"), STREAMS, 15)
     return [stream[: len(stream) - 40 * number] for number, stream in enumerate(whole)]
 
 
 def offline(model, streams: list) -> list:
-    """What the model as it is published says, one stream after the other, called as the package's own wrapper does."""
+    """Returns the published model's probabilities, one stream after the other, computed as in the package's wrapper."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
@@ -52,8 +53,8 @@ def offline(model, streams: list) -> list:
     return probabilities
 
 
-def test_interleaved_streams_are_the_streams_run_offline(example, streams, tmp_path):
-    """Four streams that take turns, piece by piece, over one connection; their pieces are computed in batches."""
+def test_interleaved_streams_equal_offline_results(example, streams, tmp_path):
+    """Four streams are interleaved piece by piece over one connection, and their pieces are computed in batches."""
     expected = offline(example / "fetched/silero_vad.onnx", streams)
     with Server(tmp_path, [example / "models"]) as server:
         with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
@@ -61,14 +62,14 @@ def test_interleaved_streams_are_the_streams_run_offline(example, streams, tmp_p
             statistics = client.get_inference_statistics("silero_vad").model_stats[0]
     for stream, (one, other) in enumerate(zip(got, expected)):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5, err_msg=f"stream {stream}")
-    said = np.concatenate(expected)
-    assert said.min() < 0.05 and said.max() > 0.95, "the recording has speech and silence"
+    probabilities = np.concatenate(expected)
+    assert probabilities.min() < 0.05 and probabilities.max() > 0.95, "the recording has speech and silence"
     assert statistics.inference_count == sum(map(len, streams))
-    assert statistics.execution_count < statistics.inference_count, "nothing was batched"
+    assert statistics.execution_count < statistics.inference_count, "no requests were batched"
 
 
-def test_the_example_draws_what_it_heard(example, tmp_path):
-    """The command of examples/README.md, with a server started for it."""
+def test_the_example_command_draws_the_probabilities(example, tmp_path):
+    """Runs the command of examples/README.md with a server that it starts."""
     picture = tmp_path / "speech.svg"
     command = [sys.executable, SPEECH / "detect.py", example / "fetched/speech.wav", "--server", binary()]
     command += ["--models", example / "models", "--seconds", "3", "--plot", picture]

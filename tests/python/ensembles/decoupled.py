@@ -12,7 +12,7 @@ WIDE = 1 << 18
 
 
 def one(function: str, extra: str = "", **more) -> str:
-    """An ordinary model of one input."""
+    """Returns an ordinary model with one input."""
     return model(function, pair(0, "INT32", [-1]), decoupled=False, extra=extra, **more)
 
 
@@ -51,23 +51,23 @@ ENSEMBLES = {
 
 
 def stub(channel):
-    """The service of a channel."""
+    """Returns the service of a channel."""
     return service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
 def values(server, *requests) -> list:
-    """What a gRPC stream of requests gives: the request's id with the first element of OUT or the error."""
+    """Returns the answers of a gRPC stream of requests: the request's id with the first element of OUT, or the error."""
     with grpc.insecure_channel(server.grpc, options=[("grpc.max_receive_message_length", -1)]) as channel:
         return [read(message) for message in stub(channel).ModelStreamInfer(iter(requests), timeout=60)]
 
 
 def read(message) -> tuple:
-    """An answer of a stream."""
+    """Returns the id and the value, or the error, of one answer."""
     response = message.infer_response
     raw = response.raw_output_contents
     return response.id, message.error_message or (int(np.frombuffer(raw[0], np.int32)[0]) if raw else None)
 
 
 def asked(name: str, elements, identifier="a", **more):
-    """One request."""
+    """Returns one request."""
     return request(name, identifier, elements, **more)

@@ -1,7 +1,7 @@
-"""Ensembles, good and bad, and requests to them: what a server must make of them is in `golden_ensembles.json`.
+"""Valid and invalid ensembles, and requests to them: `golden_ensembles.json` has the expected results.
 
-A row of [`LOADS`] is an ensemble that is loaded, or is not, with a reason. A row of [`RUNS`] is a request. Both name
-members of [`MEMBERS`] and ensembles of [`SERVING`]; `runner.py` writes them for this server and for a real Triton.
+A row of [`LOADS`] is an ensemble that is loaded or refused with a reason. A row of [`RUNS`] is a request. Both use members of
+[`MEMBERS`] and ensembles of [`SERVING`]; `runner.py` writes them for this server and for a real Triton.
 """
 
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from harness.generate import parameters, tensor
 
 
 def member(function: str, tensors: str, batch: int = 8, **more) -> tuple:
-    """A composing model: its configuration without backend and instances, and its function."""
+    """Returns a composing model: its configuration without backend and instances, and its function."""
     return f"max_batch_size: {batch}\n{tensors}", parameters(function=function, **more)
 
 
 def pairs(*datatypes: str, dims=(-1,), optional=()) -> str:
-    """INPUT0 and OUTPUT0, INPUT1 and OUTPUT1 ... of these datatypes; `optional` lists inputs that may be left out."""
+    """Returns INPUT0 and OUTPUT0, INPUT1 and OUTPUT1 ... of these datatypes; `optional` lists the numbers of optional inputs."""
     text = ""
     for n, datatype in enumerate(datatypes):
         text += tensor("input", f"INPUT{n}", datatype, dims, "    optional: true\n" if n in optional else "")
@@ -41,19 +41,18 @@ MEMBERS = {
 
 
 def step(model: str, inputs: dict, outputs: dict, version: int = -1) -> str:
-    """One step: the member's inputs and outputs with their ensemble tensors."""
+    """Returns one step that maps the member's inputs and outputs to ensemble tensors."""
     maps = "".join(f'    input_map {{ key: "{k}" value: "{v}" }}\n' for k, v in inputs.items())
     maps += "".join(f'    output_map {{ key: "{k}" value: "{v}" }}\n' for k, v in outputs.items())
     return f'  step {{\n    model_name: "{model}"\n    model_version: {version}\n{maps}  }}\n'
 
 
 NESTED = {"one", "three", "fails", "one_missing", "of_itself", "of_a_broken_one"}
-"""Ensembles that are members of others; and all circles are."""
+"""Ensembles that are members of others; all cycles are, too."""
 
 
 def chain(*models: str, first="X", last="Y") -> tuple:
-    """Steps one behind the other, with tensors `t0`, `t1` ... between them. Members take INPUT0 and give OUTPUT0,
-    ensembles X and Y."""
+    """Returns consecutive steps with tensors `t0`, `t1` ... between them. Members have INPUT0 and OUTPUT0, ensembles X and Y."""
     names = [first, *(f"t{n}" for n in range(len(models) - 1)), last]
     nested = [model in NESTED or model.startswith("circle") for model in models]
     ends = [("X", "Y") if is_ensemble else ("INPUT0", "OUTPUT0") for is_ensemble in nested]
@@ -63,7 +62,7 @@ def chain(*models: str, first="X", last="Y") -> tuple:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """An ensemble: inputs and outputs by name, each `(datatype, dims)`, `FP32 [-1]` if nothing is said."""
+    """An ensemble: inputs and outputs by name, each `(datatype, dims)`, by default FP32 [-1]."""
 
     name: str
     steps: tuple
@@ -74,7 +73,7 @@ class Ensemble:
     more: str = ""
 
     def configuration(self) -> str:
-        """Its config.pbtxt."""
+        """Returns the config.pbtxt."""
         text = f'name: "{self.name}"\nplatform: "ensemble"\nmax_batch_size: {self.batch}\n'
         for name, (datatype, dims) in self.inputs.items():
             text += tensor("input", name, datatype, dims, "    optional: true\n" if name in self.optional else "")
@@ -86,7 +85,7 @@ class Ensemble:
 FP32, FOUR = ("FP32", [-1]), ("FP32", [4])
 FORWARD, BACK = {"INPUT0": "X"}, {"OUTPUT0": "Y"}
 
-# One row, one line: a table is read by comparing its rows.
+# Each row is one line, so that rows can be compared.
 # fmt: off
 
 LOADS = [
@@ -170,7 +169,7 @@ SERVING = [
 
 @dataclass(frozen=True)
 class Run:
-    """A request: inputs by name as nested lists (FP32, in names of [`INTEGERS`] INT32), and which outputs it asks for."""
+    """A request: inputs by name as nested lists (FP32; INT32 for names in [`INTEGERS`]), and the requested outputs."""
 
     name: str
     ensemble: str

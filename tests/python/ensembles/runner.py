@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Loads and asks the ensembles of `ensemble_tables.py` and says what came of them, on this server or on a real Triton.
+"""Loads the ensembles of `ensemble_tables.py` and sends the requests, on this server or on a real Triton.
 
-    python -m ensembles.runner record     asks the Triton peer and writes golden_ensembles.json
+    python -m ensembles.runner record     runs them on the Triton peer and writes golden_ensembles.json
 """
 
 import json
@@ -20,13 +20,13 @@ from harness.server import TRITON_MODELS
 
 GOLDEN = Path(__file__).resolve().parent / "golden_ensembles.json"
 CRASHED = "crashed"
-"""The reason in the golden file of an ensemble that ended Triton."""
+"""The golden file's reason of an ensemble that ended Triton."""
 SETTLE_S = 10
-"""How long a Triton may take to count what it has answered."""
+"""The maximum time until a Triton counts its answers."""
 
 
 def build(target: Path, ensembles: list, live_triton: bool) -> Path:
-    """Writes a repository of the members and these ensembles into the folder `target`, and gives it back."""
+    """Writes a repository of the members and these ensembles into the folder `target`, and returns it."""
     used = "".join(ensemble.configuration() for ensemble in ensembles)
     for name, (config, function) in MEMBERS.items():
         if f'model_name: "{name}"' not in used:
@@ -46,7 +46,7 @@ def build(target: Path, ensembles: list, live_triton: bool) -> Path:
 
 
 def ask(address: str, path: str, body=None) -> tuple:
-    """One request: the status and the answer."""
+    """Sends one request; returns the status and the answer."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://{address}/{path}", data)
     try:
@@ -57,44 +57,44 @@ def ask(address: str, path: str, body=None) -> tuple:
 
 
 def loaded(server) -> dict:
-    """Why each ensemble of `LOADS` is not loaded, empty if it is."""
+    """Returns the reason why each ensemble of `LOADS` is not loaded, empty if it is."""
     found = {entry["name"]: entry for entry in ask(server.http, "v2/repository/index", {})[1]}
     return {e.name: found[e.name].get("reason", "") for e in LOADS}
 
 
 def loaded_by_triton(triton: Triton) -> dict:
-    """The same of a Triton, whose index leaves out what it could not read: it is told to load one after the other. Some
-    circles end it."""
+    """Returns the reasons of a Triton, loading one ensemble after the other, because its index omits models with unreadable
+    configurations. Some cycles crash it."""
     reasons = {}
     for ensemble in LOADS:
         triton.ensure()
         seen = len(triton.log.read_text())
         try:
             status, answer = ask(triton.http, f"v2/repository/models/{ensemble.name}/load", {})
-            told = "" if status == 200 else answer["error"]
+            error_text = "" if status == 200 else answer["error"]
         except OSError:
-            told = CRASHED
+            error_text = CRASHED
             triton.wait_for_end()
-        # What it answers may not have the reason; its log does, with those of all others that still cannot be loaded.
+        # The answer may not have the reason; the log does, with the reasons of all other models that still fail to load.
         logged = re.findall(r'(?:Invalid argument: |Poll failed for model directory [^:]*: )(.*)"$', triton.log.read_text()[seen:], re.M)
         own = [line for line in logged if re.search(rf"\b{ensemble.name}\b", line)]
         place = f"{triton.repository}/"
-        reasons[ensemble.name] = [text.replace(place, "") for text in (told, own[-1] if own else "")]
+        reasons[ensemble.name] = [text.replace(place, "") for text in (error_text, own[-1] if own else "")]
     return reasons
 
 
 def shape_of(values) -> list:
-    """The shape of a nested list."""
+    """Returns the shape of a nested list."""
     return [len(values), *shape_of(values[0])] if isinstance(values, list) else []
 
 
 def flat(values) -> list:
-    """A nested list's elements."""
+    """Returns a nested list's elements."""
     return [element for value in values for element in flat(value)] if isinstance(values, list) else [values]
 
 
 def body_of(run: Run) -> dict:
-    """A row's request."""
+    """Returns a row's request."""
     inputs = [
         {"name": n, "shape": shape_of(v), "datatype": "INT32" if n in INTEGERS else "FP32", "data": flat(v)}
         for n, v in run.inputs.items()
@@ -109,7 +109,7 @@ COUNTED = ("success", "fail", "compute_infer")
 
 
 def counts(address: str) -> dict:
-    """The counts of all models: requests that succeeded and failed, executions, and batches by size."""
+    """Returns the counts of all models: successful and failed requests, executions, and batches by size."""
     _, all_stats = ask(address, "v2/models/stats")
     result = {}
     for stats in all_stats["model_stats"]:
@@ -121,7 +121,7 @@ def counts(address: str) -> dict:
 
 
 def grown(before: dict, after: dict) -> dict:
-    """What has been counted between two looks, without zeros."""
+    """Returns the non-zero increases between two snapshots."""
     result = {}
     for name, now in after.items():
         earlier = before.get(name, {})
@@ -132,25 +132,25 @@ def grown(before: dict, after: dict) -> dict:
 
 
 def settled(address: str, before: dict) -> dict:
-    """What has been counted once nothing is counted any more for half a second."""
+    """Returns the increases after the counts are constant for half a second."""
     return waiting.settled("the statistics", SETTLE_S, lambda: grown(before, counts(address)), 0.5)
 
 
 def run(address: str, row: Run) -> dict:
-    """What came of a row: status, the answer, and what the statistics counted."""
+    """Returns the outcome of one row: status, answer, and increases of the statistics."""
     before = counts(address)
     status, answer = ask(address, f"v2/models/{row.ensemble}/infer", body_of(row))
     return {"status": status, "answer": answer, "counted": settled(address, before)}
 
 
 def metadata(address: str) -> dict:
-    """Metadata, configuration and readiness of an ensemble."""
+    """Returns the metadata and the configuration of an ensemble."""
     config = ask(address, "v2/models/diamond/config")[1]
     return {"metadata": ask(address, "v2/models/diamond")[1], "config": config}
 
 
 def ask_triton(folder: Path) -> dict:
-    """What a real Triton makes of all rows."""
+    """Returns a real Triton's results of all rows."""
     options = {"loads": ["--model-control-mode=explicit"], "serving": []}
     found = {}
     for name, ensembles in [("loads", LOADS), ("serving", SERVING)]:
@@ -165,7 +165,7 @@ def ask_triton(folder: Path) -> dict:
 
 
 def served(server) -> dict:
-    """What a server of the ensembles of `SERVING` makes of the requests."""
+    """Returns the results of the requests on a server with the ensembles of `SERVING`."""
     return {"runs": {row.name: run(server.http, row) for row in RUNS}, **metadata(server.http)}
 
 

@@ -63,7 +63,7 @@ ensemble_scheduling { step [
     output_map { key: "SEGMENTATION_OUTPUT" value: "SEGMENTATION" } } ] }"""
 
 
-def told(*controls) -> bytes:
+def model_with_controls(*controls) -> bytes:
     """Returns a model whose output begins with the sum of its input, followed by its controls."""
     cast = [node("Cast", [name], [f"{name}_fp32"], to=1) for name in controls]
     columns = ["sum", *(f"{name}_fp32" for name in controls), "rest"]
@@ -151,8 +151,8 @@ def server(tmp_path_factory):
     first = models / "state_file" / "initial_state"
     first.mkdir()
     (first / "initial_state_data").write_bytes(np.array([1000], np.int32).tobytes())
-    write(models, "direct_stateful_model", DIRECT, told("START", "READY"))
-    write(models, "oldest_stateful_model", OLDEST, told("START", "END", "CORRID"))
+    write(models, "direct_stateful_model", DIRECT, model_with_controls("START", "READY"))
+    write(models, "oldest_stateful_model", OLDEST, model_with_controls("START", "END", "CORRID"))
     write(models, "ensemble_model", ENSEMBLE)
     for name, part in [("image_preprocess", PREPROCESS), ("classification", CLASSIFY), ("segmentation", SEGMENT)]:
         write(models, f"{name}_model", *part)
@@ -187,7 +187,7 @@ def test_all_control_signals(client):
 
 
 @pytest.mark.parametrize(("name", "first"), [("uninitialised", 0), ("zero", 0), ("file", 1000)])
-def test_states_begin_as_they_say(client, name, first):
+def test_states_have_their_initial_values(client, name, first):
     """Without an initial value the model evaluates START; otherwise the state starts with zeros or the file. The state can be
     requested as an output."""
     total = np.full((1, 3), first, np.int32)

@@ -202,7 +202,7 @@ def test_a_client_disconnect_ends_all_steps(server, way):
             if way == "grpc cancel":
                 call.cancel()
     began = time.monotonic()
-    eventually("all are cancelled", 2, lambda: all(canceled(server, name) > before[name] for name in names))
+    eventually("all requests are cancelled", 2, lambda: all(canceled(server, name) > before[name] for name in names))
     assert canceled(server, "waits") == before["waits"] + 1
     assert server.ask("POST", "/v2/models/chain/generate", '{"IN":1}')[0] == 200
     assert time.monotonic() - began < 2.5
@@ -221,7 +221,7 @@ def test_a_lost_worker_is_an_error_in_the_stream(server):
     answers = values(server, asked("breaks", [4, 5, 6, 7]))
     text = "in ensemble 'breaks', the worker of model 'crashing' version 1 died in the middle of the responses"
     assert answers[:2] == [("a", 4), ("a", 5)] and len(answers) == 3 and answers[2][1].startswith(text)
-    eventually("it is back", 20, lambda: server.get("/v2/models/breaks/ready")[0] == 200)
+    eventually("the ensemble is ready again", 20, lambda: server.get("/v2/models/breaks/ready")[0] == 200)
     assert values(server, asked("breaks", [4, 5])) == [("a", 4), ("a", 5)]
 
 
@@ -326,7 +326,7 @@ def test_the_limit_holds_the_producer(server):
 
 
 @pytest.mark.parametrize("name", ["limited_twice", "limited_once"])
-def test_limits_do_not_lock_up(server, name):
+def test_limits_do_not_deadlock(server, name):
     """One place in each step of a chain of decoupled members, with eight clients."""
     done = queue.Queue()
 
@@ -351,10 +351,10 @@ def test_a_member_may_set_the_sequence_of_its_responses(server):
             call = stub(channel).ModelStreamInfer(iter([asked("steps_of_a_sequence", [1, 2, 3])]), timeout=20)
             answers = [message for message in call if message.infer_response.outputs]
             assert [read(message)[1] for message in answers] == [1, 3, 6]
-            said = [message.infer_response.parameters for message in answers]
-            assert [parameters["sequence_id"].int64_param for parameters in said] == [77] * 3
-            assert [parameters["sequence_start"].bool_param for parameters in said] == [True, False, False]
-            assert [parameters["sequence_end"].bool_param for parameters in said] == [False, False, True]
+            sent_parameters = [message.infer_response.parameters for message in answers]
+            assert [parameters["sequence_id"].int64_param for parameters in sent_parameters] == [77] * 3
+            assert [parameters["sequence_start"].bool_param for parameters in sent_parameters] == [True, False, False]
+            assert [parameters["sequence_end"].bool_param for parameters in sent_parameters] == [False, False, True]
 
 
 def test_exit_finishes_a_stream(tmp_path):

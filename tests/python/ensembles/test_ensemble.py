@@ -112,7 +112,7 @@ def test_steps_that_are_not_needed_do_not_run(server):
     assert {name: success(server, name) - count for name, count in counts.items()} == {"fp32": 1, "small": 0}
 
 
-def test_requests_meet_in_a_members_batch(server):
+def test_requests_of_an_ensemble_share_a_members_batch(server):
     """Four requests of the ensemble form one batch of its member."""
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda n: ask(server, "gathered", [[n]]).as_numpy("Y").tolist(), range(4)))

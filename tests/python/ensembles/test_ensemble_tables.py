@@ -92,7 +92,7 @@ def logged(serving_loads):
 
 
 @pytest.mark.parametrize(
-    "name, told",
+    "name, found_reason",
     [
         ("version_negative", "'model_version' of a step is 1 or greater, or -1 for the latest"),
         ("from_an_empty_name", "values that are made nowhere: '' of input 'INPUT0' of step 0 (model 'fp32')"),
@@ -100,30 +100,30 @@ def logged(serving_loads):
         ("output_from_half", "input 'INPUT1' of step 0 (model 'two') takes 'Z', which no step makes and which is no input"),
     ],
 )
-def test_refusals_name_the_cause(loads, name, told):
+def test_refusals_name_the_cause(loads, name, found_reason):
     """The additions to Triton's texts: the value, the step, the allowed values."""
-    assert told in loads[name]
+    assert found_reason in loads[name]
 
 
 @pytest.mark.parametrize(
-    "name, told",
+    "name, found_reason",
     [
         ("in_a_namespace", "'model_namespace' is 'foo' in step 0 (model 'fp32')"),
         ("input_mapped_twice", "'input_map' has the key 'INPUT0' twice; the last one counts"),
         ("decoupled_itself", "says that it is decoupled, but none of its members is"),
     ],
 )
-def test_probable_mistakes_are_logged(loads, logged, name, told):
+def test_probable_mistakes_are_logged(loads, logged, name, found_reason):
     """Triton loads these silently; this server loads them with a warning."""
     assert loads[name] == ""
-    assert any(told in line and f"model={name}/1" in line and "WARN" in line for line in logged.read_text().splitlines())
+    assert any(found_reason in line and f"model={name}/1" in line and "WARN" in line for line in logged.read_text().splitlines())
 
 
 def test_cycles_crash_triton():
     """The recorded answers are those that the differences describe."""
-    told = golden()["loads"]
-    assert told["of_a_circle"][0] == ensembles.CRASHED
-    assert "of_itself -> ... -> of_itself" in told["of_itself"][1]
+    found_reason = golden()["loads"]
+    assert found_reason["of_a_circle"][0] == ensembles.CRASHED
+    assert "of_itself -> ... -> of_itself" in found_reason["of_itself"][1]
 
 
 @pytest.mark.parametrize("name", ["of_a_broken_one", "of_one_of_a_broken_one"])
@@ -135,10 +135,10 @@ def test_reasons_of_members_begin_with_tritons_text(name):
 @pytest.mark.parametrize("name", [name for name in LOAD_DIFFERENCES if name.startswith("decoupled")])
 def test_invalid_response_tensors_are_refused_as_by_triton(name):
     """Triton refuses the same ensembles with reasons that begin like those here."""
-    text, told = LOAD_DIFFERENCES[name], golden()["loads"][name][1]
+    text, found_reason = LOAD_DIFFERENCES[name], golden()["loads"][name][1]
     if name == "decoupled_meets_the_request":
         text = text.replace("model 'two'", f"model '{name}'")
-    assert text.startswith(f"{told}: ")
+    assert text.startswith(f"{found_reason}: ")
 
 
 @pytest.mark.parametrize("ensemble", LOADS, ids=lambda ensemble: ensemble.name)
@@ -236,5 +236,5 @@ def test_live_triton_answers_as_recorded(tmp_path):
         assert (ours["status"], ours["answer"]) == (theirs["status"], theirs["answer"]), row.name
         assert failures_once(ours["counted"], certain) == failures_once(theirs["counted"], certain), row.name
     # Cycles crash it at varying points.
-    stable = lambda loads: {n: told for n, told in loads.items() if "circle" not in n}  # noqa: E731
+    stable = lambda loads: {n: found_reason for n, found_reason in loads.items() if "circle" not in n}  # noqa: E731
     assert stable(live["loads"]) == stable(recorded["loads"])

@@ -1,5 +1,5 @@
-"""Sequences whose model is a member of ensembles: they go on where they began when the member is loaded anew, what is counted
-of them counts old and new together, and the response cache stays away from them."""
+"""Sequences whose model is a member of ensembles: they continue on the same model version after a reload, the gauges are sums
+over the old and the new version, and the response cache ignores them."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ OPTIONS = ["--model-control-mode=explicit", "--exit-timeout-secs=1", "--cache-co
 
 
 def plain(name: str, function: str, more: str = "") -> str:
-    """A model from VALUE to SUM without sequences."""
+    """Returns a model from VALUE to SUM without sequences."""
     return f"""name: "{name}" backend: "builtin" max_batch_size: 4
 input [ {{ name: "VALUE" data_type: TYPE_INT32 dims: [ 1 ] }} ]
 output [ {{ name: "SUM" data_type: TYPE_INT32 dims: [ 1 ] }} ]
@@ -29,7 +29,7 @@ parameters {{ key: "function" value {{ string_value: "{function}" }} }}
 
 
 def ensemble(*members: str, more: str = "", kind: str = "INT32", ends=("VALUE", "SUM")) -> str:
-    """Members one behind the other."""
+    """Returns an ensemble whose members run one after the other."""
     first, last = ends
     names = [first, *(f"t{number}" for number in range(1, len(members))), last]
     steps = "".join(
@@ -56,7 +56,7 @@ MODELS = {
 
 @pytest.fixture
 def serve(tmp_path):
-    """Starts a server that loads these models; gives it."""
+    """Returns a function that starts a server, loads these models and returns the server."""
     started = []
 
     def begin(models: dict, *loaded: str):
@@ -70,12 +70,12 @@ def serve(tmp_path):
 
     yield begin
     for server in started:
-        # Sequences that are left open are no concern of these tests.
+        # These tests leave sequences open, and a graceful exit would wait for them.
         server.stop(check=False)
 
 
 def step(server, model: str, sequence, value: int, flags: str = ""):
-    """One request: the sum, or the status and the error."""
+    """Sends one request; returns the sum, or the status and the error."""
     parameters = {"sequence_start": "(" in flags, "sequence_end": ")" in flags} | ({"sequence_id": sequence} if sequence else {})
     tensor = {"name": "VALUE", "shape": [1, 1], "datatype": "INT32", "data": [value]}
     status, answer = server.infer(model, {"parameters": parameters, "inputs": [tensor], "outputs": [{"name": "SUM"}]})
@@ -88,20 +88,20 @@ def load(server, name: str) -> tuple:
 
 
 def reload(server, name: str):
-    """Changes a file of it and loads it anew."""
+    """Changes a file of the model and loads it again."""
     changed = server.models / name / "1" / "changed"
     changed.write_text(changed.read_text() + "x" if changed.exists() else "x")
     assert load(server, name) == (200, "")
 
 
 def workers_of(server, model: str) -> set:
-    """The processes of a model's instances."""
+    """Returns the processes of a model's instances."""
     return {pid for pid in server.workers() if f"\0{model}_0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 @pytest.mark.parametrize("model", ["seq", "alone", "late", "nested"])
-def test_a_sequence_goes_on_where_it_began(serve, model):
-    """Whatever started it, and whatever its requests pass before; what begins after the reload begins with the new one."""
+def test_a_sequence_continues_on_the_replaced_model(serve, model):
+    """Also through an ensemble; a sequence that starts after the reload uses the new model."""
     server = serve(MODELS, "late", "nested")
     assert step(server, model, 1, 10, "(") == 10
     old = workers_of(server, "seq")
@@ -110,17 +110,17 @@ def test_a_sequence_goes_on_where_it_began(serve, model):
     assert step(server, model, 1, 5) == 15
     assert step(server, model, 2, 7, "(") == 7
     assert len(workers_of(server, "seq")) == 2
-    assert step(server, "seq", 1, 1) == 16, "it is one sequence, whichever way its requests take"
+    assert step(server, "seq", 1, 1) == 16, "direct requests and ensemble requests belong to one sequence"
     assert step(server, model, 1, 1, ")") == 17
-    eventually("the old worker is gone", 10, lambda: not old & server.workers())
+    eventually("the old worker has ended", 10, lambda: not old & server.workers())
     assert step(server, model, 2, 7) == 14
     status, error = step(server, model, 1, 1)
     assert status == 400 and "must specify the START flag" in error
 
 
 @pytest.mark.parametrize("model", ["seq", "alone"])
-def test_an_id_that_begins_again_goes_on_with_the_new_model(serve, model):
-    """Although the old one still has a sequence with this id."""
+def test_a_restarted_sequence_uses_the_new_model(serve, model):
+    """The old model still has a sequence with this id."""
     server = serve(MODELS, "alone")
     assert step(server, model, 3, 1, "(") == 1
     reload(server, "seq")
@@ -130,7 +130,7 @@ def test_an_id_that_begins_again_goes_on_with_the_new_model(serve, model):
 
 
 def in_background(check):
-    """Runs it in a thread; gives a function that waits for what it gives."""
+    """Runs the check in a thread; returns a function that waits for its result."""
     results = []
     thread = threading.Thread(target=lambda: results.append(check()), daemon=True)
     thread.start()
@@ -138,10 +138,10 @@ def in_background(check):
 
 
 def test_a_sequence_begins_while_its_model_is_replaced(serve):
-    """Its first request had begun before, and comes to the old model when that is already being replaced."""
+    """The first request enters the ensemble before the reload and reaches the old model during it."""
     server = serve(MODELS, "late")
     first = in_background(lambda: step(server, "late", 4, 10, "("))
-    eventually("it is in its first step", 10, lambda: total(server.scrape(), "pharos_batches_total", model="before") == 1)
+    eventually("the first step executes", 10, lambda: total(server.scrape(), "pharos_batches_total", model="before") == 1)
     reload(server, "seq")
     assert first() == 10
     assert step(server, "late", 4, 5) == 15
@@ -149,8 +149,8 @@ def test_a_sequence_begins_while_its_model_is_replaced(serve):
 
 
 @pytest.mark.slow
-def test_gauges_count_old_and_new_together(serve):
-    """While a replaced version finishes its sequences: sequences, slots, instances and what waits."""
+def test_gauges_are_sums_over_the_old_and_the_new_version(serve):
+    """While a replaced version finishes its sequences: sequences, slots, instances and waiting requests."""
     slow = config(f"{IDLE_LONG} direct {{ }} {controls()}", batch=2, delay_ms=int(DELAY_S * 1000))
     server = serve({"seq": slow}, "seq")
 
@@ -170,18 +170,18 @@ def test_gauges_count_old_and_new_together(serve):
 
     assert [step(server, "seq", number, 1, "(") for number in (1, 2)] == [1, 1]
     more = [in_background(lambda: step(server, "seq", 1, 1)) for _ in range(6)]
-    eventually("five wait", 10, lambda: gauges()["waiting"] == 5)
+    eventually("five requests wait", 10, lambda: gauges()["waiting"] == 5)
     reload(server, "seq")
     now = gauges()
     assert (now["active"], now["used"], now["slots"]) == (2, 2, 4)
     assert now["waiting"] >= 1 and now["pending"] >= 1 and now["oldest"], now
-    assert now["instances"] == 2 and now["states"] == 1, "a name is that of one instance, the one that serves"
+    assert now["instances"] == 2 and now["states"] == 1, "the state of an instance is that of the serving version"
     assert step(server, "seq", 3, 1, "(") == 1
     assert gauges()["active"] == gauges()["used"] == 3
     assert sorted(answer() for answer in more) == [2, 3, 4, 5, 6, 7]
     assert [step(server, "seq", number, 1, ")") for number in (1, 2)] == [8, 2]
     idle = {"active": 1, "used": 1, "slots": 2, "waiting": 0, "pending": 0, "oldest": False, "instances": 1, "states": 1}
-    eventually("the old one is gone", 10, lambda: gauges() == idle)
+    eventually("the old version is unloaded", 10, lambda: gauges() == idle)
 
 
 STATE = """backend: "builtin" max_batch_size: 4
@@ -192,7 +192,7 @@ CACHE = "response_cache { enable: true }"
 
 
 def refusal(model: str, member: str) -> str:
-    """What the load of an ensemble is refused with."""
+    """Returns the reason with which the load of an ensemble is refused."""
     return (
         f"Response Cache does not currently support model {model} with sequence batching scheduler in its member {member}. "
         "Please disable the response cache."
@@ -200,7 +200,7 @@ def refusal(model: str, member: str) -> str:
 
 
 def test_the_cache_is_refused_where_a_member_has_sequences(serve):
-    """Also one of a member, and one with states. Those ensembles serve without it."""
+    """Also with an indirect member, and with states. The same ensembles without the cache serve."""
     models = {
         "seq": SEQUENCE,
         "iterative": config(f"iterative_sequence: true {IDLE_LONG} direct {{ }} {controls()}"),
@@ -222,8 +222,8 @@ def test_the_cache_is_refused_where_a_member_has_sequences(serve):
 
 
 @pytest.mark.parametrize("by_name", ["member", "ensemble"])
-def test_a_member_that_gets_sequences_ends_a_cached_ensemble(serve, by_name):
-    """Whichever of the two is loaded."""
+def test_a_cached_ensemble_is_refused_once_a_member_has_sequences(serve, by_name):
+    """The result does not depend on which of the two is loaded."""
     server = serve({"member": plain("member", "identity"), "cached": ensemble("member", more=CACHE)}, "cached")
     assert [step(server, "cached", None, 5) for _ in range(2)] == [5, 5]
     assert total(server.scrape(), "nv_cache_num_hits_per_model", model="cached") == 1
@@ -241,7 +241,7 @@ def test_a_member_that_gets_sequences_ends_a_cached_ensemble(serve, by_name):
 
 
 def test_requests_of_sequences_are_not_cached(serve):
-    """Neither looked up nor kept, by models and ensembles without sequences, which ignore the id."""
+    """Such requests are neither looked up nor stored, in models and ensembles without sequences, which ignore the id."""
     models = {"member": plain("member", "identity", CACHE), "cached": ensemble("member", more=CACHE)}
     server = serve(models, "cached")
     counted = lambda model: tuple(  # noqa: E731

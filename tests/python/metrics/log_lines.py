@@ -11,16 +11,16 @@ LINE = re.compile(
     r"(?P<name>[\w ]+)\.(?P<unit>[^:|]*):(?P<value>-?[0-9.]+(?:E-?\d+)?|NaN|-?Infinity)\|#(?P<dims>[^|]*)\|#"
     r"hostname:(?P<host>[^,]+)(?:,requestID:(?P<rid>.*))?,timestamp:(?P<epoch>\d+)$"
 )
-"""The expression that reads every line of TorchServe, of its files and of its console."""
+"""Matches every metric line of TorchServe, both in its files and on its console."""
 
 
 def folder(server) -> Path:
-    """Where a server logs metrics."""
+    """Returns the directory of a server's metric logs."""
     return server.logs
 
 
 def raw(server, name: str) -> list:
-    """The lines of a file, complete ones only; those of archived files first."""
+    """Returns the complete lines of a log, those of archived files first."""
 
     def place(path):
         return path.name.split(".")[1], int(path.name.split(".")[2])
@@ -33,11 +33,11 @@ def raw(server, name: str) -> list:
 
 
 def lines(server, name: str) -> list:
-    """The parsed lines of a file. Every line must be one of TorchServe's."""
+    """Returns the parsed lines of a log. Every line must have TorchServe's format."""
     found = []
     for line in raw(server, name):
         match = LINE.match(line)
-        assert match, f"no line of TorchServe's: {line!r}"
+        assert match, f"not in TorchServe's format: {line!r}"
         fields = match.groupdict()
         assert (fields["rid"] is not None) == (name == "model_metrics"), line
         assert fields["logger"] is None
@@ -46,7 +46,7 @@ def lines(server, name: str) -> list:
 
 
 def sums(found: list) -> dict:
-    """The sums of values by name and dimensions."""
+    """Returns the sums of the values by name and dimensions."""
     result = defaultdict(float)
     for fields in found:
         result[fields["name"], fields["dims"]] += float(fields["value"])
@@ -54,5 +54,5 @@ def sums(found: list) -> dict:
 
 
 def by_name(found: list, name: str) -> list:
-    """The lines of one metric."""
+    """Returns the lines of one metric."""
     return [fields for fields in found if fields["name"] == name]

@@ -114,7 +114,7 @@ def test_numbers_appear(loaded, page, scheme):
 
 
 @needs_browser
-def test_the_rate_is_the_servers(loaded, page):
+def test_the_page_computes_rates_and_percentiles(loaded, page):
     """The page's rates and percentiles of two scrapes are equal to those computed here independently."""
     page.open(url(loaded))
     shows(page, "tile-rate", r"^[1-9]")
@@ -131,7 +131,7 @@ def test_the_rate_is_the_servers(loaded, page):
     }})()"""
     median = 100 + 900 * (50 - 10) / 80
     assert page.ask(script) == [20, 'a"} b', [10, 80, 10], median, 50, 1000, None]
-    # A counter that fell was reset: its value was counted since then.
+    # A counter that decreased was reset: its whole value counts as the increase.
     reset = script.replace(json.dumps(after), json.dumps(after.replace("140", "30")))
     assert page.ask(reset)[0] == 15
     assert page.complaints == []
@@ -190,7 +190,7 @@ def test_an_unreachable_server_is_reported(tmp_path, page):
 
 @needs_browser
 def test_a_server_without_scraped_metrics(tmp_path, page):
-    """In mode tslog the page reports the mode instead of a missing model; in a mode with scraped metrics it draws."""
+    """In mode tslog the page reports the mode instead of a missing model; in a mode with scraped metrics it draws the charts."""
     models = copy_models(tmp_path / "models", ["identity_fp32"], MODELS)
     definition = tmp_path / "metrics.yaml"
     shipped = (ROOT / "metrics.yaml").read_text()
@@ -210,7 +210,7 @@ def test_a_server_without_scraped_metrics(tmp_path, page):
 
 @needs_browser
 def test_fifty_models(tmp_path, page):
-    """The table has all of many models, and updating the page stays fast."""
+    """The table has a row for each of 50 models, and updating the page stays fast."""
     server_folder = tmp_path / "server"
     server_folder.mkdir()
     source = MODELS / "identity_fp32"

@@ -101,8 +101,8 @@ def test_ring_stdout_and_statsd_give_the_same_series(emitters):
     assert total(scrape, "pharos_metric_samples_total", source="statsd") == 10
 
 
-def test_printed_lines_of_both_eras(emitters):
-    """With and without type, host and ids, by name and by position; a line that is not a metric goes to the log."""
+def test_printed_lines_of_old_and_new_formats(emitters):
+    """Lines with and without type, host and ids, and labels by name or position; a line without a metric goes to the log."""
     emitters.print(
         f"[METRICS]Orders.Count:1|#shop:a,Level:Model|#type:COUNTER|#hostname:{HOST},1699061430,6d17-1,6d17-2",
         f"INFO > [METRICS]Orders.Count:2|#shop:a,Level:Model|#hostname:{HOST},1699061430,6d17-1",
@@ -128,12 +128,12 @@ def test_malformed_printed_lines_are_counted_and_logged_once_a_second(emitters):
     emitters.print(*["[METRICS]Failed to update metric with name:X"] * 500, "[METRICS]Orders.Count:1|#shop:b,Level:L")
     emitters.becomes(1, "Orders", shop="b", Level="L", Hostname=HOST)
     emitters.print("[METRICS]Temperature.Celsius:nan|#room:a", "[METRICS]Two Words.ms:1|#", "[METRICS]Size.B:1|#a:1,b:2")
-    eventually("all are counted", 10, lambda: refused(emitters, "stdout") == 502)
+    eventually("all lines are counted", 10, lambda: refused(emitters, "stdout") == 502)
     dropped = lambda: total(emitters.server.scrape(), "pharos_metric_samples_dropped_total", model="print")
-    eventually("the one with wrong labels is a dropped sample of the model", 10, lambda: dropped() == 1)
-    said = emitters.logged("a metric line from the output of print.* was refused: .*")
-    assert 1 <= len(said) <= time.monotonic() - started + 1
-    assert "a metric line begins with Name.Unit:value; line: `[METRICS]Failed to update" in said[0]
+    eventually("the line with wrong labels counts as a dropped sample of the model", 10, lambda: dropped() == 1)
+    logged_refusals = emitters.logged("a metric line from the output of print.* was refused: .*")
+    assert 1 <= len(logged_refusals) <= time.monotonic() - started + 1
+    assert "a metric line begins with Name.Unit:value; line: `[METRICS]Failed to update" in logged_refusals[0]
     assert emitters.server.infer("print", one("BYTES", [1], ["still here"]))[0] == 200
 
 
@@ -147,7 +147,7 @@ def test_a_long_line_and_a_dying_worker(emitters):
     assert refused(emitters, "stdout") == 1
     (worker,) = emitters.server.workers()
     os.kill(worker, 9)
-    eventually("the worker is back", 30, lambda: emitters.server.workers() not in (set(), {worker}))
+    eventually("the worker is restarted", 30, lambda: emitters.server.workers() not in (set(), {worker}))
     eventually("the model is ready", 30, lambda: emitters.server.get("/v2/models/print/ready")[0] == 200)
     emitters.print("[METRICS]Orders.Count:1|#shop:after,Level:L")
     emitters.becomes(2, "Orders", shop="after", Level="L", Hostname=HOST)
@@ -183,15 +183,15 @@ def test_statsd_refusals(emitters):
     bad = ["Orders:1|g", "Temperature:1|c", "Orders:1|c|#shop:a,extra:b", "Unknown:1|c", "Orders", "Orders:nan|c", "_sc|n|0|h"]
     emitters.send("\n".join([*bad, "Temperature:1|g|#room:z"]).encode() + b"\n\xff:1|c")
     emitters.becomes(1, "Temperature", room="z")
-    eventually("all are counted", 10, lambda: refused(emitters, "statsd") == len(bad) + 1)
-    said = emitters.logged("a metric line from StatsD was refused: .*")
-    assert len(said) == 1 and "metric `Orders` is a counter, not a gauge; line: `Orders:1|g`" in said[0]
+    eventually("all lines are counted", 10, lambda: refused(emitters, "statsd") == len(bad) + 1)
+    logged_refusals = emitters.logged("a metric line from StatsD was refused: .*")
+    assert len(logged_refusals) == 1 and "metric `Orders` is a counter, not a gauge; line: `Orders:1|g`" in logged_refusals[0]
     run_for("refusals are logged once a second", 1.1)
     emitters.send("Unknown:1|c|#shop:a")
     eventually("logged again", 10, lambda: len(emitters.logged("from StatsD was refused")) == 2)
-    said = emitters.logged("a metric line from StatsD was refused: .*")[1]
-    assert "`Unknown` is not defined in metrics.yaml; add under model_metrics.counter" in said
-    assert f"and {len(bad)} others" in said
+    logged_refusals = emitters.logged("a metric line from StatsD was refused: .*")[1]
+    assert "`Unknown` is not defined in metrics.yaml; add under model_metrics.counter" in logged_refusals
+    assert f"and {len(bad)} others" in logged_refusals
 
 
 def test_undeclared_metrics_are_detected(start, tmp_path):
@@ -234,7 +234,7 @@ def test_unix_datagrams(start, tmp_path_factory):
     emitters.send(line * count)
     emitters.becomes(count, "Orders", shop="u", Level="L", Hostname=HOST)
     emitters.send(line * (count + 1))
-    eventually("a longer one is refused", 10, lambda: refused(emitters, "statsd") == 1)
+    eventually("a longer datagram is refused", 10, lambda: refused(emitters, "statsd") == 1)
     assert emitters.value("Orders", shop="u", Level="L", Hostname=HOST) == count
     assert stat.S_ISSOCK(path.stat().st_mode)
     assert emitters.server.stop() == 0

@@ -222,7 +222,7 @@ def test_the_views_of_torchserve_agree(tmp_path):
         assert answers("/1.0") and answers("/1.0")
         reload(home, definition, 2)
         home.predict("mortal", b"die")
-        eventually("mortal is back", 30, answers)
+        eventually("mortal answers again", 30, answers)
         assert home.predict("absent", b"x")[0] == 404
         metrics = lines_agree(lambda: counters(scrape()), home)
         by_version = {dict(pairs)["model_version"]: value for (name, pairs), value in metrics.items() if name == "ts_inference_requests_total"}

@@ -76,8 +76,8 @@ def test_a_bad_file_is_refused_with_its_position(tmp_path, text, message):
     for args in (["metrics", "check", file], [f"--model-repository={MODELS}", "--http-port=0", f"--metrics-config={file}"]):
         result = run(*args)
         assert result.returncode == 1, result
-        said = result.stderr.splitlines()[-1].removeprefix("pharos: ")
-        assert re.match(rf"{re.escape(str(file))}:\d+:\d+: .", said) and message in said, said
+        reported = result.stderr.splitlines()[-1].removeprefix("pharos: ")
+        assert re.match(rf"{re.escape(str(file))}:\d+:\d+: .", reported) and message in reported, reported
         assert result.stdout == ""
 
 
@@ -115,7 +115,7 @@ def test_probable_mistakes_are_warnings(start, tmp_path, text, warning):
     assert (result.returncode, result.stderr) == (0, f"{file}: warning: {warning}\n")
     server = start([MODEL], f"--metrics-config={file}")
     assert re.search(rf"WARN.*{re.escape(warning)}", server.log.read_text())
-    hang_up(server, warning)
+    send_sighup(server, warning)
 
 
 def test_list_in_every_form(tmp_path):
@@ -174,7 +174,7 @@ def names(server) -> set:
 
 
 def eventually_shows(server, name: str, **labels):
-    """Polls until a worker has applied the new definition, which the log does not wait for."""
+    """Waits for a series: a worker applies the new definition after the log line."""
 
     def check():
         infer(server)
@@ -183,11 +183,11 @@ def eventually_shows(server, name: str, **labels):
     eventually(f"{name}{labels} is shown", 10, check)
 
 
-def hang_up(server, said: str):
-    """Sends SIGHUP and waits until the log has one more line with `said`."""
-    before = server.log.read_text().count(said)
+def send_sighup(server, reported: str):
+    """Sends SIGHUP and waits until the log has one more line with `reported`."""
+    before = server.log.read_text().count(reported)
     server.process.send_signal(signal.SIGHUP)
-    eventually(f"the log has {said!r} again", 10, lambda: server.log.read_text().count(said) > before)
+    eventually(f"the log has {reported!r} again", 10, lambda: server.log.read_text().count(reported) > before)
 
 
 def test_sighup_adds_and_removes_metrics(start, tmp_path):
@@ -201,25 +201,25 @@ def test_sighup_adds_and_removes_metrics(start, tmp_path):
     assert reloads == {"success": 0, "failure": 0}
 
     file.write_text(definition(PREDICTION))
-    hang_up(server, "added PredictionTime; removed HandlerTime")
+    send_sighup(server, "added PredictionTime; removed HandlerTime")
     eventually_shows(server, "PredictionTime", ModelName=MODEL)
     after = server.scrape()
     assert not any(name == "HandlerTime" for name, _ in after)
     assert total(after, "pharos_metrics_reloads_total", result="success") == 1
 
     file.write_text(definition(PREDICTION, HANDLER.replace("[ModelName, Level]", "[Level]")))
-    hang_up(server, "added HandlerTime")
+    send_sighup(server, "added HandlerTime")
     eventually_shows(server, "HandlerTime", Level="Model")
 
     # A worker that starts now gets the current definition.
     file.write_text(definition(HANDLER))
-    hang_up(server, "removed PredictionTime; changed HandlerTime")
+    send_sighup(server, "removed PredictionTime; changed HandlerTime")
     (worker,) = server.workers()
     os.kill(worker, signal.SIGKILL)
-    eventually("another worker is there", 20, lambda: server.workers() - {worker} and server.get("/v2/health/ready")[0] == 200)
+    eventually("another worker runs", 20, lambda: server.workers() - {worker} and server.get("/v2/health/ready")[0] == 200)
     infer(server)
     assert ("HandlerTime", (("Level", "Model"), ("ModelName", MODEL))) in server.scrape()
-    hang_up(server, "nothing has changed")
+    send_sighup(server, "nothing has changed")
     assert server.stop() == 0
 
 
@@ -231,9 +231,9 @@ def test_a_bad_file_at_sighup_changes_nothing(start, tmp_path):
     infer(server)
     before = {key for key in server.scrape()}
     file.write_text(definition(PREDICTION, HANDLER.replace("unit", "units")))
-    hang_up(server, f"the previous definition stays in use: {file}:8:")
+    send_sighup(server, f"the previous definition stays in use: {file}:8:")
     file.unlink()
-    hang_up(server, "metrics.yaml': No such file")
+    send_sighup(server, "metrics.yaml': No such file")
     infer(server)
     assert {key for key in server.scrape()} == before
     assert total(server.scrape(), "pharos_metrics_reloads_total", result="failure") == 2
@@ -261,7 +261,7 @@ def test_sighup_under_load_loses_no_count(start, tmp_path):
 def test_sighup_without_a_file(start):
     """The built-in definition is reloaded: nothing changes, and the server continues."""
     server = start([MODEL])
-    hang_up(server, "metrics reloaded from the built-in metrics.yaml: nothing has changed")
+    send_sighup(server, "metrics reloaded from the built-in metrics.yaml: nothing has changed")
     infer(server)
 
 
@@ -325,5 +325,5 @@ def test_latency_counters_are_disabled_and_counts_stay(start):
     found = names(server)
     assert {"nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count"} <= found
     assert not any(re.fullmatch(r"nv_inference_\w+_(duration|histogram)_us\w*", name) for name in found), found
-    hang_up(server, "nothing has changed")
+    send_sighup(server, "nothing has changed")
     assert "nv_inference_request_duration_us" not in names(server)

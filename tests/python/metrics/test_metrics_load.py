@@ -129,7 +129,7 @@ def test_nothing_is_lost_when_workers_are_killed(emitting):
         victim = next((ledger for ledger in living if ledger.model == turn), next(iter(living), None))
         if victim:
             os.kill(victim.pid, signal.SIGKILL)
-            eventually("the worker is gone", 5, lambda pid=victim.pid: not alive(pid))
+            eventually("the worker has ended", 5, lambda pid=victim.pid: not alive(pid))
             killed.append(victim)
             recorded = sum(ledger.read()[1] for ledger in killed if ledger.model == victim.model)
             eventually("its recorded samples are counted", 5, lambda: emitted(server, victim.model) >= recorded)
@@ -140,21 +140,21 @@ def test_nothing_is_lost_when_workers_are_killed(emitting):
     print(
         f"\n{samples / elapsed:,.0f} samples/s, {samples / living_s:,.0f} for each living worker of {RATE:,} wanted, "
         f"{len(killed)} kills, "
-        f"frontend {cpu / samples * 1e9:.0f} ns of processor time a sample (scrapes and restarts included)"
+        f"frontend {cpu / samples * 1e9:.0f} ns of CPU time per sample (scrapes and restarts included)"
     )
 
 
 def finish(server, known: dict, models: list):
-    """Kills the last workers one by one, and compares what each had recorded with what the frontend has."""
+    """Kills the last workers one by one and compares the samples that each has recorded with the counters of the frontend."""
     for _ in every(0.05, 30):
-        # Those that came back meanwhile are noted before they are killed; a restart waits for longer each time.
+        # Workers restarted in the meantime are added first; the restart delay grows with each restart.
         for ledger in ledgers(server, known).values():
             if alive(ledger.pid):
                 os.kill(ledger.pid, signal.SIGSTOP)
         stopped = [ledger for ledger in known.values() if alive(ledger.pid)]
         if len({ledger.model for ledger in stopped}) == len(models):
             break
-    # A signal stops a process at once, its threads a moment later; what they have sent is then on its way.
+    # The process stops at once, its threads a moment later; samples that they sent may still be in the ring.
     run_for("all threads have stopped, and the server has read what they sent", 0.3)
     metrics = server.scrape()
     for model in models:
@@ -199,8 +199,8 @@ def test_the_channel_of_each_instance_is_shown(emitting):
     (pid,) = server.workers()
     os.kill(pid, signal.SIGKILL)
     server.process.send_signal(signal.SIGCONT)
-    eventually("the series is gone with the worker", 5, lambda: key not in server.scrape())
-    eventually("and is back with the next", 20, lambda: key in server.scrape())
+    eventually("the series is removed with the worker", 5, lambda: key not in server.scrape())
+    eventually("the series exists again with the next worker", 20, lambda: key in server.scrape())
 
 
 def test_an_undeclared_metric_fails_the_load_or_is_detected(emitting):
@@ -219,7 +219,7 @@ def test_an_undeclared_metric_fails_the_load_or_is_detected(emitting):
 def test_idle_workers_cause_no_wakeups(emitting):
     """An idle server with workers uses almost no CPU time: only one tick every half second."""
     server = emitting({f"emit{n}": {"metrics": "counter Emitted Count ModelName"} for n in range(WORKERS)})
-    run_for("the start is over", 0.5)
+    run_for("the server has started", 0.5)
     before = cpu_seconds(server.process.pid)
-    run_for("the processor time of two seconds", 2)
+    run_for("the CPU time is measured over two seconds", 2)
     assert cpu_seconds(server.process.pid) - before <= 0.05

@@ -1,5 +1,5 @@
-"""`prometheus.yaml`, the rules and the Grafana dashboards: they are well formed, speak only of metrics that exist, and a real
-Prometheus that scrapes a loaded server answers each of their expressions with data."""
+"""`prometheus.yaml`, the rules and the Grafana dashboards are well formed and use only existing metrics; a real Prometheus that
+scrapes a loaded server returns data for each of their expressions."""
 
 import json
 import os
@@ -28,12 +28,12 @@ from sequences.state_models import TWO, builtin, sequences, tensors
 DASHBOARDS = sorted((ROOT / "grafana/dashboards").glob("*.json"))
 COLUMNS = 24
 LOAD_S = 25
-"""How long at most an expression may take to have data."""
+"""The maximum time until an expression has data."""
 
 needs_prometheus = pytest.mark.skipif(bool(prometheus.missing()), reason=prometheus.missing())
 
 NOT_SHOWN = {}
-"""Metrics of metrics.yaml that no dashboard shows -> why."""
+"""Metrics of metrics.yaml that no dashboard shows -> the reason."""
 
 NO_DATA = {
     r"nv_gpu_\w+|nv_energy_consumption|GPU\w+|pharos_gpu_\w+|pharos_worker_gpu_\w+": "there is no GPU on this machine",
@@ -44,13 +44,13 @@ NO_DATA = {
     r"pharos_repository_\w+": "no repository is in an object store",
     r"pharos_tslog_\w+": "no line was written, skipped or refused",
 }
-"""Families that may have no series in this test -> why. A family that has series must have them in every expression."""
+"""Families that may have no series here -> the reason. A family with series must have data in every expression that reads it."""
 
 QUIET = {
     r"pharos_request_failures_total|nv_inference_request_failure": "no such failure happened",
     r"pharos_instance_restarts_total": "no worker was lost in the time of this point",
 }
-"""Filters (`> 0`) on these may leave nothing."""
+"""A filter (`> 0`) on one of these may have an empty result."""
 
 
 def load(path) -> dict:
@@ -58,7 +58,7 @@ def load(path) -> dict:
 
 
 def panels(dashboard: dict) -> list:
-    """All panels, those in collapsed rows included."""
+    """Returns all panels, including those in collapsed rows."""
     found = []
     for panel in dashboard["panels"]:
         found += [panel, *panel.get("panels", [])]
@@ -66,7 +66,7 @@ def panels(dashboard: dict) -> list:
 
 
 def expressions(dashboard: dict) -> list:
-    """(where, PromQL) of each panel and annotation, with the variables filled in as Grafana does for "All"."""
+    """Returns (location, PromQL) of each panel and annotation, with the variables replaced as Grafana does for "All"."""
     found = []
     for panel in panels(dashboard):
         found += [(f"{dashboard['title']}: {panel['title']}", t["expr"]) for t in panel.get("targets", [])]
@@ -76,7 +76,7 @@ def expressions(dashboard: dict) -> list:
 
 
 def filled(expression: str) -> str:
-    """With Grafana's variables replaced: `$__rate_interval` by a time that fits a scrape each second, others by "all"."""
+    """Replaces Grafana's variables: `$__rate_interval` by a duration that fits one scrape per second, others by "all"."""
     expression = expression.replace("$__rate_interval", "5s")
     expression = re.sub(r"\$\w+", ".*", expression)
     assert "$" not in expression, expression
@@ -88,7 +88,7 @@ def all_expressions() -> list:
 
 
 def metric_names(expression: str) -> set:
-    """The metrics that a PromQL expression reads."""
+    """Returns the metrics that a PromQL expression reads."""
     text = re.sub(r'"(?:[^"\\]|\\.)*"', "", expression)
     text = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", text)
     text = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", " ", text)
@@ -98,7 +98,7 @@ def metric_names(expression: str) -> set:
 
 
 def rule_lines(kind: str) -> list:
-    """(name, expression) of the rules of a kind, `record` or `alert`, read without a YAML library."""
+    """Returns (name, expression) of the rules of a kind, `record` or `alert`; needs no YAML library."""
     found = []
     for path in RULES:
         for block in re.split(r"(?m)^ +- (?=record:|alert:)", path.read_text())[1:]:
@@ -110,23 +110,23 @@ def rule_lines(kind: str) -> list:
 
 
 def declared() -> list:
-    """The names of the metrics in metrics.yaml, in its order."""
+    """Returns the names of the metrics in metrics.yaml, in its order."""
     names = re.findall(r"(?m)^ +- name: (\w+)", (ROOT / "metrics.yaml").read_text())
     assert len(names) > 50
     return names
 
 
 def family(name: str, known) -> str:
-    """The metric that a sample name belongs to: histograms and summaries have `_bucket`, `_sum` and `_count`."""
+    """Returns the metric of a sample name: histograms and summaries have `_bucket`, `_sum` and `_count`."""
     short = re.sub(r"_(bucket|sum|count)$", "", name)
     return short if name not in known and short in known else name
 
 
-# ---- the files by themselves ------------------------------------------------------------------------------------------
+# ---- the files alone --------------------------------------------------------------------------------------------------
 
 
 def test_names_are_read_from_expressions():
-    """The reader of names that other tests rely on."""
+    """Checks `metric_names`, which other tests use."""
     for text, names in [
         ("sum by (job, le) (rate(a_bucket{x=~\"b|c\", y!=\"sum\"}[5m])) / (b:c:d > 0) or vector(0)", {"a_bucket", "b:c:d"}),
         ("histogram_quantile(0.5, sum without (z) (d)) / 1e6 unless e1 offset 1h", {"d", "e1"}),
@@ -137,7 +137,7 @@ def test_names_are_read_from_expressions():
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_dashboard_is_well_formed(path):
-    """Unique ids, panels that do not overlap, titles, units, a data source that can be chosen, and filters that are used."""
+    """Unique ids, panels that do not overlap, titles, units, a data source that users can select, and filters that are used."""
     dashboard = load(path)
     every = panels(dashboard)
     assert [n for n, count in Counter(panel["id"] for panel in every).items() if count > 1] == []
@@ -162,15 +162,15 @@ def test_dashboard_is_well_formed(path):
     assert used == variables
 
 
-def test_dashboards_are_told_apart():
-    """There are dashboards, no two with the same uid or title."""
+def test_dashboards_have_unique_uids_and_titles():
+    """Dashboards exist, and no two have the same uid or title."""
     assert len(DASHBOARDS) >= 6
     for key in ("uid", "title"):
         assert len({load(path)[key] for path in DASHBOARDS}) == len(DASHBOARDS)
 
 
-def test_only_metrics_that_exist_are_used():
-    """Every name in dashboards and rules is in metrics.yaml, is recorded by a rule, or is Prometheus' own."""
+def test_only_existing_metrics_are_used():
+    """Every name in dashboards and rules is in metrics.yaml, is recorded by a rule, or belongs to Prometheus."""
     known = set(declared()) | {name for name, _ in rule_lines("record")}
     known |= {"up", "scrape_duration_seconds", "scrape_samples_scraped"}
     uses = all_expressions() + rule_lines("record") + rule_lines("alert")
@@ -181,15 +181,15 @@ def test_only_metrics_that_exist_are_used():
 
 
 def test_every_metric_is_shown():
-    """A metric that no dashboard shows is a metric that nobody sees; those on purpose are in NOT_SHOWN."""
+    """Every metric is on a dashboard, except for those in NOT_SHOWN."""
     names = declared()
     shown = {family(name, names) for _, expression in all_expressions() for name in metric_names(expression)}
-    assert set(names) - shown == set(NOT_SHOWN), "shown nowhere, or listed though it is shown"
+    assert set(names) - shown == set(NOT_SHOWN), "on no dashboard, or in NOT_SHOWN although on a dashboard"
 
 
 @needs_prometheus
 def test_promtool_accepts_the_configuration_and_the_rules():
-    """`promtool check config` of prometheus.yaml, which also checks the rules that it names."""
+    """Runs `promtool check config` on prometheus.yaml, which also checks the rules that it names."""
     result = promtool("check", "config", ROOT / "prometheus.yaml")
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"{len(RULES)} rule files found" in result.stdout
@@ -197,13 +197,13 @@ def test_promtool_accepts_the_configuration_and_the_rules():
 
 @needs_prometheus
 def test_promtool_tests_of_the_rules_pass():
-    """`promtool test rules`: percentiles, ratios, and each alert with and without its cause."""
+    """Runs `promtool test rules`: percentiles, ratios, and each alert with and without its cause."""
     result = promtool("test", "rules", *RULE_TESTS)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_every_alert_has_a_test():
-    """Each alert is expected to fire in a test."""
+    """A test expects each alert to fire."""
     text = "".join(path.read_text() for path in RULE_TESTS)
     alerts = [name for name, _ in rule_lines("alert")]
     assert len(alerts) >= 15
@@ -214,7 +214,7 @@ def test_every_alert_has_a_test():
 
 
 class Load:
-    """Good, bad and refused requests over HTTP and gRPC and StatsD datagrams, until it is stopped."""
+    """Sends valid, invalid and refused requests over HTTP and gRPC, and StatsD datagrams, until it is stopped."""
 
     def __init__(self, server, statsd: str):
         self.server, self.statsd, self.over, self.begun = server, statsd, threading.Event(), 0
@@ -242,7 +242,7 @@ class Load:
 
     def good(self):
         self.server.infer("simple", simple())
-        # A miss, a hit, one in the place of the first, and one that does not fit.
+        # A miss, a hit, an entry that evicts the first, and one that does not fit.
         for numbers in ([1] * 4, [1] * 4, [2] * 4, [3] * 64):
             self.server.infer("identity_fp32", one("FP32", [1, len(numbers)], numbers))
         picture = {"name": "picture", "datatype": "UINT8", "shape": [1, 64, 64], "data": [255] * 4096}
@@ -253,7 +253,7 @@ class Load:
         self.server.infer("fail", one("FP32", [4], [1, 2, 3, 4]))
 
     def sequences(self):
-        # Each begins, and none ends but by its idle time; the last request belongs to none.
+        # Each sequence starts and ends only by its idle timeout; the last request belongs to no sequence.
         self.begun += 1
         tensor = {"name": "X", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}
         for parameters in ({"sequence_id": self.begun, "sequence_start": True}, {"sequence_id": 10**9}):
@@ -277,7 +277,7 @@ class Load:
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory):
-    """A loaded server and the Prometheus that scrapes it; ends the load after the module."""
+    """Starts a loaded server and a Prometheus that scrapes it; ends the load after the module."""
     folder = tmp_path_factory.mktemp("prometheus")
     models = copy_models(folder / "models", ["identity_fp32", "fail", "queue_limit"])
     write(models, "sums", builtin("accumulate") + sequences(TWO, "max_sequence_idle_microseconds: 300000") + tensors("2"))
@@ -287,7 +287,7 @@ def scraped(tmp_path_factory):
     cached = models / "identity_fp32" / "config.pbtxt"
     cached.write_text(cached.read_text() + "response_cache { enable: true }\n")
     statsd = f"127.0.0.1:{free_ports(1)[0]}"
-    # Room for one response: each new one evicts the last, and a large one does not fit.
+    # The cache has room for one response: each new one evicts the last, and a large one does not fit.
     cache = "--cache-config=local,size=700"
     options = ["--metrics-config=summary_latencies=true", f"--statsd-address={statsd}", cache]
     with (
@@ -304,14 +304,14 @@ def scraped(tmp_path_factory):
 
 
 def has_data(running, expression: str) -> bool:
-    """Whether the expression has a sample that is a number, at any second since the start."""
+    """Returns whether the expression has a numeric sample at any second since the start."""
     end = time.time()
     answer = running.ask("query_range", query=expression, start=running.started, end=end, step=1)
     return any(value != "NaN" for series in answer["result"] for _, value in series["values"])
 
 
 def excuse(running, expression: str) -> str:
-    """Why an expression may have no data here, by what it reads; empty if it must have some."""
+    """Returns why an expression may have no data here, depending on the metrics that it reads; empty if it must have data."""
     names = declared()
     for name in metric_names(expression):
         for pattern, reason in NO_DATA.items():
@@ -324,7 +324,7 @@ def excuse(running, expression: str) -> str:
 
 
 def answered(running, pairs: list) -> tuple:
-    """Waits until each (where, expression) has data or an excuse; gives the excused ones and those without either."""
+    """Waits until each (location, expression) has data or an excuse; returns the excused ones and those without either."""
     waiting = dict.fromkeys(pairs)
     for _ in every(1, LOAD_S):
         waiting = {pair: None for pair in waiting if not has_data(running, pair[1])}
@@ -336,7 +336,7 @@ def answered(running, pairs: list) -> tuple:
 
 
 def report(capsys, title: str, count: int, excused: dict):
-    """Prints what had no data and why: it must be seen, not only allowed."""
+    """Prints the expressions without data and the reasons."""
     with capsys.disabled():
         print(f"\n{title}: {count - len(excused)} of {count} expressions have data; the others, and why:")
         for (where, _), reason in sorted(excused.items()):
@@ -345,7 +345,7 @@ def report(capsys, title: str, count: int, excused: dict):
 
 @needs_prometheus
 def test_every_panel_has_data(scraped, capsys):
-    """Each expression of each dashboard, asked of Prometheus as Grafana would."""
+    """Sends each expression of each dashboard to Prometheus, as Grafana would."""
     pairs = all_expressions()
     excused, empty = answered(scraped, pairs)
     report(capsys, "dashboards", len(pairs), excused)
@@ -354,7 +354,7 @@ def test_every_panel_has_data(scraped, capsys):
 
 @needs_prometheus
 def test_every_variable_has_values(scraped):
-    """What the dashboards let one choose from."""
+    """The dashboards' variables have values to select from."""
     for path in DASHBOARDS:
         for variable in load(path)["templating"]["list"]:
             if variable["type"] != "query":
@@ -366,7 +366,7 @@ def test_every_variable_has_values(scraped):
 
 @needs_prometheus
 def test_every_rule_works(scraped, capsys):
-    """Recording rules have recorded; alerts are evaluated without an error, and what they read is there."""
+    """Recording rules have recorded; alerts are evaluated without an error, and their metrics exist."""
     groups = eventually(
         "all rules are evaluated",
         30,

@@ -1,4 +1,4 @@
-"""The statistics extension and `/metrics`: exact, up to date when the answer arrives, and never in disagreement."""
+"""The statistics extension and `/metrics` are exact, up to date when the answer arrives, and always agree."""
 
 import concurrent.futures
 import json
@@ -18,12 +18,12 @@ DURATIONS = ["success", "fail", "queue", "compute_input", "compute_infer", "comp
 
 
 def batch(rows: int) -> dict:
-    """A request for `simple` with this many rows."""
+    """Returns a request for `simple` with this many rows."""
     return {"inputs": [tensor(name, "INT32", [rows, 16], ROW * rows) for name in ("INPUT0", "INPUT1")]}
 
 
 def counts(statistics: dict) -> dict:
-    """The numbers of the statistics that are counts, without the durations."""
+    """Returns the counts of the statistics, without the durations."""
     result = {name: statistics["inference_stats"][name]["count"] for name in DURATIONS}
     result |= {key: statistics[key] for key in ("inference_count", "execution_count")}
     return result | {
@@ -32,13 +32,13 @@ def counts(statistics: dict) -> dict:
 
 
 def risen(before: dict, after: dict) -> dict:
-    """What rose between two times, by how much."""
+    """Returns the increases between two snapshots."""
     return {key: after[key] - before.get(key, 0) for key in after if after[key] != before.get(key, 0)}
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_every_request_is_counted_before_it_is_answered(server, rows):
-    """Requests one after the other: each is one execution, and visible as soon as its answer is here."""
+    """Sequential requests: each is one execution, and is visible as soon as its answer has arrived."""
     for _ in range(5):
         before = counts(server.statistics("simple"))
         started = time.time() * 1000
@@ -55,8 +55,8 @@ def test_every_request_is_counted_before_it_is_answered(server, rows):
 
 
 @pytest.mark.smoke
-def test_form(server):
-    """Every key is there, every count and duration a plain whole number, batch sizes are sorted."""
+def test_format_of_the_statistics(server):
+    """Every key exists, every count and duration is an integer, and batch sizes are sorted."""
     server.infer("simple", batch(2))
     server.infer("simple", batch(1))
     statistics = server.statistics("simple")
@@ -73,7 +73,7 @@ def test_form(server):
 
 
 def test_durations_are_plausible(start):
-    """A model that takes 200 ms: compute_infer says so, and the parts are within the whole."""
+    """For a model that takes 200 ms, compute_infer shows that time, and the parts do not exceed the total."""
     server = start(["delay_200"])
     server.infer("delay_200", one("FP32", [1, 1], [1]))
     stats = server.statistics("delay_200")["inference_stats"]
@@ -82,7 +82,7 @@ def test_durations_are_plausible(start):
     assert parts <= stats["success"]["ns"]
 
 
-def test_grpc_and_http_say_the_same(server):
+def test_grpc_and_http_show_the_same_statistics(server):
     """Both protocols show the same numbers; gRPC has 64-bit integers as text in JSON."""
     server.infer("simple", simple())
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
@@ -93,7 +93,7 @@ def test_grpc_and_http_say_the_same(server):
 
 
 def test_all_models_are_listed(server):
-    """Without a name all ready versions come, in one list."""
+    """Without a name, all ready versions are in one list."""
     status, text = server.get("/v2/models/stats")
     assert status == 200
     listed = {(entry["name"], entry["version"]) for entry in json.loads(text)["model_stats"]}
@@ -102,7 +102,7 @@ def test_all_models_are_listed(server):
 
 
 def test_failures_of_the_model_count_as_failures(server):
-    """A backend that fails: fail + 1 with its time, one execution, the reason BACKEND; no success."""
+    """A backend that fails: fail + 1 with its duration, one execution, the reason BACKEND; no success."""
     before, metrics = server.statistics("fail"), server.scrape()
     assert server.infer("fail", one("FP32", [1], [1]))[0] == 500
     after = server.statistics("fail")
@@ -115,7 +115,7 @@ def test_failures_of_the_model_count_as_failures(server):
 
 
 def by_reason(metrics: dict, model: str) -> dict:
-    """The failures of a model by reason."""
+    """Returns the failures of a model by reason."""
     name = "nv_inference_request_failure"
     return {
         dict(labels)["reason"]: v for (n, labels), v in metrics.items() if n == name and dict(labels)["model"] == model
@@ -147,8 +147,8 @@ REFUSED_CALLS = [
 
 
 @pytest.mark.parametrize("case", [*REFUSED, *REFUSED_CALLS], ids=lambda case: f"{case.name} {type(case).__name__[:4]}")
-def test_refused_requests_are_counted_apart(server, case):
-    """A refused request is in no statistic of the model, and in one family of our own exactly once."""
+def test_refused_requests_are_counted_separately(server, case):
+    """A refused request is in no statistic of the model, and exactly once in a separate family."""
     before, metrics = server.statistics("simple"), server.scrape()
     answer = send_http(server.http, case) if isinstance(case, HttpCase) else send_grpc(server.grpc, case)
     assert answer.status == case.status
@@ -161,7 +161,7 @@ def test_refused_requests_are_counted_apart(server, case):
 
 
 def refusals(metrics: dict, protocol: str) -> float:
-    """The refused and failed requests of a protocol, over all routes and reasons."""
+    """Returns the refused and failed requests of a protocol, over all routes and reasons."""
     family = "pharos_request_failures_total"
     found = [v for (n, labels), v in metrics.items() if n == family and dict(labels)["protocol"].lower() == protocol]
     assert found, f"no series of {family} for {protocol}"
@@ -170,7 +170,7 @@ def refusals(metrics: dict, protocol: str) -> float:
 
 @pytest.mark.smoke
 def test_metrics_and_statistics_agree(server):
-    """After a load of good and bad requests of many clients, every number of one view is in the other."""
+    """After valid and invalid requests of many clients, every number of one view is in the other."""
 
     def load(n: int):
         cases = [
@@ -191,7 +191,7 @@ def test_metrics_and_statistics_agree(server):
 
 
 def compare(entry: dict, metrics: dict):
-    """One version of a model: the metrics say what the statistics say."""
+    """Checks that the metrics and the statistics of one version of a model agree."""
     labels, stats = {"model": entry["name"], "version": entry["version"]}, entry["inference_stats"]
     exact = {
         "nv_inference_request_success": stats["success"]["count"],
@@ -231,7 +231,7 @@ def test_series_exist_from_the_start(start):
 
 
 def test_torchserve_counters_rise(server):
-    """The counters that TorchServe's users know; latency is in microseconds."""
+    """The counters of TorchServe; latencies are in microseconds."""
     before = server.scrape()
     server.infer("simple", simple())
     after = server.scrape()
@@ -247,7 +247,7 @@ def test_torchserve_counters_rise(server):
 
 @pytest.mark.smoke
 def test_text_format(server):
-    """What Prometheus reads: HELP and TYPE before the samples, counters without `.0`, the right content type."""
+    """The format of Prometheus: HELP and TYPE before the samples, counters without `.0`, the right content type."""
     server.infer("simple", simple())
     case = HttpCase("metrics", "GET", "/metrics")
     answer = send_http(server.metrics, case)
@@ -262,7 +262,7 @@ def test_text_format(server):
         assert sample, line
         base = re.sub(r"_(bucket|sum|count)$", "", sample[1])
         assert sample[1] in families or base in families, f"{line}: no TYPE before it"
-        # The sums of distributions are written as floats; counts and levels as what they are.
+        # The sums of distributions are floats; counters and gauges may be integers.
         assert sample[1] not in families or not sample[4].endswith(".0"), line
     assert "# TYPE nv_inference_request_success counter" in answer.text
     assert "nv_inference_request_success_total" not in answer.text
@@ -270,7 +270,7 @@ def test_text_format(server):
 
 
 def test_openmetrics(server):
-    """Asked for OpenMetrics, the answer is one, with its end mark."""
+    """A client that accepts OpenMetrics gets it, with the end mark."""
     accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
     answer = send_http(server.metrics, HttpCase("metrics", "GET", "/metrics", headers=accept))
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
@@ -278,7 +278,7 @@ def test_openmetrics(server):
 
 
 def test_pending_gauge(start):
-    """While requests wait the gauge says so; when all are answered it is 0."""
+    """The gauge counts requests while they wait, and is 0 when all are answered."""
     server = start(["delay_200"])
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         futures = [pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [1])) for _ in range(16)]
@@ -290,7 +290,7 @@ def test_pending_gauge(start):
 
 
 def test_statistics_of_a_batch(start):
-    """Requests that are executed together: one execution, and each has the whole batch's durations."""
+    """Requests that are executed together: one execution, and each has the durations of the whole batch."""
     server = start(["preferred"])
     request = one("FP32", [1, 2], [1, 2])
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -305,7 +305,7 @@ def test_statistics_of_a_batch(start):
 
 
 def test_the_comparison_can_fail():
-    """A count that is one too high is seen."""
+    """The comparison detects a count that is one too high."""
     entry = {"name": "m", "version": "1", "inference_count": 1, "execution_count": 0, "batch_stats": []}
     entry["inference_stats"] = {name: {"count": 0, "ns": 0} for name in DURATIONS}
     with pytest.raises(AssertionError, match="nv_inference_count"):

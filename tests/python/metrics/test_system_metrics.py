@@ -1,7 +1,7 @@
-"""System metrics: what the host, the container, the processes and the GPUs do, and what loading a model has taken.
+"""System metrics of the host, the container, the processes and the GPUs, and the memory use of model loads.
 
-Values are compared with the same files that psutil reads; GPUs are those of a made-up library in NVML's place
-(`tests/fake_nvml/nvml.c`, whose head says what its devices can tell).
+Values are compared with the same files that psutil reads. GPUs are simulated by a library in place of NVML
+(`tests/fake_nvml/nvml.c`, whose head lists what a simulated device can report).
 """
 
 import os
@@ -29,23 +29,23 @@ GPU_NAMES = ["nv_gpu_utilization", "nv_gpu_memory_total_bytes", "nv_energy_consu
 
 
 def meminfo() -> dict:
-    """`/proc/meminfo` in bytes."""
+    """Returns `/proc/meminfo` in bytes."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
 
 
 def stat(pid) -> list:
-    """The fields of `/proc/PID/stat` from the state on, which is number 3 in proc_pid_stat(5)."""
+    """Returns the fields of `/proc/PID/stat` beginning with the state, which is number 3 in proc_pid_stat(5)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def cpu_seconds(pid) -> float:
-    """User and system time of a process."""
+    """Returns the user and system time of a process."""
     return sum(int(field) for field in stat(pid)[11:13]) / TICKS
 
 
 def only(server, name: str, **labels) -> float:
-    """The value of the one series of `name` with these labels."""
+    """Returns the value of the only series of `name` with these labels."""
     wanted = set(labels.items())
     found = [value for (n, pairs), value in server.scrape().items() if n == name and wanted <= set(pairs)]
     assert len(found) == 1, f"{name} {labels}: {found}"
@@ -53,24 +53,24 @@ def only(server, name: str, **labels) -> float:
 
 
 def names(server) -> set:
-    """The names of all series."""
+    """Returns the names of all series."""
     return {name for name, _ in server.scrape()}
 
 
 def measured(server, name="nv_cpu_utilization"):
-    """Waits for the second measurement, the first with a value for the processors."""
+    """Waits for the second measurement, which is the first with a value for the CPUs."""
     eventually(name, 10, lambda: name in names(server))
     return server
 
 
 def no_limits(tmp_path) -> str:
-    """The option for a machine without control groups."""
+    """Returns the option for a machine without control groups."""
     (tmp_path / "nothing").mkdir()
     return f"--cgroup-root={tmp_path / 'nothing'}"
 
 
 class Cgroup:
-    """A made-up tree of control groups with limits at its root, where a container finds its own."""
+    """A simulated tree of control groups with limits at its root, where a container finds its limits."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -100,7 +100,7 @@ TWO = f"""
 
 @pytest.fixture
 def gpus(tmp_path):
-    """Two devices, the second in MIG mode."""
+    """Two simulated devices, the second in MIG mode."""
     folder = tmp_path / "nvml"
     folder.mkdir()
     made = Gpus(folder)
@@ -108,8 +108,8 @@ def gpus(tmp_path):
     return made
 
 
-def test_the_host_is_what_proc_says(start, tmp_path):
-    """Memory and disk agree with what psutil would compute; both servers' names agree with each other."""
+def test_host_metrics_agree_with_proc(start, tmp_path):
+    """Memory and disk agree with the files that psutil reads; TorchServe's and Triton's metrics agree with each other."""
     server = measured(start([MODEL], FAST, no_limits(tmp_path)))
     memory, disk, scrape = meminfo(), os.statvfs("/"), server.scrape()
     value = {name: number for (name, _), number in scrape.items()}
@@ -128,7 +128,7 @@ def test_the_host_is_what_proc_says(start, tmp_path):
 
 
 def test_the_labels_are_torchserves_and_tritons(start, tmp_path):
-    """TorchServe's names carry Level and Hostname, Triton's no labels at all."""
+    """TorchServe's metrics have the labels Level and Hostname, Triton's have no labels."""
     server = measured(start([MODEL], FAST, no_limits(tmp_path)))
     torchserve = {("Level", "Host"), ("Hostname", os.uname().nodename)}
     for name, labels in server.scrape():
@@ -138,20 +138,20 @@ def test_the_labels_are_torchserves_and_tritons(start, tmp_path):
             assert not labels, name
 
 
-def test_processors_are_measured_over_an_interval(start, tmp_path):
-    """With every processor busy the use goes up to nearly all; it is no snapshot of a moment."""
+def test_cpu_usage_is_measured_over_an_interval(start, tmp_path):
+    """With every CPU busy the usage rises to nearly 100 %: it is measured over an interval, not at one moment."""
     server = measured(start([MODEL], "--metrics-interval-ms=300", no_limits(tmp_path)))
     burners = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2 * os.cpu_count())]
     try:
-        eventually("all processors are busy", 20, lambda: only(server, "nv_cpu_utilization") > 0.9)
+        eventually("all CPUs are busy", 20, lambda: only(server, "nv_cpu_utilization") > 0.9)
     finally:
         for burner in burners:
             burner.kill()
             burner.wait()
 
 
-def test_this_process(start, tmp_path):
-    """The standard metrics of a process are those of the frontend."""
+def test_process_metrics_describe_the_frontend(start, tmp_path):
+    """The standard process metrics are those of the frontend."""
     server = measured(start([MODEL], FAST, no_limits(tmp_path)), "process_open_fds")
     pid = server.process.pid
     assert abs(only(server, "process_resident_memory_bytes") - int(stat(pid)[21]) * PAGE) < 64 * MIB
@@ -162,19 +162,19 @@ def test_this_process(start, tmp_path):
     before = cpu_seconds(pid)
     for _ in range(200):
         server.infer(MODEL, REQUEST)
-    eventually("the time grows", 10, lambda: only(server, "process_cpu_seconds_total") >= before)
+    eventually("the CPU time increases", 10, lambda: only(server, "process_cpu_seconds_total") >= before)
     assert only(server, "process_cpu_seconds_total") <= cpu_seconds(pid)
 
 
-def test_workers_and_their_restart(start, tmp_path):
-    """A worker's processor time and memory are its own; when it is killed, its time goes on from where it was."""
+def test_worker_counters_continue_after_a_restart(start, tmp_path):
+    """A worker's CPU time and memory are shown separately; after a kill, the counter continues from its last value."""
     server = start([], FAST, no_limits(tmp_path), repository=copy_models(tmp_path / "models", ["digits"], EXAMPLES))
     labels = {"model": "digits", "version": "1"}
     name = "pharos_worker_cpu_seconds_total"
     pictures = {"inputs": [{"name": "image", "shape": [32, 8, 8], "datatype": "FP32", "data": [0.5] * 2048}]}
 
     def measured():
-        """Keeps the worker at work, whose time is told in hundredths of a second, and asks for it."""
+        """Keeps the worker busy, because its CPU time is shown in hundredths of a second, and returns that time."""
         server.infer("digits", pictures)
         return total(server.scrape(), name, **labels)
 
@@ -193,8 +193,8 @@ def test_workers_and_their_restart(start, tmp_path):
         seen.append(measured())
         return server.workers() - {pid} and seen[-1] > before
 
-    eventually("another one adds to it", 20, is_back)
-    assert seen == sorted(seen), "it never goes down"
+    eventually("the next worker adds to it", 20, is_back)
+    assert seen == sorted(seen), "the counter never decreases"
     (new,) = server.workers() - {pid}
 
     def added():
@@ -204,31 +204,31 @@ def test_workers_and_their_restart(start, tmp_path):
     assert added() <= 0.02
 
 
-def test_a_container_has_its_own_limits(start, tmp_path):
-    """Memory is the container's without what the kernel takes back at once; processors are the share of the quota."""
+def test_limits_of_a_container_apply(start, tmp_path):
+    """Memory is the container's without reclaimable memory; the CPU usage is the share of the quota."""
     cgroup = Cgroup(tmp_path / "cgroup")
     cgroup.write(memory_max=512 * MIB, memory_current=256 * MIB, cpu_max="25000 100000")
     cgroup.write(memory_stat=f"anon 1\ninactive_file {56 * MIB}", cpu_stat="usage_usec 1000000")
     server = start([MODEL], "--metrics-interval-ms=400", f"--cgroup-root={cgroup.folder}")
-    eventually("it is measured", 10, lambda: "MemoryUsed" in names(server))
+    eventually("the memory is measured", 10, lambda: "MemoryUsed" in names(server))
     assert only(server, "nv_cpu_memory_total_bytes") == 512 * MIB
     assert only(server, "nv_cpu_memory_used_bytes") == 200 * MIB
     assert (only(server, "MemoryUsed"), only(server, "MemoryAvailable")) == (200, 312)
     assert only(server, "MemoryUtilization") == pytest.approx(200 / 512 * 100)
-    eventually("nothing is used", 10, lambda: ("CPUUtilization", 0) in {(n, v) for (n, _), v in server.scrape().items()})
+    eventually("the CPU usage is 0", 10, lambda: ("CPUUtilization", 0) in {(n, v) for (n, _), v in server.scrape().items()})
     begun = time.monotonic()
 
     def an_eighth_of_a_processor():
         cgroup.write(cpu_stat=f"usage_usec {1_000_000 + int((time.monotonic() - begun) * 125_000)}")
         return 45 < only(server, "CPUUtilization") < 55
 
-    eventually("it is half of the quota", 20, an_eighth_of_a_processor)
+    eventually("the usage is half of the quota", 20, an_eighth_of_a_processor)
     cgroup.write(memory_max="max")
-    eventually("the limit is gone", 10, lambda: only(server, "nv_cpu_memory_total_bytes") == meminfo()["MemTotal"])
+    eventually("the limit is removed", 10, lambda: only(server, "nv_cpu_memory_total_bytes") == meminfo()["MemTotal"])
 
 
 def test_gpus(start, gpus):
-    """Both servers' names for what the devices tell; what they do not tell has no series."""
+    """The values of the devices under TorchServe's and Triton's names; a value that the device does not report has no series."""
     server = measured(start([MODEL], FAST, gpus.option()), "nv_gpu_power_usage")
     first = {"gpu_uuid": "GPU-0"}
     expected = {
@@ -246,20 +246,20 @@ def test_gpus(start, gpus):
     assert only(server, "GPUUtilization", **host) == 37
     assert only(server, "GPUMemoryUsed", **host) == 8192
     assert only(server, "GPUMemoryUtilization", **host) == 10
-    told = {(name, dict(labels)["gpu_uuid"]) for name, labels in server.scrape() if dict(labels).get("gpu_uuid")}
-    assert {name for name, uuid in told if uuid == "GPU-1"} == {"nv_gpu_power_usage", "nv_energy_consumption"}
+    reported = {(name, dict(labels)["gpu_uuid"]) for name, labels in server.scrape() if dict(labels).get("gpu_uuid")}
+    assert {name for name, uuid in reported if uuid == "GPU-1"} == {"nv_gpu_power_usage", "nv_energy_consumption"}
     memory = {"nv_gpu_memory_total_bytes", "nv_gpu_memory_used_bytes"}
-    assert {name for name, uuid in told if uuid == "MIG-3"} == memory
+    assert {name for name, uuid in reported if uuid == "MIG-3"} == memory
     assert only(server, "nv_gpu_memory_used_bytes", gpu_uuid="MIG-3") == GIB
     numbers = {dict(labels).get("DeviceId") for name, labels in server.scrape()}
-    assert numbers == {None, "0"}, "a device that tells TorchServe nothing has none of its series"
+    assert numbers == {None, "0"}, "a device without values has no series under TorchServe's names"
     gpus.tell(TWO.replace("energy 5000", "energy 12500"))
-    eventually("the energy counts", 10, lambda: only(server, "nv_energy_consumption", **first) == 7.5)
+    eventually("the energy increases", 10, lambda: only(server, "nv_energy_consumption", **first) == 7.5)
     assert server.log_tail().count("GPUs: 2 (driver 550.54.15)") == 1
 
 
-def test_a_gpu_that_is_lost_and_comes_back(start, gpus):
-    """Its series go, the others stay; the log names it once, and says when it answers again."""
+def test_a_lost_gpu_has_no_series_until_it_recovers(start, gpus):
+    """The series of the lost device disappear, those of others stay; the log reports the loss and the recovery once each."""
     server = measured(start([MODEL], FAST, gpus.option()), "nv_gpu_power_usage")
 
     def uuids():
@@ -267,19 +267,19 @@ def test_a_gpu_that_is_lost_and_comes_back(start, gpus):
 
     assert uuids() == {"GPU-0", "GPU-1"}
     gpus.tell("0 all !15\n" + TWO)
-    eventually("its series go", 10, lambda: uuids() == {"GPU-1"})
+    eventually("its series disappear", 10, lambda: uuids() == {"GPU-1"})
     lost = {("gpu_uuid", "GPU-0"), ("DeviceId", "0")}
     assert not [(name, labels) for name, labels in server.scrape() if lost & set(labels)]
-    run_for("several readings", 0.5)
+    run_for("several measurements pass", 0.5)
     assert server.log_tail().count("GPU 0 cannot be read") == 1, server.log_tail()
     gpus.tell(TWO)
-    eventually("it is back", 10, lambda: uuids() == {"GPU-0", "GPU-1"})
+    eventually("the device has recovered", 10, lambda: uuids() == {"GPU-0", "GPU-1"})
     assert server.log_tail().count("GPU 0 answers again") == 1
     assert server.infer(MODEL, REQUEST)[0] == 200
 
 
-def test_the_log_gets_them_at_an_interval_of_its_own(start, tmp_path):
-    """TorchServe's gauges, in TorchServe's order, once a second here, although they are measured twenty times."""
+def test_the_metric_log_has_a_separate_interval(start, tmp_path):
+    """TorchServe's gauges are logged in TorchServe's order every second, although they are measured twenty times per second."""
     server = start([MODEL], FAST, no_limits(tmp_path), "--system-metrics-log-interval-secs=1")
 
     def logged():
@@ -289,7 +289,7 @@ def test_the_log_gets_them_at_an_interval_of_its_own(start, tmp_path):
 
     eventually("the first round is logged", 10, lambda: len(logged()) >= 7)
     begun = time.monotonic()
-    eventually("two more", 10, lambda: len(logged()) >= 21)
+    eventually("two more rounds are logged", 10, lambda: len(logged()) >= 21)
     assert 1.5 < time.monotonic() - begun < 5
     order = [
         "CPUUtilization.Percent",
@@ -305,43 +305,43 @@ def test_the_log_gets_them_at_an_interval_of_its_own(start, tmp_path):
 
 
 def test_workers_memory_on_gpus(start, gpus):
-    """The bytes that the driver names for a worker's process, by instance and device, and none for other processes."""
+    """The bytes that the driver reports for a worker's process, by instance and device; other processes have no series."""
     server = measured(start([MODEL], FAST, gpus.option()), "nv_gpu_power_usage")
     (pid,) = server.workers()
     gpus.tell(f"{TWO}0 process {pid} 300\n0 process {pid} 50\n0 process 1 999\n1.3 process {pid} 20\n")
     name, instance = "pharos_worker_gpu_memory_bytes", {"model": MODEL, "version": "1", "instance": f"{MODEL}_0"}
-    eventually("it is shown", 10, lambda: total(server.scrape(), name) == 370)
+    eventually("the series is shown", 10, lambda: total(server.scrape(), name) == 370)
     assert only(server, name, gpu_uuid="GPU-0", **instance) == 350
     assert only(server, name, gpu_uuid="MIG-3", **instance) == 20
     gpus.tell(TWO)
-    eventually("it is gone", 10, lambda: name not in names(server))
+    eventually("the series is removed", 10, lambda: name not in names(server))
 
 
 def test_workers_time_on_gpus(start, gpus):
-    """How long kernels of a worker's process ran; 0 while the driver has no samples; nothing of devices that do not tell."""
+    """The kernel time of a worker's process: 0 while the driver has no samples, no series if the device does not report it."""
     server = measured(start([MODEL], FAST, gpus.option()), "nv_gpu_power_usage")
     (pid,) = server.workers()
     name, instance = "pharos_worker_gpu_utilization", {"model": MODEL, "version": "1", "instance": f"{MODEL}_0"}
     there = f"{TWO}0 process {pid} 300\n1.3 process {pid} 20\n"
     gpus.tell(f"{there}0 kernels {pid} 40\n0 kernels {pid} 20\n0 kernels 1 99\n")
-    eventually("it is shown", 10, lambda: total(server.scrape(), name) == 0.3)
+    eventually("the series is shown", 10, lambda: total(server.scrape(), name) == 0.3)
     assert only(server, name, gpu_uuid="GPU-0", **instance) == 0.3
     gpus.tell(f"{there}0 kernels !6\n")
-    eventually("nothing runs", 10, lambda: only(server, name) == 0)
+    eventually("no kernel runs", 10, lambda: only(server, name) == 0)
     gpus.tell(f"{there}0 kernels !3\n")
-    eventually("it is gone", 10, lambda: name not in names(server))
+    eventually("the series is removed", 10, lambda: name not in names(server))
     assert total(server.scrape(), "pharos_worker_gpu_memory_bytes") == 320
     assert "cannot be read" not in server.log_tail()
 
 
 def test_memory_usage_of_a_load(start, gpus):
-    """The statistics tell what loading has added to the workers' memory, and what they hold on each GPU."""
+    """The statistics show the memory that loading has added to the workers, and the workers' memory on each GPU."""
     gpus.tell(TWO + "0 children 1000000\n1.3 children 5000\n")
     server = start([MODEL], gpus.option())
     (worker,) = [pid for pid in children(server.process.pid)]
     cpu, *rest = server.statistics(MODEL)["memory_usage"]
     assert (cpu["type"], cpu["id"]) == ("CPU", 0)
-    assert 0 < cpu["byte_size"] < int(stat(worker)[21]) * PAGE, "what was added, not all that there is"
+    assert 0 < cpu["byte_size"] < int(stat(worker)[21]) * PAGE, "only the increase of the memory, not all of it"
     assert rest == [
         {"type": "GPU", "id": 0, "byte_size": 1_000_000},
         {"type": "GPU", "id": 1, "byte_size": 5_000},
@@ -349,9 +349,9 @@ def test_memory_usage_of_a_load(start, gpus):
 
 
 def test_without_nvml(start, tmp_path):
-    """It is said once, and everything else goes on."""
+    """The missing library is logged once, and everything else works."""
     server = measured(start([MODEL], FAST, f"--nvml-library={tmp_path / 'libnvidia-ml.so.1'}"))
-    run_for("several readings", 0.3)
+    run_for("several measurements pass", 0.3)
     lines = [line for line in server.log_tail().splitlines() if "GPU" in line]
     assert len(lines) == 1 and str(tmp_path) in lines[0], lines
     assert not [name for name in names(server) if "gpu" in name.lower()]
@@ -359,15 +359,15 @@ def test_without_nvml(start, tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a driver")
-def test_a_machine_without_nvml_says_so_in_one_line(start):
-    """As above, where nobody named a library: information, no warning."""
+def test_a_missing_default_nvml_is_logged_as_information(start):
+    """As above without an option that names the library: the log line is information, not a warning."""
     server = measured(start([MODEL], FAST))
     lines = [line for line in server.log_tail().splitlines() if "GPU" in line]
     assert len(lines) == 1 and " INFO " in lines[0] and "libnvidia-ml" in lines[0], lines
 
 
 def threads(server) -> set:
-    """The names of the server's threads."""
+    """Returns the names of the server's threads."""
     return {(task / "comm").read_text().strip() for task in Path(f"/proc/{server.process.pid}/task").iterdir()}
 
 
@@ -379,10 +379,10 @@ def threads(server) -> set:
         (["--allow-cpu-metrics=false", "--allow-gpu-metrics=false"], CPU_NAMES + GPU_NAMES, []),
     ],
 )
-def test_what_is_switched_off_is_not_there(start, gpus, options, absent, present):
-    """Either half alone; with both off, nothing wakes up for them."""
+def test_disabled_system_metrics_have_no_series_and_no_thread(start, gpus, options, absent, present):
+    """Either half alone can be disabled; with both disabled, no thread wakes up for them."""
     server = start([MODEL], FAST, gpus.option(), *options)
-    eventually("the rest is there", 10, lambda: set(present) <= names(server))
-    run_for("several readings", 0.2)
+    eventually("the other series exist", 10, lambda: set(present) <= names(server))
+    run_for("several measurements pass", 0.2)
     assert not set(absent) & names(server)
     assert ("system-metrics" in threads(server)) == bool(present)

@@ -1,4 +1,4 @@
-"""Metrics as log lines: TorchServe's form to the byte, nothing lost but what is counted, and no trouble for inference."""
+"""Metrics as log lines: TorchServe's format byte for byte, every lost line counted, and no effect on inference."""
 
 import calendar
 import concurrent.futures
@@ -25,7 +25,7 @@ from harness.wire import tensor
 from metrics.log_lines import LINE, by_name, folder, lines, raw, sums
 
 LOGS_ONLY = "# metrics mode is tslog: metrics go to the logs; mode both or prometheus shows them here\n"
-"""A scrape in mode tslog."""
+"""The scrape in mode tslog."""
 
 HOST = socket.gethostname()
 
@@ -41,12 +41,12 @@ TORCHSERVE = {
     "HandlerTime.ms": "ModelName:simple,Level:Model",
     "PredictionTime.ms": "ModelName:simple,Level:Model",
 }
-"""Name, unit and dimensions of lines as a real TorchServe writes them, for the model `simple`."""
+"""Name, unit and dimensions of the lines that a real TorchServe writes for the model `simple`."""
 
 
 @pytest.fixture(params=["UTC", "Asia/Kolkata"])
 def zone(request, monkeypatch):
-    """A time zone, for the server and for the test."""
+    """Sets a time zone for the server and for the test."""
     monkeypatch.setenv("TZ", request.param)
     time.tzset()
     yield request.param
@@ -57,7 +57,7 @@ def zone(request, monkeypatch):
 @pytest.mark.smoke
 @pytest.mark.usefixtures("zone")
 def test_lines_are_those_of_torchserve(start):
-    """Names, units and dimensions of a real TorchServe's lines; times of now, local and in seconds; files from the start."""
+    """Names, units and dimensions of a real TorchServe; current timestamps, local and in seconds; files from the start."""
     server = start([], repository=EXAMPLES)
     eventually("both files exist", 5, lambda: len(list(folder(server).glob("*.log"))) == 2)
     before = int(time.time())
@@ -69,24 +69,24 @@ def test_lines_are_those_of_torchserve(start):
         pairs = {(f"{fields['name']}.{fields['unit']}", fields["dims"]) for fields in found}
         return found if set(TORCHSERVE.items()) <= pairs else None
 
-    found = eventually("every line of TorchServe's", 5, seen)
+    found = eventually("every line that TorchServe writes", 5, seen)
     for fields in found:
         assert fields["host"] == HOST
         seconds = int(fields["epoch"])
         assert before - 60 <= seconds <= time.time() + 1
         local = time.strptime(fields["ts"].split(",")[0], "%Y-%m-%dT%H:%M:%S")
         assert calendar.timegm(local) - seconds == time.localtime(seconds).tm_gmtoff
-    # The questions whether the server is ready yet were also answered by 400.
+    # Readiness probes before the server was ready were also answered with 400.
     refused = total(server.scrape(), "Requests4XX")
-    told = lambda: sum(float(fields["value"]) for fields in by_name(lines(server, "ts_metrics"), "Requests4XX"))  # noqa: E731
-    assert refused >= 1 and eventually("the lines of all refusals", 5, lambda: told() == refused)
+    line_sum = lambda: sum(float(fields["value"]) for fields in by_name(lines(server, "ts_metrics"), "Requests4XX"))  # noqa: E731
+    assert refused >= 1 and eventually("the lines of all refusals", 5, lambda: line_sum() == refused)
     assert {fields["rid"] for fields in by_name(found, "PredictionTime")} == {"my-id"}
     assert re.fullmatch(r"\d+\.0", by_name(found, "QueueTime")[0]["value"])
     assert re.fullmatch(r"\d+\.\d{1,3}", by_name(found, "ts_queue_latency_microseconds")[0]["value"])
 
 
 def test_one_line_for_each_request_at_low_rates(start):
-    """Requests that come one after the other give a `1.0` each, as with TorchServe."""
+    """Sequential requests produce one line with `1.0` each, as with TorchServe."""
     server = start([], repository=EXAMPLES)
     for count in range(1, 4):
         server.infer("simple", simple())
@@ -98,16 +98,16 @@ def test_one_line_for_each_request_at_low_rates(start):
 
 
 def test_one_line_for_each_request_of_many_at_once(start):
-    """Below half of the bound each request has its own latencies in the logs, whatever comes in between two writes."""
+    """Below half of the line limit each request has separate latency lines, even if several requests fall between two writes."""
     server = start([], repository=EXAMPLES)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert {status for status, _ in pool.map(lambda _: server.infer("simple", simple()), range(400))} == {200}
 
-    def told():
+    def line_sum():
         found = lines(server, "ts_metrics")
         return found if len(by_name(found, "ts_inference_requests_total")) >= 400 else None
 
-    found = eventually("the lines", 5, told)
+    found = eventually("the lines", 5, line_sum)
     stats = server.statistics("simple")["inference_stats"]
     for name, sum_ns in [("ts_inference_latency", stats["success"]["ns"]), ("ts_queue_latency", stats["queue"]["ns"])]:
         values = [float(fields["value"]) for fields in by_name(found, f"{name}_microseconds")]
@@ -119,7 +119,7 @@ def test_one_line_for_each_request_of_many_at_once(start):
 
 
 def test_request_ids_of_a_batch_are_joined_and_cannot_forge(start):
-    """A batch has the ids of its requests in order; ids with separators and line feeds come back by percent-decoding."""
+    """A batch has the ids of its requests in order; ids with separators and line feeds are restored by percent-decoding."""
     server = start(["delay_200"])
     forged = "a,b|#hostname:evil,timestamp:1\n2026-11-20T15:50:37,608 - Fake.ms:1.0|#|#hostname:h,timestamp:1"
     ids = [forged, "second", "drittes ü %2C", "fourth"]
@@ -142,8 +142,8 @@ def test_request_ids_of_a_batch_are_joined_and_cannot_forge(start):
     assert not by_name(lines(server, "model_metrics"), "Fake")
 
 
-def test_without_an_id_it_is_null(start):
-    """`requestID` is always there in the file of models, never in the other (as `lines` checks)."""
+def test_a_missing_request_id_is_null(start):
+    """`requestID` is on every line of model_metrics and on no line of ts_metrics (checked by `lines`)."""
     server = start([], repository=EXAMPLES)
     server.infer("simple", simple())
     found = eventually("a line", 5, lambda: by_name(lines(server, "model_metrics"), "PredictionTime"))
@@ -151,7 +151,7 @@ def test_without_an_id_it_is_null(start):
 
 
 def ask(server, number: int):
-    """A random request, good or bad."""
+    """Sends a random request, valid or invalid."""
     choice = random.Random(number).choice(["good", "good", "good", "rows", "shape", "model", "crash", "fail", "json"])
     if choice == "good":
         server.infer("simple", simple(id=f"id-{number}"))
@@ -168,9 +168,9 @@ def ask(server, number: int):
 
 
 @pytest.mark.parametrize("bound", [10_000, 20])
-def test_sums_over_lines_are_what_the_other_views_show(start, bound, tmp_path):
-    """After a random load with failures and dying workers, exactly, archived files included; also when the bound of lines
-    is far too low: then counters are summed and only the others are skipped, and counted."""
+def test_sums_over_lines_equal_the_metrics_and_the_statistics(start, bound, tmp_path):
+    """After a random load with failures and worker crashes the sums are exact, including archived files. With a line limit that
+    is far too low, counters are still exact; other lines are skipped and counted."""
     models = tmp_path / "all"
     models.mkdir()
     for source in [EXAMPLES / "simple", *(EXAMPLES.parent.parent / "tests/models" / name for name in ("crash", "fail"))]:
@@ -184,28 +184,28 @@ def test_sums_over_lines_are_what_the_other_views_show(start, bound, tmp_path):
 
     def agree():
         found, metrics = sums(lines(server, "ts_metrics")), server.scrape()
-        told = {name: sum(value for (other, _), value in found.items() if other == name) for name in counters}
-        return told if all(round(told[name] * 1000) == expected(metrics, name) for name in counters) else None
+        line_sum = {name: sum(value for (other, _), value in found.items() if other == name) for name in counters}
+        return line_sum if all(round(line_sum[name] * 1000) == expected(metrics, name) for name in counters) else None
 
     def expected(metrics, name):
         shown = total(metrics, name)
         if name.startswith("Requests"):
-            # The same answers, counted by status.
+            # The same answers, by status class.
             shown = total_by_class(metrics, name[8])
         return round(shown * 1000)
 
-    told = eventually("lines and /metrics agree", 10, agree)
-    assert told["Requests2XX"] > 200 and told["Requests4XX"] > 50 and told["Requests5XX"] > 0
+    line_sum = eventually("lines and /metrics agree", 10, agree)
+    assert line_sum["Requests2XX"] > 200 and line_sum["Requests4XX"] > 50 and line_sum["Requests5XX"] > 0
     statistics = {name: server.statistics(name)["inference_stats"]["success"]["ns"] for name in ("simple", "fail")}
 
     def latencies():
-        # Read until it agrees: workers that come back write lines, and a file may be rotated between two reads.
+        # Polls, because restarted workers write lines and a file may be rotated between two reads.
         found = sums(lines(server, "ts_metrics"))
         of_model = {name: ("ts_inference_latency_microseconds", f"model_name:{name},model_version:1") for name in statistics}
         return statistics == {name: round(found.get(key, 0) * 1000) for name, key in of_model.items()}
 
     eventually("lines and statistics agree", 10, latencies)
-    # Workers that come back write lines of their own meanwhile.
+    # Restarted workers may still write lines.
     metrics, written = eventually("all lines are counted", 30, lambda: counted(server))
     successes = int(total(metrics, "nv_inference_request_success"))
     batches = int(total(metrics, "nv_inference_exec_count"))
@@ -220,15 +220,15 @@ def test_sums_over_lines_are_what_the_other_views_show(start, bound, tmp_path):
 
 
 def counted(server):
-    """The metrics and the lines of both files, when the one count as many as the others are."""
+    """Returns the metrics and the lines of both files once the metrics count as many lines as the files have, else None."""
     names = ("ts_metrics", "model_metrics")
     written, metrics = [lines(server, name) for name in names], server.scrape()
-    told = [total(metrics, "pharos_tslog_lines_total", file=name) for name in names]
-    return (metrics, written) if told == [len(found) for found in written] else None
+    line_sum = [total(metrics, "pharos_tslog_lines_total", file=name) for name in names]
+    return (metrics, written) if line_sum == [len(found) for found in written] else None
 
 
 def total_by_class(metrics: dict, digit: str) -> float:
-    """HTTP answers whose status begins with this digit, as `pharos_requests_total` counts them."""
+    """Returns the number of HTTP answers in `pharos_requests_total` whose status begins with this digit."""
     result = 0
     for (name, labels), value in metrics.items():
         labels = dict(labels)
@@ -239,7 +239,7 @@ def total_by_class(metrics: dict, digit: str) -> float:
 
 @pytest.mark.parametrize("mode", ["prometheus", "log", "legacy", "both"])
 def test_modes(start, mode):
-    """Which way metrics go: no files in mode prometheus, only a comment in mode log, three families in legacy."""
+    """The outputs of each mode: no files in prometheus, a scrape with only a comment in log, three families in legacy."""
     server = start([], f"--metrics-mode={mode}", repository=EXAMPLES)
     server.infer("simple", simple())
     status, text = server.get("/metrics", server.metrics)
@@ -253,7 +253,7 @@ def test_modes(start, mode):
     assert (families == set()) == (mode == "log") and (families == legacy) == (mode == "legacy")
     assert mode != "log" or text == LOGS_ONLY
     accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
-    # OpenMetrics knows no other comments than its own.
+    # OpenMetrics allows no comments except for its own keywords.
     assert mode != "log" or server.get("/metrics", server.metrics, headers=accept) == (200, "# EOF\n")
     eventually("a line", 5, lambda: by_name(lines(server, "model_metrics"), "PredictionTime"))
     eventually("a line", 5, lambda: by_name(lines(server, "ts_metrics"), "QueueTime"))
@@ -261,7 +261,7 @@ def test_modes(start, mode):
 
 
 def test_a_new_definition_opens_and_closes_the_files(start, tmp_path):
-    """SIGHUP: from mode prometheus to both and back; a file that is not written any more stays as it was."""
+    """SIGHUP changes the mode from prometheus to both and back; a file that is no longer written stays unchanged."""
     definition = tmp_path / "metrics.yaml"
     shipped = (EXAMPLES.parent.parent / "metrics.yaml").read_text()
 
@@ -280,18 +280,18 @@ def test_a_new_definition_opens_and_closes_the_files(start, tmp_path):
     eventually("the files exist", 5, lambda: len(list(folder(server).glob("*.log"))) == 2)
     server.infer("simple", simple())
     eventually("the line", 5, lambda: queue_times() == 1)
-    # Counters are told from when they came into the logs.
+    # Counters in the log start at the time when logging was enabled.
     assert [fields["value"] for fields in by_name(lines(server, "ts_metrics"), "ts_inference_requests_total")] == ["1.0"]
     define("prometheus")
     server.process.send_signal(signal.SIGHUP)
-    eventually("it was read again", 5, lambda: server.log.read_text().count("read again") == 2)
-    run_for("what was recorded before is written", 0.2)
+    eventually("the definition is reloaded", 5, lambda: server.log.read_text().count("read again") == 2)
+    run_for("earlier samples are written", 0.2)
     server.infer("simple", simple())
     holds_for("no line is added", 0.2, lambda: queue_times() == 1)
 
 
 def test_variables_of_torchserve(start, tmp_path, monkeypatch):
-    """`TS_METRICS_MODE` and `LOG_LOCATION` mean what they mean there; the tests' own variable stands in front."""
+    """`TS_METRICS_MODE` has the same meaning as in TorchServe."""
     monkeypatch.setenv("TS_METRICS_MODE", "prometheus")
     server = start([], repository=EXAMPLES)
     server.infer("simple", simple())
@@ -309,7 +309,7 @@ def test_variables_of_torchserve(start, tmp_path, monkeypatch):
 
 
 def test_lines_on_standard_output(start):
-    """In TorchServe's console form, with level, thread and logger; the same lines as in the files."""
+    """The lines have TorchServe's console format, with level, thread and logger; the same lines are in the files."""
     server = start([], "--tslog-stdout", repository=EXAMPLES)
     server.infer("simple", simple())
 
@@ -324,8 +324,8 @@ def test_lines_on_standard_output(start):
     eventually("both loggers' lines", 5, seen)
 
 
-def test_a_slow_reader_of_standard_output_holds_up_nothing(start, tmp_path):
-    """Nobody reads the pipe: inference and files go on, and what does not fit is counted."""
+def test_a_full_standard_output_does_not_block_inference(start, tmp_path):
+    """If no process reads the pipe, inference and files continue, and lines that do not fit are counted."""
     read_end, write_end = os.pipe()
     server = start([], "--tslog-stdout", "--tslog-lines-per-second=0", repository=EXAMPLES, wait=False)
     server.kill()
@@ -344,7 +344,7 @@ def test_a_slow_reader_of_standard_output_holds_up_nothing(start, tmp_path):
 
 
 def test_json_lines(start):
-    """One object for each line, with the keys that TorchServe's layout was meant to have."""
+    """One object per line, with the keys that TorchServe's layout intends."""
     server = start([], "--tslog-format=json", "--tslog-stdout", repository=EXAMPLES)
     server.infer("simple", simple(id='a"b'))
     found = eventually("lines", 5, lambda: [json.loads(line) for line in raw(server, "model_metrics")])
@@ -360,8 +360,8 @@ def test_json_lines(start):
     assert any(line.startswith('{"MetricName"') for line in server.log.read_text().splitlines())
 
 
-def test_a_full_disk_stops_nothing_and_is_said_once(start):
-    """`/dev/full` in place of a file: inference goes on, it is said once and counted; then the disk has room again."""
+def test_a_full_disk_does_not_affect_inference_and_is_logged_once(start):
+    """With `/dev/full` as the file, inference continues, the error is logged once and counted; later the disk has space again."""
     server = start([], repository=EXAMPLES)
     path = folder(server) / "ts_metrics.log"
     path.unlink()
@@ -370,16 +370,16 @@ def test_a_full_disk_stops_nothing_and_is_said_once(start):
         assert server.infer("simple", simple())[0] == 200
     errors = ("pharos_tslog_write_errors_total", (("file", "ts_metrics"),))
     eventually("the error is counted", 5, lambda: server.scrape().get(errors, 0) >= 1)
-    eventually("and it is tried again", 5, lambda: server.scrape().get(errors, 0) >= 3)
+    eventually("the write is retried", 5, lambda: server.scrape().get(errors, 0) >= 3)
     assert server.log.read_text().count("cannot log metrics to") == 1
     path.unlink()
-    eventually("it works again", 5, lambda: "logging metrics to" in server.log.read_text() and path.is_file())
-    eventually("nothing was lost", 5, lambda: len(by_name(lines(server, "ts_metrics"), "QueueTime")) == 20)
+    eventually("writing works again", 5, lambda: "logging metrics to" in server.log.read_text() and path.is_file())
+    eventually("no line was lost", 5, lambda: len(by_name(lines(server, "ts_metrics"), "QueueTime")) == 20)
     assert sums(lines(server, "ts_metrics"))["ts_inference_requests_total", "model_name:simple,model_version:1"] == 20
 
 
 def test_a_directory_that_cannot_be_written(start, tmp_path):
-    """A file stands where the directory should be: the server starts, answers, and logs when the way is free."""
+    """A file has the path of the directory: the server starts, answers, and logs once the file is removed."""
     place = tmp_path / "taken"
     place.write_text("in the way")
     server = start([], f"--metrics-location={place}", repository=EXAMPLES)
@@ -390,21 +390,21 @@ def test_a_directory_that_cannot_be_written(start, tmp_path):
     eventually("the line", 5, lambda: by_name(lines(server, "ts_metrics"), "QueueTime"))
 
 
-def test_files_that_are_moved_or_deleted_are_made_anew(start):
-    """As logrotate does it: no signal, no line in the wrong file."""
+def test_moved_or_deleted_files_are_created_again(start):
+    """As with logrotate: no signal is needed, and no line goes to the wrong file."""
     server = start([], repository=EXAMPLES)
     path = folder(server) / "ts_metrics.log"
     eventually("the file exists", 5, path.exists)
     path.rename(folder(server) / "moved")
     server.infer("simple", simple())
-    eventually("a new file", 5, lambda: path.exists() and by_name(lines(server, "ts_metrics"), "QueueTime"))
+    eventually("a new file has the line", 5, lambda: path.exists() and by_name(lines(server, "ts_metrics"), "QueueTime"))
     path.unlink()
     server.infer("simple", simple())
-    eventually("another one", 5, lambda: path.exists() and by_name(lines(server, "ts_metrics"), "QueueTime"))
+    eventually("another new file has the line", 5, lambda: path.exists() and by_name(lines(server, "ts_metrics"), "QueueTime"))
 
 
-def test_what_was_answered_is_written_when_the_server_ends(start):
-    """SIGTERM right after the answers: every line is there."""
+def test_lines_of_all_answers_are_written_before_exit(start):
+    """SIGTERM follows directly after the answers; every line is in the files."""
     server = start([], repository=EXAMPLES)
     for _ in range(10):
         assert server.infer("simple", simple())[0] == 200
@@ -415,8 +415,8 @@ def test_what_was_answered_is_written_when_the_server_ends(start):
     assert found["ts_inference_requests_total", "model_name:simple,model_version:1"] == 10
 
 
-def test_rotation_keeps_so_many_files(start):
-    """By size, compressed, the newest kept."""
+def test_rotation_keeps_the_newest_files(start):
+    """Files are rotated by size and compressed; the newest two are kept."""
     server = start([], "--tslog-max-bytes=2000", "--tslog-keep=2", repository=EXAMPLES)
     stop = threading.Event()
 
@@ -431,7 +431,7 @@ def test_rotation_keeps_so_many_files(start):
         return sorted(int(path.name.split(".")[2]) for path in folder(server).glob("ts_metrics.*.log.gz"))
 
     try:
-        eventually("archived files", 20, lambda: len(archived()) == 2 and archived()[-1] >= 5)
+        eventually("five rotations, two archived files", 20, lambda: len(archived()) == 2 and archived()[-1] >= 5)
     finally:
         stop.set()
         thread.join()
@@ -441,20 +441,20 @@ def test_rotation_keeps_so_many_files(start):
 
 
 def switches(server) -> int:
-    """How often the thread that writes has gone to sleep."""
+    """Returns how often the writer thread has gone to sleep."""
     for task in Path(f"/proc/{server.process.pid}/task").iterdir():
         if (task / "comm").read_text().strip() == "tslog":
             return int(re.search(r"voluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text())[1])
     raise AssertionError("no thread tslog")
 
 
-def test_nobody_wakes_when_nothing_happens(start):
+def test_the_writer_does_not_wake_up_when_idle(start):
     """The writer sleeps until something is recorded."""
     server = start([], repository=EXAMPLES)
     server.infer("simple", simple())
     run_for("the last lines are written", 1)
     before = switches(server)
-    run_for("a second in which nothing is recorded", 1)
+    run_for("no samples are recorded for a second", 1)
     assert switches(server) - before <= 1
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(30) == 0

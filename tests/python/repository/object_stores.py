@@ -1,4 +1,4 @@
-"""An S3-compatible server (moto) to keep models in, and a man in the middle that counts requests and breaks answers."""
+"""A test S3-compatible server (moto), and a proxy that counts requests and breaks answers."""
 
 import base64
 import hashlib
@@ -30,7 +30,7 @@ POLICY = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "
 
 
 class Store:
-    """moto's server, with one bucket. Use it with `with`."""
+    """moto's server with one bucket. A context manager."""
 
     def __init__(self, folder: Path, bucket="models", certificate=None):
         self.port, self.bucket, self.log = free_ports(1)[0], bucket, folder / "moto.log"
@@ -43,7 +43,7 @@ class Store:
 
     @property
     def endpoint(self) -> str:
-        """Where it is."""
+        """The server's URL."""
         return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def __enter__(self):
@@ -67,7 +67,7 @@ class Store:
             return False
 
     def client(self, service: str, key: str, secret: str):
-        """boto3's."""
+        """Returns a boto3 client."""
         return boto3.client(
             service,
             endpoint_url=self.endpoint,
@@ -79,7 +79,8 @@ class Store:
         )
 
     def user(self) -> tuple:
-        """A key and its secret; from now on nobody else is let in, and signatures are checked."""
+        """Creates a user and returns its key and secret; from then on the store rejects other credentials and checks
+        signatures."""
         iam = self.client("iam", "test", "test")
         iam.create_user(UserName="user")
         made = iam.create_access_key(UserName="user")["AccessKey"]
@@ -94,7 +95,7 @@ class Store:
         self.s3.put_object(Bucket=bucket or self.bucket, Key=key, Body=body)
 
     def drop(self, prefix: str):
-        """Removes all objects whose keys begin so."""
+        """Removes all objects with this prefix."""
         for found in self.s3.list_objects_v2(Bucket=self.bucket, Prefix=prefix).get("Contents", []):
             self.s3.delete_object(Bucket=self.bucket, Key=found["Key"])
 
@@ -108,9 +109,9 @@ class Store:
 
 
 class Between(http.server.ThreadingHTTPServer):
-    """Stands before a store: `trouble` says for each request what happens to it. It gets the path and gives nothing, a status
-    to answer, `(status, body)`, `("cut", n)` to hang up after n bytes of the body, or "stall" to say nothing more. With
-    `plain` a "/" may be written as %2F, as Google reads it, and who asks is not looked at."""
+    """A proxy before a store. `trouble(path)` selects what happens to a request: None forwards it, a status or `(status, body)`
+    is the answer, `("cut", n)` closes the connection after n bytes of the body, and "stall" sends nothing. With `plain`, %2F
+    means "/" as in Google's interface, and every request is forwarded with valid credentials."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -122,15 +123,15 @@ class Between(http.server.ThreadingHTTPServer):
 
     @property
     def endpoint(self) -> str:
-        """Where it is."""
+        """The proxy's URL."""
         return f"http://127.0.0.1:{self.server_port}"
 
     def url(self, path="m") -> str:
-        """What `--model-repository` takes."""
+        """Returns the value for `--model-repository`."""
         return f"s3://{self.endpoint}/{self.store.bucket}/{path}".rstrip("/")
 
     def fetched(self) -> list:
-        """The keys that were read since the last call, without the bucket."""
+        """Returns the keys that were read since the last call, without the bucket."""
         seen, self.seen = self.seen, []
         return sorted(path.split("/", 2)[2] for path in seen if "?" not in path)
 
@@ -144,11 +145,11 @@ class Between(http.server.ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, request, client_address):
-        """Who hangs up is no news."""
+        """Ignores errors of closed connections."""
 
 
 class Forwarding(http.server.BaseHTTPRequestHandler):
-    """One connection."""
+    """A connection to the proxy."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -161,7 +162,7 @@ class Forwarding(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if isinstance(trouble, int):
-            trouble = (trouble, b"<Error><Code>Made</Code><Message>made up</Message></Error>")
+            trouble = (trouble, b"<Error><Code>Made</Code><Message>simulated</Message></Error>")
         if trouble and trouble[0] != "cut":
             self.answer(trouble[0], [], trouble[1])
             return
@@ -193,28 +194,28 @@ class Forwarding(http.server.BaseHTTPRequestHandler):
 
 
 def files_below(folder: Path) -> list:
-    """Paths of all files, relative."""
+    """Returns the relative paths of all files."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def empty(folder: Path) -> Path:
-    """A new folder."""
+    """Returns a new empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
 def azurite() -> str:
-    """The Azure emulator, from npm; empty if it is not there."""
+    """Returns the path of the Azure emulator, which comes from npm; empty if it is not installed."""
     return os.environ.get("PHAROS_AZURITE") or shutil.which("azurite-blob") or ""
 
 
 class Azurite:
-    """Azurite, with one container. Use it with `with`."""
+    """Azurite with one container. A context manager."""
 
     account = "devstoreaccount1"
     key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-    """That every Azurite has."""
+    """The key that is built into every Azurite."""
 
     def __init__(self, folder: Path, container="models"):
         self.port, self.container, self.log = free_ports(1)[0], container, folder / "azurite.log"
@@ -233,7 +234,7 @@ class Azurite:
     __exit__, answers = Store.__exit__, Store.answers
 
     def ask(self, method: str, path: str, query=None, body=b"", headers=None):
-        """One request, signed with the shared key as Azure's documentation of its storage services says."""
+        """Sends one request, signed with the shared key as in the documentation of Azure's storage services."""
         date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
         headers = {"x-ms-date": date, "x-ms-version": "2021-08-06"} | (headers or {})
         own = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))

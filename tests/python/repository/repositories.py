@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Performs the operations of `repository_tables.py` on this server or on a real Triton, and says what it answered.
+"""Performs the operations of `repository_tables.py` on this server or on a real Triton, and records the answers.
 
-    python -m repository.repositories record     asks the Triton peer and writes golden_repository.json
+    python -m repository.repositories record     runs them on the Triton peer and writes golden_repository.json
 """
 
 import base64
@@ -25,7 +25,7 @@ from repository.repository_tables import EXPLICIT, NONE, POLL, STARTED, TWO, TWO
 
 GOLDEN = Path(__file__).resolve().parent / "golden_repository.json"
 CRASHED = "crashed"
-"""The status of what ended Triton."""
+"""The status of a request that ended Triton."""
 SETTLE_S = 20
 REQUEST = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
 MODES = {
@@ -36,18 +36,18 @@ MODES = {
     "two at start": (TWO_AT_START, ["--exit-on-error=false", "--strict-readiness=false"]),
 }
 SECOND = "second"
-"""The name of the second repository, beside the first; modes whose names begin with `two` have one."""
+"""The folder of the second repository, beside the first; it exists in modes whose names begin with `two`."""
 
 
 class World:
-    """A server's address, its repository, and whether it is a Triton."""
+    """A server with its address and repository. `live_triton` tells whether it is a Triton."""
 
     def __init__(self, server, repository: Path, live_triton: bool):
         self.server, self.repository, self.live_triton = server, repository, live_triton
         self.backend = "python" if live_triton else "builtin"
 
     def put(self, name, config, versions, repository=None):
-        """Writes a model, whole before it appears."""
+        """Writes a model, complete before its folder appears."""
         folder = (repository or self.repository) / name
         shutil.rmtree(folder, ignore_errors=True)
         made = Path(tempfile.mkdtemp(dir=self.repository.parent))
@@ -65,16 +65,16 @@ class World:
         folder.mkdir(parents=True)
         if not is_ensemble:
             shutil.copy(TRITON_MODELS / "model.py", folder / "model.py")
-            # What Python would leave here changes a model for Triton, which then reloads it.
+            # Python's cache folder: if Python created it later, Triton would detect a change and reload the model.
             (folder / "__pycache__").touch()
 
     def configuration(self, name: str, config: str) -> str:
-        """The text of `config.pbtxt`."""
+        """Returns the text of `config.pbtxt`."""
         backend = "" if "ensemble" in config else f'backend: "{self.backend}"\n'
         return f'name: "{name}"\n{backend}{config}'
 
     def config(self, name, config):
-        run_for("files that are written one after the other have different times", 0.01)
+        run_for("consecutively written files have different times", 0.01)
         new = self.repository / f"../{name}.new"
         new.write_text(self.configuration(name, config))
         new.replace(self.repository / name / "config.pbtxt")
@@ -92,10 +92,10 @@ class World:
         (self.repository / path).write_text(text)
 
     def sleep(self, seconds):
-        run_for("the table's pause: intervals of polling", seconds)
+        run_for("the pause in the table: polling intervals", seconds)
 
     def ask(self, path, body=None, method=None) -> tuple:
-        """One request: the status and the text of the answer."""
+        """Sends one request; returns the status and the body of the answer."""
         data = body.encode() if isinstance(body, str) else body
         request = urllib.request.Request(f"http://{self.server.http}/{path}", data, method=method)
         try:
@@ -121,11 +121,11 @@ class World:
         return [status, self.plain(error) if error else ""]
 
     def plain(self, text: str) -> str:
-        """Without what differs from run to run."""
+        """Returns the text without the parts that differ from run to run."""
         return text.replace(str(self.repository), "REPOSITORY")
 
     def value(self, name, value):
-        """What a parameter's value stands for."""
+        """Returns the value of a parameter with its placeholders replaced."""
         if isinstance(value, dict) and value:
             return json.dumps(value).replace("BACKEND", self.backend)
         if isinstance(value, str) and "BACKEND" in value:
@@ -206,7 +206,7 @@ class World:
         return self.ask("v2/health/ready")[0]
 
     def asked(self, name, version) -> dict:
-        """What every request about a model is answered, by request."""
+        """Sends every kind of request about a model; returns the answers by request."""
         row = {"infer": self.infer(name, version)}
         for what in ("", "/config", "/stats", "/ready"):
             status, text = self.ask(self.path(name, version) + what)
@@ -236,7 +236,7 @@ class World:
         self.until(f"{field} of {name} becomes {value}", lambda: self.field(name, field)[1] == value)
 
     def count(self, name) -> list:
-        """Successes by version, once nothing more is counted for a while: Triton answers first."""
+        """Returns the successes by version after they stop changing: Triton answers before it counts."""
         status, text = self.ask(f"v2/models/{name}/stats")
         if status != 200:
             return [status, json.loads(text)["error"]]
@@ -248,12 +248,12 @@ class World:
         return json.loads(self.ask(f"v2/models/{name}")[1])["versions"]
 
     def perform(self, step) -> list | None:
-        """One step; the row that it gives."""
+        """Performs one step and returns its row."""
         verb, *arguments = step
         return getattr(self, {"await": "await_"}.get(verb, verb))(*arguments)
 
     def scenario(self, steps) -> list:
-        """All rows."""
+        """Performs all steps and returns the rows."""
         rows = []
         for step in steps:
             row = self.perform(step)
@@ -263,12 +263,12 @@ class World:
 
 
 def label(step) -> str:
-    """What a row is called."""
+    """Returns the label of the row that a step makes."""
     return " ".join(word if isinstance(word, str) else json.dumps(word, default=repr) for word in step)[:300]
 
 
 def prepare(world: World, mode: str):
-    """The repository that a mode begins with."""
+    """Writes the initial repository of a mode."""
     if mode.startswith("two"):
         (world.repository.parent / SECOND).mkdir()
     if mode not in ("explicit", "two"):
@@ -286,14 +286,14 @@ def options_of(mode: str, repository: Path) -> list:
 
 
 def started(world: World):
-    """The repository that command lines are tried with."""
+    """Writes the repository for the command lines of `STARTED`."""
     world.put("one", model(), [1])
     world.put("two", model(), [1])
     world.put("both", ensemble("both", "one", "two"), [1])
 
 
 def ask_triton(folder: Path, wanted, rows: dict, save=None):
-    """What a real Triton makes of the scenarios that are wanted, or of all; `save` is given what there is after each."""
+    """Records Triton's rows of the scenarios in `wanted`, or of all; calls `save` with the rows so far after each scenario."""
     save = save or write_golden
     for mode, (scenarios, _) in MODES.items():
         for name, steps in scenarios.items():
@@ -324,7 +324,7 @@ def write_golden(rows: dict):
 
 
 def start_triton(own: Path, options) -> list:
-    """What comes of a command line."""
+    """Returns the result of a start with this command line."""
     (own / "models").mkdir(parents=True)
     triton = Triton(own / "models", own / "log", options=options)
     world = World(triton, own / "models", True)

@@ -1,22 +1,22 @@
-"""Operations on a model repository, one after the other, and what a server must answer: `golden_repository.json` has what
-a real Triton does. `repositories.py` performs them.
+"""Sequences of operations on a model repository; `golden_repository.json` has a real Triton's answers. `repositories.py` performs
+the operations.
 
-A scenario is a list of steps on a server and a repository of their own kind (`MODES`). Each step is a tuple: what is done,
-and with what. Those that ask give a row of the answers.
+A scenario is a list of steps on a separate server and repository (`MODES`). Each step is a tuple: an operation and its
+arguments. Queries return a row with the answers.
 
-| step | what is done | row |
+| step | operation | row |
 |---|---|---|
-| `put NAME CONFIG VERSIONS` | writes a model, in place of one of that name | no |
+| `put NAME CONFIG VERSIONS` | writes a model, replacing one with the same name | no |
 | `config NAME CONFIG`, `version NAME N`, `drop PATH`, `touch PATH`, `text PATH TEXT` | changes files | no |
 | `load NAME PARAMETERS`, `unload NAME PARAMETERS`, `post PATH BODY` | HTTP | status and error |
 | `grpc_load ...`, `grpc_unload ...`, `grpc_index REPOSITORY` | gRPC | code and error |
-| `index NAMES READY` | waits until nothing is loading or unloading, then the entries of these models | entries |
-| `ready NAME VERSION`, `infer NAME VERSION`, `field NAME FIELD`, `count NAME`, `versions NAME` | asks the model | answers |
+| `index NAMES READY` | waits until no load or unload is in progress, then reads the entries of these models | entries |
+| `ready NAME VERSION`, `infer NAME VERSION`, `field NAME FIELD`, `count NAME`, `versions NAME` | queries the model | answers |
 | `twin NAME CONFIG VERSIONS` | writes a model into the second repository | no |
-| `asked NAME VERSION` | asks for all about a model over HTTP and gRPC | statuses, codes and errors |
-| `healthy` | asks whether the server is ready | status |
+| `asked NAME VERSION` | sends every kind of request about a model over HTTP and gRPC | statuses, codes and errors |
+| `healthy` | queries the server's readiness | status |
 | `await NAMES STATES` | waits until the index has these states | no |
-| `gone NAME` | waits until the model serves no longer | no |
+| `gone NAME` | waits until the model no longer serves | no |
 """
 
 
@@ -28,13 +28,13 @@ CPUS = "instance_group [ { kind: KIND_CPU count: 2 } ]\n"
 
 
 def model(function="identity", batch=8, extra=CPU, **more) -> str:
-    """A configuration without name and backend."""
+    """Returns a configuration without name and backend."""
     tensors = tensor("input", "INPUT0", "FP32", [-1]) + tensor("output", "OUTPUT0", "FP32", [-1])
     return f"max_batch_size: {batch}\n{tensors}{extra}{parameters(function=function, **more)}"
 
 
 def ensemble(name: str, *members: str) -> str:
-    """An ensemble of members one behind the other, without name."""
+    """Returns a configuration without name, for an ensemble of members that run one after the other."""
     text = 'platform: "ensemble"\nmax_batch_size: 8\n' + tensor("input", "INPUT0", "FP32", [-1])
     text += tensor("output", "OUTPUT0", "FP32", [-1]) + "ensemble_scheduling {\n"
     names = ["INPUT0", *(f"t{n}" for n in range(1, len(members))), "OUTPUT0"]
@@ -48,7 +48,7 @@ def ensemble(name: str, *members: str) -> str:
 
 
 def override(function="identity", batch=8, **more) -> dict:
-    """A configuration as JSON's objects. `BACKEND` is replaced by the server's own."""
+    """Returns a configuration as a JSON object. `BACKEND` is replaced by the server's backend."""
     config = {
         "backend": "BACKEND",
         "max_batch_size": batch,
@@ -76,7 +76,7 @@ LENIENT = [
     "{backend:'BACKEND',max_batch_size:1,max_batch_size:5e0,REST,sequence_batching:null,model_warmup:[null]}",
     "{backend:'BACKEND',max_batch_size:6,REST,metric_tags:{key:'new\nline'}}",
 ]
-"""Configurations in JSON that is none, and that Triton takes."""
+"""Configurations in invalid JSON that Triton accepts."""
 STRICT = [
     f"{{backend:'BACKEND',REST,{json}}}"
     for json in [
@@ -87,7 +87,7 @@ STRICT = [
         "dynamic_batching:{},sequence_batching:{}", "no_such_field:1", "runtime:'\\ud800'", "/* comment */",
     ]
 ]  # fmt: skip
-"""Configurations that Triton does not take."""
+"""Configurations that Triton refuses."""
 
 EXPLICIT = {
     "names": [
@@ -602,4 +602,4 @@ STARTED = {
     "named without the mode": ["--load-model=one"],
     "ensemble": ["--model-control-mode=explicit", "--load-model=both"],
 }
-"""Command lines: the index that comes of each, or the exit code and the error."""
+"""Command lines: the resulting index, or the exit code and the error."""

@@ -141,7 +141,7 @@ def test_fields_without_effect_are_named_in_the_log(place):
     assert "host_policy 'near' of instance group m_0 has no effect: no --host-policy=near,... sets it" in log
 
 
-def test_groups_of_kind_gpu_run_on_processors_where_the_model_allows_that(place):
+def test_gpu_groups_run_on_cpus_if_the_model_allows_it(place):
     """With every backend, on a machine without GPUs; without the parameter the load is refused."""
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has GPUs")
@@ -170,7 +170,7 @@ def test_models_of_missing_backends_fail_with_advice(place, kind, advice):
         assert advice in reason(server, "m")
 
 
-def test_loads_beyond_the_limit_of_open_files_fail_alone(place):
+def test_loads_beyond_the_limit_of_open_files_affect_no_other_model(place):
     """The soft limit is raised to the hard limit. A load that would exceed it is reported and fails with the reason; the other
     models serve."""
     count = 40
@@ -201,7 +201,7 @@ def test_loads_beyond_the_limit_of_open_files_fail_alone(place):
         server.stop()
 
 
-def test_a_start_that_fails_does_not_speak_of_requests(place):
+def test_a_failed_start_does_not_log_that_it_waits_for_requests(place):
     """The log has the model and the reason; nothing waits for requests."""
     put(place.repository, "bad", "backend: 'tensorrt'")
     server = Server(place.repository.parent, [place.repository])

@@ -88,7 +88,7 @@ def test_only_instances_that_differ_are_started_and_stopped(world, limiter):
     assert own.server.statistics("m")["inference_count"] == 2
 
 
-def test_requests_are_answered_while_instances_change_with_the_rate_limiter_on(world):
+def test_instances_change_under_load_with_the_rate_limiter(world):
     """Each removed instance ends its batch with its resources; no two batches execute concurrently."""
     own = world(ON)
     limited = lambda count: delay(5, group("R 1 global", f"count: {count} kind: KIND_CPU"))  # noqa: E731
@@ -99,7 +99,7 @@ def test_requests_are_answered_while_instances_change_with_the_rate_limiter_on(w
             seen = len(load.answers["m"])
             eventually("requests are answered", 20, lambda: len(load.answers["m"]) > seen + 20)
     assert set(load.answers["m"]) == {200}
-    eventually("nothing is held", 5, lambda: total(own.server.scrape(), "pharos_rate_limiter_resource_used") == 0)
+    eventually("no resource is held", 5, lambda: total(own.server.scrape(), "pharos_rate_limiter_resource_used") == 0)
 
 
 def test_resources_follow_the_instances(world):
@@ -116,7 +116,7 @@ def test_resources_follow_the_instances(world):
         assert f"Device: 0, Resource: R1\\t Count: {count}" in own.server.log_tail()
 
 
-def test_a_limit_that_is_exceeded_refuses_the_update(world):
+def test_an_exceeded_limit_fails_the_update(world):
     """The model continues unchanged, and a smaller requirement is applied."""
     own = world(ON, "--rate-limit-resource=R1:10")
     needs = lambda count: delay(1, group(f"R1 {count}", "kind: KIND_CPU"))  # noqa: E731
@@ -160,13 +160,13 @@ def test_models_with_sequences_change_in_place(world, strategy, limiter):
     assert [step(text) for text in ("(a", "(b")] == [1, 1]
     before = own.server.workers()
     assert own.load(config(1, other))[0] == 1
-    eventually("one of three has gone", 10, lambda: len(before & own.server.workers()) == 2)
+    eventually("one of three workers has ended", 10, lambda: len(before & own.server.workers()) == 2)
     assert [step(text) for text in ("a", "b", "(c", "c")] == [2, 2, 1, 2]
     assert len(before & own.server.workers()) == 2
     assert step("b)") == 3
-    eventually("another one has gone", 10, lambda: len(before & own.server.workers()) == 1)
+    eventually("another worker has ended", 10, lambda: len(before & own.server.workers()) == 1)
     assert [step(text) for text in ("a", "a)", "c)")] == [3, 4, 3]
-    eventually("all old ones have gone", 10, lambda: not before & own.server.workers())
+    eventually("all old workers have ended", 10, lambda: not before & own.server.workers())
     assert len(own.server.workers()) == 1
     names = [labels for name, labels in own.server.scrape() if name == "pharos_instance_state"]
     assert {dict(labels)["instance"] for labels in names} == {"m_0_0"}
@@ -183,7 +183,7 @@ def test_an_id_that_ended_on_a_removed_instance_begins_on_another(world):
     own.load(sequence_config(batching).replace("KIND_CPU", "KIND_CPU rate_limiter { priority: 2 }"))
     assert [step(text) for text in ("a)", "(a", "a")] == [2, 1, 2]
     assert step("b)") == 2
-    eventually("the old one has gone", 10, lambda: old not in own.server.workers())
+    eventually("the old worker has ended", 10, lambda: old not in own.server.workers())
     assert step("a)") == 3
 
 
@@ -203,7 +203,7 @@ def override_over_grpc(own: World) -> dict:
 
 
 @pytest.mark.parametrize("shown", [override_over_http, override_over_grpc])
-def test_a_configuration_that_is_given_may_add_an_instance(world, shown):
+def test_a_configuration_override_may_add_an_instance(world, shown):
     """The server's own configuration with a higher count: the existing instance continues."""
     own = world()
     own.load(groups("count: 1"))
@@ -217,12 +217,12 @@ def test_a_configuration_that_is_given_may_add_an_instance(world, shown):
     config["max_batch_size"] = 2
     status, answer = own.server.ask("POST", LOAD, given(config))
     assert status == 200, answer
-    eventually("all are new", 10, lambda: not before & own.server.workers())
+    eventually("all workers are new", 10, lambda: not before & own.server.workers())
 
 
 @pytest.mark.skipif(not HAS_WORKER, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
 @pytest.mark.parametrize("shown", [override_over_http, override_over_grpc])
-def test_the_same_for_a_python_model_that_is_completed(tmp_path, shown):
+def test_a_python_model_is_completed_before_the_comparison(tmp_path, shown):
     """The configurations are compared after their completion."""
     model(tmp_path / "models", "m", "counted", f'parameters {{ key: "folder" value {{ string_value: "{tmp_path}" }} }}\n')
     count = lambda what: len((tmp_path / what).read_bytes()) if (tmp_path / what).exists() else 0  # noqa: E731
@@ -234,5 +234,5 @@ def test_the_same_for_a_python_model_that_is_completed(tmp_path, shown):
         assert (count("initialize"), count("finalize")) == (2, 0)
         config["instance_group"][0]["count"] = 1
         assert server.ask("POST", LOAD, given(config))[0] == 200
-        eventually("one is stopped", 10, lambda: (count("initialize"), count("finalize")) == (2, 1))
+        eventually("one instance is stopped", 10, lambda: (count("initialize"), count("finalize")) == (2, 1))
         assert server.infer("m", {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]})[0] == 200

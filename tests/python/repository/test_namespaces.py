@@ -1,5 +1,5 @@
-"""Models of the same name in two repositories (`--model-namespacing`), as a real Triton 2.51 has them: told apart by their
-repositories, members of ensembles looked for beside the ensemble first."""
+"""Models of the same name in two repositories (`--model-namespacing`), as in a real Triton 2.51: the repository distinguishes
+them, and an ensemble uses the members in its repository first."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ MODES = {
 
 
 class Worlds:
-    """One server of two repositories; the models of each have a largest batch of their own, which tells them apart."""
+    """One server with two repositories. Each repository has a different maximum batch size, which identifies its models."""
 
     BATCHES = {"a": 3, "b": 5}
 
@@ -45,14 +45,14 @@ class Worlds:
                 text = text.replace("model_version: -1", f'model_version: -1 model_namespace: "{self.folders[namespace]}"')
             self.worlds[repository].put(name, text or model(batch=batch, extra=CPU), [1])
 
-    def largest(self, name: str):
-        """The largest batch of the model that answers to this name, or the error."""
+    def max_batch_size_of(self, name: str):
+        """Returns the maximum batch size of the model with this name, or the error."""
         status, text = self.any.ask(f"v2/models/{name}/config")
         answer = json.loads(text)
         return answer["max_batch_size"] if status == 200 else answer["error"]
 
     def served(self, repository: str, name="same") -> float:
-        """Requests that this repository's model has answered."""
+        """Returns the number of requests that this repository's model has answered."""
         labels = {"model": name, "namespace": str(self.folders[repository])}
         return total(self.server.scrape(), "nv_inference_request_success", **labels)
 
@@ -63,12 +63,12 @@ class Worlds:
 
 @pytest.fixture(params=MODES)
 def mode(request):
-    """How models are loaded."""
+    """The model control mode."""
     return request.param
 
 
-def test_each_ensemble_has_the_member_beside_it(tmp_path, mode):
-    """Names that are in both repositories mean nothing alone; what depends on them finds its own."""
+def test_ensembles_use_members_of_the_same_repository(tmp_path, mode):
+    """A name that is in both repositories is ambiguous alone; an ensemble finds the member in its repository."""
     worlds = Worlds(tmp_path, *MODES[mode])
     worlds.put("ab", "same")
     worlds.put("a", "of_a", "same")
@@ -88,10 +88,10 @@ def test_each_ensemble_has_the_member_beside_it(tmp_path, mode):
         for name in ("same", "both"):
             status, text = any_.infer(name, "")
             assert status == 400 and AMBIGUOUS.format(name) in text and str(worlds.folders["b"] / name) in text
-            assert any_.ready(name, "") != 200 and AMBIGUOUS.format(name) in worlds.largest(name)
+            assert any_.ready(name, "") != 200 and AMBIGUOUS.format(name) in worlds.max_batch_size_of(name)
         assert any_.infer("none", "") == [400, "Request for unknown model: 'none' is not found"]
         assert worlds.server.get("/v2/health/ready")[0] == 200
-        # By its repository and name it can be had, where the protocol has room for that.
+        # Where the protocol allows it, a model can be addressed by repository and name.
         with tritonclient.grpc.InferenceServerClient(worlds.server.grpc) as client:
             for name, path in worlds.folders.items():
                 config = client.get_model_config(f"{path}/same").config
@@ -107,8 +107,8 @@ def test_each_ensemble_has_the_member_beside_it(tmp_path, mode):
         }
 
 
-def test_members_are_found_again(tmp_path, mode):
-    """While a repository has no such model, that of the other one is taken."""
+def test_members_of_another_repository_are_a_fallback(tmp_path, mode):
+    """While a repository does not have the member, the ensemble uses that of the other repository."""
     worlds = Worlds(tmp_path, *MODES[mode])
     worlds.put("ab", "same")
     worlds.put("a", "of_a", "same")
@@ -118,26 +118,26 @@ def test_members_are_found_again(tmp_path, mode):
         load("of_a", "of_b")
         shutil.move(worlds.folders["a"] / "same", tmp_path / "aside")
         load("of_a", "of_b")
-        eventually("there is one", 15, lambda: worlds.largest("same") == Worlds.BATCHES["b"])
+        eventually("one model has the name", 15, lambda: worlds.max_batch_size_of("same") == Worlds.BATCHES["b"])
         before = worlds.served("b")
-        eventually("it answers for both", 15, lambda: worlds.any.infer("of_a", "")[0] == 200)
+        eventually("the remaining model serves both ensembles", 15, lambda: worlds.any.infer("of_a", "")[0] == 200)
         assert worlds.any.infer("of_b", "")[0] == 200
         assert worlds.served("b") == before + 2
         shutil.move(tmp_path / "aside", worlds.folders["a"] / "same")
         load("of_a")
-        eventually("there are two", 15, lambda: AMBIGUOUS.format("same") in str(worlds.largest("same")))
+        eventually("two models have the name", 15, lambda: AMBIGUOUS.format("same") in str(worlds.max_batch_size_of("same")))
 
-        def answered_beside():
+        def answers_from_its_repository():
             own, other = worlds.served("a"), worlds.served("b")
             answered = worlds.any.infer("of_a", "")[0] == 200
             return answered and (worlds.served("a"), worlds.served("b")) == (own + 1, other)
 
-        eventually("the own one answers", 15, answered_beside)
+        eventually("the member in the same repository answers", 15, answers_from_its_repository)
 
 
 @pytest.mark.smoke
 def test_loads_and_unloads_by_name(tmp_path):
-    """A name means all models of it; what is given with a load is for one."""
+    """A name refers to all models with it; parameters of a load apply to one model."""
     worlds = Worlds(tmp_path, *MODES["explicit"], "--load-model=same")
     worlds.put("ab", "same")
     worlds.put("b", "only")
@@ -153,31 +153,31 @@ def test_loads_and_unloads_by_name(tmp_path):
         assert status == 400 and AMBIGUOUS.format("same") in text
         of_a = f"{worlds.folders['a']}/same"
         assert any_.grpc_load(of_a, {"config": config}) == ["OK", ""]
-        assert any_.load("only", {"config": one}) == [200, ""] and worlds.largest("only") == 7
+        assert any_.load("only", {"config": one}) == [200, ""] and worlds.max_batch_size_of("only") == 7
         for name in (f"{worlds.folders['a']}/../b/only", f"{worlds.folders['a']}/..", f"{tmp_path}/c/same", "/etc/passwd"):
             code, text = any_.grpc_load(name, {})
             assert code == "INVALID_ARGUMENT" and "path traversal" in text
-        # Given whole, and in no repository.
+        # The files are given with the load, and no repository has the model.
         assert any_.load("new", {"config": one, "file:1/weights": "eA=="}) == [200, ""]
         assert any_.infer("new", "")[0] == 200 and any_.load("new", {}) == [200, ""]
-        # What is left of the name is found by it.
+        # The name finds the remaining model.
         assert any_.grpc_unload(of_a, {}) == ["OK", ""]
-        eventually("one is left", 10, lambda: worlds.largest("same") == Worlds.BATCHES["b"])
+        eventually("one model remains", 10, lambda: worlds.max_batch_size_of("same") == Worlds.BATCHES["b"])
         assert any_.load("same", {}) == [200, ""]
-        assert AMBIGUOUS.format("same") in worlds.largest("same")
+        assert AMBIGUOUS.format("same") in worlds.max_batch_size_of("same")
         for name in ("same", "only", "new"):
             assert any_.unload(name, {}) == [200, ""]
         unloaded = [("same", "UNAVAILABLE"), ("only", "UNAVAILABLE"), ("same", "UNAVAILABLE")]
-        eventually("all are unloaded", 10, lambda: worlds.index() == unloaded)
-        eventually("all workers are gone", 10, lambda: not worlds.server.workers())
-        # A model that cannot be loaded does not keep its namesake from being.
+        eventually("all models are unloaded", 10, lambda: worlds.index() == unloaded)
+        eventually("all workers have ended", 10, lambda: not worlds.server.workers())
+        # A model that cannot be loaded does not prevent the load of another with its name.
         worlds.worlds["a"].config("same", "max_batch_size: what")
         assert any_.load("same", {})[0] == 500
         assert worlds.index().count(("same", "READY")) == 1
 
 
 def test_without_namespaces_one_name_is_one_model(tmp_path):
-    """Two of a name are an error that names it; nothing else suffers."""
+    """Two models with one name are an error that contains the name; other models are not affected."""
     worlds = Worlds(tmp_path, *MODES["explicit"], "--model-namespacing=false")
     worlds.server.command.remove("--model-namespacing")
     worlds.put("ab", "same")

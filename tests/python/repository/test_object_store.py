@@ -1,5 +1,5 @@
-"""Models in a bucket of an S3-compatible server: all modes of control, what is fetched and what is kept, downloads that break
-off, hostile keys, and stores that are away, refuse or say nothing."""
+"""Models in a bucket of an S3-compatible server: all control modes, the fetched and the cached files, interrupted downloads,
+hostile keys, and stores that are unreachable, refuse requests or do not answer."""
 
 import http.client
 import json
@@ -29,14 +29,14 @@ CALM_S = 20
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """moto; each test uses a prefix or a bucket of its own."""
+    """Starts moto; each test uses a separate prefix or bucket."""
     with Store(tmp_path_factory.mktemp("moto")) as running:
         yield running
 
 
 @pytest.fixture
 def between(store):
-    """The store, emptied, behind something that counts and breaks."""
+    """The emptied store behind a proxy that counts requests and breaks answers."""
     store.drop("")
     with Between(store) as running:
         yield running
@@ -44,7 +44,7 @@ def between(store):
 
 @pytest.fixture
 def serve(tmp_path):
-    """Starts a server: `serve([repositories], *options)`; what it keeps for a while is in `tmp_path/tmp`."""
+    """Starts a server: `serve([repositories], *options)`; its temporary files are in `tmp_path/tmp`."""
     started = []
     empty(tmp_path / "tmp")
 
@@ -64,13 +64,13 @@ def serve(tmp_path):
 
 
 def works(server, name: str, version="") -> bool:
-    """Whether a model answers."""
+    """Returns whether a model answers."""
     path = f"/v2/models/{name}" + (f"/versions/{version}" if version else "")
     return server.ask("POST", f"{path}/infer", json.dumps(REQUEST))[0] == 200
 
 
 def load(server, name: str) -> tuple:
-    """The status and the error."""
+    """Loads a model; returns the status and the error."""
     status, text = server.ask("POST", f"/v2/repository/models/{name}/load", b"{}")
     return status, json.loads(text)["error"] if text and status != 200 else ""
 
@@ -80,20 +80,21 @@ def unload(server, name: str) -> int:
 
 
 def batch_size(server, name: str) -> int:
-    """The model's largest batch."""
+    """Returns the model's maximum batch size."""
     status, text = server.get(f"/v2/models/{name}/config")
     return json.loads(text)["max_batch_size"] if status == 200 else 0
 
 
 def fails(server) -> str:
-    """A server that does not start says why, with a status of its own."""
+    """Waits until the server exits with status 1, and returns the end of its log."""
     code = server.process.wait(90)
     assert code == 1, server.log_tail()
     return server.log_tail()
 
 
-def test_serves(store, between, serve, tmp_path):
-    """Models of a bucket beside those of a directory: ensembles over both, ONNX files, odd names; nothing is left behind."""
+def test_models_of_a_bucket_are_served(store, between, serve, tmp_path):
+    """Models of a bucket beside those of a directory: ensembles over both, ONNX files, unusual names; no temporary file
+    remains."""
     node = onnx_file.node("Identity", ["X"], ["Y"])
     store.model("remote")
     store.put("m/onnx/1/model.onnx", onnx_file.model([node], [("X", "FP32", ["n", 2])], [("Y", "FP32", ["n", 2])]))
@@ -112,26 +113,26 @@ def test_serves(store, between, serve, tmp_path):
     assert status == 200 and answer["outputs"][0]["data"] == [1, 2]
     assert any(path.endswith("/remote/1/odd name %2e+ü.txt") for path in files_below(tmp_path / "tmp"))
     assert server.stop() == 0
-    assert not list((tmp_path / "tmp").glob("pharos-*")), "nothing was asked to last"
+    assert not list((tmp_path / "tmp").glob("pharos-*")), "no cache directory was configured"
 
 
-def test_whole_bucket(store, between, serve):
-    """A repository without a path, with a credential file in place of the environment's."""
+def test_a_bucket_without_a_path_is_served(store, between, serve):
+    """A repository without a path, with a credential file instead of the environment variables."""
     store.model("plain", prefix="")
     server = serve([between.url("")])
     assert works(server, "plain") and set(server.index()) == {"plain"}
 
 
-def test_fetches_only_what_has_changed(store, between, serve, tmp_path):
-    """Loads on request: each object is read once, then only those that are new or have changed."""
+def test_only_changed_objects_are_fetched(store, between, serve, tmp_path):
+    """With loads by request, each object is read once, then only new and changed objects."""
     store.model("m", versions=(1, 2), batch=8)
     server = serve([between.url()], EXPLICIT)
-    assert between.fetched() == [], "nothing is read before it is wanted"
+    assert between.fetched() == [], "no object is read before the load"
     assert load(server, "m") == (200, "") and works(server, "m", "2")
     assert between.fetched() == ["m/m/1/weights.bin", "m/m/2/weights.bin", "m/m/config.pbtxt"]
     workers = server.workers()
     assert load(server, "m") == (200, "")
-    assert between.fetched() == [] and server.workers() == workers, "nothing has changed"
+    assert between.fetched() == [] and server.workers() == workers, "no object has changed"
     store.model("m", versions=(), batch=16)
     assert load(server, "m") == (200, "") and batch_size(server, "m") == 16
     assert between.fetched() == ["m/m/config.pbtxt"]
@@ -145,7 +146,7 @@ def test_fetches_only_what_has_changed(store, between, serve, tmp_path):
     assert total(metrics, "pharos_repository_fetched_bytes_total") > sizes
     assert 0 < total(metrics, "pharos_repository_fetch_seconds_total") < 30
     kept = [path for path in files_below(tmp_path / "tmp") if "/contents/" in path]
-    assert len(kept) == 3, f"what is no longer there is not kept: {kept}"
+    assert len(kept) == 3, f"removed objects are deleted from the cache: {kept}"
     assert unload(server, "m") == 200
     assert load(server, "nothing") == (
         500,
@@ -160,7 +161,7 @@ def test_fetches_only_what_has_changed(store, between, serve, tmp_path):
 
 @pytest.mark.slow
 def test_poll(store, between, serve):
-    """Changes in the bucket are seen: new models, new versions, new configurations, models that go; nobody's request fails."""
+    """Polling detects new models, versions and configurations, and removed models; no request fails meanwhile."""
     store.model("m", batch=8)
     server = serve([between.url()], *POLL)
     failed, stop = [], threading.Event()
@@ -175,31 +176,31 @@ def test_poll(store, between, serve):
         thread.start()
     try:
         store.model("m", batch=16)
-        eventually("the configuration is new", CALM_S, lambda: batch_size(server, "m") == 16)
+        eventually("the new configuration is in use", CALM_S, lambda: batch_size(server, "m") == 16)
         store.put("m/m/2/weights.bin", "two")
-        eventually("the version is there", CALM_S, lambda: works(server, "m", "2"))
+        eventually("the new version serves", CALM_S, lambda: works(server, "m", "2"))
         store.model("other")
-        eventually("the model is there", CALM_S, lambda: works(server, "other"))
+        eventually("the new model serves", CALM_S, lambda: works(server, "other"))
         store.drop("m/other/")
-        eventually("the model is gone", CALM_S, lambda: not works(server, "other"))
+        eventually("the removed model is unloaded", CALM_S, lambda: not works(server, "other"))
     finally:
         stop.set()
         for thread in threads:
             thread.join(30)
     assert failed == []
-    looks_only(between)
+    check_idle_polls(between)
 
 
-def looks_only(between):
-    """A poll that sees no change is one request, and reads nothing."""
+def check_idle_polls(between):
+    """A poll without changes is one request and reads no object."""
     between.fetched()
-    run_for("three intervals of polling", 3.5)
+    run_for("three polling intervals pass", 3.5)
     seen = list(between.seen)
     assert 2 <= len(seen) <= 5 and all("list-type=2" in path for path in seen), seen
 
 
 def test_cache_directory(store, between, serve, tmp_path):
-    """What is to last is not fetched again, belongs to one server, and goes when the bucket no longer has it."""
+    """Cached files are not fetched again, belong to one server, and are removed after their objects."""
     store.model("a")
     store.model("b")
     cache = f"--repository-cache-directory={tmp_path / 'cache'}"
@@ -220,8 +221,8 @@ def test_cache_directory(store, between, serve, tmp_path):
     assert oct(next((tmp_path / "cache").iterdir()).stat().st_mode)[-3:] == "700"
 
 
-def test_left_by_a_killed_server(store, between, serve, tmp_path):
-    """What a server that was killed has left goes when the next one starts; what others use stays."""
+def test_files_of_a_killed_server_are_removed(store, between, serve, tmp_path):
+    """The next server removes the temporary files of a killed one, and keeps those of running servers."""
     store.model("a")
     first, second = serve([between.url()]), serve([between.url()])
     first.kill()
@@ -231,9 +232,9 @@ def test_left_by_a_killed_server(store, between, serve, tmp_path):
     assert works(second, "a") and works(third, "a")
 
 
-def test_download_breaks_off(store, between, serve, tmp_path):
-    """An answer that breaks off is taken up where it broke off; one that always does fails its load, and what served before
-    goes on; the next poll tries again."""
+def test_interrupted_downloads_are_resumed(store, between, serve, tmp_path):
+    """An interrupted download resumes at the same position. If it is always interrupted, the load fails, the previous version
+    continues to serve, and the next poll retries."""
     weights = bytes(range(256)) * 4096
     store.model("m")
     store.put("m/m/1/weights.bin", weights)
@@ -255,19 +256,19 @@ def test_download_breaks_off(store, between, serve, tmp_path):
     left[0] = 1000
     workers = server.workers()
     store.put("m/m/1/weights.bin", weights[::-1])
-    eventually("it was tried twice", CALM_S, lambda: server.log.read_text().count("model cannot be loaded") >= 2)
-    assert works(server, "m") and server.workers() == workers, "what served still serves"
+    eventually("the load was tried twice", CALM_S, lambda: server.log.read_text().count("model cannot be loaded") >= 2)
+    assert works(server, "m") and server.workers() == workers, "the previous version still serves"
     assert served.read_bytes() == weights and not list((tmp_path / "tmp").rglob("*.part-*"))
     assert failures() >= 2
     left[0] = 0
-    eventually("the new one serves", CALM_S, lambda: server.workers() and not workers & server.workers())
+    eventually("the new version serves", CALM_S, lambda: server.workers() and not workers & server.workers())
     kept = lambda: list((tmp_path / "tmp").glob("*/models/*/m/1/weights.bin"))  # noqa: E731
-    eventually("the old files are gone", CALM_S, lambda: len(kept()) == 1)
+    eventually("the old files are removed", CALM_S, lambda: len(kept()) == 1)
     assert kept()[0].read_bytes() == weights[::-1]
 
 
-def test_changes_while_it_is_fetched(store, between, serve, tmp_path):
-    """What serves was in the bucket all at one time."""
+def test_a_loaded_model_is_a_consistent_snapshot(store, between, serve, tmp_path):
+    """The files of a loaded model were in the bucket at the same time, even if objects change during the download."""
     store.model("m", versions=(1, 2))
     changed = []
 
@@ -286,7 +287,7 @@ def test_changes_while_it_is_fetched(store, between, serve, tmp_path):
 
 
 def test_hostile_keys(store, between, serve, tmp_path):
-    """Keys that are no paths are the fault of their model alone, and nothing is written elsewhere."""
+    """An invalid key fails only the load of its model, and no file is written outside of the directory."""
     store.model("good")
     keys = {
         "up": "m/up/../../../../x",
@@ -303,7 +304,7 @@ def test_hostile_keys(store, between, serve, tmp_path):
     for name, key in keys.items():
         store.put(key, "evil " + name)
     server = serve([between.url()], *POLL, "--exit-on-error=false", wait=False)
-    eventually("the good one serves", 60, lambda: alive_and(server, lambda: works(server, "good")))
+    eventually("the valid model serves", 60, lambda: alive_and(server, lambda: works(server, "good")))
     log = server.log.read_text()
     for name in keys:
         assert not works(server, name), name
@@ -311,11 +312,11 @@ def test_hostile_keys(store, between, serve, tmp_path):
     written = [path for path in tmp_path.rglob("*") if path.is_file() and b"evil" in path.read_bytes() and "tmp" in str(path)]
     assert all("/contents/" in str(path) for path in written), written
     store.model("good", batch=16)
-    eventually("it is still looked at", CALM_S, lambda: batch_size(server, "good") == 16)
+    eventually("the valid model is still polled", CALM_S, lambda: batch_size(server, "good") == 16)
 
 
 def alive_and(server, check) -> bool:
-    """Whether it is so yet; no connection means not yet."""
+    """Returns the result of the check; an error of the connection means False."""
     assert server.process.poll() is None, server.log_tail()
     try:
         return check()
@@ -327,8 +328,8 @@ def alive_and(server, check) -> bool:
     "case",
     ["no bucket", "no server", "refused", "error", "slow down", "no words", "endless", "no name", "no scheme", "no credential file"],
 )
-def test_says_what_is_wrong(case, store, between, serve, tmp_path):
-    """A server that cannot read its repository does not start, and says why."""
+def test_an_unusable_repository_fails_the_start(case, store, between, serve, tmp_path):
+    """A server that cannot read its repository exits with the reason."""
     store.model("m")
     url, environment, words = between.url(), {}, []
     if case == "no bucket":
@@ -336,11 +337,11 @@ def test_says_what_is_wrong(case, store, between, serve, tmp_path):
     elif case == "no server":
         url, words = "s3://http://127.0.0.1:1/models/m", ["bucket 'models', key 'm'", "refused"]
     elif case == "refused":
-        between.trouble, words = lambda path: 403, ["bucket 'models'", "Made: made up"]
+        between.trouble, words = lambda path: 403, ["bucket 'models'", "Made: simulated"]
     elif case == "error":
-        between.trouble, words = lambda path: 500, ["Made: made up"]
+        between.trouble, words = lambda path: 500, ["Made: simulated"]
     elif case == "slow down":
-        between.trouble, words = lambda path: 503, ["Made: made up"]
+        between.trouble, words = lambda path: 503, ["Made: simulated"]
     elif case == "no words":
         between.trouble, words = lambda path: (404, b""), ["bucket 'models'", "404"]
     elif case == "endless":
@@ -359,36 +360,36 @@ def test_says_what_is_wrong(case, store, between, serve, tmp_path):
     assert code != 0 and all(word in text for word in words), text
     assert time.monotonic() - began < 40
     if case in ("error", "slow down"):
-        assert len(between.seen) == 4, "tried four times"
+        assert len(between.seen) == 4, "four attempts"
 
 
-def test_one_store_is_away(store, between, serve, tmp_path):
-    """Others are not affected by a store that is away, at the start or later; when it comes back it is used."""
+def test_an_unreachable_store_affects_only_its_models(store, between, serve, tmp_path):
+    """Other repositories are not affected when a store is unreachable, at the start or later; it is used once it is reachable."""
     store.model("far")
     near = copy_models(tmp_path / "near", ["identity_fp32"])
     between.trouble = lambda path: 503
     server = serve([near, between.url()], *POLL, "--exit-on-error=false", wait=False)
-    eventually("the near one serves", 60, lambda: alive_and(server, lambda: works(server, "identity_fp32")))
+    eventually("the model in the directory serves", 60, lambda: alive_and(server, lambda: works(server, "identity_fp32")))
     assert not works(server, "far")
     reachable = lambda: total(server.scrape(), "pharos_repository_reachable", repository=between.url())  # noqa: E731
     assert reachable() == 0
     between.trouble = lambda path: None
-    eventually("the far one is found", CALM_S, lambda: works(server, "far"))
+    eventually("the model in the store serves", CALM_S, lambda: works(server, "far"))
     assert reachable() == 1
     between.trouble = lambda path: 503
-    eventually("it is seen to be away", CALM_S, lambda: reachable() == 0)
+    eventually("the store is reported as unreachable", CALM_S, lambda: reachable() == 0)
     assert works(server, "far") and set(server.index()) == {"far", "identity_fp32"}
     config = near / "identity_fp32" / "config.pbtxt"
     config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 4"))
-    eventually("changes nearby are seen", CALM_S, lambda: batch_size(server, "identity_fp32") == 4)
+    eventually("changes in the directory are detected", CALM_S, lambda: batch_size(server, "identity_fp32") == 4)
     assert works(server, "far")
     log = server.log.read_text()
-    assert log.count("cannot be read; its models stay unchanged") == 2, "said once each time"
+    assert log.count("cannot be read; its models stay unchanged") == 2, "logged once per outage"
     assert "can be read again" in log
 
 
-def given_up(server, name: str):
-    """A load whose connection the server closes."""
+def load_until_exit(server, name: str):
+    """Loads a model, ignoring that the server closes the connection."""
     try:
         load(server, name)
     except (OSError, http.client.HTTPException):
@@ -396,17 +397,17 @@ def given_up(server, name: str):
 
 
 def test_silent_store(store, between, serve, tmp_path):
-    """A store that stops in the middle: loads of other models go on, what serves still does, and the server ends at once."""
+    """A store that stalls: other models load and serve, and the server exits at once."""
     store.model("far")
     near = copy_models(tmp_path / "near", ["identity_fp32"])
     server = serve([near, between.url()], EXPLICIT)
     assert load(server, "far") == (200, "")
     store.model("far", batch=16)
     between.trouble = lambda path: "stall" if path.endswith("config.pbtxt") else None
-    waiting = threading.Thread(target=given_up, args=(server, "far"))
+    waiting = threading.Thread(target=load_until_exit, args=(server, "far"))
     waiting.start()
-    eventually("the download waits", 10, lambda: any(path.endswith("config.pbtxt") for path in between.seen))
-    assert load(server, "identity_fp32") == (200, ""), "the near one is loaded meanwhile"
+    eventually("the download stalls", 10, lambda: any(path.endswith("config.pbtxt") for path in between.seen))
+    assert load(server, "identity_fp32") == (200, ""), "the other model is loaded meanwhile"
     assert works(server, "far") and batch_size(server, "far") == 8
     began = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
@@ -416,8 +417,8 @@ def test_silent_store(store, between, serve, tmp_path):
     assert not waiting.is_alive()
 
 
-def test_unloaded_while_it_is_fetched(store, between, serve):
-    """The unload counts."""
+def test_an_unload_ends_a_download(store, between, serve):
+    """An unload during the download fails the load."""
     store.model("m")
     server = serve([between.url()], EXPLICIT)
     go = threading.Event()
@@ -430,7 +431,7 @@ def test_unloaded_while_it_is_fetched(store, between, serve):
     answers = []
     waiting = threading.Thread(target=lambda: answers.append(load(server, "m")))
     waiting.start()
-    eventually("the download waits", 10, lambda: any(path.endswith("config.pbtxt") for path in between.seen))
+    eventually("the download stalls", 10, lambda: any(path.endswith("config.pbtxt") for path in between.seen))
     assert unload(server, "m") == 200
     go.set()
     waiting.join(30)
@@ -441,8 +442,8 @@ def test_unloaded_while_it_is_fetched(store, between, serve):
 
 
 def test_credentials_and_tls(serve, tmp_path):
-    """A store that checks signatures, over TLS: keys of the environment, of Triton's credential file, wrong ones, and a
-    certificate that nobody has signed."""
+    """A store that checks signatures, over TLS: keys of the environment and of Triton's credential file, wrong keys, and an
+    untrusted certificate."""
     authority = Authority()
     certificate, key = authority.issue("localhost")
     for name, content in (("cert.pem", certificate), ("key.pem", key), ("root.pem", authority.pem)):
@@ -473,7 +474,7 @@ def test_credentials_and_tls(serve, tmp_path):
 
 
 def user(store, root) -> tuple:
-    """A user of a store behind TLS."""
+    """Returns the credentials of a user of a store behind TLS."""
     handler = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=root))
     urllib.request.install_opener(urllib.request.build_opener(handler))
     try:
@@ -482,8 +483,8 @@ def user(store, root) -> tuple:
         urllib.request.install_opener(None)
 
 
-def test_in_two_places(store, between, serve, tmp_path):
-    """A model that is in two repositories is not served from either."""
+def test_a_model_in_two_repositories_is_not_served(store, between, serve, tmp_path):
+    """A model that is in two repositories is served from neither."""
     store.model("identity_fp32")
     near = copy_models(tmp_path / "near", ["identity_fp32"])
     server = serve([near, between.url()], EXPLICIT)
@@ -492,7 +493,7 @@ def test_in_two_places(store, between, serve, tmp_path):
 
 
 def test_namespaces(store, between, serve, tmp_path):
-    """With --model-namespacing both are served, each under its repository's address."""
+    """With --model-namespacing both models are served, each under its repository's URL."""
     store.model("identity_fp32", batch=16)
     store.model("only")
     near = copy_models(tmp_path / "near", ["identity_fp32"])
@@ -504,7 +505,7 @@ def test_namespaces(store, between, serve, tmp_path):
 
 
 def test_memory_while_fetching(store, between, serve):
-    """A large object goes to the disk as it comes: the server's memory does not grow with it."""
+    """A large object is streamed to the disk: the server's memory does not grow with the object's size."""
     size = 96 << 20
     store.model("m")
     store.put("m/m/1/weights.bin", bytes(size))
@@ -515,14 +516,14 @@ def test_memory_while_fetching(store, between, serve):
 
 
 def peak_mib(server) -> float:
-    """The most that the server's process has used."""
+    """Returns the peak memory of the server's process."""
     with open(f"/proc/{server.process.pid}/status", encoding="ascii") as status:
         lines = dict(line.split(":", 1) for line in status)
     return int(lines["VmHWM"].split()[0]) / 1024
 
 
 def test_endpoint_of_the_environment(store, between, serve):
-    """The environment's endpoint in place of one in the address."""
+    """The endpoint from the environment applies if the URL has none."""
     store.model("m")
     server = serve(["s3://models/m"], environment={"AWS_ENDPOINT_URL": between.endpoint})
     assert works(server, "m")
@@ -530,8 +531,8 @@ def test_endpoint_of_the_environment(store, between, serve):
 
 
 
-def test_google(store, between, serve, tmp_path):
-    """What a Google store is asked, here of moto: Google's XML interface has the same requests for listing and reading."""
+def test_google_storage(store, between, serve, tmp_path):
+    """Requests for a Google store, answered by moto: Google's XML interface has the same requests for listing and reading."""
     between.plain = True
     store.model("m", batch=8)
     store.put("m/größe 1/config.pbtxt", "no configuration")
@@ -541,18 +542,18 @@ def test_google(store, between, serve, tmp_path):
     google = {"GOOGLE_SERVICE_ACCOUNT": str(file)}
     options = [*POLL, "--exit-on-error=false", "--strict-readiness=false"]
     server = serve([f"gs://{store.bucket}/m"], *options, environment=google)
-    eventually("all is loaded that can be", 20, lambda: "going on without größe 1" in server.log.read_text())
+    eventually("all valid models are loaded", 20, lambda: "going on without größe 1" in server.log.read_text())
     assert works(server, "m")
     assert "größe 1" in server.index() and not works(server, "gr%C3%B6%C3%9Fe%201")
     store.model("m", batch=16)
-    eventually("the configuration is new", CALM_S, lambda: batch_size(server, "m") == 16)
+    eventually("the new configuration is in use", CALM_S, lambda: batch_size(server, "m") == 16)
     missing = fails(serve(["gs://nothing/m"], wait=False, environment=google))
     assert "bucket 'nothing'" in missing and "NoSuchBucket" in missing
 
 
 @pytest.mark.skipif(not azurite(), reason="azurite-blob is not on the PATH: `npm install -g azurite`")
-def test_azure(serve, tmp_path):
-    """Azurite, with its key from the environment and from Triton's credential file; one that is wrong is refused."""
+def test_azure_storage(serve, tmp_path):
+    """Azurite with its key from the environment and from Triton's credential file; a wrong key is refused."""
     with Azurite(tmp_path) as store:
         store.model("m", batch=8)
         url, endpoint = f"as://{store.account}/{store.container}/m", {"AZURE_STORAGE_ENDPOINT": store.endpoint}
@@ -560,8 +561,8 @@ def test_azure(serve, tmp_path):
         server = serve([url], *POLL, environment=right)
         assert works(server, "m")
         store.model("m", versions=(1, 2), batch=16)
-        eventually("the configuration is new", CALM_S, lambda: batch_size(server, "m") == 16)
-        eventually("the version is there", CALM_S, lambda: works(server, "m", "2"))
+        eventually("the new configuration is in use", CALM_S, lambda: batch_size(server, "m") == 16)
+        eventually("the new version serves", CALM_S, lambda: works(server, "m", "2"))
         assert server.stop() == 0
         file = tmp_path / "credentials.json"
         file.write_text(json.dumps({"as": {"": {"account_str": store.account, "account_key": store.key}}}))

@@ -1,5 +1,5 @@
-"""Models that are loaded, loaded anew and unloaded while the server runs: through real clients, under load, with hostile
-names, by polling, and without anything left behind."""
+"""Models are loaded, reloaded and unloaded while the server runs: through real clients, under load, with hostile names, by
+polling, and without leaks."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ REQUEST = one("FP32", [1, 1], [1])
 
 @pytest.fixture
 def serve(tmp_path):
-    """Starts a server of the models that `serve({name: (config, versions)}, *options)` writes; gives its World."""
+    """Starts a server with the models that `serve({name: (config, versions)}, *options)` writes; returns its World."""
     started = []
 
     def begin(models: dict, *options, environment=None):
@@ -58,26 +58,26 @@ def serve(tmp_path):
 
 
 def identity_onnx() -> bytes:
-    """Y is X."""
+    """Returns a model that computes Y = X."""
     node = onnx_file.node("Identity", ["X"], ["Y"])
     return onnx_file.model([node], [("X", "FP32", ["n", 2])], [("Y", "FP32", ["n", 2])])
 
 
 def client(world, protocol: str):
-    """tritonclient's."""
+    """Returns a client of tritonclient."""
     kind = tritonclient.http if protocol == "http" else tritonclient.grpc
     return kind.InferenceServerClient(getattr(world.server, protocol))
 
 
 def infer(world, name: str, version="") -> tuple:
-    """One request; the status and the answer."""
+    """Sends one request; returns the status and the answer."""
     status, text = world.ask(f"{world.path(name, version)}/infer", json.dumps(REQUEST))
     return status, json.loads(text)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_tritonclient(serve, protocol):
-    """Every call of the extension, in all its forms."""
+    """Every call of the repository extension, in all its forms."""
     world = serve({"m": (model(), [1]), "both": (ensemble("both", "m"), [1]), "other": (model(), [1])})
     kind = tritonclient.http if protocol == "http" else tritonclient.grpc
     with client(world, protocol) as c:
@@ -95,16 +95,16 @@ def test_tritonclient(serve, protocol):
         assert c.is_model_ready("m") and c.is_model_ready("both", "1") and not c.is_model_ready("both", "2")
         assert c.is_server_ready()
         c.unload_model("both", unload_dependents=True)
-        eventually("both are unloaded", 10, lambda: set(index().values()) == {"UNAVAILABLE", ""})
-        assert c.is_server_ready(), "what was unloaded on purpose is not missing"
+        eventually("both models are unloaded", 10, lambda: set(index().values()) == {"UNAVAILABLE", ""})
+        assert c.is_server_ready(), "explicitly unloaded models do not affect the readiness"
         c.load_model("m", config=json.dumps({"backend": "builtin", "max_batch_size": "16", **tensors()}))
         config = c.get_model_config("m")
         assert (config["max_batch_size"] if protocol == "http" else config.config.max_batch_size) == 16
         c.load_model("m")
         config = c.get_model_config("m")
-        assert (config["max_batch_size"] if protocol == "http" else config.config.max_batch_size) == 16, "it is remembered"
+        assert (config["max_batch_size"] if protocol == "http" else config.config.max_batch_size) == 16, "it is kept"
         c.unload_model("m")
-        eventually("it is unloaded", 10, lambda: index()["m"] == "UNAVAILABLE")
+        eventually("the model is unloaded", 10, lambda: index()["m"] == "UNAVAILABLE")
         c.load_model("m")
         config = c.get_model_config("m")
         assert (config["max_batch_size"] if protocol == "http" else config.config.max_batch_size) == 8
@@ -114,7 +114,7 @@ def test_tritonclient(serve, protocol):
         tensor.set_data_from_numpy(np.array([[1, 2]], np.float32))
         assert c.infer("new", [tensor]).as_numpy("Y").tolist() == [[1, 2]]
         c.unload_model("new")
-        eventually("it is forgotten", 10, lambda: "new" not in index())
+        eventually("the model is not in the index", 10, lambda: "new" not in index())
         for name, parameters, text in [
             ("new", {}, "failed to load 'new', failed to poll from model repository"),
             ("", {}, "Model name cannot be empty"),
@@ -126,12 +126,12 @@ def test_tritonclient(serve, protocol):
             with pytest.raises(InferenceServerException) as raised:
                 c.load_model(name, **parameters)
             assert text in raised.value.message()
-        assert c.is_model_ready("m"), "it still serves"
+        assert c.is_model_ready("m"), "the model still serves"
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_tritonclient_aio(serve, protocol):
-    """The same calls of the asynchronous clients, several at once."""
+    """Concurrent calls of the asynchronous clients, with the same methods."""
     world = serve({"m": (model(), [1]), "both": (ensemble("both", "m"), [1]), "other": (model(), [1])})
     kind = tritonclient.http.aio if protocol == "http" else tritonclient.grpc.aio
 
@@ -172,7 +172,7 @@ def test_tritonclient_aio(serve, protocol):
 
 
 def tensors() -> dict:
-    """The rest of the configuration of an identity."""
+    """Returns the tensors of an identity model's configuration."""
     return {
         "input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [-1]}],
         "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [-1]}],
@@ -181,7 +181,7 @@ def tensors() -> dict:
 
 
 class Load:
-    """Clients over both protocols that ask without pause, with every answer and how long it took."""
+    """Clients over both protocols that send requests continuously and record every answer and its latency."""
 
     def __init__(self, world, name: str, clients=2):
         self.stop, self.failed, self.took = threading.Event(), [], []
@@ -222,7 +222,7 @@ class Load:
 
 
 def held(pid: int) -> dict:
-    """What a process holds: descriptors, threads, and resident MiB."""
+    """Returns the descriptors, the threads and the resident MiB of a process."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {
         "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
@@ -232,30 +232,30 @@ def held(pid: int) -> dict:
 
 
 def reload(world, name: str, times: int, load=None):
-    """Changes a file of the model and loads it, again and again, each time after some requests of `load`."""
+    """Changes a file of the model and loads it repeatedly, each time after some requests of `load`."""
     for _ in range(times):
         goal = len(load.took) + 20 if load else 0
         world.text(f"{name}/1/changed", str(time.monotonic_ns()))
         assert world.load(name, {}) == [200, ""]
         if load:
-            eventually("the load goes on", 20, lambda: len(load.took) >= goal)
+            eventually("requests are answered", 20, lambda: len(load.took) >= goal)
 
 
 @pytest.mark.alone
 @pytest.mark.soak
 def test_reload_under_load(serve):
-    """No request fails while the model is loaded anew; nothing is left behind; statistics begin anew with each load."""
+    """No request fails while the model is reloaded, no resources leak, and the statistics start at zero with each load."""
     world = serve({"m": (model(function="delay", delay_ms=2, extra=CPUS), [1])})
     assert world.load("m", {}) == [200, ""]
     first = world.server.workers()
     with Load(world, "m") as load:
-        # The first few make the memory that the others use again.
+        # The first reloads allocate memory that the later ones reuse.
         reload(world, "m", 3)
-        eventually("old workers are gone", 20, lambda: len(world.server.workers()) == 2)
+        eventually("the old workers have ended", 20, lambda: len(world.server.workers()) == 2)
         before = held(world.server.process.pid)
         asked = len(load.took)
         reload(world, "m", RELOADS, load)
-        eventually("old workers are gone", 20, lambda: len(world.server.workers()) == 2)
+        eventually("the old workers have ended", 20, lambda: len(world.server.workers()) == 2)
         after = held(world.server.process.pid)
         during = sorted(load.took[asked:])
     assert load.failed == []
@@ -267,14 +267,14 @@ def test_reload_under_load(serve):
     assert abs(after["descriptors"] - before["descriptors"]) <= 8, (before, after)
     assert after["threads"] <= before["threads"] + 8
     assert after["mib"] - before["mib"] < 20 + RELOADS * 0.05, (before, after)
-    assert world.count("m")[1]["1"] < len(load.took), "statistics are those of the last load"
+    assert world.count("m")[1]["1"] < len(load.took), "the statistics begin with the last load"
     changes = world.server.scrape()
     assert total(changes, "pharos_model_changes_total", change="load", result="success") == RELOADS + 4
     assert total(changes, "pharos_instances", model="m", state="ready") == 2
 
 
 def changed(number: int) -> str:
-    """A configuration that differs from the one before in turn by its instances only and in something else too."""
+    """Returns a configuration that differs from the previous one, alternately in the instances only and in another field too."""
     count = 1 + number % 2 + number // 2 % 2
     instances = f"instance_group [ {{ kind: KIND_CPU count: {count} }} ]\n"
     return model(batch=8 if number // 2 % 2 else 16, extra=instances)
@@ -286,7 +286,7 @@ def changed(number: int) -> str:
 @pytest.mark.skipif(bool(NO_PERF), reason=NO_PERF)
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_reload_under_perf_analyzer(serve, protocol):
-    """The same with the real perf_analyzer, which ends with an error if a request fails; every second change is in place."""
+    """The same with the real perf_analyzer, which exits with an error if a request fails; every second change is in place."""
     world = serve({"m": (changed(0), [1])})
     assert world.load("m", {}) == [200, ""]
     command = [
@@ -295,7 +295,7 @@ def test_reload_under_perf_analyzer(serve, protocol):
         "--measurement-interval", str(1000 * max(2, RELOADS // 10)), "--percentile", "99",
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    eventually("requests come", 30, lambda: total(world.server.scrape(), "ts_inference_requests_total") > 100)
+    eventually("requests arrive", 30, lambda: total(world.server.scrape(), "ts_inference_requests_total") > 100)
     took = []
     while process.poll() is None and len(took) < RELOADS:
         world.config("m", changed(1 + len(took)))
@@ -315,7 +315,7 @@ def test_reload_under_perf_analyzer(serve, protocol):
 
 
 def test_instances_change_in_place(serve):
-    """Instances are added and removed; those of both configurations go on, and so do the statistics."""
+    """Instances are added and removed; those in both configurations continue, and so do the statistics."""
     world = serve({"m": (model(extra=CPU), [1])})
     assert world.load("m", {}) == [200, ""]
     assert infer(world, "m")[0] == 200
@@ -334,7 +334,7 @@ def test_instances_change_in_place(serve):
 
 
 def test_a_reload_that_fails_changes_nothing(serve):
-    """What served goes on, with its workers; also if only one version of several cannot be loaded."""
+    """The previous model continues with its workers, even if only one of several versions cannot be loaded."""
     every = "version_policy { all {} }\n"
     world = serve({"m": (model(extra=CPU + every), [1, 2])})
     assert world.load("m", {}) == [200, ""]
@@ -355,8 +355,8 @@ def test_a_reload_that_fails_changes_nothing(serve):
     assert world.server.get("/v2/health/ready")[0] == 200
 
 
-def test_versions_come_and_go_alone(serve):
-    """A version directory that is added or removed, and another policy, leave the others' workers and statistics alone."""
+def test_versions_are_added_and_removed_separately(serve):
+    """An added or removed version directory, or another policy, does not affect the workers and statistics of other versions."""
     policy = lambda text: model(extra=CPU + f"version_policy {{ {text} }}\n")  # noqa: E731
     world = serve({"m": (policy("all {}"), [1, 2])})
     assert world.load("m", {}) == [200, ""]
@@ -370,9 +370,9 @@ def test_versions_come_and_go_alone(serve):
     assert infer(world, "m", "1")[0] == 503
     world.config("m", policy("specific { versions: [ 2 ] }"))
     assert world.load("m", {}) == [200, ""]
-    eventually("one worker is left", 10, lambda: len(world.server.workers()) == 1)
+    eventually("one worker remains", 10, lambda: len(world.server.workers()) == 1)
     assert world.server.workers() < first and world.count("m") == [200, {"2": 1}]
-    # Only what is said about it changes.
+    # Only the description in the configuration changes.
     world.config("m", policy("latest { num_versions: 1 }"))
     world.drop("m/3")
     assert world.load("m", {}) == [200, ""]
@@ -380,33 +380,33 @@ def test_versions_come_and_go_alone(serve):
     assert json.loads(world.ask("v2/models/m/config")[1])["version_policy"] == {"latest": {"num_versions": 1}}
 
 
-def test_what_is_in_flight_finishes(serve):
-    """An unload is answered at once, requests that were accepted are answered well, and then nothing is left."""
+def test_requests_in_flight_finish_after_an_unload(serve):
+    """An unload is answered at once, accepted requests succeed, and then all resources are released."""
     world = serve({"slow": (model(function="delay", delay_ms=500), [1]), "m": (model(), [1])})
     assert world.load("slow", {}) == [200, ""]
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(infer, world, "slow") for _ in range(4)]
         pending = lambda: total(world.server.scrape(), "ts_inference_requests_total", model_name="slow") == 4  # noqa: E731
-        eventually("they are there", 5, pending)
+        eventually("the requests have arrived", 5, pending)
         began = time.monotonic()
         assert world.unload("slow", {}) == [200, ""]
         assert time.monotonic() - began < 0.4
         assert world.entries(["slow"]) == [{"name": "slow", "version": "1", "state": "UNLOADING"}]
         assert infer(world, "slow") == (404, {"error": "Request for unknown model: 'slow' has no available versions"})
         assert infer(world, "slow", "1")[0] == 503
-        # It can be loaded again meanwhile.
+        # The model can be loaded again meanwhile.
         assert world.load("slow", {}) == [200, ""]
         assert world.unload("slow", {}) == [200, ""]
         assert [answer.result()[0] for answer in answers] == [200] * 4
     gone = [{"name": "slow", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}]
-    eventually("it is unloaded", 10, lambda: world.entries(["slow"]) == gone)
-    eventually("its workers are gone", 10, lambda: not world.server.workers())
+    eventually("the model is unloaded", 10, lambda: world.entries(["slow"]) == gone)
+    eventually("its workers have ended", 10, lambda: not world.server.workers())
     series = [key for key in world.server.scrape() if ("model", "slow") in key[1] or ("model_name", "slow") in key[1]]
     assert {name for name, _ in series} == {"pharos_model_state"}, series
 
 
 def sequence(world, number: int, value: int, start=False, end=False) -> tuple:
-    """One request of a sequence: the status, and the sum or the error."""
+    """Sends one request of a sequence; returns the status, and the sum or the error."""
     body = {
         "parameters": {"sequence_id": number, "sequence_start": start, "sequence_end": end},
         "inputs": [{"name": "VALUE", "shape": [1, 1], "datatype": "INT32", "data": [value]}],
@@ -417,8 +417,8 @@ def sequence(world, number: int, value: int, start=False, end=False) -> tuple:
     return status, answer["outputs"][0]["data"][0] if status == 200 else answer["error"]
 
 
-def test_sequences_end_where_they_began(serve):
-    """A sequence goes on with the model that has its state, while new ones begin with the new model."""
+def test_running_sequences_stay_on_the_replaced_model(serve):
+    """A sequence continues on the model that has its state, while new sequences begin on the new model."""
     text = sequences(f"max_sequence_idle_microseconds: 600000000 direct {{ }} {controls()}").replace('backend: "builtin"', "")
     world = serve({"seq": (text, [1])})
     assert world.load("seq", {}) == [200, ""]
@@ -431,10 +431,10 @@ def test_sequences_end_where_they_began(serve):
     assert sequence(world, 2, 7) == (200, 14)
     assert len(world.server.workers()) == 3
     assert sequence(world, 1, 1, end=True) == (200, 16)
-    eventually("the first worker is gone", 10, lambda: not first & world.server.workers())
-    assert sequence(world, 1, 1)[0] == 400, "it has ended"
+    eventually("the first worker has ended", 10, lambda: not first & world.server.workers())
+    assert sequence(world, 1, 1)[0] == 400, "the sequence has ended"
     assert sequence(world, 2, 1) == (200, 15)
-    # Another version is the latest now; the sequences do not notice.
+    # Another version is the latest now; running sequences are not affected.
     assert sequence(world, 4, 2, start=True) == (200, 2)
     world.version("seq", 2)
     assert world.load("seq", {}) == [200, ""]
@@ -444,21 +444,21 @@ def test_sequences_end_where_they_began(serve):
     assert [entry["state"] for entry in world.entries(["seq"])] == ["UNLOADING", "READY"]
     assert world.unload("seq", {}) == [200, ""]
     assert sequence(world, 2, 1)[0] == 404
-    eventually("all workers are gone", 10, lambda: not world.server.workers())
+    eventually("all workers have ended", 10, lambda: not world.server.workers())
 
 
 HANGS = model(function="hang", extra=CPU + 'model_warmup { name: "w" inputs { key: "INPUT0" value { data_type: TYPE_FP32 '
               'dims: 1 input_data_file: "one" } } }\n')  # fmt: skip
 
 
-def test_a_load_that_hangs(serve):
-    """It keeps no other model waiting, and an unload ends it."""
+def test_a_hanging_load_blocks_no_other_load(serve):
+    """Other models load meanwhile, and an unload ends the hanging load."""
     world = serve({"hangs": (HANGS, [1]), "m": (model(), [1])})
     (world.repository / "hangs/warmup").mkdir()
     (world.repository / "hangs/warmup/one").write_bytes(b"\1\0\0\0")
     with ThreadPoolExecutor(6) as pool:
         loads = [pool.submit(world.load, "hangs", {}) for _ in range(5)]
-        eventually("it is loading", 10, lambda: world.states(["hangs"]) == ["LOADING"])
+        eventually("the model is loading", 10, lambda: world.states(["hangs"]) == ["LOADING"])
         assert pool.submit(world.load, "m", {}).result(20) == [200, ""]
         assert infer(world, "hangs")[0] == 404 and infer(world, "m")[0] == 200
         assert not any(load.done() for load in loads)
@@ -469,19 +469,19 @@ def test_a_load_that_hangs(serve):
             assert status == 400 and "it was unloaded during the load" in text
         assert time.monotonic() - began < 5
     assert world.entries(["hangs"])[0].get("reason") == "unloaded"
-    eventually("its worker is gone", 15, lambda: len(world.server.workers()) == 1)
+    eventually("its worker has ended", 15, lambda: len(world.server.workers()) == 1)
     assert not [key for key in world.server.scrape() if "W-0-hangs" in str(key)]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_loads_at_the_same_time(serve, threads):
-    """`--model-load-thread-count` counts the loads of all requests."""
+    """`--model-load-thread-count` limits the concurrent loads of all requests."""
     world = serve({"hangs": (HANGS, [1]), "m": (model(), [1])}, EXPLICIT, f"--model-load-thread-count={threads}")
     (world.repository / "hangs/warmup").mkdir()
     (world.repository / "hangs/warmup/one").write_bytes(b"\1\0\0\0")
     with ThreadPoolExecutor(4) as pool:
         hanging = [pool.submit(world.load, "hangs", {}) for _ in range(2)]
-        eventually("it is loading", 10, lambda: world.states(["hangs"]) == ["LOADING"])
+        eventually("the model is loading", 10, lambda: world.states(["hangs"]) == ["LOADING"])
         other = pool.submit(world.load, "m", {})
         if threads == 1:
             holds_for("the second load waits", 0.5, lambda: not other.done())
@@ -492,8 +492,9 @@ def test_loads_at_the_same_time(serve, threads):
         assert [load.result(10)[0] for load in hanging] == [400, 400]
 
 
-def test_operations_side_by_side(serve):
-    """Loads and unloads of the same and of different models at once: each is answered, and the last word counts."""
+def test_concurrent_loads_and_unloads(serve):
+    """Concurrent loads and unloads of the same and of different models: each is answered, and the last operation determines the
+    state."""
     names = ["a", "b", "c"]
     world = serve({name: (model(), [1]) for name in names} | {"abc": (ensemble("abc", *names), [1])})
     with ThreadPoolExecutor(12) as pool:
@@ -508,12 +509,12 @@ def test_operations_side_by_side(serve):
     assert infer(world, "abc")[0] == 200
     for name in ["abc", *names]:
         assert world.unload(name, {}) == [200, ""]
-    eventually("nothing is left", 20, lambda: not world.server.workers())
+    eventually("no worker remains", 20, lambda: not world.server.workers())
     assert {entry["reason"] for entry in world.index([*names, "abc"], False)} == {"unloaded"}
 
 
-def test_files_that_are_given_go_with_the_model(serve, tmp_path):
-    """They lie in one directory for each load, and nowhere else, whatever their names are."""
+def test_files_of_a_load_are_removed_with_the_model(serve, tmp_path):
+    """The files of a load are in one directory per load and nowhere else, whatever their names are."""
     (tmp_path / "tmp").mkdir()
     world = serve({"m": (model(), [1])}, environment={"TMPDIR": str(tmp_path / "tmp")})
     directories = lambda: sorted(path for path in (tmp_path / "tmp").glob("pharos-load-*/*") if path.is_dir())  # noqa: E731
@@ -524,14 +525,14 @@ def test_files_that_are_given_go_with_the_model(serve, tmp_path):
     for path in escapes:
         status, text = world.load("m", {"config": config, f"file:{path}": "eA=="})
         assert status == 500 and "must be a path in the model's directory" in text, (path, text)
-    # A slash before the path means the model's directory, which has no version then.
+    # A path with a leading slash is relative to the model's directory, which then has no version.
     status, text = world.load("m", {"config": config, "file:/etc/pharos-escape": "eA=="})
     assert status == 400 and "at least one version must be available" in text
     assert models() == before and not directories()
     assert not Path("/etc/pharos-escape").exists()
     for number in range(3):
         assert world.load("m", {"config": config, "file:1/any": "eA==", "file:a/b/c": "eA=="}) == [200, ""]
-        eventually("only the newest is there", 10, lambda: len(directories()) == 1)
+        eventually("only the newest directory exists", 10, lambda: len(directories()) == 1)
     (given,) = directories()
     assert given.stat().st_mode & 0o777 == 0o700
     assert (given / "a/b/c").read_text() == "x"
@@ -539,11 +540,11 @@ def test_files_that_are_given_go_with_the_model(serve, tmp_path):
     assert world.load("m", {"config": config, "file:1/any": "eA==", "file:1/any/x": "eA=="})[0] == 500
     assert directories() == [given] and infer(world, "m")[0] == 200
     assert world.unload("m", {}) == [200, ""]
-    eventually("it is gone", 10, lambda: not directories())
+    eventually("the directory is removed", 10, lambda: not directories())
 
 
 def test_hostile_names(serve):
-    """Names that lead elsewhere load nothing, in both protocols; the server goes on."""
+    """Names that refer to other directories load nothing, over both protocols; the server continues."""
     world = serve({"m": (model(), [1])})
     outside = world.repository.parent / "outside"
     shutil.copytree(world.repository / "m", outside)
@@ -559,8 +560,8 @@ def test_hostile_names(serve):
     assert world.load("m", {}) == [200, ""]
 
 
-def test_files_that_never_end(serve):
-    """Devices and pipes in a model's directory are refused, not read; other models do not notice."""
+def test_devices_and_pipes_are_refused(serve):
+    """Devices and pipes in a model's directory are refused without reading; other models are not affected."""
     world = serve({name: (model(), [1]) for name in ("device", "pipe", "m")})
     folder = world.repository
     (folder / "device/config.pbtxt").unlink()
@@ -583,29 +584,29 @@ POLL = ["--model-control-mode=poll", "--repository-poll-secs=1"]
 
 
 @pytest.mark.slow
-def test_polling_leaves_half_written_models_alone(serve):
-    """A directory that is being written is looked at when nothing of it changes any more; changes of any file count."""
+def test_polling_waits_until_a_model_is_completely_written(serve):
+    """A directory is loaded once its files stop changing; changes of any file count."""
     world = serve({"m": (model(), [1])}, *POLL)
     folder = world.repository / "written"
     (folder / "1").mkdir(parents=True)
     for piece in range(6):
         with open(folder / "1/weights", "ab") as file:
             file.write(b"x" * 1000)
-        run_for("a copy that takes longer than an interval of polling", 0.4)
+        run_for("the copy takes longer than a polling interval", 0.4)
     (folder / "config.pbtxt").write_text(world.configuration("written", model()))
     world.await_(["written"], ["READY"])
     assert "written" not in [line for line in world.server.log.read_text().splitlines() if "ERROR" in line]
     assert "ERROR" not in world.server.log.read_text()
     pids = world.server.workers()
     world.text("m/labels.txt", "a\nb\n")
-    eventually("it is loaded anew", 10, lambda: len(world.server.workers() - pids) == 1)
-    # Older than what was there, as a copy may be.
+    eventually("the model is reloaded", 10, lambda: len(world.server.workers() - pids) == 1)
+    # A modification time before that of the old file, as copies may have.
     pids = world.server.workers()
     world.text("m/1/weights", "x")
     os.utime(world.repository / "m/1/weights", (1, 1))
-    eventually("it is loaded anew", 10, lambda: len(world.server.workers() - pids) == 1)
-    pids = eventually("the old one is gone", 10, lambda: w if len(w := world.server.workers()) == 2 else None)
-    # The same configuration in other words is no change, nor is what Python leaves behind.
+    eventually("the model is reloaded", 10, lambda: len(world.server.workers() - pids) == 1)
+    pids = eventually("the old worker has ended", 10, lambda: w if len(w := world.server.workers()) == 2 else None)
+    # An equal configuration with other text is no change, nor are Python's cache files.
     world.config("m", "# a remark\n" + model())
     (world.repository / "m/1/__pycache__").unlink()
     (world.repository / "m/1/__pycache__").mkdir()
@@ -624,7 +625,7 @@ def test_polling_leaves_half_written_models_alone(serve):
 
 
 def test_polling_reaches_ensembles(serve):
-    """An ensemble whose member goes is unloaded, and comes back with it."""
+    """An ensemble is unloaded when its member is removed, and loaded again with it."""
     world = serve({"a": (model(), [1]), "b": (model(), [1]), "both": (ensemble("both", "a", "b"), [1])}, *POLL)
     assert infer(world, "both")[0] == 200
     shutil.move(world.repository / "b", world.repository.parent / "aside")
@@ -635,7 +636,7 @@ def test_polling_reaches_ensembles(serve):
     assert infer(world, "both")[0] == 200
 
 
-def test_configurations_by_name_and_tries(serve):
+def test_configuration_name_and_load_retries(serve):
     """`--model-config-name` and `--model-load-retry-count`."""
     world = serve({"m": (model(), [1]), "never": (model(function="no such"), [1])}, EXPLICIT, "--model-config-name=small",
                   "--model-load-retry-count=2")  # fmt: skip
@@ -650,8 +651,8 @@ def test_configurations_by_name_and_tries(serve):
     assert world.server.log.read_text().count("load failed, retrying") == 2
 
 
-def test_caches_and_resources_are_those_of_the_new_model(serve):
-    """What the response cache has of the old model is not answered; a reload with the rate limiter neither stops nor leaks."""
+def test_a_reload_drops_cache_entries_and_keeps_resources_consistent(serve):
+    """The response cache does not return answers of the old model; a reload with the rate limiter neither stops nor leaks."""
     limited = "instance_group [ { kind: KIND_CPU count: COUNT rate_limiter { resources [ { name: \"R\" count: 2 } ] } } ]\n"
     extra = limited + "response_cache { enable: true }\n"
     world = serve({"m": (model(extra=extra.replace("COUNT", "1")), [1])}, EXPLICIT, "--cache-config=local,size=1000000",
@@ -664,19 +665,19 @@ def test_caches_and_resources_are_those_of_the_new_model(serve):
     assert world.load("m", {}) == [200, ""]
     assert infer(world, "m")[0] == 200 and hits() == 0
     assert infer(world, "m")[0] == 200 and hits() == 1
-    # With the limiter on, too, instances change in place: the statistics and the cache go on.
+    # With the rate limiter too, instances change in place: the statistics and the cache continue.
     world.config("m", model(extra=extra.replace("COUNT", "2")))
     assert world.load("m", {}) == [200, ""]
     assert world.count("m") == [200, {"1": 2}]
     assert infer(world, "m")[0] == 200 and hits() == 2
-    eventually("there are two workers", 10, lambda: len(world.server.workers()) == 2)
+    eventually("two workers run", 10, lambda: len(world.server.workers()) == 2)
     assert (used("limit"), used("used")) == (2, 0)
     assert world.unload("m", {}) == [200, ""]
-    eventually("resources are gone", 10, lambda: used("limit") == 0)
+    eventually("the resources are released", 10, lambda: used("limit") == 0)
 
 
-def test_answers_of_an_ensemble_are_those_of_its_members_now(serve):
-    """The response cache forgets an ensemble when a member changes, and requests on their way keep the members they have."""
+def test_a_changed_member_invalidates_the_cache_of_its_ensemble(serve):
+    """The cache drops the ensemble's answers when a member changes; requests in flight continue with the previous members."""
     world = serve({"m": (model(extra=CPU), [1]), "both": (ensemble("both", "m") + "response_cache { enable: true }\n", [1])},
                   EXPLICIT, "--cache-config=local,size=1000000")  # fmt: skip
     hits = lambda: total(world.server.scrape(), "nv_cache_num_hits_per_model", model="both")  # noqa: E731
@@ -697,12 +698,12 @@ def test_answers_of_an_ensemble_are_those_of_its_members_now(serve):
 
 
 def test_no_worker_outlives_a_server_that_is_reloading(serve):
-    """Also those that are on their way in or out."""
+    """Including workers that are starting or stopping."""
     world = serve({"m": (model(function="delay", delay_ms=300), [1])})
     assert world.load("m", {}) == [200, ""]
     with ThreadPoolExecutor(2) as pool:
         answer = pool.submit(infer, world, "m")
-        eventually("it is there", 5, lambda: total(world.server.scrape(), "ts_inference_requests_total") == 1)
+        eventually("the request has arrived", 5, lambda: total(world.server.scrape(), "ts_inference_requests_total") == 1)
         reload(world, "m", 1)
         workers = world.server.workers()
         world.server.stop()

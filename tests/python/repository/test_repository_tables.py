@@ -1,6 +1,5 @@
-"""Operations on the repository as a real Triton answers them: `repository_tables.py` beside what `golden_repository.json` has
-of Triton. Where this server does otherwise on purpose, [`DIFFERENCES`] says why. With the peer, the golden file is renewed
-and compared."""
+"""Compares operations on the repository (`repository_tables.py`) with Triton's recorded answers in `golden_repository.json`.
+[`DIFFERENCES`] has the reasons for intended differences. With the peer, the golden file is renewed and compared."""
 
 import json
 import re
@@ -20,7 +19,7 @@ EMPTY = "Model name cannot be empty. Please enter a valid name to deploy."
 
 
 class Any:
-    """A row that is ours: whatever Triton has there, this server has `row`, where a text stands for a part of one."""
+    """An intended row: this server has `row`, whatever Triton has. A text needs to be a part of the answer only."""
 
     def __init__(self, *row):
         self.row = row
@@ -33,12 +32,12 @@ class Any:
 
 
 def entry(name, version, state, reason=None) -> dict:
-    """An entry of the index."""
+    """Returns an entry of the index."""
     return {"name": name, "version": version, "state": state} | ({"reason": reason} if reason else {})
 
 
 def versions(name, **states) -> list:
-    """Entries of the index: READY, unloaded, or a reason."""
+    """Returns entries of the index: READY, unloaded, or a reason."""
     whole = lambda state: ("READY", None) if state == "READY" else ("UNAVAILABLE", state)  # noqa: E731
     return [entry(name, version[1:], *whole(state)) for version, state in states.items()]
 
@@ -49,7 +48,7 @@ UNREADY = Any(400, "Invalid value for 'ready': expected a boolean")
 NOT_BOOL = Any(500, "attempt to access JSON non-boolean as boolean")
 
 def unknown(name) -> dict:
-    """What is asked about a model that is not known: an unknown model is 400 here, as in Triton's specification."""
+    """Returns the answers about an unknown model: 400 here, as in Triton's specification."""
     text = f"Request for unknown model: '{name}' is not found"
     over_http = {f"GET {what}": [400, text] for what in ("", "/config")}
     over_grpc = {f"Model{what}": ["INVALID_ARGUMENT", text] for what in ("Infer", "Metadata", "Config")}
@@ -57,7 +56,7 @@ def unknown(name) -> dict:
 
 
 def never_served(name) -> dict:
-    """What is asked about a model that could not be loaded at start, which is known here."""
+    """Returns the answers about a model that failed to load at start; this server has it in the index."""
     text = f"Request for unknown model: '{name}' has no available versions"
     over_http = {f"GET {what}": [404, text] for what in ("", "/config")}
     over_grpc = {f"Model{what}": ["NOT_FOUND", text] for what in ("Infer", "Metadata", "Config")}
@@ -65,7 +64,7 @@ def never_served(name) -> dict:
 
 
 def about(name) -> dict:
-    """What does not depend on why a model does not serve."""
+    """Returns the answers that do not depend on the reason why a model does not serve."""
     text = f"requested model '{name}' is not available"
     return {
         "GET /stats": [400, text], "GET /ready": [400, "Model version not ready"],
@@ -75,7 +74,7 @@ def about(name) -> dict:
 
 DIFFERENCES = {
     "names": {
-        # Later Tritons refuse such names in these words, and this server with them.
+        # Newer Tritons refuse these names with the same texts as this server.
         **{f"load {name} {{}}": Any(400, EMPTY) for name in ["%20", "%20%20"]},
         **{
             f"load {name} {{}}": Any(400, NAME)
@@ -92,7 +91,7 @@ DIFFERENCES = {
     "life": {3: Any(400, "Request for unknown model: 'life' is not found")},
     "after an unload": {0: unknown("un"), 1: unknown("un"), 2: unknown("un"), 30: unknown("un_bad")},
     "two repositories": {23: unknown("new")},
-    # A model that could not be loaded at start is known here, and the index has the reason.
+    # This server lists a model that failed to load at start, with the reason in the index.
     "two at start": {
         0: [
             {"name": "both", "state": "UNAVAILABLE", "reason": "model appears in two or more repositories"},
@@ -104,33 +103,33 @@ DIFFERENCES = {
     },
     "parameters": {
         "post v2/repository/models/par/load []": Any(500, "failed to parse the request JSON buffer"),
-        # Which was not loaded by what was no request.
+        # The invalid request did not load the model.
         21: [{"name": "par"}],
         "post v2/repository/models/par/unload not json": Any(500, "failed to parse the request JSON buffer"),
         'post v2/repository/models/par/unload {"parameters":[]}': Any(500, "attempt to get members for non-object"),
         'unload par {"unload_dependents": "yes"}': NOT_BOOL,
         'unload par {"unload_dependents": 1}': NOT_BOOL,
         **{f'post v2/repository/index {{"ready":{value}}}': UNREADY for value in ("1", '"true"', "null")},
-        # There are no such routes here.
+        # This server does not have these routes.
         "post v2/repository/somewhere/index {}": Any(404, "Not Found"),
         "post v2/repository/somewhere/models/par/load {}": Any(404, "Not Found"),
     },
-    # What was given with a load counts until the model is unloaded, in later Tritons too.
+    # The configuration of a load applies until the model is unloaded, also in newer Tritons.
     "config override": {5: [200, 16], 13: [200, 4], 17: [200, {"1": 1}]},
     "file override": {
         8: versions("fo", v1="unloaded", v2="READY", v3="unloaded"),
         9: [200, 5],
-        # Triton's index has only what is in a repository.
+        # Triton's index has only models in a repository.
         17: versions("fo_new", v1="READY"),
     },
-    # Triton makes a file of what it can of such names; the longest end it.
+    # Triton converts these names to file names if it can; the longest names crash it.
     "escapes": {
         **{at: Any(500, INSIDE) for at in (8, 9, 10, 11)},
         12: Any(400, "the value of 'file:1/model.py' is not base64"),
     },
-    # What serves is in the index, even if its directory is gone.
+    # A serving model is in the index, even if its directory is removed.
     "a reload that fails": {16: versions("bad", v1="READY"), 18: versions("bad", v1="READY"), 27: [{"name": "bare"}]},
-    # The index tells why an ensemble does not serve.
+    # The index has the reason why an ensemble does not serve.
     "ensembles": {
         29: versions("en_bc", v1=TOO_LARGE.format("en_bc")) + versions("en_c", v1="READY")
         + versions("en_top", v1=TOO_LARGE.format("en_top")),
@@ -144,7 +143,7 @@ DIFFERENCES = {
 
 
 def normal(row):
-    """Without what may differ: the words of backends, the reason that only this server tells, line ends."""
+    """Replaces parts that may differ: texts of backends, reasons that only this server reports, line ends."""
     if isinstance(row, list):
         return [normal(value) for value in row]
     if isinstance(row, dict):
@@ -163,7 +162,7 @@ def normal(row):
 
 
 def ours(folder, mode: str, name: str) -> list:
-    """What this server makes of a scenario."""
+    """Returns this server's rows of a scenario."""
     scenarios, _ = MODES[mode]
     (folder / "models").mkdir()
     server = Server(folder, [folder / "models"], options_of(mode, folder / "models"))
@@ -194,7 +193,7 @@ def test_operations(tmp_path, mode, name):
 
 @pytest.mark.parametrize("name", STARTED)
 def test_command_lines(tmp_path, name):
-    """What is loaded at start, or that the server refuses to start."""
+    """The models that are loaded at start, or the refusal to start."""
     expected = json.loads(repositories.GOLDEN.read_text())["started"][name]
     (tmp_path / "models").mkdir()
     server = Server(tmp_path, [tmp_path / "models"], STARTED[name])
@@ -213,7 +212,7 @@ def test_command_lines(tmp_path, name):
 
 
 def serves(server) -> bool:
-    """Whether it answers and has loaded what it is to load."""
+    """Returns whether the server answers and has loaded the models of its start."""
     try:
         return server.get("/v2/health/ready")[0] == 200
     except OSError:
@@ -223,8 +222,8 @@ def serves(server) -> bool:
 @pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 @pytest.mark.parametrize("mode, name", [("explicit", "life"), ("explicit", "ensembles"), ("none", "mode none")])
-def test_the_recorded_answers_are_those_of_a_live_triton(tmp_path, mode, name):
-    """The golden file is what the peer answers now."""
+def test_live_triton_answers_as_recorded(tmp_path, mode, name):
+    """The recorded answers are still those of a real Triton."""
     rows = {}
     repositories.ask_triton(tmp_path, [name], rows, save=lambda _: None)
     golden = json.loads(repositories.GOLDEN.read_text())[name]

@@ -1,5 +1,5 @@
-"""A repository that is a model itself, as storage initializers leave one: a model file, a directory that holds a model's
-files, or a model's own directory."""
+"""A repository that is itself a model, as storage initializers create: a model file, a directory with a model's files, or a
+model's directory."""
 
 import shutil
 
@@ -29,20 +29,20 @@ IDENTITY = model([node("Identity", ["INPUT0"], ["OUTPUT0"])], [("INPUT0", "FP32"
 
 
 def tree(folder) -> dict:
-    """All files below a folder, with their contents."""
+    """Returns all files below a folder with their contents."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
 def place(tmp_path):
-    """What storage initializers fill."""
+    """The folder that storage initializers fill."""
     folder = tmp_path / "mnt" / "models"
     folder.mkdir(parents=True)
     return folder
 
 
 def check_served(folder, repository, name, *options):
-    """The repository serves one model of this name, and nothing is written into it."""
+    """Checks that the repository serves one model with this name, and that the server writes nothing into it."""
     before = tree(repository) if repository.is_dir() else repository.read_bytes()
     with Server(folder, [repository], options) as server:
         assert {found: entries[0]["state"] for found, entries in server.index().items()} == {name: "READY"}
@@ -59,20 +59,20 @@ def test_a_model_file_is_served_under_the_name_of_its_directory(tmp_path, place)
     check_served(tmp_path, place / "model.onnx", "models")
 
 
-def test_a_file_of_another_name_is_a_model_too(tmp_path, place):
+def test_a_model_file_may_have_another_name(tmp_path, place):
     (place / "resnet.onnx").write_bytes(IDENTITY)
     check_served(tmp_path, place, "models")
     check_served(tmp_path, place / "resnet.onnx", "resnet")
 
 
 @pytest.mark.smoke
-def test_a_configuration_beside_the_file_counts(tmp_path, place):
+def test_a_configuration_beside_the_file_is_used(tmp_path, place):
     (place / "config.pbtxt").write_text('name: "named"' + CONFIG + 'backend: "python"\n')
     (place / "model.py").write_text(PYTHON)
     check_served(tmp_path, place, "named")
 
 
-def test_the_own_directory_of_a_model(tmp_path, place):
+def test_a_model_directory_is_served_under_its_configured_name(tmp_path, place):
     shutil.copytree(MODELS / "identity_fp32", place, dirs_exist_ok=True)
     check_served(tmp_path, place, "identity_fp32")
 
@@ -83,8 +83,8 @@ def test_version_directories_without_a_configuration(tmp_path, place):
     check_served(tmp_path, place, "models")
 
 
-def test_a_file_that_comes_while_polling_is_served(tmp_path, place):
-    """An empty repository is said in the log, with what one looks like."""
+def test_polling_detects_a_new_model_file(tmp_path, place):
+    """The log warns about an empty repository and shows the expected layout."""
     options = ["--model-control-mode=poll", "--repository-poll-secs=1"]
     with Server(tmp_path, [place], options) as server:
         assert server.index() == {}
@@ -97,7 +97,7 @@ def test_a_file_that_comes_while_polling_is_served(tmp_path, place):
         assert server.infer("models", REQUEST)[0] == 200
 
 
-def test_a_file_that_is_no_model_is_refused(tmp_path, place):
+def test_a_file_of_an_unknown_kind_is_refused(tmp_path, place):
     (place / "notes.txt").write_text("x")
     server = Server(tmp_path, [place / "notes.txt"])
     server.launch()

@@ -1,4 +1,4 @@
-"""`model_warmup`: what a model answers before it is ready."""
+"""`model_warmup`: requests that a model executes before it is ready."""
 
 import json
 import struct
@@ -16,7 +16,7 @@ TEXT_IO = IO.replace("FP32", "STRING")
 
 
 def model(function: str, warmups: str, io=IO, batch=4) -> str:
-    """A configuration of the builtin backend."""
+    """Returns a configuration of the builtin backend."""
     return f"""backend: "builtin" max_batch_size: {batch} {io} {warmups}
 parameters {{ key: "function" value {{ string_value: "{function}" }} }}
 parameters {{ key: "delay_ms" value {{ string_value: "300" }} }}
@@ -24,15 +24,15 @@ parameters {{ key: "delay_ms" value {{ string_value: "300" }} }}
 
 
 def warmup(data: str, name="first", batch=1, dims="2", count=1, datatype="FP32", tensor="INPUT0") -> str:
-    """One entry."""
+    """Returns one entry of `model_warmup`."""
     return f"""model_warmup [ {{ name: "{name}" batch_size: {batch} count: {count}
   inputs {{ key: "{tensor}" value {{ data_type: TYPE_{datatype} dims: [ {dims} ] {data} }} }} }} ]
 """
 
 
 def test_a_model_is_ready_after_its_warmups(start, tmp_path):
-    """Zeros, random values and a file, several times and in batches; all are in the statistics of the model, for each of
-    its instances, and the model is not ready while they run."""
+    """Zeros, random values and a file, repeatedly and in batches. All count in the model's statistics, once per instance, and the
+    model is not ready while they run."""
     warmups = (
         warmup("zero_data: true", batch=2, count=3)
         + warmup("random_data: true", "second", batch=4)
@@ -76,12 +76,12 @@ def test_a_restarted_instance_warms_up_again(start, tmp_path):
     server = start([], repository=folder)
     assert server.statistics("warm")["execution_count"] == 1
     server.infer("warm", one("FP32", [1, 2], [struct.unpack("<f", bytes([1, 0, 0, 0]))[0], 0]))
-    eventually("it warms up again", 20, lambda: server.statistics("warm")["execution_count"] >= 2)
-    eventually("it answers", 20, lambda: server.infer("warm", one("FP32", [1, 2], [2, 0]))[0] == 200)
+    eventually("the instance warms up again", 20, lambda: server.statistics("warm")["execution_count"] >= 2)
+    eventually("the instance answers", 20, lambda: server.infer("warm", one("FP32", [1, 2], [2, 0]))[0] == 200)
 
 
 def sample(tensors: dict, batch: int = 1) -> str:
-    """A warm-up of these tensors: `name: (datatype, dims, data)`."""
+    """Returns a warm-up with these tensors: `name: (datatype, dims, data)`."""
     texts = (
         f'inputs {{ key: "{name}" value {{ data_type: TYPE_{datatype} dims: [ {dims} ] {data} }} }}'
         for name, (datatype, dims, data) in tensors.items()
@@ -95,7 +95,7 @@ GIVEN = {"VALUE": ("INT32", 1, ZERO), "START": ("INT32", 1, ZERO), "READY": ("BO
 
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 4 }"])
 def test_samples_of_sequence_models_may_give_controls(start, tmp_path, strategy):
-    """Those that a sample does not give are made as for a sequence of one request."""
+    """Controls that a sample omits have the values of a sequence with one request."""
     text = sequence_config(f"{strategy} {controls()}")
     folder = tmp_path / "models"
     write(folder, "some", text + sample(GIVEN, 3))
@@ -116,16 +116,16 @@ def test_samples_of_sequence_models_may_give_controls(start, tmp_path, strategy)
     ],
 )
 def test_wrong_controls_fail_the_load(start, tmp_path, wrong, expected):
-    """They are refused with what is expected."""
+    """The reason of the failed load has the expected datatype and dims."""
     folder = write(tmp_path / "models", "wrong", sequence_config(f"direct {{ }} {controls()}") + sample(GIVEN | wrong))
     server = start([], "--exit-on-error=false", repository=folder, wait=False)
     server.wait_until_ready("/v2/health/live")
-    eventually(f"the reason says {expected!r}", 20, lambda: expected in str(server.index()))
+    eventually(f"the reason contains {expected!r}", 20, lambda: expected in str(server.index()))
 
 
 @pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
 def test_a_model_sees_the_controls_that_a_sample_gives(tmp_path):
-    """START is 5 and READY 0, as given; the server makes END."""
+    """The sample sets START to 5 and READY to 0; the server sets END."""
     folder = write(
         tmp_path / "models",
         "seen",
@@ -161,7 +161,7 @@ sequence_batching {{ direct {{ }} {controls()} }} parameters {{ key: "file" valu
     ],
 )
 def test_a_failed_warmup_fails_the_load(start, tmp_path, function, text, expected):
-    """A model that cannot be warmed up is not loaded, and the reason is told."""
+    """A model whose warm-up fails is not loaded, and the index has the reason."""
     folder = write(tmp_path / "models", "wrong", model(function, text))
     (folder / "wrong/warmup").mkdir()
     (folder / "wrong/warmup/short").write_bytes(b"\1")
@@ -169,5 +169,5 @@ def test_a_failed_warmup_fails_the_load(start, tmp_path, function, text, expecte
     options = ["--exit-on-error=false", "--worker-execution-timeout-secs=1"]
     server = start([], *options, repository=folder, wait=False)
     server.wait_until_ready("/v2/health/live")
-    eventually(f"the reason says {expected!r}", 20, lambda: expected in str(server.index()))
+    eventually(f"the reason contains {expected!r}", 20, lambda: expected in str(server.index()))
     assert server.get("/v2/models/wrong/ready")[0] != 200

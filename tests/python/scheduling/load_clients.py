@@ -1,8 +1,8 @@
-"""A thousand clients in a process of their own: `python load_clients.py PROTOCOL HOST:PORT MODEL CLIENTS`.
+"""A thousand clients in a separate process: `python load_clients.py PROTOCOL HOST:PORT MODEL CLIENTS`.
 
-Each holds a connection. For each line that it is sent, a number of seconds, it runs one round: every client asks again
-and again, and pauses for about a second when it is refused. It prints one line of JSON for each round, when everybody
-has been answered: how many requests were sent, answered with a result, refused, and anything else that came.
+Each client holds a connection. Each input line is a number of seconds and starts one round: every client sends requests
+continuously, and pauses for about a second after a refusal. After the last answer of a round the process prints a line of
+JSON: the number of requests that were sent, answered with a result, refused, and of each other answer.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ REFUSED = "Exceeds maximum queue size"
 
 
 class HttpClient:
-    """One keep-alive connection."""
+    """A client with one keep-alive connection."""
 
     def __init__(self, address: str, model: str):
         self.host, self.port = address.split(":")
@@ -36,7 +36,7 @@ class HttpClient:
         self.reader, self.writer = await asyncio.open_connection(self.host, self.port)
 
     async def ask(self) -> str:
-        """One request: `ok`, `refused`, or what came instead."""
+        """Sends one request; returns `ok`, `refused`, or the text of another answer."""
         self.writer.write(self.request)
         head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
         length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
@@ -52,7 +52,7 @@ class HttpClient:
 
 
 class GrpcClient:
-    """One channel with a connection of its own."""
+    """A client with a separate channel and connection."""
 
     def __init__(self, address: str, model: str):
         self.channel = grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
@@ -65,7 +65,7 @@ class GrpcClient:
         await self.channel.channel_ready()
 
     async def ask(self) -> str:
-        """One request: `ok`, `refused`, or what came instead."""
+        """Sends one request; returns `ok`, `refused`, or the text of another answer."""
         try:
             await self.call(self.request, timeout=DEADLINE_S)
         except grpc.RpcError as error:
@@ -79,7 +79,7 @@ class GrpcClient:
 
 
 async def one_round(client, end: float, counts):
-    """What one client does in a round."""
+    """Runs one round of one client."""
     await pause_as_async_client(random.uniform(0, PAUSE_S / 4))
     while time.monotonic() < end:
         counts["sent"] += 1
@@ -90,7 +90,7 @@ async def one_round(client, end: float, counts):
 
 
 async def main(protocol: str, address: str, model: str, count: str):
-    """Connects all clients, says so, and runs rounds until its input ends."""
+    """Connects all clients, prints `connected`, and runs rounds until the end of its input."""
     kind = {"http": HttpClient, "grpc": GrpcClient}[protocol]
     clients = [kind(address, model) for _ in range(int(count))]
     for start in range(0, len(clients), 50):

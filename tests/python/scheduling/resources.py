@@ -8,7 +8,7 @@ REQUEST = one("FP32", [1, 2], [1, 2])
 
 
 def config(function: str, groups: str, parameters=None, more: str = "") -> str:
-    """A `builtin` model's configuration."""
+    """Returns a configuration of the backend `builtin`."""
     text = "".join(
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
         for key, value in {"function": function, **(parameters or {})}.items()
@@ -25,14 +25,14 @@ def delay(milliseconds: int, groups: str, more: str = "") -> str:
 
 
 def group(resources: str, more: str = "", limiter: str = "") -> str:
-    """One instance group; resources as in `R 1 global, S 2`."""
+    """Returns one instance group; the resources have the form `R 1 global, S 2`."""
     parts = [part.split() for part in resources.split(",") if part]
     texts = [f'{{ name: "{p[0]}" count: {p[1]} {"global: true" if p[2:] else ""} }}' for p in parts]
     return f"instance_group {{ {more} rate_limiter {{ resources [ {', '.join(texts)} ] {limiter} }} }}"
 
 
 class Load:
-    """Clients that keep models busy: `clients` threads for each, until it is left."""
+    """Keeps models busy with `clients` threads for each. A context manager."""
 
     def __init__(self, server, models, clients=3):
         self.answers, self.over = {model: [] for model in models}, threading.Event()

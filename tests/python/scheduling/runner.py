@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs rows of `scheduling_tables.py` against a server, ours or a real Triton, and says what came of them.
+"""Runs rows of `scheduling_tables.py` against this server or a real Triton, and collects the outcomes.
 
-    python -m scheduling.runner record     asks the Triton peer all rows several times, writes golden_scheduling.json
-    python -m scheduling.runner compare    asks it once, prints what came out as it never did in that file
+    python -m scheduling.runner record     runs all rows several times on the Triton peer, writes golden_scheduling.json
+    python -m scheduling.runner compare    runs them once, prints the outcomes that are not in that file
 
-The file has every outcome that was seen: several where a Triton's threads race (`triton_differences.SCHEDULING_RACES`).
+The file has every observed outcome: several where Triton's threads race (`triton_differences.SCHEDULING_RACES`).
 """
 
 import argparse
@@ -39,15 +39,15 @@ PENDING = "nv_inference_pending_request_count"
 RECEIVED = "ts_inference_requests_total"
 FAILURES = "nv_inference_request_failure"
 DEADLINE_S = 90
-"""No answer within this time is a failure: a queue delay of `FAR` was waited for."""
+"""A request without an answer within this time fails: it has waited for a queue delay of `FAR`."""
 APART_S = 0.12
-"""Answers that come within this time come together; a gauge that has a value for so long has come to rest."""
+"""Answers within this time of each other count as simultaneous; a gauge that is constant for this time counts as stable."""
 AT_ONCE = 6
-"""Rows that run at the same time: they sleep most of the time."""
+"""The number of rows that run concurrently; they mostly sleep."""
 
 
 def configuration(row: Row, live_triton: bool) -> str:
-    """The row's config.pbtxt."""
+    """Returns the row's config.pbtxt."""
     tensors = one_to_one("FP32")
     if row.optional:
         optional = tensor("input", "INPUT1", "FP32", [-1], "    optional: true\n")
@@ -71,7 +71,7 @@ def write_model(row: Row, target: Path, live_triton: bool):
 
 
 def slow_by_shape() -> bytes:
-    """A model whose work grows with the third power of its input's length."""
+    """Returns a model whose work grows with the third power of its input's length."""
     nodes = [
         node("Transpose", ["INPUT0"], ["COLUMN"], perm=[1, 0]),
         node("MatMul", ["COLUMN", "INPUT0"], ["SQUARE"]),
@@ -82,8 +82,8 @@ def slow_by_shape() -> bytes:
 
 
 class Watch:
-    """Reads a model's pending gauge all the time: [`now`] is its value, `seen` all values and when. `received` is how many requests
-    the scheduler has taken, executed ones included, where the server counts that."""
+    """Polls a model's pending gauge: [`now`] is its last value, `seen` has all values with their times. `received` is the number
+    of requests that the scheduler has received, including executed ones, if the server counts them."""
 
     def __init__(self, address: str, model: str):
         self.address, self.series, self.now, self.seen = address, f'{PENDING}{{model="{model}"', 0, []
@@ -92,7 +92,7 @@ class Watch:
         self.thread = threading.Thread(target=self.run, daemon=True)
 
     def run(self):
-        """The thread."""
+        """Polls until the end."""
         connection = http.client.HTTPConnection(self.address, timeout=DEADLINE_S)
         with contextlib.closing(connection):
             while not self.ended.wait(0.01):
@@ -114,8 +114,8 @@ class Watch:
         self.thread.join()
 
     def until_received(self, count: int, answered, quiet_s: float):
-        """Waits until the scheduler has taken `count` requests, or the last one is answered. A real Triton counts no arrivals: there
-        it waits until the gauge changes, for `quiet_s` seconds at most."""
+        """Waits until the scheduler has received `count` requests, or the last one is answered. Triton does not count received
+        requests: there it waits until the gauge changes, at most `quiet_s` seconds."""
         before, begun = self.now, time.monotonic()
 
         def arrived():
@@ -126,7 +126,7 @@ class Watch:
         eventually(f"{count} requests are received", DEADLINE_S, lambda: answered() or arrived())
 
     def at_rest(self, since: float) -> list:
-        """The values that it had for a while, in order, from the time `since` on."""
+        """Returns the stable values of the gauge since the time `since`, in order."""
         spans = []
         for moment, value in self.seen:
             if moment < since:
@@ -140,7 +140,7 @@ class Watch:
 
 
 class Run:
-    """One run of a row. `http`, `grpc`, `metrics` are the addresses of the server."""
+    """Runs one row. `http`, `grpc`, `metrics` are the addresses of the server."""
 
     def __init__(self, row: Row, server):
         self.row, self.http, self.metrics = row, server.http, server.metrics
@@ -150,7 +150,7 @@ class Run:
         self.answers, self.refused, self.begun = [], [], None
 
     def facts(self) -> dict:
-        """Runs the row, and says what came of it."""
+        """Runs the row and returns its outcome."""
         with self.channel, self.pool, Watch(self.metrics, self.row.model) as watch:
             grpc.channel_ready_future(self.channel).result(DEADLINE_S)
             for step in self.row.steps:
@@ -158,7 +158,7 @@ class Run:
                     self.send(step, watch)
                     continue
                 if isinstance(step, Wait):
-                    run_for("the table's pause between two arrivals", step.ms / 1000)
+                    run_for("the pause in the table between two arrivals", step.ms / 1000)
                     self.begun = time.monotonic()
                 else:
                     self.begun = self.begun or time.monotonic()
@@ -172,7 +172,7 @@ class Run:
         return facts | {"pending": watch.at_rest(self.begun), **statistics}
 
     def send(self, request: Send, watch: Watch):
-        """Sends a request, and waits until the server has it."""
+        """Sends a request, and waits until the server has received it."""
         number = len(self.answers)
         ask = self.ask_grpc if number % 2 else self.ask_http
         answer = self.pool.submit(lambda: (ask(request, number), time.monotonic())[::-1])
@@ -182,12 +182,12 @@ class Run:
             self.refused.append(number)
 
     def wait_for_answers(self, step: Answered):
-        """Waits until so many of the requests have been answered."""
+        """Waits until this number of requests is answered."""
         enough = lambda: sum(answer.done() for answer in self.answers) >= step.count  # noqa: E731
         eventually(f"{self.row.name}: {step.count} answers", DEADLINE_S, enough)
 
     def ask_http(self, request: Send, number: int):
-        """One request over HTTP, with an id: nothing, or status and text of the error."""
+        """Sends one request with an id over HTTP; returns None, or the status and the text of the error."""
         shape = [request.batch, request.items] if self.row.max_batch else [request.items]
         data = [1] * (request.batch * request.items)
         inputs = [{"name": n, "datatype": "FP32", "shape": shape, "data": data} for n in request.inputs]
@@ -200,7 +200,7 @@ class Run:
         return None if response.status == 200 else [response.status, json.loads(text)["error"]]
 
     def ask_grpc(self, request: Send, _number: int):
-        """The same over gRPC, without an id."""
+        """Sends the same request over gRPC without an id."""
         message = pb.ModelInferRequest(model_name=self.row.model)
         shape = [request.batch, request.items] if self.row.max_batch else [request.items]
         for name in request.inputs:
@@ -215,12 +215,12 @@ class Run:
         return None
 
     def statistics(self, watch: Watch) -> dict:
-        """The statistics once they have come to rest, which a Triton does a little after its answers."""
+        """Returns the statistics after they stop changing; Triton updates them shortly after its answers."""
         read = lambda: (self.statistics_now(), watch.now)  # noqa: E731
         return settled("the statistics", DEADLINE_S, read, 2 * APART_S)[0]
 
     def statistics_now(self) -> dict:
-        """The statistics that the tables are about."""
+        """Returns the current statistics that the tables contain."""
         texts = []
         for address, path in [(self.http, f"/v2/models/{self.row.model}/stats"), (self.metrics, "/metrics")]:
             connection = http.client.HTTPConnection(address, timeout=DEADLINE_S)
@@ -240,13 +240,13 @@ class Run:
 
 
 def chosen(request: Send) -> dict:
-    """The request's parameters."""
+    """Returns the request's parameters."""
     wanted = {"priority": request.priority, "timeout": request.timeout_ms * 1000}
     return {key: value for key, value in wanted.items() if value}
 
 
 def together(moments: dict) -> list:
-    """The requests in the order of their answers, those that came together in one list."""
+    """Returns the requests in the order of their answers, in lists of simultaneous ones."""
     groups, last = [], 0.0
     for moment, number in sorted((moment, number) for number, moment in moments.items()):
         if moment - last > APART_S:
@@ -257,13 +257,13 @@ def together(moments: dict) -> list:
 
 
 def run_rows(rows: list, server, at_once: int = AT_ONCE) -> dict:
-    """Runs rows against a running server: their names and what came of each."""
+    """Runs rows against a running server; returns their outcomes by name."""
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         return dict(zip((row.name for row in rows), pool.map(lambda row: Run(row, server).facts(), rows)))
 
 
 def by_hold(rows: list) -> dict:
-    """The rows by the server that they need."""
+    """Groups the rows by the server that they need."""
     groups = {}
     for row in rows:
         groups.setdefault(row.hold, []).append(row)
@@ -271,7 +271,7 @@ def by_hold(rows: list) -> dict:
 
 
 def environment(hold: int) -> dict:
-    """What the server's environment needs in addition."""
+    """Returns the additional environment of the server."""
     return {VARIABLE: str(hold)} if hold else {}
 
 
@@ -290,7 +290,7 @@ def run_ours(rows: list, folder: Path) -> dict:
 
 
 def run_triton(rows: list, folder: Path) -> dict:
-    """Runs rows against the Triton peer; a start that fails is tried again, since it may end by itself."""
+    """Runs rows against the Triton peer; a failed start is retried, because Triton may crash."""
     facts = {}
     for hold, group in by_hold(rows).items():
         here = folder / str(hold)
@@ -298,15 +298,15 @@ def run_triton(rows: list, folder: Path) -> dict:
             write_model(row, here / "models", live_triton=True)
         triton = Triton(here / "models", here / "triton.log", environment(hold))
         try:
-            start_patiently(triton)
+            start_with_retries(triton)
             facts |= run_rows(group, triton)
         finally:
             triton.stop()
     return facts
 
 
-def start_patiently(triton: Triton, attempts: int = 3):
-    """Starts it, several times if need be."""
+def start_with_retries(triton: Triton, attempts: int = 3):
+    """Starts it, with retries."""
     for attempt in range(attempts):
         try:
             return triton.ensure()
@@ -317,7 +317,7 @@ def start_patiently(triton: Triton, attempts: int = 3):
 
 
 def ask_triton(rows: list) -> dict:
-    """What comes of rows on the Triton peer."""
+    """Returns the outcomes of rows on the Triton peer."""
     with tempfile.TemporaryDirectory() as folder:
         return run_triton(rows, Path(folder))
 
@@ -337,7 +337,7 @@ def record(times: int, rows: list):
 
 
 def compare(rows: list) -> int:
-    """Prints every row whose outcome has not been recorded; gives their number."""
+    """Prints every row whose outcome has not been recorded; returns their number."""
     golden = json.loads(GOLDEN.read_text())
     unlike = {name: facts for name, facts in ask_triton(rows).items() if facts not in golden[name]}
     for name, facts in unlike.items():

@@ -1,23 +1,23 @@
-"""What a model's scheduler makes of requests: configurations, the arrivals, and what must come of them.
+"""Configurations and arrivals that exercise a model's scheduler.
 
-Each row is a model of its own and a script of arrivals. Its facts (who is answered when, batches, statistics, the
-pending gauge) are not written here: `golden_scheduling.json` has those of a real Triton, recorded by `runner.py`,
-and `triton_differences.py` those that differ on purpose or are a matter of chance. A row's name says what it shows.
+Each row is a separate model and a script of arrivals. The expected facts (the order of answers, batches, statistics, the
+pending gauge) are in `golden_scheduling.json`, recorded from a real Triton by `runner.py`; `triton_differences.py` has the
+facts that differ on purpose or by chance. A row's name describes the case.
 
-Every model sleeps for `delay_ms` in each batch, far longer than a request takes, so the order in which things happen does
-not depend on the machine. `hold` is TRITONSERVER_DELAY_SCHEDULER: so many requests wait before the first batch is made.
+Every model sleeps for `delay_ms` in each batch, far longer than a request takes, so that the order of events does not depend
+on the machine. `hold` is TRITONSERVER_DELAY_SCHEDULER: the number of requests that wait before the first batch is formed.
 """
 
 from dataclasses import dataclass
 
 FAR = 100_000_000
-"""A queue delay in microseconds that no row waits for: what goes, goes for another reason."""
+"""A queue delay in microseconds that no row waits for: a batch that leaves has another reason."""
 
 
 @dataclass(frozen=True)
 class Send:
-    """One request: `batch` items of `items` numbers in each of `inputs`, and its parameters. Requests go alternately
-    over HTTP and gRPC; each is sent when the one before has come to rest (queued, executing or answered)."""
+    """One request: `batch` items of `items` numbers in each of `inputs`, and its parameters. Requests alternate between HTTP and
+    gRPC; each is sent once the previous one is queued, executing or answered."""
 
     batch: int = 1
     items: int = 1
@@ -28,14 +28,14 @@ class Send:
 
 @dataclass(frozen=True)
 class Answered:
-    """Waits until so many requests have been answered."""
+    """Waits until this number of requests is answered."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Waits so many milliseconds; the gauge is of no interest before."""
+    """Waits this number of milliseconds; earlier values of the gauge are ignored."""
 
     ms: int
 
@@ -62,67 +62,67 @@ class Row:
 
 
 LONG = 2200
-"""The length of a row that a `slow_shape` model works on for a while."""
+"""The length of an item that keeps a `slow_shape` model busy."""
 
 
 def dynamic(text: str = "") -> str:
-    """`dynamic_batching` with these settings."""
+    """Returns `dynamic_batching` with these settings."""
     return f"dynamic_batching {{ {text} }}\n"
 
 
 def prefer(*sizes: int, delay_us: int = FAR) -> str:
-    """`dynamic_batching` with preferred sizes and a queue delay."""
+    """Returns `dynamic_batching` with preferred sizes and a queue delay."""
     return dynamic(f"preferred_batch_size: [ {', '.join(map(str, sizes))} ] max_queue_delay_microseconds: {delay_us}")
 
 
 def policy(text: str, more: str = "") -> str:
-    """`dynamic_batching` with a queue policy."""
+    """Returns `dynamic_batching` with a queue policy."""
     return dynamic(f"{more} default_queue_policy {{ {text} }}")
 
 
 def late(*sizes: int, action: str = "", more: str = "", delay_us: int = 3_000_000) -> str:
-    """`dynamic_batching` with preferred sizes, a queue delay, and a queue policy that delays early."""
+    """Returns `dynamic_batching` with preferred sizes, a queue delay, and a queue policy with a short timeout."""
     preferred = f"preferred_batch_size: [ {', '.join(map(str, sizes))} ]" if sizes else ""
     return policy(action or DELAY_SOON, f"{preferred} max_queue_delay_microseconds: {delay_us} {more}")
 
 
 def levels(count: int, default: int, more: str = "") -> str:
-    """The settings of priority levels."""
+    """Returns the settings of priority levels."""
     return f"priority_levels: {count} default_priority_level: {default} {more}"
 
 
 def level_policy(level: int, text: str) -> str:
-    """A level's own policy."""
+    """Returns the queue policy of a level."""
     return f"priority_queue_policy {{ key: {level} value {{ {text} }} }}"
 
 
 def sends(*requests: dict) -> tuple:
-    """Arrivals that differ in these things."""
+    """Returns arrivals that differ in these fields."""
     return tuple(Send(**request) for request in requests)
 
 
 def batches(*sizes: int) -> tuple:
-    """Arrivals of these batch sizes."""
+    """Returns arrivals of these batch sizes."""
     return tuple(Send(batch=size) for size in sizes)
 
 
 def shapes(*lengths: int) -> tuple:
-    """Arrivals of these lengths of a row."""
+    """Returns arrivals of items with these lengths."""
     return tuple(Send(items=length) for length in lengths)
 
 
 def priorities(*numbers: int) -> tuple:
-    """Arrivals of these priorities."""
+    """Returns arrivals of these priorities."""
     return tuple(Send(priority=number) for number in numbers)
 
 
 def timeouts(*milliseconds: int) -> tuple:
-    """Arrivals with these timeouts of their own; 0: none."""
+    """Returns arrivals with these request timeouts; 0 means none."""
     return tuple(Send(timeout_ms=number) for number in milliseconds)
 
 
 A_WHILE = 1_200_000
-"""A queue delay in microseconds that is longer than it takes to send a row's requests."""
+"""A queue delay in microseconds that is longer than sending a row's requests takes."""
 ONE = (Send(),)
 BOTH = ("INPUT0", "INPUT1")
 REJECT_LATER = "timeout_action: REJECT default_timeout_microseconds: 10000000 allow_timeout_override: true"
@@ -130,10 +130,10 @@ DELAY_LATER = "timeout_action: DELAY default_timeout_microseconds: 10000000 allo
 DELAY_SOON = "timeout_action: DELAY default_timeout_microseconds: 300000"
 REJECT_SOON = "timeout_action: REJECT default_timeout_microseconds: 300000"
 TWO_LEVELS = levels(2, 2) + level_policy(1, DELAY_LATER) + level_policy(2, REJECT_LATER)
-"""Level 1 delays and level 2 rejects, by the timeouts of the requests."""
+"""Level 1 delays and level 2 rejects, by the requests' timeouts."""
 ORDERED = "preserve_ordering: true"
 
-# One row, one line: a table is read by comparing its rows.
+# Each row is one line, so that rows can be compared.
 # fmt: off
 
 PREFERRED = [

@@ -1,7 +1,7 @@
-"""A thousand clients on one model with a queue limit: each is answered, refusals come at once, memory does not grow.
+"""A thousand clients of one model with a queue limit: each is answered, refusals are immediate, memory does not grow.
 
-The clients are a process of their own (`load_clients.py`). How long a refusal takes is measured by a probe beside them,
-over connections that are open already, in turn with a request that never waits: what that one takes is the machine's.
+The clients are a separate process (`load_clients.py`). A probe beside them measures the latency of refusals over open
+connections, alternating with a request that never waits, whose latency is that of the machine.
 """
 
 import collections
@@ -30,13 +30,13 @@ CLIENTS = 1000
 ROUNDS = 5
 ROUND_S = 1.5
 LIMIT_S = 0.010
-"""How much longer the 90th percentile of refusals may be than that of a request that never waits."""
+"""The limit of the 90th percentile of refusals, in addition to that of requests that never wait."""
 ACCEPTED_S = 0.25
-"""A probe that is not answered by then waits in the queue, or is a refusal that is far too late."""
+"""A probe without an answer within this time waits in the queue, or its refusal is far too late."""
 
 
 class HttpProbe:
-    """Asks over connections that are kept open."""
+    """Sends requests over keep-alive connections."""
 
     def __init__(self, server, name: str):
         self.path, self.server, self.body = f"/v2/models/{name}/infer", server, json.dumps(one("FP32", [1, 2], [1, 2]))
@@ -46,13 +46,13 @@ class HttpProbe:
             connection.connect()
             self.idle.append(connection)
 
-    def nothing(self):
-        """A request that never waits."""
+    def baseline(self):
+        """Sends a request that never waits."""
         self.idle[-1].request("GET", "/v2/health/live")
         self.idle[-1].getresponse().read()
 
     def ask(self) -> bool:
-        """One request: whether it was refused. One that waits in the queue is put aside."""
+        """Sends one request; returns whether it was refused. A request that waits in the queue is set aside."""
         connection = self.idle.pop()
         connection.request("POST", self.path, self.body)
         connection.sock.settimeout(ACCEPTED_S)
@@ -65,7 +65,7 @@ class HttpProbe:
         return self.is_refused(connection)
 
     def is_refused(self, connection) -> bool:
-        """Reads an answer."""
+        """Reads an answer; returns whether it is a refusal."""
         connection.sock.settimeout(30)
         response = connection.getresponse()
         text = response.read().decode()
@@ -73,7 +73,7 @@ class HttpProbe:
         return response.status == 503
 
     def late(self) -> int:
-        """How many that were put aside were refused in the end."""
+        """Returns how many of the requests that were set aside were refused in the end."""
         waiting, self.waiting = self.waiting, []
         self.idle += waiting
         return sum(self.is_refused(connection) for connection in waiting)
@@ -85,7 +85,7 @@ class HttpProbe:
 
 
 class GrpcProbe:
-    """Asks over one channel."""
+    """Sends requests over one channel."""
 
     def __init__(self, server, name: str):
         self.channel, self.waiting = grpc.insecure_channel(server.grpc), []
@@ -95,12 +95,12 @@ class GrpcProbe:
         self.infer = self.channel.unary_unary(service + "ModelInfer", bytes, bytes)
         self.live = self.channel.unary_unary(service + "ServerLive", bytes, bytes)
 
-    def nothing(self):
-        """A request that never waits."""
+    def baseline(self):
+        """Sends a request that never waits."""
         self.live(b"", timeout=30)
 
     def ask(self) -> bool:
-        """One request: whether it was refused. One that waits in the queue is put aside."""
+        """Sends one request; returns whether it was refused. A request that waits in the queue is set aside."""
         call = self.infer.future(self.request, timeout=30)
         try:
             return self.is_refused(call.exception(ACCEPTED_S))
@@ -109,12 +109,12 @@ class GrpcProbe:
             return False
 
     def is_refused(self, error) -> bool:
-        """Looks at an answer."""
+        """Checks an answer; returns whether it is a refusal."""
         assert error is None or (error.code() == grpc.StatusCode.UNAVAILABLE and REFUSED in error.details()), error
         return error is not None
 
     def late(self) -> int:
-        """How many that were put aside were refused in the end."""
+        """Returns how many of the requests that were set aside were refused in the end."""
         waiting, self.waiting = self.waiting, []
         return sum(self.is_refused(call.exception(30)) for call in waiting)
 
@@ -124,42 +124,43 @@ class GrpcProbe:
 
 
 def percentile(times: list, share: float) -> float:
-    """The value that this share of them does not exceed."""
+    """Returns this percentile of the times."""
     return sorted(times)[min(len(times) - 1, int(len(times) * share))]
 
 
-def told(times: list) -> str:
-    """Times in words."""
+def summary(times: list) -> str:
+    """Returns the statistics of the times as text."""
     middle, most = percentile(times, 0.5) * 1e3, max(times) * 1e3
     return f"{len(times)} probes, median {middle:.2f}, p99 {percentile(times, 0.99) * 1e3:.2f}, at most {most:.2f} ms"
 
 
 def probe_until(end: float, probe) -> tuple:
-    """Asks in turn until the time `end`: how long refusals took, how long nothing took, how many requests waited."""
-    refusals, nothing, accepted = [], [], 0
+    """Probes until the time `end`; returns the latencies of refusals and of requests that never wait, and the number of waiting
+    requests."""
+    refusals, baseline, accepted = [], [], 0
     while time.monotonic() < end:
         started = time.perf_counter()
-        probe.nothing()
+        probe.baseline()
         between = time.perf_counter()
         refused = probe.ask()
-        nothing.append(between - started)
+        baseline.append(between - started)
         if refused:
             refusals.append(time.perf_counter() - between)
         else:
             accepted += 1
         pause_as_client(0.001)
-    return refusals, nothing, accepted
+    return refusals, baseline, accepted
 
 
 def resident_kib(pid: int) -> int:
-    """The resident memory of a process."""
+    """Returns the resident memory of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("VmRSS")))
 
 
 @contextlib.contextmanager
 def clients(protocol: str, address: str, name: str):
-    """The clients' process, connected."""
+    """Starts the clients' process and waits until it is connected."""
     command = [sys.executable, "-m", "scheduling.load_clients", protocol, address, name, str(CLIENTS)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT / "tests/python", **pipes) as process:
@@ -174,27 +175,27 @@ def clients(protocol: str, address: str, name: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_thousand_clients_and_a_queue_limit(start, tmp_path, protocol):
-    """Five rounds; after each everybody has been answered, with a result or a refusal in words."""
+    """In each of five rounds, every request gets a result or a refusal with the reason."""
     policy = "dynamic_batching {\n  default_queue_policy { max_queue_size: 32 }\n}\n"
     name, config, _ = model("limited", "delay", one_to_one("FP32"), extra=policy, delay_ms=200)
     (tmp_path / "models" / name / "1").mkdir(parents=True)
     (tmp_path / "models" / name / "config.pbtxt").write_text(config)
     server = start([], repository=tmp_path / "models")
-    refusals, nothing, accepted, memory, counts = [], [], 0, [], collections.Counter()
+    refusals, baseline, accepted, memory, counts = [], [], 0, [], collections.Counter()
     probe = {"http": HttpProbe, "grpc": GrpcProbe}[protocol](server, name)
     with clients(protocol, getattr(server, protocol), name) as process, contextlib.closing(probe):
         for _ in range(ROUNDS):
             process.stdin.write(f"{ROUND_S}\n")
             process.stdin.flush()
-            # The first refusals come when the first requests fill the queue; the last when the round ends.
+            # The first requests of the round fill the queue, and the last ones end after it: neither is probed.
             run_for("the clients of a round begin within 0.3 s", 0.3)
             some, none, more = probe_until(time.monotonic() + ROUND_S - 0.4, probe)
-            refusals, nothing, accepted = refusals + some, nothing + none, accepted + more
-            assert probe.late() == 0, "a refusal takes no time"
+            refusals, baseline, accepted = refusals + some, baseline + none, accepted + more
+            assert probe.late() == 0, "refusals are immediate"
             counts.update(json.loads(process.stdout.readline()))
             memory.append(resident_kib(server.process.pid))
-    assert len(refusals) >= 100, "the queue is full nearly all the time"
-    print(f"{protocol}: {dict(counts)}; refusals: {told(refusals)}; nothing: {told(nothing)}; {memory} KiB resident")
+    assert len(refusals) >= 100, "the queue is full most of the time"
+    print(f"{protocol}: {dict(counts)}; refusals: {summary(refusals)}; baseline: {summary(baseline)}; {memory} KiB resident")
     sent = counts.pop("sent")
     assert set(counts) == {"ok", "refused"}, counts
     assert counts["ok"] + counts["refused"] == sent >= CLIENTS * ROUNDS

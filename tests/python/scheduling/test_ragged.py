@@ -1,5 +1,5 @@
-"""Ragged batches: requests of different lengths in one batch, the inputs that the server makes of it, and outputs that it
-takes apart again."""
+"""Ragged batches: requests of different lengths in one batch, the inputs that the server computes for it, and outputs that the
+server splits."""
 
 import concurrent.futures
 
@@ -14,7 +14,7 @@ from harness.statistics import sizes
 from harness.waiting import eventually
 
 THREE = "dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 20000000 }"
-"""A batch goes when there are three requests."""
+"""A batch is executed when three requests have arrived."""
 
 X = 'input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true } ]'
 Y = 'output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]'
@@ -22,14 +22,14 @@ SCATTER = 'batch_output [ { target_name: "Y" kind: BATCH_SCATTER_WITH_INPUT_SHAP
 
 
 def made(kind: str, target: str, datatype="INT32") -> str:
-    """One input that the server makes from X."""
+    """Returns the configuration of an input that the server computes from X."""
     return (
         f'batch_input [ {{ kind: BATCH_{kind} target_name: "{target}" data_type: TYPE_{datatype} source_input: "X" }} ]\n'
     )
 
 
 def number(name: str, datatype: str) -> str:
-    """An output of one number for each item."""
+    """Returns the configuration of an output with one number per item."""
     return f'output [ {{ name: "{name}" data_type: TYPE_{datatype} dims: [ 1 ] reshape {{ shape: [ ] }} }} ]\n'
 
 
@@ -43,7 +43,7 @@ output [ {{ name: "SHAPES" data_type: TYPE_INT32 dims: [ 1 ] }} ]
 
 
 def column(source: str, target: str) -> bytes:
-    """A list becomes a column: one row for each request."""
+    """Returns a node that makes a list a column with one row per request."""
     return node("Unsqueeze", [source, "one"], [target])
 
 
@@ -57,18 +57,18 @@ NODES = [
     node("Gather", ["padded", "starts"], ["lower"], axis=0),
     node("Sub", ["upper", "lower"], ["sums"]),
     column("sums", "SUM"),
-    # The longest request's length, for each request.
-    node("Mul", ["upper", "nought"], ["noughts"]),
+    # The length of the longest request, for each request.
+    node("Mul", ["upper", "zero"], ["zeros"]),
     node("Shape", ["LONGEST"], ["length"]),
     node("Cast", ["length"], ["long"], to=1),
-    node("Add", ["noughts", "long"], ["lengths"]),
+    node("Add", ["zeros", "long"], ["lengths"]),
     column("lengths", "MOST"),
     column("ITEMS", "ITEM"),
 ]
 CONSTANTS = [
     constant("zero_axis", "INT64", np.array(0)),
     constant("nothing", "FP32", np.array([0], np.float32)),
-    constant("nought", "FP32", np.array([0], np.float32)),
+    constant("zero", "FP32", np.array([0], np.float32)),
     *(
         constant(name, "INT64", np.array([value]))
         for name, value in [("one", 1), ("start", 0), ("last", -1), ("axis", 0)]
@@ -90,7 +90,7 @@ COLUMN = 'output [ {{ name: "{}" data_type: TYPE_{} dims: [ 1 ] }} ]\n'
 
 
 def onnx_config(backend: str) -> str:
-    """The configuration of the ONNX model for a backend."""
+    """Returns the configuration of the ONNX model for a backend."""
     return f"""backend: "{backend}" max_batch_size: 4 {THREE}
 {X} {Y} {SCATTER}
 {made("ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", "BOUNDS")}{made("MAX_ELEMENT_COUNT_AS_SHAPE", "LONGEST", "FP32")}
@@ -101,7 +101,7 @@ def onnx_config(backend: str) -> str:
 
 @pytest.fixture(scope="module")
 def ragged(tmp_path_factory):
-    """A server of the three models."""
+    """Starts a server with the three models."""
     folder = tmp_path_factory.mktemp("ragged")
     write(folder / "models", "made_here", MADE_HERE)
     for backend in ["onnxruntime", "tract"]:
@@ -114,7 +114,7 @@ INPUTS = [np.array(values, np.float32) for values in [[1, 2, 3], [10], [20, 30]]
 
 
 def answers(server, name: str) -> list:
-    """The outputs for each of the inputs, sent at once as requests of one item."""
+    """Sends the inputs concurrently as requests of one item; returns their outputs."""
 
     def ask(values: np.ndarray) -> dict:
         with tritonclient.http.InferenceServerClient(server.http) as client:
@@ -128,22 +128,22 @@ def answers(server, name: str) -> list:
 
 
 @pytest.mark.smoke
-def test_made_inputs_tell_the_requests_apart(ragged):
-    """One batch of three requests: lengths, running lengths and shapes reach the model, each request gets its own."""
+def test_computed_inputs_describe_the_requests_of_a_batch(ragged):
+    """One batch of three requests: the model receives lengths, running lengths and shapes, and each request gets its outputs."""
     got = answers(ragged, "made_here")
     assert sizes(ragged, "made_here") == {3: 1}
     for values, answer in zip(INPUTS, got):
         np.testing.assert_array_equal(answer["Y"], values.reshape(1, -1))
         assert answer["COUNTS"].tolist() == [[len(values)]]
         assert answer["SHAPES"].tolist() == [[len(values)]]
-    # Whatever the order in which they came.
+    # The requests may arrive in any order.
     sums = sorted((answer["SUMS"].item(), answer["COUNTS"].item()) for answer in got)
     assert [total for total, _ in sums] == np.cumsum([count for _, count in sums]).tolist()
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "tract"])
 def test_a_model_computes_over_a_ragged_batch(ragged, backend):
-    """A model sums each request's elements by the bounds, and doubles all of them in one go."""
+    """A model sums each request's elements by the bounds, and doubles all elements at once."""
     got = answers(ragged, backend)
     assert sizes(ragged, backend) == {3: 1}
     for values, answer in zip(INPUTS, got):
@@ -173,8 +173,8 @@ def test_a_model_computes_over_a_ragged_batch(ragged, backend):
     ],
 )
 def test_wrong_descriptions_are_refused(start, tmp_path, config, expected):
-    """A wrong `batch_input` or `batch_output` is told with the name, when the model is loaded."""
+    """The load fails with the name of the wrong `batch_input` or `batch_output`."""
     folder = write(tmp_path / "models", "wrong", config, ONNX if "tract" in config else b"")
     server = start([], "--exit-on-error=false", repository=folder, wait=False)
     server.wait_until_ready("/v2/health/live")
-    eventually(f"the reason says {expected!r}", 10, lambda: expected in str(server.index()))
+    eventually(f"the reason contains {expected!r}", 10, lambda: expected in str(server.index()))

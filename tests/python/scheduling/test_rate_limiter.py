@@ -1,4 +1,4 @@
-"""The rate limiter (`--rate-limit=execution_count`) and instance groups, as clients and operators see them."""
+"""The rate limiter (`--rate-limit=execution_count`) and instance groups, observed by clients and metrics."""
 
 import concurrent.futures
 import os
@@ -20,7 +20,7 @@ from scheduling.resources import REQUEST, Load, config, delay, group
 ON = "--rate-limit=execution_count"
 @pytest.fixture
 def serve(tmp_path):
-    """Starts a server with `models` (name -> configuration) and options; it is stopped after the test."""
+    """Starts a server with `models` (name -> configuration) and options, and stops it after the test."""
     started = []
 
     def start(models: dict, *options, launch_only=False) -> Server:
@@ -49,13 +49,13 @@ def executions(server, model: str) -> int:
     return server.statistics(model)["execution_count"]
 
 
-def nothing_held(server, name="R", device="global"):
-    eventually(f"nothing of {name} is held", 5, lambda: resource(server, name, device, "used") == 0)
+def check_released(server, name="R", device="global"):
+    eventually(f"all of {name} is released", 5, lambda: resource(server, name, device, "used") == 0)
 
 
 @pytest.mark.alone
 def test_models_with_one_resource_never_execute_at_the_same_time(serve):
-    """Two models share one of a global resource: their executions of 100 ms follow each other. A third is not held up."""
+    """Two models share one unit of a global resource: their executions of 100 ms are sequential. A third model is not delayed."""
     models = {name: delay(100, group("R 1 global")) for name in ("a", "b")} | {"free": delay(100, group(""))}
     server = serve(models, ON)
 
@@ -70,13 +70,13 @@ def test_models_with_one_resource_never_execute_at_the_same_time(serve):
         assert max(a, b) - min(a0, b0) >= 0.2
         assert free - free0 < 0.19
     waited = total(server.scrape(), "pharos_rate_limiter_wait_seconds_total")
-    assert 0.2 < waited < 1.5, "in each round one of the two waits for about 100 ms"
+    assert 0.2 < waited < 1.5, "one model waits for about 100 ms in each round"
     assert resource(server, "R", "global", "limit") == 1
-    nothing_held(server)
+    check_released(server)
 
 
-def test_without_the_rate_limiter_resources_mean_nothing(serve):
-    """Both run at once, and there are no series of the rate limiter."""
+def test_without_the_rate_limiter_resources_are_ignored(serve):
+    """Both execute concurrently, and the rate limiter has no series."""
     server = serve({name: delay(200, group("R 1 global")) for name in ("a", "b")}, "--rate-limit-resource=R:0")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         with held(server, "a", "b"):
@@ -92,18 +92,18 @@ def test_executions_are_shared_by_priority(serve):
     """Three busy models of priorities 1, 2 and 4 on one resource execute as 4 : 2 : 1."""
     models = {f"p{p}": delay(5, group("R 1 global", limiter=f"priority: {p}")) for p in (1, 2, 4)}
     server = serve(models, ON)
-    # More than a batch of clients each, so that a model has requests waiting when its batch ends.
+    # Each model has more clients than a batch has requests, so that requests wait when its batch ends.
     with Load(server, models, clients=8) as load:
         eventually("200 executions", 20, lambda: sum(executions(server, model) for model in models) >= 200)
         counts = {model: executions(server, model) for model in models}
     assert {status for answers in load.answers.values() for status in answers} == {200}
     assert counts["p1"] == pytest.approx(2 * counts["p2"], rel=0.15)
     assert counts["p1"] == pytest.approx(4 * counts["p4"], rel=0.15)
-    nothing_held(server)
+    check_released(server)
 
 
 def test_waiting_batches_grow(serve):
-    """A batch is formed when its instance gets the resource, from what waits by then."""
+    """A batch is formed when its instance gets the resource, from all requests that wait at that time."""
     models = {"holder": delay(1, group("R 1 global")), "batched": delay(1, group("R 1 global"), "dynamic_batching { }")}
     server = serve(models, ON)
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
@@ -139,19 +139,19 @@ def test_waiting_batches_grow(serve):
         ),
     ],
 )
-def test_what_could_never_execute_is_not_loaded(serve, models, options, reason):
+def test_unsatisfiable_resources_fail_the_load(serve, models, options, reason):
     """The load is refused with Triton's reason, and the other models serve."""
     models = {name: config("identity", groups) for name, groups in models.items()}
     good = {"good": config("identity", group("R 1 global" if options else "Q 1"))}
     server = serve(models | good, ON, "--exit-on-error=false", "--strict-readiness=false", *options)
-    eventually("all is loaded", 20, lambda: "going on without m" in server.log_tail())
+    eventually("the load has failed", 20, lambda: "going on without m" in server.log_tail())
     assert server.index()["m"][0]["state"] == "UNAVAILABLE"
     assert server.index()["m"][0]["reason"] == reason
     assert server.infer("good", REQUEST)[0] == 200
 
 
 def test_explicit_limits(serve):
-    """Twice what one instance needs lets two execute at once; CPU instances take the resources of device 0."""
+    """With a limit of twice an instance's need, two execute concurrently; CPU instances use the resources of device 0."""
     models = {name: delay(200, group("R 2")) for name in "abc"}
     server = serve(models, ON, "--rate-limit-resource=R:4:0")
     assert resource(server, "R", "0", "limit") == 4
@@ -160,11 +160,11 @@ def test_explicit_limits(serve):
             requests = [pool.submit(server.infer, model, REQUEST) for model in models]
             for model in models:
                 until_received(server, model, 1)
-            eventually("two execute", 60, lambda: resource(server, "R", "0", "used") == 4)
+            eventually("two instances execute", 60, lambda: resource(server, "R", "0", "used") == 4)
             execute = lambda: sum(dispatched(server, model) for model in models)  # noqa: E731
-            holds_for("the third waits", 0.2, lambda: execute() == 2)
+            holds_for("the third instance waits", 0.2, lambda: execute() == 2)
         assert {request.result()[0] for request in requests} == {200}
-    nothing_held(server, device="0")
+    check_released(server, device="0")
 
 
 @pytest.mark.parametrize("value", ["R", "R:1:2:3", "R:x"])
@@ -175,8 +175,8 @@ def test_bad_flags_end_the_start(serve, value):
     assert text in server.log_tail()
 
 
-def test_a_killed_worker_gives_its_resource_back(serve):
-    """The worker that holds the only resource dies again and again: nobody waits for ever, and each is answered."""
+def test_a_killed_worker_releases_its_resource(serve):
+    """The worker that holds the only resource is killed repeatedly; all requests are answered."""
     models = {name: delay(20, group("R 1 global")) for name in ("a", "b")}
     server = serve(models, ON)
     with Load(server, models) as load:
@@ -184,18 +184,18 @@ def test_a_killed_worker_gives_its_resource_back(serve):
             eventually("the resource is held", 5, lambda: resource(server, "R", "global", "used") == 1)
             for pid in list(server.workers())[:1]:
                 os.kill(pid, signal.SIGKILL)
-            run_for("both models go on between two losses", 0.3)
+            run_for("both models execute between two kills", 0.3)
         before = {model: len(answers) for model, answers in load.answers.items()}
-        eventually("both go on", 20, lambda: all(len(load.answers[m]) > before[m] + 10 for m in models))
+        eventually("both models execute", 20, lambda: all(len(load.answers[m]) > before[m] + 10 for m in models))
     statuses = [status for answers in load.answers.values() for status in answers]
     assert statuses.count(200) > 50 and set(statuses) <= {200, 503}
-    nothing_held(server)
-    eventually("all instances are back", 20, lambda: server.get("/v2/health/ready")[0] == 200)
+    check_released(server)
+    eventually("all instances are ready", 20, lambda: server.get("/v2/health/ready")[0] == 200)
     assert [server.infer(model, REQUEST)[0] for model in models] == [200, 200]
 
 
-def test_a_cancelled_request_leaves_the_line(serve):
-    """A client that goes away while its request waits for a resource leaves nothing staged or held."""
+def test_a_cancelled_request_leaves_the_queue(serve):
+    """A client that disconnects while its request waits for a resource leaves no staged inputs and no held resource."""
     import http.client
     import json
 
@@ -206,23 +206,23 @@ def test_a_cancelled_request_leaves_the_line(serve):
         connection = http.client.HTTPConnection(server.http)
         connection.request("POST", "/v2/models/b/infer", json.dumps(REQUEST))
         waiting = ("pharos_rate_limiter_waiting_instances", (("model", "b"), ("version", "1")))
-        eventually("it waits", 5, lambda: server.scrape()[waiting] == 1)
+        eventually("the request waits", 5, lambda: server.scrape()[waiting] == 1)
         connection.close()
-        eventually("it waits no more", 5, lambda: server.scrape()[waiting] == 0)
+        eventually("the request is removed", 5, lambda: server.scrape()[waiting] == 0)
         assert not first.done() and first.result()[0] == 200
-    nothing_held(server)
+    check_released(server)
     assert executions(server, "b") == 0
 
 
 def instance_states(server) -> dict:
-    """Instance -> its state, of all models."""
+    """Returns the state of each instance of all models."""
     found = [dict(labels) for (name, labels), value in server.scrape().items() if name == "pharos_instance_state" and value == 1]
     return {labels["instance"]: labels["state"] for labels in found}
 
 
 def test_instances_by_group(serve):
-    """Named and unnamed groups, counts and kinds make the instances that their names say; passive ones are loaded and
-    get no requests."""
+    """Named and unnamed groups, counts and kinds determine the instances and their names; passive instances are loaded and get no
+    requests."""
     groups = """instance_group [ { count: 2 kind: KIND_CPU }, { name: "auto" kind: KIND_AUTO }, { name: "other" kind: KIND_MODEL },
       { name: "spare" count: 2 passive: true } ]"""
     server = serve({"m": delay(50, groups), "plain": config("identity", "")})
@@ -233,7 +233,7 @@ def test_instances_by_group(serve):
     assert kinds == ["KIND_CPU", "KIND_CPU", "KIND_MODEL", "KIND_CPU"]
 
     def at_work() -> set:
-        """Instances that hold inputs."""
+        """Returns the instances that hold inputs."""
         arenas = [(dict(labels), value) for (name, labels), value in server.scrape().items() if name == "pharos_arena_used_bytes"]
         return {labels["instance"] for labels, value in arenas if labels["direction"] == "input" and value}
 
@@ -242,22 +242,22 @@ def test_instances_by_group(serve):
         with held(server):
             requests = [pool.submit(server.infer, "m", REQUEST) for _ in range(5)]
             until_received(server, "m", 5)
-            eventually("four have work", 60, lambda: at_work() >= active)
-            assert at_work() == active, "the passive ones do nothing"
+            eventually("four instances execute", 60, lambda: at_work() >= active)
+            assert at_work() == active, "passive instances do not execute"
         assert {request.result()[0] for request in requests} == {200}
 
 
 
 @pytest.mark.alone
-def test_work_goes_to_the_least_loaded_and_a_lost_instances_queue_moves_on(serve):
-    """With one of two instances busy the next request goes to the other; when a worker dies, all that it had is answered by
-    the other one."""
+def test_requests_use_the_least_loaded_instance_and_survive_a_worker(serve):
+    """With one of two instances busy, the next request uses the other; when a worker dies, the other instance answers its
+    requests."""
     server = serve({"m": delay(150, "instance_group { count: 2 }")})
     workers = server.workers()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         begun = time.monotonic()
         assert {status for status, _ in pool.map(lambda _: server.infer("m", REQUEST), range(2))} == {200}
-        assert time.monotonic() - begun < 0.29, "side by side"
+        assert time.monotonic() - begun < 0.29, "executed concurrently"
         requests = [pool.submit(server.infer, "m", REQUEST) for _ in range(8)]
         until_received(server, "m", 10)
         os.kill(min(workers), signal.SIGKILL)
@@ -265,9 +265,9 @@ def test_work_goes_to_the_least_loaded_and_a_lost_instances_queue_moves_on(serve
     assert total(server.scrape(), "nv_inference_request_success", model="m") == 10
 
 
-def test_sequences_take_turns_for_a_resource(serve):
-    """Two instances with sequences and one resource: never two batches at once, every sequence gets its own sum, and the
-    resource is free in the end."""
+def test_sequences_share_a_resource(serve):
+    """Two instances with sequences share one resource: batches never overlap, every sequence gets its sum, and the resource is
+    released in the end."""
     delay_ms, clients, steps = 20, 6, 5
     model = sequence_config(
         "max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 4 }",
@@ -293,5 +293,5 @@ def test_sequences_take_turns_for_a_resource(serve):
     took = time.monotonic() - begin
     assert got == [[number * (turn + 1) for turn in range(steps)] for number in range(1, clients + 1)]
     executions = server.statistics("sums")["execution_count"]
-    assert took >= executions * delay_ms / 1000, "two batches ran at once"
+    assert took >= executions * delay_ms / 1000, "two batches overlapped"
     assert total(server.scrape(), "pharos_rate_limiter_resource_used", resource="R") == 0

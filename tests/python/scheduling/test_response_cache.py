@@ -1,5 +1,5 @@
-"""The response cache: what is the same request and what is not, what is counted, what is kept, and that no cache, however
-broken, ever changes or delays an answer."""
+"""The response cache: which requests are equal, the counters, the eviction, and that no failure of a cache ever changes or delays
+an answer."""
 
 import concurrent.futures
 import http.client
@@ -29,7 +29,7 @@ STAGES = ("compute_input", "compute_infer", "compute_output")
 
 
 def repository(folder, *models, batching="dynamic_batching { }"):
-    """A repository of `models` (those of the tests and examples) with the cache switched on; returns its folder."""
+    """Writes a repository of `models` (of the tests and examples) with the cache enabled; returns its folder."""
     folder.mkdir(exist_ok=True)
     for model in models:
         source = EXAMPLES / model if (EXAMPLES / model).exists() else MODELS / model
@@ -42,7 +42,7 @@ def repository(folder, *models, batching="dynamic_batching { }"):
 
 @pytest.fixture
 def cached(start, tmp_path):
-    """Starts a server of models that use the cache: `cached(["model", ...], *options)`."""
+    """Starts a server with models that use the cache: `cached(["model", ...], *options)`."""
 
     def begin(names, *options, **changes):
         folder = repository(tmp_path / f"cached-{len(list(tmp_path.iterdir()))}", *names, **changes)
@@ -52,37 +52,37 @@ def cached(start, tmp_path):
 
 
 def counts(server, model: str) -> dict:
-    """What the statistics count: successes, hits, misses, inferences, executions, failures."""
+    """Returns the counts of the statistics: successes, hits, misses, inferences, executions, failures."""
     entry = server.statistics(model)
     of = {key: entry["inference_stats"][key]["count"] for key in ("success", "cache_hit", "cache_miss", "fail")}
     return {**of, "inferences": entry["inference_count"], "executions": entry["execution_count"]}
 
 
 def hits(server, model: str) -> tuple:
-    """(hits, misses)."""
+    """Returns (hits, misses)."""
     counted = counts(server, model)
     return counted["cache_hit"], counted["cache_miss"]
 
 
 def answer(server, model: str, request: dict):
-    """The answer, which must be good."""
+    """Sends a request, which must succeed, and returns the answer."""
     status, got = server.infer(model, request)
     assert status == 200, got
     return got
 
 
 def at_once(server, model: str, requests: list) -> list:
-    """Sends all requests at the same time: the answers in the order of the requests."""
+    """Sends all requests concurrently; returns the answers in the order of the requests."""
     with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
         return list(pool.map(lambda request: server.infer(model, request), requests))
 
 
 def test_hits_and_misses_are_counted(cached):
-    """The table of the specification (4.5): a hit is a success and no inference, a miss is one with its cost on top."""
+    """As in the specification (4.5): a hit is a success without an inference, a miss is one with an additional cost."""
     server = cached(["simple"], LOCAL, "--metrics-config=summary_latencies=true")
     for n in range(5):
         got = answer(server, "simple", simple(id=f"r{n}"))
-        assert got["id"] == f"r{n}", "the id is the requester's own"
+        assert got["id"] == f"r{n}", "the id is that of the request"
         assert got["outputs"][0]["data"] == [n + 1 for n in range(16)]
     expected = {"success": 5, "cache_hit": 4, "cache_miss": 1, "fail": 0, "inferences": 1, "executions": 1}
     assert counts(server, "simple") == expected
@@ -112,7 +112,7 @@ def test_hits_and_misses_are_counted(cached):
 
 
 def test_grpc_shares_with_http(cached):
-    """One request over both protocols, JSON and binary, is one execution; gRPC's statistics count it too."""
+    """Equal requests over both protocols, in JSON and binary, are executed once; gRPC's statistics count them too."""
     server = cached(["simple"])
     answer(server, "simple", simple())
     for client in (tritonclient.http, tritonclient.grpc):
@@ -130,8 +130,8 @@ def test_grpc_shares_with_http(cached):
     assert hits(server, "simple") == (2, 1)
 
 
-def test_what_differs_does_not_collide(cached):
-    """Each of these has another answer, or could have: Triton takes most of them for one."""
+def test_different_requests_do_not_hit(cached):
+    """Each of these requests has or could have a different answer; Triton treats most of them as equal."""
     server = cached(["simple", "identity_fp32"])
     both = answer(server, "simple", simple())
     one_output = answer(server, "simple", simple(outputs=[{"name": "OUTPUT1"}]))
@@ -147,8 +147,8 @@ def test_what_differs_does_not_collide(cached):
     assert hits(server, "identity_fp32") == (3, 3)
 
 
-def test_what_does_not_matter_hits(cached):
-    """The order of inputs, outputs and parameters, the id, how outputs are encoded, priority and timeout."""
+def test_irrelevant_differences_hit(cached):
+    """The order of inputs, outputs and parameters, the id, the outputs' encoding, the priority and the timeout are irrelevant."""
     server = cached(["simple"])
     names = [{"name": "OUTPUT0"}, {"name": "OUTPUT1"}]
     base = simple(outputs=names, parameters={"a": 1, "b": 2})
@@ -162,7 +162,7 @@ def test_what_does_not_matter_hits(cached):
 
 
 def test_without_a_cache_the_model_works(cached, start, tmp_path):
-    """A model may ask for a cache that the server does not have; a server may have one that no model asks for."""
+    """A model may enable a cache that the server does not have; a server may have a cache that no model enables."""
     server = cached(["simple"], "--log-info=true")
     for running in (server, start(["identity_fp32"], LOCAL)):
         model = "simple" if running is server else "identity_fp32"
@@ -173,8 +173,8 @@ def test_without_a_cache_the_model_works(cached, start, tmp_path):
     assert "but --cache-config is not set" in server.log_tail()
 
 
-def test_the_least_recently_used_go(cached):
-    """With room for few entries, those that were used last stay; an entry that does not fit at all is not stored."""
+def test_the_least_recently_used_entries_are_evicted(cached):
+    """With space for few entries, the most recently used ones stay; an entry larger than the cache is not stored."""
     server = cached(["identity_fp32"], "--cache-config=local,size=2000")
 
     def ask(number, count=4):
@@ -191,7 +191,7 @@ def test_the_least_recently_used_go(cached):
     ask(1)
     assert hits(server, "identity_fp32") == (2, 4), "1 was used after 2 and 3"
     ask(2)
-    assert hits(server, "identity_fp32") == (2, 5), "2 had to go"
+    assert hits(server, "identity_fp32") == (2, 5), "2 was evicted"
     for _ in range(2):
         ask(5, 1000)
     assert hits(server, "identity_fp32") == (2, 7), "4,000 bytes do not fit"
@@ -201,8 +201,8 @@ def test_the_least_recently_used_go(cached):
     assert "larger than the cache" in server.log_tail()
 
 
-def test_failures_are_not_kept(cached):
-    """Only good answers are: a request that fails is executed again."""
+def test_failures_are_not_cached(cached):
+    """Only successful answers are stored: a failed request is executed again."""
     server = cached(["fail"])
     for _ in range(3):
         assert server.infer("fail", one("FP32", [4], [1, 2, 3, 4]))[0] != 200
@@ -211,7 +211,7 @@ def test_failures_are_not_kept(cached):
 
 
 def test_entries_do_not_hold_the_workers_memory(cached):
-    """What is kept is a copy: the arena, where the answer was, is given back."""
+    """Entries are copies: the answer's memory in the arena is released."""
     server = cached(["identity_fp32"], "--cache-config=local,size=100000000")
     for number in range(10):
         answer(server, "identity_fp32", one("FP32", [1, 10_000], [number] * 10_000))
@@ -221,12 +221,12 @@ def test_entries_do_not_hold_the_workers_memory(cached):
         assert metrics["pharos_cache_bytes", ()] > 400_000
         return total(metrics, "pharos_arena_used_bytes", direction="output") == 0
 
-    eventually("no output is held", 5, held)
+    eventually("the outputs are released", 5, held)
 
 
 @pytest.mark.parametrize("flight", [False, True])
 def test_single_flight(cached, flight):
-    """Concurrent equal requests are executed once if wanted, each with its own id; without, each is executed."""
+    """With single_flight, concurrent equal requests are executed once, each with its id; without it, each is executed."""
     server = cached(["delay_200"], LOCAL + f",single_flight={str(flight).lower()}")
     requests = [{**one("FP32", [1, 2], [1, 2]), "id": f"r{n}"} for n in range(8)]
     for n, (status, got) in enumerate(at_once(server, "delay_200", requests)):
@@ -236,12 +236,12 @@ def test_single_flight(cached, flight):
     assert counted["inferences"] == (1 if flight else 8)
 
 
-def test_the_next_one_leads(cached):
-    """A leader that fails or goes away leaves nobody hanging: the next one is executed."""
+def test_a_follower_replaces_a_leader_that_fails(cached):
+    """If a leader fails or is cancelled, the next request is executed, and no request waits forever."""
     server = cached(["fail", "delay_200"], LOCAL + ",single_flight=true")
     assert {status for status, _ in at_once(server, "fail", [one("FP32", [4], [1, 2, 3, 4])] * 6)} == {500}
     assert counts(server, "fail")["fail"] == 6
-    # Four that block the instance, then a leader that goes away in the queue, and one that waits for it.
+    # Four requests that block the instance, a leader that is cancelled in the queue, and a follower that waits for it.
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         with held(server, "delay_200"):
             blocking = [
@@ -261,13 +261,13 @@ def test_the_next_one_leads(cached):
 
 
 def test_order_is_kept_with_hits(cached):
-    """`preserve_ordering`: a hit leaves after the slower misses that came before it, also where it leads or follows."""
+    """`preserve_ordering`: a hit is answered after slower misses that arrived earlier, also as a leader or follower."""
     batching = "dynamic_batching { preserve_ordering: true }"
     for option in (LOCAL, LOCAL + ",single_flight=true"):
         server = cached(["delay_200"], option, batching=batching)
         answer(server, "delay_200", one("FP32", [1, 1], [1]))
         before = received(server, "delay_200")
-        # Odd ones are hits; 0 and 4 are equal, so that the later one may wait for the other's answer.
+        # Odd requests are hits; 0 and 4 are equal, so that the later one may wait for the other's answer.
         requests = [one("FP32", [1, 1], [1 if n % 2 else 5 + n % 4]) for n in range(6)]
 
         def ask(n):
@@ -276,13 +276,13 @@ def test_order_is_kept_with_hits(cached):
 
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
             times = list(pool.map(ask, range(6)))
-        # Some tolerance for the clients' own threads; a hit out of turn would be 200 ms early.
+        # The tolerance is for the clients' threads; a hit out of order would be 200 ms early.
         assert all(later - sooner > -0.05 for sooner, later in zip(times, times[1:])), times
         assert hits(server, "delay_200")[0] == (4 if "flight" in option else 3)
 
 
 def test_a_random_load_counts_every_request_once(cached):
-    """Many threads, few different requests, an instance that is killed: answers are right and hits and misses add up."""
+    """With many threads, few different requests and a killed instance, answers are correct and hits plus misses are complete."""
     server = cached(["simple"], LOCAL + ",single_flight=true")
 
     def ask(n):
@@ -309,14 +309,14 @@ def test_a_random_load_counts_every_request_once(cached):
     ],
 )
 def test_wrong_options_are_refused(options, expected):
-    """The server says what is allowed and does not start."""
+    """The server exits with the allowed values."""
     command = [str(binary()), f"--model-repository={EXAMPLES}", *options]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert result.returncode != 0 and re.search(expected, result.stderr), result.stderr
 
 
 def test_the_deprecated_flag(cached):
-    """It is a local cache, and says that it is deprecated."""
+    """The flag selects a local cache, and the log says that it is deprecated."""
     server = cached(["simple"], "--response-cache-byte-size=100000")
     for _ in range(2):
         answer(server, "simple", simple())
@@ -337,8 +337,8 @@ def stored(redis, count: int):
 
 
 @needs_redis
-def test_redis_is_shared(cached, tmp_path):
-    """What one server has executed another one answers, also after all have been restarted; other files are another model."""
+def test_servers_share_a_redis_cache(cached, tmp_path):
+    """One server hits entries of another, also after both restart; other files are another model."""
     with Redis(tmp_path) as redis:
         options = ["--cache-config=redis,host=127.0.0.1", f"--cache-config=redis,port={redis.port},single_flight=true"]
         first, second = (connected(cached(["simple"], *options)) for _ in range(2))
@@ -360,24 +360,24 @@ def test_redis_is_shared(cached, tmp_path):
 
 
 @needs_redis
-def test_redis_takes_password_database_and_age(cached, tmp_path):
-    """`password`, `db` and `ttl`; with a wrong password there are misses and a reason."""
+def test_redis_password_database_and_ttl(cached, tmp_path):
+    """`password`, `db` and `ttl`; with a wrong password all requests miss, and the log has the reason."""
     with Redis(tmp_path, options=["--requirepass", "secret"]) as redis:
         base = f"--cache-config=redis,host=127.0.0.1,port={redis.port}"
         server = connected(cached(["simple"], f"{base},password=secret,db=3,ttl=100,timeout_ms=1000"))
         for _ in range(2):
             answer(server, "simple", simple())
-            run_for("an answer is written to Redis behind the response", 0.1)
+            run_for("the entry is written to Redis after the response", 0.1)
         assert hits(server, "simple") == (1, 1) and "secret" not in server.log.read_text()
         refused = cached(["simple"], f"{base},password=wrong")
-        eventually("it is refused", 10, lambda: "the server rejected the login: WRONGPASS" in refused.log.read_text())
+        eventually("the login is refused", 10, lambda: "the server rejected the login: WRONGPASS" in refused.log.read_text())
         answer(refused, "simple", simple())
         assert hits(refused, "simple") == (0, 1)
 
 
 @needs_redis
 def test_redis_over_tls(cached, tmp_path):
-    """`tls_enabled` with an authority and a client's certificate; a server of another authority is refused."""
+    """`tls_enabled` with a CA and a client certificate; a server with a certificate of another CA is refused."""
     files, other = Files(tmp_path / "tls"), Files(tmp_path / "other")
     port = free_ports(1)[0]
     options = ["--tls-port", str(port), "--tls-cert-file", str(files.cert), "--tls-key-file", str(files.key)]
@@ -386,7 +386,7 @@ def test_redis_over_tls(cached, tmp_path):
         base = f"--cache-config=redis,host=127.0.0.1,port={port},password=secret,timeout_ms=1000,tls_enabled=true"
         server = connected(cached(["simple"], f"{base},cacert={files.root},cert={files.client_cert},key={files.client_key}"))
         answer(server, "simple", simple())
-        eventually("it is stored", 5, lambda: answer(server, "simple", simple()) and hits(server, "simple")[0] > 0)
+        eventually("the entry is stored", 5, lambda: answer(server, "simple", simple()) and hits(server, "simple")[0] > 0)
         for settings, words in [
             (f"cacert={other.root},cert={files.client_cert},key={files.client_key}", "certificate"),
             (f"cacert={files.root}", "response cache: Redis at 127.0.0.1"),
@@ -400,7 +400,7 @@ def test_redis_over_tls(cached, tmp_path):
 
 @needs_redis
 def test_redis_cluster(cached, tmp_path):
-    """`cluster` with a node that has all slots: its replies name the node for each key."""
+    """`cluster` with a node that has all slots: its redirects contain the node for each key."""
     with Redis(tmp_path, options=["--cluster-enabled", "yes", "--cluster-config-file", str(tmp_path / "nodes")]) as redis:
         redis.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         eventually("the cluster is ready", 10, lambda: b"cluster_state:ok" in redis.ask("CLUSTER", "INFO"))
@@ -412,8 +412,8 @@ def test_redis_cluster(cached, tmp_path):
 
 
 @needs_redis
-def test_redis_that_dies_hangs_and_comes_back(cached, tmp_path):
-    """Every request is answered, none waits longer than the time-out, and hits come back with Redis."""
+def test_a_redis_outage_causes_only_misses(cached, tmp_path):
+    """Every request is answered, none waits longer than the timeout, and hits resume with Redis."""
     options = ["--cache-config=redis,host=127.0.0.1,timeout_ms=200,port="]
     with Redis(tmp_path) as redis:
         server = connected(cached(["simple"], options[0] + str(redis.port)))
@@ -425,7 +425,7 @@ def test_redis_that_dies_hangs_and_comes_back(cached, tmp_path):
         started = time.monotonic()
         for _ in range(10):
             answer(server, "simple", simple())
-        assert time.monotonic() - started < 2, "one waits 200 ms, the others find no connection"
+        assert time.monotonic() - started < 2, "one request waits 200 ms, the others have no connection"
         assert hits(server, "simple") == (1, 11)
         port = redis.port
     assert total(server.scrape(), "pharos_cache_errors_total", reason="timeout") >= 1
@@ -439,14 +439,14 @@ def test_redis_that_dies_hangs_and_comes_back(cached, tmp_path):
             answer(server, "simple", simple())
             return hits(server, "simple")[0] > before
 
-        eventually("hits come back", 15, hit)
-    told = server.log.read_text().count("response cache:")
-    assert told < 20, "troubles are said once a second"
+        eventually("hits resume", 15, hit)
+    logged_errors = server.log.read_text().count("response cache:")
+    assert logged_errors < 20, "errors are logged once a second"
 
 
 @needs_redis
-def test_what_is_in_redis_is_not_trusted(cached, tmp_path):
-    """Values that are cut, changed, or somebody else's are misses, and are replaced."""
+def test_redis_values_are_validated(cached, tmp_path):
+    """Truncated or changed values and values of other keys are misses, and are replaced."""
     with Redis(tmp_path) as redis:
         server = connected(cached(["simple"], f"--cache-config=redis,host=127.0.0.1,port={redis.port},timeout_ms=2000"))
         expected = answer(server, "simple", simple())
@@ -459,7 +459,7 @@ def test_what_is_in_redis_is_not_trusted(cached, tmp_path):
             redis.ask("SET", key, wrong)
             assert answer(server, "simple", simple()) == expected
             assert hits(server, "simple") == (0, n + 2)
-            eventually("it is replaced", 5, lambda: redis.ask("GET", key).split(b"\r\n", 1)[1][:-2] == value)
+            eventually("the value is replaced", 5, lambda: redis.ask("GET", key).split(b"\r\n", 1)[1][:-2] == value)
         redis.ask("DEL", key)
         redis.ask("LPUSH", key, "a list")
         assert answer(server, "simple", simple()) == expected
@@ -469,7 +469,7 @@ def test_what_is_in_redis_is_not_trusted(cached, tmp_path):
 
 
 def later(answer):
-    """Greets as Redis does, then gives `answer`."""
+    """Answers the handshake like Redis, then sends `answer`."""
     return lambda piece: b"+OK\r\n" if b"SELECT" in piece else answer
 
 
@@ -487,11 +487,11 @@ def later(answer):
     ],
     ids=["http", "rubbish", "silence", "huge", "cut", "array", "more", "then-silence"],
 )
-def test_what_is_no_redis_costs_misses_only(cached, reply):
-    """Whatever the other end says or does not say: answers are right and soon there."""
+def test_an_invalid_redis_server_causes_only_misses(cached, reply):
+    """Whatever the peer sends or omits, answers are correct and fast."""
     with NoRedis(reply) as other:
         server = cached(["simple"], f"--cache-config=redis,host=127.0.0.1,port={other.port},timeout_ms=100")
-        eventually("it was tried", 10, lambda: other.connections > 0)
+        eventually("a connection was attempted", 10, lambda: other.connections > 0)
         for n in range(20):
             started = time.monotonic()
             assert answer(server, "simple", simple())["outputs"][0]["data"] == [n + 1 for n in range(16)]

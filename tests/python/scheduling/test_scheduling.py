@@ -1,4 +1,4 @@
-"""The dynamic batcher as clients see it: what is executed together, what is refused, what waits too long."""
+"""The dynamic batcher observed by clients: batches, refusals and timeouts."""
 
 import concurrent.futures
 import time
@@ -13,14 +13,14 @@ REQUEST = one("FP32", [1, 2], [1, 2])
 
 
 def at_once(server, model: str, requests: list) -> list:
-    """Sends all requests at the same time: the answers in the order of the requests."""
+    """Sends all requests concurrently; returns the answers in the order of the requests."""
     with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
         return list(pool.map(lambda request: server.infer(model, request), requests))
 
 
 @pytest.mark.smoke
 def test_waiting_requests_are_executed_together(start):
-    """While the model is busy others queue up; each then gets its own rows of the common result."""
+    """While the model is busy, other requests queue up; each then gets its rows of the batch's result."""
     server = start(["delay_200"])
     requests = [one("FP32", [1, 2], [n, -n]) for n in range(16)]
     answers = at_once(server, "delay_200", requests)
@@ -30,7 +30,7 @@ def test_waiting_requests_are_executed_together(start):
         assert answer["outputs"][0]["data"] == [n, -n]
     ran = sizes(server, "delay_200")
     assert sum(size * count for size, count in ran.items()) == 16
-    assert max(ran) == 4, "batches grow to max_batch_size and not beyond"
+    assert max(ran) == 4, "batches grow up to max_batch_size"
     assert sum(ran.values()) < 16
 
 
@@ -42,8 +42,8 @@ def test_different_shapes_are_not_mixed(start):
         assert (status, answer["outputs"][0]["data"]) == (200, [n] * (1 + n % 2))
 
 
-def test_delay_waits_for_more(start):
-    """A single request waits for company as long as the configuration says, 100 ms, and not longer."""
+def test_queue_delay_waits_for_more_requests(start):
+    """A single request waits for others during the configured delay of 100 ms, and not longer."""
     server = start(["batched"])
     started = time.monotonic()
     assert server.infer("batched", REQUEST)[0] == 200
@@ -51,7 +51,7 @@ def test_delay_waits_for_more(start):
     assert 100e6 <= server.statistics("batched")["inference_stats"]["queue"]["ns"] < 5e9
 
 
-def test_preferred_size_goes_at_once(start):
+def test_a_preferred_batch_is_executed_at_once(start):
     """A full preferred batch does not wait for the queue delay of 10 s."""
     server = start(["preferred"])
     started = time.monotonic()
@@ -62,7 +62,7 @@ def test_preferred_size_goes_at_once(start):
 
 @pytest.mark.smoke
 def test_full_queue_refuses(start):
-    """Beyond `max_queue_size` a request is refused at once with 503, and is in no statistic."""
+    """A request beyond `max_queue_size` is refused at once with 503, and is in no statistic."""
     server = start(["queue_limit"])
     answers = at_once(server, "queue_limit", [REQUEST] * 8)
     refused = [answer for status, answer in answers if status == 503]
@@ -75,12 +75,12 @@ def test_full_queue_refuses(start):
     assert statistics["inference_stats"]["fail"]["count"] == 0
 
 
-def test_waiting_too_long_is_refused(start):
-    """A request that waits longer than its policy allows fails with 503, and counts as REJECTED."""
+def test_a_queue_timeout_is_refused(start):
+    """A request that exceeds its queue timeout fails with 503, and counts as REJECTED."""
     server = start(["queue_timeout"])
     answers = at_once(server, "queue_timeout", [REQUEST] * 4)
     refused = [answer for status, answer in answers if status == 503]
-    assert refused, "with 300 ms for each request, some of 4 wait longer than 100 ms"
+    assert refused, "with 300 ms per request, some of 4 wait longer than 100 ms"
     assert all("Request timeout expired" in answer["error"] for answer in refused)
     labels = {"model": "queue_timeout", "reason": "REJECTED"}
     assert total(server.scrape(), "nv_inference_request_failure", **labels) == len(refused)
@@ -89,7 +89,7 @@ def test_waiting_too_long_is_refused(start):
 
 @pytest.mark.parametrize("model", ["identity_fp32_nobatch", "identity_fp32"])
 def test_without_batching_each_request_is_one_execution(start, model):
-    """No `dynamic_batching` in the configuration: nothing is ever put together."""
+    """Without `dynamic_batching` in the configuration, requests are never combined."""
     server = start([model])
     shape = [2] if model.endswith("nobatch") else [1, 2]
     answers = at_once(server, model, [one("FP32", shape, [1, 2])] * 12)

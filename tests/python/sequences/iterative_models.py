@@ -1,4 +1,4 @@
-"""Models whose sequences the server continues by itself (`iterative_sequence`)."""
+"""Models with iterative sequences (`iterative_sequence`), which the server continues without further requests."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
 def config(batching: str, more="", delay=DELAY_MS) -> str:
-    """A whole configuration."""
+    """Returns a complete configuration."""
     return CONFIG.format(batching=batching, more=more, delay=delay)
 
 
@@ -29,7 +29,7 @@ MODELS = {
 
 
 def count_of(kind, count: int) -> list:
-    """The input."""
+    """Returns the input COUNT with this value."""
     tensor = kind.InferInput("COUNT", [1, 1], "INT32")
     tensor.set_data_from_numpy(np.full((1, 1), count, np.int32))
     return [tensor]

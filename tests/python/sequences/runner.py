@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Runs rows of `sequence_tables.py` against a server, ours or a real Triton, and says what came of them.
+"""Runs rows of `sequence_tables.py` against this server or a real Triton, and collects the outcomes.
 
-    python -m sequences.runner record     asks the Triton peer all rows and loads, writes golden_sequences.json, golden_sequence_loads.json
+    python -m sequences.runner record     runs all rows and loads on the Triton peer, writes golden_sequences.json and
+                                          golden_sequence_loads.json
 """
 
 import concurrent.futures
@@ -44,10 +45,10 @@ def write_model(row: Row, target: Path, live_triton: bool):
 
 
 class Run(scheduling.Run):
-    """One run of a row."""
+    """Runs one row."""
 
     def facts(self) -> dict:
-        """Runs the row, and says what came of it."""
+        """Runs the row and returns its outcome."""
         with self.channel, self.pool, Watch(self.metrics, self.row.model) as watch:
             self.watch = watch
             grpc.channel_ready_future(self.channel).result(DEADLINE_S)
@@ -59,12 +60,12 @@ class Run(scheduling.Run):
             return {"answers": together(answered), "results": results, **self.statistics(watch)}
 
     def perform(self, token: str):
-        """One word of the script."""
+        """Performs one token of the script."""
         if token[0] == "~":
-            return run_for("the script's pause between two arrivals", int(token[1:]) / 1000)
+            return run_for("the pause in the script between two arrivals", int(token[1:]) / 1000)
         if token[0] == "x":
             self.calls[int(token[1:])].cancel()
-            return run_for("a cancellation leaves nothing that tells when it has arrived", APART_S)
+            return run_for("the arrival of a cancellation cannot be observed", APART_S)
         if token[0] == "!":
             enough = lambda: sum(call.done() for call in self.calls) >= int(token[1:])  # noqa: E731
             return eventually(f"{self.row.name}: {token[1:]} answers", DEADLINE_S, enough)
@@ -75,7 +76,7 @@ class Run(scheduling.Run):
         return self.watch.until_received(number + 1, call.done, APART_S / 2)
 
     def message(self, token: str):
-        """A request."""
+        """Returns the request of a token."""
         parts = TOKEN.match(token)
         batch = [int(parts["batch"] or 1)] if self.row.batch else []
         array = np.full([*batch, 2 if parts["longer"] else 1], 1 + len(self.calls), np.int32)
@@ -94,7 +95,7 @@ class Run(scheduling.Run):
         return message
 
     def result(self, call) -> list:
-        """The sum and the controls of the batch, or the error."""
+        """Returns the sum and the controls of the batch, or the error."""
         try:
             answer = call.result(DEADLINE_S)
         except grpc.FutureCancelledError:
@@ -106,7 +107,7 @@ class Run(scheduling.Run):
 
 
 def groups(rows: list) -> dict:
-    """The rows by the server that they need."""
+    """Groups the rows by the server that they need."""
     found = {}
     for row in rows:
         found.setdefault((row.hold, row.backlog), []).append(row)
@@ -114,13 +115,13 @@ def groups(rows: list) -> dict:
 
 
 def environment(hold: int, backlog: int) -> dict:
-    """What the server's environment needs in addition."""
+    """Returns the additional environment of the server."""
     both = {"TRITONSERVER_DELAY_SCHEDULER": hold, "TRITONSERVER_BACKLOG_DELAY_SCHEDULER": backlog}
     return {name: str(count) for name, count in both.items() if count}
 
 
 def run_rows(rows: list, server) -> dict:
-    """Runs rows against a running server: their names and what came of each."""
+    """Runs rows against a running server; returns their outcomes by name."""
     with concurrent.futures.ThreadPoolExecutor(scheduling.AT_ONCE) as pool:
         return dict(zip((row.name for row in rows), pool.map(lambda row: Run(row, server).facts(), rows)))
 
@@ -132,7 +133,7 @@ def run_ours(rows: list, folder: Path) -> dict:
         here = folder / f"{hold}-{backlog}"
         for row in group:
             write_model(row, here / "models", live_triton=False)
-        # Rows leave sequences open, which the server would wait for.
+        # Rows leave sequences open, and a graceful exit would wait for them.
         server = Server(here, [here / "models"], ["--exit-timeout-secs=0"])
         server.environment = environment(hold, backlog)
         with server:
@@ -150,7 +151,7 @@ def run_triton(rows: list, folder: Path) -> dict:
             write_model(row, here / "models", live_triton=True)
         triton = Triton(here / "models", here / "triton.log", environment(hold, backlog))
         try:
-            scheduling.start_patiently(triton)
+            scheduling.start_with_retries(triton)
             facts |= run_rows(group, triton)
         finally:
             triton.stop()
@@ -158,7 +159,7 @@ def run_triton(rows: list, folder: Path) -> dict:
 
 
 def models_of_loads(target: Path, live_triton: bool) -> dict:
-    """Writes the models of `LOADS` into the folder `target`: their names by those of the table."""
+    """Writes the models of `LOADS` into the folder `target`; returns their names by those of the table."""
     rows = [Row(name, batching, "") for name, batching in LOADS.items()]
     for row in rows:
         write_model(row, target, live_triton)
@@ -166,7 +167,7 @@ def models_of_loads(target: Path, live_triton: bool) -> dict:
 
 
 def load_here(folder: Path) -> tuple:
-    """Why each model of `LOADS` is not loaded by this project's server, empty if it is; and the server's log."""
+    """Returns the reason why each model of `LOADS` is not loaded by this server, empty if it is, and the server's log."""
     names = models_of_loads(folder / "models", live_triton=False)
     server = Server(folder, [folder / "models"], ["--exit-on-error=false", "--strict-readiness=false"])
     server.launch()
@@ -179,12 +180,12 @@ def load_here(folder: Path) -> tuple:
 
 
 def load_on_triton(folder: Path) -> dict:
-    """The same of a real Triton, which is told to load one after the other. What it answers may not have the reason; then
-    its log has."""
+    """Returns the reasons of a real Triton, which loads one model after the other. If its answer has no reason, its log has
+    it."""
     names = models_of_loads(folder / "models", live_triton=True)
     triton, reasons = Triton(folder / "models", folder / "triton.log", options=["--model-control-mode=explicit"]), {}
     try:
-        scheduling.start_patiently(triton)
+        scheduling.start_with_retries(triton)
         for name, model in names.items():
             seen = len(triton.log.read_text())
             request = urllib.request.Request(f"http://{triton.http}/v2/repository/models/{model}/load", b"{}")
@@ -192,10 +193,10 @@ def load_on_triton(folder: Path) -> dict:
                 urllib.request.urlopen(request, timeout=60).read()
                 reasons[name] = ""
             except urllib.error.HTTPError as error:
-                told = json.loads(error.read())["error"]
+                error_text = json.loads(error.read())["error"]
                 logged = re.findall(rf"Poll failed for model directory '{model}': (.*)\"$", triton.log.read_text()[seen:], re.M)
-                inner = re.search(r"state: (?:Invalid argument|Internal): (.*);", told)
-                reasons[name] = logged[-1] if logged else inner[1] if inner else told
+                inner = re.search(r"state: (?:Invalid argument|Internal): (.*);", error_text)
+                reasons[name] = logged[-1] if logged else inner[1] if inner else error_text
     finally:
         triton.stop()
     return reasons
@@ -207,7 +208,7 @@ def write_loads(reasons: dict):
 
 
 def record():
-    """Writes what comes of all rows and loads on the Triton peer into the golden files."""
+    """Writes the outcomes of all rows and loads on the Triton peer into the golden files."""
     with tempfile.TemporaryDirectory() as folder:
         facts = run_triton(ROWS, Path(folder))
         write_loads(load_on_triton(Path(folder) / "loads"))

@@ -1,13 +1,13 @@
-"""What the sequence batcher makes of requests: configurations, the arrivals, and what must come of them.
+"""Configurations and arrivals that exercise the sequence batcher.
 
-Each row is a model of its own (`sequence_models`) and a script of arrivals. Its facts (each answer with the controls of
-its whole batch, who was answered together, statistics, errors) are not written here: `golden_sequences.json` has those of
-a real Triton, recorded by `runner.py`, and `DIFFERENCES` those that differ on purpose.
+Each row is a separate model (`sequence_models`) and a script of arrivals. The expected facts (each answer with the controls
+of its whole batch, simultaneous answers, statistics, errors) are in `golden_sequences.json`, recorded from a real Triton by
+`runner.py`; `DIFFERENCES` has the facts that differ on purpose.
 
-A script is read from left to right; each request is sent when the one before has come to rest:
+A script is read from left to right; each request is sent once the previous one is queued, executing or answered:
 
     (7      START of sequence 7        7    a step of it        7)    its END        (7)    both
-    'ab'    a text as the id           0    no id               7+    a longer row (dims: -1)
+    'ab'    a text as the id           0    no id               7+    a longer item (dims: -1)
     7t50    with a timeout of 50 ms    7#2  a batch of two      x3    cancels the request number 3 (from 0)
     ~300    waits 300 ms               !4   waits until four requests have been answered
 """
@@ -21,7 +21,7 @@ DIRECT = LONG + "direct { } " + controls()
 
 
 def oldest(text: str) -> str:
-    """The strategy with these settings."""
+    """Returns the strategy `oldest` with these settings."""
     return f"{LONG} oldest {{ {text} }} {controls()}"
 
 
@@ -47,7 +47,7 @@ class Row:
 
 WAITING = LONG + "direct { max_queue_delay_microseconds: 800000 minimum_slot_utilization: 0.5 } " + controls()
 
-# One row, one line: a table is read by comparing its rows.
+# Each row is one line, so that rows can be compared.
 # fmt: off
 
 ROWS = [
@@ -89,7 +89,7 @@ NO_ID = f"inference request to model '{REFUSED}' must specify a non-zero or non-
 TOO_MANY = f"inference request to model '{REFUSED}' must specify batch-size 1 due to requirements of sequence batcher"
 
 DIFFERENCES = {
-    # Later Tritons than the recorded one check the type of an id, with this text; so do we.
+    # Newer Tritons check the type of an id with this text, as this server does.
     "refused: START, no id, a batch": {
         "results": [
             ["INVALID_ARGUMENT", START.format(5, REFUSED)],
@@ -98,7 +98,7 @@ DIFFERENCES = {
             ["INVALID_ARGUMENT", WRONG_TYPE.format("BYTES", REFUSED, "UINT64")],
         ]
     },
-    # The recorded one's Python backend cannot read a control of texts at all.
+    # The recorded Triton's Python backend cannot read a control with texts.
     "refused: a number for a text": {
         "answers": [[2]],
         "results": [
@@ -119,13 +119,13 @@ DIFFERENCES = {
 
 
 def state(more: str = "", data_type: str = "INT32", output: str = "NEXT", dims: str = "1") -> str:
-    """A sequence batcher that keeps a state."""
+    """Returns a sequence batcher with a state."""
     fields = f'input_name: "STATE" output_name: "{output}" data_type: TYPE_{data_type} dims: [ {dims} ]'
     return f"{DIRECT} state [ {{ {fields} {more} }} ]"
 
 
 def initial(*fields: str, data_type: str = "INT32", dims: str = "1", name: str = 'name: "first"') -> str:
-    """What a state begins as."""
+    """Returns the initial value of a state."""
     return f"initial_state {{ {name} data_type: TYPE_{data_type} dims: [ {dims} ] {' '.join(fields)} }}"
 
 
@@ -149,16 +149,16 @@ LOADS = {
     "state: initial without data": state(initial()),
     "state: initial twice": state(initial(ZERO) + initial(ZERO)),
 }
-"""Configurations by name, which are loaded or not: `golden_sequence_loads.json` has a real Triton's reasons (empty: loaded).
+"""Configurations by name; `golden_sequence_loads.json` has a real Triton's reasons for refusing them (empty: loaded).
 
-Of implicit state this is all that the peer can show: its only backend, Python, has no interface for states, so a state that
-runs cannot be compared, and what Triton asks of backends that have one (names, types) it does not ask here. `test_state.py`
-holds what runs."""
+The peer can show only this part of implicit state: its only backend, Python, has no interface for states, so that Triton does
+not execute states here and does not check their names and types as for other backends. `test_state.py` tests states that are
+executed."""
 
 LOAD_DIFFERENCES = {
-    # Triton takes the number for a very large one.
+    # Triton converts the number to a very large unsigned one.
     "no candidates below zero": "sequence batching max_candidate_sequences must be 0 or greater for {}: it is -3",
-    # Triton leaves this to the backend, and Python's does not look at states.
+    # Triton leaves this check to the backend, and the Python backend does not check states.
     "state: an output with other dims": "state 'STATE' has dims [7], but the output 'SUM' that gives it has [1] for {}",
 }
-"""Name -> the reason, where it is another one on purpose; `{}` is the model."""
+"""Name -> the reason where it differs on purpose; `{}` is the model."""

@@ -111,7 +111,7 @@ def test_a_stalled_reader_stops_only_its_own_request(server):
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         slow.sendall(post("/v2/models/fast/generate_stream", body))
         eventually("it executes", 10, lambda: executions() > 0)
-        settled("its executions", 10, executions, 0.1)
+        settled("the number of executions", 10, executions, 0.1)
         assert executions() < COUNT
         with tritonclient.grpc.InferenceServerClient(server.grpc) as other:
             answers = queue.SimpleQueue()
@@ -136,13 +136,13 @@ def test_a_disconnect_ends_the_iteration(server):
     with connect(server.http_port) as client:
         client.sendall(post("/v2/models/stream/generate_stream", body))
         assert b'"DONE":1' in client.recv(4096) + client.recv(4096)
-    eventually("it is cancelled", 10, lambda: cancelled() - before == 1)
+    eventually("the request is cancelled", 10, lambda: cancelled() - before == 1)
     active = lambda: total(server.scrape(), "pharos_sequences", model="stream", state="active")
-    eventually("its place is free", 10, lambda: active() == 0)
+    eventually("its slot is free", 10, lambda: active() == 0)
 
 
 def test_a_lost_request_can_be_sent_again(server):
-    """It is its own sequence: the client gets no error about a sequence or an id."""
+    """The request is a separate sequence: the client gets no error about a sequence or an id."""
     outcomes = queue.SimpleQueue()
 
     def ask():

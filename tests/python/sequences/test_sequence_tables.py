@@ -1,5 +1,4 @@
-"""The sequence batcher row by row (`sequence_tables.py`): batches, what the model is told, statistics and errors are a real
-Triton's."""
+"""Runs `sequence_tables.py` row by row: batches, controls, statistics and errors are those of a real Triton."""
 
 import json
 
@@ -17,32 +16,32 @@ NAMES = [row.name for row in ROWS]
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory):
-    """What came of all rows here: they run side by side, since they mostly sleep."""
+    """Returns this server's outcomes of all rows, which run concurrently because they mostly sleep."""
     return sequences.run_ours(ROWS, tmp_path_factory.mktemp("ours"))
 
 
 @pytest.fixture(scope="module")
 def recorded():
-    """What came of them on a real Triton."""
+    """Returns Triton's recorded outcomes."""
     return json.loads(sequences.GOLDEN.read_text())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_row(ours, recorded, name):
-    """It is as it was on a real Triton, or as `DIFFERENCES` promises."""
+    """The outcome is Triton's, with the differences in `DIFFERENCES`."""
     assert ours[name] == recorded[name] | DIFFERENCES.get(name, {})
 
 
-def test_every_row_is_recorded_and_every_difference_is_one(recorded):
-    """A promise that is what Triton does is no difference."""
+def test_every_row_is_recorded_and_every_difference_differs(recorded):
+    """Every listed difference differs from Triton's outcome."""
     assert list(recorded) == NAMES
-    for name, promised in DIFFERENCES.items():
-        assert all(recorded[name][key] != value for key, value in promised.items()), name
+    for name, different in DIFFERENCES.items():
+        assert all(recorded[name][key] != value for key, value in different.items()), name
 
 
 @pytest.fixture(scope="module")
 def loads(tmp_path_factory):
-    """Why each of `LOADS` is not loaded here, and the log."""
+    """Returns the reason why each of `LOADS` is not loaded here, and the log."""
     return sequences.load_here(tmp_path_factory.mktemp("loads"))
 
 
@@ -51,7 +50,7 @@ LOADED_BY_TRITON = json.loads(sequences.GOLDEN_LOADS.read_text())
 
 @pytest.mark.parametrize("name", LOADS)
 def test_load(loads, name):
-    """It is loaded if a real Triton loads it, and refused in Triton's words, which the values given may follow."""
+    """The model is loaded if a real Triton loads it, and otherwise refused with Triton's text, which the values may follow."""
     ours, theirs, model = loads[0][name], LOADED_BY_TRITON[name], Row(name, "", "").model
     if name in LOAD_DIFFERENCES:
         assert ours == LOAD_DIFFERENCES[name].format(model) and ours != theirs
@@ -60,12 +59,12 @@ def test_load(loads, name):
 
 
 def test_every_load_is_recorded():
-    """The golden file has what the table has."""
+    """The golden file and the table have the same names."""
     assert list(LOADED_BY_TRITON) == list(LOADS)
 
 
 @pytest.mark.parametrize(
-    "name, told",
+    "name, shown_value",
     [
         ("preferred size beyond the batch", "9 is given, the maximum is 4"),
         ("preferred size of zero", "0 is given"),
@@ -73,27 +72,28 @@ def test_every_load_is_recorded():
         ("a fraction for an id", "it is TYPE_FP32"),
     ],
 )
-def test_refusals_show_the_value(loads, name, told):
-    """Triton says what is allowed, not what was given."""
-    assert loads[0][name].endswith(f": {told}")
+def test_refusals_show_the_value(loads, name, shown_value):
+    """The reason has the wrong value after Triton's text, which has only the allowed ones."""
+    assert loads[0][name].endswith(f": {shown_value}")
 
 
-def test_a_control_without_a_kind_is_told_in_the_log(loads):
-    """It is loaded all the same, as by Triton."""
+def test_a_control_without_a_kind_is_logged(loads):
+    """The model is loaded nevertheless, as by Triton."""
     assert "the control input 'EXTRA' has no 'control': the model is not given this input" in loads[1]
 
 
 @pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
-def test_the_live_triton_loads_as_recorded(tmp_path):
-    """A real Triton of this moment."""
+def test_live_triton_loads_as_recorded(tmp_path):
+    """The recorded reasons are still those of a real Triton."""
     assert sequences.load_on_triton(tmp_path) == LOADED_BY_TRITON
 
 
 @pytest.mark.peers
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
-def test_the_live_triton_does_as_recorded(recorded, tmp_path):
-    """A real Triton of this moment. Its answers hang on when its threads run: what differs is asked once more, by itself."""
+def test_live_triton_schedules_as_recorded(recorded, tmp_path):
+    """The recorded outcomes are still those of a real Triton. Its answers depend on thread timing, so that differing rows run
+    again alone."""
     live = sequences.run_triton(ROWS, tmp_path / "first")
     again = [row for row in ROWS if live[row.name] != recorded[row.name]]
     if again:

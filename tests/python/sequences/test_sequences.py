@@ -1,5 +1,5 @@
-"""Sequences through real clients: each is a sum that its instance keeps, so that a request that went elsewhere, twice or
-out of order shows in the result."""
+"""Sequences through real clients: each is a sum in its instance, so that a request that was lost, repeated, reordered or sent to
+another instance changes the result."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ from harness.waiting import eventually
 
 @pytest.fixture(scope="module")
 def sequences(tmp_path_factory):
-    """A server with all models."""
+    """Starts a server with all models."""
     folder = tmp_path_factory.mktemp("sequences")
     for name, text in MODELS.items():
         write(folder / "models", name, text)
@@ -37,20 +37,20 @@ def sequences(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def http(sequences):
-    """tritonclient over HTTP."""
+    """A tritonclient over HTTP."""
     with tritonclient.http.InferenceServerClient(sequences.http, concurrency=16, network_timeout=60) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def grpc(sequences):
-    """tritonclient over gRPC."""
+    """A tritonclient over gRPC."""
     with tritonclient.grpc.InferenceServerClient(sequences.grpc) as client:
         yield client
 
 
 def inputs(kind, value, batch: int = 4, items: int = 1):
-    """The one input."""
+    """Returns the input."""
     array = np.full((1, items) if batch else (items,), value, np.int32)
     tensor = kind.InferInput("VALUE", array.shape, "INT32")
     tensor.set_data_from_numpy(array)
@@ -58,7 +58,7 @@ def inputs(kind, value, batch: int = 4, items: int = 1):
 
 
 def step(client, model: str, sequence, value: int, flags: str = "", **options):
-    """One request; `flags` has `(` for START and `)` for END. Gives the sum, and the controls of the whole batch."""
+    """Sends one request; `flags` has `(` for START and `)` for END. Returns the sum, and the controls of the whole batch."""
     kind = tritonclient.grpc if isinstance(client, tritonclient.grpc.InferenceServerClient) else tritonclient.http
     tensors = inputs(kind, value, batch=model != "plain", items=options.pop("items", 1))
     flags = {"sequence_start": "(" in flags, "sequence_end": ")" in flags}
@@ -67,7 +67,7 @@ def step(client, model: str, sequence, value: int, flags: str = "", **options):
 
 
 def refused(check) -> tuple:
-    """The status and the text of a refusal."""
+    """Returns the status and the text of a refusal."""
     with pytest.raises(InferenceServerException) as error:
         check()
     return error.value.status(), error.value.message()
@@ -75,8 +75,8 @@ def refused(check) -> tuple:
 
 @pytest.mark.parametrize("model", ["direct", "oldest", "plain", "two"])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_sequence_is_summed_where_it_began(request, model, protocol):
-    """Its controls are what its requests say."""
+def test_a_sequence_is_summed_by_one_instance(request, model, protocol):
+    """The controls have the values of the requests."""
     client = request.getfixturevalue(protocol)
     assert step(client, model, 7, 1, "(")[:2] == (1, "1,0,1,7")
     assert step(client, model, 7, 2)[:2] == (3, "0,0,1,7")
@@ -84,8 +84,8 @@ def test_a_sequence_is_summed_where_it_began(request, model, protocol):
     assert step(client, model, 7, 4, "()") == (4, "1,2,1,7", 0)
 
 
-def test_places_without_a_request_are_padding(http):
-    """The second sequence has the second place; what is in the first then is not ready, and in no statistic."""
+def test_slots_without_a_request_are_padding(http):
+    """The second sequence has the second slot; the first one is not ready in that batch, and is in no statistic."""
     assert step(http, "direct", 1, 10, "(")[1] == "1,0,1,1"
     assert step(http, "direct", 2, 20, "(")[1] == "0,0,0,0 1,0,1,2"
     assert step(http, "direct", 1, 1, ")")[1] == "0,2,1,1"
@@ -105,7 +105,7 @@ def test_places_without_a_request_are_padding(http):
 
 
 def test_texts_and_short_numbers_as_ids(http, grpc):
-    """An id is of the type of the model's control; of a number that is too large, the control has the low bits."""
+    """An id has the type of the model's control; of a number that is too large, the control has the low bits."""
     for client in (http, grpc):
         assert step(client, "text", "ä-1", 1, "(")[:2] == (1, "1,0,1,ä-1")
         assert step(client, "text", "ä-1", 2, ")")[:2] == (3, "0,2,1,ä-1")
@@ -118,7 +118,7 @@ def test_texts_and_short_numbers_as_ids(http, grpc):
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("name, no, yes", [("int32", -3, 7), ("fp32", 4, 9), ("bool", 1, 0)])
 def test_flags_in_each_type(request, protocol, name, no, yes):
-    """START, END and READY have the values that the configuration gives them, in padding too."""
+    """START, END and READY have the configured values, in padding too."""
     client, model = request.getfixturevalue(protocol), f"flags_{name}"
     assert step(client, model, 31, 1, "(")[1] == f"{yes},{no},{yes},31"
     assert step(client, model, 32, 1, "(")[1] == f"{no},{no},{no},0 {yes},{no},{yes},32"
@@ -130,38 +130,38 @@ def test_flags_in_each_type(request, protocol, name, no, yes):
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("datatype", IDS)
 def test_ids_in_each_type(request, protocol, datatype):
-    """Of a number that is too large for the type, the model sees the low bits."""
+    """Of a number that is too large for the type, the model receives the low bits."""
     client, (sent, seen) = request.getfixturevalue(protocol), IDS[datatype]
     assert step(client, f"id_{datatype}", sent, 1, "(")[:2] == (1, f"1,0,1,{seen}")
     assert step(client, f"id_{datatype}", sent, 2, ")")[:2] == (3, f"0,2,1,{seen}")
 
 
 def test_a_negative_number_as_an_id(http, grpc):
-    """tritonclient has no other way over gRPC to send a number from 2^63 on; in JSON it is no id. As Triton."""
+    """tritonclient sends numbers from 2^63 on as negative ones over gRPC; in JSON a negative number is no id. As in Triton."""
     assert step(grpc, "direct", -1, 1, "()")[1].endswith("1,2,1,18446744073709551615")
     status, text = refused(lambda: step(http, "direct", -1, 1, "()"))
     assert (status, text.split(": ", 2)[2]) == ("400", "it is -1, allowed: 0 to 18446744073709551615, or a string")
 
 
 def test_ids_are_texts_of_128_bytes_at_most(http, grpc):
-    """Triton's limit. The text is not repeated."""
+    """As in Triton. The refusal does not repeat the text."""
     longest = "é" * 64
-    told = "string correlation ID cannot be longer than 128 characters, this one has 129 bytes"
+    too_long = "string correlation ID cannot be longer than 128 characters, this one has 129 bytes"
     for client, code in ((http, "400"), (grpc, "StatusCode.INVALID_ARGUMENT")):
         assert step(client, "text", longest, 1, "()")[1].endswith(longest)
-        assert refused(lambda: step(client, "text", longest + "x", 1, "()")) == (code, told)  # noqa: B023
+        assert refused(lambda: step(client, "text", longest + "x", 1, "()")) == (code, too_long)  # noqa: B023
 
 
-def test_generate_knows_no_sequences(sequences):
-    """As with Triton, `sequence_id` and its like are parameters like any others there."""
+def test_generate_ignores_sequence_parameters(sequences):
+    """In `generate`, `sequence_id` and similar names are ordinary parameters, as in Triton."""
     body = '{"VALUE": 1, "sequence_id": 5, "sequence_start": true, "sequence_end": true}'
     status, text = sequences.ask("POST", "/v2/models/direct/generate", body)
     none = "inference request to model 'direct' must specify a non-zero or non-empty correlation ID"
     assert (status, text) == (400, f'{{"error":"{none}"}}')
 
 
-def test_what_is_refused(http, grpc):
-    """With Triton's texts."""
+def test_invalid_requests_are_refused(http, grpc):
+    """The texts are those of Triton."""
     start = "inference request for sequence {} to model 'direct' must specify the START flag on the first request of the"
     assert refused(lambda: step(http, "direct", 99, 1)) == ("400", start.format(99) + " sequence")
     assert refused(lambda: step(grpc, "direct", 98, 1)) == ("StatusCode.INVALID_ARGUMENT", start.format(98) + " sequence")
@@ -175,8 +175,8 @@ def test_what_is_refused(http, grpc):
     )
 
 
-def test_controls_are_the_servers(http):
-    """Clients neither see them nor may send them."""
+def test_clients_cannot_send_controls(http):
+    """Controls are not in the metadata, and clients may not send them."""
     assert [tensor["name"] for tensor in http.get_model_metadata("direct")["inputs"]] == ["VALUE"]
     own = tritonclient.http.InferInput("START", (1, 1), "INT32")
     own.set_data_from_numpy(np.ones((1, 1), np.int32))
@@ -184,8 +184,8 @@ def test_controls_are_the_servers(http):
     assert status == "400"
 
 
-def test_an_idle_sequence_makes_room(http, sequences):
-    """Who waits gets its slot, its next request is refused, and its instance forgets it."""
+def test_an_idle_sequence_frees_its_slot(http, sequences):
+    """A waiting sequence gets the slot, the next request of the idle one is refused, and the instance drops its state."""
     assert step(http, "idle", 1, 1, "(")[2] == 1
     began = time.monotonic()
     assert step(http, "idle", 2, 5, "(") == (5, "1,0,1,2", 1)
@@ -198,7 +198,7 @@ def test_an_idle_sequence_makes_room(http, sequences):
 
 
 def in_background(check):
-    """Runs it in a thread; gives a function that waits for its result or error."""
+    """Runs the check in a thread; returns a function that waits for its result or error."""
     outcome = queue.Queue()
 
     def run():
@@ -212,7 +212,7 @@ def in_background(check):
 
 
 def test_a_timeout_ends_a_sequence_that_waits_for_a_slot(http):
-    """And only there: a sequence that has its slot is not timed."""
+    """The timeout applies only in the backlog: a sequence with a slot does not time out."""
     assert step(http, "one", 1, 1, "(", timeout=1000)[0] == 1
     text = "timeout of the corresponding sequence has been expired"
     assert refused(lambda: step(http, "one", 2, 1, "(", timeout=50_000)) == ("503", text)
@@ -224,12 +224,12 @@ def test_the_queues_have_limits(grpc, sequences):
     full = ("StatusCode.UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size")
     with held(sequences, "limited"):
         first = in_background(lambda: step(grpc, "limited", 1, 1, "("))
-        eventually("it executes", 60, lambda: gauge(sequences, "pharos_sequences", "limited", state="active") == 1)
+        eventually("the first request executes", 60, lambda: gauge(sequences, "pharos_sequences", "limited", state="active") == 1)
         second = in_background(lambda: step(grpc, "limited", 1, 2))
-        eventually("one waits", 60, lambda: gauge(sequences, "pharos_pending_requests", "limited", priority="0") == 1)
+        eventually("one request waits", 60, lambda: gauge(sequences, "pharos_pending_requests", "limited", priority="0") == 1)
         assert refused(lambda: step(grpc, "limited", 1, 3)) == full
         third = in_background(lambda: step(grpc, "limited", 2, 5, "()"))
-        eventually("so does a sequence", 60, lambda: gauge(sequences, "pharos_sequences", "limited", state="backlogged") == 1)
+        eventually("one sequence waits", 60, lambda: gauge(sequences, "pharos_sequences", "limited", state="backlogged") == 1)
         assert refused(lambda: step(grpc, "limited", 3, 3, "()")) == full
     assert (first()[0][0], second()[0][0]) == (1, 3)
     assert step(grpc, "limited", 1, 4, ")")[0] == 7
@@ -237,27 +237,27 @@ def test_the_queues_have_limits(grpc, sequences):
 
 
 @pytest.mark.parametrize("model", ["limited_direct", "limited_oldest"])
-def test_the_limit_of_a_sequence_is_of_what_waits(grpc, sequences, model):
-    """While the instance executes another sequence, the first request of this one waits like any other."""
+def test_the_queue_limit_counts_waiting_requests_of_a_sequence(grpc, sequences, model):
+    """While the instance executes another sequence, the first request of this one counts as waiting."""
     pending = lambda: gauge(sequences, "pharos_pending_requests", model, priority="0")  # noqa: E731
     busy = in_background(lambda: step(grpc, model, 1, 1, "("))
     eventually("it executes", 5, lambda: gauge(sequences, "pharos_sequences", model, state="active") == 1 and not pending())
     first = in_background(lambda: step(grpc, model, 2, 1, "("))
-    eventually("one waits", 5, lambda: pending() == 1)
+    eventually("one request waits", 5, lambda: pending() == 1)
     full = ("StatusCode.UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size")
     assert refused(lambda: step(grpc, model, 2, 1)) == full
     assert (busy()[0][0], first()[0][0]) == (1, 1)
     assert [step(grpc, model, sequence, 1, ")")[0] for sequence in (1, 2)] == [2, 2]
 
 
-def test_start_of_an_active_id_is_said_and_counted(http, grpc, sequences):
-    """In the log at most once a second, and never at any length: clients choose ids. What begins after END is no news."""
+def test_start_of_an_active_id_is_logged_and_counted(http, grpc, sequences):
+    """The log has it at most once a second, in a line of limited length. A START after END is not counted."""
     lines = lambda: [line for line in sequences.log.read_text().splitlines() if "the START flag restarted" in line]  # noqa: E731
     counted = lambda model: gauge(sequences, "pharos_sequence_restarts_total", model)  # noqa: E731
     before = counted("oldest")
     assert step(http, "oldest", 70, 1, "()")[0] == step(http, "oldest", 70, 1, "(")[0] == 1
     assert counted("oldest") == before and lines() == []
-    assert step(http, "oldest", 70, 5, "(")[0] == 5, "as a new sequence"
+    assert step(http, "oldest", 70, 5, "(")[0] == 5, "the sequence starts again"
     assert counted("oldest") == before + 1
     [line] = lines()
     assert "WARN" in line and "oldest" in line and "the active sequence 70;" in line
@@ -267,25 +267,25 @@ def test_start_of_an_active_id_is_said_and_counted(http, grpc, sequences):
     hostile = "a\n" + "z" * 126
     assert [step(grpc, "text", hostile, 1, "(")[0] for _ in range(2)] == [1, 1]
     assert step(grpc, "text", hostile, 1, ")")[0] == 2
-    told = [line for line in lines() if "text" in line]
-    assert len(told) == 1 and len(told[0]) < 1000 and "a\\nzzz" in told[0]
+    logged = [line for line in lines() if "text" in line]
+    assert len(logged) == 1 and len(logged[0]) < 1000 and "a\\nzzz" in logged[0]
 
 
 def gauge(server, name: str, model: str, **labels):
-    """What a metric of a model shows."""
+    """Returns the value of a metric."""
     wanted = tuple(sorted({"model": model, "version": "1", **labels}.items()))
     return server.scrape().get((name, wanted))
 
 
 def test_a_lost_instance_ends_its_sequences(http, sequences):
-    """Its next requests say so until it begins anew, wherever that is."""
+    """Requests of the lost sequences are refused until a START, on any instance."""
     assert step(http, "two", 1, 1, "(")[0] == 1
     assert step(http, "two", 2, 1, "(")[0] == 1
     killed = [pid for pid in sequences.workers() if Path(f"/proc/{pid}/cmdline").read_bytes().find(b"\0two_0") > 0]
     assert len(killed) == 2
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    eventually("both are lost", 10, lambda: lost(http))
+    eventually("both sequences are lost", 10, lambda: lost(http))
     status, text = refused(lambda: step(http, "two", 2, 1))
     assert status == "503" and "sequence 2 of model 'two' was ended" in text
     assert step(http, "two", 1, 7, "(")[0] == 7
@@ -301,7 +301,7 @@ def lost(http) -> bool:
 
 
 def test_more_sequences_than_slots_over_one_stream(sequences):
-    """Those that wait for a slot need the ENDs that come behind them: the stream is read on, and all are answered, in
+    """Sequences in the backlog need the ENDs that follow in the stream: the server continues to read, and answers all requests in
     order."""
     count, steps = 40, 10
     first = 1_000_000
@@ -328,7 +328,7 @@ def test_more_sequences_than_slots_over_one_stream(sequences):
 
 
 def test_a_stream_keeps_the_order(grpc):
-    """Requests of several sequences in one stream, none waiting for the answers."""
+    """Requests of several sequences in one stream, sent without waiting for the answers."""
     for model in ("direct", "oldest"):
         answers = queue.Queue()
         grpc.start_stream(lambda result, error: answers.put((result, error)))  # noqa: B023
@@ -349,7 +349,7 @@ def test_a_stream_keeps_the_order(grpc):
 
 
 def test_async_clients(sequences):
-    """aio over both protocols: more sequences than slots, interleaved."""
+    """Asynchronous clients over both protocols: more sequences than slots, interleaved."""
 
     async def one(client, kind, sequence: int) -> list:
         sums = []
@@ -368,7 +368,7 @@ def test_async_clients(sequences):
 
 
 def test_async_streams(sequences):
-    """aio's `stream_infer`: sequences interleaved in one stream, each answered in its order."""
+    """Sequences interleaved in one `stream_infer` of the asynchronous client, each answered in order."""
 
     async def requests():
         for value in range(1, 6):
@@ -394,23 +394,23 @@ def test_async_streams(sequences):
     assert asyncio.run(sums()) == expected
 
 
-def test_another_shape_goes_with_the_next_batch(grpc):
-    """A model with a variable dimension sums all that it gets."""
+def test_different_shapes_are_in_different_batches(grpc):
+    """A model with a variable dimension sums all elements that it receives."""
     first = in_background(lambda: step(grpc, "wide", 1, 1, "()", items=3))
     second = in_background(lambda: step(grpc, "wide", 2, 1, "()", items=5))
     assert {first()[0][0], second()[0][0]} == {3, 5}
 
 
 def test_an_iterative_request_needs_no_id(http):
-    """The server makes a sequence of it, which is over with its answer."""
+    """The server creates a sequence for it, which ends with its answer."""
     value, batch, _ = step(http, "iterative", 0, 3)
     assert value == 3 and batch.startswith("1,0,1,") and not batch.endswith(",0")
     assert step(http, "iterative", 0, 4)[0] == 4
-    eventually("it is forgotten", 5, lambda: step(http, "iterative", 0, 5)[2] == 1)
+    eventually("the sequence has ended", 5, lambda: step(http, "iterative", 0, 5)[2] == 1)
 
 
 def test_a_cancelled_request_ends_its_sequence(sequences, grpc):
-    """One of its requests is given up while it waits: the others of it are answered so, too."""
+    """A request is cancelled while it waits: the sequence's other waiting requests are answered as cancelled, too."""
     tensors = inputs(tritonclient.grpc, 1)
     done = queue.Queue()
     answer = lambda result, error: done.put((result, error))  # noqa: E731
@@ -433,7 +433,7 @@ def test_a_cancelled_request_ends_its_sequence(sequences, grpc):
 @pytest.mark.slow
 @pytest.mark.alone
 def test_ten_thousand_open_sequences(sequences, grpc):
-    """Each has a slot; an idle one costs the server less than 2 KiB."""
+    """Each sequence has a slot; an idle sequence uses less than 2 KiB of the server's memory."""
     count = 10_000
 
     async def steps(first: int, flags: dict, value: int) -> set:
@@ -448,13 +448,13 @@ def test_ten_thousand_open_sequences(sequences, grpc):
             return set(await asyncio.gather(*(one(number) for number in range(first, first + count))))
 
     def open_from(first: int) -> int:
-        """Opens as many sequences and leaves them open: what they take, bytes."""
+        """Opens this number of sequences and leaves them open; returns the bytes that they use."""
         before = resident(sequences.process.pid)
         assert asyncio.run(steps(first, {"sequence_start": True}, 1)) == {1}
         return resident(sequences.process.pid) - before
 
-    # As many before, so that what requests need for themselves is there. What the allocator takes for threads, or gives back
-    # of what tests before needed, may be in one of the two counts: then the greater one is looked at alone.
+    # An equal load runs first, to allocate the memory that requests need. One of the two measurements may include memory that the
+    # allocator takes for threads or releases from earlier tests: then only the greater one counts.
     assert asyncio.run(steps(1, {"sequence_start": True, "sequence_end": True}, 1)) == {1}
     taken = [open_from(1), open_from(1 + count)]
     print(f"{[size // count for size in taken]} bytes for each open sequence")
@@ -468,6 +468,6 @@ def test_ten_thousand_open_sequences(sequences, grpc):
 
 
 def resident(pid: int) -> int:
-    """Resident bytes of a process."""
+    """Returns the resident bytes of a process."""
     with open(f"/proc/{pid}/smaps_rollup") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Rss:"))

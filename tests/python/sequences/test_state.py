@@ -1,4 +1,4 @@
-"""Implicit state through real clients: sequences that take turns, values at the start, memory that is given back."""
+"""Implicit state through real clients: interleaved sequences, initial values, and the release of memory."""
 
 import queue
 import random
@@ -26,7 +26,7 @@ TRIPLE = model(
     [("Y", "INT64", ["n", 2]), ("T", "INT64", ["n", 2])],
     [constant("three", "INT64", np.array([3]))],
 )
-"""The state is three times the state before and X; Y is that and X once more."""
+"""T, the new state, is three times the old state plus X; Y is T plus X."""
 
 SUM, TRIPLED = (lambda state, x: (state + x, state + x)), (lambda state, x: (3 * state + x, 3 * state + 2 * x))
 MODELS = {
@@ -40,12 +40,12 @@ MODELS = {
     "triple_onnxruntime": (TRIPLED, 'backend: "onnxruntime"\n' + sequences(TWO) + tensors("2"), TRIPLE),
     "triple_tract": (TRIPLED, 'backend: "tract"\n' + sequences(TWO, "direct { }") + tensors("2"), TRIPLE),
 }
-"""What each computes, its configuration and file."""
+"""The computation of each model, its configuration and its file."""
 
 
 @pytest.fixture(scope="module")
 def stateful(tmp_path_factory):
-    """A server of the models."""
+    """Starts a server with the models."""
     folder = tmp_path_factory.mktemp("stateful")
     for name, (_, config, onnx) in MODELS.items():
         write(folder / "models", name, config, onnx)
@@ -60,7 +60,7 @@ def stateful(tmp_path_factory):
 
 
 def tensor(values) -> tritonclient.grpc.InferInput:
-    """X of one row."""
+    """Returns the input X with one row."""
     values = np.array([values], np.int64)
     x = tritonclient.grpc.InferInput("X", values.shape, "INT64")
     x.set_data_from_numpy(values)
@@ -68,7 +68,7 @@ def tensor(values) -> tritonclient.grpc.InferInput:
 
 
 def stream(server, name: str, steps: list) -> list:
-    """Sends `(sequence, values, start, end)` over one stream; the answers' Y in the same order."""
+    """Sends `(sequence, values, start, end)` over one stream; returns the Y of the answers in the same order."""
     answers = queue.SimpleQueue()
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(callback=lambda result, error: answers.put((result, error)))
@@ -82,7 +82,7 @@ def stream(server, name: str, steps: list) -> list:
 
 
 def turns(seed: int, dims) -> list:
-    """Random steps of random sequences, six at most at once; all end."""
+    """Returns random steps of random sequences, at most six open at once; all end."""
     dice, steps, open_, next_id = random.Random(seed), [], [], 1
     while len(steps) < 300:
         if len(open_) < 6 and (not open_ or dice.random() < 0.3):
@@ -99,7 +99,7 @@ def turns(seed: int, dims) -> list:
 
 
 def state_bytes(server, name: str) -> float:
-    """The metric of the states' memory."""
+    """Returns the metric of the states' memory."""
     text = server.get("/metrics", address=server.metrics)[1]
     found = re.findall(rf'^pharos_sequence_state_bytes{{[^}}]*model="{name}"[^}}]*}} (\S+)', text, re.M)
     assert len(found) == 1, f"{name} has {len(found)} instances with states"
@@ -108,8 +108,8 @@ def state_bytes(server, name: str) -> float:
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", MODELS)
-def test_sequences_that_take_turns_do_not_mix(stateful, name):
-    """Each answer is what its sequence alone would have given, in every backend and with both strategies."""
+def test_interleaved_sequences_have_separate_states(stateful, name):
+    """Each answer equals that of its sequence run alone, in every backend and with both strategies."""
     compute, states, expected = MODELS[name][0], {}, []
     steps = turns(7, 2)
     for sequence, values, start, _ in steps:
@@ -121,20 +121,20 @@ def test_sequences_that_take_turns_do_not_mix(stateful, name):
     eventually("the states are dropped", 10, lambda: state_bytes(stateful, name) == 0)
 
 
-def test_states_that_grow_apart(stateful):
-    """Sequences of different lengths share batches all the same."""
-    said, expected = {}, []
+def test_states_of_different_lengths_share_batches(stateful):
+    """Sequences whose states have different lengths are batched together."""
+    contents, expected = {}, []
     steps = turns(11, 1)
     for sequence, values, start, _ in steps:
-        said[sequence] = [0] if start else said[sequence]
-        said[sequence] = said[sequence] + values
-        expected.append(said[sequence])
+        contents[sequence] = [0] if start else contents[sequence]
+        contents[sequence] = contents[sequence] + values
+        expected.append(contents[sequence])
     assert [y.tolist() for y in stream(stateful, "grows", steps)] == expected
     eventually("the states are dropped", 10, lambda: state_bytes(stateful, "grows") == 0)
 
 
 def ask(server, sequence: int, values, outputs=(), start=False, end=False) -> dict:
-    """One step of the model `first`: its outputs by name."""
+    """Sends one request to the model `first`; returns its outputs by name."""
     with tritonclient.http.InferenceServerClient(server.http) as client:
         x = tritonclient.http.InferInput("X", [1, 2], "INT64")
         x.set_data_from_numpy(np.array([values], np.int64))
@@ -145,19 +145,19 @@ def ask(server, sequence: int, values, outputs=(), start=False, end=False) -> di
         return {name: result.as_numpy(name)[0].tolist() for name in names}
 
 
-def test_a_sequence_begins_with_the_file_and_shows_its_state_on_request(stateful):
-    """The file's first elements are the first value; the state is an output that one may ask for, or not."""
+def test_a_state_starts_with_the_file_and_is_an_optional_output(stateful):
+    """The file's first elements are the initial value; the state is an output that clients may request."""
     assert ask(stateful, 5, [1, 1], start=True) == {"Y": [5, -4], "T": [5, -4]}
     assert ask(stateful, 5, [1, 1], ["Y"]) == {"Y": [6, -3]}
     assert ask(stateful, 5, [1, 1], ["T"]) == {"T": [7, -2]}
-    assert ask(stateful, 5, [0, 0], ["T"], start=True) == {"T": FIRST}, "it has started again"
+    assert ask(stateful, 5, [0, 0], ["T"], start=True) == {"T": FIRST}, "the sequence has started again"
     assert ask(stateful, 5, [1, 0], end=True)["Y"] == [5, -5]
     status, text = stateful.get("/v2/models/first")
-    assert status == 200 and '"S"' not in text, "clients do not see the state as an input"
+    assert status == 200 and '"S"' not in text, "the state is not in the list of inputs"
 
 
-def test_a_silent_sequence_gives_its_memory_back(stateful):
-    """A sequence without an end is dropped when it has been silent for too long."""
+def test_an_idle_sequence_releases_its_memory(stateful):
+    """A sequence without an END is dropped after the idle timeout."""
     ask(stateful, 6, [1, 1], start=True)
     eventually("its state is counted", 10, lambda: state_bytes(stateful, "first") > 0)
     eventually("its state is dropped", 20, lambda: state_bytes(stateful, "first") == 0)
@@ -183,13 +183,12 @@ def test_a_silent_sequence_gives_its_memory_back(stateful):
     ],
 )
 def test_wrong_states_are_refused(start, tmp_path, states, expected):
-    """A wrong `state` is told when the model is loaded. A real Triton 2.51 answers the second to fifth with the same
-    words (but for a space that it forgets after the file's name); the first only if both states have an
-    `initial_state`; and it reads files outside of the directory."""
+    """A wrong `state` fails the load. A real Triton 2.51 has the same texts for the second to fifth case (without one space after
+    the file's name), refuses the first only if both states have an `initial_state`, and reads files outside of the directory."""
     config = 'backend: "tract"\n' + sequences(states) + tensors("2")
     folder = write(tmp_path / "models", "wrong", config, TRIPLE)
     (folder / "wrong/initial_state").mkdir()
     (folder / "wrong/initial_state/two").write_bytes(bytes(15))
     server = start([], "--exit-on-error=false", repository=folder, wait=False)
     server.wait_until_ready("/v2/health/live")
-    eventually(f"the reason says {expected!r}", 10, lambda: expected in str(server.index()))
+    eventually(f"the reason contains {expected!r}", 10, lambda: expected in str(server.index()))

@@ -22,7 +22,7 @@ FILE = "trace.json"
 OPTIONS = [f"triton,file=FOLDER/{FILE}", "level=TIMESTAMPS", "rate=7", "triton,log-frequency=0", "mode=triton", "count=-1"]
 """The options of both servers, each after `--trace-config`."""
 MODELS = ["one", "two"]
-UNKNOWN = "no" + "body"
+UNKNOWN = "nobody"
 """A model that does not exist; `golden_trace.json` has this name."""
 
 

@@ -18,8 +18,8 @@ class TritonPythonModel:
         bare = kinds(name="bare", description="Has no labels", kind=kinds.GAUGE)
         self.families = [counter, gauge, histogram, bare]
         self.metrics = {
-            "counter a": counter.Metric(labels={"model": "measuring", "wh" "o": "a"}),
-            "counter b": counter.Metric(labels={"model": "measuring", "wh" "o": "b"}),
+            "counter a": counter.Metric(labels={"model": "measuring", "who": "a"}),
+            "counter b": counter.Metric(labels={"model": "measuring", "who": "b"}),
             "gauge": gauge.Metric(labels={"model": "measuring"}),
             "gauge without labels": bare.Metric(),
             "histogram": histogram.Metric(labels={"model": "measuring"}, buckets=[0.5, 1.0, 10.0]),
