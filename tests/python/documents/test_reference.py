@@ -196,10 +196,10 @@ def test_every_flag_of_triton_has_a_row():
     table = [row for row in rows("triton/flags.md") if len(row) == 3]
     assert [row[0] for row in table if row[0] in flags] == flags
     help_text = subprocess.run([binary(), "--help"], capture_output=True, text=True).stdout
-    _, _, ending = help_text.partition("\nAccepted for Triton's command lines, no effect:")
+    _, _, ending = help_text.partition("\nAccepted for compatibility with Triton (no effect):")
     section = ending[: ending.index("\n\n")] if "\n\n" in ending else ending
     without = set(re.findall(r"^ {6}--([\w-]+)", section, re.M))
-    without |= set(re.findall(r"^ {6}--([\w-]+)[^\n]*\n\s+Accepted(?: and without effect|, no effect)", help_text, re.M))
+    without |= set(re.findall(r"^ {6}--([\w-]+)[^\n]*\n\s+Accepted, no effect", help_text, re.M))
     assert len(without) > 10
     assert {row[0].strip("`-") for row in table if row[1] == "no effect"} == without
 
@@ -220,7 +220,7 @@ def test_every_argument_of_torchserve_has_a_row():
     """Those of the help of `pharos torchserve`, with the same effect."""
     help_text = subprocess.run([binary(), "torchserve", "--help"], capture_output=True, text=True).stdout
     arguments = re.findall(r"^ {2,6}(?:-\w, )?--([\w-]+)", help_text, re.M)
-    names = {name: bool(re.search(rf"--{name} <[^\n]*Without effect", help_text)) for name in arguments}
+    names = {name: bool(re.search(rf"--{name} <[^\n]*No effect", help_text)) for name in arguments}
     names.pop("help")
     table = {word: row[1] for row in rows("torchserve/properties.md") for word in re.findall(r"--([a-z-]+)", row[0])}
     assert names and {name: without for name, without in names.items() if (table.get(name) == "no effect") != without} == {}

@@ -106,7 +106,7 @@ def test_processes_that_a_step_leaves_behind_are_killed(tmp_path):
 def test_an_unknown_step(tmp_path):
     """The error lists the known steps."""
     code, _, printed = check(tmp_path / "out", "--only=nothing")
-    assert code == 2 and "there is no step nothing: they are packages, builtin, instances, " in printed
+    assert code == 2 and "unknown steps: nothing; allowed are packages, builtin, instances, " in printed
 
 
 def test_the_pack_is_complete(tmp_path):
@@ -152,7 +152,7 @@ def test_a_model_that_cannot_be_served(tmp_path):
     place = world.World(tmp_path / "step", "any", 0, True)
     place.model("wrong", 'backend: "builtin"\n')
     begun = time.monotonic()
-    with pytest.raises(RuntimeError, match="not served: .*wrong"), place.server():
+    with pytest.raises(RuntimeError, match="refused: .*wrong"), place.server():
         pass
     assert time.monotonic() - begun < 20
 

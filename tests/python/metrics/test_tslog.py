@@ -105,7 +105,8 @@ def test_one_line_for_each_request_of_many_at_once(start):
 
     def line_sum():
         found = lines(server, "ts_metrics")
-        return found if len(by_name(found, "ts_inference_requests_total")) >= 400 else None
+        names = ("ts_inference_requests_total", "ts_inference_latency_microseconds", "ts_queue_latency_microseconds")
+        return found if all(len(by_name(found, name)) >= 400 for name in names) else None
 
     found = eventually("the lines", 5, line_sum)
     stats = server.statistics("simple")["inference_stats"]
@@ -284,7 +285,7 @@ def test_a_new_definition_opens_and_closes_the_files(start, tmp_path):
     assert [fields["value"] for fields in by_name(lines(server, "ts_metrics"), "ts_inference_requests_total")] == ["1.0"]
     define("prometheus")
     server.process.send_signal(signal.SIGHUP)
-    eventually("the definition is reloaded", 5, lambda: server.log.read_text().count("read again") == 2)
+    eventually("the definition is reloaded", 5, lambda: server.log.read_text().count("metrics reloaded from") == 2)
     run_for("earlier samples are written", 0.2)
     server.infer("simple", simple())
     holds_for("no line is added", 0.2, lambda: queue_times() == 1)

@@ -161,7 +161,7 @@ def test_strict_output_types_refuses_them(served):
     """With this parameter another datatype or number of rows fails the request, and no mismatch is counted."""
     values = np.ones((2, 2), np.float32)
     np.testing.assert_array_equal(ask(served, "unlike_strict", values)[0], values)
-    with pytest.raises(http.InferenceServerException, match="output 'OUT' is FP64, the configuration says FP32"):
+    with pytest.raises(http.InferenceServerException, match="output 'OUT' is FP64, but its configured datatype is FP32"):
         ask(served, "unlike_strict", values, dtype="float64")
     with pytest.raises(http.InferenceServerException, match=r"output 'OUT' has shape \[1, 2\] for a batch of 2"):
         ask(served, "unlike_strict", values, short=1)

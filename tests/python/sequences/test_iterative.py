@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from harness.waiting import eventually, settled
 from sequences.iterative_models import DELAY_MS, MODELS, count_of
 
 COUNT = 150_000
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """A server with all models."""
@@ -62,9 +65,14 @@ def test_a_request_is_executed_until_its_backend_ends_it(server, model):
 @pytest.mark.parametrize("model", ["direct", "oldest"])
 def test_later_requests_join_running_ones(server, model):
     """A short request shares batches with a long one instead of waiting for its end."""
-    with tritonclient.http.InferenceServerClient(server.http, concurrency=2) as client:
+    # A client in another thread: `async_infer` sends nothing before this thread waits in the same client.
+    def infer_long():
+        with tritonclient.http.InferenceServerClient(server.http) as other:
+            return other.infer(model, count_of(tritonclient.http, 60))
+
+    with tritonclient.http.InferenceServerClient(server.http) as client, ThreadPoolExecutor(1) as pool:
         before = dispatched(server, model)
-        long = client.async_infer(model, count_of(tritonclient.http, 60))
+        long = pool.submit(infer_long)
         until_dispatched(server, model, before + 2)
         begin = time.monotonic()
         short = client.infer(model, count_of(tritonclient.http, 3))
@@ -72,7 +80,7 @@ def test_later_requests_join_running_ones(server, model):
         assert short.as_numpy("DONE").item() == 3
         assert short.as_numpy("TOGETHER").item() == 2
         assert took < 60 * DELAY_MS / 1000 / 2
-        assert long.get_result().as_numpy("DONE").item() == 60
+        assert long.result().as_numpy("DONE").item() == 60
 
 
 def test_each_execution_answers_on_a_stream(server):

@@ -414,7 +414,7 @@ def test_lines_are_in_torchserves_files_and_on_the_console(tmp_path):
             ("access_log.log", r'- /127\.0\.0\.1:\d+ "POST /predictions/m HTTP/1\.1" 200 \d+'),
             ("access_log.log", r'- /127\.0\.0\.1:\d+ "POST /predictions/none HTTP/1\.1" 404 \d+'),
             ("model_log.log", r"\[INFO \] \S+ MODEL_LOG - said by the handler"),
-            ("ts_log.log", r"\[INFO \] \S+ \S+ - .*configured by .*"),
+            ("ts_log.log", r"\[INFO \] \S+ \S+ - .*read configuration from .*"),
             ("ts_metrics.log", r"- Requests2XX\.Count:1\.0\|#Level:Host\|#hostname:[^,]+,timestamp:\d+"),
             ("model_metrics.log", r"- PredictionTime\.ms:[0-9.E-]+\|#ModelName:m,Level:Model\|#hostname:[^,]+,requestID:\S+,timestamp:\d+"),
             ("", r'\[INFO \] \S+ ACCESS_LOG - /127\.0\.0\.1:\d+ "POST /predictions/m HTTP/1\.1" 200 \d+'),
