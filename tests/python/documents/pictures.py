@@ -9,7 +9,6 @@ import struct
 import sys
 import tempfile
 import threading
-import time
 import zlib
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import numpy as np
 from harness.browser import Browser
 from harness.inference import simple
 from harness.server import EXAMPLES, ROOT, Server
+from harness.waiting import run_for
 
 PICTURES = ROOT / "docs/src/pictures"
 SECONDS = 60
@@ -109,7 +109,7 @@ def main(seconds: float):
         try:
             with Browser(Path(folder) / "profile", width=1400, height=830) as page:
                 page.open(f"http://{server.metrics}/dashboard")
-                time.sleep(seconds)
+                run_for("the page collects samples of the load", seconds)
                 page.picture(PICTURES / "live-page.png")
         finally:
             ended.set()
