@@ -328,7 +328,7 @@ model_metrics:
 
         for (line, expected) in [
             ("Orders.Count:1|#a:1,b:2,c:3", "has the dimensions [shop, Hostname], but [a, b, c] were given"),
-            ("Orders.Count:-1|#shop:a", "not by -1"),
+            ("Orders.Count:-1|#shop:a", "invalid increment -1"),
             ("Unknown.ms:1|#", "`Unknown` is not defined in metrics.yaml"),
             ("pharos_requests_total.Count:1|#", "recorded by the server itself"),
             ("Orders.Count:nan|#", "NaN"),
