@@ -122,6 +122,8 @@ fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
     answer(split(inherited.socket)?, inherited.memory, backends, |load| Cuda::new(load.device.clone()))
 }
 
+const PANICKED: &str = "the backend panicked; its state may be corrupt, so this process ends";
+
 /// Like [`serve`], with a given CUDA driver.
 fn answer(
     (mut reader, sender): (Reader, Sender),
@@ -160,9 +162,7 @@ fn answer(
                 }
                 cuda.check_after_failure(failed || open);
                 if panicked {
-                    return Err(std::io::Error::other(
-                        "the backend panicked; its state may be corrupt, so this process ends",
-                    ));
+                    return Err(std::io::Error::other(PANICKED));
                 }
             }
             ToWorker::Metrics(text) => instance.redefine_metrics(&text)?,
