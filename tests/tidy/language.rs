@@ -25,8 +25,9 @@ const EXTENSIONS: &[&str] = &["rs", "py", "md", "yaml", "yml", "toml", "proto", 
 
 /// Checks the lines of every file for the listed phrases.
 pub(crate) fn check(files: &[File]) -> Vec<String> {
+    let phrases = phrases();
     let judged = files.iter().filter(|file| is_judged(&file.path));
-    judged.flat_map(|file| file.text.lines().enumerate().filter_map(|line| judge(&file.path, line))).collect()
+    judged.flat_map(|file| file.text.lines().enumerate().filter_map(|line| judge(&phrases, &file.path, line))).collect()
 }
 
 fn is_judged(path: &str) -> bool {
@@ -34,17 +35,17 @@ fn is_judged(path: &str) -> bool {
     EXTENSIONS.contains(&extension) && !EXEMPT.contains(&path) && !path.contains("golden")
 }
 
-fn judge(path: &str, (index, line): (usize, &str)) -> Option<String> {
+fn judge(phrases: &[(&str, &str)], path: &str, (index, line): (usize, &str)) -> Option<String> {
     // `is None` is Python.
     let text = line.replace(" None", " ").to_ascii_lowercase();
-    let (phrase, advice) = phrases().find(|(phrase, _)| contains(&text, phrase))?;
+    let (phrase, advice) = phrases.iter().find(|(phrase, _)| contains(&text, phrase))?;
     Some(violation(path, index + 1, &format!("the phrase \"{phrase}\""), advice))
 }
 
 /// Returns each phrase with its better form.
-fn phrases() -> impl Iterator<Item = (&'static str, &'static str)> {
+fn phrases() -> Vec<(&'static str, &'static str)> {
     let rows = PHRASES.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
-    rows.filter_map(|row| row.split_once(" | "))
+    rows.filter_map(|row| row.split_once(" | ")).collect()
 }
 
 /// Returns whether the text contains the phrase as whole words.

@@ -161,8 +161,8 @@ where
         let account = CallAccount { received: self.service.now(), ending: Arc::default() };
         let route = of_grpc(request.uri().path());
         request.extensions_mut().insert(account.clone());
-        let path = request_log::is_enabled().then(|| request.uri().path().to_owned());
-        let (service, count) = (self.service.clone(), Account::new(Calls(self.service.clone()), route));
+        let logged = request_log::is_enabled().then(|| (request.uri().path().to_owned(), self.service.clone()));
+        let count = Account::new(Calls(self.service.clone()), route);
         let refused = self.refusal(route, &account, &request);
         let refused = refused.or_else(|| self.forward_headers(route, &account, &mut request));
         let call = refused.is_none().then(|| self.inner.call(request));
@@ -174,7 +174,7 @@ where
             let code = code_of(&response);
             account.end(count, code);
             let response = trace::sent(response);
-            if let Some(path) = path {
+            if let Some((path, service)) = logged {
                 request_log::answered("grpc", &path, code as u16, service.now().ns_since(account.received));
             }
             Ok(response)
