@@ -43,7 +43,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Starts a task that reads the worker's frames. `models` are the models that the worker may call.
+    /// Starts a task on the event loop of the link that reads the worker's frames. `models` are the models that the worker may call.
     pub(crate) fn start(
         link: SharedLink,
         driver: Arc<Driver>,
@@ -53,8 +53,8 @@ impl Session {
     ) -> mpsc::UnboundedReceiver<Event> {
         let (events, receiver) = mpsc::unbounded_channel();
         let calls = Calls::new(link.clone(), driver.clone(), models);
-        let session = Self { link, driver, instance, calls, cache, events, began: clock::now() };
-        tokio::spawn(session.run());
+        let session = Self { link: link.clone(), driver, instance, calls, cache, events, began: clock::now() };
+        link.event_loop.spawn(session.run());
         receiver
     }
 

@@ -35,6 +35,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::{Listener, Refused};
+use pharos_os::event_loops::EventLoops;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch as channel};
 use tower::Service;
@@ -153,12 +154,15 @@ pub struct Settings {
     pub cache: Option<Arc<Cache>>,
     /// Whether to add [`Peer`] to the extensions of each request.
     pub adds_peer: bool,
+    /// The event loops that serve the connections.
+    pub event_loops: EventLoops,
 }
 
 impl Settings {
     /// Clear text, with the default limits.
     pub fn new(listener: Listener) -> Self {
-        Self { listener, limits: Limits::default(), tls: None, cache: None, adds_peer: false }
+        let event_loops = EventLoops::default();
+        Self { listener, limits: Limits::default(), tls: None, cache: None, adds_peer: false, event_loops }
     }
 }
 
@@ -251,9 +255,15 @@ impl Shared {
         };
         let activity = self.watch.activity(stream.peer_addr().ok());
         let accepted = Accepted { shared: self.clone(), activity: activity.clone() };
-        let task = tokio::spawn(async move {
-            let _held = (permit, alive);
-            accepted.serve(stream, service, refused).await;
+        let event_loop = Arc::new(self.settings.event_loops.assign());
+        let assigned = event_loop.clone();
+        let task = event_loop.spawn(async move {
+            let _held = (permit, alive, assigned);
+            // The socket reports its events to the loop of this task from now on.
+            match stream.into_std().and_then(TcpStream::from_std) {
+                Ok(stream) => accepted.serve(stream, service, refused).await,
+                Err(error) => tracing::debug!(%error, "connection lost before it was served"),
+            }
         });
         self.watch.add(activity, task.abort_handle());
     }

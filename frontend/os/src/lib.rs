@@ -5,4 +5,5 @@ pub mod client;
 pub mod clock;
 pub mod descriptors;
 pub mod directories;
+pub mod event_loops;
 pub mod file_watch;

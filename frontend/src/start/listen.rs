@@ -22,6 +22,7 @@ use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::grpc::Limits as MessageLimits;
 use pharos_listener::{HttpVersions, Limits, Phase, PhaseReceiver, Tls, TlsFiles};
 use pharos_os::descriptors;
+use pharos_os::event_loops::EventLoops;
 use pharos_os::file_watch::{self, WatchedFiles};
 use pharos_telemetry::statsd;
 use pharos_torchserve::ServerAccess;
@@ -38,6 +39,8 @@ pub(super) struct Listeners<'a> {
     pub(super) hangup: Arc<Notify>,
     /// The memory limit of requests being received.
     pub(super) budget: Budget,
+    /// The event loops that serve connections, except those of metrics.
+    pub(super) event_loops: EventLoops,
 }
 
 impl Listeners<'_> {
@@ -159,7 +162,10 @@ impl Listeners<'_> {
             write: timeouts.write,
             ..Limits::default()
         };
-        listener::Settings { listener, limits, tls, cache: Some(self.engine.cache().clone()), adds_peer: false }
+        // A scrape takes long and must not delay the requests of an event loop.
+        let event_loops = if listener == Listener::Metrics { EventLoops::default() } else { self.event_loops.clone() };
+        let cache = Some(self.engine.cache().clone());
+        listener::Settings { listener, limits, tls, cache, adds_peer: false, event_loops }
     }
 
     /// Returns the TLS configuration of a listener, if enabled, and watches its files.

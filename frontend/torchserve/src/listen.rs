@@ -25,6 +25,7 @@ use pharos_listener::access::Access;
 use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
 use pharos_listener::{HttpVersions, Limits, PhaseReceiver, Tls, TlsFiles};
+use pharos_os::event_loops::EventLoops;
 
 /// The parts that the endpoints are built from.
 pub struct Start<S: Management, D> {
@@ -46,6 +47,8 @@ pub struct Start<S: Management, D> {
     pub server: ServerAccess,
     /// The memory budget for bodies that are being received.
     pub budget: Budget,
+    /// The event loops that serve connections, except those of metrics.
+    pub event_loops: EventLoops,
 }
 
 /// The access checks of the server's own ports, which TorchServe's ports apply too.
@@ -82,7 +85,7 @@ pub fn check_addresses(settings: &Settings) -> Result<(), String> {
 /// # Errors
 /// An address, a certificate or the key file is unusable.
 pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<JoinHandle<()>>, String> {
-    let Start { service, uncounted, kserve, metrics, settings, registry, phases, server, budget } = start;
+    let Start { service, uncounted, kserve, metrics, settings, registry, phases, server, budget, event_loops } = start;
     let failed = |what: &str, error: io::Error| format!("{what}: {error}");
     let tokens = settings.token.clone().map(Tokens::new).transpose();
     let tokens = tokens.map_err(|error| failed("cannot write the key file", error))?;
@@ -98,6 +101,7 @@ pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<Joi
         metrics,
         guard,
         budget,
+        event_loops,
         ids: Ids::new().map_err(|error| failed("cannot generate request ids", error))?,
         settings: settings.clone(),
     });
@@ -197,7 +201,9 @@ fn connections<S: Management>(
         (_, false) => None,
     };
     let cache = Some(shared.metrics.clone());
-    Ok(listener::Settings { listener, limits, tls, cache, adds_peer: true })
+    // A scrape takes long and must not delay the requests of an event loop.
+    let event_loops = if listener == Listener::Metrics { EventLoops::default() } else { shared.event_loops.clone() };
+    Ok(listener::Settings { listener, limits, tls, cache, adds_peer: true, event_loops })
 }
 
 fn bind(what: &str, key: &str, wanted: SocketAddr) -> Result<TcpListener, String> {

@@ -17,6 +17,8 @@ use pharos::wire::{OutputBlock, PREFIX, WireError, decode_to_worker, payload_len
 use tokio::net::UnixStream;
 
 use super::*;
+use pharos_os::event_loops::EventLoops;
+
 use crate::memory;
 use crate::scheduler::{DriverSettings, Timer, settings};
 use crate::wire::Link;
@@ -54,7 +56,7 @@ async fn world_of(config: &str) -> World {
     let (arenas, _, _) = memory::create().unwrap();
     let (ring, _, _) = Ring::create("m_0").unwrap();
     let (regions, _) = StdStream::pair().unwrap();
-    let link = Arc::new(Link::new(ours, regions.into(), (arenas, ring)));
+    let link = Arc::new(Link::new((ours, EventLoops::default().assign()), regions.into(), (arenas, ring)));
     driver.instance_ready(INSTANCE, link.clone());
     World { driver, link, worker }
 }

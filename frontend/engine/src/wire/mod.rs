@@ -25,6 +25,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Notify;
 
 use crate::memory::{Arenas, Lease};
+use pharos_os::event_loops::EventLoop;
 use pharos_telemetry::metrics::Ring;
 use readiness::Readiness;
 use regions::Regions;
@@ -38,6 +39,8 @@ pub(crate) struct Link {
     writer: OwnedWriteHalf,
     /// Taken by [`Link::run`].
     reader: Mutex<Option<OwnedReadHalf>>,
+    /// Serves the socket.
+    pub(crate) event_loop: EventLoop,
     pub(crate) arenas: Arenas,
     pub(crate) ring: Ring,
     regions: Regions,
@@ -59,12 +62,17 @@ struct Outbox {
 }
 
 impl Link {
-    /// Creates a link over a connected socket.
-    pub(crate) fn new(socket: UnixStream, regions: OwnedFd, (arenas, ring): (Arenas, Ring)) -> Self {
+    /// Creates a link over a connected socket and the event loop that serves it.
+    pub(crate) fn new(
+        (socket, event_loop): (UnixStream, EventLoop),
+        regions: OwnedFd,
+        (arenas, ring): (Arenas, Ring),
+    ) -> Self {
         let (reader, writer) = socket.into_split();
         Self {
             writer,
             reader: Mutex::new(Some(reader)),
+            event_loop,
             arenas,
             ring,
             regions: Regions::new(regions),
