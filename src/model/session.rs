@@ -72,7 +72,7 @@ impl ModelConfig {
             None => Ok(None),
             Some((_, word)) if ["1", "true", "on"].contains(&word.as_str()) => Ok(Some(true)),
             Some((_, word)) if ["0", "false", "off"].contains(&word.as_str()) => Ok(Some(false)),
-            Some((value, _)) => Err(wrong(key, value, "0, 1, true and false")),
+            Some((value, _)) => Err(wrong(key, value, "0, 1, true, false, on and off")),
         };
         let parallel = match parameter("execution_mode") {
             None | Some("0") => false,

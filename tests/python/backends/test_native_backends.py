@@ -274,7 +274,7 @@ def test_a_fault_of_the_library_fails_only_its_batch(served, what):
 
 
 UNLIKE = {
-    "wrong_datatype": ("INT32", [1, 1], "output 'OUT' is INT32, the configuration says FP32"),
+    "wrong_datatype": ("INT32", [1, 1], "output 'OUT' is INT32, but its configured datatype is FP32"),
     "wrong_rows": ("FP32", [2, 1], "output 'OUT' has shape [2, 1] for a batch of 1"),
 }
 """Outputs that differ from the configuration: their datatypes and shapes, and the error with `strict_output_types`."""

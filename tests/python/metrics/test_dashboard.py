@@ -102,6 +102,10 @@ def test_numbers_appear(loaded, page, scheme):
     shows(page, "tile-rate", r"^[1-9][\d.]*( k)?/s$")
     shows(page, "tile-latency", r"^[\d.]+ (µs|ms|s)$")
     shows(page, "tile-failures", r"^[1-9][\d.]*( k)?/s$")
+    shows(page, "label-failures", "^Failures, whole server$")
+    assert page.ask("document.getElementById('throughput').parentElement.firstChild.textContent") == (
+        "Requests per second to known models"
+    )
     shows(page, "tile-instances", r"^6 of 6$")
     shows(page, "models", r"simple\s+1\s+1 of 1 ready\s+[\d.]+( k)?/s\s")
     shows(page, "failures", r"MALFORMED\s+http\s+infer\s+[1-9]")

@@ -153,7 +153,7 @@ def test_an_output_unlike_its_configuration_is_counted_and_warned_of_once(served
     np.testing.assert_array_equal(output, values[1:])
     assert mismatches() == 4
     lines = [line for line in served.log.read_text().splitlines() if "strict_output_types" in line and "WARN" in line]
-    assert len(lines) == 1 and "the output is FP64, the configuration says FP32" in lines[0], lines
+    assert len(lines) == 1 and "the output is FP64, but its configured datatype is FP32" in lines[0], lines
     assert "data_type: TYPE_FP64" in lines[0] and "unlike" in lines[0] and "OUT" in lines[0]
 
 

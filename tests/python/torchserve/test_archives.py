@@ -168,7 +168,7 @@ def test_archives_of_every_form_and_place(tmp_path):
     of = lambda name: {key: text.replace("named", name).replace("%s", name) for key, text in content.items()}  # noqa: E731
     inside = {"top/" + key: text for key, text in of("inner").items()}
     archives = {"zip.mar": zipped(of("zip")), "tar.tar.gz": tarred(of("tar")), "inner.tar.gz": tarred(inside)}
-    web = {"/far.mar": zipped(of("far")), "/private/far.mar": zipped(of("private"))}
+    web = {"/far.mar": zipped(of("far")), "/net.mar": zipped(of("net")), "/private/far.mar": zipped(of("private"))}
 
     class Web(http.server.BaseHTTPRequestHandler):
         def do_GET(self):  # noqa: N802
@@ -193,7 +193,7 @@ def test_archives_of_every_form_and_place(tmp_path):
         (outside / name).parent.mkdir(parents=True, exist_ok=True)
         (outside / name).write_text(text)
     (tmp_path / "file.mar").write_bytes(zipped(of("file")))
-    allowed = f"allowed_urls=file://{tmp_path}/.*,{base}/far.mar,{base}/to/.*,{base}/none.mar\n"
+    allowed = f"allowed_urls=file://{tmp_path}/.*,{base}/far.mar,{base}/net.mar,{base}/to/.*,{base}/none.mar\n"
     with TorchServe(tmp_path / "own", archives, f"default_workers_per_model=1\n{allowed}", ["--models", "all"]) as server:
         for name in ("zip", "tar", "inner"):
             server.ready(name)
@@ -202,6 +202,7 @@ def test_archives_of_every_form_and_place(tmp_path):
             (f"file://{tmp_path}/file.mar", "file"),
             (str(outside), "folder"),
             (f"{base}/far.mar", "far"),
+            (f"{base}/to//127.0.0.1:{site.server_port}/net.mar", "net"),
             (f"{base}/to/far.mar", "again"),
         ):
             asked = {"model_name": "again"} if name == "again" else {}
@@ -214,6 +215,7 @@ def test_archives_of_every_form_and_place(tmp_path):
         for url, status, part in (
             (f"{base}/private/far.mar", 400, "does not match any allowed URL(s)"),
             (f"{base}/to/private/other.mar", 400, "does not match any allowed URL(s)"),
+            (f"{base}/to//localhost:{site.server_port}/far.mar", 400, "does not match any allowed URL(s)"),
             (f"{base}/none.mar", 400, "Failed to download archive from"),
             ("file:///etc/passwd", 400, "does not match any allowed URL(s)"),
             ("/etc", 400, "does not match any allowed URL(s)"),

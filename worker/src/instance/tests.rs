@@ -458,7 +458,8 @@ fn errors_leave_the_states_unchanged() {
     // A value that does not fit the configuration is not stored.
     let mut world = load(&builtin("append", rest), &[]).unwrap();
     let (done, _) = world.numbers(&[step(1, true, false)], vec![1, 1], &[5]);
-    assert_eq!(done.error.unwrap().message, "state output 'T' of model 'm' has shape [2], the configuration says [1]");
+    let expected = "state output 'T' of model 'm' has shape [2], but its configured shape is [1]";
+    assert_eq!(done.error.unwrap().message, expected);
 }
 
 #[test]

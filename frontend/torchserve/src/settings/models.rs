@@ -110,14 +110,20 @@ fn properties(
             "marName" => properties.mar_name = value.as_str().map(str::to_owned),
             _ => match (number_field(&mut properties, key), number(value)) {
                 (Some(field), Some(number)) => *field = Some(number),
-                (Some(_), None) => warn(format!("{key} is {value}; allowed are whole numbers; ignored")),
+                (Some(_), None) => {
+                    warn(format!("{key} is {value}; allowed are whole numbers from 0 to {}; ignored", u32::MAX))
+                }
                 (None, _) if NO_EFFECT.contains(&key.as_str()) => {}
-                (None, _) => warn(format!("unknown key {key} is ignored")),
+                (None, _) => warn(format!("unknown key {key}; allowed are {KEYS}; ignored")),
             },
         }
     }
     properties
 }
+
+/// The properties that have an effect.
+const KEYS: &str = "defaultVersion, marName, runtimeType, minWorkers, maxWorkers, batchSize, maxBatchDelay, responseTimeout \
+                    and startupTimeout";
 
 /// Properties that TorchServe also writes, but that have no effect here.
 const NO_EFFECT: [&str; 8] = [

@@ -73,8 +73,11 @@ fn reads_properties_of_model_versions() {
     assert!(slow.default_version && settings.model_properties("slow", "2.0").is_none());
     assert_eq!(settings.snapshot.first().and_then(|said| said.mar_name.as_deref()), Some("m.mar"));
     let texts: Vec<&str> = notes.iter().map(|noted| noted.text.as_str()).collect();
-    let parts =
-        ["'slow' 1.0: responseTimeout is -1", "'slow' 1.0: unknown key colour", "'odd', which is not an object"];
+    let parts = [
+        "'slow' 1.0: responseTimeout is -1; allowed are whole numbers from 0 to 4294967295; ignored",
+        "'slow' 1.0: unknown key colour; allowed are defaultVersion, ",
+        "'odd', which is not an object",
+    ];
     for part in parts {
         assert!(texts.iter().any(|text| text.contains(part)), "{part}: {texts:?}");
     }
