@@ -86,7 +86,7 @@ def fault(world: World):
         except RuntimeError as error:
             world.rows.check("the request fails", True, str(error)[:160])
         world.rows.check("another model answers", ask_plain(witness, "witness"))
-        answered(lambda: ask_number(server, 6) == 7, 60)
+        answered(lambda: ask_number(server, 6) == 7)
         world.rows.check("the model answers again", True)
         world.rows.check("one process was replaced", len(server.workers() - before) == 1, f"{server.workers() - before}")
         world.rows.check("another model still answers", ask_plain(witness, "witness"))
@@ -112,6 +112,6 @@ def killed(world: World):
             found = eventually("its memory is free", 8, lambda: (world.used_mib(),) if world.used_mib() < half else None)
             told = f"{before:.0f}, {loaded:.0f}, {found[0]:.0f} MiB before, loaded, killed"
             world.rows.check("its memory is free", loaded - before >= 2048, told)
-        answered(lambda: ask_number(server, 6) == 7, 60)
+        answered(lambda: ask_number(server, 6) == 7)
         world.rows.check("a new process answers", worker not in server.workers())
     return None

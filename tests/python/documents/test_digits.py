@@ -11,6 +11,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from harness.server import EXAMPLES, ROOT, Server
+from harness.waiting import DEADLINE_S
 
 HELD_OUT = np.load(ROOT / "examples/digits_held_out.npz")
 BATCH = 32
@@ -118,7 +119,7 @@ def test_classify_example(server, options):
     address = server.grpc if options else server.http
     paths = sorted((ROOT / "examples/images").glob("digit_*.pgm"))
     command = [sys.executable, str(ROOT / "examples/classify.py"), "--url", address, *options, *map(str, paths)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert len(lines) == 10

@@ -20,7 +20,7 @@ from harness.generate import one_to_one, parameters
 from harness.models import write
 from harness.server import EXAMPLES, ROOT, Server, total
 from harness.statistics import until_dispatched, until_received
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 sys.path.insert(0, str(ROOT / "examples"))
 
@@ -131,7 +131,7 @@ def test_a_failed_step_ends_the_others(server):
         ask(server, "fails_beside", [[1]])
     assert time.monotonic() - begun < HELD_S / 2
     fails = lambda: server.statistics("held")["inference_stats"]["fail"]["count"]  # noqa: E731
-    eventually("the other step is counted as failed", HELD_S / 2, lambda: fails() == before + 1)
+    eventually("the other step is counted as failed", lambda: fails() == before + 1, deadline_s=HELD_S / 2)
     assert time.monotonic() - begun < HELD_S
     failure = {"model": "fails_beside", "reason": "OTHER"}
     assert total(server.scrape(), "nv_inference_request_failure", **failure) == 1
@@ -147,11 +147,11 @@ def test_a_cancelled_call_ends_the_steps(server):
         first = success(server, "fp32")
         values = np.ones([1, 1], np.float32)
         call = client.async_infer("waits", [tensor(tritonclient.grpc, values)], lambda result, error: None)
-        eventually("the first step is done", 5, lambda: success(server, "fp32") > first)
+        eventually("the first step is done", lambda: success(server, "fp32") > first)
         begun = time.monotonic()
         call.cancel()
-        eventually("the ensemble is counted as cancelled", 2, lambda: cancelled("waits") == 1)
-        eventually("the step is counted as cancelled", 2, lambda: cancelled("held") == before + 1)
+        eventually("the ensemble is counted as cancelled", lambda: cancelled("waits") == 1)
+        eventually("the step is counted as cancelled", lambda: cancelled("held") == before + 1)
         assert time.monotonic() - begun < HELD_S / 2
 
 
@@ -254,7 +254,7 @@ def test_the_examples_command(server):
     """The command of docs/src/guides/ensembles.md."""
     command = [sys.executable, "examples/classify.py", "--pipeline", "--url", server.http]
     pictures = [f"examples/images/digit_{n}.pgm" for n in range(10)]
-    done = subprocess.run(command + pictures, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command + pictures, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     assert [line.split(": ")[1][0] for line in done.stdout.splitlines()] == [str(n) for n in range(10)]
 
@@ -295,8 +295,8 @@ def test_an_ensemble_is_as_ready_as_its_members(tmp_path):
         (worker,) = server.workers()
         subprocess.run(["kill", "-STOP", str(worker)], check=True)
         subprocess.run(["kill", "-KILL", str(worker)], check=True)
-        eventually("the ensemble is not ready", 10, lambda: not ready())
-        eventually("the ensemble is ready again", 20, ready)
+        eventually("the ensemble is not ready", lambda: not ready())
+        eventually("the ensemble is ready again", ready)
         assert ask(server, "one", [[1]]).as_numpy("Y").tolist() == [[1]]
         assert server.index()["one"] == [{"name": "one", "version": "1", "state": "READY"}]
 
@@ -336,7 +336,7 @@ def test_over_a_grpc_stream(server):
         client.start_stream(lambda result, error: answers.put(error or result))
         for model, number in [("together", 1), ("one", 2), ("fails", 3), ("one", 4)]:
             client.async_stream_infer(model, [tensor(tritonclient.grpc, np.array([[number]], np.float32))])
-        first, second, third, fourth = (answers.get(timeout=10) for _ in range(4))
+        first, second, third, fourth = (answers.get(timeout=DEADLINE_S) for _ in range(4))
         client.stop_stream()
     assert [answer.as_numpy("Y").tolist() for answer in (first, second, fourth)] == [[[2]], [[2]], [[4]]]
     assert "in ensemble 'fails', requested failure" in third.message()

@@ -25,7 +25,7 @@ from harness.sequence_models import config as sequence_model
 from harness.server import Server, binary
 from harness.statistics import dispatched, until_dispatched
 from harness.stream_models import REPEAT, build, model, pair, tensor
-from harness.waiting import eventually, every
+from harness.waiting import DEADLINE_S, eventually, every
 
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 TEN = np.arange(10, dtype=np.int32).reshape(1, 10)
@@ -245,7 +245,7 @@ def asynchronous(client, name: str, inputs: list, outputs: list):
     client.async_infer(name, inputs, lambda result, error: answers.put((result, error)), outputs=outputs)
 
     def wait():
-        result, error = answers.get(timeout=30)
+        result, error = answers.get(timeout=DEADLINE_S)
         if error:
             raise error
         return result
@@ -294,7 +294,7 @@ def test_streamed(server, memory):
         outputs = [want(client, "OUT", "stream", 40, 400), want(client, "IDX")]
         client.async_stream_infer("repeat", [put(client, "IN", few, "stream")], outputs=outputs)
         for index in range(3):
-            result, error = answers.get(timeout=30)
+            result, error = answers.get(timeout=DEADLINE_S)
             assert error is None and result.as_numpy("IDX").tolist() == [index]
             assert list(result.get_output("OUT").shape) == [1]
             assert result.get_response().raw_output_contents[0] == b""
@@ -302,12 +302,12 @@ def test_streamed(server, memory):
         small = [want(client, "OUT", "stream", 3, 400)]
         client.async_stream_infer("repeat", [put(client, "IN", few, "stream")], outputs=small)
         for _ in range(3):
-            _, error = answers.get(timeout=30)
+            _, error = answers.get(timeout=DEADLINE_S)
             assert "(3 bytes) should be at least 4 bytes" in str(error)
         client.async_stream_infer(
             "rows", [put(client, "I0", few[None], "stream")], outputs=[want(client, "O0", "stream", 12, 40)]
         )
-        result, error = answers.get(timeout=30)
+        result, error = answers.get(timeout=DEADLINE_S)
         assert error is None
         assert shm.get_contents_as_numpy(handle, np.int32, [3], 40).tolist() == [4, 5, 6]
         client.stop_stream()
@@ -378,7 +378,7 @@ def test_a_region_truncated_during_execution(server, client, memory):
             [put(client, "I0", large, inside, 1 << 18)],
             [want(client, "O0", outside, large.nbytes, 1 << 19)],
         )
-        eventually("the request is executed", 5, lambda: sample(server, "pharos_shared_memory_in_use") > 0)
+        eventually("the request is executed", lambda: sample(server, "pharos_shared_memory_in_use") > 0)
         until_dispatched(server, "slow", before + 1)
         os.truncate(f"/dev/shm/{key_of(handle)}", 4096)
         with pytest.raises(
@@ -428,7 +428,7 @@ def test_unregistered_in_use(server, client, memory):
     key = key_of(handle)
     fill(handle, TEN)
     wait = asynchronous(client, "slow", [put(client, "I0", TEN[0], "used")], [want(client, "O0", "used", 40, 40)])
-    eventually("the region is in use", 5, lambda: sample(server, "pharos_shared_memory_in_use") == 2)
+    eventually("the region is in use", lambda: sample(server, "pharos_shared_memory_in_use") == 2)
     client.unregister_system_shared_memory("used")
     assert list(regions(client)) == ["used"]
     infer(client, "rows", [put(client, "I0", TEN, "used")], [want(client, "O0", "used", 40, 40)])
@@ -443,7 +443,7 @@ def test_unregistered_in_use(server, client, memory):
     client.unregister_system_shared_memory()
     assert regions(client) == {}
     fails(client, "Unable to find shared memory region: 'used'", "rows", [put(client, "I0", TEN, "used")])
-    eventually("no process has it mapped", 5, lambda: not mapped(server, key))
+    eventually("no process has it mapped", lambda: not mapped(server, key))
     assert sample(server, "pharos_shared_memory_regions") == 0
 
 
@@ -492,7 +492,7 @@ def test_registered_again_under_load(server, client, memory):
     for thread in threads:
         thread.join()
     assert wrong == [] and seen[0] > 10, (seen, wrong[:3])
-    eventually("no process has a region mapped", 5, lambda: not mapped(server, "again"))
+    eventually("no process has a region mapped", lambda: not mapped(server, "again"))
 
 
 def test_truncated_and_grown_under_load(server, client, memory):
@@ -661,7 +661,7 @@ def test_after_a_worker_has_died(server, client, memory):
     os.kill(worker, signal.SIGKILL)
     fill(handle, TEN + 1, offset=0)
     fill(handle, TEN + 4)
-    eventually("another worker answers", 20, lambda: tried(ask))
+    eventually("another worker answers", lambda: tried(ask))
     assert (shm.get_contents_as_numpy(handle, np.int32, [10], 40) == TEN[0] + 4).all()
 
 

@@ -283,7 +283,7 @@ def test_pending_gauge(start):
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         futures = [pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [1])) for _ in range(16)]
         name = "nv_inference_pending_request_count"
-        highest = eventually("requests are pending", 5, lambda: total(server.scrape(), name, model="delay_200"))
+        highest = eventually("requests are pending", lambda: total(server.scrape(), name, model="delay_200"))
         assert 0 < highest <= 16
         assert {future.result()[0] for future in futures} == {200}
     assert total(server.scrape(), name, model="delay_200") == 0

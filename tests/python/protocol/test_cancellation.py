@@ -32,7 +32,7 @@ def busy(start, tmp_path):
     began = time.monotonic()
     with connect(server.http_port) as first:
         first.sendall(REQUEST)
-        eventually("one executes", 5, lambda: waiting(server) == 0 and executing(server))
+        eventually("one executes", lambda: waiting(server) == 0 and executing(server))
         yield server, began
         assert read_response(first)[0] == 200
     statistics = server.statistics("slow")
@@ -84,7 +84,7 @@ def grpc_deadline(server):
         for _ in range(3):
             client.async_infer("slow", [tensor], lambda result, error: errors.append(error), client_timeout=0.7)
         yield
-        eventually("three errors", 5, lambda: len(errors) == 3)
+        eventually("three errors", lambda: len(errors) == 3)
         assert {error.status() for error in errors} == {"StatusCode.DEADLINE_EXCEEDED"}
         yield
 
@@ -95,9 +95,9 @@ def test_cancelled_requests_leave_the_queue_at_once(busy, giving_up):
     server, began = busy
     steps = giving_up(server)
     next(steps)
-    eventually("three wait", 5, lambda: waiting(server) == 3)
+    eventually("three wait", lambda: waiting(server) == 3)
     next(steps)
-    eventually("none waits", 5, lambda: waiting(server) == 0)
+    eventually("none waits", lambda: waiting(server) == 0)
     assert time.monotonic() - began < BUSY_MS / 1000, "the instance was still busy"
     labels = {"model": "slow", "reason": "CANCELED"}
     assert total(server.scrape(), "nv_inference_request_failure", **labels) == 3

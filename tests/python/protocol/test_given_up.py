@@ -13,7 +13,7 @@ from harness.inference import one
 from harness.models import IO, write
 from harness.server import total
 from harness.statistics import until_dispatched
-from harness.waiting import eventually, pause_as_client
+from harness.waiting import DEADLINE_S, eventually, pause_as_client
 
 REQUEST = one("FP32", [1, 2], [1, 2])
 
@@ -52,7 +52,7 @@ def test_an_executing_request_is_cancelled(long):
     """The backend is notified that its only client has disconnected, and is free for the next request; the failure is counted."""
     with leave(long, "long"):
         until_dispatched(long, "long", 1)
-    eventually("it is counted", 5, lambda: gone(long, "long") == (1, 0))
+    eventually("it is counted", lambda: gone(long, "long") == (1, 0))
     statistics = long.statistics("long")["inference_stats"]
     assert statistics["fail"]["count"] == 1
     assert statistics["fail"]["ns"] < 30e9
@@ -61,10 +61,10 @@ def test_an_executing_request_is_cancelled(long):
 def test_a_request_behind_another_is_never_executed(long):
     """Three clients disconnect: one request executes, one is queued in the worker, one waits. None blocks the model."""
     connections = [leave(long, "long") for _ in range(3)]
-    eventually("two wait", 10, lambda: gone(long, "long")[1] == 2)
+    eventually("two wait", lambda: gone(long, "long")[1] == 2)
     for connection in reversed(connections):
         connection.close()
-    eventually("all are counted", 5, lambda: gone(long, "long") == (3, 0))
+    eventually("all are counted", lambda: gone(long, "long") == (3, 0))
     # One execution was interrupted and one was skipped, so both report almost no time.
     assert long.statistics("long")["inference_stats"]["fail"]["count"] == 3
 
@@ -77,7 +77,7 @@ def test_a_batch_continues_for_the_remaining_clients(long, start, tmp_path):
     until_dispatched(server, "two", 1)
     leaving.close()
     with staying:
-        staying.settimeout(20)
+        staying.settimeout(DEADLINE_S)
         assert staying.recv(1000).startswith(b"HTTP/1.1 200")
     assert server.statistics("two")["execution_count"] == 1
     # A cancelled request in an executing batch is answered like the others.
@@ -98,7 +98,7 @@ def test_a_deadline_ends_a_request(long):
     with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
         grpc_request(long, client_timeout=1)
     assert time.monotonic() - started < 5
-    eventually("it is counted", 5, lambda: gone(long, "long") == (1, 0))
+    eventually("it is counted", lambda: gone(long, "long") == (1, 0))
 
 
 def test_a_cancelled_call_ends_its_request(long):
@@ -107,10 +107,10 @@ def test_a_cancelled_call_ends_its_request(long):
         tensor = tritonclient.grpc.InferInput("INPUT0", [1, 2], "FP32")
         tensor.set_data_from_numpy(np.ones((1, 2), np.float32))
         calls = [client.async_infer("long", [tensor], callback=lambda result, error: None) for _ in range(4)]
-        eventually("three wait", 10, lambda: gone(long, "long")[1] == 3)
+        eventually("three wait", lambda: gone(long, "long")[1] == 3)
         for call in calls:
             call.cancel()
-        eventually("all are counted", 5, lambda: gone(long, "long") == (4, 0))
+        eventually("all are counted", lambda: gone(long, "long") == (4, 0))
 
 
 def test_nothing_is_leaked(long):
@@ -121,6 +121,6 @@ def test_nothing_is_leaked(long):
             pause_as_client(0.01)
         connection.close()
     for model in ["long", "batching"]:
-        eventually("nothing is pending", 20, lambda model=model: gone(long, model)[1] == 0)
+        eventually("nothing is pending", lambda model=model: gone(long, model)[1] == 0)
         used = "pharos_arena_used_bytes"
-        eventually("nothing is held", 5, lambda model=model: total(long.scrape(), used, model=model) == 0)
+        eventually("nothing is held", lambda model=model: total(long.scrape(), used, model=model) == 0)

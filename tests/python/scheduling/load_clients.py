@@ -14,11 +14,10 @@ import time
 
 import grpc
 
-from harness.waiting import pause_as_async_client
+from harness.waiting import DEADLINE_S, pause_as_async_client
 from harness.wire import grpc_infer, grpc_tensor
 
 PAUSE_S = 1.0
-DEADLINE_S = 30
 REFUSED = "Exceeds maximum queue size"
 
 

@@ -20,7 +20,7 @@ import pytest
 from harness.generate import model, one_to_one
 from harness.inference import one
 from harness.server import ROOT, total
-from harness.waiting import eventually, pause_as_client, run_for
+from harness.waiting import DEADLINE_S, eventually, pause_as_client, run_for
 from harness.wire import grpc_infer, grpc_tensor
 from scheduling.load_clients import REFUSED
 
@@ -42,7 +42,7 @@ class HttpProbe:
         self.path, self.server, self.body = f"/v2/models/{name}/infer", server, json.dumps(one("FP32", [1, 2], [1, 2]))
         self.idle, self.waiting = [], []
         for _ in range(64):
-            connection = http.client.HTTPConnection(server.http, timeout=30)
+            connection = http.client.HTTPConnection(server.http, timeout=DEADLINE_S)
             connection.connect()
             self.idle.append(connection)
 
@@ -66,7 +66,7 @@ class HttpProbe:
 
     def is_refused(self, connection) -> bool:
         """Reads an answer; returns whether it is a refusal."""
-        connection.sock.settimeout(30)
+        connection.sock.settimeout(DEADLINE_S)
         response = connection.getresponse()
         text = response.read().decode()
         assert response.status == 200 or (response.status == 503 and REFUSED in text), text
@@ -97,11 +97,11 @@ class GrpcProbe:
 
     def baseline(self):
         """Sends a request that never waits."""
-        self.live(b"", timeout=30)
+        self.live(b"", timeout=DEADLINE_S)
 
     def ask(self) -> bool:
         """Sends one request; returns whether it was refused. A request that waits in the queue is set aside."""
-        call = self.infer.future(self.request, timeout=30)
+        call = self.infer.future(self.request, timeout=DEADLINE_S)
         try:
             return self.is_refused(call.exception(ACCEPTED_S))
         except grpc.FutureTimeoutError:
@@ -116,7 +116,7 @@ class GrpcProbe:
     def late(self) -> int:
         """Returns how many of the requests that were set aside were refused in the end."""
         waiting, self.waiting = self.waiting, []
-        return sum(self.is_refused(call.exception(30)) for call in waiting)
+        return sum(self.is_refused(call.exception(DEADLINE_S)) for call in waiting)
 
     def close(self):
         """Disconnects."""
@@ -169,7 +169,7 @@ def clients(protocol: str, address: str, name: str):
             yield process
         finally:
             process.stdin.close()
-            process.wait(30)
+            process.wait(DEADLINE_S)
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def test_a_thousand_clients_and_a_queue_limit(start, tmp_path, protocol):
     assert statistics["success"]["count"] == counts["ok"] + accepted
     assert statistics["fail"]["count"] == 0
     pending = "nv_inference_pending_request_count"
-    eventually("nothing waits", 5, lambda: total(server.scrape(), pending, model=name) == 0)
+    eventually("nothing waits", lambda: total(server.scrape(), pending, model=name) == 0)
     # The last percent is the machine's: when it is busy, a few of either kind wait for a processor.
     assert percentile(refusals, 0.9) < LIMIT_S + percentile(baseline, 0.9)
     assert percentile(refusals, 0.99) < ACCEPTED_S

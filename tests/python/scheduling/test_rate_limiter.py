@@ -14,7 +14,7 @@ from harness.processes import held
 from harness.sequence_models import config as sequence_config
 from harness.server import Server, total
 from harness.statistics import dispatched, until_dispatched, until_received
-from harness.waiting import eventually, holds_for, run_for
+from harness.waiting import DEADLINE_S, eventually, holds_for, run_for
 from scheduling.resources import REQUEST, Load, config, delay, group
 
 ON = "--rate-limit=execution_count"
@@ -50,7 +50,7 @@ def executions(server, model: str) -> int:
 
 
 def check_released(server, name="R", device="global"):
-    eventually(f"all of {name} is released", 5, lambda: resource(server, name, device, "used") == 0)
+    eventually(f"all of {name} is released", lambda: resource(server, name, device, "used") == 0)
 
 
 @pytest.mark.alone
@@ -94,7 +94,7 @@ def test_executions_are_shared_by_priority(serve):
     server = serve(models, ON)
     # Each model has more clients than a batch has requests, so that requests wait when its batch ends.
     with Load(server, models, clients=8) as load:
-        eventually("200 executions", 20, lambda: sum(executions(server, model) for model in models) >= 200)
+        eventually("200 executions", lambda: sum(executions(server, model) for model in models) >= 200)
         counts = {model: executions(server, model) for model in models}
     assert {status for answers in load.answers.values() for status in answers} == {200}
     assert counts["p1"] == pytest.approx(2 * counts["p2"], rel=0.15)
@@ -110,10 +110,10 @@ def test_waiting_batches_grow(serve):
         waiting = ("pharos_rate_limiter_waiting_instances", (("model", "batched"), ("version", "1")))
         with held(server, "holder"):
             first = pool.submit(server.infer, "holder", REQUEST)
-            eventually("the resource is held", 60, lambda: resource(server, "R", "global", "used") == 1)
+            eventually("the resource is held", lambda: resource(server, "R", "global", "used") == 1)
             others = [pool.submit(server.infer, "batched", REQUEST) for _ in range(4)]
             until_received(server, "batched", 4)
-            eventually("an instance waits", 60, lambda: server.scrape()[waiting] == 1)
+            eventually("an instance waits", lambda: server.scrape()[waiting] == 1)
         assert [request.result()[0] for request in [first, *others]] == [200] * 5
     assert [(entry["batch_size"], entry["compute_infer"]["count"]) for entry in server.statistics("batched")["batch_stats"]] == [(4, 1)]
 
@@ -144,7 +144,7 @@ def test_unsatisfiable_resources_fail_the_load(serve, models, options, reason):
     models = {name: config("identity", groups) for name, groups in models.items()}
     good = {"good": config("identity", group("R 1 global" if options else "Q 1"))}
     server = serve(models | good, ON, "--exit-on-error=false", "--strict-readiness=false", *options)
-    eventually("the load has failed", 20, lambda: "going on without m" in server.log_tail())
+    eventually("the load has failed", lambda: "going on without m" in server.log_tail())
     assert server.index()["m"][0]["state"] == "UNAVAILABLE"
     assert server.index()["m"][0]["reason"] == reason
     assert server.infer("good", REQUEST)[0] == 200
@@ -160,7 +160,7 @@ def test_explicit_limits(serve):
             requests = [pool.submit(server.infer, model, REQUEST) for model in models]
             for model in models:
                 until_received(server, model, 1)
-            eventually("two instances execute", 60, lambda: resource(server, "R", "0", "used") == 4)
+            eventually("two instances execute", lambda: resource(server, "R", "0", "used") == 4)
             execute = lambda: sum(dispatched(server, model) for model in models)  # noqa: E731
             holds_for("the third instance waits", 0.2, lambda: execute() == 2)
         assert {request.result()[0] for request in requests} == {200}
@@ -170,7 +170,7 @@ def test_explicit_limits(serve):
 @pytest.mark.parametrize("value", ["R", "R:1:2:3", "R:x"])
 def test_bad_flags_end_the_start(serve, value):
     server = serve({}, f"--rate-limit-resource={value}", launch_only=True)
-    assert server.process.wait(10) == 2
+    assert server.process.wait(DEADLINE_S) == 2
     text = "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. Got " + value
     assert text in server.log_tail()
 
@@ -181,16 +181,16 @@ def test_a_killed_worker_releases_its_resource(serve):
     server = serve(models, ON)
     with Load(server, models) as load:
         for _ in range(6):
-            eventually("the resource is held", 5, lambda: resource(server, "R", "global", "used") == 1)
+            eventually("the resource is held", lambda: resource(server, "R", "global", "used") == 1)
             for pid in list(server.workers())[:1]:
                 os.kill(pid, signal.SIGKILL)
             run_for("both models execute between two kills", 0.3)
         before = {model: len(answers) for model, answers in load.answers.items()}
-        eventually("both models execute", 20, lambda: all(len(load.answers[m]) > before[m] + 10 for m in models))
+        eventually("both models execute", lambda: all(len(load.answers[m]) > before[m] + 10 for m in models))
     statuses = [status for answers in load.answers.values() for status in answers]
     assert statuses.count(200) > 50 and set(statuses) <= {200, 503}
     check_released(server)
-    eventually("all instances are ready", 20, lambda: server.get("/v2/health/ready")[0] == 200)
+    eventually("all instances are ready", lambda: server.get("/v2/health/ready")[0] == 200)
     assert [server.infer(model, REQUEST)[0] for model in models] == [200, 200]
 
 
@@ -202,13 +202,13 @@ def test_a_cancelled_request_leaves_the_queue(serve):
     server = serve({"a": delay(600, group("R 1 global")), "b": delay(1, group("R 1 global"))}, ON)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.infer, "a", REQUEST)
-        eventually("the resource is held", 5, lambda: resource(server, "R", "global", "used") == 1)
+        eventually("the resource is held", lambda: resource(server, "R", "global", "used") == 1)
         connection = http.client.HTTPConnection(server.http)
         connection.request("POST", "/v2/models/b/infer", json.dumps(REQUEST))
         waiting = ("pharos_rate_limiter_waiting_instances", (("model", "b"), ("version", "1")))
-        eventually("the request waits", 5, lambda: server.scrape()[waiting] == 1)
+        eventually("the request waits", lambda: server.scrape()[waiting] == 1)
         connection.close()
-        eventually("the request is removed", 5, lambda: server.scrape()[waiting] == 0)
+        eventually("the request is removed", lambda: server.scrape()[waiting] == 0)
         assert not first.done() and first.result()[0] == 200
     check_released(server)
     assert executions(server, "b") == 0
@@ -242,7 +242,7 @@ def test_instances_by_group(serve):
         with held(server):
             requests = [pool.submit(server.infer, "m", REQUEST) for _ in range(5)]
             until_received(server, "m", 5)
-            eventually("four instances execute", 60, lambda: at_work() >= active)
+            eventually("four instances execute", lambda: at_work() >= active)
             assert at_work() == active, "passive instances do not execute"
         assert {request.result()[0] for request in requests} == {200}
 

@@ -38,7 +38,7 @@ def home(tmp_path_factory):
     server.archive("fails")
     with server:
         for model in ("m", "streams"):
-            eventually(f"{model} is ready", 30, lambda: server.predict(model, b"pid")[0] == 200)
+            eventually(f"{model} is ready", lambda: server.predict(model, b"pid")[0] == 200)
         yield server
 
 
@@ -132,10 +132,10 @@ def test_unknown_paths_and_models(home, method, path, expected):
     ],
 )
 def test_failures_of_handlers_have_torchserves_codes(home, body, expected):
-    eventually("m is ready", 30, lambda: home.predict("m", b"pid")[0] == 200)
+    eventually("m is ready", lambda: home.predict("m", b"pid")[0] == 200)
     status, answer = home.predict("m", body)
     assert (status, error(answer)) == (expected[0], expected)
-    eventually("m is ready again", 30, lambda: home.predict("m", b"pid")[0] == 200)
+    eventually("m is ready again", lambda: home.predict("m", b"pid")[0] == 200)
 
 
 def test_a_handler_that_hangs_affects_only_its_worker(home):
@@ -144,7 +144,7 @@ def test_a_handler_that_hangs_affects_only_its_worker(home):
     status, answer = home.predict("late", b"sleep 60")
     assert error(answer) == (500, "InternalServerException", "Worker died.")
     assert 0.9 < time.monotonic() - began < 6
-    eventually("the worker is restarted", 30, lambda: home.predict("late", b"pid")[0] == 200)
+    eventually("the worker is restarted", lambda: home.predict("late", b"pid")[0] == 200)
     assert home.manage("DELETE", "/models/late")[0] == 200
 
 
@@ -217,7 +217,7 @@ def test_a_model_is_registered_scaled_and_unregistered(home):
     assert home.manage("PUT", "/models/q?min_worker=0&synchronous=true")[0] == 200
     assert home.predict("q")[0] == 503
     assert home.manage("PUT", "/models/q?min_worker=1") == (202, {"status": "Processing worker updates..."})
-    eventually("q is ready", 30, lambda: home.predict("q", b"pid")[0] == 200)
+    eventually("q is ready", lambda: home.predict("q", b"pid")[0] == 200)
     conflict = {"code": 409, "type": "ConflictStatusException", "message": "Model version 1.0 is already registered for model q"}
     assert home.manage("POST", f"/models?url={url}") == (409, conflict)
     assert home.manage("DELETE", "/models/q") == (200, {"status": 'Model "q" unregistered'})
@@ -359,7 +359,7 @@ def test_requests_are_counted_by_class_and_by_url(home):
 def test_the_access_log_has_each_request(home):
     home.ask("GET", "/ping?x=1")
     line = r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - /127\.0\.0\.1:\d+ "GET /ping\?x=1 HTTP/1\.1" 200 \d+$'
-    eventually("a line about the request", 5, lambda: re.search(line, home.access(), re.M))
+    eventually("a line about the request", lambda: re.search(line, home.access(), re.M))
 
 
 @pytest.mark.smoke
@@ -441,7 +441,7 @@ def test_one_address_may_serve_everything(tmp_path):
     (tmp_path / "config.properties").write_text(text)
     server.archive("m")
     with server:
-        eventually("m is ready", 30, lambda: server.predict("m", b"pid")[0] == 200)
+        eventually("m is ready", lambda: server.predict("m", b"pid")[0] == 200)
         for path in ("/ping", "/models/m", "/metrics", "/v1/models/m", "/v2/models/m/ready", "/v2/models/m"):
             assert server.ask("GET", path)[0] == 200, path
         assert server.ask("POST", "/models/m/invoke", b"bytes")[2] == b"\x00\xff"
