@@ -102,17 +102,16 @@ def test_tritonclient_aio(server):
 
 def test_responses_are_sent_as_they_are_made(server):
     """The first response arrives long before the last is computed, also as server-sent events."""
+    answered = inference(server, "chain")["success"]["count"]
     with connect(server.http_port) as connection:
-        began = time.monotonic()
-        body = json.dumps({"IN": [1, 2, 3], "DELAY": [0, 300, 300]}).encode()
+        body = json.dumps({"IN": [1, 2, 3], "DELAY": [0, 2000, 0]}).encode()
         connection.sendall(post("/v2/models/chain/generate_stream", body))
         text = b""
         while b'"OUT":1,' not in text:
             text += connection.recv(4096)
-        assert time.monotonic() - began < 0.25
+        assert inference(server, "chain")["success"]["count"] == answered and b'"OUT":2,' not in text
         while b'"OUT":3,' not in text:
             text += connection.recv(4096)
-        assert time.monotonic() - began > 0.55
 
 
 def test_interfaces_with_one_answer(server):
@@ -185,34 +184,32 @@ def canceled(server, name: str) -> float:
 
 @pytest.mark.parametrize("way", ["grpc cancel", "grpc disconnect", "http disconnect"])
 def test_a_client_disconnect_ends_all_steps(server, way):
-    """Within the stream: ends the producer, which would run for 20 s, and the dependent request, which would take 3 s."""
+    """Within the stream: ends the producer, which would run for ten minutes, and the dependent request."""
     names = ("waits", "repeat", "slower")
     before = {name: canceled(server, name) for name in names}
     elements = list(range(1000))
     answered = inference(server, "slower")["success"]["count"]
     if way == "http disconnect":
         with connect(server.http_port) as connection:
-            body = json.dumps({"IN": elements, "DELAY": [20] * 1000}).encode()
+            body = json.dumps({"IN": elements, "DELAY": [20] + [600] * 999}).encode()
             connection.sendall(post("/v2/models/waits/generate_stream", body))
             eventually("the first response", lambda: inference(server, "slower")["success"]["count"] > answered)
     else:
         with grpc.insecure_channel(server.grpc) as channel:
-            call = stub(channel).ModelStreamInfer(iter([asked("waits", elements, delay_ms=20)]))
+            call = stub(channel).ModelStreamInfer(iter([asked("waits", elements, delay_ms=600)]))
             assert read(next(call)) == ("a", 0)
             if way == "grpc cancel":
                 call.cancel()
-    began = time.monotonic()
     eventually("all requests are cancelled", lambda: all(canceled(server, name) > before[name] for name in names))
     assert canceled(server, "waits") == before["waits"] + 1
     assert server.ask("POST", "/v2/models/chain/generate", '{"IN":1}')[0] == 200
-    assert time.monotonic() - began < 2.5
 
 
 def test_a_failure_ends_the_producer(server):
     """A failed step ends the request at once, and cancels the member that produced the failed step's input."""
-    before, began = canceled(server, "repeat"), time.monotonic()
-    [answer] = values(server, asked("fails_behind", range(1000), delay_ms=20))
-    assert answer == ("a", "in ensemble 'fails_behind', requested failure") and time.monotonic() - began < 2
+    before = canceled(server, "repeat")
+    [answer] = values(server, asked("fails_behind", range(1000), delay_ms=600))
+    assert answer == ("a", "in ensemble 'fails_behind', requested failure")
     eventually("the producer is cancelled", lambda: canceled(server, "repeat") == before + 1)
 
 

@@ -18,8 +18,9 @@ from ensembles import runner as ensembles
 from ensembles.ensemble_tables import SERVING, Ensemble, chain, step
 from harness.generate import one_to_one, parameters
 from harness.models import write
+from harness.processes import held
 from harness.server import EXAMPLES, ROOT, Server, total
-from harness.statistics import until_dispatched, until_received
+from harness.statistics import dispatched, until_dispatched, until_received
 from harness.waiting import DEADLINE_S, eventually
 
 sys.path.insert(0, str(ROOT / "examples"))
@@ -27,7 +28,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 STEP, OVERHEAD = "pharos_ensemble_step_duration_us", "pharos_ensemble_overhead_duration_us"
 DELAY_S = 0.3
 """Execution time of a batch in the member `slow`."""
-HELD_S = 3
+HELD_S = 600
 """Execution time of a batch in the member `held`, unless it is cancelled."""
 
 TOP = Ensemble("cached", chain("fp32", "slow"), more="response_cache { enable: true }\n")
@@ -88,20 +89,20 @@ def success(server, model: str) -> int:
     return server.statistics(model)["inference_stats"]["success"]["count"]
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
 def test_independent_steps_run_concurrently(server, module):
-    """Two independent steps of 300 ms take 300 ms; the members' sums are 600 ms."""
+    """The second of two independent steps begins before the first ends; the ensemble's execution time is the members' sum."""
     before = server.statistics("together")["inference_stats"]
-    begun = time.monotonic()
-    result = ask(server, "together", [[1, 2]], module)
-    took = time.monotonic() - begun
-    assert result.as_numpy("Y").tolist() == [[2, 4]]
-    assert DELAY_S <= took < 1.7 * DELAY_S
+    sent = {name: dispatched(server, name) for name in ("slow", "slow_too")}
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with held(server, "slow", "slow_too"):
+            result = pool.submit(ask, server, "together", [[1, 2]], module)
+            for name, count in sent.items():
+                until_dispatched(server, name, count + 1)
+        assert result.result().as_numpy("Y").tolist() == [[2, 4]]
     after = server.statistics("together")["inference_stats"]
     grown = {key: after[key]["ns"] - before[key]["ns"] for key in after}
-    assert grown["compute_infer"] >= 2 * DELAY_S * 1e9 > grown["success"] >= DELAY_S * 1e9
-    assert grown["queue"] < 0.1 * DELAY_S * 1e9
+    assert grown["compute_infer"] >= 2 * DELAY_S * 1e9 and grown["success"] >= DELAY_S * 1e9
 
 
 def test_steps_that_are_not_needed_do_not_run(server):
@@ -126,13 +127,10 @@ def test_requests_of_an_ensemble_share_a_members_batch(server):
 def test_a_failed_step_ends_the_others(server):
     """The answer does not wait for the step concurrent with the failed one; that step is cancelled."""
     before = server.statistics("held")["inference_stats"]["fail"]["count"]
-    begun = time.monotonic()
     with pytest.raises(InferenceServerException, match="in ensemble 'fails_beside', requested failure"):
         ask(server, "fails_beside", [[1]])
-    assert time.monotonic() - begun < HELD_S / 2
     fails = lambda: server.statistics("held")["inference_stats"]["fail"]["count"]  # noqa: E731
-    eventually("the other step is counted as failed", lambda: fails() == before + 1, deadline_s=HELD_S / 2)
-    assert time.monotonic() - begun < HELD_S
+    eventually("the other step is counted as failed", lambda: fails() == before + 1)
     failure = {"model": "fails_beside", "reason": "OTHER"}
     assert total(server.scrape(), "nv_inference_request_failure", **failure) == 1
 
@@ -148,11 +146,9 @@ def test_a_cancelled_call_ends_the_steps(server):
         values = np.ones([1, 1], np.float32)
         call = client.async_infer("waits", [tensor(tritonclient.grpc, values)], lambda result, error: None)
         eventually("the first step is done", lambda: success(server, "fp32") > first)
-        begun = time.monotonic()
         call.cancel()
         eventually("the ensemble is counted as cancelled", lambda: cancelled("waits") == 1)
         eventually("the step is counted as cancelled", lambda: cancelled("held") == before + 1)
-        assert time.monotonic() - begun < HELD_S / 2
 
 
 @pytest.mark.smoke
@@ -193,9 +189,7 @@ def test_a_cache_hit_runs_no_step(server):
     """The second of two equal requests reaches no member, and only the ensemble counts a hit."""
     first = ask(server, "cached", [[5, 6]], request_id="one")
     counts = {name: success(server, name) for name in ("fp32", "slow")}
-    begun = time.monotonic()
     second = ask(server, "cached", [[5, 6]], request_id="two")
-    assert time.monotonic() - begun < DELAY_S
     assert second.as_numpy("Y").tolist() == first.as_numpy("Y").tolist() == [[5, 6]]
     assert second.get_response()["id"] == "two"
     assert {name: success(server, name) for name in counts} == counts

@@ -7,7 +7,6 @@ import os
 import queue
 import signal
 import socket
-import time
 
 import h2.config
 import h2.connection
@@ -225,20 +224,19 @@ def test_grpc_connections_get_goaway(server):
     ends_well(server)
 
 
-def test_a_second_signal_aborts_the_drain(server):
+def test_a_second_signal_aborts_the_drain(start, repository):
     """The exit code is 1, because requests are unfinished."""
+    server = start([], "--exit-timeout-secs=600", repository=repository)
     with tritonclient.http.InferenceServerClient(server.http) as client:
         client.infer("direct", step(tritonclient.http, 1), sequence_id=7, sequence_start=True)
     begin_exit(server)
-    begun = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(DEADLINE_S) == 1
-    assert time.monotonic() - begun < 10
 
 
 def test_a_second_signal_kills_hanging_workers(start):
     """A hanging batch is not awaited: its request is refused and its worker killed."""
-    server = start(["hang"])
+    server = start(["hang"], "--exit-timeout-secs=600")
     with socket.create_connection(("127.0.0.1", server.http_port)) as client:
         body = json.dumps(one("UINT8", [1], [1]))
         head = f"POST /v2/models/hang/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -246,11 +244,9 @@ def test_a_second_signal_kills_hanging_workers(start):
         workers = server.workers()
         eventually("the request is accepted", lambda: total(server.scrape(), "ts_inference_requests_total") >= 1)
         server.process.send_signal(signal.SIGTERM)
-        eventually("the drain has begun", lambda: "waiting up to 30 s" in server.log.read_text())
-        begun = time.monotonic()
+        eventually("the drain has begun", lambda: "waiting up to 600 s" in server.log.read_text())
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(DEADLINE_S) == 1
-        assert time.monotonic() - begun < 3
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
     eventually("the workers are gone", lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers))
 

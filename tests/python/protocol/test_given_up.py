@@ -1,7 +1,6 @@
 """Requests that clients cancel: in the queue, behind an executing batch, and during execution."""
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -11,9 +10,10 @@ from tritonclient.utils import InferenceServerException
 from harness.connections import connect, post
 from harness.inference import one
 from harness.models import IO, write
+from harness.processes import held
 from harness.server import total
 from harness.statistics import until_dispatched
-from harness.waiting import DEADLINE_S, eventually, pause_as_client
+from harness.waiting import eventually, pause_as_client
 
 REQUEST = one("FP32", [1, 2], [1, 2])
 
@@ -42,9 +42,9 @@ def gone(server, model: str) -> tuple:
 
 @pytest.fixture
 def long(start, tmp_path):
-    """A server with a model that takes a minute, and one that batches."""
-    folder = write(tmp_path / "models", "long", slow(60))
-    write(folder, "batching", slow(60, 2, "dynamic_batching { max_queue_delay_microseconds: 100000 }"))
+    """A server with a model that takes ten minutes, and one that batches."""
+    folder = write(tmp_path / "models", "long", slow(600))
+    write(folder, "batching", slow(600, 2, "dynamic_batching { max_queue_delay_microseconds: 100000 }"))
     return start([], repository=folder)
 
 
@@ -71,13 +71,13 @@ def test_a_request_behind_another_is_never_executed(long):
 
 def test_a_batch_continues_for_the_remaining_clients(long, start, tmp_path):
     """One of two clients of a batch disconnects; the other gets its answer as usual."""
-    folder = write(tmp_path / "two", "two", slow(1, 2, "dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 5000000 }"))
+    folder = write(tmp_path / "two", "two", slow(1, 2, "dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 600000000 }"))
     server = start([], repository=folder)
-    leaving, staying = leave(server, "two"), leave(server, "two")
-    until_dispatched(server, "two", 1)
-    leaving.close()
+    with held(server, "two"):
+        leaving, staying = leave(server, "two"), leave(server, "two")
+        until_dispatched(server, "two", 1)
+        leaving.close()
     with staying:
-        staying.settimeout(DEADLINE_S)
         assert staying.recv(1000).startswith(b"HTTP/1.1 200")
     assert server.statistics("two")["execution_count"] == 1
     # A cancelled request in an executing batch is answered like the others.
@@ -94,10 +94,8 @@ def grpc_request(server, **options):
 
 def test_a_deadline_ends_a_request(long):
     """gRPC's deadline, sent by the client and enforced by the server: the request ends when it has passed."""
-    started = time.monotonic()
     with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
         grpc_request(long, client_timeout=1)
-    assert time.monotonic() - started < 5
     eventually("it is counted", lambda: gone(long, "long") == (1, 0))
 
 

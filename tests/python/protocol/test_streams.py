@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from harness.connections import connect, post
 from harness.peers import missing
-from harness.processes import memory
+from harness.processes import held, instance, memory
 from harness.server import Server, total
 from harness.statistics import dispatched, until_dispatched
 from harness.stream_models import COMPARED, OWN, build
@@ -37,7 +37,7 @@ FAILURES = "nv_inference_request_failure"
 def streams(tmp_path_factory):
     """A server with all models."""
     folder = tmp_path_factory.mktemp("streams")
-    options = ["--worker-execution-timeout-secs=2"]
+    options = ["--worker-execution-timeout-secs=5"]
     with Server(folder, [build(folder / "models", COMPARED | OWN)], options) as running:
         yield running
 
@@ -85,17 +85,16 @@ def test_responses_leave_as_they_are_produced(streams):
     got = Collected()
     with tritonclient.grpc.InferenceServerClient(streams.grpc) as client:
         client.start_stream(got)
-        began = time.monotonic()
-        client.async_stream_infer("repeat", repeat_inputs([1, 2, 3], delay_ms=250), request_id="a")
+        client.async_stream_infer("repeat", repeat_inputs([1, 2, 3], delay_ms=1000), request_id="a")
         tensor = tritonclient.grpc.InferInput("I0", [1], "INT32")
         tensor.set_data_from_numpy(np.array([9], np.int32))
         client.async_stream_infer("any", [tensor], request_id="ordinary")
         eventually("the ordinary answer", lambda: "ordinary" in got.finals)
-        assert time.monotonic() - began < 0.25, "it waited for the decoupled one"
+        assert "a" not in got.values, "it waited for the decoupled one"
         eventually("three responses", lambda: len(got.values.get("a", [])) == 3)
         client.stop_stream()
-    first, second, third = got.when["a"]
-    assert 0.25 <= first - began < 0.45 and second - first > 0.15 and third - second > 0.15
+    first, _, third = got.when["a"]
+    assert third - first > 0.5, "they would arrive together if the server sent them after the last"
 
 
 @pytest.mark.smoke
@@ -246,6 +245,8 @@ def open_streams(server) -> dict:
 
 
 LONG = list(range(1000))
+DELAYS = [20] + [600] * 999
+"""Milliseconds before each response: ten minutes in all."""
 
 
 def canceled(server, model: str) -> float:
@@ -259,10 +260,10 @@ def test_a_client_that_leaves_in_mid_stream(streams, way):
     before = canceled(streams, "repeat")
     message = request("repeat", "a", LONG)
     message.inputs.add(name="DELAY", datatype="UINT32", shape=[len(LONG)])
-    message.raw_input_contents.append(np.full(len(LONG), 20, np.uint32).tobytes())
+    message.raw_input_contents.append(np.array(DELAYS, np.uint32).tobytes())
     if way == "http disconnect":
         with connect(streams.http_port) as connection:
-            body = json.dumps({"IN": LONG, "DELAY": [20] * len(LONG)}).encode()
+            body = json.dumps({"IN": LONG, "DELAY": DELAYS}).encode()
             connection.sendall(post("/v2/models/repeat/generate_stream", body))
             assert b"data: " in connection.recv(4096) + connection.recv(4096)
             assert open_streams(streams)["http"] == 1
@@ -279,9 +280,7 @@ def test_a_client_that_leaves_in_mid_stream(streams, way):
             call.cancel()
         channel.close()
     eventually("the request is counted as CANCELED", lambda: canceled(streams, "repeat") == before + 1)
-    began = time.monotonic()
-    assert streams.ask("POST", "/v2/models/repeat/generate", '{"IN":1}')[0] == 200
-    assert time.monotonic() - began < 2, "the instance was busy"
+    assert streams.ask("POST", "/v2/models/repeat/generate", '{"IN":1}')[0] == 200, "the instance must be free"
     eventually("no stream is open", lambda: set(open_streams(streams).values()) == {0})
 
 
@@ -318,10 +317,10 @@ def test_a_reader_that_does_not_read_costs_bounded_memory(streams, way):
         duration(entry, "success") for entry in streams.statistics(model)["response_stats"].values()
     )
     eventually("responses are buffered", lambda: sent() >= 32)
-    held, most = settled("the buffered responses", sent, 0.5), memory(streams)
+    buffered, most = settled("the buffered responses", sent, 0.5), memory(streams)
     # Longer than --worker-execution-timeout-secs.
-    holds_for("no more responses are sent", 3, lambda: sent() == held)
-    assert held < 200
+    holds_for("no more responses are sent", 6, lambda: sent() == buffered)
+    assert buffered < 200
     assert memory(streams) - before < 300 << 20 and memory(streams) - most < 8 << 20
     assert streams.workers() == workers
     leave()
@@ -397,9 +396,7 @@ def test_a_lost_instance_in_mid_stream(streams):
 def test_a_request_is_retried_if_its_instance_is_lost_before_the_first_response(streams):
     """If a worker is killed before it has sent a response, the client gets the responses of the next worker."""
     name = "one_waits"
-    [pid] = [pid for pid in streams.workers() if f"{name}_0" in open(f"/proc/{pid}/cmdline").read()] or [None]
-    if pid is None:
-        pytest.skip("the worker's name is not in its command line")
+    [pid] = [pid for pid in streams.workers() if instance(pid) == f"{name}_0"]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         before = dispatched(streams, name)
         asked = pool.submit(streams.ask, "POST", f"/v2/models/{name}/generate", '{"IN":[5],"DELAY":[600]}')
@@ -410,12 +407,17 @@ def test_a_request_is_retried_if_its_instance_is_lost_before_the_first_response(
 
 def test_queue_policies_hold_for_streams(streams):
     """A full queue refuses a stream as it refuses an ordinary request."""
-    body = '{"IN":[1],"DELAY":[700]}'
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda _: streams.ask("POST", "/v2/models/one_waits/generate_stream", body), range(6)))
-    statuses = sorted(status for status, _ in answers)
-    assert statuses == [200, 200, 503, 503, 503, 503]
-    assert any("Exceeds maximum queue size" in text for _, text in answers)
+    before = dispatched(streams, "one_waits")
+    ask = lambda: streams.ask("POST", "/v2/models/one_waits/generate_stream", '{"IN":[1]}')  # noqa: E731
+    with concurrent.futures.ThreadPoolExecutor(6) as pool, held(streams, "one_waits"):
+        answers = [pool.submit(ask)]
+        until_dispatched(streams, "one_waits", before + 1)
+        answers += [pool.submit(ask) for _ in range(5)]
+        answered = concurrent.futures.as_completed(answers)
+        refused = [next(answered).result() for _ in range(4)]
+    assert {status for status, _ in refused} == {503}
+    assert all("Exceeds maximum queue size" in text for _, text in refused)
+    assert sorted(answer.result()[0] for answer in answers) == [200, 200, 503, 503, 503, 503]
 
 
 def test_unary_inference_refuses_decoupled_models(streams):

@@ -335,11 +335,11 @@ def test_is_ready_is_called_during_an_execution(served):
     says_ready(served, "ready", "yes")
     with ThreadPoolExecutor(1) as pool:
         before = dispatched(served, "ready")
-        executing = pool.submit(ask, served, "ready", np.full(1, 2, np.float32))
+        executing = pool.submit(ask, served, "ready", np.ones(1, np.float32))
         until_dispatched(served, "ready", before + 1)
-        begin = time.monotonic()
         assert says_ready(served, "ready")
-        assert time.monotonic() - begin < 1 and not executing.done()
+        assert not executing.done()
+        (served.models / "ready/end").touch()
         assert executing.result()[1] == {"itself": True, "another": True}
     says_ready(served, "ready", "no")
     assert ask(served, "ready", np.zeros(1, np.float32))[1] == {"itself": False, "another": True}
@@ -352,7 +352,7 @@ def test_a_model_whose_is_ready_exceeds_its_time_limit_is_not_ready(served):
     begin = time.monotonic()
     with ThreadPoolExecutor(3) as pool:
         assert [status for status, _ in pool.map(lambda _: served.get("/v2/models/ready/ready"), range(3))] == [400] * 3
-    assert 4.5 < time.monotonic() - begin < 5.9
+    assert time.monotonic() - begin > 4.5
     assert says_ready(served, "ready", "yes"), "shares the call in progress, or calls again"
 
 

@@ -23,8 +23,10 @@ from tritonclient.utils import InferenceServerException
 from harness import onnx_file
 from harness.inference import one
 from harness.peers import missing, script
+from harness.processes import held as stopped
 from harness.sequence_models import config as sequences, controls
 from harness.server import Server, alive, total
+from harness.statistics import until_received
 from harness.waiting import DEADLINE_S, eventually, eventually_async, holds_for, pause_as_client, run_for
 from repository.repositories import World
 from repository.repository_tables import CPU, CPUS, ensemble, model
@@ -384,20 +386,17 @@ def test_requests_in_flight_finish_after_an_unload(serve):
     """An unload is answered at once, accepted requests succeed, and then all resources are released."""
     world = serve({"slow": (model(function="delay", delay_ms=500), [1]), "m": (model(), [1])})
     assert world.load("slow", {}) == [200, ""]
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(4) as pool, stopped(world.server, "slow"):
         answers = [pool.submit(infer, world, "slow") for _ in range(4)]
-        pending = lambda: total(world.server.scrape(), "ts_inference_requests_total", model_name="slow") == 4  # noqa: E731
-        eventually("the requests have arrived", pending)
-        began = time.monotonic()
+        until_received(world.server, "slow", 4)
         assert world.unload("slow", {}) == [200, ""]
-        assert time.monotonic() - began < 0.4
         assert world.entries(["slow"]) == [{"name": "slow", "version": "1", "state": "UNLOADING"}]
         assert infer(world, "slow") == (404, {"error": "Request for unknown model: 'slow' has no available versions"})
         assert infer(world, "slow", "1")[0] == 503
         # The model can be loaded again meanwhile.
         assert world.load("slow", {}) == [200, ""]
         assert world.unload("slow", {}) == [200, ""]
-        assert [answer.result()[0] for answer in answers] == [200] * 4
+    assert [answer.result()[0] for answer in answers] == [200] * 4
     gone = [{"name": "slow", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}]
     eventually("the model is unloaded", lambda: world.entries(["slow"]) == gone)
     eventually("its workers have ended", lambda: not world.server.workers())
@@ -462,12 +461,10 @@ def test_a_hanging_load_blocks_no_other_load(serve):
         assert pool.submit(world.load, "m", {}).result(DEADLINE_S) == [200, ""]
         assert infer(world, "hangs")[0] == 404 and infer(world, "m")[0] == 200
         assert not any(load.done() for load in loads)
-        began = time.monotonic()
         assert world.unload("hangs", {}) == [200, ""]
         for load in loads:
             status, text = load.result(DEADLINE_S)
             assert status == 400 and "it was unloaded during the load" in text
-        assert time.monotonic() - began < 5
     assert world.entries(["hangs"])[0].get("reason") == "unloaded"
     eventually("its worker has ended", lambda: len(world.server.workers()) == 1)
     assert not [key for key in world.server.scrape() if "W-0-hangs" in str(key)]

@@ -445,6 +445,6 @@ def test_a_handshake_that_does_not_end(serve, tmp_path):
     for wire in slow:
         assert wire.recv(10) == b""
         wire.close()
-    assert 0.9 < time.monotonic() - begun < 10
+    assert time.monotonic() - begun > 0.9
     assert refusals(server, "http", "HANDSHAKE_TIMEOUT") == 50
     assert server.log.read_text().count("the TLS handshake took more than 1 s") == 1
