@@ -33,7 +33,7 @@ def parameter(key: str, value: str) -> str:
 def reason(server, name: str) -> str:
     """Returns the reason for which a model cannot be loaded by request."""
     status, text = server.ask("POST", f"/v2/repository/models/{name}/load", b"{}")
-    assert status >= 400, text
+    assert status == 400, text
     return json.loads(text)["error"]
 
 

@@ -229,7 +229,11 @@ def test_single_flight(cached, flight):
     """With single_flight, concurrent equal requests are executed once, each with its id; without it, each is executed."""
     server = cached(["delay_200"], LOCAL + f",single_flight={str(flight).lower()}")
     requests = [{**one("FP32", [1, 2], [1, 2]), "id": f"r{n}"} for n in range(8)]
-    for n, (status, got) in enumerate(at_once(server, "delay_200", requests)):
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        with held(server, "delay_200"):
+            answers = [pool.submit(server.infer, "delay_200", request) for request in requests]
+            until_received(server, "delay_200", 8)
+    for n, (status, got) in enumerate(answer.result() for answer in answers):
         assert (status, got["id"], got["outputs"][0]["data"]) == (200, f"r{n}", [1, 2])
     counted = counts(server, "delay_200")
     assert counted["success"] == 8 == counted["cache_hit"] + counted["cache_miss"]

@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
