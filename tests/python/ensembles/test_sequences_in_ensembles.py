@@ -9,7 +9,9 @@ import pytest
 
 from harness.models import write
 from harness.sequence_models import config, controls
+from harness.processes import held
 from harness.server import Server, total
+from harness.statistics import until_dispatched
 from harness.waiting import DEADLINE_S, eventually
 
 IDLE_LONG = "max_sequence_idle_microseconds: 600000000"
@@ -140,9 +142,10 @@ def in_background(check):
 def test_a_sequence_begins_while_its_model_is_replaced(serve):
     """The first request enters the ensemble before the reload and reaches the old model during it."""
     server = serve(MODELS, "late")
-    first = in_background(lambda: step(server, "late", 4, 10, "("))
-    eventually("the first step executes", lambda: total(server.scrape(), "pharos_batches_total", model="before") == 1)
-    reload(server, "seq")
+    with held(server, "before"):
+        first = in_background(lambda: step(server, "late", 4, 10, "("))
+        until_dispatched(server, "before", 1)
+        reload(server, "seq")
     assert first() == 10
     assert step(server, "late", 4, 5) == 15
     assert step(server, "seq", 4, 5, ")") == 20
@@ -169,15 +172,16 @@ def test_gauges_are_sums_over_the_old_and_the_new_version(serve):
         }
 
     assert [step(server, "seq", number, 1, "(") for number in (1, 2)] == [1, 1]
-    more = [in_background(lambda: step(server, "seq", 1, 1)) for _ in range(6)]
-    eventually("five requests wait", lambda: gauges()["waiting"] == 5)
-    reload(server, "seq")
-    now = gauges()
-    assert (now["active"], now["used"], now["slots"]) == (2, 2, 4)
-    assert now["waiting"] >= 1 and now["pending"] >= 1 and now["oldest"], now
-    assert now["instances"] == 2 and now["states"] == 1, "the state of an instance is that of the serving version"
-    assert step(server, "seq", 3, 1, "(") == 1
-    assert gauges()["active"] == gauges()["used"] == 3
+    with held(server, "seq"):
+        more = [in_background(lambda: step(server, "seq", 1, 1)) for _ in range(6)]
+        eventually("five requests wait", lambda: gauges()["waiting"] == 5)
+        reload(server, "seq")
+        now = gauges()
+        assert (now["active"], now["used"], now["slots"]) == (2, 2, 4)
+        assert now["waiting"] == now["pending"] == 5 and now["oldest"], now
+        assert now["instances"] == 2 and now["states"] == 1, "the state of an instance is that of the serving version"
+        assert step(server, "seq", 3, 1, "(") == 1
+        assert gauges()["active"] == gauges()["used"] == 3
     assert sorted(answer() for answer in more) == [2, 3, 4, 5, 6, 7]
     assert [step(server, "seq", number, 1, ")") for number in (1, 2)] == [8, 2]
     idle = {"active": 1, "used": 1, "slots": 2, "waiting": 0, "pending": 0, "oldest": False, "instances": 1, "states": 1}

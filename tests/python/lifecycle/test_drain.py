@@ -20,7 +20,9 @@ from harness.connections import GRPC_HEADERS, connect
 from harness.inference import one
 from harness.models import copy_models, write
 from harness.sequence_models import config, controls
+from harness.processes import held
 from harness.server import total
+from harness.statistics import until_received
 from harness.waiting import DEADLINE_S, eventually
 
 IDLE_LONG = "max_sequence_idle_microseconds: 600000000"
@@ -183,10 +185,10 @@ def test_kept_connections_over_http(server):
     waiting.request("GET", "/v2/health/live")
     waiting.getresponse().read()
     busy = http.client.HTTPConnection(server.http, timeout=DEADLINE_S)
-    busy.request("POST", "/v2/models/delay_200/infer", json.dumps(one("FP32", [1, 1], [7])))
-    name = "ts_inference_requests_total"
-    eventually("the request is accepted", lambda: total(server.scrape(), name, model_name="delay_200") == 1)
-    server.process.send_signal(signal.SIGTERM)
+    with held(server, "delay_200"):
+        busy.request("POST", "/v2/models/delay_200/infer", json.dumps(one("FP32", [1, 1], [7])))
+        until_received(server, "delay_200", 1)
+        begin_exit(server)
     response = busy.getresponse()
     assert (response.status, response.getheader("connection")) == (200, "close")
     assert json.load(response)["outputs"][0]["data"] == [7]
@@ -206,10 +208,10 @@ def test_grpc_connections_get_goaway(server):
         connection.initiate_connection()
         connection.send_headers(1, list(GRPC_HEADERS.items()))
         connection.send_data(1, b"\0" + len(data).to_bytes(4, "big") + data, end_stream=True)
-        wire.sendall(connection.data_to_send())
-        name = "ts_inference_requests_total"
-        eventually("the request is accepted", lambda: total(server.scrape(), name, model_name="delay_200") == 1)
-        server.process.send_signal(signal.SIGTERM)
+        with held(server, "delay_200"):
+            wire.sendall(connection.data_to_send())
+            until_received(server, "delay_200", 1)
+            begin_exit(server)
         # The client library stops sending after GOAWAY, but the server expects an answer to its ping.
         answered = False
         while received := wire.recv(65536):

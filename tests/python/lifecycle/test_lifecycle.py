@@ -12,7 +12,9 @@ from harness import onnx_file
 from harness.inference import one
 from harness.models import write
 from harness.onnx_file import node
+from harness.processes import held
 from harness.server import BROKEN, alive, children, total
+from harness.statistics import until_received
 from harness.waiting import DEADLINE_S, eventually
 
 TWO = "delay_20_two_instances"
@@ -212,10 +214,11 @@ def test_sigterm_drains(start):
     server = start(["delay_200"])
     workers = server.workers()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [n])) for n in range(8)]
-        accepted = lambda: total(server.scrape(), "ts_inference_requests_total", model_name="delay_200")  # noqa: E731
-        eventually("all requests are accepted", lambda: accepted() == 8)
-        server.process.send_signal(signal.SIGTERM)
+        with held(server, "delay_200"):
+            futures = [pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [n])) for n in range(8)]
+            until_received(server, "delay_200", 8)
+            server.process.send_signal(signal.SIGTERM)
+            eventually("the server exits", lambda: "exiting: waiting" in server.log_tail())
         answers = [future.result() for future in futures]
     for n, (status, answer) in enumerate(answers):
         assert status == 200, answer
@@ -232,9 +235,11 @@ def test_ctrl_c_in_a_terminal_drains(start):
     group = os.getpgid(server.process.pid)
     assert group not in [os.getpgid(pid) for pid in server.workers()]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        future = pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [7]))
-        eventually("the request is accepted", lambda: total(server.scrape(), "ts_inference_requests_total") >= 1)
-        server.process.send_signal(signal.SIGINT)
+        with held(server, "delay_200"):
+            future = pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [7]))
+            until_received(server, "delay_200", 1)
+            server.process.send_signal(signal.SIGINT)
+            eventually("the server exits", lambda: "exiting: waiting" in server.log_tail())
         status, answer = future.result()
     assert (status, answer["outputs"][0]["data"]) == (200, [7])
     assert server.process.wait(DEADLINE_S) == 0, server.log_tail()

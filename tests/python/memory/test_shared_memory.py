@@ -22,6 +22,7 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 from harness import onnx_file
 from harness.peers import missing, script
 from harness.sequence_models import config as sequence_model
+from harness.processes import held
 from harness.server import Server, binary
 from harness.statistics import dispatched, until_dispatched
 from harness.stream_models import REPEAT, build, model, pair, tensor
@@ -428,17 +429,18 @@ def test_unregistered_in_use(server, client, memory):
     give(client, handle, "used", 80)
     key = key_of(handle)
     fill(handle, TEN)
-    wait = asynchronous(client, "slow", [put(client, "I0", TEN[0], "used")], [want(client, "O0", "used", 40, 40)])
-    eventually("the region is in use", lambda: sample(server, "pharos_shared_memory_in_use") == 2)
-    client.unregister_system_shared_memory("used")
-    assert list(regions(client)) == ["used"]
-    infer(client, "rows", [put(client, "I0", TEN, "used")], [want(client, "O0", "used", 40, 40)])
-    assert list(regions(client)) == ["used"]
-    # The name can be registered again: new requests use the new region.
-    other = memory("other", 64)
-    give(client, other, "used", 64)
-    region = regions(client)["used"]
-    assert (region["byte_size"] if isinstance(region, dict) else region.byte_size) == 64
+    with held(server, "slow"):
+        wait = asynchronous(client, "slow", [put(client, "I0", TEN[0], "used")], [want(client, "O0", "used", 40, 40)])
+        eventually("the region is in use", lambda: sample(server, "pharos_shared_memory_in_use") == 2)
+        client.unregister_system_shared_memory("used")
+        assert list(regions(client)) == ["used"]
+        infer(client, "rows", [put(client, "I0", TEN, "used")], [want(client, "O0", "used", 40, 40)])
+        assert list(regions(client)) == ["used"]
+        # The name can be registered again: new requests use the new region.
+        other = memory("other", 64)
+        give(client, other, "used", 64)
+        region = regions(client)["used"]
+        assert (region["byte_size"] if isinstance(region, dict) else region.byte_size) == 64
     wait()
     assert (shm.get_contents_as_numpy(handle, np.int32, [10], 40) == TEN[0]).all()
     client.unregister_system_shared_memory()

@@ -699,9 +699,10 @@ def test_no_worker_outlives_a_server_that_is_reloading(serve):
     world = serve({"m": (model(function="delay", delay_ms=300), [1])})
     assert world.load("m", {}) == [200, ""]
     with ThreadPoolExecutor(2) as pool:
-        answer = pool.submit(infer, world, "m")
-        eventually("the request has arrived", lambda: total(world.server.scrape(), "ts_inference_requests_total") == 1)
-        reload(world, "m", 1)
+        with stopped(world.server, "m"):
+            answer = pool.submit(infer, world, "m")
+            until_received(world.server, "m", 1)
+            reload(world, "m", 1)
         workers = world.server.workers()
         world.server.stop()
         assert answer.result()[0] == 200
