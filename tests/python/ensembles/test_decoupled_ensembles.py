@@ -5,7 +5,6 @@ import asyncio
 import json
 import queue
 import threading
-import time
 
 import grpc
 import pytest

@@ -6,7 +6,6 @@ import json
 import queue
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest

@@ -169,7 +169,7 @@ def test_requests_that_wait_at_the_timeout(start, repository):
 
 def test_readiness_ends_first(start, repository):
     """`--exit-delay-secs`: the server is not ready but serves until the delay has passed."""
-    server = start([], "--exit-delay-secs=2", repository=repository)
+    server = start([], "--exit-delay-secs=5", repository=repository)
     server.process.send_signal(signal.SIGTERM)
     eventually("the server is not ready", lambda: server.get("/v2/health/ready")[0] == 400)
     assert server.get("/v2/health/live")[0] == 200

@@ -4,7 +4,6 @@ import concurrent.futures
 import os
 import signal
 import threading
-import time
 
 import pytest
 

@@ -8,7 +8,6 @@ import os
 import queue
 import signal
 import threading
-import time
 
 import grpc
 import numpy as np

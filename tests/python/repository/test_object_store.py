@@ -6,7 +6,6 @@ import json
 import signal
 import ssl
 import threading
-import time
 import urllib.parse
 import urllib.request
 

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import queue
 import re
 import signal
 import time
@@ -93,12 +94,25 @@ def test_without_the_rate_limiter_resources_are_ignored(serve):
 def test_executions_are_shared_by_priority(serve):
     """Three busy models of priorities 1, 2 and 4 on one resource execute as 4 : 2 : 1."""
     models = {f"p{p}": delay(5, group("R 1 global", limiter=f"priority: {p}")) for p in (1, 2, 4)}
-    server = serve(models, ON)
-    # Each model has more clients than a batch has requests, so that requests wait when its batch ends.
-    with Load(server, models, clients=8) as load:
-        eventually("200 executions", lambda: sum(executions(server, model) for model in models) >= 200)
-        counts = {model: executions(server, model) for model in models}
-    assert {status for answers in load.answers.values() for status in answers} == {200}
+    server, queued, errors = serve(models, ON), 250, queue.SimpleQueue()
+    tensor = tritonclient.grpc.InferInput("INPUT0", [1, 2], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 2), np.float32))
+
+    def counts():
+        """Returns the numbers of executions in one scrape, as soon as they are 200 in all."""
+        metrics = server.scrape()
+        found = {model: total(metrics, "nv_inference_exec_count", model=model) for model in models}
+        return found if sum(found.values()) >= 200 else None
+
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        with held(server, *models):
+            for model in [model for model in models for _ in range(queued)]:
+                client.async_infer(model, [tensor], callback=lambda result, error: errors.put(error))
+            for model in models:
+                until_received(server, model, queued)
+        counts = eventually("200 executions", counts)
+        assert {errors.get(timeout=DEADLINE_S) for _ in range(queued * len(models))} == {None}
+    assert counts["p1"] < queued, "every model has waiting requests"
     assert counts["p1"] == pytest.approx(2 * counts["p2"], rel=0.15)
     assert counts["p1"] == pytest.approx(4 * counts["p4"], rel=0.15)
     check_released(server)
