@@ -18,8 +18,9 @@ from harness.connections import connect, post
 from harness.inference import one, simple
 from harness.peers import missing
 from harness.ports import free_ports
-from harness.processes import memory
+from harness.processes import held, memory
 from harness.server import Server, total
+from harness.statistics import until_dispatched
 from harness.waiting import DEADLINE_S, eventually
 from harness.wire import grpc_infer, grpc_tensor
 from traces.otlp_collector import GrpcCollector, HttpCollector
@@ -185,9 +186,9 @@ def test_a_cancelled_and_a_failed_request(exporting):
         server = exporting(collector, "rate=1")
         assert server.infer("fail", one("FP32", [1], [1]))[0] == 500
         body = post("/v2/models/slow/infer", json.dumps(one("FP32", [1, 1], [1])).encode())
-        with connect(server.http_port) as gone:
+        with held(server, "slow"), connect(server.http_port) as gone:
             gone.sendall(body)
-            eventually("the request is executed", lambda: total(server.scrape(), "pharos_batches_total", model="slow") == 1)
+            until_dispatched(server, "slow", 1)
         eventually("both root spans are received", lambda: len(roots(collector)) == 2)
         failed, cancelled = (next(s for s in collector.spans if s.name == name) for name in ("fail", "slow"))
         assert failed.error and list(failed.events) == MODEL

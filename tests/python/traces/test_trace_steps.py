@@ -10,7 +10,9 @@ import tritonclient.http
 from ensembles.decoupled import ENSEMBLES, MEMBERS, asked, values
 from harness.connections import connect, post
 from harness.sequence_models import config as sequence_config, controls
+from harness.processes import held
 from harness.server import Server, total
+from harness.statistics import until_dispatched
 from harness.stream_models import build, ensemble, passed, step
 from harness.waiting import eventually, settled
 from protocol.request_table import tensor
@@ -60,9 +62,9 @@ def ask_all(server) -> int:
         assert server.infer("stored", posted([7, 8], name))[0] == 200
     assert "requested failure" in values(server, asked("fails_behind", [1], "fails_behind"))[-1][1]
     assert "died" in values(server, asked("breaks", [1, 2, 3, 4], "breaks"))[-1][1]
-    with connect(server.http_port) as gone:
+    with held(server, "slower"), connect(server.http_port) as gone:
         gone.sendall(post("/v2/models/slowly/infer", json.dumps(posted([3], "gone")).encode()))
-        eventually("the request is executed", lambda: total(server.scrape(), "pharos_batches_total", model="slower") == 1)
+        until_dispatched(server, "slower", 1)
     with tritonclient.http.InferenceServerClient(server.http) as client:
         for number in range(3):
             value = tritonclient.http.InferInput("VALUE", [1], "INT32")

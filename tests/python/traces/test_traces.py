@@ -17,7 +17,9 @@ from harness.connections import connect, post, read_response
 from harness.inference import one, simple
 from harness.models import write
 from harness.peers import missing, script
+from harness.processes import held
 from harness.server import Server, binary, total
+from harness.statistics import until_dispatched
 from harness.stream_models import COMPARED, build as build_streams
 from harness.waiting import DEADLINE_S, eventually, every
 from sequences.iterative_models import MODELS, count_of
@@ -184,12 +186,14 @@ def test_failures_and_clients_that_go_away(traced):
     assert server.infer("plain", one("FP32", [1], [1]))[0] == 400
     body = post("/v2/models/slow/infer", json.dumps(one("FP32", [1, 1], [1])).encode())
     with connect(server.http_port) as first, connect(server.http_port) as second:
-        first.sendall(body)
-        eventually("the request is executed", lambda: total(server.scrape(), "pharos_batches_total", model="slow") == 1)
-        second.sendall(body)
-        pending = "nv_inference_pending_request_count"
-        eventually("the other request waits", lambda: total(server.scrape(), pending, model="slow") == 1)
-        second.close()
+        with held(server, "slow"):
+            first.sendall(body)
+            until_dispatched(server, "slow", 1)
+            second.sendall(body)
+            pending = lambda: total(server.scrape(), "nv_inference_pending_request_count", model="slow")  # noqa: E731
+            eventually("the other request waits", lambda: pending() == 1)
+            second.close()
+            eventually("the other request is cancelled", lambda: pending() == 0)
         assert read_response(first)[0] == 200
     eventually("three traces are written", lambda: written(server) == 3)
     server.stop()
