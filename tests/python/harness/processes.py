@@ -41,7 +41,7 @@ def resident_kb(server) -> int:
 
 def instance(pid: int) -> str:
     """Returns the instance name of a worker process: `MODEL_NUMBER`, or `MODEL_GROUP_NUMBER` if the model has several groups."""
-    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1].decode()
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2].decode()
 
 
 def worker_model(pid: int) -> str:

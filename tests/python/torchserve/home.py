@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 
 from harness.ports import free_ports
-from harness.server import binary, samples
+from harness.server import alive, binary, children, samples
 from harness.waiting import DEADLINE_S, eventually
 from torchserve import models
 
@@ -102,6 +102,10 @@ class Home:
         status, answer = self.manage("POST", f"/models?url={url}{query}")
         assert status == 200, answer
         return answer["status"]
+
+    def workers(self) -> set:
+        """Returns the process ids of the live children of the server."""
+        return {pid for pid in children(self.process.pid) if alive(pid)}
 
     def scrape(self):
         """Returns the metrics, as `harness.server.samples` parses them."""

@@ -209,7 +209,7 @@ def test_limits_hold_while_a_request_is_streamed(ours):
     third = Talk(ours, "a", f"stream {LONG}").begun()
     assert {part.split()[2] for part in third.parts + second.parts[-3:]} <= {"s", "ss"}, "a batch has at most two"
     requests = received(ours.home, "talks")
-    slow = Talk(ours, "a", "sleep 1", wait=False)
+    slow = Talk(ours, "a", "sleep 4", wait=False)
     # The worker of "a" has one thread: while it sleeps, its streams pause.
     settled("the streams of the sleeping worker", lambda: sum(len(s.parts) for s in (streams[0], second, third)), 0.3)
     waits = Talk(ours, "a", "-1", wait=False)

@@ -8,11 +8,13 @@ import re
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
-from harness.statistics import dispatched, until_received
+from harness.processes import held
+from harness.statistics import dispatched, until_dispatched, until_received
 from harness.waiting import DEADLINE_S, eventually, holds_for, run_for
 from torchserve.home import HOST, INFERENCE, MANAGEMENT, Home, body, call, fields, has_worker, message
 
@@ -103,11 +105,12 @@ def test_keys_without_effect_are_reported(tmp_path):
 def test_a_model_may_take_requests_only_while_a_worker_is_idle(home):
     home.archive("ticket", yaml="useJobTicket: true\n")
     home.register("ticket-1.0.mar")
-    answers = []
-    clients = [threading.Thread(target=lambda: answers.append(home.predict("ticket", b"sleep 1"))) for _ in range(3)]
-    [client.start() for client in clients]
-    [client.join() for client in clients]
-    assert sorted(status for status, _ in answers) == [200, 503, 503]
+    with ThreadPoolExecutor(1) as pool:
+        with held(home, "ticket"):
+            first = pool.submit(home.predict, "ticket", b"pid")
+            until_dispatched(home, "ticket", 1)
+            assert [home.predict("ticket", b"pid")[0] for _ in range(2)] == [503, 503]
+        assert first.result()[0] == 200
     assert home.predict("ticket", b"pid")[0] == 200
     assert home.manage("DELETE", "/models/ticket")[0] == 200
 
