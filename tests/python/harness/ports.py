@@ -15,7 +15,7 @@ class Ports:
     """The range of ports of this process, used in turn."""
 
     def __init__(self):
-        for number in range(RANGES):
+        for number in reversed(range(RANGES)):
             self.lock = socket.socket(socket.AF_UNIX)
             try:
                 self.lock.bind(f"\0pharos-test-ports-{number}")
