@@ -23,7 +23,7 @@ from harness import onnx_file
 from harness.peers import missing, script
 from harness.sequence_models import config as sequence_model
 from harness.processes import held
-from harness.server import Server, binary
+from harness.server import Server, binary, total
 from harness.statistics import dispatched, until_dispatched
 from harness.stream_models import REPEAT, build, model, pair, tensor
 from harness.waiting import DEADLINE_S, eventually, every

@@ -102,7 +102,15 @@ def test_keys_without_effect_are_reported(tmp_path):
             assert f"model-config.yaml: {key}, which has no effect: " in out, key
 
 
-def test_a_model_may_take_requests_only_while_a_worker_is_idle(home):
+@pytest.fixture
+def counted(tmp_path):
+    """A server whose metrics can be scraped."""
+    with Home(tmp_path, ["metrics_mode=prometheus"]) as running:
+        yield running
+
+
+def test_a_model_may_take_requests_only_while_a_worker_is_idle(counted):
+    home = counted
     home.archive("ticket", yaml="useJobTicket: true\n")
     home.register("ticket-1.0.mar")
     with ThreadPoolExecutor(1) as pool:
@@ -112,7 +120,6 @@ def test_a_model_may_take_requests_only_while_a_worker_is_idle(home):
             assert [home.predict("ticket", b"pid")[0] for _ in range(2)] == [503, 503]
         assert first.result()[0] == 200
     assert home.predict("ticket", b"pid")[0] == 200
-    assert home.manage("DELETE", "/models/ticket")[0] == 200
 
 
 def test_requests_of_a_sequence_go_to_one_worker(home):
@@ -146,13 +153,6 @@ def test_sequences_of_one_stream_are_executed_together(home):
     errors = {part.get(2, [b""])[0]: fields(part[3][0]) for part in found if 3 in part}
     assert errors[b""] == {1: [13], 2: [b"Parameter sequenceId is required.\nBadRequestException.()"]}
     assert errors[b"c"] == {1: [13], 2: [b"Model not found: nothing"]}
-
-
-@pytest.fixture
-def counted(tmp_path):
-    """A server whose metrics can be scraped."""
-    with Home(tmp_path, ["metrics_mode=prometheus"]) as running:
-        yield running
 
 
 def test_the_sequence_of_a_disconnected_client_continues(counted):

