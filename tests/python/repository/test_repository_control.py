@@ -547,10 +547,10 @@ def test_hostile_names(serve):
     shutil.copytree(world.repository / "m", outside)
     for name in ["..%2Foutside", "%2e%2e%2Foutside", "..%5Coutside", "%2Fetc", ".", "..", "m%2F..%2Fm", "m%00", "m%0A", "x" * 4000]:
         status, text = world.load(name, {})
-        assert status in (400, 404, 500), (name, status, text)
+        assert status == 400, (name, status, text)
     for name in ["../outside", str(outside), "m/../m", "m/", "./m", "m\0", "\n", "é" * 200]:
         code, text = world.grpc_load(name, {})
-        assert code in ("INVALID_ARGUMENT", "INTERNAL") and text, (name, code, text)
+        assert code == "INVALID_ARGUMENT" and text, (name, code, text)
         assert world.grpc_unload(name, {}) == ["OK", ""]
     assert [entry["name"] for entry in json.loads(world.ask("v2/repository/index", "")[1])] == ["m"]
     assert not world.server.workers()

@@ -384,7 +384,7 @@ def test_a_request_joins_the_stream_of_its_sequence(served):
 
 
 def test_coroutines_run_side_by_side(served):
-    answers = together(8, lambda at: json.loads(ask(served, "later", b"0.5")[0][0]))
+    answers = together(8, lambda at: json.loads(ask(served, "later", b"2")[0][0]))
     assert all(answer["same"] for answer in answers) and max(answer["most"] for answer in answers) > 3
 
 

@@ -174,7 +174,7 @@ def test_variables_override_the_command_line(launcher):
     assert (answers(launcher, "/ping"), answers(launcher, "/ping", keys["inference"]["key"])) == (400, 200)
     token = {"Authorization": f"Bearer {keys['management']['key']}"}
     register = Rest("/models?url=echo.mar&model_name=more", b"", token, "POST", "management")
-    assert Peer(launcher).rest(register)["status"] in (400, 405)
+    assert Peer(launcher).rest(register)["status"] in ((400, 405) if is_real(launcher) else (405,))
     listed = Rest("/models", headers=token, at="management")
     assert [model["modelName"] for model in json.loads(Peer(launcher).rest(listed)["body"])["models"]] == ["echo"]
 
