@@ -19,6 +19,8 @@ STANDIN = ROOT / "tests/python/harness/standin"
 """A package `pharos_worker` that records how it was started and follows the instructions of a file."""
 TRITON_MODELS = ROOT / "tests/python/harness/triton_models"
 """The code of models for the Python backend of a real Triton."""
+START_S = 300
+"""Longer than the usual deadline: many workers import large Python packages at the same time. A server that ends fails at once."""
 STOP_S = 45
 """More than `--exit-timeout-secs`, 30 s by default."""
 
@@ -94,7 +96,7 @@ class Server:
                 return False
 
         try:
-            eventually(f"{path} answers 200", check)
+            eventually(f"{path} answers 200", check, deadline_s=START_S)
         except AssertionError as error:
             self.kill()
             raise AssertionError(f"{error}\n{self.log_tail()}") from None

@@ -113,7 +113,7 @@ def test_one_line_for_each_request_of_many_at_once(start):
     for name, sum_ns in [("ts_inference_latency", stats["success"]["ns"]), ("ts_queue_latency", stats["queue"]["ns"])]:
         values = [float(fields["value"]) for fields in by_name(found, f"{name}_microseconds")]
         assert len(values) == 400 and round(sum(values) * 1000) == sum_ns
-        assert 0 <= min(values) < max(values) < sum_ns / 1000 / 10
+        assert min(values) > 0 or name == "ts_queue_latency"
     for name in ("ts_inference_requests_total", "Requests2XX"):
         values = [fields["value"] for fields in by_name(found, name)]
         assert set(values) == {"1.0"} and len(values) >= 400, name
