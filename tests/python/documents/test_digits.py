@@ -113,7 +113,7 @@ def test_the_configuration_shows_the_backend(digits_server):
     assert named["digits"] in ("onnxruntime", "tract")
 
 
-@pytest.mark.parametrize("options", [[], ["--grpc"]])
+@pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.smoke), ["--grpc"]])
 def test_classify_example(server, options):
     """The example program recognises the digit in every picture's name."""
     address = server.grpc if options else server.http

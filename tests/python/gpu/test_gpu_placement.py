@@ -78,7 +78,6 @@ def test_without_gpus_everything_runs_on_cpus(world):
     assert world.pinned() == (0, 0)
 
 
-@pytest.mark.smoke
 def test_automatic_placement(world):
     """A Python model has an instance on each GPU, with that GPU first in its process; other backends stay on CPUs."""
     world.model("auto")
@@ -272,6 +271,7 @@ def test_cpus_near_the_device(world):
     assert all(sorted(os.sched_getaffinity(task)) == ALL for task in tasks), "the server's own threads are not bound"
 
 
+@pytest.mark.smoke
 def test_the_servers_own_variable_hides_gpus(world):
     """As for any CUDA program: device numbers count the visible GPUs."""
     world.model("auto")

@@ -170,7 +170,6 @@ def refusals(metrics: dict, protocol: str) -> float:
     return sum(found)
 
 
-@pytest.mark.smoke
 def test_metrics_and_statistics_agree(server):
     """After valid and invalid requests of many clients, every number of one view is in the other."""
 
