@@ -51,6 +51,7 @@ OWN = {
     "four_texts": model("identity", io("BYTES", [-1]), 4, False, extra=FOUR),
     "texts": model("identity", io("BYTES", [-1]), 8, False),
     "slow": model("delay", io("INT32", [-1]), 0, False, delay_ms=1000),
+    "slower": model("delay", io("INT32", [-1]), 0, False, delay_ms=5000),
     "slow_rows": model("delay", io("INT32", [-1]), 4, False, extra=FOUR, delay_ms=1000),
     "cached": model("identity", io("INT32", [-1]), 8, False, extra="response_cache { enable: true }\n"),
     "repeat": model("repeat", REPEAT),
@@ -365,6 +366,7 @@ def test_a_truncated_region_fails_only_its_request_in_a_batch(server, client, me
             assert text in str(result) and result.status() == invalid
 
 
+@pytest.mark.slow
 def test_a_region_truncated_during_execution(server, client, memory):
     """Only the request fails; the worker continues and serves other requests."""
     handle = memory("cut", 1 << 20)
@@ -373,15 +375,15 @@ def test_a_region_truncated_during_execution(server, client, memory):
     workers = server.workers()
     for inside, outside in [("cut", None), (None, "cut")]:
         os.truncate(f"/dev/shm/{key_of(handle)}", 1 << 20)
-        before = dispatched(server, "slow")
+        before = dispatched(server, "slower")
         wait = asynchronous(
             client,
-            "slow",
+            "slower",
             [put(client, "I0", large, inside, 1 << 18)],
             [want(client, "O0", outside, large.nbytes, 1 << 19)],
         )
         eventually("the request is executed", lambda: sample(server, "pharos_shared_memory_in_use") > 0)
-        until_dispatched(server, "slow", before + 1)
+        until_dispatched(server, "slower", before + 1)
         os.truncate(f"/dev/shm/{key_of(handle)}", 4096)
         with pytest.raises(
             InferenceServerException, match="shared memory region 'cut' was registered with 1048576 bytes"

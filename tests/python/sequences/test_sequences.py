@@ -240,12 +240,13 @@ def test_the_queues_have_limits(grpc, sequences):
 def test_the_queue_limit_counts_waiting_requests_of_a_sequence(grpc, sequences, model):
     """While the instance executes another sequence, the first request of this one counts as waiting."""
     pending = lambda: gauge(sequences, "pharos_pending_requests", model, priority="0")  # noqa: E731
-    busy = in_background(lambda: step(grpc, model, 1, 1, "("))
-    eventually("it executes", lambda: gauge(sequences, "pharos_sequences", model, state="active") == 1 and not pending())
-    first = in_background(lambda: step(grpc, model, 2, 1, "("))
-    eventually("one request waits", lambda: pending() == 1)
-    full = ("StatusCode.UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size")
-    assert refused(lambda: step(grpc, model, 2, 1)) == full
+    with held(sequences, model):
+        busy = in_background(lambda: step(grpc, model, 1, 1, "("))
+        eventually("it executes", lambda: gauge(sequences, "pharos_sequences", model, state="active") == 1 and not pending())
+        first = in_background(lambda: step(grpc, model, 2, 1, "("))
+        eventually("one request waits", lambda: pending() == 1)
+        full = ("StatusCode.UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size")
+        assert refused(lambda: step(grpc, model, 2, 1)) == full
     assert (busy()[0][0], first()[0][0]) == (1, 1)
     assert [step(grpc, model, sequence, 1, ")")[0] for sequence in (1, 2)] == [2, 2]
 
