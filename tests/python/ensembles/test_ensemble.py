@@ -126,8 +126,13 @@ def test_requests_of_an_ensemble_share_a_members_batch(server):
 def test_a_failed_step_ends_the_others(server):
     """The answer does not wait for the step concurrent with the failed one; that step is cancelled."""
     before = server.statistics("held")["inference_stats"]["fail"]["count"]
-    with pytest.raises(InferenceServerException, match="in ensemble 'fails_beside', requested failure"):
-        ask(server, "fails_beside", [[1]])
+    sent = dispatched(server, "held")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with held(server, "failing"):
+            answer = pool.submit(ask, server, "fails_beside", [[1]])
+            until_dispatched(server, "held", sent + 1)
+        with pytest.raises(InferenceServerException, match="in ensemble 'fails_beside', requested failure"):
+            answer.result()
     fails = lambda: server.statistics("held")["inference_stats"]["fail"]["count"]  # noqa: E731
     eventually("the other step is counted as failed", lambda: fails() == before + 1)
     failure = {"model": "fails_beside", "reason": "OTHER"}
