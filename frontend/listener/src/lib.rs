@@ -72,6 +72,14 @@ pub enum HttpVersions {
 }
 
 impl HttpVersions {
+    /// Returns the versions of a listener.
+    pub fn of(listener: Listener) -> Self {
+        match listener {
+            Listener::Http | Listener::Metrics => Self::Http,
+            Listener::Grpc => Self::Http2,
+        }
+    }
+
     /// Returns the ALPN protocols to offer to TLS clients.
     pub fn protocols(self) -> Vec<Vec<u8>> {
         match self {
@@ -182,7 +190,7 @@ struct Shared {
 /// its head is malformed or too large.
 pub async fn serve<S, B>(
     listener: TcpListener,
-    (versions, settings): (HttpVersions, Settings),
+    settings: Settings,
     service: S,
     refused: impl Fn(u16) + Clone + Send + 'static,
     mut phases: PhaseReceiver,
@@ -192,7 +200,7 @@ pub async fn serve<S, B>(
     B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let shared = Arc::new(Shared::new(versions, settings));
+    let shared = Arc::new(Shared::new(settings));
     let (alive, mut all_closed) = mpsc::channel::<Infallible>(1);
     while *phases.borrow_and_update() != Phase::Stopping {
         let stream = tokio::select! {
@@ -220,7 +228,8 @@ pub async fn serve<S, B>(
 }
 
 impl Shared {
-    fn new(versions: HttpVersions, settings: Settings) -> Self {
+    fn new(settings: Settings) -> Self {
+        let versions = HttpVersions::of(settings.listener);
         let metrics = ConnectionMetrics::new(settings.listener, settings.cache.clone());
         let builder = builder(versions, &settings.limits);
         let Limits { head, idle, write, .. } = settings.limits;
