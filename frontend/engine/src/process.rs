@@ -14,7 +14,7 @@ use command_fds::{CommandFdExt, FdMapping};
 use pharos::metrics::cache::Cache;
 use pharos::metrics::series::ModelSeries;
 use pharos::metrics::{intake, worker_lines};
-use pharos::wire::descriptors;
+use pharos::wire::{descriptors, ring};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
@@ -74,6 +74,8 @@ pub(crate) fn start(
         UnixStream::pair()?
     };
     let (arenas, inputs, outputs) = memory::create()?;
+    let frames = ring::create()?;
+    let rings = ring::of_frontend(&frames)?;
     let (ring, metrics, wake) = Ring::create(instance)?;
     let (regions, worker_regions) = regions_socket()?;
     let theirs = OwnedFd::from(theirs.into_std()?);
@@ -100,13 +102,14 @@ pub(crate) fn start(
         (metrics, descriptors::METRICS),
         (wake, descriptors::WAKE_UP),
         (worker_regions, descriptors::REGIONS),
+        (frames, descriptors::FRAMES),
     ];
     let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
     command.fd_mappings(mappings.into()).map_err(|error| io::Error::other(error.to_string()))?;
     let mut child = affinity::on(processors, || command.spawn()).map_err(|error| cannot_start(launch, &error))?;
     forward_errors(child.stderr.take(), &printed.name);
     forward_output(child.stdout.take(), printed);
-    Ok(Worker { child, link: Link::new((ours, event_loop), regions, (arenas, ring)) })
+    Ok(Worker { child, link: Link::new((ours, event_loop, rings), regions, (arenas, ring)) })
 }
 
 /// Returns whether a process was killed by SIGKILL, as by the kernel when memory runs out.

@@ -109,9 +109,7 @@ fn properties(
             "marName" => properties.mar_name = value.as_str().map(str::to_owned),
             name if ModelParameters::KEYS.contains(&name) => match number(value) {
                 Some(number) => _ = numbers.insert(key.clone(), number.into()),
-                None => {
-                    warn(format!("{key} is {value}; allowed are whole numbers from 0 to {}; ignored", u32::MAX))
-                }
+                None => warn(format!("{key} is {value}; allowed are whole numbers from 0 to {}; ignored", u32::MAX)),
             },
             name if NO_EFFECT.contains(&name) => {}
             _ => warn(format!("unknown key {key}; allowed are {KEYS}; ignored")),
