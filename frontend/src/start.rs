@@ -144,21 +144,13 @@ async fn serve(
     tokio::spawn(reload(hangup, hung_up.clone(), engine.clone(), source));
     let (phase, phases) = watch::channel(Phase::Serving);
     let budget = receive_budget(options);
-    let listeners = Listeners {
-        options,
-        engine: &engine,
-        phases: phases.clone(),
-        hangup: hung_up,
-        budget: budget.clone(),
-        event_loops: event_loops.clone(),
-    };
+    let listeners = Listeners { options, engine: &engine, phases, hangup: hung_up, budget, event_loops };
     let guards = listeners.guards()?;
     open_loading::warn(options, plan, &guards);
-    let mut listeners = listeners.open(&guards, clouds.platforms()).await?;
-    let mut endpoints =
-        plan.map(|plan| Endpoints::new(plan, &engine, (phases, guards, budget, event_loops))).transpose()?;
+    let mut open = listeners.open(&guards, clouds.platforms()).await?;
+    let mut endpoints = plan.map(|plan| Endpoints::new(plan, &engine, listeners.ports(guards))).transpose()?;
     let loaded = tokio::select! {
-        loaded = load(&engine, options, (endpoints.as_mut(), &clouds)) => loaded.map(|tasks| listeners.extend(tasks)),
+        loaded = load(&engine, options, (endpoints.as_mut(), &clouds)) => loaded.map(|tasks| open.extend(tasks)),
         () = ends.next() => Ok(()),
     };
     if loaded.is_ok() && ends.seen == 0 {
@@ -176,7 +168,7 @@ async fn serve(
         }
     };
     phase.send_replace(Phase::Stopping);
-    for listener in listeners {
+    for listener in open {
         ends.wait(LAST_ANSWERS, async { drop(listener.await) }).await;
     }
     // Longer than the exporter's own limit, so that it can log unsent traces.

@@ -134,7 +134,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
     },
     Layering {
         source: "frontend/os/src/",
-        floors: &[independent(&["client", "clock", "descriptors", "directories", "file_watch"])],
+        floors: &[independent(&["client", "clock", "descriptors", "directories", "event_loops", "file_watch"])],
     },
     Layering {
         source: "worker/src/",
@@ -158,7 +158,8 @@ pub(crate) const LAYERINGS: &[Layering] = &[
             independent(&["deferred"]),
             independent(&["reply", "blocks"]),
             independent(&["received", "metrics", "client_memory"]),
-            independent(&["aligned", "device", "error", "frames", "memory", "clock"]),
+            independent(&["frames"]),
+            independent(&["aligned", "device", "error", "frame_stream", "memory", "clock"]),
         ],
     },
 ];

@@ -22,7 +22,7 @@ use tracing::Level;
 
 use crate::launch::Launch;
 use crate::memory;
-use crate::wire::Link;
+use crate::wire::{Link, LinkParts};
 pub(crate) use complete::complete;
 pub(crate) use diagnosis::{why_not_loaded, why_not_started};
 use pharos_os::event_loops::EventLoop;
@@ -109,7 +109,8 @@ pub(crate) fn start(
     let mut child = affinity::on(processors, || command.spawn()).map_err(|error| cannot_start(launch, &error))?;
     forward_errors(child.stderr.take(), &printed.name);
     forward_output(child.stdout.take(), printed);
-    Ok(Worker { child, link: Link::new((ours, event_loop, rings), regions, (arenas, ring)) })
+    let parts = LinkParts { socket: ours, event_loop, frames: rings, regions, arenas, ring };
+    Ok(Worker { child, link: Link::new(parts) })
 }
 
 /// Returns whether a process was killed by SIGKILL, as by the kernel when memory runs out.

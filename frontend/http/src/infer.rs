@@ -30,8 +30,8 @@ use pharos_listener::request_trace::{self, HTTP};
 /// Tensors of at most this many bytes in total are copied behind the JSON instead of being sent as separate pieces.
 const SMALL: usize = 16 << 10;
 
-/// Work on more bytes than this runs on a blocking thread.
-pub(super) const LONG: usize = 1 << 20;
+/// Work on more bytes than this runs on a blocking thread, because it would delay the other connections of the event loop.
+pub(super) const LONG: usize = 128 << 10;
 
 pub(super) async fn infer<S: Service>(
     State(edge): State<Edge<S>>,
@@ -67,7 +67,7 @@ pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request:
         forward(edge, &parts.headers, &mut request)?;
         let response = execute(&edge.service, request, traced.as_ref(), received).await?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
-        let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 16 };
+        let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 2 };
         let permit = if long { coder(&edge.settings.budget, answer_coding).await } else { None };
         on_a_thread_if(long, move || {
             let _permit = permit;

@@ -98,7 +98,7 @@ async fn answer_predict<S: Service>(edge: &Edge<S>, model: (&str, &str), request
         let (request, form) = receive(edge, model, &parts.headers, body).await?;
         let response = execute(&edge.service, request, traced.as_ref(), received).await?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
-        on_a_thread_if(size > LONG / 16, move || response::write(&response, form).map(answer::json)).await
+        on_a_thread_if(size > LONG / 2, move || response::write(&response, form).map(answer::json)).await
     };
     let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
     trace::sending(traced, result.unwrap_or_else(refusal))

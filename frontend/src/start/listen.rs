@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
+use super::torchserve::PortSettings;
 use crate::cli::{Options, TlsOptions};
 use pharos_engine::engine::Engine;
 use pharos_grpc as grpc;
@@ -80,6 +81,12 @@ impl Listeners<'_> {
             tasks.push(tokio::spawn(statsd::serve(socket, engine.cache().clone(), stopped)));
         }
         Ok(tasks)
+    }
+
+    /// Returns what the ports of TorchServe's endpoints have in common with these listeners.
+    pub(super) fn ports(&self, server: ServerAccess) -> PortSettings {
+        let (phases, budget, event_loops) = (self.phases.clone(), self.budget.clone(), self.event_loops.clone());
+        PortSettings { phases, server, budget, event_loops }
     }
 
     fn http(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {

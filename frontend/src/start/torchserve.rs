@@ -19,6 +19,14 @@ use pharos_torchserve::{
     self, Kind, Kserve, ModelProperties, Plan, Registry, ServerAccess, Settings, Start, Uncounted, snapshot,
 };
 
+/// What the ports have in common with those of the server.
+pub(super) struct PortSettings {
+    pub(super) phases: PhaseReceiver,
+    pub(super) server: ServerAccess,
+    pub(super) budget: Budget,
+    pub(super) event_loops: EventLoops,
+}
+
 /// The endpoints of a plan and their models.
 pub(super) struct Endpoints {
     registry: Arc<Registry<Engine>>,
@@ -32,11 +40,8 @@ impl Endpoints {
     ///
     /// # Errors
     /// An address cannot be used.
-    pub(super) fn new(
-        plan: &Plan<Options>,
-        engine: &Engine,
-        (phases, server, budget, event_loops): (PhaseReceiver, ServerAccess, Budget, EventLoops),
-    ) -> Result<Self, String> {
+    pub(super) fn new(plan: &Plan<Options>, engine: &Engine, ports: PortSettings) -> Result<Self, String> {
+        let PortSettings { phases, server, budget, event_loops } = ports;
         plan.begin(&plan.options.tslog.location(|_| None));
         torchserve::check_addresses(&plan.settings)?;
         engine.cache().count_by_alias(torchserve::metric_naming(plan.settings.initial_worker_port));

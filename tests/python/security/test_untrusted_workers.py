@@ -33,11 +33,21 @@ def scribble(value):
                 found += 1
     return found
 
+def corrupt_frames(offset):
+    """Writes an impossible position into the rings of frames."""
+    for line in open("/proc/self/maps"):
+        place = re.match(r"([0-9a-f]+)-[0-9a-f]+ rw-s .*memfd:pharos-frames", line)
+        if place:
+            ctypes.c_uint64.from_address(int(place[1], 16) + offset).value = 2**62
+
 class TritonPythonModel:
     def execute(self, requests):
         answers = []
         for request in requests:
             value = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
+            if value > 1000:
+                corrupt_frames(value - 1001)
+                value = 3
             if value < 0:
                 answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("")))
                 continue
@@ -78,3 +88,17 @@ def test_an_error_without_a_message_has_one(served):
     status, answer = ask(served, -1)
     assert status == 500, answer
     assert answer == {"error": "the model reported an error without a message"}, json.dumps(answer)
+
+
+# The positions in the rings of frames, by their offsets in the memory. Without the one that the worker writes with each frame.
+POSITIONS = {"written to the worker": 0, "read by the worker": 64, "read by the frontend": 256 + 64 * 1024 + 64}
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_an_impossible_position_in_a_ring_of_frames_costs_only_its_worker(served, position):
+    restarts = lambda: total(served.scrape(), "pharos_instance_restarts_total", model="m")
+    before = restarts()
+    # The response may leave before the position is read. Otherwise the request is lost with its worker, and so is its retry.
+    status, answer = ask(served, 1001 + POSITIONS[position])
+    assert status in (200, 500, 503), answer
+    eventually("the worker is replaced", lambda: ask(served, 3)[0] == 200 and restarts() > before)

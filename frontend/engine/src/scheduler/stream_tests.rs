@@ -21,7 +21,7 @@ use pharos_os::event_loops::EventLoops;
 
 use crate::memory;
 use crate::scheduler::{DriverSettings, Timer, settings};
-use crate::wire::Link;
+use crate::wire::{Link, LinkParts};
 use pharos_telemetry::metrics::Ring;
 
 const CONFIG: &str = "backend: 'builtin' model_transaction_policy { decoupled: true }
@@ -57,7 +57,9 @@ async fn world_of(config: &str) -> World {
     let (arenas, _, _) = memory::create().unwrap();
     let (ring, _, _) = Ring::create("m_0").unwrap();
     let (regions, _) = StdStream::pair().unwrap();
-    let link = Arc::new(Link::new((ours, EventLoops::default().assign(), rings), regions.into(), (arenas, ring)));
+    let event_loop = EventLoops::default().assign();
+    let regions = regions.into();
+    let link = Arc::new(Link::new(LinkParts { socket: ours, event_loop, frames: rings, regions, arenas, ring }));
     driver.instance_ready(INSTANCE, link.clone());
     World { driver, link, worker: ring::of_worker(&frames).unwrap().1, _socket: worker }
 }

@@ -61,13 +61,25 @@ struct Outbox {
     fault: Option<Corrupt>,
 }
 
+/// The parts of a link.
+pub(crate) struct LinkParts {
+    /// The connected socket.
+    pub(crate) socket: UnixStream,
+    /// The loop that reports the socket's events.
+    pub(crate) event_loop: EventLoop,
+    /// The rings of frames.
+    pub(crate) frames: (Producer, Consumer),
+    /// The socket of regions.
+    pub(crate) regions: OwnedFd,
+    pub(crate) arenas: Arenas,
+    /// The ring of samples.
+    pub(crate) ring: Ring,
+}
+
 impl Link {
-    /// Creates a link over a connected socket, the event loop that serves it, and the rings of frames.
-    pub(crate) fn new(
-        (socket, event_loop, (producer, consumer)): (UnixStream, EventLoop, (Producer, Consumer)),
-        regions: OwnedFd,
-        (arenas, ring): (Arenas, Ring),
-    ) -> Self {
+    /// Creates a link.
+    pub(crate) fn new(parts: LinkParts) -> Self {
+        let LinkParts { socket, event_loop, frames: (producer, consumer), regions, arenas, ring } = parts;
         let (reader, writer) = socket.into_split();
         Self {
             writer,
