@@ -36,6 +36,7 @@ use pharos_listener::receiving::Budget;
 use pharos_listener::request_log;
 use pharos_os::descriptors::{self, Descriptors};
 use pharos_os::directories;
+use pharos_os::service_manager::{self, ServiceManager};
 use pharos_telemetry::log;
 use pharos_telemetry::metrics::{Definition, Source};
 use pharos_telemetry::system::{self, Devices, Gpus, HostPolicies, Roots, find_gpus};
@@ -120,6 +121,7 @@ fn failed(reason: &str) -> ExitCode {
 /// Binds the ports, loads the models, serves, and exits in order. Binding first reports a port in use before models load.
 async fn serve(options: &Options, plan: Option<&Plan<Options>>, descriptors: Arc<Descriptors>) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("cannot handle signals: {error}"))?;
+    let manager = ServiceManager::start();
     let hangup = signal(SignalKind::hangup()).map_err(|error| format!("cannot handle signals: {error}"))?;
     let (file, overrides) = options.metrics_definition();
     let source = Source { file, overrides, usual_mode: Some(usual_mode(options)) };
@@ -146,8 +148,10 @@ async fn serve(options: &Options, plan: Option<&Plan<Options>>, descriptors: Arc
     };
     if loaded.is_ok() && ends.seen == 0 {
         tracing::info!("ready");
+        manager.ready().await;
         ends.next().await;
     }
+    manager.stopping().await;
     if let Some(endpoints) = endpoints {
         endpoints.stopping();
     }
@@ -415,11 +419,12 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
     })
 }
 
-/// Returns the environment variables that workers do not inherit.
+/// Returns the environment variables that workers do not inherit: those of systemd, and those that match the pattern.
 fn hidden_variables(workers: &cli::Workers) -> Vec<OsString> {
-    let Some(pattern) = &workers.worker_hidden_variables else { return Vec::new() };
-    let names = std::env::vars_os().map(|(name, _)| name);
-    names.filter(|name| name.to_str().is_some_and(|name| pattern.is_match(name))).collect()
+    let pattern = workers.worker_hidden_variables.as_ref();
+    let matches = |name: &str| pattern.is_some_and(|pattern| pattern.is_match(name));
+    let hidden = |name: &str| service_manager::VARIABLES.contains(&name) || matches(name);
+    std::env::vars_os().map(|(name, _)| name).filter(|name| name.to_str().is_some_and(hidden)).collect()
 }
 
 /// Returns the host name, for labels.

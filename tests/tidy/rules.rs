@@ -133,7 +133,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
     },
     Layering {
         source: "frontend/os/src/",
-        floors: &[independent(&["client", "clock", "descriptors", "directories", "file_watch"])],
+        floors: &[independent(&["client", "clock", "descriptors", "directories", "file_watch", "service_manager"])],
     },
     Layering {
         source: "worker/src/",

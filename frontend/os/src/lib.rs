@@ -1,8 +1,9 @@
 //! Operating system services of the frontend: the clock, the server's directories, the limit of file descriptors, watched files,
-//! and connections to other servers.
+//! connections to other servers, and messages to systemd.
 
 pub mod client;
 pub mod clock;
 pub mod descriptors;
 pub mod directories;
 pub mod file_watch;
+pub mod service_manager;
