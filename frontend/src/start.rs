@@ -65,6 +65,7 @@ pub fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     match &options.command {
+        Some(Command::Health { address }) => return commands::health(address),
         Some(Command::Metrics(command)) => return commands::metrics(command),
         Some(Command::Trace(command)) => return commands::trace(command),
         Some(Command::TorchServe(arguments)) => {
