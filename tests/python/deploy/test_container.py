@@ -154,8 +154,8 @@ def test_the_image_serves_without_rights(podman, images, boxed, models, target):
     server = boxed(target, models)
     assert set(server.index()) == {"digits"}
     assert server.inside(*check[1:], server.http).returncode == 0
-    nobody = server.inside(*check[1:], f"127.0.0.1:{free_ports(1)[0]}")
-    assert nobody.returncode == 1 and "is not ready" in nobody.stderr
+    unused = server.inside(*check[1:], f"127.0.0.1:{free_ports(1)[0]}")
+    assert unused.returncode == 1 and "is not ready" in unused.stderr
     written = server.inside("/usr/bin/touch", "/usr/bin/x")
     assert "Read-only file system" in written.stderr
     assert server.inside("/usr/bin/id", "-u").stdout == "1000\n"
