@@ -4,7 +4,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server are skipped with a note without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients smoke soak lint bench fuzz tools python-worker wheel kserve-sdk gpu-pack
+.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients smoke soak lint bench fuzz tools python-worker wheel release kserve-sdk gpu-pack
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -77,13 +77,18 @@ WHEEL_TOOLS := $(TARGET)/venv-wheel
 wheel: tools
 	$(PYTHON) -m venv $(WHEEL_TOOLS)
 	$(WHEEL_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check ziglang==0.17.1 cargo-zigbuild==0.24.0 auditwheel==6.8.2
+	$(PYTHON) deploy/release/release.py notices --to $(TARGET)/notices
 	rm -f $(WHEELS)/pharos_server-*.whl
 	for machine in $(WHEEL_MACHINES); do \
 	  rustup target add $$machine-unknown-linux-gnu && \
 	  PATH=$(abspath $(WHEEL_TOOLS))/bin:$$PATH CARGO_PROFILE_RELEASE_STRIP=symbols $(CARGO) zigbuild $(PROFILE) --locked \
 	    --target $$machine-unknown-linux-gnu.2.28 --target-dir $(TARGET)/wheel-build -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-python && \
-	  $(PYTHON) deploy/wheel/pack.py --from $(TARGET)/wheel-build/$$machine-unknown-linux-gnu/release --to $(WHEELS) && \
+	  $(PYTHON) deploy/wheel/pack.py --from $(TARGET)/wheel-build/$$machine-unknown-linux-gnu/release --to $(WHEELS) --notices $(TARGET)/notices && \
 	  $(WHEEL_TOOLS)/bin/auditwheel show $(WHEELS)/pharos_server-*_$$machine.whl || exit 1; done
+
+# The wheels, archives of the executables, SBOM, licences, changes and checksums of this version.
+release: wheel
+	$(PYTHON) deploy/release/release.py release --wheels $(WHEELS) --to $(TARGET)/release-files
 
 test: test-rust test-clients
 

@@ -3,7 +3,8 @@
 
     python3 deploy/wheel/pack.py --from target/release --to target/wheels
 
-Nothing is compiled. The folder has `pharos`, `pharos-worker` and `lib_native.so`, which `make build python-worker` or
+Nothing is compiled. With `--notices`, the wheel has the SBOM and the licences that `deploy/release/release.py notices` wrote. The
+folder of the built files has `pharos`, `pharos-worker` and `lib_native.so`, which `make build python-worker` or
 `make wheel` builds together. The platform tag has the newest version of glibc that one of them needs. The same files make the
 same wheel: entries are sorted and have no times.
 """
@@ -92,8 +93,8 @@ def metadata(project: dict) -> str:
     return "\n".join([*lines, "Description-Content-Type: text/markdown", "", text])
 
 
-def entries(contents: dict, tag: str) -> dict:
-    """Returns the files of the wheel except its RECORD: paths and contents."""
+def entries(contents: dict, tag: str, notices) -> dict:
+    """Returns the files of the wheel except its RECORD: paths and contents. `notices` is a folder or None."""
     project = tomllib.loads((ROOT / "worker/python/pyproject.toml").read_text())["project"]
     found = {str(path.relative_to(PYTHON)): path.read_bytes() for path in sorted(PYTHON.rglob("*.py"))}
     found |= {BUILT[name]: content for name, content in contents.items()}
@@ -105,6 +106,9 @@ def entries(contents: dict, tag: str) -> dict:
         f"{info}/entry_points.txt": f"[console_scripts]\n{commands}".encode(),
         f"{info}/licenses/LICENSE": (ROOT / "LICENSE").read_bytes(),
     }
+    if notices:
+        found[f"{info}/licenses/THIRD_PARTY_LICENSES.txt"] = (notices / "THIRD_PARTY_LICENSES.txt").read_bytes()
+        found[f"{info}/sboms/pharos.cdx.json"] = (notices / "pharos.cdx.json").read_bytes()
     return found
 
 
@@ -129,14 +133,14 @@ def write(target: Path, found: dict):
             wheel.writestr(entry, content)
 
 
-def pack(source: Path, target: Path) -> Path:
+def pack(source: Path, target: Path, notices=None) -> Path:
     """Writes the wheel; returns its path."""
     missing = [name for name in BUILT if not (source / name).is_file()]
     if missing:
         raise SystemExit(f"{source} does not have {', '.join(missing)}: make build python-worker builds them")
     contents = {name: (source / name).read_bytes() for name in BUILT}
     tag = platform_tag(contents)
-    found = entries(contents, tag)
+    found = entries(contents, tag, notices)
     path = f"pharos_server-{version()}.dist-info/RECORD"
     target.mkdir(parents=True, exist_ok=True)
     wheel = target / f"pharos_server-{version()}-cp39-abi3-{tag}.whl"
@@ -149,8 +153,9 @@ def main():
     parser = argparse.ArgumentParser(description="Packs the wheel pharos-server.")
     parser.add_argument("--from", dest="source", type=Path, required=True, help="the folder of the built files")
     parser.add_argument("--to", dest="target", type=Path, required=True, help="the folder to write the wheel to")
+    parser.add_argument("--notices", type=Path, help="the folder of the SBOM and the licences")
     options = parser.parse_args()
-    wheel = pack(options.source, options.target)
+    wheel = pack(options.source, options.target, options.notices)
     print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB")
 
 

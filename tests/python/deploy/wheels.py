@@ -15,3 +15,8 @@ def packer():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def elf(machine: int, *symbols: bytes) -> bytes:
+    """Returns what the packer reads of an ELF file."""
+    return b"\x7fELF" + bytes(14) + machine.to_bytes(2, "little") + b"".join(b"\0" + symbol for symbol in symbols) + b"\0"
