@@ -80,7 +80,7 @@ wheel: tools
 	$(PYTHON) deploy/release/release.py notices --to $(TARGET)/notices
 	rm -f $(WHEELS)/pharos_server-*.whl
 	for machine in $(WHEEL_MACHINES); do \
-	  rustup target add $$machine-unknown-linux-gnu && \
+	  if command -v rustup >/dev/null; then rustup target add $$machine-unknown-linux-gnu || exit 1; fi; \
 	  PATH=$(abspath $(WHEEL_TOOLS))/bin:$$PATH CARGO_PROFILE_RELEASE_STRIP=symbols $(CARGO) zigbuild $(PROFILE) --locked \
 	    --target $$machine-unknown-linux-gnu.2.28 --target-dir $(TARGET)/wheel-build -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-python && \
 	  $(PYTHON) deploy/wheel/pack.py --from $(TARGET)/wheel-build/$$machine-unknown-linux-gnu/release --to $(WHEELS) --notices $(TARGET)/notices && \
