@@ -49,7 +49,9 @@ def wheels(notices, tmp_path_factory):
 def test_the_sbom_matches_its_schema(notices):
     text = (notices / "pharos.cdx.json").read_text()
     assert schemas.sbom_error(text) == ""
-    assert "SHA-257" in schemas.sbom_error(text.replace('"SHA-256"', '"SHA-257"', 1))
+    small = json.loads(text)
+    small["components"] = small["components"][:1]
+    assert "SHA-257" in schemas.sbom_error(json.dumps(small).replace("SHA-256", "SHA-257"))
 
 
 def test_the_sbom_has_what_is_compiled_into_the_executables(notices):
