@@ -4,7 +4,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server are skipped with a note without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients smoke soak lint bench fuzz tools python-worker wheel release kserve-sdk gpu-pack
+.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke soak lint bench fuzz tools python-worker wheel release kserve-sdk gpu-pack
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -18,7 +18,7 @@ export PYO3_PYTHON ?= $(shell command -v $(PYTHON))
 export PYO3_ENVIRONMENT_SIGNATURE ?= $(shell $(PYTHON) -c 'import sys; print("%s-%d.%d-64bit" % (sys.implementation.name, *sys.version_info[:2]))' 2>/dev/null)
 
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'also: make python-worker | smoke | lint | bench | fuzz | soak | gpu-pack   (SERVE_FLAGS="..." are passed to the server)'
+	@sed -n 's/^#   //p' Makefile; echo 'also: make python-worker | smoke | test-under-load | lint | bench | fuzz | soak | gpu-pack   (SERVE_FLAGS="..." are passed to the server)'
 
 tools:
 	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.95 or later, see https://rustup.rs"; exit 1; }
@@ -113,6 +113,14 @@ test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/
 # A choice of the client tests that touches every area, in under a minute, after the build.
 smoke: build python-worker $(VENV)/ready
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs -m smoke tests/python
+
+# All client tests in eight processes, also on a machine with two cores, LOAD_RUNS times: see docs/src/internals/tests.md. A failed
+# test is not repeated.
+LOAD_RUNS ?= 1
+LOAD_PROCESSES ?= 8
+test-under-load: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready
+	PHAROS_PEERS=none PHAROS_TEST_PROCESSES=$(LOAD_PROCESSES) PHAROS_BIN=$(abspath $(TARGET))/release/pharos \
+	  nice -n 5 $(VENV)/bin/python tests/python/run.py -q --runs=$(LOAD_RUNS) tests/python
 
 # Long runs of tests that normally take seconds: 400,000 samples per second from workers that are killed, a random load, and
 # a hundred reloads under load.

@@ -5,58 +5,34 @@ pub mod tokens;
 
 use std::fmt;
 
-/// A part of the protocol that can be restricted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Api {
-    /// Liveness and readiness of the server and of models.
-    Health,
-    /// Metadata of the server and of models.
-    Metadata,
-    /// Inference in all its forms.
-    Inference,
-    /// Regions of shared memory.
-    SharedMemory,
-    /// Configurations of models.
-    ModelConfig,
-    /// The list of models, loading and unloading.
-    ModelRepository,
-    /// Statistics.
-    Statistics,
-    /// Trace settings.
-    Trace,
-    /// Log settings.
-    Logging,
+named_enum! {
+    /// A part of the protocol that can be restricted.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Api {
+        /// Liveness and readiness of the server and of models.
+        Health => "health",
+        /// Metadata of the server and of models.
+        Metadata => "metadata",
+        /// Inference in all its forms.
+        Inference => "inference",
+        /// Regions of shared memory.
+        SharedMemory => "shared-memory",
+        /// Configurations of models.
+        ModelConfig => "model-config",
+        /// The list of models, loading and unloading.
+        ModelRepository => "model-repository",
+        /// Statistics.
+        Statistics => "statistics",
+        /// Trace settings.
+        Trace => "trace",
+        /// Log settings.
+        Logging => "logging",
+    }
+    /// Returns the name in the options (Triton's).
+    pub fn name;
 }
 
 impl Api {
-    /// Every part, in the order in which they are documented.
-    pub const ALL: [Self; 9] = [
-        Self::Health,
-        Self::Metadata,
-        Self::Inference,
-        Self::SharedMemory,
-        Self::ModelConfig,
-        Self::ModelRepository,
-        Self::Statistics,
-        Self::Trace,
-        Self::Logging,
-    ];
-
-    /// Returns the name in the options (Triton's).
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Health => "health",
-            Self::Metadata => "metadata",
-            Self::Inference => "inference",
-            Self::SharedMemory => "shared-memory",
-            Self::ModelConfig => "model-config",
-            Self::ModelRepository => "model-repository",
-            Self::Statistics => "statistics",
-            Self::Trace => "trace",
-            Self::Logging => "logging",
-        }
-    }
-
     fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|api| api.name() == name)
     }

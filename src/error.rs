@@ -1,29 +1,27 @@
 //! Errors of requests: one closed list of codes. One table, [`ErrorCode::http_status`] and [`ErrorCode::grpc_code`], maps a code
 //! to HTTP and gRPC, so that the protocols cannot diverge.
 
-use std::fmt;
-
 /// The closed list of error codes: the eight of Triton's core, and one for deadlines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorCode {
     /// An error without a more specific code.
-    Unknown,
+    Unknown = 0,
     /// A fault of the server.
-    Internal,
+    Internal = 1,
     /// The requested entity does not exist.
-    NotFound,
+    NotFound = 2,
     /// The request is invalid; a retry will not help.
-    InvalidArg,
+    InvalidArg = 3,
     /// The server cannot serve the request now; a retry may help.
-    Unavailable,
+    Unavailable = 4,
     /// The server does not implement the operation.
-    Unsupported,
+    Unsupported = 5,
     /// The entity that the request would create exists already.
-    AlreadyExists,
+    AlreadyExists = 6,
     /// The client cancelled the request.
-    Cancelled,
+    Cancelled = 7,
     /// The deadline of the request passed.
-    DeadlineExceeded,
+    DeadlineExceeded = 8,
 }
 
 impl ErrorCode {
@@ -53,17 +51,7 @@ impl ErrorCode {
 
     /// Returns the number of the code in frames between frontend and worker.
     pub fn to_wire(self) -> u8 {
-        match self {
-            Self::Unknown => 0,
-            Self::Internal => 1,
-            Self::NotFound => 2,
-            Self::InvalidArg => 3,
-            Self::Unavailable => 4,
-            Self::Unsupported => 5,
-            Self::AlreadyExists => 6,
-            Self::Cancelled => 7,
-            Self::DeadlineExceeded => 8,
-        }
+        self as u8
     }
 
     /// Inverts [`ErrorCode::to_wire`]; `None` for an unknown number.
@@ -83,85 +71,48 @@ impl ErrorCode {
     }
 }
 
-/// Why a request was refused or failed, for the metrics (label `reason`). Closed, so that series exist from the start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Reason {
-    /// The bytes cannot be parsed: bad JSON, framing, compression, headers.
-    Malformed,
-    /// Parsed, but the model does not accept it: names, shapes, datatypes, sizes, parameters.
-    Invalid,
-    /// The model or version does not exist.
-    UnknownModel,
-    /// The model, version or server is not ready, or is stopping.
-    NotReady,
-    /// A size limit was exceeded.
-    TooLarge,
-    /// The model's queue was full.
-    QueueFull,
-    /// The request waited longer than its timeout.
-    Timeout,
-    /// The client cancelled the request or disconnected.
-    Cancelled,
-    /// The backend failed while executing.
-    Backend,
-    /// The instance was lost while executing.
-    InstanceLost,
-    /// Shared-memory regions: unknown, too small, removed.
-    SharedMemory,
-    /// The server does not offer it: unknown path, wrong method, unsupported feature.
-    Unsupported,
-    /// The part of the protocol is restricted, and the request lacks the key.
-    Restricted,
-    /// The request has no valid token.
-    Unauthenticated,
-    /// A fault of the server itself.
-    Internal,
-}
-
-impl Reason {
-    /// Every reason, in the order in which they are documented.
-    pub const ALL: [Reason; 15] = [
-        Self::Malformed,
-        Self::Invalid,
-        Self::UnknownModel,
-        Self::NotReady,
-        Self::TooLarge,
-        Self::QueueFull,
-        Self::Timeout,
-        Self::Cancelled,
-        Self::Backend,
-        Self::InstanceLost,
-        Self::SharedMemory,
-        Self::Unsupported,
-        Self::Restricted,
-        Self::Unauthenticated,
-        Self::Internal,
-    ];
-
-    /// Returns the label's value, for example `QUEUE_FULL`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Malformed => "MALFORMED",
-            Self::Invalid => "INVALID",
-            Self::UnknownModel => "UNKNOWN_MODEL",
-            Self::NotReady => "NOT_READY",
-            Self::TooLarge => "TOO_LARGE",
-            Self::QueueFull => "QUEUE_FULL",
-            Self::Timeout => "TIMEOUT",
-            Self::Cancelled => "CANCELLED",
-            Self::Backend => "BACKEND",
-            Self::InstanceLost => "INSTANCE_LOST",
-            Self::SharedMemory => "SHARED_MEMORY",
-            Self::Unsupported => "UNSUPPORTED",
-            Self::Restricted => "RESTRICTED",
-            Self::Unauthenticated => "UNAUTHENTICATED",
-            Self::Internal => "INTERNAL",
-        }
+named_enum! {
+    /// Why a request was refused or failed, for the metrics (label `reason`). Closed, so that series exist from the start.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Reason {
+        /// The bytes cannot be parsed: bad JSON, framing, compression, headers.
+        Malformed => "MALFORMED",
+        /// Parsed, but the model does not accept it: names, shapes, datatypes, sizes, parameters.
+        Invalid => "INVALID",
+        /// The model or version does not exist.
+        UnknownModel => "UNKNOWN_MODEL",
+        /// The model, version or server is not ready, or is stopping.
+        NotReady => "NOT_READY",
+        /// A size limit was exceeded.
+        TooLarge => "TOO_LARGE",
+        /// The model's queue was full.
+        QueueFull => "QUEUE_FULL",
+        /// The request waited longer than its timeout.
+        Timeout => "TIMEOUT",
+        /// The client cancelled the request or disconnected.
+        Cancelled => "CANCELLED",
+        /// The backend failed while executing.
+        Backend => "BACKEND",
+        /// The instance was lost while executing.
+        InstanceLost => "INSTANCE_LOST",
+        /// Shared-memory regions: unknown, too small, removed.
+        SharedMemory => "SHARED_MEMORY",
+        /// The server does not offer it: unknown path, wrong method, unsupported feature.
+        Unsupported => "UNSUPPORTED",
+        /// The part of the protocol is restricted, and the request lacks the key.
+        Restricted => "RESTRICTED",
+        /// The request has no valid token.
+        Unauthenticated => "UNAUTHENTICATED",
+        /// A fault of the server itself.
+        Internal => "INTERNAL",
     }
+    /// Returns the label's value, for example `QUEUE_FULL`.
+    pub fn as_str;
 }
 
 /// An error of one request. The code decides the status, the reason labels the metric, and the client receives the message.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
 pub struct InferError {
     /// The kind of error for the client.
     pub code: ErrorCode,
@@ -214,11 +165,3 @@ impl InferError {
         self
     }
 }
-
-impl fmt::Display for InferError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for InferError {}

@@ -3,6 +3,9 @@
 //! Nothing here opens a socket, starts a thread or reads a clock: callers pass bytes and the time in and get decisions back.
 //! `frontend/` and `worker/` perform them. ARCHITECTURE.md has the map.
 
+#[macro_use]
+mod named_enum;
+
 pub mod access;
 pub mod arena;
 pub mod batch_split;

@@ -9,26 +9,17 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The kind of memory of a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
-    /// A POSIX shared memory object of this machine.
-    System,
-    /// Memory of a CUDA device.
-    Cuda,
-}
-
-impl Kind {
-    /// Both kinds.
-    pub const ALL: [Kind; 2] = [Kind::System, Kind::Cuda];
-
-    /// Returns the name in paths and in the labels of metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::System => "system",
-            Self::Cuda => "cuda",
-        }
+named_enum! {
+    /// The kind of memory of a region.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Kind {
+        /// A POSIX shared memory object of this machine.
+        System => "system",
+        /// Memory of a CUDA device.
+        Cuda => "cuda",
     }
+    /// Returns the name in paths and in the labels of metrics.
+    pub fn as_str;
 }
 
 /// The maximum length in bytes of a region's name, which is sent to the workers.

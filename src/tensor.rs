@@ -4,59 +4,45 @@ use std::fmt;
 
 use crate::data::Data;
 
-/// The closed list of datatypes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum DataType {
-    /// One byte, 0 or 1.
-    Bool = 1,
-    /// Unsigned, 8 bits.
-    Uint8 = 2,
-    /// Unsigned, 16 bits.
-    Uint16 = 3,
-    /// Unsigned, 32 bits.
-    Uint32 = 4,
-    /// Unsigned, 64 bits.
-    Uint64 = 5,
-    /// Signed, 8 bits.
-    Int8 = 6,
-    /// Signed, 16 bits.
-    Int16 = 7,
-    /// Signed, 32 bits.
-    Int32 = 8,
-    /// Signed, 64 bits.
-    Int64 = 9,
-    /// IEEE 754 half precision.
-    Fp16 = 10,
-    /// IEEE 754 single precision.
-    Fp32 = 11,
-    /// IEEE 754 double precision.
-    Fp64 = 12,
-    /// Byte strings; each element is serialized as a 4-byte little-endian length and the bytes.
-    Bytes = 13,
-    /// bfloat16: the upper half of a single-precision number.
-    Bf16 = 14,
+named_enum! {
+    /// The closed list of datatypes.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    #[repr(u8)]
+    pub enum DataType {
+        /// One byte, 0 or 1.
+        Bool = 1 => "BOOL",
+        /// Unsigned, 8 bits.
+        Uint8 = 2 => "UINT8",
+        /// Unsigned, 16 bits.
+        Uint16 = 3 => "UINT16",
+        /// Unsigned, 32 bits.
+        Uint32 = 4 => "UINT32",
+        /// Unsigned, 64 bits.
+        Uint64 = 5 => "UINT64",
+        /// Signed, 8 bits.
+        Int8 = 6 => "INT8",
+        /// Signed, 16 bits.
+        Int16 = 7 => "INT16",
+        /// Signed, 32 bits.
+        Int32 = 8 => "INT32",
+        /// Signed, 64 bits.
+        Int64 = 9 => "INT64",
+        /// IEEE 754 half precision.
+        Fp16 = 10 => "FP16",
+        /// IEEE 754 single precision.
+        Fp32 = 11 => "FP32",
+        /// IEEE 754 double precision.
+        Fp64 = 12 => "FP64",
+        /// Byte strings; each element is serialized as a 4-byte little-endian length and the bytes.
+        Bytes = 13 => "BYTES",
+        /// bfloat16: the upper half of a single-precision number.
+        Bf16 = 14 => "BF16",
+    }
+    /// Returns the name in the protocol, for example `INT32`.
+    pub fn name;
 }
 
 impl DataType {
-    /// Every datatype, in the order of the protobuf enum.
-    pub const ALL: [DataType; 14] = [
-        Self::Bool,
-        Self::Uint8,
-        Self::Uint16,
-        Self::Uint32,
-        Self::Uint64,
-        Self::Int8,
-        Self::Int16,
-        Self::Int32,
-        Self::Int64,
-        Self::Fp16,
-        Self::Fp32,
-        Self::Fp64,
-        Self::Bytes,
-        Self::Bf16,
-    ];
-
     /// Returns the bytes per element; `None` for [`DataType::Bytes`], whose elements vary.
     pub fn size(self) -> Option<usize> {
         match self {
@@ -65,26 +51,6 @@ impl DataType {
             Self::Uint32 | Self::Int32 | Self::Fp32 => Some(4),
             Self::Uint64 | Self::Int64 | Self::Fp64 => Some(8),
             Self::Bytes => None,
-        }
-    }
-
-    /// Returns the name in the protocol, for example `INT32`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Bool => "BOOL",
-            Self::Uint8 => "UINT8",
-            Self::Uint16 => "UINT16",
-            Self::Uint32 => "UINT32",
-            Self::Uint64 => "UINT64",
-            Self::Int8 => "INT8",
-            Self::Int16 => "INT16",
-            Self::Int32 => "INT32",
-            Self::Int64 => "INT64",
-            Self::Fp16 => "FP16",
-            Self::Fp32 => "FP32",
-            Self::Fp64 => "FP64",
-            Self::Bytes => "BYTES",
-            Self::Bf16 => "BF16",
         }
     }
 

@@ -31,39 +31,28 @@ impl Sub for Instant {
     }
 }
 
-/// Why a batch was sent (label `reason` of `pharos_batches_total`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum SendReason {
-    /// The batch had a preferred size.
-    Preferred,
-    /// The next request did not fit, or the maximum was reached.
-    Full,
-    /// The queue delay had passed.
-    Delay,
-    /// The next request has another shape.
-    Shape,
-    /// An instance was idle and no delay is configured.
-    Idle,
-    /// The model accepts no new requests, so there was nothing to wait for.
-    Drain,
+named_enum! {
+    /// Why a batch was sent (label `reason` of `pharos_batches_total`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum SendReason {
+        /// The batch had a preferred size.
+        Preferred => "preferred",
+        /// The next request did not fit, or the maximum was reached.
+        Full => "full",
+        /// The queue delay had passed.
+        Delay => "delay",
+        /// The next request has another shape.
+        Shape => "shape",
+        /// An instance was idle and no delay is configured.
+        Idle => "idle",
+        /// The model accepts no new requests, so there was nothing to wait for.
+        Drain => "drain",
+    }
+    /// Returns the label's value.
+    pub fn as_str;
 }
 
 impl SendReason {
-    /// Every value, in order.
-    pub const ALL: [SendReason; 6] = [Self::Preferred, Self::Full, Self::Delay, Self::Shape, Self::Idle, Self::Drain];
-
-    /// Returns the label's value.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Preferred => "preferred",
-            Self::Full => "full",
-            Self::Delay => "delay",
-            Self::Shape => "shape",
-            Self::Idle => "idle",
-            Self::Drain => "drain",
-        }
-    }
-
     /// Returns the position in `ALL`.
     pub(crate) fn index(self) -> usize {
         self as usize

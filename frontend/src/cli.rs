@@ -52,7 +52,7 @@ pub use logging::Log;
 pub use models::{ControlMode, Models};
 pub use rate_limit::{RateLimit, RateLimiter};
 pub use shared_memory::SharedMemory;
-pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions, TlsPaths};
+pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions};
 pub use trace::{TraceCommand, TraceConfig, TraceOptions};
 pub use workers::Workers;
 

@@ -8,6 +8,7 @@ mod torchserve;
 
 use std::ffi::OsString;
 use std::io;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -36,6 +37,7 @@ use pharos_listener::receiving::Budget;
 use pharos_listener::request_log;
 use pharos_os::descriptors::{self, Descriptors};
 use pharos_os::directories;
+use pharos_os::event_loops::EventLoops;
 use pharos_os::service_manager::{self, ServiceManager};
 use pharos_telemetry::log;
 use pharos_telemetry::metrics::{Definition, Source};
@@ -96,21 +98,25 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     let descriptors = Descriptors::new(descriptors::raise());
     tracing::info!("{}", descriptors.describe());
     directories::remove_abandoned(&[pharos_torchserve::DIRECTORY]);
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    if let Some(threads) = options.http_clients.threads {
-        runtime.worker_threads(threads as usize);
-    }
-    let runtime = match runtime.enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return failed(&format!("cannot start the async runtime: {error}")),
+    // Requests are served by the event loops; this runtime does the rest: loading, supervision, scrapes.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let loops = || EventLoops::start(options.http_clients.threads.map_or_else(processors, |count| count as usize));
+    let (runtime, event_loops) = match runtime.and_then(|runtime| Ok((runtime, loops()?))) {
+        Ok(started) => started,
+        Err(error) => return failed(&format!("cannot start the async runtimes: {error}")),
     };
-    let result = runtime.block_on(serve(options, plan, descriptors));
+    let result = runtime.block_on(serve(options, plan, (descriptors, event_loops)));
     runtime.shutdown_background();
     drop(log);
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => failed(&options.with_origins(&reason)),
     }
+}
+
+/// Returns the number of processors that this process may use.
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
 /// Prints the reason to standard error, even if logging is off.
@@ -120,7 +126,11 @@ fn failed(reason: &str) -> ExitCode {
 }
 
 /// Binds the ports, loads the models, serves, and exits in order. Binding first reports a port in use before models load.
-async fn serve(options: &Options, plan: Option<&Plan<Options>>, descriptors: Arc<Descriptors>) -> Result<(), String> {
+async fn serve(
+    options: &Options,
+    plan: Option<&Plan<Options>>,
+    (descriptors, event_loops): (Arc<Descriptors>, EventLoops),
+) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("cannot handle signals: {error}"))?;
     let manager = ServiceManager::start();
     let hangup = signal(SignalKind::hangup()).map_err(|error| format!("cannot handle signals: {error}"))?;
@@ -130,19 +140,26 @@ async fn serve(options: &Options, plan: Option<&Plan<Options>>, descriptors: Arc
     tracing::info!("metrics from {source}: {}", listing::summary(&metrics.catalog));
     let logs = metric_logs(options, metrics.names_mode);
     let clouds = Clouds::new(options, plan.is_some())?;
-    let (engine, system) = engine(options, metrics, (descriptors, clouds.registered())).await?;
+    let (engine, system) = engine(options, metrics, (descriptors, event_loops.clone(), clouds.registered())).await?;
     let tslog = tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
     let hung_up = Arc::new(Notify::new());
     tokio::spawn(reload(hangup, hung_up.clone(), engine.clone(), source));
     let (phase, phases) = watch::channel(Phase::Serving);
     let budget = receive_budget(options);
-    let listeners =
-        Listeners { options, engine: &engine, phases: phases.clone(), hangup: hung_up, budget: budget.clone() };
+    let listeners = Listeners {
+        options,
+        engine: &engine,
+        phases: phases.clone(),
+        hangup: hung_up,
+        budget: budget.clone(),
+        event_loops: event_loops.clone(),
+    };
     let guards = listeners.guards()?;
     open_loading::warn(options, plan, &guards);
     let mut listeners = listeners.open(&guards, clouds.platforms()).await?;
-    let mut endpoints = plan.map(|plan| Endpoints::new(plan, &engine, (phases, guards, budget))).transpose()?;
+    let mut endpoints =
+        plan.map(|plan| Endpoints::new(plan, &engine, (phases, guards, budget, event_loops))).transpose()?;
     let loaded = tokio::select! {
         loaded = load(&engine, options, (endpoints.as_mut(), &clouds)) => loaded.map(|tasks| listeners.extend(tasks)),
         () = ends.next() => Ok(()),
@@ -156,21 +173,25 @@ async fn serve(options: &Options, plan: Option<&Plan<Options>>, descriptors: Arc
     if let Some(endpoints) = endpoints {
         endpoints.stopping();
     }
-    let unfinished = match &loaded {
-        Ok(()) => end(options, &engine, &mut ends, &phase).await,
-        Err(_) => {
-            tracing::info!("exiting: not all models were loaded");
-            finish(options.general.exit_timeout_secs, &engine, &mut ends, &phase).await
-        }
+    let unfinished = if loaded.is_ok() {
+        end(options, &engine, &mut ends, &phase).await
+    } else {
+        tracing::info!("exiting: not all models were loaded");
+        finish(options.general.exit_timeout_secs, &engine, &mut ends, &phase).await
     };
     phase.send_replace(Phase::Stopping);
+    close(listeners, &engine, &mut ends).await;
+    tslog.stop(if ends.seen < 2 { LAST_LINES } else { HURRIED });
+    loaded.and_then(|()| check_finished(unfinished))
+}
+
+/// Waits until the listeners have sent the last responses and the exporter has sent the last traces, each within its limit.
+async fn close(listeners: Vec<JoinHandle<()>>, engine: &Engine, ends: &mut Ends) {
     for listener in listeners {
         ends.wait(LAST_ANSWERS, async { drop(listener.await) }).await;
     }
     // Longer than the exporter's own limit, so that it can log unsent traces.
     ends.wait(LAST_TRACES + LOGGED, engine.stop_tracing(LAST_TRACES)).await;
-    tslog.stop(if ends.seen < 2 { LAST_LINES } else { HURRIED });
-    loaded.and_then(|()| check_finished(unfinished))
 }
 
 /// Returns an error if requests or sequences were unfinished when the exit timeout expired.
@@ -288,7 +309,7 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
 async fn engine(
     options: &Options,
     metrics: Definition,
-    (descriptors, registered): (Arc<Descriptors>, Option<Registered>),
+    (descriptors, event_loops, registered): (Arc<Descriptors>, EventLoops, Option<Registered>),
 ) -> Result<(Engine, system::Settings), String> {
     let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
     let labels = cache::Settings {
@@ -307,6 +328,7 @@ async fn engine(
     let devices = Devices::new(gpus, visible.as_deref(), limits, &system.roots);
     let mut settings = settings(options, library, devices, descriptors)?;
     settings.loader.stores.registered = registered;
+    settings.loader.event_loops = event_loops;
     let engine = Engine::new(settings, metrics, labels).map_err(|error| error.to_string())?;
     Ok((engine, system))
 }
@@ -396,6 +418,7 @@ fn settings(
             rate_limits: options.rate_limiter.limits(),
             policies,
             descriptors,
+            event_loops: EventLoops::default(),
             response_cache: options.cache()?,
         },
     })

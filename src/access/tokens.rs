@@ -4,13 +4,17 @@
 
 use super::Api;
 
-/// The part of the protocol to which a token gives access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// Inference, and the requests of inference clients for metadata, configurations, statistics and shared memory.
-    Inference,
-    /// Requests that change the server or show how it is operated.
-    Management,
+named_enum! {
+    /// The part of the protocol to which a token gives access.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Scope {
+        /// Inference, and the requests of inference clients for metadata, configurations, statistics and shared memory.
+        Inference => "inference",
+        /// Requests that change the server or show how it is operated.
+        Management => "management",
+    }
+    /// Returns the name in texts.
+    pub fn name;
 }
 
 impl Scope {
@@ -22,14 +26,6 @@ impl Scope {
                 Some(Self::Inference)
             }
             Api::ModelRepository | Api::Trace | Api::Logging => Some(Self::Management),
-        }
-    }
-
-    /// Returns the name in texts.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Inference => "inference",
-            Self::Management => "management",
         }
     }
 }

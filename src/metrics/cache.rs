@@ -382,7 +382,7 @@ impl Cache {
     /// their label values are closed lists, models, instances, devices and metrics, and no request can add to these.
     fn bounded(&self, family: &Family, labels: &[String]) -> Result<Arc<Series>, SampleError> {
         let missing = || SampleError::BadValue(format!("metric `{}` has no room for a series", family.spec.name));
-        // Also ends the recursion through `counter` below.
+        // Also ends the recursion through `count` below.
         if family.spec.builtin.is_some() {
             return family.series(labels, usize::MAX, &self.clock).ok_or_else(missing);
         }
@@ -396,9 +396,7 @@ impl Cache {
         if let Some(series) = family.series(labels, most, &self.clock) {
             return Ok(series);
         }
-        if let Ok(overflowed) = self.counter(Builtin::SeriesOverflowed.name(), &[&family.spec.name]) {
-            let _ = overflowed.add_or_update(1.0);
-        }
+        self.count(Builtin::SeriesOverflowed, &[&family.spec.name], 1.0);
         let other = vec![OTHER.to_owned(); labels.len()];
         // Cannot fail, because there is no limit for this series.
         family.series(&other, usize::MAX, &self.clock).ok_or_else(missing)
@@ -415,6 +413,22 @@ impl Cache {
         }
         let dimensions: Vec<String> = labels.iter().map(|(label, _)| label.clone()).collect();
         self.register(MetricSpec::detected(name, kind.unwrap_or(Kind::Gauge), unit, dimensions))
+    }
+
+    /// Adds to a built-in counter, with label values in the order of [`Builtin::dimensions`]. `by` is not negative; 0 creates
+    /// the series. Does nothing if the counter is not defined.
+    pub fn count(&self, builtin: Builtin, labels: &[&str], by: f64) {
+        if let Ok(series) = self.counter(builtin.name(), labels) {
+            let _ = series.add_or_update(by);
+        }
+    }
+
+    /// Sets a series of a built-in gauge, with label values in the order of [`Builtin::dimensions`]. Does nothing if the
+    /// gauge is not defined.
+    pub fn set_gauge(&self, builtin: Builtin, labels: &[&str], value: f64) {
+        if let Ok(series) = self.gauge(builtin.name(), labels) {
+            let _ = series.add_or_update(value);
+        }
     }
 
     /// Sets all series of a built-in gauge, with label values in the order of [`Builtin::dimensions`], and removes all

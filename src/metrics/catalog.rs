@@ -14,7 +14,6 @@ mod warnings;
 mod worker_labels;
 
 use std::collections::HashMap;
-use std::fmt;
 
 use super::builtin::Builtin;
 use super::emitter::default_buckets;
@@ -42,17 +41,21 @@ pub const STATE_BYTES: &str = "pharos_sequence_state_bytes";
 /// The metrics that the worker's runtime records for every backend. By name, since the worker has no enum of built-in metrics.
 pub const RECORDED_BY_WORKER: [&str; 2] = ["HandlerTime", "PredictionTime"];
 
-/// How metrics leave the server: the key `mode` of `metrics.yaml`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// Log lines in TorchServe's form.
-    Tslog,
-    /// A scrape of `/metrics`.
-    Prometheus,
-    /// Both of them.
-    Both,
-    /// As TorchServe before version 0.7: the three `ts_*` counters by scrape, everything else as log lines.
-    Legacy,
+named_enum! {
+    /// How metrics leave the server: the key `mode` of `metrics.yaml`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Mode {
+        /// Log lines in TorchServe's form.
+        Tslog => "tslog",
+        /// A scrape of `/metrics`.
+        Prometheus => "prometheus",
+        /// Both of them.
+        Both => "both",
+        /// As TorchServe before version 0.7: the three `ts_*` counters by scrape, everything else as log lines.
+        Legacy => "legacy",
+    }
+    /// Returns the mode's name.
+    pub fn as_str;
 }
 
 impl Mode {
@@ -68,16 +71,6 @@ impl Mode {
             "legacy" => Self::Legacy,
             _ => return None,
         })
-    }
-
-    /// Returns the mode's name.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Tslog => "tslog",
-            Self::Prometheus => "prometheus",
-            Self::Both => "both",
-            Self::Legacy => "legacy",
-        }
     }
 }
 
@@ -166,7 +159,8 @@ impl MetricSpec {
 }
 
 /// An error in a `metrics.yaml`. Displayed as `FILE:LINE:COLUMN: message`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file}:{line}:{column}: {message}")]
 pub struct CatalogError {
     /// The file's name as passed to [`Catalog::parse`].
     pub file: String,
@@ -177,14 +171,6 @@ pub struct CatalogError {
     /// What is wrong, with which name, and what is allowed.
     pub message: String,
 }
-
-impl fmt::Display for CatalogError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}: {}", self.file, self.line, self.column, self.message)
-    }
-}
-
-impl std::error::Error for CatalogError {}
 
 /// All metrics of one `metrics.yaml`, in its order.
 #[derive(Clone, Debug)]

@@ -2,7 +2,6 @@
 //! valid names, default buckets, and a limit on log lines.
 
 use std::borrow::Cow;
-use std::fmt;
 
 use super::builtin::MICROSECONDS;
 use super::kind::Kind;
@@ -32,16 +31,9 @@ const BYTE_BUCKETS: [f64; 12] = {
 };
 
 /// The reason why a line does not match the grammar. Does not contain the line itself, which the caller logs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct Malformed(pub &'static str);
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
-impl std::error::Error for Malformed {}
 
 /// Returns the default buckets of a metric for its unit; empty unless it is a histogram.
 pub fn default_buckets(kind: Kind, unit: &str) -> Vec<f64> {

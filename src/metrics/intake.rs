@@ -3,7 +3,6 @@
 //! A line reaches the same series as the equal sample in a worker's ring. Refused lines are counted here; the caller
 //! decides whether to log them.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::builtin::Builtin;
@@ -21,35 +20,13 @@ use super::worker_lines;
 pub const MAX_LINE: usize = 64 << 10;
 
 /// Why a line was refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
 pub enum Refusal {
     /// The line could not be parsed.
-    Malformed(Malformed),
+    Malformed(#[from] Malformed),
     /// The cache refused the sample.
-    Sample(SampleError),
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Malformed(error) => error.fmt(f),
-            Self::Sample(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for Refusal {}
-
-impl From<Malformed> for Refusal {
-    fn from(error: Malformed) -> Self {
-        Self::Malformed(error)
-    }
-}
-
-impl From<SampleError> for Refusal {
-    fn from(error: SampleError) -> Self {
-        Self::Sample(error)
-    }
+    Sample(#[from] SampleError),
 }
 
 /// Records the line that a worker of `model` has printed. `body` is the text after the marker ([`worker_lines::strip`]) up to and
@@ -197,10 +174,8 @@ fn find(cache: &Cache, name: &str, labels: &[(String, String)], update: Update) 
 
 /// Adds to a counter by source, if it is defined.
 fn count(cache: &Cache, builtin: Builtin, source: Source, by: u64) {
-    if by > 0
-        && let Ok(counter) = cache.counter(builtin.name(), &[source.as_str()])
-    {
-        let _ = counter.add_or_update(by as f64);
+    if by > 0 {
+        cache.count(builtin, &[source.as_str()], by as f64);
     }
 }
 

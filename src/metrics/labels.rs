@@ -6,270 +6,162 @@ use crate::error::Reason;
 
 pub use connections::{Credentials, Listener, Refused};
 
-/// The protocol of a request (label `protocol`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Protocol {
-    /// HTTP.
-    Http,
-    /// gRPC.
-    Grpc,
+named_enum! {
+    /// The protocol of a request (label `protocol`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Protocol {
+        /// HTTP.
+        Http => "http",
+        /// gRPC.
+        Grpc => "grpc",
+    }
+    /// Returns the label's value.
+    pub fn as_str;
 }
 
 impl Protocol {
-    /// All values, in order.
-    pub const ALL: [Protocol; 2] = [Self::Http, Self::Grpc];
-
-    /// Returns the label's value.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Http => "http",
-            Self::Grpc => "grpc",
-        }
-    }
-
     /// Returns its index in `ALL`.
     pub(super) fn index(self) -> usize {
         self as usize
     }
 }
 
-/// The endpoint of a request (label `route`), of either protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Route {
-    /// Liveness of the server.
-    Live,
-    /// Readiness of the server.
-    Ready,
-    /// Name, version and extensions.
-    ServerMetadata,
-    /// A model's inputs and outputs.
-    ModelMetadata,
-    /// Readiness of a model.
-    ModelReady,
-    /// A model's configuration.
-    ModelConfig,
-    /// Statistics of one or all models.
-    ModelStatistics,
-    /// Inference, one response.
-    Infer,
-    /// Inference over a gRPC stream.
-    StreamInfer,
-    /// The generate extension.
-    Generate,
-    /// The generate extension with server-sent events.
-    GenerateStream,
-    /// The list of models.
-    RepositoryIndex,
-    /// Loading a model.
-    RepositoryLoad,
-    /// Unloading a model.
-    RepositoryUnload,
-    /// The list of registered system regions.
-    SystemSharedMemoryStatus,
-    /// Registering a system region.
-    SystemSharedMemoryRegister,
-    /// Unregistering system regions.
-    SystemSharedMemoryUnregister,
-    /// The list of registered CUDA regions.
-    CudaSharedMemoryStatus,
-    /// Registering a CUDA region.
-    CudaSharedMemoryRegister,
-    /// Unregistering CUDA regions.
-    CudaSharedMemoryUnregister,
-    /// Trace settings.
-    TraceSetting,
-    /// Log settings.
-    LogSettings,
-    /// `grpc.health.v1.Health`.
-    HealthCheck,
-    /// gRPC server reflection.
-    Reflection,
-    /// The metrics endpoint.
-    Metrics,
-    /// Health, by `GET /ping`.
-    Ping,
-    /// A prediction by `/predictions/MODEL`, or by the gRPC call of that name.
-    Predict,
-    /// A prediction whose response has several parts, by gRPC.
-    StreamPredict,
-    /// An explanation.
-    Explain,
-    /// The list of models of the management API.
-    ModelList,
-    /// The description of a model in the management API.
-    ModelDescribe,
-    /// Registering a model.
-    ModelRegister,
-    /// Changing the number of a model's workers.
-    ModelScale,
-    /// Making a version the default.
-    ModelSetDefault,
-    /// Unregistering a model.
-    ModelUnregister,
-    /// Creating a token.
-    Token,
-    /// The description of the API.
-    ApiDescription,
-    /// Anything else: an unknown path or method, or bytes that do not form a request.
-    Unknown,
+named_enum! {
+    /// The endpoint of a request (label `route`), of either protocol.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Route {
+        /// Liveness of the server.
+        Live => "live",
+        /// Readiness of the server.
+        Ready => "ready",
+        /// Name, version and extensions.
+        ServerMetadata => "server_metadata",
+        /// A model's inputs and outputs.
+        ModelMetadata => "model_metadata",
+        /// Readiness of a model.
+        ModelReady => "model_ready",
+        /// A model's configuration.
+        ModelConfig => "model_config",
+        /// Statistics of one or all models.
+        ModelStatistics => "model_statistics",
+        /// Inference, one response.
+        Infer => "infer",
+        /// Inference over a gRPC stream.
+        StreamInfer => "stream_infer",
+        /// The generate extension.
+        Generate => "generate",
+        /// The generate extension with server-sent events.
+        GenerateStream => "generate_stream",
+        /// The list of models.
+        RepositoryIndex => "repository_index",
+        /// Loading a model.
+        RepositoryLoad => "repository_load",
+        /// Unloading a model.
+        RepositoryUnload => "repository_unload",
+        /// The list of registered system regions.
+        SystemSharedMemoryStatus => "system_shared_memory_status",
+        /// Registering a system region.
+        SystemSharedMemoryRegister => "system_shared_memory_register",
+        /// Unregistering system regions.
+        SystemSharedMemoryUnregister => "system_shared_memory_unregister",
+        /// The list of registered CUDA regions.
+        CudaSharedMemoryStatus => "cuda_shared_memory_status",
+        /// Registering a CUDA region.
+        CudaSharedMemoryRegister => "cuda_shared_memory_register",
+        /// Unregistering CUDA regions.
+        CudaSharedMemoryUnregister => "cuda_shared_memory_unregister",
+        /// Trace settings.
+        TraceSetting => "trace_setting",
+        /// Log settings.
+        LogSettings => "log_settings",
+        /// `grpc.health.v1.Health`.
+        HealthCheck => "health_check",
+        /// gRPC server reflection.
+        Reflection => "reflection",
+        /// The metrics endpoint.
+        Metrics => "metrics",
+        /// Health, by `GET /ping`.
+        Ping => "ping",
+        /// A prediction by `/predictions/MODEL`, or by the gRPC call of that name.
+        Predict => "predict",
+        /// A prediction whose response has several parts, by gRPC.
+        StreamPredict => "stream_predict",
+        /// An explanation.
+        Explain => "explain",
+        /// The list of models of the management API.
+        ModelList => "model_list",
+        /// The description of a model in the management API.
+        ModelDescribe => "model_describe",
+        /// Registering a model.
+        ModelRegister => "model_register",
+        /// Changing the number of a model's workers.
+        ModelScale => "model_scale",
+        /// Making a version the default.
+        ModelSetDefault => "model_set_default",
+        /// Unregistering a model.
+        ModelUnregister => "model_unregister",
+        /// Creating a token.
+        Token => "token",
+        /// The description of the API.
+        ApiDescription => "api_description",
+        /// Anything else: an unknown path or method, or bytes that do not form a request.
+        Unknown => "unknown",
+    }
+    /// Returns the label's value.
+    pub fn as_str;
 }
 
 impl Route {
-    /// All values, in order.
-    pub const ALL: [Route; 38] = [
-        Self::Live,
-        Self::Ready,
-        Self::ServerMetadata,
-        Self::ModelMetadata,
-        Self::ModelReady,
-        Self::ModelConfig,
-        Self::ModelStatistics,
-        Self::Infer,
-        Self::StreamInfer,
-        Self::Generate,
-        Self::GenerateStream,
-        Self::RepositoryIndex,
-        Self::RepositoryLoad,
-        Self::RepositoryUnload,
-        Self::SystemSharedMemoryStatus,
-        Self::SystemSharedMemoryRegister,
-        Self::SystemSharedMemoryUnregister,
-        Self::CudaSharedMemoryStatus,
-        Self::CudaSharedMemoryRegister,
-        Self::CudaSharedMemoryUnregister,
-        Self::TraceSetting,
-        Self::LogSettings,
-        Self::HealthCheck,
-        Self::Reflection,
-        Self::Metrics,
-        Self::Ping,
-        Self::Predict,
-        Self::StreamPredict,
-        Self::Explain,
-        Self::ModelList,
-        Self::ModelDescribe,
-        Self::ModelRegister,
-        Self::ModelScale,
-        Self::ModelSetDefault,
-        Self::ModelUnregister,
-        Self::Token,
-        Self::ApiDescription,
-        Self::Unknown,
-    ];
-
-    /// Returns the label's value.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Live => "live",
-            Self::Ready => "ready",
-            Self::ServerMetadata => "server_metadata",
-            Self::ModelMetadata => "model_metadata",
-            Self::ModelReady => "model_ready",
-            Self::ModelConfig => "model_config",
-            Self::ModelStatistics => "model_statistics",
-            Self::Infer => "infer",
-            Self::StreamInfer => "stream_infer",
-            Self::Generate => "generate",
-            Self::GenerateStream => "generate_stream",
-            Self::RepositoryIndex => "repository_index",
-            Self::RepositoryLoad => "repository_load",
-            Self::RepositoryUnload => "repository_unload",
-            Self::SystemSharedMemoryStatus => "system_shared_memory_status",
-            Self::SystemSharedMemoryRegister => "system_shared_memory_register",
-            Self::SystemSharedMemoryUnregister => "system_shared_memory_unregister",
-            Self::CudaSharedMemoryStatus => "cuda_shared_memory_status",
-            Self::CudaSharedMemoryRegister => "cuda_shared_memory_register",
-            Self::CudaSharedMemoryUnregister => "cuda_shared_memory_unregister",
-            Self::TraceSetting => "trace_setting",
-            Self::LogSettings => "log_settings",
-            Self::HealthCheck => "health_check",
-            Self::Reflection => "reflection",
-            Self::Metrics => "metrics",
-            Self::Ping => "ping",
-            Self::Predict => "predict",
-            Self::StreamPredict => "stream_predict",
-            Self::Explain => "explain",
-            Self::ModelList => "model_list",
-            Self::ModelDescribe => "model_describe",
-            Self::ModelRegister => "model_register",
-            Self::ModelScale => "model_scale",
-            Self::ModelSetDefault => "model_set_default",
-            Self::ModelUnregister => "model_unregister",
-            Self::Token => "token",
-            Self::ApiDescription => "api_description",
-            Self::Unknown => "unknown",
-        }
-    }
-
     /// Returns its index in `ALL`.
     pub(super) fn index(self) -> usize {
         self as usize
     }
 }
 
-/// The state of an instance of a model (label `state`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum InstanceState {
-    /// Its process is starting or its model is loading.
-    Starting,
-    /// It can execute requests.
-    Ready,
-    /// Its process has ended or violated the protocol; the supervisor is cleaning up.
-    Lost,
-    /// It waits for its next start.
-    Backoff,
-    /// It will not be started again.
-    Failed,
+named_enum! {
+    /// The state of an instance of a model (label `state`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum InstanceState {
+        /// Its process is starting or its model is loading.
+        Starting => "starting",
+        /// It can execute requests.
+        Ready => "ready",
+        /// Its process has ended or violated the protocol; the supervisor is cleaning up.
+        Lost => "lost",
+        /// It waits for its next start.
+        Backoff => "backoff",
+        /// It will not be started again.
+        Failed => "failed",
+    }
+    /// Returns the label's value.
+    pub fn as_str;
 }
 
 impl InstanceState {
-    /// All values, in order.
-    pub const ALL: [InstanceState; 5] = [Self::Starting, Self::Ready, Self::Lost, Self::Backoff, Self::Failed];
-
-    /// Returns the label's value.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Ready => "ready",
-            Self::Lost => "lost",
-            Self::Backoff => "backoff",
-            Self::Failed => "failed",
-        }
-    }
-
     /// Returns its index in `ALL`.
     pub(super) fn index(self) -> usize {
         self as usize
     }
 }
 
-/// Why an accepted request failed, in Triton's terms (label `reason` of `nv_inference_request_failure`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Failure {
-    /// It was removed from the queue.
-    Rejected,
-    /// The client cancelled it or disconnected.
-    Canceled,
-    /// The backend, or the instance that ran it, failed.
-    Backend,
-    /// Anything else.
-    Other,
+named_enum! {
+    /// Why an accepted request failed, in Triton's terms (label `reason` of `nv_inference_request_failure`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Failure {
+        /// It was removed from the queue.
+        Rejected => "REJECTED",
+        /// The client cancelled it or disconnected.
+        Canceled => "CANCELED",
+        /// The backend, or the instance that ran it, failed.
+        Backend => "BACKEND",
+        /// Anything else.
+        Other => "OTHER",
+    }
+    /// Returns the label's value.
+    pub fn as_str;
 }
 
 impl Failure {
-    /// All values, in order.
-    pub const ALL: [Failure; 4] = [Self::Rejected, Self::Canceled, Self::Backend, Self::Other];
-
-    /// Returns the label's value.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Rejected => "REJECTED",
-            Self::Canceled => "CANCELED",
-            Self::Backend => "BACKEND",
-            Self::Other => "OTHER",
-        }
-    }
-
     /// Returns its index in `ALL`.
     pub(super) fn index(self) -> usize {
         self as usize
@@ -306,63 +198,51 @@ pub struct Outcome {
     pub reason: Option<Reason>,
 }
 
-/// The source of metric samples (label `source`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// A worker's shared-memory ring.
-    Ring,
-    /// Lines on a worker's standard output.
-    Stdout,
-    /// StatsD datagrams.
-    Statsd,
+named_enum! {
+    /// The source of metric samples (label `source`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Source {
+        /// A worker's shared-memory ring.
+        Ring => "ring",
+        /// Lines on a worker's standard output.
+        Stdout => "stdout",
+        /// StatsD datagrams.
+        Statsd => "statsd",
+    }
+    /// Returns the label's value.
+    pub fn as_str;
 }
 
 impl Source {
-    /// All values, in order.
-    pub const ALL: [Source; 3] = [Self::Ring, Self::Stdout, Self::Statsd];
-
-    /// Returns the label's value.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Ring => "ring",
-            Self::Stdout => "stdout",
-            Self::Statsd => "statsd",
-        }
-    }
-
     /// Returns whether samples are lines of text, which may be malformed.
     pub(super) fn has_lines(self) -> bool {
         self != Self::Ring
     }
 }
 
-/// A change of a model version (label `change`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ModelChange {
-    /// The version is loaded or reloaded.
-    Load,
-    /// Its number of instances changes.
-    Resize,
-    /// The version is unloaded.
-    Unload,
-}
-
-impl ModelChange {
-    /// All values, in order.
-    pub const ALL: [ModelChange; 3] = [Self::Load, Self::Resize, Self::Unload];
-
-    /// Returns the label's value.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Load => "load",
-            Self::Resize => "resize",
-            Self::Unload => "unload",
-        }
+named_enum! {
+    /// A change of a model version (label `change`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ModelChange {
+        /// The version is loaded or reloaded.
+        Load => "load",
+        /// Its number of instances changes.
+        Resize => "resize",
+        /// The version is unloaded.
+        Unload => "unload",
     }
+    /// Returns the label's value.
+    pub fn as_str;
 }
 
 /// The results of changing a model or rereading a file such as the definition of the metrics or credentials (label `result`).
 pub const RELOAD_RESULTS: [&str; 2] = ["success", "failure"];
+
+/// Returns the result of an attempt as one of [`RELOAD_RESULTS`].
+pub fn result(succeeded: bool) -> &'static str {
+    let [success, failure] = RELOAD_RESULTS;
+    if succeeded { success } else { failure }
+}
 
 /// The names of the gRPC status codes, by number (`google.rpc.Code`).
 pub(super) const GRPC_CODES: [&str; 17] = [

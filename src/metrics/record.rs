@@ -15,7 +15,7 @@ use super::builtin::Builtin;
 use super::cache::Cache;
 use super::family::Series;
 use super::journal::Line;
-use super::labels::{Failure, InstanceState, ModelChange, Outcome, Protocol, RELOAD_RESULTS, Route};
+use super::labels::{Failure, InstanceState, ModelChange, Outcome, Protocol, Route, result};
 use super::series::{ModelSeries, Times};
 
 pub use super::responses::ResponseKind;
@@ -308,12 +308,7 @@ pub fn model_load_duration(series: &ModelSeries, seconds: f64) {
 
 /// Counts a change of a model version, successful or not.
 pub fn model_changed(cache: &Cache, change: ModelChange, succeeded: bool) {
-    let [success, failure] = RELOAD_RESULTS;
-    let labels = [change.as_str(), if succeeded { success } else { failure }];
-    if let Ok(changes) = cache.counter(Builtin::ModelChanges.name(), &labels) {
-        // A counter accepts every whole number.
-        let _ = changes.add_or_update(1.0);
-    }
+    cache.count(Builtin::ModelChanges, &[change.as_str(), result(succeeded)], 1.0);
 }
 
 /// Records the memory that loading a model took: `bytes` of all instances' processes together, `pinned` bytes
@@ -359,10 +354,7 @@ pub fn samples_dropped(series: &ModelSeries, count: u64) {
 
 /// Counts lost lines of the server's log at a destination; `count` 0 creates the series.
 pub fn log_lines_lost(cache: &Cache, file: &str, count: u64) {
-    if let Ok(lost) = cache.counter(Builtin::LogLinesLost.name(), &[file]) {
-        // A counter accepts every whole number.
-        let _ = lost.add_or_update(count as f64);
-    }
+    cache.count(Builtin::LogLinesLost, &[file], count as f64);
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! The errors of samples.
 
-use std::fmt;
-
 use super::catalog::Kind;
 use super::channel::Definition;
 
@@ -11,19 +9,28 @@ pub const MAX_LABEL_BYTES: usize = 256;
 pub(super) const MAX_DETECTED: usize = 1_000;
 
 /// Why a sample was refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SampleError {
     /// No metric has this name, and automatic detection is off.
+    #[error("{}", undeclared(.0))]
     Undeclared(Box<Definition>),
     /// The definition switches this metric off.
+    #[error("metric `{0}` is switched off in metrics.yaml (`enabled: false`)")]
     Disabled(String),
     /// The server records this metric itself.
+    #[error("metric `{0}` is recorded by the server itself")]
     Reserved(String),
     /// The name is reserved or collides with another metric; the text says why.
+    #[error("{0}")]
     Collision(String),
     /// The name of the metric or a label is not valid for Prometheus.
+    #[error(
+        "`{0}` is not a valid name of a metric or label; allowed are letters, digits (not first) and `_`, in a metric's \
+         name also `:`"
+    )]
     BadName(String),
     /// The metric is of another type.
+    #[error("metric `{metric}` is a {}, not a {}", .expected.as_str(), .given.as_str())]
     WrongKind {
         /// The metric's name.
         metric: String,
@@ -33,6 +40,7 @@ pub enum SampleError {
         given: Kind,
     },
     /// The labels differ from the metric's dimensions.
+    #[error("metric `{metric}` has the dimensions [{}], but [{}] were given", .expected.join(", "), .given.join(", "))]
     WrongLabels {
         /// The metric's name.
         metric: String,
@@ -42,6 +50,7 @@ pub enum SampleError {
         given: Vec<String>,
     },
     /// A label value has more than [`MAX_LABEL_BYTES`] bytes.
+    #[error("a label value of metric `{metric}` has {length} bytes; the limit is {MAX_LABEL_BYTES}")]
     LabelTooLong {
         /// The metric's name.
         metric: String,
@@ -49,49 +58,18 @@ pub enum SampleError {
         length: usize,
     },
     /// The limit of detected metrics is reached.
+    #[error("metric `{0}` exceeds the limit of {MAX_DETECTED} metrics that no file defines")]
     TooManyMetrics(String),
     /// A counter's increment is negative, or a value is not a number where one is required.
+    #[error("{0}")]
     BadValue(String),
 }
 
-impl fmt::Display for SampleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Undeclared(definition) => write_undeclared(f, definition),
-            Self::Disabled(metric) => write!(f, "metric `{metric}` is switched off in metrics.yaml (`enabled: false`)"),
-            Self::Collision(why) => f.write_str(why),
-            Self::Reserved(metric) => write!(f, "metric `{metric}` is recorded by the server itself"),
-            Self::BadName(name) => write!(
-                f,
-                "`{name}` is not a valid name of a metric or label; allowed are letters, digits (not first) and `_`, \
-                 in a metric's name also `:`"
-            ),
-            Self::WrongKind { metric, expected, given } => {
-                write!(f, "metric `{metric}` is a {}, not a {}", expected.as_str(), given.as_str())
-            }
-            Self::WrongLabels { metric, expected, given } => {
-                let (expected, given) = (expected.join(", "), given.join(", "));
-                write!(f, "metric `{metric}` has the dimensions [{expected}], but [{given}] were given")
-            }
-            Self::LabelTooLong { metric, length } => {
-                write!(f, "a label value of metric `{metric}` has {length} bytes; the limit is {MAX_LABEL_BYTES}")
-            }
-            Self::TooManyMetrics(metric) => {
-                write!(f, "metric `{metric}` exceeds the limit of {MAX_DETECTED} metrics that no file defines")
-            }
-            Self::BadValue(what) => f.write_str(what),
-        }
-    }
-}
-
-impl std::error::Error for SampleError {}
-
-/// Writes what to add to `metrics.yaml`.
-fn write_undeclared(f: &mut fmt::Formatter<'_>, definition: &Definition) -> fmt::Result {
+/// Returns what to add to `metrics.yaml`.
+fn undeclared(definition: &Definition) -> String {
     let Definition { name, kind, unit, labels } = definition;
     let labels: Vec<&str> = labels.iter().map(|(name, _)| name.as_str()).collect();
-    write!(
-        f,
+    format!(
         "metric `{name}` is not defined in metrics.yaml; add under model_metrics.{}: \
          `- {{name: {name}, unit: {}, dimensions: [{}]}}`, or start with --model-metrics-auto-detect",
         kind.unwrap_or(Kind::Gauge).as_str(),

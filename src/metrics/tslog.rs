@@ -39,27 +39,20 @@ const THREAD: &str = "tslog";
 /// The value of the label `file` for lines written to standard output.
 pub const STDOUT: &str = "stdout";
 
-/// The destination of lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum File {
-    /// `ts_metrics.log`: metrics that the frontend records.
-    Ts,
-    /// `model_metrics.log`: metrics that models record.
-    Model,
+named_enum! {
+    /// The destination of lines.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum File {
+        /// `ts_metrics.log`: metrics that the frontend records.
+        Ts => "ts_metrics",
+        /// `model_metrics.log`: metrics that models record.
+        Model => "model_metrics",
+    }
+    /// Returns the file's name without its extension, which is the value of the label `file`.
+    pub fn as_str;
 }
 
 impl File {
-    /// Both files.
-    pub const ALL: [File; 2] = [Self::Ts, Self::Model];
-
-    /// Returns the file's name without its extension, which is the value of the label `file`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Ts => "ts_metrics",
-            Self::Model => "model_metrics",
-        }
-    }
-
     /// Returns TorchServe's logger of these lines.
     fn logger(self) -> &'static str {
         match self {

@@ -7,6 +7,7 @@ use prost::Message;
 
 use super::error::ConfigError;
 use super::proto;
+use super::proto::model_optimization_policy::execution_accelerators::Accelerator;
 use super::ragged::{BatchInput, BatchOutput};
 use super::scheduling::Scheduling;
 use super::state::StateSpec;
@@ -256,12 +257,7 @@ impl ModelConfig {
     pub fn gpu_accelerators(&self) -> impl Iterator<Item = (&str, Vec<(&str, &str)>)> {
         let optimization = self.proto.optimization.as_ref();
         let named = optimization.and_then(|all| all.execution_accelerators.as_ref());
-        named.into_iter().flat_map(|named| &named.gpu_execution_accelerator).map(|accelerator| {
-            let parameters = accelerator.parameters.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-            let mut parameters: Vec<_> = parameters.collect();
-            parameters.sort_unstable();
-            (accelerator.name.as_str(), parameters)
-        })
+        named.into_iter().flat_map(|named| &named.gpu_execution_accelerator).map(accelerator)
     }
 
     /// Returns a copy with an additional free parameter, for settings that the server itself adds.
@@ -277,6 +273,14 @@ impl ModelConfig {
     pub fn encode_parts(&self) -> [Vec<u8>; 3] {
         encode_parts(&self.proto)
     }
+}
+
+/// Returns the name of an accelerator, and its parameters sorted by name.
+pub(super) fn accelerator(accelerator: &Accelerator) -> (&str, Vec<(&str, &str)>) {
+    let parameters = accelerator.parameters.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+    let mut parameters: Vec<_> = parameters.collect();
+    parameters.sort_unstable();
+    (accelerator.name.as_str(), parameters)
 }
 
 /// See [`ModelConfig::encode_parts`].

@@ -252,9 +252,10 @@ fn sequence(
         controls,
         max_queued_sequences: match parameter(model, "max_queued_sequences") {
             Some("none") => Some(0),
-            _ => Some(limit(model, "max_queued_sequences")?).filter(|limit| *limit != 0),
+            _ => Some(limit(model, "max_queued_sequences", " or 'none' (no sequence may wait)")?)
+                .filter(|limit| *limit != 0),
         },
-        max_queue_size_per_sequence: limit(model, "max_queue_size_per_sequence")?,
+        max_queue_size_per_sequence: limit(model, "max_queue_size_per_sequence", "")?,
         implicit_start: flag(model, "implicit_sequence_start")?,
     })
 }
@@ -272,11 +273,12 @@ fn overlapping(raw: &proto::ModelSequenceBatching, model: &proto::ModelConfig) -
     }
 }
 
-/// Returns a limit from the free parameters; 0 if it is missing.
-fn limit(model: &proto::ModelConfig, name: &str) -> Result<usize, ConfigError> {
+/// Returns a limit from the free parameters; 0 if it is missing. `others` names the other values that the parameter may have.
+fn limit(model: &proto::ModelConfig, name: &str, others: &str) -> Result<usize, ConfigError> {
     let Some(text) = parameter(model, name) else { return Ok(0) };
     text.parse().or_else(|_| {
-        error(format!("parameter '{name}' must be a whole number (0 for no limit) for {}, got '{text}'", model.name))
+        let allowed = format!("a whole number from 0 (no limit) to {}{others}", usize::MAX);
+        error(format!("parameter '{name}' must be {allowed} for {}, got '{text}'", model.name))
     })
 }
 

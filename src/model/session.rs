@@ -3,6 +3,7 @@
 //!
 //! Source: the section "Other Optimization Options with ONNX Runtime" of that backend's README.
 
+use super::config::accelerator;
 use super::{ConfigError, ModelConfig};
 
 /// How much ONNX Runtime optimizes a graph before it runs.
@@ -72,7 +73,7 @@ impl ModelConfig {
             None => Ok(None),
             Some((_, word)) if ["1", "true", "on"].contains(&word.as_str()) => Ok(Some(true)),
             Some((_, word)) if ["0", "false", "off"].contains(&word.as_str()) => Ok(Some(false)),
-            Some((value, _)) => Err(wrong(key, value, "0, 1, true and false")),
+            Some((value, _)) => Err(wrong(key, value, "0, 1, true, false, on and off")),
         };
         let parallel = match parameter("execution_mode") {
             None | Some("0") => false,
@@ -124,12 +125,7 @@ impl ModelConfig {
     pub fn cpu_accelerators(&self) -> impl Iterator<Item = (&str, Vec<(&str, &str)>)> {
         let optimization = self.proto.optimization.as_ref();
         let named = optimization.and_then(|all| all.execution_accelerators.as_ref());
-        named.into_iter().flat_map(|named| &named.cpu_execution_accelerator).map(|accelerator| {
-            let parameters = accelerator.parameters.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-            let mut parameters: Vec<_> = parameters.collect();
-            parameters.sort_unstable();
-            (accelerator.name.as_str(), parameters)
-        })
+        named.into_iter().flat_map(|named| &named.cpu_execution_accelerator).map(accelerator)
     }
 }
 

@@ -5,32 +5,24 @@ use crate::error::InferError;
 /// The target of log lines about single requests. They are logged independently of the other settings.
 pub const REQUEST_LOG_TARGET: &str = "access";
 
-/// The format of a log line.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u8)]
-pub enum LogFormat {
-    /// Time with microseconds, level, message, fields.
-    #[default]
-    Default,
-    /// Triton's: time to the second, a letter for the level, process, module, message, fields.
-    Iso8601,
-    /// A JSON object.
-    Json,
+named_enum! {
+    /// The format of a log line.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[repr(u8)]
+    pub enum LogFormat {
+        /// Time with microseconds, level, message, fields.
+        #[default]
+        Default => "default",
+        /// Triton's: time to the second, a letter for the level, process, module, message, fields.
+        Iso8601 => "ISO8601",
+        /// A JSON object.
+        Json => "json",
+    }
+    /// Returns the name in options and in the protocol.
+    pub fn name;
 }
 
 impl LogFormat {
-    /// Every format, in order.
-    pub const ALL: [Self; 3] = [Self::Default, Self::Iso8601, Self::Json];
-
-    /// Returns the name in options and in the protocol.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Default => "default",
-            Self::Iso8601 => "ISO8601",
-            Self::Json => "json",
-        }
-    }
-
     /// Returns the format of this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.name() == name)

@@ -10,28 +10,24 @@ use std::ops::RangeInclusive;
 use crate::error::InferError;
 use crate::request_trace::{Levels, Sample};
 
-/// The destination of traces; fixed at the start of the server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// Files.
-    #[default]
-    Triton,
-    /// An OpenTelemetry collector.
-    OpenTelemetry,
+named_enum! {
+    /// The destination of traces; fixed at the start of the server.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum Mode {
+        /// Files.
+        #[default]
+        Triton => "triton",
+        /// An OpenTelemetry collector.
+        OpenTelemetry => "opentelemetry",
+    }
+    /// Returns the name in options and in the protocol.
+    pub fn name;
 }
 
 impl Mode {
-    /// Returns the name in options and in the protocol.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Triton => "triton",
-            Self::OpenTelemetry => "opentelemetry",
-        }
-    }
-
     /// Returns the mode of this name.
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Triton, Self::OpenTelemetry].into_iter().find(|mode| mode.name() == name)
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
     }
 }
 

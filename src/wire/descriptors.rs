@@ -1,6 +1,6 @@
 //! The descriptors that a worker process inherits, by number.
 
-/// A connected Unix stream socket for the frames.
+/// A connected Unix stream socket: each byte wakes the other side, and its end is the end of the connection.
 pub const SOCKET: i32 = 3;
 /// The input arena, written by the frontend.
 pub const INPUTS: i32 = 4;
@@ -12,3 +12,5 @@ pub const METRICS: i32 = 6;
 pub const WAKE_UP: i32 = 7;
 /// A connected Unix `SOCK_SEQPACKET` socket for descriptions of client memory.
 pub const REGIONS: i32 = 8;
+/// The rings of frames.
+pub const FRAMES: i32 = 9;

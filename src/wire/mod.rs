@@ -1,6 +1,7 @@
 //! The frames between the frontend and a worker, as bytes.
 //!
 //! A frame is a little-endian `u32` length followed by that many bytes of payload; the first byte of the payload is the kind.
+//! Frames travel in rings of shared memory ([`ring`]); a socket wakes a side that sleeps, and shows that the other side has ended.
 //! Frames never carry tensor data: they carry offsets into the shared-memory arenas, or into client memory that was announced
 //! over a dedicated socket ([`regions`]). Both ends are built from one source tree, so the encoding has no compatibility to keep
 //! beyond [`VERSION`], which the first frame carries.
@@ -13,6 +14,7 @@ pub mod descriptors;
 mod error;
 pub mod flags;
 pub mod regions;
+pub mod ring;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
@@ -29,7 +31,7 @@ pub use to_worker::{
 };
 
 /// The version of the encoding, incremented with every change. A worker of another version refuses to load.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 
 /// The maximum length of a payload, in bytes. Frames carry no tensor data, so this bounds configurations and lists of requests.
 pub const MAX_FRAME: usize = 64 << 20;

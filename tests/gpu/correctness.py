@@ -308,7 +308,7 @@ def refused(world: World):
     sides = ends({"X": ("FP32", [64])}, {"Y": ("FP32", [10])})
     world.model("refused", f'backend: "onnxruntime"\nmax_batch_size: 8\n{sides}', {"model.onnx": file})
     with world.any_server() as server:
-        reason = eventually("the model is refused", 30, lambda: reason_of(server, "refused"))
+        reason = eventually("the model is refused", lambda: reason_of(server, "refused"))
         wanted = "pip install onnxruntime-gpu"
         world.rows.check("refused without the provider", wanted in reason, reason, wanted)
 

@@ -39,8 +39,8 @@ def missing_device(world: World):
     plain(world, "present")
     with world.any_server() as server:
         known = lambda: is_ready(server, "models/present/ready") or reason_of(server, "present")  # noqa: E731
-        eventually("the other model is served or refused", 30, known)
-        reason = eventually("the model is refused", 20, lambda: reason_of(server, "absent"))
+        eventually("the other model is served or refused", known)
+        reason = eventually("the model is refused", lambda: reason_of(server, "absent"))
         wanted = "no GPUs are available" if world.cpu else f"gpu id {ABSENT}"
         world.rows.check("a missing device", wanted in reason, reason, wanted)
         world.rows.check("other models are served", ask_plain(Client(server.http), "present"))
@@ -50,7 +50,7 @@ def missing_device(world: World):
     if not world.used_mib():
         return world.rows.skip("--model-load-gpu-limit", "no memory of the device is in use")
     with world.any_server(f"--model-load-gpu-limit={world.device}:0.0") as server:
-        reason = eventually("the model is refused", 20, lambda: reason_of(server, "present"))
+        reason = eventually("the model is refused", lambda: reason_of(server, "present"))
         wanted = f"memory limit set for GPU {world.device}"
         world.rows.check("--model-load-gpu-limit", wanted in reason, reason, wanted)
     del holder
@@ -86,7 +86,7 @@ def fault(world: World):
         except RuntimeError as error:
             world.rows.check("the request fails", True, str(error)[:160])
         world.rows.check("another model answers", ask_plain(witness, "witness"))
-        answered(lambda: ask_number(server, 6) == 7, 60)
+        answered(lambda: ask_number(server, 6) == 7)
         world.rows.check("the model answers again", True)
         world.rows.check("one process was replaced", len(server.workers() - before) == 1, f"{server.workers() - before}")
         world.rows.check("another model still answers", ask_plain(witness, "witness"))
@@ -109,9 +109,9 @@ def killed(world: World):
             world.rows.skip("its memory is free", "runs without a device")
         else:
             half = (before + loaded) / 2
-            found = eventually("its memory is free", 8, lambda: (world.used_mib(),) if world.used_mib() < half else None)
+            found = eventually("its memory is free", lambda: (world.used_mib(),) if world.used_mib() < half else None)
             told = f"{before:.0f}, {loaded:.0f}, {found[0]:.0f} MiB before, loaded, killed"
             world.rows.check("its memory is free", loaded - before >= 2048, told)
-        answered(lambda: ask_number(server, 6) == 7, 60)
+        answered(lambda: ask_number(server, 6) == 7)
         world.rows.check("a new process answers", worker not in server.workers())
     return None

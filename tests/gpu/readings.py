@@ -209,7 +209,7 @@ def of_models(world: World, server, name: str):
     def shown():
         return total(server.scrape(), family) / MIB
 
-    eventually("the memory is measured", 10, lambda: shown() > 0)
+    eventually("the memory is measured", lambda: shown() > 0)
     world.rows.near(family, shown(), wanted, 64, "MiB")
     of_one = total(server.scrape(), family, model=name) / MIB
     least = 2048 if name == "mortal" else 1
@@ -231,7 +231,7 @@ def busy(world: World, server, name: str):
     median = statistics.median(read)
     told = f"median {median:.2f} of {len(read)} readings, {min(read):.2f} to {max(read):.2f}"
     world.rows.check(f"{family} at work", median > 0.05, told, "> 0.05")
-    eventually("the instance is idle", 10, lambda: total(server.scrape(), family, model=name) < 0.05)
+    eventually("the instance is idle", lambda: total(server.scrape(), family, model=name) < 0.05)
     shown = [value for (found, labels), value in server.scrape().items() if found == family and ("model", name) in labels]
     return world.rows.check(f"{family} when idle", bool(shown) and max(shown) < 0.05, str(shown), "< 0.05, and shown")
 

@@ -20,8 +20,8 @@ for folder in ("python", "models"):
 
 from generate import parameters, tensor  # noqa: E402, F401
 from rows import Rows  # noqa: E402
-from harness.server import START_S, Server  # noqa: E402
-from harness.waiting import eventually  # noqa: E402, F401
+from harness.server import Server  # noqa: E402
+from harness.waiting import DEADLINE_S, eventually  # noqa: E402, F401
 
 CODE = HERE / "gpu_models"
 MIB = 1 << 20
@@ -124,7 +124,7 @@ def loaded(server, names: list):
     """Loads models in parallel on a server with explicit control, and unloads them at the end."""
 
     def change(name: str, what: str):
-        connection = http.client.HTTPConnection(server.http, timeout=START_S)
+        connection = http.client.HTTPConnection(server.http, timeout=DEADLINE_S)
         connection.request("POST", f"/v2/repository/models/{name}/{what}", b"")
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
@@ -174,7 +174,7 @@ class World:
         with self.any_server(*options) as server:
             known = lambda: server.process.poll() is not None or refused(server) or is_ready(server)  # noqa: E731
             try:
-                eventually("the models are ready or refused", START_S, known)
+                eventually("the models are ready or refused", known)
             except AssertionError as error:
                 raise RuntimeError(f"{error}\n{server.log_tail()}") from None
             if refused(server):
@@ -277,7 +277,7 @@ def farthest(found, wanted) -> float:
     return float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-30))
 
 
-def answered(check, deadline_s: float):
+def answered(check):
     """Waits until a request is answered correctly: `check()` is true and raises no exception."""
 
     def tried():
@@ -287,4 +287,4 @@ def answered(check, deadline_s: float):
             time.sleep(0.2)
             return False
 
-    return eventually("it is answered", deadline_s, tried)
+    return eventually("it is answered", tried)

@@ -88,7 +88,7 @@ def special():
         "preferred",
         "identity",
         fp32,
-        extra="dynamic_batching {\n  preferred_batch_size: [ 4 ]\n  max_queue_delay_microseconds: 10000000\n}\n",
+        extra="dynamic_batching {\n  preferred_batch_size: [ 4 ]\n  max_queue_delay_microseconds: 600000000\n}\n",
     )
     yield model(
         "queue_limit",

@@ -4,31 +4,40 @@ The tests with the marker `alone` run one after the other, after all other tests
 limit. A test that fails once and then passes is printed as FLAKY: the test or the server has a fault that is still to be found.
 The run fails if a test fails twice, or if more than three tests fail. `PHAROS_TEST_PROCESSES` sets the number of processes
 (default: one for each core, 8 at most).
+
+With `--runs=COUNT` all of this is repeated, without a second run of failed tests: each run ends with one line of its results and
+the load average, and the first failure makes the exit status 1 (`make test-under-load`).
 """
 
+import collections
 import os
 import sys
+import time
 
 import pytest
 
 RETRIED = 3
+RUNS = "--runs="
 MOST_PROCESSES = 8
 PASSED = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-class Failures:
-    """Collects the identifiers of failed tests."""
+class Outcomes:
+    """Counts tests by outcome, and collects the identifiers of failed tests."""
 
     def __init__(self):
         self.root = None
         self.nodes = []
+        self.counts = collections.Counter()
 
     def pytest_configure(self, config):
         """Stores the folder that the identifiers are relative to."""
         self.root = config.rootpath
 
     def pytest_runtest_logreport(self, report):
-        """Stores the identifier of a failed test; pytest calls it for each phase of each test."""
+        """Counts a test and stores the identifier of a failed one; pytest calls it for each phase of each test."""
+        self.counts["passed"] += report.passed and report.when == "call"
+        self.counts["skipped"] += report.skipped
         node = f"{self.root}/{report.nodeid}"
         if report.failed and node not in self.nodes:
             self.nodes.append(node)
@@ -53,16 +62,23 @@ def parts(arguments: list) -> list:
     ]
 
 
-def main(arguments) -> int:
-    """Returns the exit status of pytest."""
-    failures, status = Failures(), pytest.ExitCode.OK
+def run_parts(arguments: list, outcomes: Outcomes) -> int:
+    """Runs all tests once; returns the exit status of pytest."""
+    status = pytest.ExitCode.OK
     for title, part in parts(arguments):
         print(f"== {title}", flush=True)
-        ended = pytest.main(part, plugins=[failures])
+        ended = pytest.main(part, plugins=[outcomes])
         if ended not in (*PASSED, pytest.ExitCode.TESTS_FAILED):
             return ended
         status = status if ended in PASSED else ended
-    if status == pytest.ExitCode.OK or len(failures.nodes) > RETRIED:
+    return status
+
+
+def run_with_retry(arguments: list) -> int:
+    """Runs all tests, and up to three failed tests again; returns the exit status of pytest."""
+    failures = Outcomes()
+    status = run_parts(arguments, failures)
+    if status != pytest.ExitCode.TESTS_FAILED or len(failures.nodes) > RETRIED:
         return status
     print(f"== a second run of the failed tests: {' '.join(failures.nodes)}", flush=True)
     status = pytest.main([*options(arguments), *failures.nodes], plugins=[])
@@ -70,6 +86,29 @@ def main(arguments) -> int:
         for node in failures.nodes:
             print(f"FLAKY: {node} failed once, then passed", flush=True)
     return status
+
+
+def run_repeatedly(arguments: list, count: int) -> int:
+    """Runs all tests `count` times and prints the results of each run; returns the first exit status that is not 0."""
+    first = pytest.ExitCode.OK
+    for number in range(1, count + 1):
+        begun, outcomes = time.monotonic(), Outcomes()
+        status = run_parts(arguments, outcomes)
+        results = f"{outcomes.counts['passed']} passed, {len(outcomes.nodes)} failed, {outcomes.counts['skipped']} skipped"
+        load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
+        print(f"== run {number} of {count}: {results} in {time.monotonic() - begun:.0f} s; load average {load}", flush=True)
+        for node in outcomes.nodes:
+            print(f"FAILED: {node}", flush=True)
+        first = first or status
+    return first
+
+
+def main(arguments: list) -> int:
+    """Returns the exit status of pytest."""
+    runs = [argument for argument in arguments if argument.startswith(RUNS)]
+    if not runs:
+        return run_with_retry(arguments)
+    return run_repeatedly([argument for argument in arguments if argument not in runs], int(runs[-1].removeprefix(RUNS)))
 
 
 def options(arguments: list) -> list:

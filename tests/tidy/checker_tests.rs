@@ -417,7 +417,12 @@ fn functions_with_many_arguments_must_be_listed() {
     assert_eq!(arguments(&files, &[("src/a.rs", "f")]), (Vec::new(), Vec::new()));
     let (_, stale) = arguments(&files, &[("src/a.rs", "f"), ("src/a.rs", "g")]);
     assert!(stale.len() == 1 && stale[0].contains("`g` has no more than 5"), "{stale:#?}");
-    // Tests are exempt.
+    // Tests are exempt, and functions that Python calls with named arguments.
+    let python =
+        "#[pyo3(signature = (a, b, c, d, e, f = 0))]\n#[allow(x)]\nfn f(a: u8, b: u8, c: u8, d: u8, e: u8, f: u8) {}";
+    assert_eq!(arguments(&tree(&[("src/a.rs", python)]), &[]).0, Vec::<String>::new());
+    let next = format!("{python}\nfn g(a: u8, b: u8, c: u8, d: u8, e: u8, f: u8) {{}}");
+    assert_eq!(arguments(&tree(&[("src/a.rs", &next)]), &[]).0.len(), 1);
     let text = "#[cfg(test)]\nmod tests {\n    fn f(a: u8, b: u8, c: u8, d: u8, e: u8, f: u8) {}\n}";
     assert_eq!(arguments(&tree(&[("src/a.rs", text)]), &[]).0, Vec::<String>::new());
 }

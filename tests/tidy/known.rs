@@ -17,14 +17,7 @@ pub(crate) struct Cycle {
 pub(crate) const CYCLES: &[Cycle] = &[];
 
 /// Functions with more than five arguments, by file and name.
-pub(crate) const MANY_ARGUMENTS: &[(&str, &str)] = &[
-    ("frontend/http/src/cloud.rs", "serve"),
-    ("frontend/http/src/generate.rs", "begin_traced"),
-    ("frontend/http/src/generate/events.rs", "new"),
-    ("frontend/listener/src/lib.rs", "serve"),
-    ("frontend/torchserve/src/rest/predict.rs", "request"),
-    ("worker/python/src/request.rs", "new"),
-];
+pub(crate) const MANY_ARGUMENTS: &[(&str, &str)] = &[];
 
 /// Modules that still have a nonstandard name.
 pub(crate) const PRIVATE_NAMES_LEFT: &[&str] = &[];

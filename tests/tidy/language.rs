@@ -8,12 +8,7 @@ const PHRASES: &str = include_str!("phrases.txt");
 /// Files that quote the phrases, lists of English words, and tables with names or texts that are recorded from other servers.
 const EXEMPT: &[&str] = &[
     "tests/python/python_backend/python_models/measuring.py",
-    "tests/python/python_backend/python_tables.py",
-    "tests/python/scheduling/scheduling_tables.py",
     "tests/python/torchserve/archives/refusing/handler.py",
-    "tests/python/torchserve/exceptions.py",
-    "tests/python/torchserve/rows.py",
-    "tests/python/torchserve/rows_metrics.py",
     "tests/python/traces/trace_table.py",
     "tests/tidy/checker_tests.rs",
     "tests/tidy/phrases.txt",

@@ -100,6 +100,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
                 "id",
                 "error",
             ]),
+            independent(&["named_enum"]),
         ],
     },
     Layering {

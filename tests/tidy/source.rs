@@ -219,7 +219,7 @@ pub(crate) struct Function {
     pub(crate) line: usize,
     /// The number of lines from there to its closing brace.
     pub(crate) lines: usize,
-    /// The number of arguments without `self`; each element of a tuple counts as one.
+    /// The number of arguments without `self`; each element of a tuple counts as one. Zero if a signature for Python names them.
     pub(crate) arguments: usize,
 }
 
@@ -249,7 +249,7 @@ fn function(code: &str, at: usize) -> Option<Function> {
                         name,
                         line,
                         lines: line_of(code, offset) - line + 1,
-                        arguments: arguments(&code[at..offset]),
+                        arguments: if is_for_python(code, at) { 0 } else { arguments(&code[at..offset]) },
                     });
                 }
                 if depth < 0 {
@@ -260,6 +260,12 @@ fn function(code: &str, at: usize) -> Option<Function> {
         }
     }
     None
+}
+
+/// Whether an attribute gives the function at `at` a signature for Python, whose callers name the arguments.
+fn is_for_python(code: &str, at: usize) -> bool {
+    let begin = code[..at].rfind(['{', '}', ';']).unwrap_or(0);
+    code[begin..at].contains("#[pyo3(signature")
 }
 
 fn in_brackets(signature: &str) -> bool {

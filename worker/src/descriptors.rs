@@ -14,6 +14,8 @@ use pharos::wire::descriptors;
 pub(crate) struct Inherited {
     /// The connection to the frontend.
     pub(crate) socket: UnixStream,
+    /// The rings of frames.
+    pub(crate) frames: OwnedFd,
     /// The shared memory.
     pub(crate) memory: SharedDescriptors,
 }
@@ -40,6 +42,7 @@ impl Inherited {
     pub(crate) fn take() -> io::Result<Self> {
         Ok(Self {
             socket: take(descriptors::SOCKET, "socket")?.into(),
+            frames: take(descriptors::FRAMES, "rings of frames")?,
             memory: SharedDescriptors {
                 inputs: take(descriptors::INPUTS, "input arena")?,
                 outputs: take(descriptors::OUTPUTS, "output arena")?,

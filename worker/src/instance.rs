@@ -11,6 +11,9 @@ mod response_tests;
 mod steps;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
+mod test_connection;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;
 
 use std::any::Any;

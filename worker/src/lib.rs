@@ -21,7 +21,7 @@ use std::sync::Arc;
 use pharos::error::InferError;
 use pharos::wire::regions::PROBE;
 use pharos::wire::{Load, ToFrontend, ToWorker, VERSION};
-use pharos_backend::runtime::{Reader, Sender, SessionParts, map, split};
+use pharos_backend::runtime::{Reader, Sender, SessionParts, connect, map};
 use pharos_backend::{Create, Metrics, Runtime, load_error};
 
 use crate::backend::Registry;
@@ -119,7 +119,9 @@ pub fn run() -> ExitCode {
 /// Runs the process: loads the model, then answers batches.
 fn serve(inherited: Inherited, backends: &Registry) -> std::io::Result<()> {
     watch::exit_with_the_frontend(&inherited.socket)?;
-    answer(split(inherited.socket)?, inherited.memory, backends, |load| Cuda::new(load.device.clone()))
+    answer(connect(inherited.socket, &inherited.frames)?, inherited.memory, backends, |load| {
+        Cuda::new(load.device.clone())
+    })
 }
 
 const PANICKED: &str = "the backend panicked; its state may be corrupt, so this process ends";

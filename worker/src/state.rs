@@ -241,7 +241,7 @@ impl States {
         let spec = self.specs.get(state).ok_or("there is no such state")?;
         let wrong = |what: String| format!("state output '{}' of model '{}' {what}", spec.output_name, self.model);
         if made.datatype != spec.datatype {
-            return Err(wrong(format!("is {}, the configuration says {}", made.datatype, spec.datatype)));
+            return Err(wrong(format!("is {}, but its configured datatype is {}", made.datatype, spec.datatype)));
         }
         let rows: u64 = requests.iter().map(|request| u64::from(request.rows)).sum();
         let shape = match made.shape.split_first() {
@@ -250,7 +250,7 @@ impl States {
             _ => made.shape,
         };
         if !spec.fits(shape) {
-            return Err(wrong(format!("has shape {shape:?}, the configuration says {:?}", spec.dims)));
+            return Err(wrong(format!("has shape {shape:?}, but its configured shape is {:?}", spec.dims)));
         }
         let rows = if self.batches { rows } else { 1 };
         let rows = rows_of(made.datatype, made.data, rows).ok_or_else(|| wrong("is not framed as BYTES".to_owned()))?;

@@ -85,9 +85,7 @@ impl ResponseCache {
         let usage = local.usage();
         self.report.metrics.set_gauges(Builtin::CacheEntries, &[(Vec::new(), usage.entries as f64)]);
         self.report.metrics.set_gauges(Builtin::CacheBytes, &[(Vec::new(), usage.bytes as f64)]);
-        if let Ok(evictions) = self.report.metrics.counter(Builtin::CacheEvictions.name(), &[]) {
-            let _ = evictions.add_or_update(usage.evicted as f64);
-        }
+        self.report.metrics.count(Builtin::CacheEvictions, &[], usage.evicted as f64);
     }
 }
 
@@ -219,9 +217,7 @@ struct Report {
 impl Report {
     /// Records a lookup or store that failed.
     fn record(&self, error: CacheError, text: &str) {
-        if let Ok(errors) = self.metrics.counter(Builtin::CacheErrors.name(), &[error.as_str()]) {
-            let _ = errors.add_or_update(1.0);
-        }
+        self.metrics.count(Builtin::CacheErrors, &[error.as_str()], 1.0);
         let held = self.throttle.lock().unwrap_or_else(PoisonError::into_inner).admit(clock::now());
         if let Some(held) = held {
             let more =

@@ -16,7 +16,7 @@ use pharos::infer::{CorrelationId, InferRequest, Parameter};
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::{self, Cache};
 use pharos::metrics::catalog::Difference;
-use pharos::metrics::labels::{Protocol, RELOAD_RESULTS};
+use pharos::metrics::labels::{self, Protocol};
 use pharos::metrics::record;
 use pharos::model::Scheduling;
 use pharos::service::{EXITING_TEXT, Naming, Resolved, Service};
@@ -77,15 +77,6 @@ impl Drop for OpenStream {
     }
 }
 
-/// Counts a reload of the metrics definition, successful or not.
-fn count_reload(cache: &Cache, succeeded: bool) {
-    let [success, failure] = RELOAD_RESULTS;
-    if let Ok(reloads) = cache.counter(Builtin::Reloads.name(), &[if succeeded { success } else { failure }]) {
-        // A counter accepts every whole number.
-        let _ = reloads.add_or_update(1.0);
-    }
-}
-
 /// The server. Cheap to clone.
 #[derive(Clone)]
 pub struct Engine {
@@ -133,7 +124,7 @@ impl Engine {
             self.inner.loader.redefine_metrics(text.into());
             difference
         });
-        count_reload(&self.inner.cache, succeeded);
+        self.inner.cache.count(Builtin::Reloads, &[labels::result(succeeded)], 1.0);
         result
     }
 

@@ -36,6 +36,7 @@ use crate::store;
 use crate::store::{Stores, TemporaryDirectories};
 use control::{LoadRequest, Locks};
 use pharos_os::descriptors::Descriptors;
+use pharos_os::event_loops::EventLoops;
 use pharos_telemetry::system::{Devices, HostPolicies};
 use poll::{Fingerprints, Poll};
 
@@ -104,6 +105,8 @@ pub struct Settings {
     pub policies: HostPolicies,
     /// The file descriptors of instances.
     pub descriptors: Arc<Descriptors>,
+    /// The event loops that read the replies of workers.
+    pub event_loops: EventLoops,
     /// The response cache, for models that enable it.
     pub response_cache: Option<cache::Settings>,
 }

@@ -14,7 +14,7 @@ use command_fds::{CommandFdExt, FdMapping};
 use pharos::metrics::cache::Cache;
 use pharos::metrics::series::ModelSeries;
 use pharos::metrics::{intake, worker_lines};
-use pharos::wire::descriptors;
+use pharos::wire::{descriptors, ring};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
@@ -25,6 +25,7 @@ use crate::memory;
 use crate::wire::Link;
 pub(crate) use complete::complete;
 pub(crate) use diagnosis::{why_not_loaded, why_not_started};
+use pharos_os::event_loops::EventLoop;
 use pharos_telemetry::metrics::{RefusedLinesLog, Ring};
 use pharos_telemetry::system::ChosenDevice;
 
@@ -57,14 +58,24 @@ pub(crate) struct ProcessPlacement<'a> {
     pub(crate) processors: &'a [usize],
 }
 
-/// Starts a worker and forwards its output to the log and, for metric lines, to the metrics.
+/// Starts a worker whose connection is served by `event_loop`, and forwards its output to the log and, for metric lines, to the
+/// metrics.
 ///
 /// # Errors
 /// Memory, descriptors or processes are exhausted, or the executable does not exist.
-pub(crate) fn start(launch: &Launch, placement: &ProcessPlacement<'_>, printed: Printed) -> io::Result<Worker> {
+pub(crate) fn start(
+    launch: &Launch,
+    placement: &ProcessPlacement<'_>,
+    (printed, event_loop): (Printed, EventLoop),
+) -> io::Result<Worker> {
     let ProcessPlacement { instance, threads, gpu, processors } = *placement;
-    let (ours, theirs) = UnixStream::pair()?;
+    let (ours, theirs) = {
+        let _loop = event_loop.enter();
+        UnixStream::pair()?
+    };
     let (arenas, inputs, outputs) = memory::create()?;
+    let frames = ring::create()?;
+    let rings = ring::of_frontend(&frames)?;
     let (ring, metrics, wake) = Ring::create(instance)?;
     let (regions, worker_regions) = regions_socket()?;
     let theirs = OwnedFd::from(theirs.into_std()?);
@@ -91,13 +102,14 @@ pub(crate) fn start(launch: &Launch, placement: &ProcessPlacement<'_>, printed: 
         (metrics, descriptors::METRICS),
         (wake, descriptors::WAKE_UP),
         (worker_regions, descriptors::REGIONS),
+        (frames, descriptors::FRAMES),
     ];
     let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
     command.fd_mappings(mappings.into()).map_err(|error| io::Error::other(error.to_string()))?;
     let mut child = affinity::on(processors, || command.spawn()).map_err(|error| cannot_start(launch, &error))?;
     forward_errors(child.stderr.take(), &printed.name);
     forward_output(child.stdout.take(), printed);
-    Ok(Worker { child, link: Link::new(ours, regions, (arenas, ring)) })
+    Ok(Worker { child, link: Link::new((ours, event_loop, rings), regions, (arenas, ring)) })
 }
 
 /// Returns whether a process was killed by SIGKILL, as by the kernel when memory runs out.

@@ -184,10 +184,7 @@ impl SharedMemory {
                 for (metric, count) in
                     [(Builtin::SharedMemoryTensors, tensors), (Builtin::SharedMemoryTensorBytes, bytes)]
                 {
-                    if let Ok(counter) = cache.counter(metric.name(), &labels) {
-                        // A counter accepts every whole number.
-                        let _ = counter.add_or_update(count.swap(0, Ordering::Relaxed) as f64);
-                    }
+                    cache.count(metric, &labels, count.swap(0, Ordering::Relaxed) as f64);
                 }
             }
         }

@@ -33,6 +33,7 @@ use crate::wire::SharedLink;
 use crate::worker_session::{Event, Session};
 use pharos_os::clock;
 use pharos_os::descriptors::{Descriptors, Reserved};
+use pharos_os::event_loops::EventLoops;
 use pharos_telemetry::system::{Devices, HostPolicies};
 
 use device::DeviceShare;
@@ -74,6 +75,8 @@ pub(crate) struct Plan {
     pub(crate) policies: HostPolicies,
     /// The file descriptors of instances.
     pub(crate) descriptors: Arc<Descriptors>,
+    /// The event loops that read the replies of workers.
+    pub(crate) event_loops: EventLoops,
 }
 
 /// The number of consecutive losses after which an instance counts as broken, so that requests no longer wait for it.
@@ -191,7 +194,7 @@ impl Instance {
         let printed = Printed { name, cache, series };
         let name = self.name();
         let placement = self.process_placement(&name, device_share.as_ref());
-        let worker = process::start(&self.plan.launch, &placement, printed)?;
+        let worker = process::start(&self.plan.launch, &placement, (printed, self.plan.event_loops.assign()))?;
         let link = Arc::new(worker.link);
         let device = device_share.as_ref().map(DeviceShare::device);
         link.arenas.inputs.keep(device.as_ref().map_or(0, |device| device.pinned));

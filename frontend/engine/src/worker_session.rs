@@ -2,19 +2,24 @@
 //! calls to [`Calls`], and the process's state changes to its supervisor as [`Event`]s. Never starts or ends a process.
 
 use std::io;
-use std::sync::{Arc, Weak};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pharos::error::InferError;
 use pharos::id::InstanceId;
 use pharos::metrics::cache::Cache;
 use pharos::timeline::{ComputeStamps, Instant};
+use pharos::wire::ring::Consumer;
 use pharos::wire::{Done, Loaded, ToFrontend, message_or_default};
-use tokio::sync::mpsc;
+use tokio::io::Interest;
+use tokio::net::unix::OwnedReadHalf;
+use tokio::sync::{Notify, mpsc};
 
 use crate::calls::{Calls, Models};
 use crate::scheduler::Driver;
-use crate::wire::{Link, SharedLink};
+use crate::wire::{SharedLink, take_frames};
 use pharos_os::clock;
+use pharos_os::event_loops::{self, Source};
 
 /// The first batch number of warm-up batches.
 pub(crate) const WARM_UP: u64 = 1 << 63;
@@ -40,10 +45,26 @@ pub(crate) struct Session {
     cache: Arc<Cache>,
     events: mpsc::UnboundedSender<Event>,
     began: Instant,
+    // Held while frames are handled, so that they keep their order.
+    inbox: Mutex<Inbox>,
+    failed: Notify,
 }
 
+/// The frames from the worker.
+struct Inbox {
+    consumer: Consumer,
+    /// Bytes taken from the ring that are no complete frame yet.
+    bytes: Vec<u8>,
+    failure: Option<io::Error>,
+}
+
+/// The number of wake-ups after which their bytes are read from the socket. An edge-triggered descriptor reports each new byte,
+/// also while others are unread, but the socket's buffer must not fill.
+const UNREAD_WAKE_UPS: u32 = 64;
+
 impl Session {
-    /// Starts a task that reads the worker's frames. `models` are the models that the worker may call.
+    /// Starts a task on the event loop of the link that reads the worker's frames. `models` are the models that the worker may
+    /// call.
     pub(crate) fn start(
         link: SharedLink,
         driver: Arc<Driver>,
@@ -53,23 +74,89 @@ impl Session {
     ) -> mpsc::UnboundedReceiver<Event> {
         let (events, receiver) = mpsc::unbounded_channel();
         let calls = Calls::new(link.clone(), driver.clone(), models);
-        let session = Self { link, driver, instance, calls, cache, events, began: clock::now() };
-        tokio::spawn(session.run());
+        let Some((socket, consumer)) = link.take_reader() else {
+            // Each link has one session.
+            return receiver;
+        };
+        let inbox = Mutex::new(Inbox { consumer, bytes: Vec::new(), failure: None });
+        let (began, failed) = (clock::now(), Notify::new());
+        let session = Self { link: link.clone(), driver, instance, calls, cache, events, began, inbox, failed };
+        link.event_loop.spawn(Arc::new(session).run(socket));
         receiver
     }
 
     /// Reads frames until the connection ends.
-    async fn run(self) {
+    async fn run(self: Arc<Self>, socket: OwnedReadHalf) {
         let (ring_link, cache, driver) = (self.link.clone(), self.cache.clone(), self.driver.clone());
         let mut pump = tokio::spawn(async move { ring_link.ring.pump(&cache, &driver.series).await });
         let end = tokio::select! {
-            end = Link::run(&self.link, |frame| self.on_frame(frame)) => end,
+            end = self.serve(&socket) => end,
             fault = &mut pump => Err(io::Error::other(fault.unwrap_or_else(|error| error.to_string()))),
         };
         pump.abort();
         self.link.ring.close(&self.cache, &self.driver.series);
+        let end = self.link.fault().map_or(end, |corrupt| Err(io::Error::other(corrupt)));
         let reason = end.err().map_or_else(|| "the worker closed the connection".to_owned(), |error| error.to_string());
         self.report(Event::Ended(reason));
+    }
+
+    /// Handles frames until the worker closes the connection. While frames arrive, the event loop polls for them
+    /// ([`Source`]); otherwise the worker wakes this task through the socket.
+    ///
+    /// # Errors
+    /// The socket failed, or the worker sent an invalid frame.
+    async fn serve(self: &Arc<Self>, socket: &OwnedReadHalf) -> io::Result<()> {
+        let source: Arc<dyn Source> = self.clone();
+        let mut unread = 0;
+        loop {
+            self.link.flush_unsent();
+            let is_polled = self.poll() && event_loops::poll_before_sleep(&source);
+            if let Some(failure) = self.lock().failure.take() {
+                return Err(failure);
+            }
+            if !is_polled && !self.sleep() {
+                continue;
+            }
+            let ready = tokio::select! {
+                ready = socket.as_ref().ready(Interest::READABLE) => ready?,
+                () = self.failed.notified() => continue,
+            };
+            unread += 1;
+            if ready.is_read_closed() {
+                self.poll();
+                return self.lock().failure.take().map_or(Ok(()), Err);
+            }
+            if unread < UNREAD_WAKE_UPS {
+                // Waits for the next wake-up, without a system call.
+                let _ = socket.as_ref().try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+                continue;
+            }
+            unread = 0;
+            match socket.try_read(&mut [0; 2 * UNREAD_WAKE_UPS as usize]) {
+                Ok(0) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                _ => {}
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Handles the frames in the ring. Returns whether bytes have arrived.
+    ///
+    /// # Errors
+    /// The ring or a frame is invalid.
+    fn take_frames(&self, inbox: &mut Inbox) -> io::Result<bool> {
+        let Inbox { consumer, bytes, .. } = inbox;
+        let mut any = false;
+        while consumer.read_all(bytes).map_err(io::Error::other)? > 0 {
+            any = true;
+            take_frames(bytes, |frame| self.on_frame(frame))?;
+        }
+        Ok(any)
     }
 
     /// # Errors
@@ -124,5 +211,34 @@ impl Session {
     fn report(&self, event: Event) {
         // Fails if the supervisor has already ended the process.
         let _ = self.events.send(event);
+    }
+}
+
+impl Source for Session {
+    fn poll(&self) -> bool {
+        let mut inbox = self.lock();
+        if inbox.failure.is_some() || inbox.consumer.is_empty() {
+            return false;
+        }
+        // A panic must not end the event loop, which also serves other connections.
+        let taken = catch_unwind(AssertUnwindSafe(|| self.take_frames(&mut inbox)));
+        let panicked = || Err(io::Error::other("handling a frame of the worker panicked; this is a bug in the server"));
+        match taken.unwrap_or_else(|_| panicked()) {
+            Ok(any) => any,
+            Err(failure) => {
+                inbox.failure = Some(failure);
+                self.failed.notify_one();
+                false
+            }
+        }
+    }
+
+    fn sleep(&self) -> bool {
+        let inbox = self.lock();
+        inbox.failure.is_some() || inbox.consumer.sleep()
+    }
+
+    fn wake(&self) {
+        self.lock().consumer.wake();
     }
 }

@@ -43,11 +43,11 @@ use self::health::HealthService;
 use self::inference::Inference;
 use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
 use pharos_listener as listener;
+use pharos_listener::PhaseReceiver;
 use pharos_listener::access::{Access, Forward};
 use pharos_listener::body_timeout::{BodyLimits, LimitedBody};
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::grpc::{Limits, MAX_MESSAGE, received};
-use pharos_listener::{HttpVersions, PhaseReceiver};
 
 /// The generated messages and the service of package `inference`.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
@@ -103,7 +103,7 @@ pub async fn serve<S: Service>(
 ) -> Result<(), ReflectionError> {
     let service = services(service, settings)?;
     // HTTP/2 itself refuses only frames, which are not counted as requests.
-    listener::serve(listener, (HttpVersions::Http2, connections), service, |_| {}, phases).await;
+    listener::serve(listener, connections, service, |_| {}, phases).await;
     Ok(())
 }
 

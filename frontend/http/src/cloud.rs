@@ -18,11 +18,12 @@ use tokio::net::TcpListener;
 use super::answer::Failure;
 use super::codec::HEADER_LENGTH;
 use super::dispatch::Dispatch;
-use super::{Edge, Settings, answer, refused};
+use super::{Edge, Settings, answer, metrics, refused};
 use pharos_listener as listener;
+use pharos_listener::PhaseReceiver;
 use pharos_listener::answering::{self, Account};
 use pharos_listener::http_service::{Handle, HttpService};
-use pharos_listener::{HttpVersions, PhaseReceiver};
+use pharos_listener::routing::{OpenOnly, Routes};
 
 pub use sagemaker::SageMaker;
 pub use vertex_ai::VertexAi;
@@ -39,32 +40,34 @@ pub enum Platform {
     VertexAi(VertexAi),
 }
 
-/// Serves a platform's endpoints on `listener` until `phases` signals shutdown and all requests in flight are answered.
-pub async fn serve<S: Service>(
-    listener: TcpListener,
-    service: S,
-    (settings, connections): (Settings, listener::Settings),
-    platform: Platform,
-    phases: PhaseReceiver,
-) {
-    let body_timeout = settings.body_timeout;
-    let cloud = Cloud { dispatch: Dispatch::new(service.clone(), settings), platform };
-    let cloud = HttpService::new(cloud, body_timeout);
-    listener::serve(listener, (HttpVersions::Http, connections), cloud, refused(service), phases).await;
-}
-
-/// The endpoints as one service.
+/// The endpoints of a platform.
 #[derive(Clone)]
-struct Cloud<S: Service> {
+pub struct Endpoints<S: Service> {
     dispatch: Dispatch<S>,
+    /// The routes of a request that is redirected to the metrics.
+    metrics: Routes<OpenOnly>,
     platform: Platform,
 }
 
-impl<S: Service> Handle for Cloud<S> {
+impl<S: Service> Endpoints<S> {
+    /// Creates the endpoints, which answer requests with `service`.
+    pub fn new(service: S, settings: Settings, platform: Platform) -> Self {
+        Self { metrics: metrics::router(service.clone()), dispatch: Dispatch::new(service, settings), platform }
+    }
+
+    /// Serves the endpoints on `listener` until `phases` signals shutdown and all requests in flight are answered.
+    pub async fn serve(self, listener: TcpListener, connections: listener::Settings, phases: PhaseReceiver) {
+        let Edge { service, settings } = self.dispatch.edge().clone();
+        let endpoints = HttpService::new(self, settings.body_timeout);
+        listener::serve(listener, connections, endpoints, refused(service), phases).await;
+    }
+}
+
+impl<S: Service> Handle for Endpoints<S> {
     async fn handle(self, request: Request<Body>) -> Response {
         match self.platform {
             Platform::SageMaker(sagemaker) => sagemaker.answer(self.dispatch, request).await,
-            Platform::VertexAi(vertex_ai) => vertex_ai.answer(self.dispatch, request).await,
+            Platform::VertexAi(vertex_ai) => vertex_ai.answer(self.dispatch, &self.metrics, request).await,
         }
     }
 }

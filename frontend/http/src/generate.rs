@@ -8,7 +8,6 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
-use http::request::Parts;
 use http::{HeaderMap, Request, StatusCode};
 use pharos::data::Data;
 use pharos::error::{ErrorCode, InferError, Reason};
@@ -41,9 +40,9 @@ pub(super) async fn generate<S: Service>(
 ) -> Response {
     let mut traced = None;
     let result = async {
-        let (mut responses, sampled) = begin(&edge, path, request).await?;
-        traced = sampled;
-        let response = only(&mut responses).await;
+        let mut begun = begin(&edge, path, request).await?;
+        traced = begun.traced;
+        let response = only(&mut begun.responses).await;
         request_trace::complete(traced.as_ref());
         let response = response?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
@@ -60,8 +59,8 @@ pub(super) async fn generate_stream<S: Service>(
     request: Request<Body>,
 ) -> Answer {
     let open = edge.service.stream_open(Protocol::Http);
-    let (mut responses, traced) = begin(&edge, path, request).await?;
-    let first = responses.next().await;
+    let mut begun = begin(&edge, path, request).await?;
+    let first = begun.responses.next().await;
     // The first response determines the status; later errors are sent as events.
     let status = match &first {
         Some(Streamed { answer: Err(error), .. }) => error.code.http_status(),
@@ -69,7 +68,8 @@ pub(super) async fn generate_stream<S: Service>(
     };
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let account = (Account::new(edge, Route::GenerateStream), status);
-    let mut response = Response::new(Body::new(Events::new((responses, traced.clone()), first, account, open)));
+    let traced = begun.traced.clone();
+    let mut response = Response::new(Body::new(Events::new(begun, first, account, open)));
     *response.status_mut() = status;
     response.extensions_mut().insert(Outcome::CountedByHandler);
     let headers = response.headers_mut();
@@ -93,27 +93,33 @@ async fn only(responses: &mut impl Responses) -> Result<InferResponse, InferErro
     found.ok_or_else(not_one)
 }
 
-/// Reads a request and passes it to the engine. Returns the responses to come and, if the request is sampled, its trace.
+/// The responses to come of a request, and its trace if the request is sampled.
+struct TracedResponses<R> {
+    responses: R,
+    traced: Option<Traced>,
+}
+
+/// Reads a request and passes it to the engine.
 async fn begin<S: Service>(
     edge: &Edge<S>,
     path: ModelPath,
     request: Request<Body>,
-) -> Result<(S::Responses, Option<Traced>), InferError> {
+) -> Result<TracedResponses<S::Responses>, InferError> {
     let received = edge.service.now();
-    let (parts, body) = request.into_parts();
-    check_encoding(&parts.headers)?;
-    let traced = trace::begin(edge, &path.model, &parts.headers);
-    let begun = begin_traced(edge, path, (parts, body), (traced.as_ref(), received)).await;
+    check_encoding(request.headers())?;
+    let traced = trace::begin(edge, &path.model, request.headers());
+    let begun = begin_traced(edge, path, request, (traced.as_ref(), received)).await;
     let responses = begun.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error))?;
-    Ok((responses, traced))
+    Ok(TracedResponses { responses, traced })
 }
 
 async fn begin_traced<S: Service>(
     edge: &Edge<S>,
     path: ModelPath,
-    (parts, body): (Parts, Body),
+    request: Request<Body>,
     (traced, received): (Option<&Traced>, Instant),
 ) -> Result<S::Responses, InferError> {
+    let (parts, body) = request.into_parts();
     // Report an unknown model before errors in the body, as Triton does.
     let metadata = edge.service.model_metadata(&path.model, &path.version);
     let body = read(edge, body, parts.headers.contains_key(EXPECT)).await;

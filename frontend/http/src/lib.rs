@@ -46,11 +46,11 @@ use dispatch::Dispatch;
 pub use routes::router;
 
 use pharos_listener as listener;
+use pharos_listener::PhaseReceiver;
 use pharos_listener::access::{Access, Forward};
 use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::body::{self, Read};
-use pharos_listener::{HttpVersions, PhaseReceiver};
 
 /// The settings of the HTTP edge.
 #[derive(Clone, Debug)]
@@ -126,7 +126,7 @@ pub async fn serve<S: Service>(
 ) {
     let body_timeout = settings.body_timeout;
     let dispatch = HttpService::new(Dispatch::new(service.clone(), settings), body_timeout);
-    listener::serve(listener, (HttpVersions::Http, connections), dispatch, refused(service), phases).await;
+    listener::serve(listener, connections, dispatch, refused(service), phases).await;
 }
 
 /// Returns a callback that counts connections refused before a request could be parsed, by status.

@@ -19,10 +19,9 @@ use tokio::net::TcpListener;
 use super::compression::{Coding, compress};
 use super::headers::text;
 use super::{answer, dashboard};
-use pharos_listener as listener;
 use pharos_listener::http_service::HttpService;
 use pharos_listener::routing::{Builder, OpenOnly, Routes};
-use pharos_listener::{HttpVersions, PhaseReceiver};
+use pharos_listener::{self as listener, PhaseReceiver};
 
 /// Serves metrics on `listener` until `phases` signals shutdown.
 pub async fn serve<S: Service>(
@@ -32,7 +31,7 @@ pub async fn serve<S: Service>(
     phases: PhaseReceiver,
 ) {
     let routes = HttpService::new(router(service), Duration::ZERO);
-    listener::serve(listener, (HttpVersions::Http, connections), routes, |_| {}, phases).await;
+    listener::serve(listener, connections, routes, |_| {}, phases).await;
 }
 
 /// Returns the routes of `/metrics` and of the live page.

@@ -56,6 +56,7 @@ fn is_short(key: &PrivateKeyDer<'_>) -> bool {
         PrivateKeyDer::Pkcs8(key) => KeyPair::from_pkcs8(key.secret_pkcs8_der()).err(),
         _ => None,
     };
+    // Only the text of ring's error gives the reason.
     rejected.is_some_and(|rejected| rejected.to_string() == "TooSmall")
 }
 

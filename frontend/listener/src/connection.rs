@@ -2,8 +2,12 @@
 
 use std::convert::Infallible;
 use std::error::Error;
+use std::future::poll_fn;
+use std::io::{self, ErrorKind};
+use std::iter::successors;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +16,7 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use pharos::metrics::labels::Refused;
+use tokio::io::{Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tower::Service;
 
@@ -21,6 +26,8 @@ use super::{HttpVersions, Shared};
 
 /// The first byte of a TLS handshake record (RFC 8446, 5.1).
 const HANDSHAKE: u8 = 0x16;
+/// The start of the preface of HTTP/2 (RFC 9113, 3.4); no request of HTTP/1 starts so.
+const PREFACE: [u8; 3] = *b"PRI";
 /// The ALPN identifier of HTTP/2.
 const H2: &[u8] = b"h2";
 
@@ -56,8 +63,8 @@ impl Accepted {
 
     /// Detects the client's protocol, and performs the TLS handshake. `None` if the connection was refused or lost.
     async fn open(&self, stream: TcpStream) -> Option<Stream> {
-        let (shared, mut first) = (&*self.shared, [0; 3]);
-        let count = stream.peek(&mut first).await.ok()?;
+        let (shared, mut first) = (&*self.shared, [0; PREFACE.len()]);
+        let count = peek(&stream, &mut first).await.ok()?;
         let first = first.get(..count).filter(|first| !first.is_empty())?;
         let is_tls = first.starts_with(&[HANDSHAKE]);
         if shared.settings.tls.is_some() {
@@ -75,7 +82,7 @@ impl Accepted {
             shared.refusals.tls(stream);
             return None;
         }
-        if shared.versions == HttpVersions::Http2 || first == b"PRI" {
+        if shared.versions == HttpVersions::Http2 || first == PREFACE {
             self.activity.set_http2();
         }
         Some(Stream::clear(stream))
@@ -155,19 +162,49 @@ impl Accepted {
     }
 }
 
+/// Reads the first bytes of a connection and leaves them in the stream: as many as tell TLS, HTTP/1 and HTTP/2 apart, or fewer if
+/// the client sends no more. Returns their number. The timeouts of a new connection limit the wait.
+async fn peek(stream: &TcpStream, first: &mut [u8; PREFACE.len()]) -> io::Result<usize> {
+    loop {
+        let is_last = stream.ready(Interest::READABLE).await?.is_read_closed();
+        // `WouldBlock` makes `ready` wait for more bytes than those that were read.
+        let peeked = poll_fn(|cx| {
+            Poll::Ready(stream.try_io(Interest::READABLE, || {
+                let mut buffer = ReadBuf::new(&mut *first);
+                match stream.poll_peek(cx, &mut buffer)? {
+                    Poll::Ready(count) if is_last || is_decisive(buffer.filled()) => Ok(count),
+                    Poll::Ready(_) => Err(ErrorKind::WouldBlock.into()),
+                    Poll::Pending => Err(ErrorKind::Interrupted.into()),
+                }
+            }))
+        });
+        match peeked.await {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            peeked => return peeked,
+        }
+    }
+}
+
+/// Returns whether the first bytes of a connection show its protocol, or are its end.
+fn is_decisive(first: &[u8]) -> bool {
+    first.is_empty() || first == PREFACE || !PREFACE.starts_with(first)
+}
+
 /// Returns the status of hyper's response to an HTTP/1 request with an invalid head.
 fn refusal(error: &hyper::Error) -> Option<u16> {
     match error {
-        // Only the text distinguishes the two.
+        // hyper has one type for both, so only the text distinguishes them.
         error if error.is_parse_too_large() => Some(if error.to_string().contains("URI") { 414 } else { 431 }),
         error if error.is_parse() => Some(400),
         _ => None,
     }
 }
 
-/// Returns whether a connection ended because its client violated HTTP/2; only the text of the error shows that.
-fn is_violation(error: &(dyn Error + Send + Sync + 'static)) -> bool {
-    describe(error).contains("connection error detected")
+/// Returns whether a connection ended because its client violated HTTP/2.
+fn is_violation(error: &(dyn Error + 'static)) -> bool {
+    let causes = successors(Some(error), |&error| error.source());
+    let mut causes = causes.filter_map(|cause| cause.downcast_ref::<h2::Error>());
+    causes.any(|cause| cause.is_go_away() && cause.is_library())
 }
 
 /// Formats an error with its causes.
@@ -179,4 +216,74 @@ fn describe(error: &(dyn Error + Send + Sync + 'static)) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use hyper::service::service_fn;
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Returns both ends of a new connection, the client's first.
+    async fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        client.set_nodelay(true).unwrap();
+        (client, listener.accept().await.unwrap().0)
+    }
+
+    #[tokio::test]
+    async fn the_protocol_is_decided_by_enough_bytes() {
+        for (start, rest, expected) in [
+            ("P", "RI * HTTP/2.0", "PRI"),
+            ("PR", "I * HTTP/2.0", "PRI"),
+            ("PR", "OPFIND / HTTP/1.1", "PRO"),
+            ("P", "", "P"),
+        ] {
+            let ((mut client, server), mut first) = (connection().await, [0; 3]);
+            client.write_all(start.as_bytes()).await.unwrap();
+            server.readable().await.unwrap();
+            let mut peeked = Box::pin(peek(&server, &mut first));
+            let is_pending = poll_fn(|cx| Poll::Ready(peeked.as_mut().poll(cx).is_pending())).await;
+            assert!(is_pending, "{start}");
+            client.write_all(rest.as_bytes()).await.unwrap();
+            client.shutdown().await.unwrap();
+            let count = peeked.await.unwrap();
+            assert_eq!(&first[..count], expected.as_bytes(), "{start} {rest}");
+        }
+    }
+
+    #[tokio::test]
+    async fn one_byte_decides_if_it_can() {
+        for (start, expected) in [("G", "G"), ("\x16", "\x16"), ("PO", "PO"), ("PRI", "PRI"), ("POST /", "POS")] {
+            let ((mut client, server), mut first) = (connection().await, [0; 3]);
+            client.write_all(start.as_bytes()).await.unwrap();
+            let count = peek(&server, &mut first).await.unwrap();
+            assert_eq!(&first[..count], expected.as_bytes());
+        }
+        let ((client, server), mut first) = (connection().await, [0; 3]);
+        drop(client);
+        assert_eq!(peek(&server, &mut first).await.unwrap(), 0);
+    }
+
+    /// Returns whether a connection on which the client sends these bytes ends with a violation of HTTP/2.
+    async fn violates(bytes: &[u8]) -> bool {
+        let (mut client, server) = tokio::io::duplex(1 << 16);
+        client.write_all(bytes).await.unwrap();
+        let service = service_fn(|_: Request<Incoming>| async { Ok::<_, Infallible>(Response::new(String::new())) });
+        let builder = auto::Builder::new(TokioExecutor::new());
+        let ended = builder.serve_connection(TokioIo::new(server), service).await;
+        is_violation(&*ended.unwrap_err())
+    }
+
+    #[tokio::test]
+    async fn violations_of_http2_are_recognized() {
+        const SETTINGS: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+        let data_on_stream_0 = b"\0\0\0\0\0\0\0\0\0";
+        assert!(violates(&[SETTINGS, data_on_stream_0].concat()).await);
+        assert!(!violates(b"GET nonsense\r\n\r\n").await);
+    }
 }

@@ -35,6 +35,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::{Listener, Refused};
+use pharos_os::event_loops::EventLoops;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch as channel};
 use tower::Service;
@@ -71,6 +72,14 @@ pub enum HttpVersions {
 }
 
 impl HttpVersions {
+    /// Returns the versions of a listener.
+    pub fn of(listener: Listener) -> Self {
+        match listener {
+            Listener::Http | Listener::Metrics => Self::Http,
+            Listener::Grpc => Self::Http2,
+        }
+    }
+
     /// Returns the ALPN protocols to offer to TLS clients.
     pub fn protocols(self) -> Vec<Vec<u8>> {
         match self {
@@ -153,12 +162,15 @@ pub struct Settings {
     pub cache: Option<Arc<Cache>>,
     /// Whether to add [`Peer`] to the extensions of each request.
     pub adds_peer: bool,
+    /// The event loops that serve the connections.
+    pub event_loops: EventLoops,
 }
 
 impl Settings {
     /// Clear text, with the default limits.
     pub fn new(listener: Listener) -> Self {
-        Self { listener, limits: Limits::default(), tls: None, cache: None, adds_peer: false }
+        let event_loops = EventLoops::default();
+        Self { listener, limits: Limits::default(), tls: None, cache: None, adds_peer: false, event_loops }
     }
 }
 
@@ -178,7 +190,7 @@ struct Shared {
 /// its head is malformed or too large.
 pub async fn serve<S, B>(
     listener: TcpListener,
-    (versions, settings): (HttpVersions, Settings),
+    settings: Settings,
     service: S,
     refused: impl Fn(u16) + Clone + Send + 'static,
     mut phases: PhaseReceiver,
@@ -188,7 +200,7 @@ pub async fn serve<S, B>(
     B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let shared = Arc::new(Shared::new(versions, settings));
+    let shared = Arc::new(Shared::new(settings));
     let (alive, mut all_closed) = mpsc::channel::<Infallible>(1);
     while *phases.borrow_and_update() != Phase::Stopping {
         let stream = tokio::select! {
@@ -216,7 +228,8 @@ pub async fn serve<S, B>(
 }
 
 impl Shared {
-    fn new(versions: HttpVersions, settings: Settings) -> Self {
+    fn new(settings: Settings) -> Self {
+        let versions = HttpVersions::of(settings.listener);
         let metrics = ConnectionMetrics::new(settings.listener, settings.cache.clone());
         let builder = builder(versions, &settings.limits);
         let Limits { head, idle, write, .. } = settings.limits;
@@ -251,9 +264,15 @@ impl Shared {
         };
         let activity = self.watch.activity(stream.peer_addr().ok());
         let accepted = Accepted { shared: self.clone(), activity: activity.clone() };
-        let task = tokio::spawn(async move {
-            let _held = (permit, alive);
-            accepted.serve(stream, service, refused).await;
+        let event_loop = Arc::new(self.settings.event_loops.assign());
+        let assigned = event_loop.clone();
+        let task = event_loop.spawn(async move {
+            let _held = (permit, alive, assigned);
+            // The socket reports its events to the loop of this task from now on.
+            match stream.into_std().and_then(TcpStream::from_std) {
+                Ok(stream) => accepted.serve(stream, service, refused).await,
+                Err(error) => tracing::debug!(%error, "connection lost before it was served"),
+            }
         });
         self.watch.add(activity, task.abort_handle());
     }

@@ -5,5 +5,6 @@ pub mod client;
 pub mod clock;
 pub mod descriptors;
 pub mod directories;
+pub mod event_loops;
 pub mod file_watch;
 pub mod service_manager;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
+use pharos_listener::TlsFiles;
 
 use super::{GRPC, HTTP, METRICS, boolean};
 
@@ -23,23 +24,12 @@ pub struct TlsOptions {
     pub root: Option<PathBuf>,
 }
 
-/// The TLS files of a listener.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsPaths {
-    /// The server's certificate chain.
-    pub certificate: PathBuf,
-    /// Its private key.
-    pub key: PathBuf,
-    /// The authorities of client certificates, which are then required.
-    pub authorities: Option<PathBuf>,
-}
-
 impl TlsOptions {
     /// Returns the files if TLS is enabled. Calls `unused` with a message for each flag without effect.
     ///
     /// # Errors
     /// A required file is not given.
-    pub fn paths(&self, mut unused: impl FnMut(String)) -> Result<Option<TlsPaths>, String> {
+    pub fn paths(&self, mut unused: impl FnMut(String)) -> Result<Option<TlsFiles>, String> {
         let listener = self.listener;
         let flags = [("server-cert", &self.certificate), ("server-key", &self.key), ("root-cert", &self.root)];
         if !self.use_ssl && !self.mutual {
@@ -57,7 +47,7 @@ impl TlsOptions {
         };
         let authorities = self.mutual.then(|| needed("root-cert", &self.root)).transpose()?;
         let (certificate, key) = (needed("server-cert", &self.certificate)?, needed("server-key", &self.key)?);
-        Ok(Some(TlsPaths { certificate, key, authorities }))
+        Ok(Some(TlsFiles { certificate, key, authorities }))
     }
 }
 
@@ -110,7 +100,7 @@ mod tests {
             let paths = options.paths(|text| unused.push(text));
             (paths, unused.join("; "))
         };
-        let paths = |authorities| Ok(Some(TlsPaths { certificate: "c".into(), key: "k".into(), authorities }));
+        let paths = |authorities| Ok(Some(TlsFiles { certificate: "c".into(), key: "k".into(), authorities }));
         assert_eq!(of(false, false, None, None, None), (Ok(None), String::new()));
         assert_eq!(of(true, false, file("c"), file("k"), None), (paths(None), String::new()));
         assert_eq!(of(false, true, file("c"), file("k"), file("r")), (paths(file("r")), String::new()));
@@ -121,7 +111,7 @@ mod tests {
         );
         let (result, unused) = of(false, false, file("c"), None, None);
         assert_eq!((result, unused), (Ok(None), "--grpc-server-cert has no effect without --grpc-use-ssl".into()));
-        let error = |options: (Result<_, String>, String)| options.0.map(|_: Option<TlsPaths>| ()).unwrap_err();
+        let error = |options: (Result<_, String>, String)| options.0.map(|_: Option<TlsFiles>| ()).unwrap_err();
         assert_eq!(error(of(true, false, None, file("k"), None)), "--grpc-use-ssl needs --grpc-server-cert FILE");
         assert_eq!(error(of(true, false, file("c"), None, None)), "--grpc-use-ssl needs --grpc-server-key FILE");
         assert_eq!(

@@ -20,8 +20,9 @@ use pharos_listener as listener;
 use pharos_listener::access::{Access, Forward};
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::grpc::Limits as MessageLimits;
-use pharos_listener::{HttpVersions, Limits, Phase, PhaseReceiver, Tls, TlsFiles};
+use pharos_listener::{HttpVersions, Limits, Phase, PhaseReceiver, Tls};
 use pharos_os::descriptors;
+use pharos_os::event_loops::EventLoops;
 use pharos_os::file_watch::{self, WatchedFiles};
 use pharos_telemetry::statsd;
 use pharos_torchserve::ServerAccess;
@@ -38,6 +39,8 @@ pub(super) struct Listeners<'a> {
     pub(super) hangup: Arc<Notify>,
     /// The memory limit of requests being received.
     pub(super) budget: Budget,
+    /// The event loops that serve connections, except those of metrics.
+    pub(super) event_loops: EventLoops,
 }
 
 impl Listeners<'_> {
@@ -61,7 +64,7 @@ impl Listeners<'_> {
         if options.metrics.allow {
             let wanted = (options.metrics_address(), options.metrics.port, false);
             let listener = bind("metrics", "--metrics-port", wanted)?;
-            let tls = self.tls(Listener::Metrics, (options.metrics_tls.options(), HttpVersions::Http))?;
+            let tls = self.tls(Listener::Metrics, options.metrics_tls.options())?;
             let most = options.http_clients.metrics_max_connections;
             let connections = self.connections(Listener::Metrics, tls, most);
             let (engine, phases) = (self.engine.clone(), self.phases.clone());
@@ -84,7 +87,7 @@ impl Listeners<'_> {
         let clients = &options.http_clients;
         let forward = Forward::new(clients.forward.clone(), &guards.tokens);
         let settings = http::Settings { forward, ..self.http_settings(guards) };
-        let tls = self.tls(Listener::Http, (options.http_tls.options(), HttpVersions::Http))?;
+        let tls = self.tls(Listener::Http, options.http_tls.options())?;
         let wanted = (options.http.address, options.http.port, clients.reuse_port);
         let listener = bind("HTTP", "--http-port", wanted)?;
         let most = clients.max_connections.unwrap_or_else(descriptors::connections);
@@ -113,9 +116,9 @@ impl Listeners<'_> {
         };
         let listener = bind(what, flag, (IpAddr::V4(Ipv4Addr::UNSPECIFIED), port, false))?;
         let most = http_clients.max_connections.unwrap_or_else(descriptors::connections);
-        let settings = (self.http_settings(guards), self.connections(Listener::Http, None, most));
-        let (engine, phases) = (self.engine.clone(), self.phases.clone());
-        Ok(tokio::spawn(http::cloud::serve(listener, engine, settings, platform, phases)))
+        let connections = self.connections(Listener::Http, None, most);
+        let endpoints = http::cloud::Endpoints::new(self.engine.clone(), self.http_settings(guards), platform);
+        Ok(tokio::spawn(endpoints.serve(listener, connections, self.phases.clone())))
     }
 
     fn grpc(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {
@@ -131,7 +134,7 @@ impl Listeners<'_> {
             limits: MessageLimits::new(options.grpc.max_input_size),
             other_service: None,
         };
-        let tls = self.tls(Listener::Grpc, (options.grpc_tls.options(), HttpVersions::Http2))?;
+        let tls = self.tls(Listener::Grpc, options.grpc_tls.options())?;
         let wanted = (options.grpc.address, options.grpc.port, clients.reuse_port);
         let listener = bind("gRPC", "--grpc-port", wanted)?;
         let most = clients.max_connections.unwrap_or_else(descriptors::connections);
@@ -159,18 +162,17 @@ impl Listeners<'_> {
             write: timeouts.write,
             ..Limits::default()
         };
-        listener::Settings { listener, limits, tls, cache: Some(self.engine.cache().clone()), adds_peer: false }
+        // A scrape takes long and must not delay the requests of an event loop.
+        let event_loops = if listener == Listener::Metrics { EventLoops::default() } else { self.event_loops.clone() };
+        let cache = Some(self.engine.cache().clone());
+        listener::Settings { listener, limits, tls, cache, adds_peer: false, event_loops }
     }
 
     /// Returns the TLS configuration of a listener, if enabled, and watches its files.
-    fn tls(
-        &self,
-        listener: Listener,
-        (options, protocols): (TlsOptions, HttpVersions),
-    ) -> Result<Option<Arc<Tls>>, String> {
-        let Some(paths) = options.paths(|unused| tracing::warn!("{unused}"))? else { return Ok(None) };
-        let files = TlsFiles { certificate: paths.certificate, key: paths.key, authorities: paths.authorities };
-        let tls = Tls::new(files, protocols).map_err(|reason| format!("TLS of {}: {reason}", options.listener))?;
+    fn tls(&self, listener: Listener, options: TlsOptions) -> Result<Option<Arc<Tls>>, String> {
+        let Some(files) = options.paths(|unused| tracing::warn!("{unused}"))? else { return Ok(None) };
+        let tls = Tls::new(files, HttpVersions::of(listener));
+        let tls = tls.map_err(|reason| format!("TLS of {}: {reason}", options.listener))?;
         let tls = Arc::new(tls);
         let (paths, reading) = (tls.paths(), tls.clone());
         let read = move || reading.reload().map(|()| "for new connections".to_owned());

@@ -12,6 +12,7 @@ use pharos_grpc as grpc;
 use pharos_http as http;
 use pharos_listener::PhaseReceiver;
 use pharos_listener::receiving::Budget;
+use pharos_os::event_loops::EventLoops;
 use pharos_telemetry::log;
 use pharos_torchserve as torchserve;
 use pharos_torchserve::{
@@ -34,7 +35,7 @@ impl Endpoints {
     pub(super) fn new(
         plan: &Plan<Options>,
         engine: &Engine,
-        (phases, server, budget): (PhaseReceiver, ServerAccess, Budget),
+        (phases, server, budget, event_loops): (PhaseReceiver, ServerAccess, Budget, EventLoops),
     ) -> Result<Self, String> {
         plan.begin(&plan.options.tslog.location(|_| None));
         torchserve::check_addresses(&plan.settings)?;
@@ -51,6 +52,7 @@ impl Endpoints {
             phases,
             server,
             budget,
+            event_loops,
         };
         Ok(Self { registry, settings: plan.settings.clone(), start: Some(start) })
     }

@@ -262,11 +262,8 @@ impl WriterThread {
 }
 
 fn add(cache: &Cache, counter: Builtin, file: &str, count: u64) {
-    if count > 0
-        && let Ok(series) = cache.counter(counter.name(), &[file])
-    {
-        // A counter accepts every whole number.
-        let _ = series.add_or_update(count as f64);
+    if count > 0 {
+        cache.count(counter, &[file], count as f64);
     }
 }
 

@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Archive, ModelProperties, ModelYaml, Refused, RegistrationParameters, Settings};
+use super::{Archive, ModelParameters, ModelProperties, ModelYaml, Refused, RegistrationParameters, Settings};
 
 /// The devices that workers run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,33 +104,27 @@ impl Deployment {
             Refused::bad_request(format!("The archive '{}' names no handler; set the parameter handler", archive.url))
         })?;
         let yaml = &archive.yaml;
-        let properties = settings.model_properties(&model_name, &archive.version).cloned().unwrap_or_default();
-        let timeout = |asked: Option<u32>, yaml: Option<u32>, properties: Option<u32>, default: u32| {
-            asked.or(yaml).or(properties).filter(|seconds| *seconds > 0).unwrap_or(default)
+        let configured = match settings.model_properties(&model_name, &archive.version) {
+            Some(properties) => yaml.model.or(&properties.model),
+            None => yaml.model.clone(),
         };
-        let (min_workers, max_workers) =
-            workers(settings, asked, yaml, (properties.min_workers, properties.max_workers));
+        let model = asked.model.or(&configured);
+        let timeout = |seconds: Option<u32>, default: u32| seconds.filter(|seconds| *seconds > 0).unwrap_or(default);
+        let (min_workers, max_workers) = workers(settings, asked, &configured);
         Ok(Self {
             name,
             handler,
             runtime: asked.runtime.clone().unwrap_or_else(|| archive.runtime.clone()),
-            batch_size: asked.batch_size.or(yaml.batch_size).or(properties.batch_size).unwrap_or(1).max(1),
-            max_batch_delay: (asked.max_batch_delay.or(yaml.max_batch_delay).or(properties.max_batch_delay))
-                .unwrap_or(BATCH_DELAY),
+            batch_size: model.batch_size.unwrap_or(1).max(1),
+            max_batch_delay: model.max_batch_delay.unwrap_or(BATCH_DELAY),
             min_workers,
             max_workers,
             queue: yaml.job_queue_size.filter(|size| *size > 0).unwrap_or(settings.job_queue_size),
             envelope: settings.envelope.clone(),
-            response_timeout: timeout(
-                asked.response_timeout,
-                yaml.response_timeout,
-                properties.response_timeout,
-                settings.default_response_timeout,
-            ),
+            response_timeout: timeout(model.response_timeout, settings.default_response_timeout),
             // As in TorchServe, a request may set 0; then no worker starts.
-            startup_timeout: asked.startup_timeout.unwrap_or_else(|| {
-                timeout(None, yaml.startup_timeout, properties.startup_timeout, settings.default_startup_timeout)
-            }),
+            startup_timeout: (asked.model.startup_timeout)
+                .unwrap_or_else(|| timeout(configured.startup_timeout, settings.default_startup_timeout)),
             max_retry_timeout: yaml.max_retry_timeout.unwrap_or(RETRY_TIMEOUT),
             client_timeout: yaml.client_timeout.unwrap_or(0),
             use_job_ticket: yaml.use_job_ticket.unwrap_or(false),
@@ -153,13 +147,20 @@ impl Deployment {
             version: self.archive.version.clone(),
             default_version,
             mar_name: Some(self.archive.mar_name()),
+            model: self.parameters(),
+            runtime_type: Some(self.runtime.clone()),
+        }
+    }
+
+    /// Returns the parameters in effect.
+    pub fn parameters(&self) -> ModelParameters {
+        ModelParameters {
             min_workers: Some(self.min_workers),
             max_workers: Some(self.max_workers),
             batch_size: Some(self.batch_size),
             max_batch_delay: Some(self.max_batch_delay),
             response_timeout: Some(self.response_timeout),
             startup_timeout: Some(self.startup_timeout),
-            runtime_type: Some(self.runtime.clone()),
         }
     }
 
@@ -179,19 +180,12 @@ impl Deployment {
 }
 
 /// Returns the minimum and the maximum number of workers.
-fn workers(
-    settings: &Settings,
-    asked: &RegistrationParameters,
-    yaml: &ModelYaml,
-    (least, most): (Option<u32>, Option<u32>),
-) -> (u32, u32) {
+fn workers(settings: &Settings, asked: &RegistrationParameters, configured: &ModelParameters) -> (u32, u32) {
     let default = || if asked.at_start { settings.default_workers() } else { settings.configured_workers };
-    let min = asked.initial_workers.or(yaml.min_workers).or(least).unwrap_or_else(default);
-    let max = match asked.initial_workers {
-        Some(_) => asked.max_workers,
-        None => yaml.max_workers.or(most),
-    };
-    (min, max.unwrap_or(min).max(min))
+    // The most workers of a registration belong to its number of workers.
+    let source = if asked.model.min_workers.is_some() { &asked.model } else { configured };
+    let min = source.min_workers.unwrap_or_else(default);
+    (min, source.max_workers.unwrap_or(min).max(min))
 }
 
 fn device(settings: &Settings, yaml: &ModelYaml) -> Device {

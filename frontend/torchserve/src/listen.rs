@@ -24,7 +24,8 @@ use pharos_listener as listener;
 use pharos_listener::access::Access;
 use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
-use pharos_listener::{HttpVersions, Limits, PhaseReceiver, Tls, TlsFiles};
+use pharos_listener::{HttpVersions, Limits, PhaseReceiver, Tls};
+use pharos_os::event_loops::EventLoops;
 
 /// The parts that the endpoints are built from.
 pub struct Start<S: Management, D> {
@@ -46,6 +47,8 @@ pub struct Start<S: Management, D> {
     pub server: ServerAccess,
     /// The memory budget for bodies that are being received.
     pub budget: Budget,
+    /// The event loops that serve connections, except those of metrics.
+    pub event_loops: EventLoops,
 }
 
 /// The access checks of the server's own ports, which TorchServe's ports apply too.
@@ -82,7 +85,7 @@ pub fn check_addresses(settings: &Settings) -> Result<(), String> {
 /// # Errors
 /// An address, a certificate or the key file is unusable.
 pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<JoinHandle<()>>, String> {
-    let Start { service, uncounted, kserve, metrics, settings, registry, phases, server, budget } = start;
+    let Start { service, uncounted, kserve, metrics, settings, registry, phases, server, budget, event_loops } = start;
     let failed = |what: &str, error: io::Error| format!("{what}: {error}");
     let tokens = settings.token.clone().map(Tokens::new).transpose();
     let tokens = tokens.map_err(|error| failed("cannot write the key file", error))?;
@@ -98,6 +101,7 @@ pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<Joi
         metrics,
         guard,
         budget,
+        event_loops,
         ids: Ids::new().map_err(|error| failed("cannot generate request ids", error))?,
         settings: settings.clone(),
     });
@@ -146,12 +150,12 @@ fn name_of(apis: Apis) -> &'static str {
 fn rest<S: Management>(port: Port<S>, address: Address, phases: &PhaseReceiver) -> Result<JoinHandle<()>, String> {
     let what = name_of(port.apis);
     let label = if what == "metrics" { Listener::Metrics } else { Listener::Http };
-    let connections = connections(&port.shared, label, (address, HttpVersions::Http), Age::default())?;
+    let connections = connections(&port.shared, label, address, Age::default())?;
     let socket = bind(&format!("the {what} API"), &format!("{what}_address"), address.socket)?;
     let service = port.shared.service.clone();
     let refused = move |status| service.record_answered(Protocol::Http, Route::Unknown, status, None);
     let port = HttpService::new(port, BODY_TIMEOUT);
-    Ok(tokio::spawn(listener::serve(socket, (HttpVersions::Http, connections), port, refused, phases.clone())))
+    Ok(tokio::spawn(listener::serve(socket, connections, port, refused, phases.clone())))
 }
 
 fn grpc_ports<S: Management, D: KserveGrpc>(
@@ -161,7 +165,7 @@ fn grpc_ports<S: Management, D: KserveGrpc>(
 ) -> Result<[JoinHandle<()>; 2], String> {
     let settings = &shared.settings;
     let open = |what: &str, key: &str, address: Address, age: Age| {
-        let connections = connections(shared, Listener::Grpc, (address, HttpVersions::Http2), age)?;
+        let connections = connections(shared, Listener::Grpc, address, age)?;
         Ok::<_, String>((bind(&format!("the gRPC {what} API"), key, address.socket)?, connections))
     };
     let inference = open("inference", "grpc_inference_port", settings.grpc_inference, settings.grpc_inference_age)?;
@@ -170,7 +174,7 @@ fn grpc_ports<S: Management, D: KserveGrpc>(
     let services = [grpc::inference(shared, v2), grpc::management(shared, with_reflection)?];
     let [for_inference, for_management] = services;
     let serve = |(socket, connections): (TcpListener, listener::Settings), service| {
-        tokio::spawn(listener::serve(socket, (HttpVersions::Http2, connections), service, |_| {}, phases.clone()))
+        tokio::spawn(listener::serve(socket, connections, service, |_| {}, phases.clone()))
     };
     Ok([serve(inference, for_inference), serve(management, for_management)])
 }
@@ -179,7 +183,7 @@ fn grpc_ports<S: Management, D: KserveGrpc>(
 fn connections<S: Management>(
     shared: &Shared<S>,
     listener: Listener,
-    (address, protocol): (Address, HttpVersions),
+    address: Address,
     age: Age,
 ) -> Result<listener::Settings, String> {
     let limits = Limits {
@@ -188,16 +192,18 @@ fn connections<S: Management>(
         ..Limits::default()
     };
     let tls = match (&shared.settings.tls, address.tls) {
-        (Some(paths), true) => {
-            let files = TlsFiles { certificate: paths.certificate.clone(), key: paths.key.clone(), authorities: None };
-            let tls = Tls::new(files, protocol).map_err(|reason| format!("TLS of {}: {reason}", address.socket))?;
+        (Some(files), true) => {
+            let tls = Tls::new(files.clone(), HttpVersions::of(listener));
+            let tls = tls.map_err(|reason| format!("TLS of {}: {reason}", address.socket))?;
             Some(Arc::new(tls))
         }
         (None, true) => return Err(format!("{} needs TLS, but no certificate is configured", address.socket)),
         (_, false) => None,
     };
     let cache = Some(shared.metrics.clone());
-    Ok(listener::Settings { listener, limits, tls, cache, adds_peer: true })
+    // A scrape takes long and must not delay the requests of an event loop.
+    let event_loops = if listener == Listener::Metrics { EventLoops::default() } else { shared.event_loops.clone() };
+    Ok(listener::Settings { listener, limits, tls, cache, adds_peer: true, event_loops })
 }
 
 fn bind(what: &str, key: &str, wanted: SocketAddr) -> Result<TcpListener, String> {

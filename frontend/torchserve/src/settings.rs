@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pharos_listener::TlsFiles;
 use regex::Regex;
 
 pub use keys::{Effect, KEYS, Key};
@@ -31,15 +32,6 @@ pub struct Token {
     pub expiration: Duration,
     /// The file that the tokens are written to for the operator.
     pub file: PathBuf,
-}
-
-/// The PEM files for TLS.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsPaths {
-    /// The server's certificate chain.
-    pub certificate: PathBuf,
-    /// The private key.
-    pub key: PathBuf,
 }
 
 /// The CORS headers for browsers.
@@ -80,7 +72,7 @@ pub struct Settings {
     /// The connection lifetime of `ManagementAPIsService`.
     pub grpc_management_age: Age,
     /// The TLS files; present if any address uses TLS.
-    pub tls: Option<TlsPaths>,
+    pub tls: Option<TlsFiles>,
     /// The CORS headers for browsers.
     pub cors: Cors,
     /// The largest request body, in bytes.
@@ -91,8 +83,6 @@ pub struct Settings {
     pub token: Option<Token>,
     /// Whether models can be registered and unregistered through the management API.
     pub model_api: bool,
-    /// Whether `/v2` behaves as with `ts_open_inference_protocol=true`.
-    pub open_inference_protocol: bool,
     /// The headers for the id, the start and the end of a sequence.
     pub sequence_headers: [String; 3],
 
@@ -120,8 +110,6 @@ pub struct Settings {
     pub default_response_timeout: u32,
     /// The timeout of loading a model, in seconds.
     pub default_startup_timeout: u32,
-    /// `unregister_model_timeout`, which has no effect.
-    pub unregister_model_timeout: u32,
     /// The handler of archives that name none.
     pub default_handler: Option<String>,
     /// `service_envelope`.

@@ -126,27 +126,9 @@ pub(super) fn refused(model: &str, why: &str) -> String {
 fn tree(models: &[ModelProperties]) -> Value {
     let mut tree = Map::new();
     for model in models {
-        let mut said = Map::new();
-        said.insert("defaultVersion".to_owned(), json!(model.default_version));
-        said.insert("marName".to_owned(), json!(model.mar_name));
-        for (key, value) in [
-            ("minWorkers", model.min_workers),
-            ("maxWorkers", model.max_workers),
-            ("batchSize", model.batch_size),
-            ("maxBatchDelay", model.max_batch_delay),
-            ("responseTimeout", model.response_timeout),
-            ("startupTimeout", model.startup_timeout),
-        ] {
-            if let Some(value) = value {
-                said.insert(key.to_owned(), json!(value));
-            }
-        }
-        if let Some(runtime) = &model.runtime_type {
-            said.insert("runtimeType".to_owned(), json!(runtime));
-        }
         let versions = tree.entry(model.name.clone()).or_insert_with(|| json!({}));
         if let Value::Object(versions) = versions {
-            versions.insert(model.version.clone(), Value::Object(said));
+            versions.insert(model.version.clone(), json!(model));
         }
     }
     Value::Object(tree)
@@ -173,7 +155,7 @@ fn escaped(text: &str, key: bool) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::properties;
+    use crate::{ModelParameters, properties};
 
     #[test]
     fn a_snapshot_reads_back_as_written() {
@@ -187,12 +169,14 @@ mod tests {
             version: version.to_owned(),
             default_version: version == "1.0",
             mar_name: Some(format!("{name}.mar")),
-            min_workers: Some(0),
-            max_workers: Some(2),
-            batch_size: Some(4),
-            max_batch_delay: Some(50),
-            response_timeout: Some(60),
-            startup_timeout: Some(61),
+            model: ModelParameters {
+                min_workers: Some(0),
+                max_workers: Some(2),
+                batch_size: Some(4),
+                max_batch_delay: Some(50),
+                response_timeout: Some(60),
+                startup_timeout: Some(61),
+            },
             runtime_type: Some("python3".to_owned()),
         };
         let models = [model("a \"b\"", "1.0"), model("a \"b\"", "2.0"), model("c", "1.0")];

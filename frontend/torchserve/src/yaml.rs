@@ -2,38 +2,79 @@
 
 use std::path::Path;
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
+
+use super::ModelParameters;
 
 /// The largest size of the file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// TorchServe's keys.
-const KEYS: [&str; 25] = [
-    "minWorkers",
-    "maxWorkers",
-    "batchSize",
-    "maxBatchDelay",
-    "responseTimeout",
-    "startupTimeout",
-    "deviceType",
-    "deviceIds",
-    "parallelType",
-    "parallelLevel",
-    "torchrun",
-    "maxRetryTimeoutInSec",
-    "clientTimeoutInMills",
-    "jobQueueSize",
-    "useJobTicket",
-    "sequenceMaxIdleMSec",
-    "sequenceTimeoutMSec",
-    "maxSequenceJobQueueSize",
-    "maxNumSequence",
-    "continuousBatching",
-    "sequenceBatching",
-    "asyncCommunication",
-    "useVenv",
-    "streaming",
-    "micro_batching",
+/// The values that a key allows.
+#[derive(Clone, Copy)]
+enum Allowed {
+    /// Whole numbers.
+    Number,
+    /// Lists of whole numbers.
+    Numbers,
+    /// `true` and `false`.
+    Flag,
+    /// These words; the text lists them.
+    Words(&'static [&'static str], &'static str),
+    /// All values; the frontend does not use the key.
+    All,
+}
+
+impl Allowed {
+    fn allows(self, value: &Value) -> bool {
+        let number = |value: &Value| value.as_u64().is_some_and(|number| u32::try_from(number).is_ok());
+        match self {
+            Self::Number => number(value),
+            Self::Numbers => value.as_array().is_some_and(|all| all.iter().all(number)),
+            Self::Flag => value.is_boolean(),
+            Self::Words(words, _) => value.as_str().is_some_and(|text| words.contains(&text)),
+            Self::All => true,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Number => "whole numbers from 0 to 4294967295",
+            Self::Numbers => "lists of whole numbers",
+            Self::Flag => "true and false",
+            Self::Words(_, text) => text,
+            Self::All => "all values",
+        }
+    }
+}
+
+/// TorchServe's keys, and `streaming`, a key of this server only.
+const KEYS: [(&str, Allowed); 25] = [
+    ("minWorkers", Allowed::Number),
+    ("maxWorkers", Allowed::Number),
+    ("batchSize", Allowed::Number),
+    ("maxBatchDelay", Allowed::Number),
+    ("responseTimeout", Allowed::Number),
+    ("startupTimeout", Allowed::Number),
+    ("deviceType", Allowed::Words(&["cpu", "gpu"], "cpu and gpu")),
+    ("deviceIds", Allowed::Numbers),
+    ("parallelType", Allowed::Words(&["pp", "tp", "pptp", "custom"], "pp, tp, pptp and custom")),
+    ("parallelLevel", Allowed::Number),
+    ("torchrun", Allowed::All),
+    ("maxRetryTimeoutInSec", Allowed::Number),
+    ("clientTimeoutInMills", Allowed::Number),
+    ("jobQueueSize", Allowed::Number),
+    ("useJobTicket", Allowed::Flag),
+    ("sequenceMaxIdleMSec", Allowed::Number),
+    ("sequenceTimeoutMSec", Allowed::Number),
+    ("maxSequenceJobQueueSize", Allowed::Number),
+    ("maxNumSequence", Allowed::Number),
+    ("continuousBatching", Allowed::Flag),
+    ("sequenceBatching", Allowed::Flag),
+    ("asyncCommunication", Allowed::Flag),
+    ("useVenv", Allowed::Flag),
+    ("streaming", Allowed::Flag),
+    ("micro_batching", Allowed::All),
 ];
 
 /// TorchServe's keys that have no effect here, and the reasons.
@@ -46,20 +87,12 @@ const NO_EFFECT: [(&str, &str); 5] = [
 ];
 
 /// The keys that the frontend uses. A key that is missing or has the wrong type is `None`.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct ModelYaml {
-    /// The number of workers that are kept running.
-    pub min_workers: Option<u32>,
-    /// The most workers.
-    pub max_workers: Option<u32>,
-    /// The most requests in a batch.
-    pub batch_size: Option<u32>,
-    /// How long a batch waits for more requests, in milliseconds.
-    pub max_batch_delay: Option<u32>,
-    /// The timeout of a batch, in seconds.
-    pub response_timeout: Option<u32>,
-    /// The timeout of loading the model, in seconds.
-    pub startup_timeout: Option<u32>,
+    /// The parameters that a registration may replace.
+    #[serde(flatten)]
+    pub model: ModelParameters,
     /// `cpu` or `gpu`.
     pub device_type: Option<String>,
     /// The ids of GPUs.
@@ -69,16 +102,20 @@ pub struct ModelYaml {
     /// The number of processes of a worker.
     pub parallel_level: Option<u32>,
     /// How long a worker that dies is restarted, in seconds.
+    #[serde(rename = "maxRetryTimeoutInSec")]
     pub max_retry_timeout: Option<u32>,
     /// The timeout of a request, in milliseconds.
+    #[serde(rename = "clientTimeoutInMills")]
     pub client_timeout: Option<u32>,
     /// The most queued requests.
     pub job_queue_size: Option<u32>,
     /// Accept requests only while a worker is idle.
     pub use_job_ticket: Option<bool>,
     /// Milliseconds without requests after which a sequence ends.
+    #[serde(rename = "sequenceMaxIdleMSec")]
     pub sequence_max_idle: Option<u32>,
     /// `sequenceTimeoutMSec`, which has no effect.
+    #[serde(rename = "sequenceTimeoutMSec")]
     pub sequence_timeout: Option<u32>,
     /// The most queued requests of one sequence.
     pub max_sequence_job_queue_size: Option<u32>,
@@ -88,13 +125,12 @@ pub struct ModelYaml {
     pub continuous_batching: Option<bool>,
     /// All requests of a sequence go to one worker, in order.
     pub sequence_batching: Option<bool>,
-    /// The handler is asynchronous.
-    pub async_communication: Option<bool>,
     /// The model has a separate virtual environment.
     pub use_venv: Option<bool>,
     /// Whether the handler streams its response; a key of this server only.
     pub streaming: Option<bool>,
     /// The whole file; an empty object if the file is empty or missing.
+    #[serde(skip)]
     pub whole: Value,
 }
 
@@ -121,96 +157,30 @@ impl ModelYaml {
         let mut document: serde_yaml::Value = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
         document.apply_merge().map_err(|error| error.to_string())?;
         let whole: Value = serde_yaml::from_value(document).map_err(|error| error.to_string())?;
-        let mut yaml = Self::default();
-        match &whole {
-            Value::Null => {}
-            Value::Object(keys) => yaml.take(keys, warn),
-            _ => return Err("expected a mapping of keys to values".to_owned()),
-        }
-        yaml.whole = if whole.is_null() { Value::Object(Map::new()) } else { whole };
-        Ok(yaml)
-    }
-
-    fn take(&mut self, keys: &Map<String, Value>, warn: &mut dyn FnMut(String)) {
-        for (key, value) in keys {
-            if let Err(allowed) = self.take_one(key, value) {
-                warn(format!("{key} is {value}; allowed are {allowed}; ignored"));
-            }
-            let meant = |known: &&&str| *known != key && known.eq_ignore_ascii_case(key);
-            if let Some(meant) = KEYS.iter().find(meant) {
-                warn(format!("unknown key {key}; did you mean {meant}?"));
-            }
-            let no_effect = NO_EFFECT.iter().find(|(name, _)| name == key);
-            if let Some((_, why)) = no_effect.filter(|_| !matches!(value, Value::Null | Value::Bool(false))) {
-                warn(format!("{key} is {value}, which has no effect: {why}"));
-            }
-        }
-    }
-
-    /// # Errors
-    /// The allowed values, if this value is invalid.
-    fn take_one(&mut self, key: &str, value: &Value) -> Result<(), &'static str> {
-        if let Some(number) = self.number(key) {
-            *number = Some(whole_number(value).ok_or("whole numbers from 0 to 4294967295")?);
-            return Ok(());
-        }
-        if let Some(flag) = self.flag(key) {
-            *flag = Some(value.as_bool().ok_or("true and false")?);
-            return Ok(());
-        }
-        self.take_other(key, value)
-    }
-
-    fn number(&mut self, key: &str) -> Option<&mut Option<u32>> {
-        Some(match key {
-            "minWorkers" => &mut self.min_workers,
-            "maxWorkers" => &mut self.max_workers,
-            "batchSize" => &mut self.batch_size,
-            "maxBatchDelay" => &mut self.max_batch_delay,
-            "responseTimeout" => &mut self.response_timeout,
-            "startupTimeout" => &mut self.startup_timeout,
-            "parallelLevel" => &mut self.parallel_level,
-            "maxRetryTimeoutInSec" => &mut self.max_retry_timeout,
-            "clientTimeoutInMills" => &mut self.client_timeout,
-            "jobQueueSize" => &mut self.job_queue_size,
-            "sequenceMaxIdleMSec" => &mut self.sequence_max_idle,
-            "sequenceTimeoutMSec" => &mut self.sequence_timeout,
-            "maxSequenceJobQueueSize" => &mut self.max_sequence_job_queue_size,
-            "maxNumSequence" => &mut self.max_num_sequence,
-            _ => return None,
-        })
-    }
-
-    fn flag(&mut self, key: &str) -> Option<&mut Option<bool>> {
-        Some(match key {
-            "useJobTicket" => &mut self.use_job_ticket,
-            "continuousBatching" => &mut self.continuous_batching,
-            "sequenceBatching" => &mut self.sequence_batching,
-            "asyncCommunication" => &mut self.async_communication,
-            "useVenv" => &mut self.use_venv,
-            "streaming" => &mut self.streaming,
-            _ => return None,
-        })
-    }
-
-    fn take_other(&mut self, key: &str, value: &Value) -> Result<(), &'static str> {
-        let named = |names: &[&'static str]| value.as_str().filter(|text| names.contains(text)).map(str::to_owned);
-        match key {
-            "deviceType" => self.device_type = Some(named(&["cpu", "gpu"]).ok_or("cpu and gpu")?),
-            "parallelType" => {
-                let known = named(&["pp", "tp", "pptp", "custom"]);
-                self.parallel_type = Some(known.ok_or("pp, tp, pptp and custom")?);
-            }
-            "deviceIds" => {
-                let ids = value.as_array().and_then(|ids| ids.iter().map(whole_number).collect::<Option<Vec<u32>>>());
-                self.device_ids = Some(ids.ok_or("lists of whole numbers")?);
-            }
-            _ => {}
-        }
-        Ok(())
+        let whole = if whole.is_null() { Value::Object(Map::new()) } else { whole };
+        let Value::Object(keys) = &whole else { return Err("expected a mapping of keys to values".to_owned()) };
+        let yaml = Self::deserialize(Value::Object(usable(keys, warn))).map_err(|error| error.to_string())?;
+        Ok(Self { whole, ..yaml })
     }
 }
 
-fn whole_number(value: &Value) -> Option<u32> {
-    value.as_u64().and_then(|number| u32::try_from(number).ok())
+/// Returns the known keys with allowed values. Reports the others that are probably mistakes, and keys without effect, to `warn`.
+fn usable(keys: &Map<String, Value>, warn: &mut dyn FnMut(String)) -> Map<String, Value> {
+    let mut usable = Map::new();
+    for (key, value) in keys {
+        match KEYS.iter().find(|(known, _)| known == key) {
+            Some((_, allowed)) if allowed.allows(value) => _ = usable.insert(key.clone(), value.clone()),
+            Some((_, allowed)) => warn(format!("{key} is {value}; allowed are {}; ignored", allowed.as_str())),
+            None => {
+                if let Some((meant, _)) = KEYS.iter().find(|(known, _)| known.eq_ignore_ascii_case(key)) {
+                    warn(format!("unknown key {key}; did you mean {meant}?"));
+                }
+            }
+        }
+        let no_effect = NO_EFFECT.iter().find(|(name, _)| name == key);
+        if let Some((_, why)) = no_effect.filter(|_| !matches!(value, Value::Null | Value::Bool(false))) {
+            warn(format!("{key} is {value}, which has no effect: {why}"));
+        }
+    }
+    usable
 }

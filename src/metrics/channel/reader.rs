@@ -1,6 +1,5 @@
 //! The consumer's end, in the frontend. It does not trust the worker.
 
-use std::fmt;
 use std::sync::atomic::Ordering;
 
 use super::{
@@ -12,16 +11,9 @@ use crate::shm::SharedMemory;
 use crate::timeline::Instant;
 
 /// A ring whose content violates the layout, and how. The reader reads nothing more from it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the metrics channel is corrupt: {0}")]
 pub struct Corrupt(pub(super) String);
-
-impl fmt::Display for Corrupt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the metrics channel is corrupt: {}", self.0)
-    }
-}
-
-impl std::error::Error for Corrupt {}
 
 /// One record.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,7 +1,6 @@
 //! The producer's end, in a worker.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -15,30 +14,21 @@ use crate::shm::SharedMemory;
 use crate::timeline::Instant;
 
 /// Why a record was not written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
     /// The ring has no room at the moment.
+    #[error("the metrics channel is full")]
     Full,
     /// The record exceeds [`MAX_RECORD_WORDS`]: label values or a request id of more than 8,000 bytes.
+    #[error("a metric's labels or request id exceed {} bytes", 8 * (MAX_RECORD_WORDS - 8))]
     TooLong,
     /// The ring already defines [`MAX_SERIES`] series.
+    #[error("a worker may have at most {MAX_SERIES} series of metrics")]
     TooManySeries,
     /// The series was not interned in this ring.
+    #[error("the metric series is not defined in this channel")]
     UnknownSeries,
 }
-
-impl fmt::Display for PushError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Full => f.write_str("the metrics channel is full"),
-            Self::TooLong => write!(f, "a metric's labels or request id exceed {} bytes", 8 * (MAX_RECORD_WORDS - 8)),
-            Self::TooManySeries => write!(f, "a worker may have at most {MAX_SERIES} series of metrics"),
-            Self::UnknownSeries => f.write_str("the metric series is not defined in this channel"),
-        }
-    }
-}
-
-impl std::error::Error for PushError {}
 
 /// One value of one series.
 #[derive(Clone, Copy, Debug, PartialEq)]

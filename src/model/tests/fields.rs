@@ -259,7 +259,7 @@ fn wrong_options_of_sessions_are_refused() {
             parameter("intra_op_thread_count", "-1"),
             "'intra_op_thread_count' of model m is '-1'; allowed are whole numbers",
         ),
-        (parameter("enable_mem_arena", "maybe"), "is 'maybe'; allowed are 0, 1, true and false"),
+        (parameter("enable_mem_arena", "maybe"), "is 'maybe'; allowed are 0, 1, true, false, on and off"),
         (parameter("graph_optimization_level", "3"), "is '3'; allowed are 0 (none), 1 (basic)"),
         ("optimization { graph { level: 5 } }".to_owned(), "optimization.graph.level of model m is 5; allowed are -1"),
         (
@@ -269,6 +269,26 @@ fn wrong_options_of_sessions_are_refused() {
     ] {
         let error = options(&text).unwrap_err();
         assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
+fn errors_of_limits_name_the_allowed_values() {
+    for (key, value, allowed) in [
+        (
+            "max_queued_sequences",
+            "many",
+            "a whole number from 0 (no limit) to 18446744073709551615 or 'none' (no sequence may wait)",
+        ),
+        (
+            "max_queued_sequences",
+            "-1",
+            "a whole number from 0 (no limit) to 18446744073709551615 or 'none' (no sequence may wait)",
+        ),
+        ("max_queue_size_per_sequence", "none", "a whole number from 0 (no limit) to 18446744073709551615"),
+    ] {
+        let error = options(&format!("sequence_batching {{ }} {}", parameter(key, value))).unwrap_err();
+        assert_eq!(error, format!("parameter '{key}' must be {allowed} for m, got '{value}'"));
     }
 }
 

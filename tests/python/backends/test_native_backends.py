@@ -19,7 +19,7 @@ from backends import native_backends
 from backends.native_backends import EXAMPLE, HEADERS, MISSING, TESTING, compile, config_of, parameter, place, write
 from harness.server import ROOT, binary, total
 from harness.statistics import dispatched, until_dispatched
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
@@ -73,7 +73,7 @@ def served(tmp_path_factory, library):
     running = native_backends.server(folder, folder / "models", folder / "backends", *options)
     running.launch()
     running.wait_until_ready("/v2/health/live")
-    eventually("all loads have succeeded or failed", 30, lambda: settled(running))
+    eventually("all loads have succeeded or failed", lambda: settled(running))
     yield running
     if running.process.poll() is None:
         running.stop()
@@ -96,7 +96,7 @@ def request(client, values, name="IN"):
 def ask(server, model: str, values, outputs=(), **options):
     """Sends a request over HTTP; options except `id` are parameters of the request."""
     number = options.pop("id", "")
-    with tritonclient.http.InferenceServerClient(server.http, network_timeout=30) as client:
+    with tritonclient.http.InferenceServerClient(server.http, network_timeout=DEADLINE_S) as client:
         wanted = [tritonclient.http.InferRequestedOutput(name) for name in outputs] or None
         inputs = request(tritonclient.http, values)
         return client.infer(model, inputs, outputs=wanted, request_id=number, parameters=options or None)
@@ -166,7 +166,7 @@ def test_configuration_of_the_example_is_checked(tmp_path):
     write(tmp_path / "models", "wrong_tensors", texts)
     compile(EXAMPLE / "normalize.c", place(tmp_path / "backends", "normalize"))
     with native_backends.server(tmp_path, tmp_path / "models", tmp_path / "backends") as running:
-        reasons = eventually("the index has both reasons", 20, lambda: reasons_of(running, 2))
+        reasons = eventually("the index has both reasons", lambda: reasons_of(running, 2))
     assert "parameter 'least_deviation' is 'little'; expected a number greater than 0" in reasons["wrong_number"]
     assert "normalize needs one input and one output, both of TYPE_FP32" in reasons["wrong_tensors"]
 
@@ -193,7 +193,7 @@ def log(server) -> str:
 def test_log_lines_have_levels(served):
     """Information, a warning of two lines and an error are logged; verbose lines only if the server's log is verbose."""
     ask(served, "plain", [[1]], do="log")
-    eventually("the lines are logged", 10, lambda: "a level: error" in log(served))
+    eventually("the lines are logged", lambda: "a level: error" in log(served))
     lines = re.findall(r" (\w+) (a level: .*) instance=plain_0", log(served))
     texts = ["information", "warning", "second line", "error"]
     levels = ["INFO", "WARN", "WARN", "ERROR"]
@@ -223,7 +223,7 @@ def test_the_library_reads_the_steps_of_sequences(served):
             return client.infer("steps", inputs, **options).as_numpy("TEXT")[0, 0].decode().split("|")[3]
 
         assert [step(True, False), step(False, False)] == ["110", "100"]
-        eventually("the library is notified of the end of the sequence", 10, lambda: "sequence ended: 1" in log(served))
+        eventually("the library is notified of the end of the sequence", lambda: "sequence ended: 1" in log(served))
         assert [step(True, False), step(False, True)] == ["110", "101"]
 
 
@@ -274,7 +274,7 @@ def test_a_fault_of_the_library_fails_only_its_batch(served, what):
 
 
 UNLIKE = {
-    "wrong_datatype": ("INT32", [1, 1], "output 'OUT' is INT32, the configuration says FP32"),
+    "wrong_datatype": ("INT32", [1, 1], "output 'OUT' is INT32, but its configured datatype is FP32"),
     "wrong_rows": ("FP32", [2, 1], "output 'OUT' has shape [2, 1] for a batch of 1"),
 }
 """Outputs that differ from the configuration: their datatypes and shapes, and the error with `strict_output_types`."""
@@ -322,7 +322,7 @@ def test_handles_of_a_finished_batch_are_refused(served):
     """A thread that uses handles of a batch after execute has returned gets an error."""
     assert ask(served, "plain", [[1]], outputs=["OUT"], do="later").as_numpy("OUT").tolist() == [[1]]
     text = "later: 4 0 no batch is being executed: pharos_backend_execute has returned"
-    eventually("the late call is refused", 10, lambda: text in log(served))
+    eventually("the late call is refused", lambda: text in log(served))
     assert answers(served)
 
 
@@ -351,9 +351,9 @@ def test_is_cancelled_reports_a_cancelled_request(served):
         )
         until_dispatched(served, "plain", before + 1)
         call.cancel()
-        assert "CANCELLED" in str(done.get(timeout=10))
-    eventually("is_cancelled is true", 10, lambda: "seen: cancelled" in log(served))
-    eventually("the model answers", 10, lambda: answers(served))
+        assert "CANCELLED" in str(done.get(timeout=DEADLINE_S))
+    eventually("is_cancelled is true", lambda: "seen: cancelled" in log(served))
+    eventually("the model answers", lambda: answers(served))
 
 
 @pytest.mark.slow
@@ -366,7 +366,7 @@ def test_an_instance_that_ends_or_hangs_is_restarted(served, how):
         while not failed.done():
             assert answers(served, "other")
         assert failed.result()
-    eventually("a new instance answers", 30, lambda: answers(served))
+    eventually("a new instance answers", lambda: answers(served))
     assert crashes(served, "plain") > lost and crashes(served, "other") == 0
 
 
@@ -379,7 +379,7 @@ def collect(server, model="many", **options) -> list:
         client.async_stream_infer(model, inputs, enable_empty_final_response=True, parameters=options)
         responses = []
         while True:
-            result, error = found.get(timeout=20)
+            result, error = found.get(timeout=DEADLINE_S)
             if error:
                 responses.append(error.message())
                 if not options.get("error_at"):
@@ -431,9 +431,9 @@ def test_responses_that_come_later(served):
         client.start_stream(lambda result, error: found.put(result))
         options = {"do": "detach", "count": 100_000_000}
         client.async_stream_infer("many", request(tritonclient.grpc, [[1]]), parameters=options)
-        found.get(timeout=10)
+        found.get(timeout=DEADLINE_S)
         client.stop_stream(cancel_requests=True)
-    eventually("the thread detects the cancellation", 10, lambda: "the thread sees: cancelled" in log(served))
+    eventually("the thread detects the cancellation", lambda: "the thread sees: cancelled" in log(served))
     assert collect(served, count=1) == [(0, 0, True)]
 
 
@@ -486,7 +486,7 @@ def test_undefined_metrics_are_logged(tmp_path, library):
     with native_backends.server(tmp_path, tmp_path / "models", tmp_path / "backends") as running:
         assert answers(running)
         assert "series is 0x0, which is not a valid pointer" in refused(running, "plain", do="record")
-        eventually("the log names metric and file", 10, lambda: "Baked" in log(running) and "metrics.yaml" in log(running))
+        eventually("the log names metric and file", lambda: "Baked" in log(running) and "metrics.yaml" in log(running))
 
 
 def test_models_that_the_library_refuses(served):
@@ -528,7 +528,7 @@ def test_libraries_that_are_no_backends(tmp_path, library):
             (tmp_path / f"{name}.c").write_text(source)
             compile(tmp_path / f"{name}.c", target)
     with native_backends.server(tmp_path, tmp_path / "models", tmp_path / "backends") as running:
-        reasons = eventually("the index has all reasons", 30, lambda: reasons_of(running, len(NO_BACKENDS)))
+        reasons = eventually("the index has all reasons", lambda: reasons_of(running, len(NO_BACKENDS)))
     ends = {name: text for name, (_, text) in NO_BACKENDS.items()}
     if whole[18:20] != b"\x3e\x00":
         ends["foreign"] = "was built for x86-64, this server runs on aarch64"
@@ -562,4 +562,4 @@ def test_a_custom_worker(tmp_path):
         assert result.as_numpy("OUTPUT").tolist() == [[2.5, -5, 8.75]]
         for pid in running.workers():
             os.kill(pid, signal.SIGKILL)
-        eventually("a new worker of the same program answers", 20, lambda: running.get("/v2/models/scale/ready")[0] == 200)
+        eventually("a new worker of the same program answers", lambda: running.get("/v2/models/scale/ready")[0] == 200)

@@ -11,6 +11,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from harness.server import EXAMPLES, ROOT, Server
+from harness.waiting import DEADLINE_S
 
 HELD_OUT = np.load(ROOT / "examples/digits_held_out.npz")
 BATCH = 32
@@ -112,13 +113,13 @@ def test_the_configuration_shows_the_backend(digits_server):
     assert named["digits"] in ("onnxruntime", "tract")
 
 
-@pytest.mark.parametrize("options", [[], ["--grpc"]])
+@pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.smoke), ["--grpc"]])
 def test_classify_example(server, options):
     """The example program recognises the digit in every picture's name."""
     address = server.grpc if options else server.http
     paths = sorted((ROOT / "examples/images").glob("digit_*.pgm"))
     command = [sys.executable, str(ROOT / "examples/classify.py"), "--url", address, *options, *map(str, paths)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert len(lines) == 10

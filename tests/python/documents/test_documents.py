@@ -18,7 +18,7 @@ from documents.document_blocks import blocks, commands, of_test
 from harness import certificates
 from harness.ports import free_ports
 from harness.server import EXAMPLES, MODELS, ROOT, Server, binary
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 from torchserve import models as torchserve_models
 
 HERE = Path(__file__).parent
@@ -168,7 +168,7 @@ class Shown(Server):
         line = line.replace("curl ", "curl --fail-with-body -s -S ", 1) if fail else line
         environment = os.environ | {"PATH": self.environment["PATH"]}
         done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", line], cwd=self.folder, capture_output=True, text=True, timeout=60, env=environment
+            ["bash", "-o", "pipefail", "-c", line], cwd=self.folder, capture_output=True, text=True, timeout=DEADLINE_S, env=environment
         )
         assert not check or done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         return done.stdout
@@ -214,7 +214,7 @@ def test_starts_of_many_models(tmp_path):
     for block in blocks_here:
         with Shown(tmp_path, commands(block)[0]) as server:
             for name in ("simple", "digits"):
-                eventually(f"{name} is ready", 30, lambda: server.get(f"/v2/models/{name}/ready")[0] == 200)
+                eventually(f"{name} is ready", lambda: server.get(f"/v2/models/{name}/ready")[0] == 200)
 
 
 def test_clients_load_and_unload(tmp_path):
@@ -236,7 +236,7 @@ def test_clients_load_and_unload(tmp_path):
 def run_client(block, server, cwd=ROOT) -> str:
     """What a client in Python prints, whose ports are those of the server."""
     code = block.text.replace("localhost:8000", server.http).replace("localhost:8001", server.grpc)
-    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -280,7 +280,7 @@ def test_a_locked_down_start(tmp_path):
     server.launch()
     try:
         ask = commands(client)[0].replace("NAME", "m")
-        eventually("the model answers over TLS", 30, lambda: '"name":"m"' in server.shell(ask, check=False))
+        eventually("the model answers over TLS", lambda: '"name":"m"' in server.shell(ask, check=False))
         assert "401" in server.shell(re.sub(r'-H "[^"]*"', "-i", ask), check=False)
     finally:
         server.stop()
@@ -401,7 +401,7 @@ def test_the_module_ts_without_a_server():
     """The lines make `import ts` work."""
     (block,) = of_test("test_the_module_ts_without_a_server")
     code = block.text + "import ts\nfrom ts.context import Context\nprint(ts.__name__)\n"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.stdout.strip() == "ts", done.stderr
 
 
@@ -444,25 +444,25 @@ def test_torchserve_starts(tmp_path, document):
     def printed():
         return (tmp_path / "out").read_text(errors="replace")
 
-    assert run(lines[0]).wait(60) == 0, printed()
+    assert run(lines[0]).wait(DEADLINE_S) == 0, printed()
     try:
-        eventually("the server has started", 60, lambda: "Model server started." in printed())
+        eventually("the server has started", lambda: "Model server started." in printed())
         for client in clients:
-            assert run("set -e\n" + client.text.replace("curl", "curl -s --fail")).wait(60) == 0, printed()
+            assert run("set -e\n" + client.text.replace("curl", "curl -s --fail")).wait(DEADLINE_S) == 0, printed()
             assert "A DIGIT" in printed()
     finally:
-        assert run(lines[1]).wait(60) == 0, printed()
+        assert run(lines[1]).wait(DEADLINE_S) == 0, printed()
     if lines[2:]:
         (tmp_path / "out").write_text("")
         running = run("exec " + lines[2])
         try:
-            eventually("the server has started", 60, lambda: "Model server started." in printed())
+            eventually("the server has started", lambda: "Model server started." in printed())
             live = ["curl", "-s", "-i", f"127.0.0.1:{kserve}/v2/health/live"]
             done = subprocess.run(live, capture_output=True, text=True)
             assert "200 OK" in done.stdout, printed()
         finally:
             running.terminate()
-            running.wait(45)
+            running.wait(DEADLINE_S)
 
 
 # Metrics.

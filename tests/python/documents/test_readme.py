@@ -9,6 +9,7 @@ import pytest
 
 from documents import document_blocks
 from harness.server import ROOT
+from harness.waiting import DEADLINE_S
 
 
 def lines(beginning: str) -> list:
@@ -31,7 +32,7 @@ def test_curl_command(server, command):
     line = re.sub(r"(localhost|127\.0\.0\.1):(8000|8001|8082)", lambda m: f"127.0.0.1:{ports[m[2]]}", command)
     line = line.replace("curl ", "curl --fail-with-body -s -S ", 1)
     result = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60
+        ["bash", "-o", "pipefail", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
     assert result.stdout.strip(), f"{line}\nprinted nothing"
@@ -50,7 +51,7 @@ def test_pictures_are_classified_by_curl(server, document):
     """The command that classifies the picture of a seven prints 7."""
     line = next(line for name, line in commands() if name == document and "digit_7.pgm" in line)
     line = line.replace("localhost:8000", server.http)
-    result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
     assert re.search(r'"name":"label","datatype":"INT64","shape":\[1,1\],"data":\[7\]', result.stdout), result.stdout
 
 
@@ -64,7 +65,7 @@ def test_classify_command(server, command):
     """The command prints the digit in the name of each picture."""
     url = f"127.0.0.1:{server.grpc_port}" if "--grpc" in command else server.http
     line = f"{sys.executable} {command} --url {url}"
-    result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
     assert result.returncode == 0, result.stderr
     found = re.findall(r"digit_(\d)\.pgm: (\d)", result.stdout)
     assert found and all(name == digit for name, digit in found), result.stdout
@@ -75,5 +76,5 @@ def test_python_client_of_the_first_model(server):
     """The Python client in the document works as shown, except for the port."""
     text = (ROOT / "docs/src/start/first-model.md").read_text()
     code = re.search(r"```python\n(.*?)```", text, re.S)[1].replace("localhost:8000", server.http)
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
     assert result.stdout.split() == ["[[", *map(str, range(1, 16)), "16]]"], result.stdout + result.stderr

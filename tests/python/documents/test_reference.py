@@ -8,6 +8,7 @@ import pytest
 
 from documents import reference
 from harness.server import ROOT, binary
+from harness.waiting import DEADLINE_S
 from security import access_table
 
 BOOK = ROOT / "docs/src"
@@ -142,7 +143,7 @@ def test_exit_codes(tmp_path):
     wrong.write_text("x: [")
     repository = ["--model-repository", tmp_path / "none"]
     for words, code in [(["--nonsense"], 2), (repository, 1), (["metrics", "check", wrong], 1)]:
-        assert subprocess.run([binary(), *words], capture_output=True, timeout=30).returncode == code, words
+        assert subprocess.run([binary(), *words], capture_output=True, timeout=DEADLINE_S).returncode == code, words
 
 
 def test_the_definition_of_metrics_is_valid(tmp_path):

@@ -5,6 +5,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2_grpc
 
 from harness.stream_models import REPEAT, ensemble, model, pair, passed, repeated, step
+from harness.waiting import DEADLINE_S
 from protocol.stream_tables import request
 
 WIDE = 1 << 18
@@ -58,7 +59,7 @@ def stub(channel):
 def values(server, *requests) -> list:
     """Returns the answers of a gRPC stream of requests: the request's id with the first element of OUT, or the error."""
     with grpc.insecure_channel(server.grpc, options=[("grpc.max_receive_message_length", -1)]) as channel:
-        return [read(message) for message in stub(channel).ModelStreamInfer(iter(requests), timeout=60)]
+        return [read(message) for message in stub(channel).ModelStreamInfer(iter(requests), timeout=DEADLINE_S)]
 
 
 def read(message) -> tuple:

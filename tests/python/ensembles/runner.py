@@ -17,12 +17,11 @@ from ensembles.ensemble_tables import INTEGERS, LOADS, MEMBERS, RUNS, SERVING, R
 from harness import waiting
 from harness.peers import Triton
 from harness.server import TRITON_MODELS
+from harness.waiting import DEADLINE_S
 
 GOLDEN = Path(__file__).resolve().parent / "golden_ensembles.json"
 CRASHED = "crashed"
 """The golden file's reason of an ensemble that ended Triton."""
-SETTLE_S = 10
-"""The maximum time until a Triton counts its answers."""
 
 
 def build(target: Path, ensembles: list, live_triton: bool) -> Path:
@@ -50,7 +49,7 @@ def ask(address: str, path: str, body=None) -> tuple:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://{address}/{path}", data)
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
             return response.status, json.loads(response.read() or "{}")
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read() or "{}")
@@ -133,7 +132,7 @@ def grown(before: dict, after: dict) -> dict:
 
 def settled(address: str, before: dict) -> dict:
     """Returns the increases after the counts are constant for half a second."""
-    return waiting.settled("the statistics", SETTLE_S, lambda: grown(before, counts(address)), 0.5)
+    return waiting.settled("the statistics", lambda: grown(before, counts(address)), 0.5)
 
 
 def run(address: str, row: Run) -> dict:

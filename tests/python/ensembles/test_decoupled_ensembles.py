@@ -5,7 +5,6 @@ import asyncio
 import json
 import queue
 import threading
-import time
 
 import grpc
 import pytest
@@ -21,7 +20,7 @@ from harness.sequence_models import config as sequence_config, controls
 from harness.server import Server, total
 from harness.stream_models import build
 from harness.streams import Collected, repeat_inputs
-from harness.waiting import eventually, holds_for, pause_as_client, settled
+from harness.waiting import DEADLINE_S, eventually, holds_for, pause_as_client, settled
 
 FAILURES, STEP = "nv_inference_request_failure", "pharos_ensemble_step_duration_us"
 IN_FLIGHT = "pharos_ensemble_inflight_requests"
@@ -38,7 +37,7 @@ def server(tmp_path_factory):
     running.launch()
     try:
         running.wait_until_ready("/v2/health/live")
-        eventually("the server serves", 30, lambda: running.get("/v2/models/chain/ready")[0] == 200)
+        eventually("the server serves", lambda: running.get("/v2/models/chain/ready")[0] == 200)
         yield running
     finally:
         running.stop()
@@ -75,7 +74,7 @@ def test_one_hundred_requests_on_one_stream(server):
         for n in range(100):
             inputs = repeat_inputs(range(n % 20))[:2]
             client.async_stream_infer("chain", inputs, request_id=str(n), enable_empty_final_response=True)
-        eventually("100 ends", 30, lambda: len(got.finals) == 100)
+        eventually("100 ends", lambda: len(got.finals) == 100)
         client.stop_stream()
     assert not got.errors and sorted(got.finals, key=int) == [str(n) for n in range(100)]
     assert got.values == {str(n): list(range(n % 20)) for n in range(100) if n % 20}
@@ -102,17 +101,16 @@ def test_tritonclient_aio(server):
 
 def test_responses_are_sent_as_they_are_made(server):
     """The first response arrives long before the last is computed, also as server-sent events."""
+    answered = inference(server, "chain")["success"]["count"]
     with connect(server.http_port) as connection:
-        began = time.monotonic()
-        body = json.dumps({"IN": [1, 2, 3], "DELAY": [0, 300, 300]}).encode()
+        body = json.dumps({"IN": [1, 2, 3], "DELAY": [0, 2000, 0]}).encode()
         connection.sendall(post("/v2/models/chain/generate_stream", body))
         text = b""
         while b'"OUT":1,' not in text:
             text += connection.recv(4096)
-        assert time.monotonic() - began < 0.25
+        assert inference(server, "chain")["success"]["count"] == answered and b'"OUT":2,' not in text
         while b'"OUT":3,' not in text:
             text += connection.recv(4096)
-        assert time.monotonic() - began > 0.55
 
 
 def test_interfaces_with_one_answer(server):
@@ -185,35 +183,33 @@ def canceled(server, name: str) -> float:
 
 @pytest.mark.parametrize("way", ["grpc cancel", "grpc disconnect", "http disconnect"])
 def test_a_client_disconnect_ends_all_steps(server, way):
-    """Within the stream: ends the producer, which would run for 20 s, and the dependent request, which would take 3 s."""
+    """Within the stream: ends the producer, which would run for ten minutes, and the dependent request."""
     names = ("waits", "repeat", "slower")
     before = {name: canceled(server, name) for name in names}
     elements = list(range(1000))
     answered = inference(server, "slower")["success"]["count"]
     if way == "http disconnect":
         with connect(server.http_port) as connection:
-            body = json.dumps({"IN": elements, "DELAY": [20] * 1000}).encode()
+            body = json.dumps({"IN": elements, "DELAY": [20] + [600] * 999}).encode()
             connection.sendall(post("/v2/models/waits/generate_stream", body))
-            eventually("the first response", 10, lambda: inference(server, "slower")["success"]["count"] > answered)
+            eventually("the first response", lambda: inference(server, "slower")["success"]["count"] > answered)
     else:
         with grpc.insecure_channel(server.grpc) as channel:
-            call = stub(channel).ModelStreamInfer(iter([asked("waits", elements, delay_ms=20)]))
+            call = stub(channel).ModelStreamInfer(iter([asked("waits", elements, delay_ms=600)]))
             assert read(next(call)) == ("a", 0)
             if way == "grpc cancel":
                 call.cancel()
-    began = time.monotonic()
-    eventually("all requests are cancelled", 2, lambda: all(canceled(server, name) > before[name] for name in names))
+    eventually("all requests are cancelled", lambda: all(canceled(server, name) > before[name] for name in names))
     assert canceled(server, "waits") == before["waits"] + 1
     assert server.ask("POST", "/v2/models/chain/generate", '{"IN":1}')[0] == 200
-    assert time.monotonic() - began < 2.5
 
 
 def test_a_failure_ends_the_producer(server):
     """A failed step ends the request at once, and cancels the member that produced the failed step's input."""
-    before, began = canceled(server, "repeat"), time.monotonic()
-    [answer] = values(server, asked("fails_behind", range(1000), delay_ms=20))
-    assert answer == ("a", "in ensemble 'fails_behind', requested failure") and time.monotonic() - began < 2
-    eventually("the producer is cancelled", 2, lambda: canceled(server, "repeat") == before + 1)
+    before = canceled(server, "repeat")
+    [answer] = values(server, asked("fails_behind", range(1000), delay_ms=600))
+    assert answer == ("a", "in ensemble 'fails_behind', requested failure")
+    eventually("the producer is cancelled", lambda: canceled(server, "repeat") == before + 1)
 
 
 def test_a_lost_worker_is_an_error_in_the_stream(server):
@@ -221,7 +217,7 @@ def test_a_lost_worker_is_an_error_in_the_stream(server):
     answers = values(server, asked("breaks", [4, 5, 6, 7]))
     text = "in ensemble 'breaks', the worker of model 'crashing' version 1 died in the middle of the responses"
     assert answers[:2] == [("a", 4), ("a", 5)] and len(answers) == 3 and answers[2][1].startswith(text)
-    eventually("the ensemble is ready again", 20, lambda: server.get("/v2/models/breaks/ready")[0] == 200)
+    eventually("the ensemble is ready again", lambda: server.get("/v2/models/breaks/ready")[0] == 200)
     assert values(server, asked("breaks", [4, 5])) == [("a", 4), ("a", 5)]
 
 
@@ -244,15 +240,15 @@ def test_a_reader_that_does_not_read_stops_the_members(server, way):
         channel = grpc.insecure_channel(server.grpc, options=[("grpc.max_receive_message_length", -1)])
         call = stub(channel).ModelStreamInfer(iter([asked("big", [1] * 1024)]))
         leave = lambda: (call.cancel(), channel.close())  # noqa: E731
-    eventually("responses are held", 10, lambda: sent(server, "wide") - first >= 32)
-    held = settled("the held responses", 20, lambda: sent(server, "wide"), 0.5)
+    eventually("responses are held", lambda: sent(server, "wide") - first >= 32)
+    held = settled("the held responses", lambda: sent(server, "wide"), 0.5)
     # Longer than the time that an execution may take.
     holds_for("no more responses are sent", 6, lambda: sent(server, "wide") == held)
     assert held - first < 200
     assert memory(server) - before < 400 << 20
     assert server.workers() == workers
     leave()
-    eventually("the producer is cancelled", 10, lambda: canceled(server, "wide") == given_up + 1)
+    eventually("the producer is cancelled", lambda: canceled(server, "wide") == given_up + 1)
     assert server.ask("POST", "/v2/models/big/generate", '{"IN":1}')[0] == 200
 
 
@@ -260,7 +256,7 @@ def test_a_slow_reader_gets_everything(server):
     """128 MiB through two members to a reader with pauses: complete and in order."""
     with grpc.insecure_channel(server.grpc, options=[("grpc.max_receive_message_length", -1)]) as channel:
         got = []
-        for message in stub(channel).ModelStreamInfer(iter([asked("big", range(128))]), timeout=60):
+        for message in stub(channel).ModelStreamInfer(iter([asked("big", range(128))]), timeout=DEADLINE_S):
             got.append(read(message)[1])
             pause_as_client(0.1 if len(got) % 32 == 0 else 0)
     assert got == list(range(128))
@@ -340,7 +336,7 @@ def test_limits_do_not_deadlock(server, name):
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
     for thread in threads:
         thread.start()
-    assert all(done.get(timeout=30) for _ in threads)
+    assert all(done.get(timeout=DEADLINE_S) for _ in threads)
 
 
 def test_a_member_may_set_the_sequence_of_its_responses(server):
@@ -348,7 +344,7 @@ def test_a_member_may_set_the_sequence_of_its_responses(server):
     answers have the sequence parameters."""
     with grpc.insecure_channel(server.grpc) as channel:
         for _ in range(2):
-            call = stub(channel).ModelStreamInfer(iter([asked("steps_of_a_sequence", [1, 2, 3])]), timeout=20)
+            call = stub(channel).ModelStreamInfer(iter([asked("steps_of_a_sequence", [1, 2, 3])]), timeout=DEADLINE_S)
             answers = [message for message in call if message.infer_response.outputs]
             assert [read(message)[1] for message in answers] == [1, 3, 6]
             sent_parameters = [message.infer_response.parameters for message in answers]
@@ -362,9 +358,9 @@ def test_exit_finishes_a_stream(tmp_path):
     models = {name: (MEMBERS | ENSEMBLES)[name] for name in ("repeat", "rows_of_any", "chain")}
     with Server(tmp_path, [build(tmp_path / "models", models)]) as server:
         with grpc.insecure_channel(server.grpc) as channel:
-            call = stub(channel).ModelStreamInfer(iter([asked("chain", range(10), delay_ms=100)]), timeout=20)
+            call = stub(channel).ModelStreamInfer(iter([asked("chain", range(10), delay_ms=100)]), timeout=DEADLINE_S)
             assert read(next(call)) == ("a", 0)
             ended = queue.Queue()
             threading.Thread(target=lambda: ended.put(server.stop())).start()
             assert [read(message)[1] for message in call if message.infer_response.outputs] == list(range(1, 10))
-        assert ended.get(timeout=20) == 0
+        assert ended.get(timeout=DEADLINE_S) == 0

@@ -6,7 +6,6 @@ import json
 import queue
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -18,16 +17,17 @@ from ensembles import runner as ensembles
 from ensembles.ensemble_tables import SERVING, Ensemble, chain, step
 from harness.generate import one_to_one, parameters
 from harness.models import write
+from harness.processes import held
 from harness.server import EXAMPLES, ROOT, Server, total
-from harness.statistics import until_dispatched, until_received
-from harness.waiting import eventually
+from harness.statistics import dispatched, until_dispatched, until_received
+from harness.waiting import DEADLINE_S, eventually
 
 sys.path.insert(0, str(ROOT / "examples"))
 
 STEP, OVERHEAD = "pharos_ensemble_step_duration_us", "pharos_ensemble_overhead_duration_us"
 DELAY_S = 0.3
 """Execution time of a batch in the member `slow`."""
-HELD_S = 3
+HELD_S = 600
 """Execution time of a batch in the member `held`, unless it is cancelled."""
 
 TOP = Ensemble("cached", chain("fp32", "slow"), more="response_cache { enable: true }\n")
@@ -88,20 +88,20 @@ def success(server, model: str) -> int:
     return server.statistics(model)["inference_stats"]["success"]["count"]
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
 def test_independent_steps_run_concurrently(server, module):
-    """Two independent steps of 300 ms take 300 ms; the members' sums are 600 ms."""
+    """The second of two independent steps begins before the first ends; the ensemble's execution time is the members' sum."""
     before = server.statistics("together")["inference_stats"]
-    begun = time.monotonic()
-    result = ask(server, "together", [[1, 2]], module)
-    took = time.monotonic() - begun
-    assert result.as_numpy("Y").tolist() == [[2, 4]]
-    assert DELAY_S <= took < 1.7 * DELAY_S
+    sent = {name: dispatched(server, name) for name in ("slow", "slow_too")}
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with held(server, "slow", "slow_too"):
+            result = pool.submit(ask, server, "together", [[1, 2]], module)
+            for name, count in sent.items():
+                until_dispatched(server, name, count + 1)
+        assert result.result().as_numpy("Y").tolist() == [[2, 4]]
     after = server.statistics("together")["inference_stats"]
     grown = {key: after[key]["ns"] - before[key]["ns"] for key in after}
-    assert grown["compute_infer"] >= 2 * DELAY_S * 1e9 > grown["success"] >= DELAY_S * 1e9
-    assert grown["queue"] < 0.1 * DELAY_S * 1e9
+    assert grown["compute_infer"] >= 2 * DELAY_S * 1e9 and grown["success"] >= DELAY_S * 1e9
 
 
 def test_steps_that_are_not_needed_do_not_run(server):
@@ -126,13 +126,15 @@ def test_requests_of_an_ensemble_share_a_members_batch(server):
 def test_a_failed_step_ends_the_others(server):
     """The answer does not wait for the step concurrent with the failed one; that step is cancelled."""
     before = server.statistics("held")["inference_stats"]["fail"]["count"]
-    begun = time.monotonic()
-    with pytest.raises(InferenceServerException, match="in ensemble 'fails_beside', requested failure"):
-        ask(server, "fails_beside", [[1]])
-    assert time.monotonic() - begun < HELD_S / 2
+    sent = dispatched(server, "held")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with held(server, "failing"):
+            answer = pool.submit(ask, server, "fails_beside", [[1]])
+            until_dispatched(server, "held", sent + 1)
+        with pytest.raises(InferenceServerException, match="in ensemble 'fails_beside', requested failure"):
+            answer.result()
     fails = lambda: server.statistics("held")["inference_stats"]["fail"]["count"]  # noqa: E731
-    eventually("the other step is counted as failed", HELD_S / 2, lambda: fails() == before + 1)
-    assert time.monotonic() - begun < HELD_S
+    eventually("the other step is counted as failed", lambda: fails() == before + 1)
     failure = {"model": "fails_beside", "reason": "OTHER"}
     assert total(server.scrape(), "nv_inference_request_failure", **failure) == 1
 
@@ -147,12 +149,10 @@ def test_a_cancelled_call_ends_the_steps(server):
         first = success(server, "fp32")
         values = np.ones([1, 1], np.float32)
         call = client.async_infer("waits", [tensor(tritonclient.grpc, values)], lambda result, error: None)
-        eventually("the first step is done", 5, lambda: success(server, "fp32") > first)
-        begun = time.monotonic()
+        eventually("the first step is done", lambda: success(server, "fp32") > first)
         call.cancel()
-        eventually("the ensemble is counted as cancelled", 2, lambda: cancelled("waits") == 1)
-        eventually("the step is counted as cancelled", 2, lambda: cancelled("held") == before + 1)
-        assert time.monotonic() - begun < HELD_S / 2
+        eventually("the ensemble is counted as cancelled", lambda: cancelled("waits") == 1)
+        eventually("the step is counted as cancelled", lambda: cancelled("held") == before + 1)
 
 
 @pytest.mark.smoke
@@ -193,9 +193,7 @@ def test_a_cache_hit_runs_no_step(server):
     """The second of two equal requests reaches no member, and only the ensemble counts a hit."""
     first = ask(server, "cached", [[5, 6]], request_id="one")
     counts = {name: success(server, name) for name in ("fp32", "slow")}
-    begun = time.monotonic()
     second = ask(server, "cached", [[5, 6]], request_id="two")
-    assert time.monotonic() - begun < DELAY_S
     assert second.as_numpy("Y").tolist() == first.as_numpy("Y").tolist() == [[5, 6]]
     assert second.get_response()["id"] == "two"
     assert {name: success(server, name) for name in counts} == counts
@@ -254,7 +252,7 @@ def test_the_examples_command(server):
     """The command of docs/src/guides/ensembles.md."""
     command = [sys.executable, "examples/classify.py", "--pipeline", "--url", server.http]
     pictures = [f"examples/images/digit_{n}.pgm" for n in range(10)]
-    done = subprocess.run(command + pictures, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command + pictures, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     assert [line.split(": ")[1][0] for line in done.stdout.splitlines()] == [str(n) for n in range(10)]
 
@@ -295,8 +293,8 @@ def test_an_ensemble_is_as_ready_as_its_members(tmp_path):
         (worker,) = server.workers()
         subprocess.run(["kill", "-STOP", str(worker)], check=True)
         subprocess.run(["kill", "-KILL", str(worker)], check=True)
-        eventually("the ensemble is not ready", 10, lambda: not ready())
-        eventually("the ensemble is ready again", 20, ready)
+        eventually("the ensemble is not ready", lambda: not ready())
+        eventually("the ensemble is ready again", ready)
         assert ask(server, "one", [[1]]).as_numpy("Y").tolist() == [[1]]
         assert server.index()["one"] == [{"name": "one", "version": "1", "state": "READY"}]
 
@@ -307,8 +305,8 @@ def test_parameters_reach_the_members(tmp_path):
     ensemble = Ensemble("ranked", chain("levels"))
     repository = ensembles.build(tmp_path / "models", [ensemble], False)
     levels = "dynamic_batching { priority_levels: 2 default_priority_level: 2 preferred_batch_size: [ 1 ] "
-    levels += "default_queue_policy { max_queue_size: 100 allow_timeout_override: true default_timeout_microseconds: 9000000 } }\n"
-    delay_model(repository, "levels", 0.2, levels)
+    levels += "default_queue_policy { max_queue_size: 100 allow_timeout_override: true default_timeout_microseconds: 600000000 } }\n"
+    delay_model(repository, "levels", 0.5, levels)
     with Server(tmp_path, [repository]) as server:
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
 
@@ -320,11 +318,12 @@ def test_parameters_reach_the_members(tmp_path):
                 return done or answer
 
             order, sent = [], []
-            late = [send(2), send(2), send(1), send(2, 1000)]
-            with pytest.raises(InferenceServerException, match="in ensemble 'ranked', .*[Tt]imeout"):
-                late[3].result()
+            with held(server, "levels"):
+                late = [send(2), send(2), send(1), send(2, 1000)]
+                with pytest.raises(InferenceServerException, match="in ensemble 'ranked', .*[Tt]imeout"):
+                    late[3].result()
             assert [answer.result().as_numpy("Y").item() for answer in late[:3]] == [2, 2, 1]
-        assert [n for n in order if n] in ([2, 2, 1, 2], [2, 1, 2, 2], [2, 2, 1, 2]) and order.index(1) < 3
+        assert order == [2, 2, 1, 2], "the one that timed out, the executing one, then by priority"
         stats = json.loads(server.get("/v2/models/levels/stats")[1])["model_stats"][0]
         assert stats["inference_stats"]["fail"]["count"] == 1
 
@@ -336,7 +335,7 @@ def test_over_a_grpc_stream(server):
         client.start_stream(lambda result, error: answers.put(error or result))
         for model, number in [("together", 1), ("one", 2), ("fails", 3), ("one", 4)]:
             client.async_stream_infer(model, [tensor(tritonclient.grpc, np.array([[number]], np.float32))])
-        first, second, third, fourth = (answers.get(timeout=10) for _ in range(4))
+        first, second, third, fourth = (answers.get(timeout=DEADLINE_S) for _ in range(4))
         client.stop_stream()
     assert [answer.as_numpy("Y").tolist() for answer in (first, second, fourth)] == [[[2]], [[2]], [[4]]]
     assert "in ensemble 'fails', requested failure" in third.message()

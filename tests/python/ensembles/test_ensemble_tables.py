@@ -71,8 +71,8 @@ def serving_loads(tmp_path_factory):
     try:
         server.wait_until_ready("/v2/health/live")
         broken = lambda: server.index().get("with_an_instance_group", [{}])[0].get("reason")  # noqa: E731
-        eventually("the models are loaded", 30, lambda: broken() and "LOADING" not in str(server.index()))
-        eventually("the server serves", 30, lambda: server.get("/v2/models/fp32/ready")[0] == 200)
+        eventually("the models are loaded", lambda: broken() and "LOADING" not in str(server.index()))
+        eventually("the server serves", lambda: server.get("/v2/models/fp32/ready")[0] == 200)
         assert server.get("/v2/health/ready")[0] == 400
         yield ensembles.loaded(server), server.log
     finally:

@@ -9,8 +9,10 @@ import pytest
 
 from harness.models import write
 from harness.sequence_models import config, controls
+from harness.processes import held
 from harness.server import Server, total
-from harness.waiting import eventually
+from harness.statistics import until_dispatched
+from harness.waiting import DEADLINE_S, eventually
 
 IDLE_LONG = "max_sequence_idle_microseconds: 600000000"
 DELAY_S = 1.0
@@ -112,7 +114,7 @@ def test_a_sequence_continues_on_the_replaced_model(serve, model):
     assert len(workers_of(server, "seq")) == 2
     assert step(server, "seq", 1, 1) == 16, "direct requests and ensemble requests belong to one sequence"
     assert step(server, model, 1, 1, ")") == 17
-    eventually("the old worker has ended", 10, lambda: not old & server.workers())
+    eventually("the old worker has ended", lambda: not old & server.workers())
     assert step(server, model, 2, 7) == 14
     status, error = step(server, model, 1, 1)
     assert status == 400 and "must specify the START flag" in error
@@ -134,15 +136,16 @@ def in_background(check):
     results = []
     thread = threading.Thread(target=lambda: results.append(check()), daemon=True)
     thread.start()
-    return lambda: (thread.join(30), results[0])[1]
+    return lambda: (thread.join(DEADLINE_S), results[0])[1]
 
 
 def test_a_sequence_begins_while_its_model_is_replaced(serve):
     """The first request enters the ensemble before the reload and reaches the old model during it."""
     server = serve(MODELS, "late")
-    first = in_background(lambda: step(server, "late", 4, 10, "("))
-    eventually("the first step executes", 10, lambda: total(server.scrape(), "pharos_batches_total", model="before") == 1)
-    reload(server, "seq")
+    with held(server, "before"):
+        first = in_background(lambda: step(server, "late", 4, 10, "("))
+        until_dispatched(server, "before", 1)
+        reload(server, "seq")
     assert first() == 10
     assert step(server, "late", 4, 5) == 15
     assert step(server, "seq", 4, 5, ")") == 20
@@ -169,19 +172,20 @@ def test_gauges_are_sums_over_the_old_and_the_new_version(serve):
         }
 
     assert [step(server, "seq", number, 1, "(") for number in (1, 2)] == [1, 1]
-    more = [in_background(lambda: step(server, "seq", 1, 1)) for _ in range(6)]
-    eventually("five requests wait", 10, lambda: gauges()["waiting"] == 5)
-    reload(server, "seq")
-    now = gauges()
-    assert (now["active"], now["used"], now["slots"]) == (2, 2, 4)
-    assert now["waiting"] >= 1 and now["pending"] >= 1 and now["oldest"], now
-    assert now["instances"] == 2 and now["states"] == 1, "the state of an instance is that of the serving version"
-    assert step(server, "seq", 3, 1, "(") == 1
-    assert gauges()["active"] == gauges()["used"] == 3
+    with held(server, "seq"):
+        more = [in_background(lambda: step(server, "seq", 1, 1)) for _ in range(6)]
+        eventually("five requests wait", lambda: gauges()["waiting"] == 5)
+        reload(server, "seq")
+        now = gauges()
+        assert (now["active"], now["used"], now["slots"]) == (2, 2, 4)
+        assert now["waiting"] == now["pending"] == 5 and now["oldest"], now
+        assert now["instances"] == 2 and now["states"] == 1, "the state of an instance is that of the serving version"
+        assert step(server, "seq", 3, 1, "(") == 1
+        assert gauges()["active"] == gauges()["used"] == 3
     assert sorted(answer() for answer in more) == [2, 3, 4, 5, 6, 7]
     assert [step(server, "seq", number, 1, ")") for number in (1, 2)] == [8, 2]
     idle = {"active": 1, "used": 1, "slots": 2, "waiting": 0, "pending": 0, "oldest": False, "instances": 1, "states": 1}
-    eventually("the old version is unloaded", 10, lambda: gauges() == idle)
+    eventually("the old version is unloaded", lambda: gauges() == idle)
 
 
 STATE = """backend: "builtin" max_batch_size: 4

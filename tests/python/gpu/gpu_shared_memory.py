@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
-from harness.server import START_S, Server  # noqa: E402
+from harness.server import Server  # noqa: E402
 from harness.stream_models import build, model, pair, tensor  # noqa: E402
-from harness.waiting import eventually  # noqa: E402
+from harness.waiting import DEADLINE_S, eventually  # noqa: E402
 
 ADD = "".join(tensor(kind, name, "INT32", [-1]) for kind, name in [("input", "A"), ("input", "B"), ("output", "SUM")])
 CLIENTS, ROUNDS = 6, 8
@@ -254,7 +254,7 @@ def frontend(server):
     command = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"]
     if not shutil.which(command[0]):
         return left_out(what, "nvidia-smi is not installed")
-    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S).stdout
     return check(what, not any(line.startswith(f"{server.process.pid},") for line in found.splitlines()))
 
 
@@ -318,7 +318,7 @@ def is_served(server, name: str) -> bool:
     def state() -> str:
         return server.index().get(name, [{}])[0].get("state", "")
 
-    eventually(f"{name} is loaded or refused", START_S, lambda: state() in ("READY", "UNAVAILABLE"))
+    eventually(f"{name} is loaded or refused", lambda: state() in ("READY", "UNAVAILABLE"))
     return state() == "READY"
 
 

@@ -78,7 +78,6 @@ def test_without_gpus_everything_runs_on_cpus(world):
     assert world.pinned() == (0, 0)
 
 
-@pytest.mark.smoke
 def test_automatic_placement(world):
     """A Python model has an instance on each GPU, with that GPU first in its process; other backends stay on CPUs."""
     world.model("auto")
@@ -179,7 +178,7 @@ def test_limits_of_memory(world):
     world.gpus.tell(TWO)
     (place,) = world.places("first", 1).values()
     os.kill(place["pid"], signal.SIGKILL)
-    eventually("it is back", 10, lambda: list(world.places("first", 1).values())[0]["pid"] != place["pid"])
+    eventually("it is back", lambda: list(world.places("first", 1).values())[0]["pid"] != place["pid"])
 
 
 def test_mig_devices_are_taken_in_turn(world):
@@ -211,27 +210,27 @@ def test_a_lost_gpu_and_its_return(world):
     assert len(world.places("both", 2)) == 2
     lost = "0 all !15\n" + TWO
     world.gpus.tell(lost)
-    eventually("it is not ready", 10, lambda: server.get("/v2/models/first/ready")[0] == 400)
+    eventually("it is not ready", lambda: server.get("/v2/models/first/ready")[0] == 400)
     assert server.get("/v2/health/ready")[0] == 400
 
     def readiness():
         return server.get("/v2/models/first/ready")[1]
 
     about = "Model version not ready: instance group g of model first: GPU 0 (GPU-a) "
-    eventually("readiness reports the reason", 10, lambda: about in readiness())
-    eventually("it was tried again", 10, lambda: "cannot be used" in readiness())
+    eventually("readiness reports the reason", lambda: about in readiness())
+    eventually("it was tried again", lambda: "cannot be used" in readiness())
     assert "GPUs that can be used: 1 (GPU-b)" in readiness()
-    eventually("requests report the reason too", 10, lambda: about.partition(": ")[2] in str(server.infer("first", REQUEST)))
+    eventually("requests report the reason too", lambda: about.partition(": ")[2] in str(server.infer("first", REQUEST)))
     assert server.infer("first", REQUEST)[0] == 503
     assert server.get("/v2/models/both/ready")[0] == 200
-    eventually("the other instance has all", 10, lambda: set(world.places("both", 1)) == {"both_0_1"})
+    eventually("the other instance has all", lambda: set(world.places("both", 1)) == {"both_0_1"})
     for name in ("second", "cpu"):
         assert world.places(name, 1) == before[name], "it is the same process"
     assert total(server.scrape(), "pharos_instance_state", instance="g_0", state="ready") == 0
     # A process that is started now sees the remaining devices.
     pid = list(before["second"].values())[0]["pid"]
     os.kill(pid, signal.SIGKILL)
-    eventually("it is another", 10, lambda: list(world.places("second", 1).values())[0]["pid"] != pid)
+    eventually("it is another", lambda: list(world.places("second", 1).values())[0]["pid"] != pid)
     assert world.places("second", 1)["second_0_0"]["cuda"] == order("GPU-b")
     log = server.log.read_text()
     assert "instance lost: instance group g of model first: GPU 0 (GPU-a) is lost: " in log
@@ -272,6 +271,7 @@ def test_cpus_near_the_device(world):
     assert all(sorted(os.sched_getaffinity(task)) == ALL for task in tasks), "the server's own threads are not bound"
 
 
+@pytest.mark.smoke
 def test_the_servers_own_variable_hides_gpus(world):
     """As for any CUDA program: device numbers count the visible GPUs."""
     world.model("auto")
@@ -293,7 +293,7 @@ def test_the_pool_of_pinned_memory(world):
     )
     assert world.pinned() == (8 * MIB, 0)
     assert server.ask("POST", "/v2/repository/models/auto/unload", "{}")[0] == 200
-    eventually("nothing runs on a GPU", 10, lambda: world.pinned() == (0, 0))
+    eventually("nothing runs on a GPU", lambda: world.pinned() == (0, 0))
 
 
 def test_what_instances_have_pinned(world):
@@ -315,7 +315,7 @@ def test_what_instances_have_pinned(world):
     for pid in server.workers():
         os.kill(pid, signal.SIGKILL)
     server.wait_until_ready()
-    eventually("another process has pinned less", 10, lambda: world.pinned() == (64 * MIB, 7 * MIB))
+    eventually("another process has pinned less", lambda: world.pinned() == (64 * MIB, 7 * MIB))
 
 
 def test_resources_are_those_of_the_device(world):
@@ -374,7 +374,7 @@ def test_gpu_usage_is_reported_by_the_servers_device_number(tmp_path, monkeypatc
     with home:
         home.register(url, "&synchronous=true")
         usage = lambda: home.manage("GET", "/models/second")[1][0]["workers"][0]["gpuUsage"]  # noqa: E731
-        eventually("it is reported", 10, lambda: "gpuId::1 utilization.gpu [%]::37 %" in usage())
+        eventually("it is reported", lambda: "gpuId::1 utilization.gpu [%]::37 %" in usage())
 
 
 def test_torchserves_devices(tmp_path):
@@ -407,10 +407,10 @@ def test_torchserves_devices(tmp_path):
 
         part = "gpuId::{} utilization.gpu [%]::{} % utilization.memory [%]::{} % memory.used [MiB]::{} MiB"
         first, second = part.format(0, 37, 12, 8192), part.format(1, 0, 0, 0)
-        eventually("their devices are reported", 10, lambda: usages("spread") == [first, second])
+        eventually("their devices are reported", lambda: usages("spread") == [first, second])
         assert (usages("second"), usages("cpu")) == ([second], ["N/A", "N/A"])
         gpus.tell("0 all !15\n" + BUSY)
-        eventually("it cannot be read", 10, lambda: set(usages("spread")) >= {"failed to obtained gpu usage"})
+        eventually("it cannot be read", lambda: set(usages("spread")) >= {"failed to obtained gpu usage"})
     assert told == {"spread": b"0", "second": b"0", "cpu": b"None"}
     assert found == {
         "spread": ("gpu", [(True, "GPU-a,GPU-b"), (True, "GPU-b,GPU-a")]),

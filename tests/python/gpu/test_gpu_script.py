@@ -14,7 +14,7 @@ from gpu.devices import Devices
 from gpu.world import TWO
 from harness.fake_gpus import AT_WORK, Gpus
 from harness.server import ROOT, alive, binary
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 GPU = ROOT / "tests/gpu"
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
@@ -79,16 +79,14 @@ def test_a_step_that_hangs(tmp_path):
         "import subprocess, sys, time, pathlib; sys.path.append(sys.argv[1]); import rows\n"
         "file = pathlib.Path(sys.argv[2])\n"
         "rows.Rows(file / 'rows.jsonl', 'slow').check('first', True)\n"
-        "child = subprocess.Popen(['sleep', '100'], start_new_session=True)\n"
-        "(file / 'child').write_text(str(child.pid)); time.sleep(100)"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "(file / 'child').write_text(str(child.pid)); time.sleep(600)"
     )
-    begun = time.monotonic()
     found = rows.run("slow", [sys.executable, "-c", code, str(GPU), str(tmp_path)], 3, tmp_path)
-    assert time.monotonic() - begun < 20
     assert [(row["name"], row["state"]) for row in found] == [("first", "ok"), ("slow", "FAIL")]
     assert found[1]["reason"] == "no end within 3 s"
     child = int((tmp_path / "child").read_text())
-    eventually("its child process is gone", 10, lambda: not alive(child))
+    eventually("its child process is gone", lambda: not alive(child))
 
 
 def test_processes_that_a_step_leaves_behind_are_killed(tmp_path):
@@ -98,9 +96,9 @@ def test_processes_that_a_step_leaves_behind_are_killed(tmp_path):
         "print(subprocess.run(['sh', '-c', 'setsid sleep 100 >/dev/null 2>&1 & echo $!'], capture_output=True, text=True).stdout)\n"
         "time.sleep(0.5); rows.end_adopted()"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(GPU)], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code, str(GPU)], capture_output=True, text=True, timeout=DEADLINE_S)
     assert (done.returncode, done.stderr) == (0, "")
-    eventually("it is gone", 10, lambda: not alive(int(done.stdout)))
+    eventually("it is gone", lambda: not alive(int(done.stdout)))
 
 
 def test_an_unknown_step(tmp_path):
@@ -146,15 +144,13 @@ def test_packed_wheels_come_first(tmp_path):
 
 
 def test_a_model_that_cannot_be_served(tmp_path):
-    """The step fails with the reason as soon as it is known."""
+    """The step fails with the reason, and not with the time limit of the start."""
     import world
 
     place = world.World(tmp_path / "step", "any", 0, True)
     place.model("wrong", 'backend: "builtin"\n')
-    begun = time.monotonic()
     with pytest.raises(RuntimeError, match="refused: .*wrong"), place.server():
         pass
-    assert time.monotonic() - begun < 20
 
 
 @pytest.mark.slow
@@ -203,7 +199,7 @@ def test_readings_beside_nvidia_smi(tmp_path, monkeypatch, temperature, wrong):
     gpus.tell(DEVICE)
     place = world.World(tmp_path / "step", "metrics", 0, True)
     with place.server("--metrics-interval-ms=100", gpus.option()) as server:
-        eventually("it is measured", 10, lambda: readings.series(server, place, "nv_gpu_power_usage") > 0)
+        eventually("it is measured", lambda: readings.series(server, place, "nv_gpu_power_usage") > 0)
         for name, (ours, theirs) in readings.compared(place, server, 1).items():
             place.rows.near(name, ours, theirs, readings.PAIRS[name][2] or 25)
         readings.of_models(place, server, "none")

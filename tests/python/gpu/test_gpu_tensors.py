@@ -14,7 +14,7 @@ import pytest
 
 from gpu.devices import Devices
 from gpu.world import TWO, World
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 from python_backend.worker import CODE, PYTHON, has_worker
 
 GPU_ERROR = "Tensor is stored in GPU and cannot be converted to NumPy."
@@ -163,7 +163,7 @@ def test_inputs_are_copied_unless_a_model_asks_for_them(world):
         report, output = world.infer(name, ("own", 0, [4]))
         assert (report["cpu"], report["device"], report["numpy"], output) == (True, [1, 0], [1, 2, 3, 4], [1, 2, 3, 4]), name
     reason = "Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: 'maybe', it must be 'yes' or 'no'"
-    eventually("it is not served", 20, lambda: reason in world.reason("wrong"))
+    eventually("it is not served", lambda: reason in world.reason("wrong"))
 
 
 def test_each_request_of_a_batch_has_its_own_tensor(world):
@@ -216,7 +216,7 @@ def test_memory_stays_open_while_a_model_holds_its_tensor(world):
     assert (report["capsule"], report["values"]) == ([2, 0], [1, 2, 3, 4])
     assert world.devices.calls("close", "own") == before
     world.infer("keeps", [0.0], "drop")
-    eventually("it is closed", 10, lambda: world.devices.calls("close", "own") == before + 1)
+    eventually("it is closed", lambda: world.devices.calls("close", "own") == before + 1)
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +291,7 @@ def binary(server, model, body):
     """Sends a request for a binary answer."""
     import http.client
 
-    connection = http.client.HTTPConnection(server.http, timeout=30)
+    connection = http.client.HTTPConnection(server.http, timeout=DEADLINE_S)
     try:
         connection.request("POST", f"/v2/models/{model}/infer", body)
         answer = connection.getresponse()

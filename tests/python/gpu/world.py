@@ -70,7 +70,7 @@ class World:
                 found.update({place["instance"]: place for place in clients.map(ask, range(2 * count))})
             return len(found) >= count
 
-        eventually(f"{count} instances have answered", 20, all_have_answered)
+        eventually(f"{count} instances have answered", all_have_answered)
         return found
 
     def groups(self, name: str) -> list:

@@ -28,7 +28,6 @@ ARGUMENTS = [
     "--disable-sync",
     "--remote-debugging-port=0",
 ]
-START_S = 60
 
 
 def program() -> str | None:
@@ -55,7 +54,7 @@ class Browser:
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         port = self.folder / "DevToolsActivePort"
         try:
-            lines = eventually("the browser listens", START_S, lambda: port.exists() and port.read_text().split())
+            lines = eventually("the browser listens", lambda: port.exists() and port.read_text().split())
             self.loop.run_until_complete(self.connect(lines[0]))
             for domain in ("Runtime", "Log", "Page"):
                 self.call(f"{domain}.enable")
@@ -110,7 +109,7 @@ class Browser:
         """Loads a page with the preferred colour scheme `light` or `dark`."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url=url)
-        eventually("the page is loaded", 30, lambda: self.ask("document.readyState") == "complete")
+        eventually("the page is loaded", lambda: self.ask("document.readyState") == "complete")
 
     def ask(self, expression: str):
         """Returns the value of a JavaScript expression in the page."""

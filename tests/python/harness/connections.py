@@ -2,6 +2,8 @@
 
 import socket
 
+from harness.waiting import DEADLINE_S
+
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 GRPC_HEADERS = {
     ":method": "POST", ":scheme": "http", ":authority": "localhost", ":path": INFER,
@@ -11,7 +13,7 @@ GRPC_HEADERS = {
 
 def connect(port: int) -> socket.socket:
     """Opens a plain connection."""
-    return socket.create_connection(("127.0.0.1", port), timeout=30)
+    return socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:

@@ -1,34 +1,30 @@
 """Free ports for servers and clients; two test processes never get the same port.
 
-Each process reserves a range of ports with a lock on a file, which it holds until it ends. Several processes of pytest, or
-several checkouts on one machine, therefore use different ports. The ranges are below the system's ephemeral ports.
+Each process reserves a range of ports until it ends: it binds a Unix socket with the number of the range as its abstract name.
+Such names are unique in a network namespace, as ports are. Several processes of pytest, several checkouts and several users of
+one machine therefore use different ports. The ranges are below the system's ephemeral ports.
 """
 
-import fcntl
 import os
 import socket
-import tempfile
-from pathlib import Path
 
 FIRST, RANGE, RANGES = 10_240, 512, 40
-LOCKS = Path(tempfile.gettempdir()) / f"pharos-test-ports-{os.getuid()}"
 
 
 class Ports:
     """The range of ports of this process, used in turn."""
 
     def __init__(self):
-        LOCKS.mkdir(exist_ok=True)
-        for number in range(RANGES):
-            self.lock = open(LOCKS / str(number), "w")
+        for number in reversed(range(RANGES)):
+            self.lock = socket.socket(socket.AF_UNIX)
             try:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.lock.bind(f"\0pharos-test-ports-{number}")
             except OSError:
                 self.lock.close()
                 continue
             self.process, self.first, self.next = os.getpid(), FIRST + number * RANGE, 0
             return
-        raise RuntimeError(f"all {RANGES} ranges of ports are in use, see {LOCKS}")
+        raise RuntimeError(f"all {RANGES} ranges of ports are in use, see /proc/net/unix")
 
     def take(self) -> int:
         """Returns the next port of the range that can be bound."""

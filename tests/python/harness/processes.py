@@ -20,7 +20,8 @@ def held(server, *models: str):
         yield
     finally:
         for pid in workers:
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # the test has killed it
+                os.kill(pid, signal.SIGCONT)
 
 
 def memory(server) -> int:
@@ -40,7 +41,7 @@ def resident_kb(server) -> int:
 
 def instance(pid: int) -> str:
     """Returns the instance name of a worker process: `MODEL_NUMBER`, or `MODEL_GROUP_NUMBER` if the model has several groups."""
-    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1].decode()
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2].decode()
 
 
 def worker_model(pid: int) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from harness.peers import wait_or_kill
 from harness.ports import free_ports
 from harness.server import ROOT
+from harness.waiting import DEADLINE_S
 
 RULES = sorted((ROOT / "grafana/rules").glob("*.yaml"))
 RULE_TESTS = sorted((ROOT / "grafana/rules/tests").glob("*.yaml"))
@@ -72,7 +73,7 @@ def fetch() -> str:
 
 def promtool(*arguments) -> subprocess.CompletedProcess:
     """Runs promtool and captures its output as text."""
-    return subprocess.run([program("promtool"), *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    return subprocess.run([program("promtool"), *map(str, arguments)], capture_output=True, text=True, timeout=DEADLINE_S)
 
 
 class Prometheus:
@@ -112,7 +113,7 @@ class Prometheus:
         """Returns the `data` of an answer of the HTTP API; raises an exception with the text of a Prometheus error."""
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(url, timeout=30) as answer:
+            with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{parameters}: {error.read().decode(errors='replace')}") from None
@@ -124,7 +125,7 @@ class Prometheus:
     def ready(self) -> bool:
         """Returns whether it has scraped the target."""
         try:
-            urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=30).close()
+            urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=DEADLINE_S).close()
             return any(float(sample["value"][1]) == 1 for sample in self.query("up"))
         except OSError:
             return False

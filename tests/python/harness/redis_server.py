@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from harness.ports import free_ports
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 
 def missing() -> str:
@@ -27,7 +27,7 @@ class Redis:
 
     def __enter__(self):
         self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        eventually("Redis answers", 10, self.answers)
+        eventually("Redis answers", self.answers)
         return self
 
     def __exit__(self, *_):
@@ -43,7 +43,7 @@ class Redis:
 
     def ask(self, *words) -> bytes:
         """Sends one command and returns the answer, which must be short."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S) as connection:
             words = [word if isinstance(word, bytes) else str(word).encode() for word in words]
             parts = [b"*%d\r\n" % len(words), *(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)]
             connection.sendall(b"".join(parts))

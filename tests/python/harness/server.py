@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from harness.ports import free_ports
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples/models"
@@ -19,7 +19,8 @@ STANDIN = ROOT / "tests/python/harness/standin"
 """A package `pharos_worker` that records how it was started and follows the instructions of a file."""
 TRITON_MODELS = ROOT / "tests/python/harness/triton_models"
 """The code of models for the Python backend of a real Triton."""
-START_S = 60
+START_S = 300
+"""Longer than the usual deadline: many workers import large Python packages at the same time. A server that ends fails at once."""
 STOP_S = 45
 """More than `--exit-timeout-secs`, 30 s by default."""
 
@@ -61,7 +62,7 @@ class Server:
     def log(self) -> Path:
         """The file with the server's output; waits until it contains all lines that were logged before."""
         if self.process is not None and self.process.poll() is None:
-            eventually("the log is written", 10, lambda: log_is_written(self.process.pid))
+            eventually("the log is written", lambda: log_is_written(self.process.pid))
         return self.log_path
 
     def __enter__(self):
@@ -95,7 +96,7 @@ class Server:
                 return False
 
         try:
-            eventually(f"{path} answers 200", START_S, check)
+            eventually(f"{path} answers 200", check, deadline_s=START_S)
         except AssertionError as error:
             self.kill()
             raise AssertionError(f"{error}\n{self.log_tail()}") from None
@@ -110,7 +111,7 @@ class Server:
 
     def ask(self, method: str, path: str, body=None, address: str = "", headers=None) -> tuple:
         """Sends one HTTP request on a new connection; returns the status and the body as text."""
-        connection = http.client.HTTPConnection(address or self.http, timeout=30)
+        connection = http.client.HTTPConnection(address or self.http, timeout=DEADLINE_S)
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
@@ -159,7 +160,7 @@ class Server:
             raise AssertionError(f"did not end within {STOP_S} s of SIGTERM:\n{self.log_tail()}") from None
         if check:
             assert code == 0, f"ended with {code} after SIGTERM:\n{self.log_tail()}"
-            eventually("the workers are gone", 5, lambda: not any(alive(pid) for pid in workers))
+            eventually("the workers are gone", lambda: not any(alive(pid) for pid in workers))
         return code
 
     def kill(self):

@@ -3,8 +3,6 @@
 from harness.server import total
 from harness.waiting import eventually
 
-DEADLINE_S = 60
-
 
 def sizes(server, model: str) -> dict:
     """Returns the number of executions by batch size."""
@@ -38,10 +36,10 @@ class Short:
 def until_received(server, model: str, count: float):
     """Waits until the scheduler has received `count` requests of the model."""
     what = f"{count} requests of {model} are received"
-    eventually(what, DEADLINE_S, lambda: (now := received(server, model)) >= count or Short(now))
+    eventually(what, lambda: (now := received(server, model)) >= count or Short(now))
 
 
 def until_dispatched(server, model: str, count: float):
     """Waits until `count` batches of the model have been dispatched to an instance."""
     what = f"{count} batches of {model} are dispatched"
-    eventually(what, DEADLINE_S, lambda: (now := dispatched(server, model)) >= count or Short(now))
+    eventually(what, lambda: (now := dispatched(server, model)) >= count or Short(now))

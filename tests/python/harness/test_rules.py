@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.waiting import DEADLINE_S
+
 TESTS = Path(__file__).resolve().parent.parent
 MODELS = {"triton_models", "standin", "python_models", "archives", "handlers"}
 """Folders of code that servers run: a model may sleep to simulate a long execution."""
@@ -69,6 +71,26 @@ def test_time_that_passes_has_a_reason():
         return reason is not None and not (isinstance(reason, ast.Constant) and len(reason.value) >= REASON)
 
     assert breaches(without) == []
+
+
+def test_no_deadline_is_shorter_than_the_default():
+    """On a loaded machine a short deadline passes although nothing is wrong."""
+
+    def short(_, node) -> bool:
+        given = [word.value for word in getattr(node, "keywords", []) if word.arg == "deadline_s"]
+        return any(isinstance(value, ast.Constant) and value.value <= DEADLINE_S for value in given)
+
+    assert breaches(short) == [], "omit `deadline_s`, or make the delay longer than the deadline"
+
+
+def test_the_condition_follows_its_name():
+    """`eventually` and its relatives take the deadline last, by name."""
+
+    def misplaced(_, node) -> bool:
+        waits = called(node).rpartition(".")[2] in ("eventually", "eventually_async", "settled") and len(node.args) > 1
+        return waits and isinstance(node.args[1], ast.Constant)
+
+    assert breaches(misplaced) == []
 
 
 @pytest.mark.smoke

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import grpc
 from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
 
-DEADLINE_S = 30
-"""The time limit of a request."""
+from harness.waiting import DEADLINE_S
 
 
 @dataclass(frozen=True)

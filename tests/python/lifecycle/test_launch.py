@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness.server import STANDIN, Server, binary
-from harness.waiting import eventually, holds_for
+from harness.waiting import DEADLINE_S, eventually, holds_for
 
 IO = {
     "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [4]}],
@@ -101,7 +101,7 @@ def loaded(server: Server, *models):
         done = [entry for entry in entries.values() if entry.get("state") in ("READY", "UNAVAILABLE")]
         return len(done) == len(models) and entries
 
-    entries = eventually(f"{models} are ready or have failed", 60, check)
+    entries = eventually(f"{models} are ready or have failed", check)
     return {name: (entry["state"], entry.get("reason", "")) for name, entry in entries.items()}
 
 
@@ -278,7 +278,7 @@ def test_unusable_interpreters(place):
             starts = {model: len(place.runs(model)) for model in names}
             runs = lambda names=names: {model: len(place.runs(model)) for model in names}  # noqa: E731
             holds_for("a worker that fails to load is not restarted", 1, lambda starts=starts, runs=runs: runs() == starts)
-            eventually("no process is left", 5, lambda: not server.workers())
+            eventually("no process is left", lambda: not server.workers())
     assert len(place.runs("other")) == 2, "one start for each server"
 
 
@@ -389,7 +389,7 @@ def test_auto_complete_that_fails(place):
         assert reasons["nonsense"].startswith("auto-complete of model 'nonsense' has answered JSON of the wrong form: ")
         assert reasons["silent"] == "auto-complete of model 'silent' failed: it ended without an answer (exit status 3)"
         assert "auto-complete of model 'slow' failed: it did not end within 6 s" in reasons["slow"]
-        eventually("no process is left", 5, lambda: not server.workers())
+        eventually("no process is left", lambda: not server.workers())
         group = int((place.folder / "slow").read_text())
 
         def is_gone():
@@ -398,7 +398,7 @@ def test_auto_complete_that_fails(place):
             except ProcessLookupError:
                 return True
 
-        eventually("the child of the interpreter is killed too", 5, is_gone)
+        eventually("the child of the interpreter is killed too", is_gone)
 
 
 def test_auto_complete_off(place):
@@ -426,7 +426,7 @@ def test_triton_settings_of_the_python_backend(place):
         ("--backend-directory=/nonexistent", "--backend-directory is '/nonexistent', which is not a directory"),
     ):
         command = [str(binary()), f"--model-repository={place.repository}", "--http-port=0", "--grpc-port=0", "--metrics-port=0", option]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
         assert ended.returncode != 0 and expected in ended.stderr, ended.stderr
 
 

@@ -11,7 +11,7 @@ from harness.inference import one
 from harness.models import copy_models
 from harness.ports import free_ports
 from harness.server import Server, binary, total
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 CONFIG = {
     "name": "given",
@@ -113,7 +113,7 @@ def test_the_working_directory_is_not_changed(serve, tmp_path):
     assert names(tmp_path / "work") == []
     server = serve("--tslog-stdout")
     assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
-    eventually("a line on standard output", 10, lambda: "ts_inference_requests_total" in server.log.read_text())
+    eventually("a line on standard output", lambda: "ts_inference_requests_total" in server.log.read_text())
     server.stop()
     assert names(tmp_path / "work") == []
     server = serve("--metrics-mode=tslog")
@@ -144,7 +144,7 @@ def test_logs_that_cannot_be_written(serve, tmp_path):
     for _ in range(3):
         assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
     errors = lambda: total(server.scrape(), "pharos_tslog_write_errors_total", file="ts_metrics")  # noqa: E731
-    eventually("the file is tried again", 20, lambda: errors() >= 2)
+    eventually("the file is tried again", lambda: errors() >= 2)
     assert server.log.read_text().count("cannot log metrics to '/dev/null/logs/ts_metrics.log'") == 1
     server.stop()
 
@@ -182,8 +182,8 @@ def test_torchserves_logs_that_cannot_be_written(tmp_path):
         for _ in range(10):
             assert server.get("/ping")[0] == 200
         said = lambda name: server.log.read_text().count(f"cannot write '/dev/null/logs/{name}.log'")  # noqa: E731
-        eventually("the console has the lines", 10, lambda: server.log.read_text().count("GET /ping") >= 10)
-        eventually("both files are reported", 10, lambda: said("access_log") and said("ts_log"))
+        eventually("the console has the lines", lambda: server.log.read_text().count("GET /ping") >= 10)
+        eventually("both files are reported", lambda: said("access_log") and said("ts_log"))
         assert [said("access_log"), said("ts_log")] == [1, 1]
         server.stop(check=False)
         assert server.process.returncode == 0
@@ -209,7 +209,7 @@ def test_foreign_files_at_the_paths_of_the_servers_files(tmp_path, kind):
             path.mkdir()
         server.launch()
         try:
-            assert server.process.wait(30) == 1
+            assert server.process.wait(DEADLINE_S) == 1
         finally:
             server.process.kill()
         assert name in server.log_tail()
@@ -222,7 +222,7 @@ def test_foreign_files_at_the_paths_of_the_servers_files(tmp_path, kind):
             capture_output=True,
             text=True,
             env=os.environ | server.environment,
-            timeout=60,
+            timeout=DEADLINE_S,
         )
         assert "TorchServe is not currently running." in done.stdout
         assert os.path.lexists(path), "foreign files must not be removed"

@@ -4,7 +4,6 @@ import concurrent.futures
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -12,8 +11,10 @@ from harness import onnx_file
 from harness.inference import one
 from harness.models import write
 from harness.onnx_file import node
+from harness.processes import held
 from harness.server import BROKEN, alive, children, total
-from harness.waiting import eventually
+from harness.statistics import until_received
+from harness.waiting import DEADLINE_S, eventually
 
 TWO = "delay_20_two_instances"
 REQUEST = one("FP32", [1], [1])
@@ -44,7 +45,7 @@ class Load:
     def __exit__(self, *error):
         self.stop.set()
         for thread in self.threads:
-            thread.join(60)
+            thread.join(DEADLINE_S)
 
     def done(self, count: int) -> bool:
         """Returns whether this many answers have arrived."""
@@ -70,14 +71,14 @@ def test_workers_killed_under_load(start):
     with Load(server, TWO, REQUEST, 8) as load:
         for _ in range(3):
             goal = len(load.answers) + 30
-            eventually("the load runs", 20, lambda: load.done(goal))
+            eventually("the load runs", lambda: load.done(goal))
             scrapes.append(server.scrape())
             victim = min(server.workers())
             os.kill(victim, signal.SIGKILL)
-            eventually("the killed worker is gone", 5, lambda: not alive(victim))
-            eventually("there are two workers again", 30, lambda: len(server.workers()) == 2)
+            eventually("the killed worker is gone", lambda: not alive(victim))
+            eventually("there are two workers again", lambda: len(server.workers()) == 2)
             scrapes.append(server.scrape())
-        eventually("the server is ready", 30, lambda: server.get("/v2/health/ready")[0] == 200)
+        eventually("the server is ready", lambda: server.get("/v2/health/ready")[0] == 200)
     scrapes.append(server.scrape())
     assert load.lost == [], "every request must be answered"
     statuses = [status for status, _ in load.answers]
@@ -97,13 +98,13 @@ def test_the_only_worker_killed(start):
     server = start(["identity_fp32_nobatch"])
     victim = min(server.workers())
     with Load(server, "identity_fp32_nobatch", REQUEST, 4) as load:
-        eventually("the load runs", 20, lambda: load.done(50))
+        eventually("the load runs", lambda: load.done(50))
         os.kill(victim, signal.SIGKILL)
-        eventually("another worker runs", 30, lambda: server.workers() - {victim})
-        eventually("requests succeed again", 30, lambda: server.infer("identity_fp32_nobatch", REQUEST)[0] == 200)
+        eventually("another worker runs", lambda: server.workers() - {victim})
+        eventually("requests succeed again", lambda: server.infer("identity_fp32_nobatch", REQUEST)[0] == 200)
     assert load.lost == []
     assert {status for status, _ in load.answers} <= {200, 503}
-    assert eventually("the server is ready", 10, lambda: server.get("/v2/health/ready")[0] == 200)
+    assert eventually("the server is ready", lambda: server.get("/v2/health/ready")[0] == 200)
     server.stop()
 
 
@@ -111,7 +112,7 @@ def kill_the_worker(server):
     """Kills the only worker and waits until it is gone."""
     (victim,) = server.workers()
     os.kill(victim, signal.SIGKILL)
-    eventually("the worker is gone", 10, lambda: not alive(victim))
+    eventually("the worker is gone", lambda: not alive(victim))
 
 
 def test_requests_wait_for_an_instance_that_is_killed_again_and_again(start):
@@ -129,11 +130,11 @@ def test_requests_wait_for_a_limited_time(start):
     server = start(["identity_fp32_nobatch"], "--worker-max-wait-secs=1")
     for losses in range(6):
         back = lambda: total(server.scrape(), "pharos_instance_restarts_total") == losses  # noqa: B023, E731
-        eventually("the instance is back", 30, back)
+        eventually("the instance is back", back)
         kill_the_worker(server)
     status, answer = server.infer("identity_fp32_nobatch", REQUEST)
     assert status == 503 and "--worker-max-wait-secs" in answer["error"], answer
-    eventually("the server is ready", 30, lambda: server.get("/v2/health/ready")[0] == 200)
+    eventually("the server is ready", lambda: server.get("/v2/health/ready")[0] == 200)
     assert server.infer("identity_fp32_nobatch", REQUEST)[0] == 200
     server.stop()
 
@@ -149,10 +150,10 @@ def test_requests_do_not_wait_for_an_instance_that_does_not_start(start, tmp_pat
     assert server.infer("m", request)[0] == 200
     (folder / "m/1/model.onnx").rename(tmp_path / "aside")
     kill_the_worker(server)
-    eventually("requests are refused", 30, lambda: "not at ready state" in str(server.infer("m", request)))
+    eventually("requests are refused", lambda: "not at ready state" in str(server.infer("m", request)))
     assert server.infer("m", request)[0] == 503
     (tmp_path / "aside").rename(folder / "m/1/model.onnx")
-    eventually("the model serves again", 30, lambda: server.infer("m", request)[0] == 200)
+    eventually("the model serves again", lambda: server.infer("m", request)[0] == 200)
     server.stop()
 
 
@@ -164,7 +165,7 @@ def test_request_that_crashes_the_model(start):
     assert status == 503, answer
     assert answer["error"]
     assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200, "another model must not be affected"
-    again = eventually("the model serves again", 30, lambda: server.infer("crash", one("UINT8", [2], [0, 7]))[0] == 200)
+    again = eventually("the model serves again", lambda: server.infer("crash", one("UINT8", [2], [0, 7]))[0] == 200)
     assert again
     server.stop()
 
@@ -172,11 +173,9 @@ def test_request_that_crashes_the_model(start):
 def test_model_that_hangs(start):
     """An execution beyond `--worker-execution-timeout-secs` is aborted with an error, and a new worker starts."""
     server = start(["hang"], "--worker-execution-timeout-secs=1")
-    started = time.monotonic()
     status, answer = server.infer("hang", one("UINT8", [1], [1]))
     assert status == 503, answer
-    assert time.monotonic() - started < 15
-    eventually("the model serves again", 30, lambda: server.infer("hang", one("UINT8", [1], [0]))[0] == 200)
+    eventually("the model serves again", lambda: server.infer("hang", one("UINT8", [1], [0]))[0] == 200)
     server.stop()
 
 
@@ -186,12 +185,12 @@ def test_exit_does_not_wait_forever(start):
     server = start(["hang"], "--exit-timeout-secs=1")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         future = pool.submit(server.infer, "hang", one("UINT8", [1], [1]))
-        eventually("the request is accepted", 5, lambda: total(server.scrape(), "ts_inference_requests_total") >= 1)
+        eventually("the request is accepted", lambda: total(server.scrape(), "ts_inference_requests_total") >= 1)
         server.process.send_signal(signal.SIGTERM)
         status, answer = future.result()
     assert status == 503, answer
     assert answer["error"].startswith("Server exiting: the request was not finished within the time"), answer
-    assert server.process.wait(20) == 1
+    assert server.process.wait(DEADLINE_S) == 1
     assert "Exit timeout expired" in server.log_tail()
 
 
@@ -201,7 +200,7 @@ def test_a_panicking_backend_affects_only_its_instance(start):
     before = server.workers()
     status, answer = server.infer("panic", one("UINT8", [1], [1]))
     assert (status, answer["error"]) == (500, "the backend panicked: requested panic")
-    eventually("the model serves again", 30, lambda: server.infer("panic", one("UINT8", [1], [0]))[0] == 200)
+    eventually("the model serves again", lambda: server.infer("panic", one("UINT8", [1], [0]))[0] == 200)
     assert server.workers() != before
     lines = [line for line in server.log_tail().splitlines() if "requested panic" in line]
     assert lines and "panic_0" in lines[0], server.log_tail()
@@ -214,16 +213,17 @@ def test_sigterm_drains(start):
     server = start(["delay_200"])
     workers = server.workers()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [n])) for n in range(8)]
-        accepted = lambda: total(server.scrape(), "ts_inference_requests_total", model_name="delay_200")  # noqa: E731
-        eventually("all requests are accepted", 5, lambda: accepted() == 8)
-        server.process.send_signal(signal.SIGTERM)
+        with held(server, "delay_200"):
+            futures = [pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [n])) for n in range(8)]
+            until_received(server, "delay_200", 8)
+            server.process.send_signal(signal.SIGTERM)
+            eventually("the server exits", lambda: "exiting: waiting" in server.log_tail())
         answers = [future.result() for future in futures]
     for n, (status, answer) in enumerate(answers):
         assert status == 200, answer
         assert answer["outputs"][0]["data"] == [n]
-    assert server.process.wait(30) == 0, server.log_tail()
-    eventually("the workers are gone", 5, lambda: not any(alive(pid) for pid in workers))
+    assert server.process.wait(DEADLINE_S) == 0, server.log_tail()
+    eventually("the workers are gone", lambda: not any(alive(pid) for pid in workers))
     with pytest.raises(OSError):
         server.get("/v2/health/live")
 
@@ -234,12 +234,14 @@ def test_ctrl_c_in_a_terminal_drains(start):
     group = os.getpgid(server.process.pid)
     assert group not in [os.getpgid(pid) for pid in server.workers()]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        future = pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [7]))
-        eventually("the request is accepted", 5, lambda: total(server.scrape(), "ts_inference_requests_total") >= 1)
-        server.process.send_signal(signal.SIGINT)
+        with held(server, "delay_200"):
+            future = pool.submit(server.infer, "delay_200", one("FP32", [1, 1], [7]))
+            until_received(server, "delay_200", 1)
+            server.process.send_signal(signal.SIGINT)
+            eventually("the server exits", lambda: "exiting: waiting" in server.log_tail())
         status, answer = future.result()
     assert (status, answer["outputs"][0]["data"]) == (200, [7])
-    assert server.process.wait(30) == 0, server.log_tail()
+    assert server.process.wait(DEADLINE_S) == 0, server.log_tail()
     assert "lost" not in server.log_tail()
 
 
@@ -249,8 +251,8 @@ def test_stops_when_idle(start, sign):
     server = start([TWO])
     workers = server.workers()
     server.process.send_signal(sign)
-    assert server.process.wait(10) == 0, server.log_tail()
-    eventually("the workers are gone", 5, lambda: not any(alive(pid) for pid in workers))
+    assert server.process.wait(DEADLINE_S) == 0, server.log_tail()
+    eventually("the workers are gone", lambda: not any(alive(pid) for pid in workers))
 
 
 def test_sigkill_leaves_no_worker(start):
@@ -259,10 +261,10 @@ def test_sigkill_leaves_no_worker(start):
     workers = server.workers()
     assert len(workers) == 3
     with Load(server, "delay_200", one("FP32", [1, 1], [1]), 4) as load:
-        eventually("the load runs", 20, lambda: load.done(4))
+        eventually("the load runs", lambda: load.done(4))
         server.kill()
         load.stop.set()
-    eventually("the workers are gone", 10, lambda: not any(alive(pid) for pid in workers))
+    eventually("the workers are gone", lambda: not any(alive(pid) for pid in workers))
 
 
 def test_workers_are_children_of_the_server(start):
@@ -291,7 +293,7 @@ def test_models_that_do_not_load_do_not_affect_others(start):
     with the reason, which has the problem and the allowed values."""
     server = start([], "--exit-on-error=false", repository=BROKEN, wait=False)
     server.wait_until_ready("/v2/models/good/ready")
-    eventually("all models were tried", 30, lambda: "LOADING" not in str(server.index()))
+    eventually("all models were tried", lambda: "LOADING" not in str(server.index()))
     assert server.infer("good", one("FP32", [1, 1], [1]))[0] == 200
     assert server.get("/v2/health/live")[0] == 200
     assert server.get("/v2/health/ready")[0] == 400
@@ -304,7 +306,7 @@ def test_models_that_do_not_load_do_not_affect_others(start):
         missing = [word for word in words if word not in failed[0]["reason"]]
         assert missing == [], f"{model}: {failed[0]['reason']}"
         status, answer = server.infer(model, one("FP32", [1, 1], [1]))
-        assert status in (400, 404, 503) and "Request for unknown model" in answer["error"], answer
+        assert status == 404 and "Request for unknown model" in answer["error"], answer
     # A missing version is a warning, as in Triton.
     assert [(entry["version"], entry["state"]) for entry in index["some_versions"]] == [("1", "READY")]
     assert "version 7 is specified in 'version_policy'" in server.log.read_text()
@@ -321,7 +323,7 @@ def test_loose_readiness(start):
 def test_exit_on_error_is_the_default(start):
     """A model that does not load makes the server exit, with an exit code and the reason in the log."""
     server = start([], repository=BROKEN, wait=False)
-    assert server.process.wait(60) != 0
+    assert server.process.wait(DEADLINE_S) != 0
     assert "no_such_backend" in server.log_tail()
 
 
@@ -335,7 +337,7 @@ def test_exit_on_error_is_the_default(start):
 def test_bad_options(start, option, words):
     """An invalid option makes the start fail with an error that has the option and the value."""
     server = start(["identity_fp32"], option, wait=False)
-    assert server.process.wait(30) != 0
+    assert server.process.wait(DEADLINE_S) != 0
     assert [word for word in words if word not in server.log_tail()] == []
 
 
@@ -346,6 +348,6 @@ def test_port_in_use(start):
     second.kill()
     second.command = [word.replace(str(second.http_port), str(first.http_port)) for word in second.command]
     second.launch()
-    assert second.process.wait(30) != 0
+    assert second.process.wait(DEADLINE_S) != 0
     assert str(first.http_port) in second.log_tail()
     assert first.get("/v2/health/live")[0] == 200

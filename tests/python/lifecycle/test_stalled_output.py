@@ -12,7 +12,7 @@ from harness.inference import one
 from harness.models import copy_models
 from harness.ports import free_ports
 from harness.server import Server, binary, total
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 F_SETPIPE_SZ = 1031
 """From <linux/fcntl.h>; Python has it since 3.10."""
@@ -120,7 +120,7 @@ def test_lost_lines_are_counted_and_the_others_whole(tmp_path):
     printing(tmp_path / "models", "much", count)
     with stalled(tmp_path, tmp_path / "models") as (server, reading):
         lost = lambda: total(server.scrape(), "pharos_log_lines_lost_total", file="stderr")  # noqa: E731
-        assert eventually("lines are lost", 30, lost) > count / 2
+        assert eventually("lines are lost", lost) > count / 2
         parts = []
 
         def read():
@@ -131,11 +131,11 @@ def test_lost_lines_are_counted_and_the_others_whole(tmp_path):
         reader.start()
         text = lambda: b"".join(parts).decode()  # noqa: E731
         reported = lambda: sum(int(found[1]) for found in NOTICE.finditer(text()))  # noqa: E731
-        eventually("the lost lines are reported", 30, lambda: reported() == lost())
+        eventually("the lost lines are reported", lambda: reported() == lost())
         counted = lost()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(END_S) == 0
-        reader.join(10)
+        reader.join(DEADLINE_S)
     lines = text().splitlines()
     assert text().endswith("\n") and all(re.match(r"\d{4}-\d\d-\d\dT\S+Z +(INFO|WARN) ", line) for line in lines)
     numbers = [int(found[1]) for line in lines if (found := re.search(r" numbered (\d{7}) x{40} instance=much_0_0$", line))]
@@ -163,7 +163,7 @@ def test_torchserves_log(tmp_path):
             for _ in range(200):
                 assert server.get("/ping")[0] == 200
             log = tmp_path / "logs/access_log.log"
-            eventually("the file has the lines", 10, lambda: log.read_text().count('"GET /ping HTTP/1.1" 200') >= 200)
+            eventually("the file has the lines", lambda: log.read_text().count('"GET /ping HTTP/1.1" 200') >= 200)
             assert server.get("/metrics", f"127.0.0.1:{metrics}")[0] == 200
             ends(server)
         finally:

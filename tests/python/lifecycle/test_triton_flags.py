@@ -10,6 +10,7 @@ import pytest
 
 from harness import peers
 from harness.server import binary
+from harness.waiting import DEADLINE_S
 
 GOLDEN = Path(__file__).parent / "golden_triton_flags.json"
 """Each flag of a real Triton's `--help` with the form of its value."""
@@ -66,7 +67,7 @@ def forms(flag: str, form: str) -> list:
 def refusal(*args, **variables) -> str:
     """Returns the error on standard error with which a command line is refused."""
     command = [str(binary()), *args]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PATH": "/usr/bin:/bin"} | variables)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env={"PATH": "/usr/bin:/bin"} | variables)
     assert ended.returncode != 0, ended.stdout
     return ended.stderr
 
@@ -93,7 +94,7 @@ def test_every_flag_is_accepted_in_each_form(tmp_path):
         beside = ["--model-control-mode=explicit"] if flag == "load-model" else []
         for given in forms(flag, form):
             command = [str(binary()), "--model-repository=models", "--worker-binary=/nonexistent", *beside, *given]
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, cwd=tmp_path, env=environment)
             if "the worker '/nonexistent', which runs the models, does not exist" not in ended.stderr:
                 wrong.append((given, ended.stderr[-300:]))
     assert not wrong, wrong
@@ -123,7 +124,7 @@ def test_tritonserver_has_tritons_defaults(tmp_path):
     link = tmp_path / "tritonserver"
     link.symlink_to(binary())
     for command in ([str(link)], [str(binary()), "tritonserver"]):
-        text = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+        text = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
         assert "Usage: tritonserver [OPTIONS]" in text
         ports = re.findall(r"--(http|grpc|metrics)-port <PORT>\s.*?\[default: (\d+)\]", text, re.DOTALL)
         assert dict(ports) == {"http": "8000", "grpc": "8001", "metrics": "8002"}

@@ -13,7 +13,7 @@ from harness.browser import Browser
 from harness.inference import simple
 from harness.models import copy_models
 from harness.server import EXAMPLES, MODELS, ROOT, Server
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 PAGE = ROOT / "frontend/http/src/dashboard"
 needs_browser = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
@@ -51,7 +51,7 @@ def url(server, more="") -> str:
 def shows(page, identifier: str, pattern: str):
     """Waits until the text of an element matches the pattern, and returns the match."""
     text = f"document.getElementById({json.dumps(identifier)})?.innerText ?? ''"
-    return eventually(f"#{identifier} fits {pattern}", 30, lambda: (found := page.ask(text)) and re.search(pattern, found) and found)
+    return eventually(f"#{identifier} fits {pattern}", lambda: (found := page.ask(text)) and re.search(pattern, found) and found)
 
 
 # ---- without a browser ------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def test_documents(server):
 
 
 def fetch(server, path: str) -> tuple:
-    connection = http.client.HTTPConnection(server.metrics, timeout=30)
+    connection = http.client.HTTPConnection(server.metrics, timeout=DEADLINE_S)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -102,11 +102,15 @@ def test_numbers_appear(loaded, page, scheme):
     shows(page, "tile-rate", r"^[1-9][\d.]*( k)?/s$")
     shows(page, "tile-latency", r"^[\d.]+ (µs|ms|s)$")
     shows(page, "tile-failures", r"^[1-9][\d.]*( k)?/s$")
+    shows(page, "label-failures", "^Failures, whole server$")
+    assert page.ask("document.getElementById('throughput').parentElement.firstChild.textContent") == (
+        "Requests per second to known models"
+    )
     shows(page, "tile-instances", r"^6 of 6$")
     shows(page, "models", r"simple\s+1\s+1 of 1 ready\s+[\d.]+( k)?/s\s")
     shows(page, "failures", r"MALFORMED\s+http\s+infer\s+[1-9]")
     lines = "[...document.querySelectorAll('#throughput path.line, #latency path.line')].filter(p => p.getAttribute('d').includes('L')).length"
-    eventually("lines are drawn", 30, lambda: page.ask(lines) >= 2)
+    eventually("lines are drawn", lambda: page.ask(lines) >= 2)
     page.wait(3)
     assert page.complaints == []
     assert page.ask("document.title").startswith("Pharos")
@@ -161,7 +165,7 @@ def test_a_model_is_chosen_by_keyboard(loaded, page):
             # May run while one page unloads and the next one loads.
             return False
 
-    eventually("the page is loaded again", 20, reloaded)
+    eventually("the page is loaded again", reloaded)
     shows(page, "scope-title", "^digits, version 1$")
     page.ask("(() => { const f = document.getElementById('filter'); f.value = 'DIG'; f.dispatchEvent(new Event('input')); })()")
     shows(page, "models-count", "^4 of 7$")
@@ -224,7 +228,7 @@ def test_fifty_models(tmp_path, page):
         shows(page, "models-count", "^50$")
         shows(page, "tile-instances", r"^50 of 50$")
         assert page.ask("document.querySelectorAll('#models tbody tr').length") == 50
-        page.wait(5)
+        page.wait(DEADLINE_S)
         taken = page.ask("(() => { const t = performance.now(); show(); return performance.now() - t; })()")
         assert taken < 500, f"drawing took {taken:.0f} ms"
         assert page.complaints == []

@@ -12,7 +12,7 @@ import pytest
 
 from harness.inference import one
 from harness.server import binary, total
-from harness.waiting import eventually, run_for
+from harness.waiting import DEADLINE_S, eventually, run_for
 
 HOST = socket.gethostname()
 OWN = """
@@ -69,7 +69,7 @@ class Emitters:
 
     def becomes(self, expected: float, name: str, **labels):
         """Waits for a value."""
-        eventually(f"{name}{labels} is {expected}", 10, lambda: self.value(name, **labels) == expected)
+        eventually(f"{name}{labels} is {expected}", lambda: self.value(name, **labels) == expected)
 
     def logged(self, pattern: str) -> list:
         """Returns the matches in the server's log."""
@@ -117,7 +117,7 @@ def test_printed_lines_of_old_and_new_formats(emitters):
     emitters.becomes(1e16, "Orders", shop="http://h:80/x,y", Level="Model", Hostname=HOST)
     emitters.becomes(-3.5, "Temperature", room="")
     emitters.becomes(1, "Size_bucket", kind="x", le="10.0")
-    eventually("the log has the ordinary line", 10, lambda: emitters.logged("an ordinary line"))
+    eventually("the log has the ordinary line", lambda: emitters.logged("an ordinary line"))
     assert not emitters.logged(r"\[METRICS\]")
     assert refused(emitters, "stdout") == 0
 
@@ -128,9 +128,9 @@ def test_malformed_printed_lines_are_counted_and_logged_once_a_second(emitters):
     emitters.print(*["[METRICS]Failed to update metric with name:X"] * 500, "[METRICS]Orders.Count:1|#shop:b,Level:L")
     emitters.becomes(1, "Orders", shop="b", Level="L", Hostname=HOST)
     emitters.print("[METRICS]Temperature.Celsius:nan|#room:a", "[METRICS]Two Words.ms:1|#", "[METRICS]Size.B:1|#a:1,b:2")
-    eventually("all lines are counted", 10, lambda: refused(emitters, "stdout") == 502)
+    eventually("all lines are counted", lambda: refused(emitters, "stdout") == 502)
     dropped = lambda: total(emitters.server.scrape(), "pharos_metric_samples_dropped_total", model="print")
-    eventually("the line with wrong labels counts as a dropped sample of the model", 10, lambda: dropped() == 1)
+    eventually("the line with wrong labels counts as a dropped sample of the model", lambda: dropped() == 1)
     logged_refusals = emitters.logged("a metric line from the output of print.* was refused: .*")
     assert 1 <= len(logged_refusals) <= time.monotonic() - started + 1
     assert "a metric line begins with Name.Unit:value; line: `[METRICS]Failed to update" in logged_refusals[0]
@@ -147,8 +147,8 @@ def test_a_long_line_and_a_dying_worker(emitters):
     assert refused(emitters, "stdout") == 1
     (worker,) = emitters.server.workers()
     os.kill(worker, 9)
-    eventually("the worker is restarted", 30, lambda: emitters.server.workers() not in (set(), {worker}))
-    eventually("the model is ready", 30, lambda: emitters.server.get("/v2/models/print/ready")[0] == 200)
+    eventually("the worker is restarted", lambda: emitters.server.workers() not in (set(), {worker}))
+    eventually("the model is ready", lambda: emitters.server.get("/v2/models/print/ready")[0] == 200)
     emitters.print("[METRICS]Orders.Count:1|#shop:after,Level:L")
     emitters.becomes(2, "Orders", shop="after", Level="L", Hostname=HOST)
 
@@ -174,8 +174,8 @@ def test_statsd_types(emitters):
 def test_statsd_sets(emitters):
     """A set is a gauge of the distinct values in each interval of ten seconds."""
     emitters.send("Users:ann|s|#page:p\nUsers:bob|s|#page:p\nUsers:ann|s|#page:p")
-    eventually("two users", 20, lambda: emitters.value("Users", page="p") == 2)
-    eventually("no users in the next interval", 20, lambda: emitters.value("Users", page="p") == 0)
+    eventually("two users", lambda: emitters.value("Users", page="p") == 2)
+    eventually("no users in the next interval", lambda: emitters.value("Users", page="p") == 0)
 
 
 def test_statsd_refusals(emitters):
@@ -183,12 +183,12 @@ def test_statsd_refusals(emitters):
     bad = ["Orders:1|g", "Temperature:1|c", "Orders:1|c|#shop:a,extra:b", "Unknown:1|c", "Orders", "Orders:nan|c", "_sc|n|0|h"]
     emitters.send("\n".join([*bad, "Temperature:1|g|#room:z"]).encode() + b"\n\xff:1|c")
     emitters.becomes(1, "Temperature", room="z")
-    eventually("all lines are counted", 10, lambda: refused(emitters, "statsd") == len(bad) + 1)
+    eventually("all lines are counted", lambda: refused(emitters, "statsd") == len(bad) + 1)
     logged_refusals = emitters.logged("a metric line from StatsD was refused: .*")
     assert len(logged_refusals) == 1 and "metric `Orders` is a counter, not a gauge; line: `Orders:1|g`" in logged_refusals[0]
     run_for("refusals are logged once a second", 1.1)
     emitters.send("Unknown:1|c|#shop:a")
-    eventually("logged again", 10, lambda: len(emitters.logged("from StatsD was refused")) == 2)
+    eventually("logged again", lambda: len(emitters.logged("from StatsD was refused")) == 2)
     logged_refusals = emitters.logged("a metric line from StatsD was refused: .*")[1]
     assert "`Unknown` is not defined in metrics.yaml; add under model_metrics.counter" in logged_refusals
     assert f"and {len(bad)} others" in logged_refusals
@@ -234,7 +234,7 @@ def test_unix_datagrams(start, tmp_path_factory):
     emitters.send(line * count)
     emitters.becomes(count, "Orders", shop="u", Level="L", Hostname=HOST)
     emitters.send(line * (count + 1))
-    eventually("a longer datagram is refused", 10, lambda: refused(emitters, "statsd") == 1)
+    eventually("a longer datagram is refused", lambda: refused(emitters, "statsd") == 1)
     assert emitters.value("Orders", shop="u", Level="L", Hostname=HOST) == count
     assert stat.S_ISSOCK(path.stat().st_mode)
     assert emitters.server.stop() == 0
@@ -245,7 +245,7 @@ def cannot_start(address: str) -> str:
     """Starts a server with this address, which must fail, and returns its output."""
     command = [str(binary()), "--model-repository=/nowhere", f"--statsd-address={address}"]
     command += [f"--allow-{name}=false" for name in ("http", "grpc", "metrics")]
-    done = subprocess.run([*command, "--worker-binary", str(binary())], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([*command, "--worker-binary", str(binary())], capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode != 0
     return done.stderr
 

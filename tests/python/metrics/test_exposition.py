@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from harness.waiting import settled
+from harness.waiting import DEADLINE_S, settled
 
 
 def scrape(server, query="", **headers):
     url = f"http://127.0.0.1:{server.metrics_port}/metrics{query}"
     names = {name.replace("_", "-"): value for name, value in headers.items()}
-    with urllib.request.urlopen(urllib.request.Request(url, headers=names), timeout=10) as response:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=names), timeout=DEADLINE_S) as response:
         body = response.read()
         if response.headers["content-encoding"] == "gzip":
             body = gzip.decompress(body)
@@ -94,4 +94,4 @@ def test_gauges_of_instances_and_queues(server):
 
 def test_two_scrapes_without_traffic_are_equal(server):
     steady = lambda: [line for line in scrape(server)[0].splitlines() if line.startswith(("nv_inf", "# ", "ts_"))]
-    settled("the series of requests", 20, steady, 0.2)
+    settled("the series of requests", steady, 0.2)

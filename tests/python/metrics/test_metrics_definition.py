@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from harness.server import MODELS, ROOT, binary, samples, total
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 SHIPPED = ROOT / "metrics.yaml"
 TORCHSERVE = ROOT / "src/metrics/testdata/torchserve.yaml"
@@ -65,7 +65,7 @@ BAD = {
 def run(*args, env=None) -> subprocess.CompletedProcess:
     """Runs the executable to its end, which must come soon."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PHAROS_", "TS_"))}
-    return subprocess.run([binary(), *args], capture_output=True, text=True, timeout=30, env={**clean, **(env or {})})
+    return subprocess.run([binary(), *args], capture_output=True, text=True, timeout=DEADLINE_S, env={**clean, **(env or {})})
 
 
 @pytest.mark.parametrize("text,message", BAD.values(), ids=BAD.keys())
@@ -180,14 +180,14 @@ def eventually_shows(server, name: str, **labels):
         infer(server)
         return (name, tuple(sorted(labels.items()))) in server.scrape()
 
-    eventually(f"{name}{labels} is shown", 10, check)
+    eventually(f"{name}{labels} is shown", check)
 
 
 def send_sighup(server, reported: str):
     """Sends SIGHUP and waits until the log has one more line with `reported`."""
     before = server.log.read_text().count(reported)
     server.process.send_signal(signal.SIGHUP)
-    eventually(f"the log has {reported!r} again", 10, lambda: server.log.read_text().count(reported) > before)
+    eventually(f"the log has {reported!r} again", lambda: server.log.read_text().count(reported) > before)
 
 
 def test_sighup_adds_and_removes_metrics(start, tmp_path):
@@ -216,7 +216,7 @@ def test_sighup_adds_and_removes_metrics(start, tmp_path):
     send_sighup(server, "removed PredictionTime; changed HandlerTime")
     (worker,) = server.workers()
     os.kill(worker, signal.SIGKILL)
-    eventually("another worker runs", 20, lambda: server.workers() - {worker} and server.get("/v2/health/ready")[0] == 200)
+    eventually("another worker runs", lambda: server.workers() - {worker} and server.get("/v2/health/ready")[0] == 200)
     infer(server)
     assert ("HandlerTime", (("Level", "Model"), ("ModelName", MODEL))) in server.scrape()
     send_sighup(server, "nothing has changed")

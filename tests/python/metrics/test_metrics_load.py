@@ -111,7 +111,7 @@ def test_nothing_is_lost_when_workers_are_killed(emitting):
     # A worker that is killed every few seconds must be restarted at once.
     server = emitting({name: running for name in models}, "--worker-max-backoff-secs=1")
     known = {}
-    eventually("every worker has a ledger", 10, lambda: len(ledgers(server, known)) == WORKERS)
+    eventually("every worker has a ledger", lambda: len(ledgers(server, known)) == WORKERS)
     began, before, highest, killed = time.monotonic(), cpu_seconds(server.process.pid), dict.fromkeys(models, 0), []
     recorded_before = sum(ledger.read()[1] for ledger in known.values())
     living_s, looked = 0.0, began
@@ -129,10 +129,10 @@ def test_nothing_is_lost_when_workers_are_killed(emitting):
         victim = next((ledger for ledger in living if ledger.model == turn), next(iter(living), None))
         if victim:
             os.kill(victim.pid, signal.SIGKILL)
-            eventually("the worker has ended", 5, lambda pid=victim.pid: not alive(pid))
+            eventually("the worker has ended", lambda pid=victim.pid: not alive(pid))
             killed.append(victim)
             recorded = sum(ledger.read()[1] for ledger in killed if ledger.model == victim.model)
-            eventually("its recorded samples are counted", 5, lambda: emitted(server, victim.model) >= recorded)
+            eventually("its recorded samples are counted", lambda: emitted(server, victim.model) >= recorded)
     elapsed, cpu = time.monotonic() - began, cpu_seconds(server.process.pid) - before
     assert len(killed) >= 0.8 * seconds, "workers were not restarted often enough"
     finish(server, known, models)
@@ -193,14 +193,14 @@ def test_the_channel_of_each_instance_is_shown(emitting):
     server = emitting({"emit": {"metrics": "counter Emitted Count ModelName", "rate": 2000}})
     labels = {"model": "emit", "version": "1", "instance": "emit_0"}
     key = ("pharos_metric_channel_bytes", tuple(sorted(labels.items())))
-    eventually("samples wait", 5, lambda: server.scrape()[key] > 0)
+    eventually("samples wait", lambda: server.scrape()[key] > 0)
     assert server.scrape()[key] <= 256 << 10
     server.process.send_signal(signal.SIGSTOP)
     (pid,) = server.workers()
     os.kill(pid, signal.SIGKILL)
     server.process.send_signal(signal.SIGCONT)
-    eventually("the series is removed with the worker", 5, lambda: key not in server.scrape())
-    eventually("the series exists again with the next worker", 20, lambda: key in server.scrape())
+    eventually("the series is removed with the worker", lambda: key not in server.scrape())
+    eventually("the series exists again with the next worker", lambda: key in server.scrape())
 
 
 def test_an_undeclared_metric_fails_the_load_or_is_detected(emitting):
@@ -208,7 +208,7 @@ def test_an_undeclared_metric_fails_the_load_or_is_detected(emitting):
     models = {"emit": {"metrics": "gauge Waves Meters beach", "samples": 3}}
     server = emitting(models, "--exit-on-error=false", wait=False)
     server.wait_until_ready("/v2/health/live")
-    reason = eventually("the load has failed", 20, lambda: server.index().get("emit", [{}])[0].get("reason"))
+    reason = eventually("the load has failed", lambda: server.index().get("emit", [{}])[0].get("reason"))
     assert "`- {name: Waves, unit: Meters, dimensions: [beach]}`" in reason, reason
     server.kill()
     server = emitting(models, "--model-metrics-auto-detect")

@@ -295,11 +295,11 @@ def scraped(tmp_path_factory):
         Load(server, statsd),
         Prometheus(folder, server.metrics) as running,
     ):
-        eventually("Prometheus has scraped the server", 30, running.ready)
+        eventually("Prometheus has scraped the server", running.ready)
         running.started = time.time()
         os.kill(next(iter(server.workers())), signal.SIGKILL)
         server.process.send_signal(signal.SIGHUP)
-        eventually("the restart is scraped", 30, lambda: running.query("pharos_instance_restarts_total > 0"))
+        eventually("the restart is scraped", lambda: running.query("pharos_instance_restarts_total > 0"))
         yield running
 
 
@@ -369,7 +369,6 @@ def test_every_rule_works(scraped, capsys):
     """Recording rules have recorded; alerts are evaluated without an error, and their metrics exist."""
     groups = eventually(
         "all rules are evaluated",
-        30,
         lambda: (groups := scraped.ask("rules")["groups"])
         and all(rule["health"] != "unknown" for group in groups for rule in group["rules"])
         and groups,

@@ -59,7 +59,7 @@ def names(server) -> set:
 
 def measured(server, name="nv_cpu_utilization"):
     """Waits for the second measurement, which is the first with a value for the CPUs."""
-    eventually(name, 10, lambda: name in names(server))
+    eventually(name, lambda: name in names(server))
     return server
 
 
@@ -143,7 +143,7 @@ def test_cpu_usage_is_measured_over_an_interval(start, tmp_path):
     server = measured(start([MODEL], "--metrics-interval-ms=300", no_limits(tmp_path)))
     burners = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2 * os.cpu_count())]
     try:
-        eventually("all CPUs are busy", 20, lambda: only(server, "nv_cpu_utilization") > 0.9)
+        eventually("all CPUs are busy", lambda: only(server, "nv_cpu_utilization") > 0.9)
     finally:
         for burner in burners:
             burner.kill()
@@ -162,7 +162,7 @@ def test_process_metrics_describe_the_frontend(start, tmp_path):
     before = cpu_seconds(pid)
     for _ in range(200):
         server.infer(MODEL, REQUEST)
-    eventually("the CPU time increases", 10, lambda: only(server, "process_cpu_seconds_total") >= before)
+    eventually("the CPU time increases", lambda: only(server, "process_cpu_seconds_total") >= before)
     assert only(server, "process_cpu_seconds_total") <= cpu_seconds(pid)
 
 
@@ -178,11 +178,11 @@ def test_worker_counters_continue_after_a_restart(start, tmp_path):
         server.infer("digits", pictures)
         return total(server.scrape(), name, **labels)
 
-    eventually("the worker is measured", 10, lambda: measured() > 0)
+    eventually("the worker is measured", lambda: measured() > 0)
     (pid,) = server.workers()
     assert abs(total(server.scrape(), "pharos_worker_resident_bytes", **labels) - int(stat(pid)[21]) * PAGE) < 32 * MIB
     spent = cpu_seconds(pid)
-    eventually("all its time is counted", 10, lambda: total(server.scrape(), name, **labels) >= spent)
+    eventually("all its time is counted", lambda: total(server.scrape(), name, **labels) >= spent)
     before = total(server.scrape(), name, **labels)
     instances = [pairs for n, pairs in server.scrape() if n == name]
     assert [dict(pairs)["instance"] for pairs in instances] == ["digits_0"]
@@ -193,14 +193,14 @@ def test_worker_counters_continue_after_a_restart(start, tmp_path):
         seen.append(measured())
         return server.workers() - {pid} and seen[-1] > before
 
-    eventually("the next worker adds to it", 20, is_back)
+    eventually("the next worker adds to it", is_back)
     assert seen == sorted(seen), "the counter never decreases"
     (new,) = server.workers() - {pid}
 
     def added():
         return total(server.scrape(), name, **labels) - before - cpu_seconds(new)
 
-    eventually("its time is added", 10, lambda: added() >= -0.02)
+    eventually("its time is added", lambda: added() >= -0.02)
     assert added() <= 0.02
 
 
@@ -210,21 +210,21 @@ def test_limits_of_a_container_apply(start, tmp_path):
     cgroup.write(memory_max=512 * MIB, memory_current=256 * MIB, cpu_max="25000 100000")
     cgroup.write(memory_stat=f"anon 1\ninactive_file {56 * MIB}", cpu_stat="usage_usec 1000000")
     server = start([MODEL], "--metrics-interval-ms=400", f"--cgroup-root={cgroup.folder}")
-    eventually("the memory is measured", 10, lambda: "MemoryUsed" in names(server))
+    eventually("the memory is measured", lambda: "MemoryUsed" in names(server))
     assert only(server, "nv_cpu_memory_total_bytes") == 512 * MIB
     assert only(server, "nv_cpu_memory_used_bytes") == 200 * MIB
     assert (only(server, "MemoryUsed"), only(server, "MemoryAvailable")) == (200, 312)
     assert only(server, "MemoryUtilization") == pytest.approx(200 / 512 * 100)
-    eventually("the CPU usage is 0", 10, lambda: ("CPUUtilization", 0) in {(n, v) for (n, _), v in server.scrape().items()})
+    eventually("the CPU usage is 0", lambda: ("CPUUtilization", 0) in {(n, v) for (n, _), v in server.scrape().items()})
     begun = time.monotonic()
 
     def an_eighth_of_a_processor():
         cgroup.write(cpu_stat=f"usage_usec {1_000_000 + int((time.monotonic() - begun) * 125_000)}")
         return 45 < only(server, "CPUUtilization") < 55
 
-    eventually("the usage is half of the quota", 20, an_eighth_of_a_processor)
+    eventually("the usage is half of the quota", an_eighth_of_a_processor)
     cgroup.write(memory_max="max")
-    eventually("the limit is removed", 10, lambda: only(server, "nv_cpu_memory_total_bytes") == meminfo()["MemTotal"])
+    eventually("the limit is removed", lambda: only(server, "nv_cpu_memory_total_bytes") == meminfo()["MemTotal"])
 
 
 def test_gpus(start, gpus):
@@ -254,7 +254,7 @@ def test_gpus(start, gpus):
     numbers = {dict(labels).get("DeviceId") for name, labels in server.scrape()}
     assert numbers == {None, "0"}, "a device without values has no series under TorchServe's names"
     gpus.tell(TWO.replace("energy 5000", "energy 12500"))
-    eventually("the energy increases", 10, lambda: only(server, "nv_energy_consumption", **first) == 7.5)
+    eventually("the energy increases", lambda: only(server, "nv_energy_consumption", **first) == 7.5)
     assert server.log_tail().count("GPUs: 2 (driver 550.54.15)") == 1
 
 
@@ -267,19 +267,20 @@ def test_a_lost_gpu_has_no_series_until_it_recovers(start, gpus):
 
     assert uuids() == {"GPU-0", "GPU-1"}
     gpus.tell("0 all !15\n" + TWO)
-    eventually("its series disappear", 10, lambda: uuids() == {"GPU-1"})
+    eventually("its series disappear", lambda: uuids() == {"GPU-1"})
     lost = {("gpu_uuid", "GPU-0"), ("DeviceId", "0")}
     assert not [(name, labels) for name, labels in server.scrape() if lost & set(labels)]
     run_for("several measurements pass", 0.5)
     assert server.log_tail().count("GPU 0 cannot be read") == 1, server.log_tail()
     gpus.tell(TWO)
-    eventually("the device has recovered", 10, lambda: uuids() == {"GPU-0", "GPU-1"})
+    eventually("the device has recovered", lambda: uuids() == {"GPU-0", "GPU-1"})
     assert server.log_tail().count("GPU 0 answers again") == 1
     assert server.infer(MODEL, REQUEST)[0] == 200
 
 
 def test_the_metric_log_has_a_separate_interval(start, tmp_path):
     """TorchServe's gauges are logged in TorchServe's order every second, although they are measured twenty times per second."""
+    begun = time.monotonic()
     server = start([MODEL], FAST, no_limits(tmp_path), "--system-metrics-log-interval-secs=1")
 
     def logged():
@@ -287,10 +288,9 @@ def test_the_metric_log_has_a_separate_interval(start, tmp_path):
         samples = [line.partition(" - ")[2] for line in text.splitlines()]
         return [line for line in samples if line.startswith(("CPU", "Disk", "Memory"))]
 
-    eventually("the first round is logged", 10, lambda: len(logged()) >= 7)
-    begun = time.monotonic()
-    eventually("two more rounds are logged", 10, lambda: len(logged()) >= 21)
-    assert 1.5 < time.monotonic() - begun < 5
+    eventually("three rounds are logged", lambda: len(logged()) >= 21)
+    # A server with the interval of the measurement would have logged ten times as many.
+    assert len(logged()) // 7 <= time.monotonic() - begun + 2
     order = [
         "CPUUtilization.Percent",
         "DiskAvailable.Gigabytes",
@@ -310,11 +310,11 @@ def test_workers_memory_on_gpus(start, gpus):
     (pid,) = server.workers()
     gpus.tell(f"{TWO}0 process {pid} 300\n0 process {pid} 50\n0 process 1 999\n1.3 process {pid} 20\n")
     name, instance = "pharos_worker_gpu_memory_bytes", {"model": MODEL, "version": "1", "instance": f"{MODEL}_0"}
-    eventually("the series is shown", 10, lambda: total(server.scrape(), name) == 370)
+    eventually("the series is shown", lambda: total(server.scrape(), name) == 370)
     assert only(server, name, gpu_uuid="GPU-0", **instance) == 350
     assert only(server, name, gpu_uuid="MIG-3", **instance) == 20
     gpus.tell(TWO)
-    eventually("the series is removed", 10, lambda: name not in names(server))
+    eventually("the series is removed", lambda: name not in names(server))
 
 
 def test_workers_time_on_gpus(start, gpus):
@@ -324,12 +324,12 @@ def test_workers_time_on_gpus(start, gpus):
     name, instance = "pharos_worker_gpu_utilization", {"model": MODEL, "version": "1", "instance": f"{MODEL}_0"}
     there = f"{TWO}0 process {pid} 300\n1.3 process {pid} 20\n"
     gpus.tell(f"{there}0 kernels {pid} 40\n0 kernels {pid} 20\n0 kernels 1 99\n")
-    eventually("the series is shown", 10, lambda: total(server.scrape(), name) == 0.3)
+    eventually("the series is shown", lambda: total(server.scrape(), name) == 0.3)
     assert only(server, name, gpu_uuid="GPU-0", **instance) == 0.3
     gpus.tell(f"{there}0 kernels !6\n")
-    eventually("no kernel runs", 10, lambda: only(server, name) == 0)
+    eventually("no kernel runs", lambda: only(server, name) == 0)
     gpus.tell(f"{there}0 kernels !3\n")
-    eventually("the series is removed", 10, lambda: name not in names(server))
+    eventually("the series is removed", lambda: name not in names(server))
     assert total(server.scrape(), "pharos_worker_gpu_memory_bytes") == 320
     assert "cannot be read" not in server.log_tail()
 
@@ -337,9 +337,12 @@ def test_workers_time_on_gpus(start, gpus):
 def test_memory_usage_of_a_load(start, gpus):
     """The statistics show the memory that loading has added to the workers, and the workers' memory on each GPU."""
     gpus.tell(TWO + "0 children 1000000\n1.3 children 5000\n")
-    server = start([MODEL], gpus.option())
+    # Its ONNX session takes megabytes. A small model can take less than the pages of the worker's code that the kernel reclaims.
+    model = "digits"
+    options = ["--model-control-mode=explicit", f"--load-model={model}"]
+    server = start([], gpus.option(), *options, repository=EXAMPLES)
     (worker,) = [pid for pid in children(server.process.pid)]
-    cpu, *rest = server.statistics(MODEL)["memory_usage"]
+    cpu, *rest = server.statistics(model)["memory_usage"]
     assert (cpu["type"], cpu["id"]) == ("CPU", 0)
     assert 0 < cpu["byte_size"] < int(stat(worker)[21]) * PAGE, "only the increase of the memory, not all of it"
     assert rest == [
@@ -382,7 +385,7 @@ def threads(server) -> set:
 def test_disabled_system_metrics_have_no_series_and_no_thread(start, gpus, options, absent, present):
     """Either half alone can be disabled; with both disabled, no thread wakes up for them."""
     server = start([MODEL], FAST, gpus.option(), *options)
-    eventually("the other series exist", 10, lambda: set(present) <= names(server))
+    eventually("the other series exist", lambda: set(present) <= names(server))
     run_for("several measurements pass", 0.2)
     assert not set(absent) & names(server)
     assert ("system-metrics" in threads(server)) == bool(present)

@@ -20,7 +20,7 @@ from harness.inference import ROW, one, simple
 from harness.processes import held
 from harness.server import EXAMPLES, total
 from harness.statistics import until_dispatched, until_received
-from harness.waiting import eventually, holds_for, run_for
+from harness.waiting import DEADLINE_S, eventually, holds_for, run_for
 from harness.wire import tensor
 from metrics.log_lines import LINE, by_name, folder, lines, raw, sums
 
@@ -59,7 +59,7 @@ def zone(request, monkeypatch):
 def test_lines_are_those_of_torchserve(start):
     """Names, units and dimensions of a real TorchServe; current timestamps, local and in seconds; files from the start."""
     server = start([], repository=EXAMPLES)
-    eventually("both files exist", 5, lambda: len(list(folder(server).glob("*.log"))) == 2)
+    eventually("both files exist", lambda: len(list(folder(server).glob("*.log"))) == 2)
     before = int(time.time())
     assert server.infer("simple", simple(id="my-id"))[0] == 200
     assert server.get("/v2/models/unknown")[0] == 400
@@ -69,7 +69,7 @@ def test_lines_are_those_of_torchserve(start):
         pairs = {(f"{fields['name']}.{fields['unit']}", fields["dims"]) for fields in found}
         return found if set(TORCHSERVE.items()) <= pairs else None
 
-    found = eventually("every line that TorchServe writes", 5, seen)
+    found = eventually("every line that TorchServe writes", seen)
     for fields in found:
         assert fields["host"] == HOST
         seconds = int(fields["epoch"])
@@ -79,7 +79,7 @@ def test_lines_are_those_of_torchserve(start):
     # Readiness probes before the server was ready were also answered with 400.
     refused = total(server.scrape(), "Requests4XX")
     line_sum = lambda: sum(float(fields["value"]) for fields in by_name(lines(server, "ts_metrics"), "Requests4XX"))  # noqa: E731
-    assert refused >= 1 and eventually("the lines of all refusals", 5, lambda: line_sum() == refused)
+    assert refused >= 1 and eventually("the lines of all refusals", lambda: line_sum() == refused)
     assert {fields["rid"] for fields in by_name(found, "PredictionTime")} == {"my-id"}
     assert re.fullmatch(r"\d+\.0", by_name(found, "QueueTime")[0]["value"])
     assert re.fullmatch(r"\d+\.\d{1,3}", by_name(found, "ts_queue_latency_microseconds")[0]["value"])
@@ -91,7 +91,7 @@ def test_one_line_for_each_request_at_low_rates(start):
     for count in range(1, 4):
         server.infer("simple", simple())
         eventually(
-            "the line", 5, lambda: len(by_name(lines(server, "ts_metrics"), "ts_inference_requests_total")) == count
+            "the line", lambda: len(by_name(lines(server, "ts_metrics"), "ts_inference_requests_total")) == count
         )
     values = [fields["value"] for fields in by_name(lines(server, "ts_metrics"), "ts_inference_requests_total")]
     assert values == ["1.0"] * 3
@@ -108,12 +108,12 @@ def test_one_line_for_each_request_of_many_at_once(start):
         names = ("ts_inference_requests_total", "ts_inference_latency_microseconds", "ts_queue_latency_microseconds")
         return found if all(len(by_name(found, name)) >= 400 for name in names) else None
 
-    found = eventually("the lines", 5, line_sum)
+    found = eventually("the lines", line_sum)
     stats = server.statistics("simple")["inference_stats"]
     for name, sum_ns in [("ts_inference_latency", stats["success"]["ns"]), ("ts_queue_latency", stats["queue"]["ns"])]:
         values = [float(fields["value"]) for fields in by_name(found, f"{name}_microseconds")]
         assert len(values) == 400 and round(sum(values) * 1000) == sum_ns
-        assert 0 <= min(values) < max(values) < sum_ns / 1000 / 10
+        assert min(values) > 0 or name == "ts_queue_latency"
     for name in ("ts_inference_requests_total", "Requests2XX"):
         values = [fields["value"] for fields in by_name(found, name)]
         assert set(values) == {"1.0"} and len(values) >= 400, name
@@ -138,8 +138,8 @@ def test_request_ids_of_a_batch_are_joined_and_cannot_forge(start):
         batches = [[urllib.parse.unquote(text) for text in fields["rid"].split(",")] for fields in found]
         return batches if sorted(sum(batches, [])) == sorted(["alone", *ids]) else None
 
-    found = eventually("every id", 5, batches)
-    assert max(len(batch) for batch in found) > 1
+    found = eventually("every id", batches)
+    assert sorted(len(batch) for batch in found) == [1, 4]
     assert not by_name(lines(server, "model_metrics"), "Fake")
 
 
@@ -147,7 +147,7 @@ def test_a_missing_request_id_is_null(start):
     """`requestID` is on every line of model_metrics and on no line of ts_metrics (checked by `lines`)."""
     server = start([], repository=EXAMPLES)
     server.infer("simple", simple())
-    found = eventually("a line", 5, lambda: by_name(lines(server, "model_metrics"), "PredictionTime"))
+    found = eventually("a line", lambda: by_name(lines(server, "model_metrics"), "PredictionTime"))
     assert [fields["rid"] for fields in found] == ["null"]
 
 
@@ -195,7 +195,7 @@ def test_sums_over_lines_equal_the_metrics_and_the_statistics(start, bound, tmp_
             shown = total_by_class(metrics, name[8])
         return round(shown * 1000)
 
-    line_sum = eventually("lines and /metrics agree", 10, agree)
+    line_sum = eventually("lines and /metrics agree", agree)
     assert line_sum["Requests2XX"] > 200 and line_sum["Requests4XX"] > 50 and line_sum["Requests5XX"] > 0
     statistics = {name: server.statistics(name)["inference_stats"]["success"]["ns"] for name in ("simple", "fail")}
 
@@ -205,9 +205,9 @@ def test_sums_over_lines_equal_the_metrics_and_the_statistics(start, bound, tmp_
         of_model = {name: ("ts_inference_latency_microseconds", f"model_name:{name},model_version:1") for name in statistics}
         return statistics == {name: round(found.get(key, 0) * 1000) for name, key in of_model.items()}
 
-    eventually("lines and statistics agree", 10, latencies)
+    eventually("lines and statistics agree", latencies)
     # Restarted workers may still write lines.
-    metrics, written = eventually("all lines are counted", 30, lambda: counted(server))
+    metrics, written = eventually("all lines are counted", lambda: counted(server))
     successes = int(total(metrics, "nv_inference_request_success"))
     batches = int(total(metrics, "nv_inference_exec_count"))
     queue_lines = len(by_name(written[0], "QueueTime")) + len(by_name(written[0], "WorkerThreadTime"))
@@ -256,8 +256,8 @@ def test_modes(start, mode):
     accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
     # OpenMetrics allows no comments except for its own keywords.
     assert mode != "log" or server.get("/metrics", server.metrics, headers=accept) == (200, "# EOF\n")
-    eventually("a line", 5, lambda: by_name(lines(server, "model_metrics"), "PredictionTime"))
-    eventually("a line", 5, lambda: by_name(lines(server, "ts_metrics"), "QueueTime"))
+    eventually("a line", lambda: by_name(lines(server, "model_metrics"), "PredictionTime"))
+    eventually("a line", lambda: by_name(lines(server, "ts_metrics"), "QueueTime"))
     assert (by_name(lines(server, "ts_metrics"), "ts_inference_requests_total") == []) == (mode == "legacy")
 
 
@@ -278,14 +278,14 @@ def test_a_new_definition_opens_and_closes_the_files(start, tmp_path):
     assert not folder(server).exists()
     define("both")
     server.process.send_signal(signal.SIGHUP)
-    eventually("the files exist", 5, lambda: len(list(folder(server).glob("*.log"))) == 2)
+    eventually("the files exist", lambda: len(list(folder(server).glob("*.log"))) == 2)
     server.infer("simple", simple())
-    eventually("the line", 5, lambda: queue_times() == 1)
+    eventually("the line", lambda: queue_times() == 1)
     # Counters in the log start at the time when logging was enabled.
     assert [fields["value"] for fields in by_name(lines(server, "ts_metrics"), "ts_inference_requests_total")] == ["1.0"]
     define("prometheus")
     server.process.send_signal(signal.SIGHUP)
-    eventually("the definition is reloaded", 5, lambda: server.log.read_text().count("metrics reloaded from") == 2)
+    eventually("the definition is reloaded", lambda: server.log.read_text().count("metrics reloaded from") == 2)
     run_for("earlier samples are written", 0.2)
     server.infer("simple", simple())
     holds_for("no line is added", 0.2, lambda: queue_times() == 1)
@@ -304,7 +304,7 @@ def test_variables_of_torchserve(start, tmp_path, monkeypatch):
     server.stop()
     monkeypatch.setenv("TS_METRICS_MODE", "nonsense")
     server = start([], repository=EXAMPLES, wait=False)
-    assert server.process.wait(10) != 0
+    assert server.process.wait(DEADLINE_S) != 0
     assert server.log_tail().splitlines()[0].startswith('error: invalid --metrics-mode "nonsense": allowed are tslog')
     assert "(from TS_METRICS_MODE)" in server.log_tail()
 
@@ -322,7 +322,7 @@ def test_lines_on_standard_output(start):
             assert match["lvl"] == "INFO "
         return "PredictionTime" in loggers["MODEL_METRICS"] and "QueueTime" in loggers["TS_METRICS"]
 
-    eventually("both loggers' lines", 5, seen)
+    eventually("both loggers' lines", seen)
 
 
 def test_a_full_standard_output_does_not_block_inference(start, tmp_path):
@@ -336,7 +336,7 @@ def test_a_full_standard_output_does_not_block_inference(start, tmp_path):
         server.wait_until_ready()
         for _ in range(400):
             assert server.infer("simple", simple())[0] == 200
-        eventually("the lines", 5, lambda: len(by_name(lines(server, "ts_metrics"), "QueueTime")) == 400)
+        eventually("the lines", lambda: len(by_name(lines(server, "ts_metrics"), "QueueTime")) == 400)
         assert server.stop() == 0
         os.set_blocking(read_end, False)
         assert all(LINE.match(line) for line in os.read(read_end, 1 << 20).decode().split("\n")[:-1])
@@ -348,7 +348,7 @@ def test_json_lines(start):
     """One object per line, with the keys that TorchServe's layout intends."""
     server = start([], "--tslog-format=json", "--tslog-stdout", repository=EXAMPLES)
     server.infer("simple", simple(id='a"b'))
-    found = eventually("lines", 5, lambda: [json.loads(line) for line in raw(server, "model_metrics")])
+    found = eventually("lines", lambda: [json.loads(line) for line in raw(server, "model_metrics")])
     prediction = next(entry for entry in found if entry["MetricName"] == "PredictionTime")
     assert prediction.pop("Value") > 0 and abs(prediction.pop("Timestamp") - time.time()) < 60
     assert prediction == {
@@ -356,7 +356,7 @@ def test_json_lines(start):
         "Dimensions": [{"Name": "ModelName", "Value": "simple"}, {"Name": "Level", "Value": "Model"}],
         "DimensionNames": ["ModelName", "Level"], "DimensionValues": ["simple", "Model"],
     }  # fmt: skip
-    entries = eventually("lines", 5, lambda: [json.loads(line) for line in raw(server, "ts_metrics")])
+    entries = eventually("lines", lambda: [json.loads(line) for line in raw(server, "ts_metrics")])
     assert all(entry["RequestId"] is None for entry in entries)
     assert any(line.startswith('{"MetricName"') for line in server.log.read_text().splitlines())
 
@@ -370,12 +370,12 @@ def test_a_full_disk_does_not_affect_inference_and_is_logged_once(start):
     for _ in range(20):
         assert server.infer("simple", simple())[0] == 200
     errors = ("pharos_tslog_write_errors_total", (("file", "ts_metrics"),))
-    eventually("the error is counted", 5, lambda: server.scrape().get(errors, 0) >= 1)
-    eventually("the write is retried", 5, lambda: server.scrape().get(errors, 0) >= 3)
+    eventually("the error is counted", lambda: server.scrape().get(errors, 0) >= 1)
+    eventually("the write is retried", lambda: server.scrape().get(errors, 0) >= 3)
     assert server.log.read_text().count("cannot log metrics to") == 1
     path.unlink()
-    eventually("writing works again", 5, lambda: "logging metrics to" in server.log.read_text() and path.is_file())
-    eventually("no line was lost", 5, lambda: len(by_name(lines(server, "ts_metrics"), "QueueTime")) == 20)
+    eventually("writing works again", lambda: "logging metrics to" in server.log.read_text() and path.is_file())
+    eventually("no line was lost", lambda: len(by_name(lines(server, "ts_metrics"), "QueueTime")) == 20)
     assert sums(lines(server, "ts_metrics"))["ts_inference_requests_total", "model_name:simple,model_version:1"] == 20
 
 
@@ -388,20 +388,20 @@ def test_a_directory_that_cannot_be_written(start, tmp_path):
     assert server.infer("simple", simple())[0] == 200
     assert server.log.read_text().count("cannot log metrics to") == 2
     place.unlink()
-    eventually("the line", 5, lambda: by_name(lines(server, "ts_metrics"), "QueueTime"))
+    eventually("the line", lambda: by_name(lines(server, "ts_metrics"), "QueueTime"))
 
 
 def test_moved_or_deleted_files_are_created_again(start):
     """As with logrotate: no signal is needed, and no line goes to the wrong file."""
     server = start([], repository=EXAMPLES)
     path = folder(server) / "ts_metrics.log"
-    eventually("the file exists", 5, path.exists)
+    eventually("the file exists", path.exists)
     path.rename(folder(server) / "moved")
     server.infer("simple", simple())
-    eventually("a new file has the line", 5, lambda: path.exists() and by_name(lines(server, "ts_metrics"), "QueueTime"))
+    eventually("a new file has the line", lambda: path.exists() and by_name(lines(server, "ts_metrics"), "QueueTime"))
     path.unlink()
     server.infer("simple", simple())
-    eventually("another new file has the line", 5, lambda: path.exists() and by_name(lines(server, "ts_metrics"), "QueueTime"))
+    eventually("another new file has the line", lambda: path.exists() and by_name(lines(server, "ts_metrics"), "QueueTime"))
 
 
 def test_lines_of_all_answers_are_written_before_exit(start):
@@ -432,7 +432,7 @@ def test_rotation_keeps_the_newest_files(start):
         return sorted(int(path.name.split(".")[2]) for path in folder(server).glob("ts_metrics.*.log.gz"))
 
     try:
-        eventually("five rotations, two archived files", 20, lambda: len(archived()) == 2 and archived()[-1] >= 5)
+        eventually("five rotations, two archived files", lambda: len(archived()) == 2 and archived()[-1] >= 5)
     finally:
         stop.set()
         thread.join()
@@ -458,4 +458,4 @@ def test_the_writer_does_not_wake_up_when_idle(start):
     run_for("no samples are recorded for a second", 1)
     assert switches(server) - before <= 1
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0
+    assert server.process.wait(DEADLINE_S) == 0

@@ -21,11 +21,10 @@ from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
 
 from harness.peers import Triton
 from harness.stream_models import ENSEMBLES, build_for_triton
-from harness.waiting import run_for
+from harness.waiting import DEADLINE_S, run_for
 from harness.wire import set_parameter
 
 GOLDEN = Path(__file__).resolve().parent / "golden_streams.json"
-DEADLINE_S = 30
 
 
 @dataclass(frozen=True)

@@ -79,5 +79,5 @@ def test_a_missing_label_file(start, tmp_path):
     write(folder, "outside", config("FP32", 0, "../missing/config.pbtxt"))
     server = start([], "--exit-on-error=false", repository=folder, wait=False)
     server.wait_until_ready("/v2/health/live")
-    eventually("both failures are reported", 10, lambda: "labels.txt' cannot be read" in str(server.index()))
-    eventually("both failures are reported", 10, lambda: "must be in the model's directory" in str(server.index()))
+    eventually("both failures are reported", lambda: "labels.txt' cannot be read" in str(server.index()))
+    eventually("both failures are reported", lambda: "must be in the model's directory" in str(server.index()))

@@ -13,7 +13,7 @@ from harness.models import copy_models
 from harness.peers import Triton, missing
 from harness.ports import free_ports
 from harness.server import EXAMPLES, MODELS, Server, total
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 SAGEMAKER = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 VERTEX_AI = "application/vnd.vertex-ai-triton.binary+json;json-header-size="
@@ -56,7 +56,7 @@ class Both:
 
     def ask(self, where: str, method: str, path: str, body=None, **headers) -> tuple:
         """Returns the status, the content type and the body."""
-        connection = http.client.HTTPConnection(getattr(self, where), timeout=30)
+        connection = http.client.HTTPConnection(getattr(self, where), timeout=DEADLINE_S)
         try:
             connection.request(method, path, body, {key.replace("_", "-"): value for key, value in headers.items()})
             response = connection.getresponse()
@@ -80,7 +80,7 @@ def both(request, tmp_path_factory):
         peer.ensure()
         here = Both(*ports, True)
         answer = lambda: is_there(here, "sagemaker", "/ping") and is_there(here, "vertex_ai", HEALTH)  # noqa: E731
-        eventually("the peer's endpoints answer", 30, answer)
+        eventually("the peer's endpoints answer", answer)
         yield here
         peer.stop()
         return
@@ -240,11 +240,11 @@ def test_the_default_model_of_vertex_ai(tmp_path, which, models, default, refusa
     there = Both(ports[0], ports[0], which == "triton")
     try:
         if refusal:
-            eventually("the server ends", 120, lambda: server.process.poll() is not None)
+            eventually("the server ends", lambda: server.process.poll() is not None, deadline_s=120)
             log = server.log if which == "triton" else server.log_path
             assert server.process.returncode != 0 and refusal in log.read_text()
             return
-        eventually("the endpoint answers", 120, lambda: is_there(there, "vertex_ai", HEALTH))
+        eventually("the endpoint answers", lambda: is_there(there, "vertex_ai", HEALTH), deadline_s=120)
         status, _, answer = there.ask("vertex_ai", "POST", PREDICT, json.dumps(body))
         assert (status, json.loads(answer).get("model_name")) == (200, "identity_fp32")
     finally:
@@ -259,7 +259,7 @@ def test_vertex_ai_needs_its_routes(tmp_path, absent):
     server = Server(tmp_path, [copy_models(tmp_path / "models", ["identity_fp32"])], flags)
     server.environment = {key: value for key, value in ENVIRONMENT.items() if key != absent}
     server.launch()
-    eventually("the server ends", 30, lambda: server.process.poll() is not None)
+    eventually("the server ends", lambda: server.process.poll() is not None)
     assert server.process.returncode != 0
     assert f"{absent} is not defined for Vertex AI endpoint" in server.log_tail()
 
@@ -297,7 +297,7 @@ def multi_model(request, tmp_path):
         triton_repository.build(tmp_path / "all")
         peer = Triton(tmp_path / "none", tmp_path / "log", environment, flags)
         peer.ensure()
-        eventually("the peer's endpoints answer", 30, lambda: is_there(there.endpoint, "sagemaker", "/ping"))
+        eventually("the peer's endpoints answer", lambda: is_there(there.endpoint, "sagemaker", "/ping"))
         yield there
         peer.stop()
         return

@@ -52,7 +52,7 @@ def test_a_model_that_is_not_ready_is_503(start):
     assert server.ask("POST", "/v2/repository/models/identity_fp32/load", b"")[0] == 200
     assert server.get("/v1/models/identity_fp32")[0] == 200
     assert server.ask("POST", "/v2/repository/models/identity_fp32/unload", b"")[0] == 200
-    assert server.get("/v1/models/identity_fp32")[0] in (404, 503)
+    assert server.get("/v1/models/identity_fp32")[0] == 503
 
 
 @pytest.mark.parametrize("version", ["", "1"])
@@ -107,7 +107,7 @@ def test_errors(server, model, body, status, fragment):
 @pytest.mark.parametrize("path", ["/v1", "/v1/models/", "/v1/models/simple:explain", "/v1/models/simple:predict/x", "/v1/none"])
 def test_other_paths_are_not_found(server, path):
     """No other paths are served below /v1."""
-    assert server.ask("POST", path, "{}")[0] in (404, 405)
+    assert server.ask("POST", path, "{}")[0] == 404
 
 
 def test_predict_is_counted_as_inference(server):
@@ -135,7 +135,7 @@ def test_restrictions_apply(start, tmp_path):
         assert server.ask("POST", path, body)[0] == 401
         allowed = {"Authorization": "Bearer infer-1"}
         assert server.ask("POST", path, body, headers=allowed)[0] == 200
-    assert server.get("/v1/models")[0] in (401, 403)
+    assert server.get("/v1/models")[0] == 401
     assert server.get("/v1/models/identity_fp32")[0] == 200
 
 

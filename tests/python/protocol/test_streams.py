@@ -8,7 +8,6 @@ import os
 import queue
 import signal
 import threading
-import time
 
 import grpc
 import numpy as np
@@ -20,12 +19,12 @@ from tritonclient.utils import InferenceServerException
 
 from harness.connections import connect, post
 from harness.peers import missing
-from harness.processes import memory
+from harness.processes import held, instance, memory
 from harness.server import Server, total
 from harness.statistics import dispatched, until_dispatched
 from harness.stream_models import COMPARED, OWN, build
 from harness.streams import Collected, repeat_inputs
-from harness.waiting import eventually, every, holds_for, pause_as_client, settled
+from harness.waiting import DEADLINE_S, eventually, every, holds_for, pause_as_client, settled
 from protocol import stream_tables
 from protocol.stream_tables import EMPTY, request
 
@@ -37,7 +36,7 @@ FAILURES = "nv_inference_request_failure"
 def streams(tmp_path_factory):
     """A server with all models."""
     folder = tmp_path_factory.mktemp("streams")
-    options = ["--worker-execution-timeout-secs=2"]
+    options = ["--worker-execution-timeout-secs=5"]
     with Server(folder, [build(folder / "models", COMPARED | OWN)], options) as running:
         yield running
 
@@ -73,7 +72,7 @@ def test_tritonclient_streams_many_requests_at_once(streams):
             client.async_stream_infer(
                 "repeat", repeat_inputs(range(n % 40)), request_id=str(n), enable_empty_final_response=True
             )
-        eventually("200 ends", 30, lambda: len(got.finals) == 200)
+        eventually("200 ends", lambda: len(got.finals) == 200)
         client.stop_stream()
     assert not got.errors
     assert sorted(got.finals, key=int) == [str(n) for n in range(200)]
@@ -85,17 +84,16 @@ def test_responses_leave_as_they_are_produced(streams):
     got = Collected()
     with tritonclient.grpc.InferenceServerClient(streams.grpc) as client:
         client.start_stream(got)
-        began = time.monotonic()
-        client.async_stream_infer("repeat", repeat_inputs([1, 2, 3], delay_ms=250), request_id="a")
+        client.async_stream_infer("repeat", repeat_inputs([1, 2, 3], delay_ms=1000), request_id="a")
         tensor = tritonclient.grpc.InferInput("I0", [1], "INT32")
         tensor.set_data_from_numpy(np.array([9], np.int32))
         client.async_stream_infer("any", [tensor], request_id="ordinary")
-        eventually("the ordinary answer", 5, lambda: "ordinary" in got.finals)
-        assert time.monotonic() - began < 0.25, "it waited for the decoupled one"
-        eventually("three responses", 5, lambda: len(got.values.get("a", [])) == 3)
+        eventually("the ordinary answer", lambda: "ordinary" in got.finals)
+        assert "a" not in got.values, "it waited for the decoupled one"
+        eventually("three responses", lambda: len(got.values.get("a", [])) == 3)
         client.stop_stream()
-    first, second, third = got.when["a"]
-    assert 0.25 <= first - began < 0.45 and second - first > 0.15 and third - second > 0.15
+    first, _, third = got.when["a"]
+    assert third - first > 0.5, "they would arrive together if the server sent them after the last"
 
 
 @pytest.mark.smoke
@@ -136,7 +134,7 @@ def test_a_batch_of_streams(streams):
             values = np.arange(3 * rows, dtype=np.int32) + 100 * rows
             message.inputs.add(name="IN", datatype="INT32", shape=[rows, 3])
             message.raw_input_contents.append(values.tobytes())
-            call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([message]), timeout=20)
+            call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([message]), timeout=DEADLINE_S)
             return [np.frombuffer(m.infer_response.raw_output_contents[0], np.int32).tolist() for m in call]
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -155,7 +153,7 @@ def test_a_decoupled_model_may_answer_once_for_the_whole_batch(streams):
     message.inputs.add(name="I0", datatype="INT32", shape=[2])
     message.raw_input_contents.append(np.array([3, 4], np.int32).tobytes())
     with grpc.insecure_channel(streams.grpc) as channel:
-        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([message]), timeout=20)
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([message]), timeout=DEADLINE_S)
         [answer] = [m.infer_response for m in call]
     assert answer.parameters["triton_final_response"].bool_param is True
     assert np.frombuffer(answer.raw_output_contents[0], np.int32).tolist() == [3, 4]
@@ -179,7 +177,7 @@ def test_response_parameters(streams):
     assert text == '{"O0":1,"model_name":"echo","model_version":"1"}'
     with grpc.insecure_channel(streams.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        call = stub.ModelStreamInfer(iter([request("numbered", "a", [1, 2])]), timeout=20)
+        call = stub.ModelStreamInfer(iter([request("numbered", "a", [1, 2])]), timeout=DEADLINE_S)
         assert [m.infer_response.parameters["index"].int64_param for m in call] == [0, 1]
 
 
@@ -228,14 +226,14 @@ def test_perfectly_counted(streams):
     before = streams.statistics("repeat_with")
     with grpc.insecure_channel(streams.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        call = stub.ModelStreamInfer(iter([request("repeat_with", str(n), [1, 2, 3]) for n in range(20)]), timeout=20)
+        call = stub.ModelStreamInfer(iter([request("repeat_with", str(n), [1, 2, 3]) for n in range(20)]), timeout=DEADLINE_S)
         assert len(list(call)) == 60
     after = streams.statistics("repeat_with")
     for key in ("success", "queue", "compute_input", "compute_infer", "compute_output"):
         assert after["inference_stats"][key]["count"] - before["inference_stats"][key]["count"] == 20, key
     assert after["inference_count"] - before["inference_count"] == 20
     executions = lambda: streams.statistics("repeat_with")["execution_count"] - before["execution_count"]  # noqa: E731
-    eventually("20 executions", 5, lambda: executions() == 20)
+    eventually("20 executions", lambda: executions() == 20)
     assert total(streams.scrape(), "nv_inference_pending_request_count", model="repeat_with") == 0
 
 
@@ -246,6 +244,8 @@ def open_streams(server) -> dict:
 
 
 LONG = list(range(1000))
+DELAYS = [20] + [600] * 999
+"""Milliseconds before each response: ten minutes in all."""
 
 
 def canceled(server, model: str) -> float:
@@ -259,10 +259,10 @@ def test_a_client_that_leaves_in_mid_stream(streams, way):
     before = canceled(streams, "repeat")
     message = request("repeat", "a", LONG)
     message.inputs.add(name="DELAY", datatype="UINT32", shape=[len(LONG)])
-    message.raw_input_contents.append(np.full(len(LONG), 20, np.uint32).tobytes())
+    message.raw_input_contents.append(np.array(DELAYS, np.uint32).tobytes())
     if way == "http disconnect":
         with connect(streams.http_port) as connection:
-            body = json.dumps({"IN": LONG, "DELAY": [20] * len(LONG)}).encode()
+            body = json.dumps({"IN": LONG, "DELAY": DELAYS}).encode()
             connection.sendall(post("/v2/models/repeat/generate_stream", body))
             assert b"data: " in connection.recv(4096) + connection.recv(4096)
             assert open_streams(streams)["http"] == 1
@@ -278,11 +278,9 @@ def test_a_client_that_leaves_in_mid_stream(streams, way):
         elif way == "grpc cancel":
             call.cancel()
         channel.close()
-    eventually("the request is counted as CANCELED", 5, lambda: canceled(streams, "repeat") == before + 1)
-    began = time.monotonic()
-    assert streams.ask("POST", "/v2/models/repeat/generate", '{"IN":1}')[0] == 200
-    assert time.monotonic() - began < 2, "the instance was busy"
-    eventually("no stream is open", 5, lambda: set(open_streams(streams).values()) == {0})
+    eventually("the request is counted as CANCELED", lambda: canceled(streams, "repeat") == before + 1)
+    assert streams.ask("POST", "/v2/models/repeat/generate", '{"IN":1}')[0] == 200, "the instance must be free"
+    eventually("no stream is open", lambda: set(open_streams(streams).values()) == {0})
 
 
 def test_half_close_and_many_requests_of_both_kinds(streams):
@@ -291,7 +289,7 @@ def test_half_close_and_many_requests_of_both_kinds(streams):
     for n in range(60):
         messages.append(request("any", f"o{n}", [n]) if n % 3 else request("repeat_with", f"d{n}", range(n % 7 + 1)))
     with grpc.insecure_channel(streams.grpc) as channel:
-        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter(messages), timeout=20)
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter(messages), timeout=DEADLINE_S)
         ids = [m.infer_response.id for m in call]
     assert [name for name in ids if name[0] == "o"] == [f"o{n}" for n in range(60) if n % 3]
     for n in range(0, 60, 3):
@@ -317,17 +315,17 @@ def test_a_reader_that_does_not_read_costs_bounded_memory(streams, way):
     sent = lambda: sum(  # noqa: E731
         duration(entry, "success") for entry in streams.statistics(model)["response_stats"].values()
     )
-    eventually("responses are buffered", 10, lambda: sent() >= 32)
-    held, most = settled("the buffered responses", 20, sent, 0.5), memory(streams)
+    eventually("responses are buffered", lambda: sent() >= 32)
+    buffered, most = settled("the buffered responses", sent, 0.5), memory(streams)
     # Longer than --worker-execution-timeout-secs.
-    holds_for("no more responses are sent", 3, lambda: sent() == held)
-    assert held < 200
+    holds_for("no more responses are sent", 6, lambda: sent() == buffered)
+    assert buffered < 200
     assert memory(streams) - before < 300 << 20 and memory(streams) - most < 8 << 20
     assert streams.workers() == workers
     leave()
-    eventually("the request is cancelled", 10, lambda: canceled(streams, model) == 1)
+    eventually("the request is cancelled", lambda: canceled(streams, model) == 1)
     assert streams.ask("POST", f"/v2/models/{model}/generate", '{"IN":1}')[0] == 200
-    eventually("the memory is released", 15, lambda: memory(streams) - before < 100 << 20)
+    eventually("the memory is released", lambda: memory(streams) - before < 100 << 20)
 
 
 def test_requests_without_reading_answers_cost_bounded_memory(streams):
@@ -341,7 +339,7 @@ def test_requests_without_reading_answers_cost_bounded_memory(streams):
     def requests():
         for number in range(count):
             yield request("wide", str(number), [1])
-        stop.wait(60)
+        stop.wait(DEADLINE_S)
 
     call, most = stub.ModelStreamInfer(requests()), 0
     for _ in every(0.1, 5):
@@ -350,7 +348,7 @@ def test_requests_without_reading_answers_cost_bounded_memory(streams):
     call.cancel()
     channel.close()
     assert most < 600 << 20, f"{most >> 20} MiB"
-    eventually("the memory is released", 15, lambda: memory(streams) - before < 100 << 20)
+    eventually("the memory is released", lambda: memory(streams) - before < 100 << 20)
 
 
 def test_a_slow_reader_gets_everything(streams):
@@ -358,7 +356,7 @@ def test_a_slow_reader_gets_everything(streams):
     values = list(range(128))
     with grpc.insecure_channel(streams.grpc, options=[("grpc.max_receive_message_length", -1)]) as channel:
         call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
-            iter([request("wide", "a", values, ["OUT"])]), timeout=60
+            iter([request("wide", "a", values, ["OUT"])]), timeout=DEADLINE_S
         )
         got = []
         for message in call:
@@ -375,7 +373,7 @@ def test_a_lost_instance_in_mid_stream(streams):
     with grpc.insecure_channel(streams.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         sending = queue.Queue()
-        call = stub.ModelStreamInfer(iter(sending.get, None), timeout=30)
+        call = stub.ModelStreamInfer(iter(sending.get, None), timeout=DEADLINE_S)
         sending.put(request("crashing", "a", [1, 2, 3, 4]))
         answers = [next(call) for _ in range(3)]
         assert [len(answer.infer_response.outputs) for answer in answers] == [2, 2, 0]
@@ -397,9 +395,7 @@ def test_a_lost_instance_in_mid_stream(streams):
 def test_a_request_is_retried_if_its_instance_is_lost_before_the_first_response(streams):
     """If a worker is killed before it has sent a response, the client gets the responses of the next worker."""
     name = "one_waits"
-    [pid] = [pid for pid in streams.workers() if f"{name}_0" in open(f"/proc/{pid}/cmdline").read()] or [None]
-    if pid is None:
-        pytest.skip("the worker's name is not in its command line")
+    [pid] = [pid for pid in streams.workers() if instance(pid) == f"{name}_0"]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         before = dispatched(streams, name)
         asked = pool.submit(streams.ask, "POST", f"/v2/models/{name}/generate", '{"IN":[5],"DELAY":[600]}')
@@ -410,12 +406,17 @@ def test_a_request_is_retried_if_its_instance_is_lost_before_the_first_response(
 
 def test_queue_policies_hold_for_streams(streams):
     """A full queue refuses a stream as it refuses an ordinary request."""
-    body = '{"IN":[1],"DELAY":[700]}'
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda _: streams.ask("POST", "/v2/models/one_waits/generate_stream", body), range(6)))
-    statuses = sorted(status for status, _ in answers)
-    assert statuses == [200, 200, 503, 503, 503, 503]
-    assert any("Exceeds maximum queue size" in text for _, text in answers)
+    before = dispatched(streams, "one_waits")
+    ask = lambda: streams.ask("POST", "/v2/models/one_waits/generate_stream", '{"IN":[1]}')  # noqa: E731
+    with concurrent.futures.ThreadPoolExecutor(6) as pool, held(streams, "one_waits"):
+        answers = [pool.submit(ask)]
+        until_dispatched(streams, "one_waits", before + 1)
+        answers += [pool.submit(ask) for _ in range(5)]
+        answered = concurrent.futures.as_completed(answers)
+        refused = [next(answered).result() for _ in range(4)]
+    assert {status for status, _ in refused} == {503}
+    assert all("Exceeds maximum queue size" in text for _, text in refused)
+    assert sorted(answer.result()[0] for answer in answers) == [200, 200, 503, 503, 503, 503]
 
 
 def test_unary_inference_refuses_decoupled_models(streams):

@@ -142,7 +142,7 @@ DIFFERENCES = [
     ),
     Difference(("call: a stream passed on",), "The same.", ('"error": "in band"',)),
     Difference(
-        ("control: load * there",),
+        ("control: load an unknown model",),
         "This server's text names the searched repositories; Triton's begins with the name of the caller's instance.",
         ("failed to load 'nowhere', failed to poll from model repository: model 'nowhere' is not in",),
     ),
@@ -186,7 +186,7 @@ DIFFERENCES = [
         "Own text.",
         ("Failed to increment metric value: a",),
     ),
-    Difference(("metrics: a histogram * asked",), "Own text.", ("Failed to get metric value: a histogram",)),
+    Difference(("metrics: the value of a histogram *",), "Own text.", ("Failed to get metric value: a histogram",)),
     Difference(
         ("load: no_execute",),
         "Triton detects this at the first request.",

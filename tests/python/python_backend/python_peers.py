@@ -22,13 +22,12 @@ from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
 from ensembles.runner import ask, grown
 from harness import waiting
 from harness.peers import Triton
-from harness.waiting import pause_as_client, run_for
+from harness.waiting import DEADLINE_S, pause_as_client, run_for
 from harness.wire import set_parameter
 from python_backend.python_repository import OPTIONS, build
 from python_backend.python_tables import ROWS, Ask, Http, Row
 
 GOLDEN = Path(__file__).resolve().parent / "golden_python.json"
-DEADLINE_S = 10
 CRASHED = "crashed"
 """The entry in the golden file for a row that crashed Triton."""
 NO_ANSWER = {"status": "no answer"}
@@ -204,12 +203,12 @@ def counts(server) -> dict:
 
 def settled(server, before: dict, quiet_s: float) -> dict:
     """Waits until the counts have not changed for `quiet_s` seconds; returns the increases."""
-    return waiting.settled("the statistics", 60, lambda: grown(before, counts(server)), quiet_s)
+    return waiting.settled("the statistics", lambda: grown(before, counts(server)), quiet_s)
 
 
 def custom(server, families: tuple) -> list:
     """Returns the sorted lines of these metric families, types and descriptions included."""
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=DEADLINE_S) as response:
         lines = response.read().decode().splitlines()
     wanted = re.compile(rf"(?:# (?:HELP|TYPE) )?(?:{'|'.join(families)})(?:_bucket|_sum|_count)?(?:[ {{]|$)")
     return sorted(same_form(line) for line in lines if wanted.match(line))

@@ -483,9 +483,9 @@ class TritonPythonModel:
 CONTROL = [
     Row("control: ready", (called(control("ready", "plain"), control("ready", "plain", version="1"), control("ready", "plain", version="9"), control("ready", "nowhere"), control("ready", "on_demand"), control("ready", "chain")),)),
     Row("control: load and unload", (called(control("load", "on_demand"), control("ready", "on_demand"), call("on_demand", **TOLD), control("unload", "on_demand")),)),
-    Row("control: load what is not there", (called(control("load", "nowhere")),)),
+    Row("control: load an unknown model", (called(control("load", "nowhere")),)),
     Row("control: load what fails", (called(control("load", "fails_initialize")),)),
-    Row("control: unload what is not there", (called(control("unload", "nowhere"), control("unload", "nowhere", dependents=True)),)),
+    Row("control: unload an unknown model", (called(control("unload", "nowhere"), control("unload", "nowhere", dependents=True)),)),
     Row("control: load with files", (called(control("load", "completes_has_nothing", config=SMALLER, files={"file:1/model.py": REPLACED})), valued("completes_has_nothing", 1, shape=[1, 1]), unload("completes_has_nothing"))),
     Row("control: load with a configuration", (called(control("load", "completes_has_nothing", config=SMALLER)), state("completes_has_nothing"), unload("completes_has_nothing"))),
 ]
@@ -508,7 +508,7 @@ METRICS = [
     Row("metrics: a counter observes", (measured(family("observed_total", "o", "COUNTER", {"k": "v"}), ["o", "observe", 3], ["o", "value"]),), metrics=("observed_total",)),
     Row("metrics: a gauge observes", (measured(family("observed", "og", "GAUGE", {"k": "v"}), ["og", "observe", 3], ["og", "value"]),), metrics=("observed",)),
     Row("metrics: a histogram is incremented", (measured(family("incremented", "ih", "HISTOGRAM", {"k": "v"}, [1]), ["ih", "increment", 1]),), metrics=("incremented",)),
-    Row("metrics: a histogram is asked", (measured(family("questioned", "qh", "HISTOGRAM", {"k": "v"}, [1]), ["qh", "value"]),), metrics=("questioned",)),
+    Row("metrics: the value of a histogram is queried", (measured(family("questioned", "qh", "HISTOGRAM", {"k": "v"}, [1]), ["qh", "value"]),), metrics=("questioned",)),
     Row("metrics: dropped", (measured(family("passing", "p1", "GAUGE", {"k": "v"}), family("passing", "p2", "GAUGE", {"k": "w"}), ["p1", "drop"]), Http("wait", 1)), metrics=("passing",)),
     Row("metrics: a counter goes down", (measured(family("down_total", "d", "COUNTER", {"k": "v"}), ["d", "increment", -1], ["d", "value"]),), metrics=("down_total",)),
     Row("metrics: a histogram is set", (measured(family("set_ms", "sh", "HISTOGRAM", {"k": "v"}, [1]), ["sh", "set", 1]),), metrics=("set_ms",)),

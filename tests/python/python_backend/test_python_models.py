@@ -17,7 +17,7 @@ import tritonclient.http as http
 
 from harness.server import Server, total
 from harness.statistics import dispatched, until_dispatched
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 from python_backend.worker import PYTHON, has_worker, model
 
 DECOUPLED = "model_transaction_policy { decoupled: true }\n"
@@ -80,7 +80,7 @@ def served(tmp_path_factory):
 
 def ask(server, name, values, **parameters):
     """Sends one request over HTTP; returns the output and the response's parameters."""
-    with http.InferenceServerClient(server.http, network_timeout=60, connection_timeout=60) as client:
+    with http.InferenceServerClient(server.http, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
         given = http.InferInput("IN", list(values.shape), "FP32")
         given.set_data_from_numpy(values)
         result = client.infer(name, [given], parameters=parameters)
@@ -153,7 +153,7 @@ def test_an_output_unlike_its_configuration_is_counted_and_warned_of_once(served
     np.testing.assert_array_equal(output, values[1:])
     assert mismatches() == 4
     lines = [line for line in served.log.read_text().splitlines() if "strict_output_types" in line and "WARN" in line]
-    assert len(lines) == 1 and "the output is FP64, the configuration says FP32" in lines[0], lines
+    assert len(lines) == 1 and "the output is FP64, but its configured datatype is FP32" in lines[0], lines
     assert "data_type: TYPE_FP64" in lines[0] and "unlike" in lines[0] and "OUT" in lines[0]
 
 
@@ -185,7 +185,7 @@ def stream(server, name, values, count, request_id=""):
         given = grpc.InferInput("IN", list(values.shape), "FP32")
         given.set_data_from_numpy(values)
         client.async_stream_infer(name, [given], request_id=request_id)
-        eventually(f"{count} responses", 20, lambda: len(got) >= count)
+        eventually(f"{count} responses", lambda: len(got) >= count)
         client.stop_stream()
     assert [error for _, error in got if error] == []
     return [float(result.as_numpy("OUT").flat[0]) for result, _ in got]
@@ -226,7 +226,7 @@ def test_the_log_has_the_whole_traceback_of_an_exception(served):
 def test_what_a_model_prints_is_in_the_log_at_once(served):
     """Standard output is logged at level INFO, standard error at level WARN, without a delay by buffers."""
     ask(served, "process", np.ones(1, np.float32), do="print")
-    eventually("both lines", 5, lambda: re.search(r"INFO printed by the model", served.log.read_text()) and re.search(
+    eventually("both lines", lambda: re.search(r"INFO printed by the model", served.log.read_text()) and re.search(
         r"WARN and to standard error", served.log.read_text()))
 
 
@@ -252,7 +252,7 @@ def test_a_process_that_ends_is_restarted(served, how):
         except http.InferenceServerException:
             return False
 
-    eventually("the instance answers again", 30, back)
+    eventually("the instance answers again", back)
 
 
 def test_a_forked_child_does_not_reach_the_server(served):
@@ -264,7 +264,7 @@ def test_a_forked_child_does_not_reach_the_server(served):
     shown = served.ask("GET", "/metrics", address=served.metrics)[1]
     assert "own_forked" not in shown
     assert re.search(r"^own_parents 0(\.0)?$", shown, re.M)
-    eventually("the log has the child's error", 5, lambda: "forked by the model cannot record metrics" in served.log.read_text())
+    eventually("the log has the child's error", lambda: "forked by the model cannot record metrics" in served.log.read_text())
 
 
 @pytest.mark.smoke
@@ -302,7 +302,7 @@ def test_series_of_a_family_may_have_different_labels(served):
 def test_an_increment_is_cheap(served):
     """Incrementing a counter takes less than 500 ns in the fastest round."""
     ask(served, "process", np.ones(1, np.float32), do="time")
-    found = eventually("the time", 5, lambda: re.findall(r"an increment took (\d+) ns", served.log.read_text()))
+    found = eventually("the time", lambda: re.findall(r"an increment took (\d+) ns", served.log.read_text()))
     assert int(found[-1]) < 500
 
 
@@ -335,11 +335,11 @@ def test_is_ready_is_called_during_an_execution(served):
     says_ready(served, "ready", "yes")
     with ThreadPoolExecutor(1) as pool:
         before = dispatched(served, "ready")
-        executing = pool.submit(ask, served, "ready", np.full(1, 2, np.float32))
+        executing = pool.submit(ask, served, "ready", np.ones(1, np.float32))
         until_dispatched(served, "ready", before + 1)
-        begin = time.monotonic()
         assert says_ready(served, "ready")
-        assert time.monotonic() - begin < 1 and not executing.done()
+        assert not executing.done()
+        (served.models / "ready/end").touch()
         assert executing.result()[1] == {"itself": True, "another": True}
     says_ready(served, "ready", "no")
     assert ask(served, "ready", np.zeros(1, np.float32))[1] == {"itself": False, "another": True}
@@ -352,7 +352,7 @@ def test_a_model_whose_is_ready_exceeds_its_time_limit_is_not_ready(served):
     begin = time.monotonic()
     with ThreadPoolExecutor(3) as pool:
         assert [status for status, _ in pool.map(lambda _: served.get("/v2/models/ready/ready"), range(3))] == [400] * 3
-    assert 4.5 < time.monotonic() - begin < 5.9
+    assert time.monotonic() - begin > 4.5
     assert says_ready(served, "ready", "yes"), "shares the call in progress, or calls again"
 
 
@@ -362,7 +362,7 @@ def test_a_cancelled_call_gives_what_has_come_and_then_an_error(served):
     _, told = ask(served, "canceller", np.ones(1, np.float32))
     assert told["good"] >= 3 and told["errors"] == 1 and told["cancelled"], told
     assert told["again"] == told["good"] + told["errors"], told
-    eventually("the called model has ended", 10, lambda: served.statistics("endless").get("execution_count") == 1)
+    eventually("the called model has ended", lambda: served.statistics("endless").get("execution_count") == 1)
 
 
 def test_a_decoupled_model_that_returns_something_names_its_instance(served):
@@ -373,7 +373,7 @@ def test_a_decoupled_model_that_returns_something_names_its_instance(served):
         given = grpc.InferInput("IN", [1], "FP32")
         given.set_data_from_numpy(np.ones(1, np.float32))
         client.async_stream_infer("returns", [given])
-        error = str(got.get(timeout=20))
+        error = str(got.get(timeout=DEADLINE_S))
         client.stop_stream()
     assert "Python model 'returns_0' is using the decoupled mode and the execute function must return None." in error
 
@@ -386,7 +386,7 @@ def test_a_model_may_load_and_unload_another_while_it_is_loaded_at_the_start(tmp
     options = ["--model-control-mode=explicit", "--load-model=loader", f"--python={PYTHON}"]
     with Server(tmp_path, [models], options) as server:
         assert ask(server, "loader", np.zeros(1, np.float32))[0] == [1]
-        eventually("the other is unloaded", 10, lambda: server.index()["other"][0]["state"] == "UNAVAILABLE")
+        eventually("the other is unloaded", lambda: server.index()["other"][0]["state"] == "UNAVAILABLE")
         assert server.get("/v2/health/ready")[0] == 200
 
 

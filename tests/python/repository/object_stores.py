@@ -21,11 +21,10 @@ import boto3
 import botocore.config
 
 from harness.ports import free_ports
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 from repository.repository_tables import model
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-START_S = 60
 POLICY = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
 
 
@@ -49,7 +48,7 @@ class Store:
     def __enter__(self):
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
-        eventually("moto answers", START_S, self.answers)
+        eventually("moto answers", self.answers)
         self.s3 = self.client("s3", CREDENTIALS["AWS_ACCESS_KEY_ID"], CREDENTIALS["AWS_SECRET_ACCESS_KEY"])
         self.s3.create_bucket(Bucket=self.bucket)
         return self
@@ -86,7 +85,7 @@ class Store:
         made = iam.create_access_key(UserName="user")["AccessKey"]
         iam.put_user_policy(UserName="user", PolicyName="all", PolicyDocument=json.dumps(POLICY))
         request = urllib.request.Request(f"{self.endpoint}/moto-api/reset-auth", b"0", {"content-type": "text/plain"})
-        urllib.request.urlopen(request, timeout=30).read()
+        urllib.request.urlopen(request, timeout=DEADLINE_S).read()
         return made["AccessKeyId"], made["SecretAccessKey"]
 
     def put(self, key: str, body="", bucket=""):
@@ -167,7 +166,7 @@ class Forwarding(http.server.BaseHTTPRequestHandler):
             self.answer(trouble[0], [], trouble[1])
             return
         path = self.path.replace("%2F", "/") if self.server.plain else self.path
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.store.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.store.port, timeout=DEADLINE_S)
         headers = dict(self.headers)
         if self.server.plain:
             headers["authorization"] = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"
@@ -227,7 +226,7 @@ class Azurite:
     def __enter__(self):
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
-        eventually("Azurite answers", START_S, self.answers)
+        eventually("Azurite answers", self.answers)
         self.ask("PUT", f"/{self.container}", {"restype": "container"})
         return self
 
@@ -246,7 +245,7 @@ class Azurite:
         signature = hmac.new(base64.b64decode(self.key), text.encode(), hashlib.sha256).digest()
         headers["authorization"] = f"SharedKey {self.account}:{base64.b64encode(signature).decode()}"
         headers |= {"content-type": kind} if kind else {}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
         target = f"/{self.account}{urllib.parse.quote(path)}?{urllib.parse.urlencode(query or {})}"
         connection.request(method, target, body, headers)
         response = connection.getresponse()

@@ -20,13 +20,12 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from harness.peers import Triton
 from harness.server import TRITON_MODELS
-from harness.waiting import eventually, run_for, settled
+from harness.waiting import DEADLINE_S, eventually, run_for, settled
 from repository.repository_tables import EXPLICIT, NONE, POLL, STARTED, TWO, TWO_AT_START, ensemble, model
 
 GOLDEN = Path(__file__).resolve().parent / "golden_repository.json"
 CRASHED = "crashed"
 """The status of a request that ended Triton."""
-SETTLE_S = 20
 REQUEST = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
 MODES = {
     "explicit": (EXPLICIT, ["--model-control-mode=explicit"]),
@@ -99,7 +98,7 @@ class World:
         data = body.encode() if isinstance(body, str) else body
         request = urllib.request.Request(f"http://{self.server.http}/{path}", data, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as response:
+            with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -150,7 +149,7 @@ class World:
     def call(self, rpc: str, request) -> list:
         with grpc.insecure_channel(self.server.grpc) as channel:
             try:
-                getattr(service_pb2_grpc.GRPCInferenceServiceStub(channel), rpc)(request, timeout=60)
+                getattr(service_pb2_grpc.GRPCInferenceServiceStub(channel), rpc)(request, timeout=DEADLINE_S)
                 return ["OK", ""]
             except grpc.RpcError as error:
                 return [error.code().name, self.plain(error.details())]
@@ -183,7 +182,7 @@ class World:
 
     def until(self, what, check):
         """Waits until `check()` is true."""
-        eventually(what, SETTLE_S, check)
+        eventually(what, check)
 
     def index(self, names, ready) -> list:
         busy = lambda: any(e.get("state") in ("LOADING", "UNLOADING") for e in self.entries(names))  # noqa: E731
@@ -241,7 +240,7 @@ class World:
         if status != 200:
             return [status, json.loads(text)["error"]]
         read = lambda: json.loads(self.ask(f"v2/models/{name}/stats")[1])["model_stats"]  # noqa: E731
-        stats = settled(f"the statistics of {name}", SETTLE_S, read, 0.3)
+        stats = settled(f"the statistics of {name}", read, 0.3)
         return [status, {s["version"]: s["inference_stats"]["success"]["count"] for s in stats}]
 
     def versions(self, name) -> list:

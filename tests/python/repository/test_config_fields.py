@@ -9,7 +9,7 @@ import pytest
 
 from backends.onnx_models import MODELS, write
 from harness.server import Server
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 IO = "input { name: 'INPUT0' data_type: TYPE_FP32 dims: [ -1 ] } output { name: 'OUTPUT0' data_type: TYPE_FP32 dims: [ -1 ] }"
 IDENTITY = f"backend: 'builtin' max_batch_size: 8 {IO} parameters {{ key: 'function' value {{ string_value: 'identity' }} }}"
@@ -29,12 +29,16 @@ def parameter(key: str, value: str) -> str:
     """Returns a model parameter."""
     return f"parameters {{ key: '{key}' value {{ string_value: '{value}' }} }} "
 
+STATUSES = {"load failed for model": 400, "failed to load": 500, "explicit model load / unload is not allowed": 503}
+"""The status of a refused load by the beginning of its text: the worker or the configuration failed, or the mode forbids it."""
+
 
 def reason(server, name: str) -> str:
     """Returns the reason for which a model cannot be loaded by request."""
     status, text = server.ask("POST", f"/v2/repository/models/{name}/load", b"{}")
-    assert status >= 400, text
-    return json.loads(text)["error"]
+    error = json.loads(text)["error"]
+    assert [status] == [code for begin, code in STATUSES.items() if error.startswith(begin)], text
+    return error
 
 
 @pytest.fixture
@@ -182,10 +186,10 @@ def test_loads_beyond_the_limit_of_open_files_affect_no_other_model(place):
     server.launch()
     server.wait_until_ready("/v2/health/live")
     try:
-        eventually("all loads have ended", 120, lambda: all(
+        eventually("all loads have ended", lambda: all(
             entry.get("state") == "READY" or (entry.get("state") == "UNAVAILABLE" and entry.get("reason"))
             for entries in server.index().values() for entry in entries
-        ) and len(server.index()) == count)  # fmt: skip
+        ) and len(server.index()) == count, deadline_s=120)  # fmt: skip
         entries = [entries[0] for entries in server.index().values()]
         ready = [entry["name"] for entry in entries if entry["state"] == "READY"]
         reasons = [entry["reason"] for entry in entries if entry["state"] != "READY"]
@@ -206,7 +210,7 @@ def test_a_failed_start_does_not_log_that_it_waits_for_requests(place):
     put(place.repository, "bad", "backend: 'tensorrt'")
     server = Server(place.repository.parent, [place.repository])
     server.launch()
-    assert server.process.wait(30) == 1
+    assert server.process.wait(DEADLINE_S) == 1
     log = server.log.read_text()
     assert "exiting: not all models were loaded" in log and "TensorRT plans are not supported" in log
     assert "waiting up to" not in log and "requests" not in log

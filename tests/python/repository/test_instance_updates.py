@@ -97,9 +97,9 @@ def test_instances_change_under_load_with_the_rate_limiter(world):
         for started, stopped, count in [(0, 2, 1), (3, 0, 4), (0, 3, 1), (1, 0, 2)]:
             own.update(limited(count), started, stopped)
             seen = len(load.answers["m"])
-            eventually("requests are answered", 20, lambda: len(load.answers["m"]) > seen + 20)
+            eventually("requests are answered", lambda: len(load.answers["m"]) > seen + 20)
     assert set(load.answers["m"]) == {200}
-    eventually("no resource is held", 5, lambda: total(own.server.scrape(), "pharos_rate_limiter_resource_used") == 0)
+    eventually("no resource is held", lambda: total(own.server.scrape(), "pharos_rate_limiter_resource_used") == 0)
 
 
 def test_resources_follow_the_instances(world):
@@ -160,13 +160,13 @@ def test_models_with_sequences_change_in_place(world, strategy, limiter):
     assert [step(text) for text in ("(a", "(b")] == [1, 1]
     before = own.server.workers()
     assert own.load(config(1, other))[0] == 1
-    eventually("one of three workers has ended", 10, lambda: len(before & own.server.workers()) == 2)
+    eventually("one of three workers has ended", lambda: len(before & own.server.workers()) == 2)
     assert [step(text) for text in ("a", "b", "(c", "c")] == [2, 2, 1, 2]
     assert len(before & own.server.workers()) == 2
     assert step("b)") == 3
-    eventually("another worker has ended", 10, lambda: len(before & own.server.workers()) == 1)
+    eventually("another worker has ended", lambda: len(before & own.server.workers()) == 1)
     assert [step(text) for text in ("a", "a)", "c)")] == [3, 4, 3]
-    eventually("all old workers have ended", 10, lambda: not before & own.server.workers())
+    eventually("all old workers have ended", lambda: not before & own.server.workers())
     assert len(own.server.workers()) == 1
     names = [labels for name, labels in own.server.scrape() if name == "pharos_instance_state"]
     assert {dict(labels)["instance"] for labels in names} == {"m_0_0"}
@@ -183,7 +183,7 @@ def test_an_id_that_ended_on_a_removed_instance_begins_on_another(world):
     own.load(sequence_config(batching).replace("KIND_CPU", "KIND_CPU rate_limiter { priority: 2 }"))
     assert [step(text) for text in ("a)", "(a", "a")] == [2, 1, 2]
     assert step("b)") == 2
-    eventually("the old worker has ended", 10, lambda: old not in own.server.workers())
+    eventually("the old worker has ended", lambda: old not in own.server.workers())
     assert step("a)") == 3
 
 
@@ -217,7 +217,7 @@ def test_a_configuration_override_may_add_an_instance(world, shown):
     config["max_batch_size"] = 2
     status, answer = own.server.ask("POST", LOAD, given(config))
     assert status == 200, answer
-    eventually("all workers are new", 10, lambda: not before & own.server.workers())
+    eventually("all workers are new", lambda: not before & own.server.workers())
 
 
 @pytest.mark.skipif(not HAS_WORKER, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
@@ -234,5 +234,5 @@ def test_a_python_model_is_completed_before_the_comparison(tmp_path, shown):
         assert (count("initialize"), count("finalize")) == (2, 0)
         config["instance_group"][0]["count"] = 1
         assert server.ask("POST", LOAD, given(config))[0] == 200
-        eventually("one instance is stopped", 10, lambda: (count("initialize"), count("finalize")) == (2, 1))
+        eventually("one instance is stopped", lambda: (count("initialize"), count("finalize")) == (2, 1))
         assert server.infer("m", {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]})[0] == 200

@@ -118,21 +118,21 @@ def test_members_of_another_repository_are_a_fallback(tmp_path, mode):
         load("of_a", "of_b")
         shutil.move(worlds.folders["a"] / "same", tmp_path / "aside")
         load("of_a", "of_b")
-        eventually("one model has the name", 15, lambda: worlds.max_batch_size_of("same") == Worlds.BATCHES["b"])
+        eventually("one model has the name", lambda: worlds.max_batch_size_of("same") == Worlds.BATCHES["b"])
         before = worlds.served("b")
-        eventually("the remaining model serves both ensembles", 15, lambda: worlds.any.infer("of_a", "")[0] == 200)
+        eventually("the remaining model serves both ensembles", lambda: worlds.any.infer("of_a", "")[0] == 200)
         assert worlds.any.infer("of_b", "")[0] == 200
         assert worlds.served("b") == before + 2
         shutil.move(tmp_path / "aside", worlds.folders["a"] / "same")
         load("of_a")
-        eventually("two models have the name", 15, lambda: AMBIGUOUS.format("same") in str(worlds.max_batch_size_of("same")))
+        eventually("two models have the name", lambda: AMBIGUOUS.format("same") in str(worlds.max_batch_size_of("same")))
 
         def answers_from_its_repository():
             own, other = worlds.served("a"), worlds.served("b")
             answered = worlds.any.infer("of_a", "")[0] == 200
             return answered and (worlds.served("a"), worlds.served("b")) == (own + 1, other)
 
-        eventually("the member in the same repository answers", 15, answers_from_its_repository)
+        eventually("the member in the same repository answers", answers_from_its_repository)
 
 
 @pytest.mark.smoke
@@ -162,14 +162,14 @@ def test_loads_and_unloads_by_name(tmp_path):
         assert any_.infer("new", "")[0] == 200 and any_.load("new", {}) == [200, ""]
         # The name finds the remaining model.
         assert any_.grpc_unload(of_a, {}) == ["OK", ""]
-        eventually("one model remains", 10, lambda: worlds.max_batch_size_of("same") == Worlds.BATCHES["b"])
+        eventually("one model remains", lambda: worlds.max_batch_size_of("same") == Worlds.BATCHES["b"])
         assert any_.load("same", {}) == [200, ""]
         assert AMBIGUOUS.format("same") in worlds.max_batch_size_of("same")
         for name in ("same", "only", "new"):
             assert any_.unload(name, {}) == [200, ""]
         unloaded = [("same", "UNAVAILABLE"), ("only", "UNAVAILABLE"), ("same", "UNAVAILABLE")]
-        eventually("all models are unloaded", 10, lambda: worlds.index() == unloaded)
-        eventually("all workers have ended", 10, lambda: not worlds.server.workers())
+        eventually("all models are unloaded", lambda: worlds.index() == unloaded)
+        eventually("all workers have ended", lambda: not worlds.server.workers())
         # A model that cannot be loaded does not prevent the load of another with its name.
         worlds.worlds["a"].config("same", "max_batch_size: what")
         assert any_.load("same", {})[0] == 500

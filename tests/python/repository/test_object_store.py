@@ -6,7 +6,6 @@ import json
 import signal
 import ssl
 import threading
-import time
 import urllib.parse
 import urllib.request
 
@@ -17,14 +16,13 @@ from harness.certificates import Authority
 from harness.inference import one
 from harness.models import copy_models
 from harness.server import Server, total
-from harness.waiting import eventually, run_for
+from harness.waiting import DEADLINE_S, eventually, run_for
 from repository.object_stores import CREDENTIALS, Azurite, Between, Store, azurite, empty, files_below
 from repository.repository_tables import ensemble
 
 EXPLICIT = "--model-control-mode=explicit"
 POLL = ["--model-control-mode=poll", "--repository-poll-secs=1"]
 REQUEST = one("FP32", [1, 1], [1])
-CALM_S = 20
 
 
 @pytest.fixture(scope="module")
@@ -176,17 +174,17 @@ def test_poll(store, between, serve):
         thread.start()
     try:
         store.model("m", batch=16)
-        eventually("the new configuration is in use", CALM_S, lambda: batch_size(server, "m") == 16)
+        eventually("the new configuration is in use", lambda: batch_size(server, "m") == 16)
         store.put("m/m/2/weights.bin", "two")
-        eventually("the new version serves", CALM_S, lambda: works(server, "m", "2"))
+        eventually("the new version serves", lambda: works(server, "m", "2"))
         store.model("other")
-        eventually("the new model serves", CALM_S, lambda: works(server, "other"))
+        eventually("the new model serves", lambda: works(server, "other"))
         store.drop("m/other/")
-        eventually("the removed model is unloaded", CALM_S, lambda: not works(server, "other"))
+        eventually("the removed model is unloaded", lambda: not works(server, "other"))
     finally:
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(DEADLINE_S)
     assert failed == []
     check_idle_polls(between)
 
@@ -256,14 +254,14 @@ def test_interrupted_downloads_are_resumed(store, between, serve, tmp_path):
     left[0] = 1000
     workers = server.workers()
     store.put("m/m/1/weights.bin", weights[::-1])
-    eventually("the load was tried twice", CALM_S, lambda: server.log.read_text().count("model cannot be loaded") >= 2)
+    eventually("the load was tried twice", lambda: server.log.read_text().count("model cannot be loaded") >= 2)
     assert works(server, "m") and server.workers() == workers, "the previous version still serves"
     assert served.read_bytes() == weights and not list((tmp_path / "tmp").rglob("*.part-*"))
     assert failures() >= 2
     left[0] = 0
-    eventually("the new version serves", CALM_S, lambda: server.workers() and not workers & server.workers())
+    eventually("the new version serves", lambda: server.workers() and not workers & server.workers())
     kept = lambda: list((tmp_path / "tmp").glob("*/models/*/m/1/weights.bin"))  # noqa: E731
-    eventually("the old files are removed", CALM_S, lambda: len(kept()) == 1)
+    eventually("the old files are removed", lambda: len(kept()) == 1)
     assert kept()[0].read_bytes() == weights[::-1]
 
 
@@ -304,7 +302,7 @@ def test_hostile_keys(store, between, serve, tmp_path):
     for name, key in keys.items():
         store.put(key, "evil " + name)
     server = serve([between.url()], *POLL, "--exit-on-error=false", wait=False)
-    eventually("the valid model serves", 60, lambda: alive_and(server, lambda: works(server, "good")))
+    eventually("the valid model serves", lambda: alive_and(server, lambda: works(server, "good")))
     log = server.log.read_text()
     for name in keys:
         assert not works(server, name), name
@@ -312,7 +310,7 @@ def test_hostile_keys(store, between, serve, tmp_path):
     written = [path for path in tmp_path.rglob("*") if path.is_file() and b"evil" in path.read_bytes() and "tmp" in str(path)]
     assert all("/contents/" in str(path) for path in written), written
     store.model("good", batch=16)
-    eventually("the valid model is still polled", CALM_S, lambda: batch_size(server, "good") == 16)
+    eventually("the valid model is still polled", lambda: batch_size(server, "good") == 16)
 
 
 def alive_and(server, check) -> bool:
@@ -354,11 +352,9 @@ def test_an_unusable_repository_fails_the_start(case, store, between, serve, tmp
         environment = {"TRITON_CLOUD_CREDENTIAL_PATH": str(tmp_path / "none.json")}
         words = ["none.json' cannot be used: No such file"]
     server = serve([url], wait=False, environment=environment)
-    began = time.monotonic()
-    code = server.process.wait(60)
+    code = server.process.wait(DEADLINE_S)
     text = server.log_tail()
     assert code != 0 and all(word in text for word in words), text
-    assert time.monotonic() - began < 40
     if case in ("error", "slow down"):
         assert len(between.seen) == 4, "four attempts"
 
@@ -369,19 +365,19 @@ def test_an_unreachable_store_affects_only_its_models(store, between, serve, tmp
     near = copy_models(tmp_path / "near", ["identity_fp32"])
     between.trouble = lambda path: 503
     server = serve([near, between.url()], *POLL, "--exit-on-error=false", wait=False)
-    eventually("the model in the directory serves", 60, lambda: alive_and(server, lambda: works(server, "identity_fp32")))
+    eventually("the model in the directory serves", lambda: alive_and(server, lambda: works(server, "identity_fp32")))
     assert not works(server, "far")
     reachable = lambda: total(server.scrape(), "pharos_repository_reachable", repository=between.url())  # noqa: E731
     assert reachable() == 0
     between.trouble = lambda path: None
-    eventually("the model in the store serves", CALM_S, lambda: works(server, "far"))
+    eventually("the model in the store serves", lambda: works(server, "far"))
     assert reachable() == 1
     between.trouble = lambda path: 503
-    eventually("the store is reported as unreachable", CALM_S, lambda: reachable() == 0)
+    eventually("the store is reported as unreachable", lambda: reachable() == 0)
     assert works(server, "far") and set(server.index()) == {"far", "identity_fp32"}
     config = near / "identity_fp32" / "config.pbtxt"
     config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 4"))
-    eventually("changes in the directory are detected", CALM_S, lambda: batch_size(server, "identity_fp32") == 4)
+    eventually("changes in the directory are detected", lambda: batch_size(server, "identity_fp32") == 4)
     assert works(server, "far")
     log = server.log.read_text()
     assert log.count("cannot be read; its models stay unchanged") == 2, "logged once per outage"
@@ -400,20 +396,18 @@ def test_silent_store(store, between, serve, tmp_path):
     """A store that stalls: other models load and serve, and the server exits at once."""
     store.model("far")
     near = copy_models(tmp_path / "near", ["identity_fp32"])
-    server = serve([near, between.url()], EXPLICIT)
+    server = serve([near, between.url()], EXPLICIT, "--exit-timeout-secs=600")
     assert load(server, "far") == (200, "")
     store.model("far", batch=16)
     between.trouble = lambda path: "stall" if path.endswith("config.pbtxt") else None
     waiting = threading.Thread(target=load_until_exit, args=(server, "far"))
     waiting.start()
-    eventually("the download stalls", 10, lambda: any(path.endswith("config.pbtxt") for path in between.seen))
+    eventually("the download stalls", lambda: any(path.endswith("config.pbtxt") for path in between.seen))
     assert load(server, "identity_fp32") == (200, ""), "the other model is loaded meanwhile"
     assert works(server, "far") and batch_size(server, "far") == 8
-    began = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
-    server.process.wait(30)
-    assert time.monotonic() - began < 15
-    waiting.join(30)
+    server.process.wait(DEADLINE_S)
+    waiting.join(DEADLINE_S)
     assert not waiting.is_alive()
 
 
@@ -425,16 +419,16 @@ def test_an_unload_ends_a_download(store, between, serve):
 
     def wait(path):
         if path.endswith("config.pbtxt"):
-            go.wait(30)
+            go.wait(DEADLINE_S)
 
     between.trouble = wait
     answers = []
     waiting = threading.Thread(target=lambda: answers.append(load(server, "m")))
     waiting.start()
-    eventually("the download stalls", 10, lambda: any(path.endswith("config.pbtxt") for path in between.seen))
+    eventually("the download stalls", lambda: any(path.endswith("config.pbtxt") for path in between.seen))
     assert unload(server, "m") == 200
     go.set()
-    waiting.join(30)
+    waiting.join(DEADLINE_S)
     assert answers[0][0] == 400 and "it was unloaded during the load" in answers[0][1], answers
     assert not works(server, "m") and "state" not in server.index()["m"][0]
     between.trouble = lambda path: None
@@ -542,11 +536,11 @@ def test_google_storage(store, between, serve, tmp_path):
     google = {"GOOGLE_SERVICE_ACCOUNT": str(file)}
     options = [*POLL, "--exit-on-error=false", "--strict-readiness=false"]
     server = serve([f"gs://{store.bucket}/m"], *options, environment=google)
-    eventually("all valid models are loaded", 20, lambda: "going on without größe 1" in server.log.read_text())
+    eventually("all valid models are loaded", lambda: "going on without größe 1" in server.log.read_text())
     assert works(server, "m")
     assert "größe 1" in server.index() and not works(server, "gr%C3%B6%C3%9Fe%201")
     store.model("m", batch=16)
-    eventually("the new configuration is in use", CALM_S, lambda: batch_size(server, "m") == 16)
+    eventually("the new configuration is in use", lambda: batch_size(server, "m") == 16)
     missing = fails(serve(["gs://nothing/m"], wait=False, environment=google))
     assert "bucket 'nothing'" in missing and "NoSuchBucket" in missing
 
@@ -561,8 +555,8 @@ def test_azure_storage(serve, tmp_path):
         server = serve([url], *POLL, environment=right)
         assert works(server, "m")
         store.model("m", versions=(1, 2), batch=16)
-        eventually("the new configuration is in use", CALM_S, lambda: batch_size(server, "m") == 16)
-        eventually("the new version serves", CALM_S, lambda: works(server, "m", "2"))
+        eventually("the new configuration is in use", lambda: batch_size(server, "m") == 16)
+        eventually("the new version serves", lambda: works(server, "m", "2"))
         assert server.stop() == 0
         file = tmp_path / "credentials.json"
         file.write_text(json.dumps({"as": {"": {"account_str": store.account, "account_key": store.key}}}))

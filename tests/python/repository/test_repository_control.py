@@ -23,9 +23,11 @@ from tritonclient.utils import InferenceServerException
 from harness import onnx_file
 from harness.inference import one
 from harness.peers import missing, script
+from harness.processes import held as stopped
 from harness.sequence_models import config as sequences, controls
 from harness.server import Server, alive, total
-from harness.waiting import eventually, eventually_async, holds_for, pause_as_client, run_for
+from harness.statistics import until_received
+from harness.waiting import DEADLINE_S, eventually, eventually_async, holds_for, pause_as_client, run_for
 from repository.repositories import World
 from repository.repository_tables import CPU, CPUS, ensemble, model
 
@@ -95,7 +97,7 @@ def test_tritonclient(serve, protocol):
         assert c.is_model_ready("m") and c.is_model_ready("both", "1") and not c.is_model_ready("both", "2")
         assert c.is_server_ready()
         c.unload_model("both", unload_dependents=True)
-        eventually("both models are unloaded", 10, lambda: set(index().values()) == {"UNAVAILABLE", ""})
+        eventually("both models are unloaded", lambda: set(index().values()) == {"UNAVAILABLE", ""})
         assert c.is_server_ready(), "explicitly unloaded models do not affect the readiness"
         c.load_model("m", config=json.dumps({"backend": "builtin", "max_batch_size": "16", **tensors()}))
         config = c.get_model_config("m")
@@ -104,7 +106,7 @@ def test_tritonclient(serve, protocol):
         config = c.get_model_config("m")
         assert (config["max_batch_size"] if protocol == "http" else config.config.max_batch_size) == 16, "it is kept"
         c.unload_model("m")
-        eventually("the model is unloaded", 10, lambda: index()["m"] == "UNAVAILABLE")
+        eventually("the model is unloaded", lambda: index()["m"] == "UNAVAILABLE")
         c.load_model("m")
         config = c.get_model_config("m")
         assert (config["max_batch_size"] if protocol == "http" else config.config.max_batch_size) == 8
@@ -114,7 +116,7 @@ def test_tritonclient(serve, protocol):
         tensor.set_data_from_numpy(np.array([[1, 2]], np.float32))
         assert c.infer("new", [tensor]).as_numpy("Y").tolist() == [[1, 2]]
         c.unload_model("new")
-        eventually("the model is not in the index", 10, lambda: "new" not in index())
+        eventually("the model is not in the index", lambda: "new" not in index())
         for name, parameters, text in [
             ("new", {}, "failed to load 'new', failed to poll from model repository"),
             ("", {}, "Model name cannot be empty"),
@@ -161,11 +163,11 @@ def test_tritonclient_aio(serve, protocol):
             with pytest.raises(InferenceServerException, match="path traversal"):
                 await c.load_model("a\\b")
             await c.unload_model("m")
-            await eventually_async("both is unloaded", 30, both_is_unloaded)
+            await eventually_async("both is unloaded", both_is_unloaded)
             await c.load_model("both")
             await c.unload_model("both", unload_dependents=True)
             await asyncio.gather(c.unload_model("other"), c.unload_model("new"), c.unload_model("nowhere"))
-            await eventually_async("all are unloaded", 30, all_are_unloaded)
+            await eventually_async("all are unloaded", all_are_unloaded)
             assert not await c.is_model_ready("m") and await c.is_server_ready()
 
     asyncio.run(asyncio.wait_for(calls(), 60))
@@ -218,7 +220,7 @@ class Load:
     def __exit__(self, *error):
         self.stop.set()
         for thread in self.threads:
-            thread.join(60)
+            thread.join(DEADLINE_S)
 
 
 def held(pid: int) -> dict:
@@ -238,7 +240,7 @@ def reload(world, name: str, times: int, load=None):
         world.text(f"{name}/1/changed", str(time.monotonic_ns()))
         assert world.load(name, {}) == [200, ""]
         if load:
-            eventually("requests are answered", 20, lambda: len(load.took) >= goal)
+            eventually("requests are answered", lambda: len(load.took) >= goal)
 
 
 @pytest.mark.alone
@@ -251,11 +253,11 @@ def test_reload_under_load(serve):
     with Load(world, "m") as load:
         # The first reloads allocate memory that the later ones reuse.
         reload(world, "m", 3)
-        eventually("the old workers have ended", 20, lambda: len(world.server.workers()) == 2)
+        eventually("the old workers have ended", lambda: len(world.server.workers()) == 2)
         before = held(world.server.process.pid)
         asked = len(load.took)
         reload(world, "m", RELOADS, load)
-        eventually("the old workers have ended", 20, lambda: len(world.server.workers()) == 2)
+        eventually("the old workers have ended", lambda: len(world.server.workers()) == 2)
         after = held(world.server.process.pid)
         during = sorted(load.took[asked:])
     assert load.failed == []
@@ -295,7 +297,7 @@ def test_reload_under_perf_analyzer(serve, protocol):
         "--measurement-interval", str(1000 * max(2, RELOADS // 10)), "--percentile", "99",
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    eventually("requests arrive", 30, lambda: total(world.server.scrape(), "ts_inference_requests_total") > 100)
+    eventually("requests arrive", lambda: total(world.server.scrape(), "ts_inference_requests_total") > 100)
     took = []
     while process.poll() is None and len(took) < RELOADS:
         world.config("m", changed(1 + len(took)))
@@ -370,7 +372,7 @@ def test_versions_are_added_and_removed_separately(serve):
     assert infer(world, "m", "1")[0] == 503
     world.config("m", policy("specific { versions: [ 2 ] }"))
     assert world.load("m", {}) == [200, ""]
-    eventually("one worker remains", 10, lambda: len(world.server.workers()) == 1)
+    eventually("one worker remains", lambda: len(world.server.workers()) == 1)
     assert world.server.workers() < first and world.count("m") == [200, {"2": 1}]
     # Only the description in the configuration changes.
     world.config("m", policy("latest { num_versions: 1 }"))
@@ -384,23 +386,20 @@ def test_requests_in_flight_finish_after_an_unload(serve):
     """An unload is answered at once, accepted requests succeed, and then all resources are released."""
     world = serve({"slow": (model(function="delay", delay_ms=500), [1]), "m": (model(), [1])})
     assert world.load("slow", {}) == [200, ""]
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(4) as pool, stopped(world.server, "slow"):
         answers = [pool.submit(infer, world, "slow") for _ in range(4)]
-        pending = lambda: total(world.server.scrape(), "ts_inference_requests_total", model_name="slow") == 4  # noqa: E731
-        eventually("the requests have arrived", 5, pending)
-        began = time.monotonic()
+        until_received(world.server, "slow", 4)
         assert world.unload("slow", {}) == [200, ""]
-        assert time.monotonic() - began < 0.4
         assert world.entries(["slow"]) == [{"name": "slow", "version": "1", "state": "UNLOADING"}]
         assert infer(world, "slow") == (404, {"error": "Request for unknown model: 'slow' has no available versions"})
         assert infer(world, "slow", "1")[0] == 503
         # The model can be loaded again meanwhile.
         assert world.load("slow", {}) == [200, ""]
         assert world.unload("slow", {}) == [200, ""]
-        assert [answer.result()[0] for answer in answers] == [200] * 4
+    assert [answer.result()[0] for answer in answers] == [200] * 4
     gone = [{"name": "slow", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}]
-    eventually("the model is unloaded", 10, lambda: world.entries(["slow"]) == gone)
-    eventually("its workers have ended", 10, lambda: not world.server.workers())
+    eventually("the model is unloaded", lambda: world.entries(["slow"]) == gone)
+    eventually("its workers have ended", lambda: not world.server.workers())
     series = [key for key in world.server.scrape() if ("model", "slow") in key[1] or ("model_name", "slow") in key[1]]
     assert {name for name, _ in series} == {"pharos_model_state"}, series
 
@@ -431,7 +430,7 @@ def test_running_sequences_stay_on_the_replaced_model(serve):
     assert sequence(world, 2, 7) == (200, 14)
     assert len(world.server.workers()) == 3
     assert sequence(world, 1, 1, end=True) == (200, 16)
-    eventually("the first worker has ended", 10, lambda: not first & world.server.workers())
+    eventually("the first worker has ended", lambda: not first & world.server.workers())
     assert sequence(world, 1, 1)[0] == 400, "the sequence has ended"
     assert sequence(world, 2, 1) == (200, 15)
     # Another version is the latest now; running sequences are not affected.
@@ -444,7 +443,7 @@ def test_running_sequences_stay_on_the_replaced_model(serve):
     assert [entry["state"] for entry in world.entries(["seq"])] == ["UNLOADING", "READY"]
     assert world.unload("seq", {}) == [200, ""]
     assert sequence(world, 2, 1)[0] == 404
-    eventually("all workers have ended", 10, lambda: not world.server.workers())
+    eventually("all workers have ended", lambda: not world.server.workers())
 
 
 HANGS = model(function="hang", extra=CPU + 'model_warmup { name: "w" inputs { key: "INPUT0" value { data_type: TYPE_FP32 '
@@ -458,18 +457,16 @@ def test_a_hanging_load_blocks_no_other_load(serve):
     (world.repository / "hangs/warmup/one").write_bytes(b"\1\0\0\0")
     with ThreadPoolExecutor(6) as pool:
         loads = [pool.submit(world.load, "hangs", {}) for _ in range(5)]
-        eventually("the model is loading", 10, lambda: world.states(["hangs"]) == ["LOADING"])
-        assert pool.submit(world.load, "m", {}).result(20) == [200, ""]
+        eventually("the model is loading", lambda: world.states(["hangs"]) == ["LOADING"])
+        assert pool.submit(world.load, "m", {}).result(DEADLINE_S) == [200, ""]
         assert infer(world, "hangs")[0] == 404 and infer(world, "m")[0] == 200
         assert not any(load.done() for load in loads)
-        began = time.monotonic()
         assert world.unload("hangs", {}) == [200, ""]
         for load in loads:
-            status, text = load.result(10)
+            status, text = load.result(DEADLINE_S)
             assert status == 400 and "it was unloaded during the load" in text
-        assert time.monotonic() - began < 5
     assert world.entries(["hangs"])[0].get("reason") == "unloaded"
-    eventually("its worker has ended", 15, lambda: len(world.server.workers()) == 1)
+    eventually("its worker has ended", lambda: len(world.server.workers()) == 1)
     assert not [key for key in world.server.scrape() if "W-0-hangs" in str(key)]
 
 
@@ -481,15 +478,15 @@ def test_loads_at_the_same_time(serve, threads):
     (world.repository / "hangs/warmup/one").write_bytes(b"\1\0\0\0")
     with ThreadPoolExecutor(4) as pool:
         hanging = [pool.submit(world.load, "hangs", {}) for _ in range(2)]
-        eventually("the model is loading", 10, lambda: world.states(["hangs"]) == ["LOADING"])
+        eventually("the model is loading", lambda: world.states(["hangs"]) == ["LOADING"])
         other = pool.submit(world.load, "m", {})
         if threads == 1:
             holds_for("the second load waits", 0.5, lambda: not other.done())
             assert infer(world, "m")[0] == 404
             assert world.unload("hangs", {}) == [200, ""]
-        assert other.result(20) == [200, ""] and infer(world, "m")[0] == 200
+        assert other.result(DEADLINE_S) == [200, ""] and infer(world, "m")[0] == 200
         assert world.unload("hangs", {}) == [200, ""]
-        assert [load.result(10)[0] for load in hanging] == [400, 400]
+        assert [load.result(DEADLINE_S)[0] for load in hanging] == [400, 400]
 
 
 def test_concurrent_loads_and_unloads(serve):
@@ -502,14 +499,14 @@ def test_concurrent_loads_and_unloads(serve):
             done = [pool.submit(world.load, name, {}) for name in (*names, "abc") for _ in range(2)]
             done += [pool.submit(world.unload, name, {}) for name in names]
             for answer in done:
-                status, text = answer.result(60)
+                status, text = answer.result(DEADLINE_S)
                 assert status == 200 or "unloaded during" in text or "abc" in text, (status, text)
     assert world.load("abc", {}) == [200, ""]
     assert {entry["state"] for entry in world.index([*names, "abc"], False)} == {"READY"}
     assert infer(world, "abc")[0] == 200
     for name in ["abc", *names]:
         assert world.unload(name, {}) == [200, ""]
-    eventually("no worker remains", 20, lambda: not world.server.workers())
+    eventually("no worker remains", lambda: not world.server.workers())
     assert {entry["reason"] for entry in world.index([*names, "abc"], False)} == {"unloaded"}
 
 
@@ -532,7 +529,7 @@ def test_files_of_a_load_are_removed_with_the_model(serve, tmp_path):
     assert not Path("/etc/pharos-escape").exists()
     for number in range(3):
         assert world.load("m", {"config": config, "file:1/any": "eA==", "file:a/b/c": "eA=="}) == [200, ""]
-        eventually("only the newest directory exists", 10, lambda: len(directories()) == 1)
+        eventually("only the newest directory exists", lambda: len(directories()) == 1)
     (given,) = directories()
     assert given.stat().st_mode & 0o777 == 0o700
     assert (given / "a/b/c").read_text() == "x"
@@ -540,7 +537,7 @@ def test_files_of_a_load_are_removed_with_the_model(serve, tmp_path):
     assert world.load("m", {"config": config, "file:1/any": "eA==", "file:1/any/x": "eA=="})[0] == 500
     assert directories() == [given] and infer(world, "m")[0] == 200
     assert world.unload("m", {}) == [200, ""]
-    eventually("the directory is removed", 10, lambda: not directories())
+    eventually("the directory is removed", lambda: not directories())
 
 
 def test_hostile_names(serve):
@@ -550,10 +547,10 @@ def test_hostile_names(serve):
     shutil.copytree(world.repository / "m", outside)
     for name in ["..%2Foutside", "%2e%2e%2Foutside", "..%5Coutside", "%2Fetc", ".", "..", "m%2F..%2Fm", "m%00", "m%0A", "x" * 4000]:
         status, text = world.load(name, {})
-        assert status in (400, 404, 500), (name, status, text)
+        assert status == 400, (name, status, text)
     for name in ["../outside", str(outside), "m/../m", "m/", "./m", "m\0", "\n", "é" * 200]:
         code, text = world.grpc_load(name, {})
-        assert code in ("INVALID_ARGUMENT", "INTERNAL") and text, (name, code, text)
+        assert code == "INVALID_ARGUMENT" and text, (name, code, text)
         assert world.grpc_unload(name, {}) == ["OK", ""]
     assert [entry["name"] for entry in json.loads(world.ask("v2/repository/index", "")[1])] == ["m"]
     assert not world.server.workers()
@@ -599,13 +596,13 @@ def test_polling_waits_until_a_model_is_completely_written(serve):
     assert "ERROR" not in world.server.log.read_text()
     pids = world.server.workers()
     world.text("m/labels.txt", "a\nb\n")
-    eventually("the model is reloaded", 10, lambda: len(world.server.workers() - pids) == 1)
+    eventually("the model is reloaded", lambda: len(world.server.workers() - pids) == 1)
     # A modification time before that of the old file, as copies may have.
     pids = world.server.workers()
     world.text("m/1/weights", "x")
     os.utime(world.repository / "m/1/weights", (1, 1))
-    eventually("the model is reloaded", 10, lambda: len(world.server.workers() - pids) == 1)
-    pids = eventually("the old worker has ended", 10, lambda: w if len(w := world.server.workers()) == 2 else None)
+    eventually("the model is reloaded", lambda: len(world.server.workers() - pids) == 1)
+    pids = eventually("the old worker has ended", lambda: w if len(w := world.server.workers()) == 2 else None)
     # An equal configuration with other text is no change, nor are Python's cache files.
     world.config("m", "# a remark\n" + model())
     (world.repository / "m/1/__pycache__").unlink()
@@ -670,10 +667,10 @@ def test_a_reload_drops_cache_entries_and_keeps_resources_consistent(serve):
     assert world.load("m", {}) == [200, ""]
     assert world.count("m") == [200, {"1": 2}]
     assert infer(world, "m")[0] == 200 and hits() == 2
-    eventually("two workers run", 10, lambda: len(world.server.workers()) == 2)
+    eventually("two workers run", lambda: len(world.server.workers()) == 2)
     assert (used("limit"), used("used")) == (2, 0)
     assert world.unload("m", {}) == [200, ""]
-    eventually("the resources are released", 10, lambda: used("limit") == 0)
+    eventually("the resources are released", lambda: used("limit") == 0)
 
 
 def test_a_changed_member_invalidates_the_cache_of_its_ensemble(serve):
@@ -702,9 +699,10 @@ def test_no_worker_outlives_a_server_that_is_reloading(serve):
     world = serve({"m": (model(function="delay", delay_ms=300), [1])})
     assert world.load("m", {}) == [200, ""]
     with ThreadPoolExecutor(2) as pool:
-        answer = pool.submit(infer, world, "m")
-        eventually("the request has arrived", 5, lambda: total(world.server.scrape(), "ts_inference_requests_total") == 1)
-        reload(world, "m", 1)
+        with stopped(world.server, "m"):
+            answer = pool.submit(infer, world, "m")
+            until_received(world.server, "m", 1)
+            reload(world, "m", 1)
         workers = world.server.workers()
         world.server.stop()
         assert answer.result()[0] == 200

@@ -8,7 +8,7 @@ import pytest
 
 from harness.peers import missing
 from harness.server import Server
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 from repository import repositories
 from repository.repositories import MODES, World, options_of, prepare, started
 from repository.repository_tables import STARTED
@@ -202,9 +202,9 @@ def test_command_lines(tmp_path, name):
     server.launch()
     try:
         if expected[0] == "ended":
-            assert server.process.wait(30) != 0
+            assert server.process.wait(DEADLINE_S) != 0
             return
-        eventually("the server serves", 30, lambda: serves(server))
+        eventually("the server serves", lambda: serves(server))
         assert world.index(["one", "two", "both", "nowhere"], False) == expected[1]
     finally:
         if server.process.poll() is None:

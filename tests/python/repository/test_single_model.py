@@ -7,7 +7,7 @@ import pytest
 
 from harness.onnx_file import model, node
 from harness.server import MODELS, Server
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 REQUEST = {"inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 PYTHON = """
@@ -95,7 +95,7 @@ def test_polling_detects_a_new_model_file(tmp_path, place):
         (tmp_path / "new").write_bytes(IDENTITY)
         (tmp_path / "new").rename(place / "model.onnx")
         ready = lambda: server.get("/v2/models/models/ready")[0] == 200  # noqa: E731
-        eventually("the new file is served", 30, ready)
+        eventually("the new file is served", ready)
         assert server.infer("models", REQUEST)[0] == 200
 
 
@@ -103,7 +103,7 @@ def test_a_file_of_an_unknown_kind_is_refused(tmp_path, place):
     (place / "notes.txt").write_text("x")
     server = Server(tmp_path, [place / "notes.txt"])
     server.launch()
-    assert server.process.wait(30) == 1
+    assert server.process.wait(DEADLINE_S) == 1
     assert "not a model file of a known kind" in server.log_tail()
 
 

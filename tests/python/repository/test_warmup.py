@@ -76,8 +76,8 @@ def test_a_restarted_instance_warms_up_again(start, tmp_path):
     server = start([], repository=folder)
     assert server.statistics("warm")["execution_count"] == 1
     server.infer("warm", one("FP32", [1, 2], [struct.unpack("<f", bytes([1, 0, 0, 0]))[0], 0]))
-    eventually("the instance warms up again", 20, lambda: server.statistics("warm")["execution_count"] >= 2)
-    eventually("the instance answers", 20, lambda: server.infer("warm", one("FP32", [1, 2], [2, 0]))[0] == 200)
+    eventually("the instance warms up again", lambda: server.statistics("warm")["execution_count"] >= 2)
+    eventually("the instance answers", lambda: server.infer("warm", one("FP32", [1, 2], [2, 0]))[0] == 200)
 
 
 def sample(tensors: dict, batch: int = 1) -> str:
@@ -120,7 +120,7 @@ def test_wrong_controls_fail_the_load(start, tmp_path, wrong, expected):
     folder = write(tmp_path / "models", "wrong", sequence_config(f"direct {{ }} {controls()}") + sample(GIVEN | wrong))
     server = start([], "--exit-on-error=false", repository=folder, wait=False)
     server.wait_until_ready("/v2/health/live")
-    eventually(f"the reason contains {expected!r}", 20, lambda: expected in str(server.index()))
+    eventually(f"the reason contains {expected!r}", lambda: expected in str(server.index()))
 
 
 @pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
@@ -169,5 +169,5 @@ def test_a_failed_warmup_fails_the_load(start, tmp_path, function, text, expecte
     options = ["--exit-on-error=false", "--worker-execution-timeout-secs=1"]
     server = start([], *options, repository=folder, wait=False)
     server.wait_until_ready("/v2/health/live")
-    eventually(f"the reason contains {expected!r}", 20, lambda: expected in str(server.index()))
+    eventually(f"the reason contains {expected!r}", lambda: expected in str(server.index()))
     assert server.get("/v2/models/wrong/ready")[0] != 200

@@ -1,24 +1,20 @@
 """A thousand clients in a separate process: `python load_clients.py PROTOCOL HOST:PORT MODEL CLIENTS`.
 
-Each client holds a connection. Each input line is a number of seconds and starts one round: every client sends requests
-continuously, and pauses for about a second after a refusal. After the last answer of a round the process prints a line of
-JSON: the number of requests that were sent, answered with a result, refused, and of each other answer.
+Each client holds a connection. The process prints `connected` when all are open. Each input line is a number of answers and
+starts one round: every client sends one request. The process prints a line of JSON as soon as it has that many answers, and
+another after the last answer: the number of answers so far that are a result (`ok`), a refusal (`refused`), or another text.
 """
 
 import asyncio
 import collections
 import json
-import random
 import sys
-import time
 
 import grpc
 
-from harness.waiting import pause_as_async_client
+from harness.waiting import DEADLINE_S
 from harness.wire import grpc_infer, grpc_tensor
 
-PAUSE_S = 1.0
-DEADLINE_S = 30
 REFUSED = "Exceeds maximum queue size"
 
 
@@ -78,15 +74,13 @@ class GrpcClient:
         await self.channel.close()
 
 
-async def one_round(client, end: float, counts):
-    """Runs one round of one client."""
-    await pause_as_async_client(random.uniform(0, PAUSE_S / 4))
-    while time.monotonic() < end:
-        counts["sent"] += 1
-        answer = await asyncio.wait_for(client.ask(), DEADLINE_S)
-        counts[answer] += 1
-        if answer != "ok":
-            await pause_as_async_client(random.uniform(0.8, 1.2) * PAUSE_S)
+async def one_round(clients: list, first: int):
+    """Sends one request of each client; prints the counts of the first answers, and then of all."""
+    counts = collections.Counter()
+    for answer in asyncio.as_completed([client.ask() for client in clients], timeout=2 * DEADLINE_S):
+        counts[await answer] += 1
+        if counts.total() in (first, len(clients)):
+            print(json.dumps(counts), flush=True)
 
 
 async def main(protocol: str, address: str, model: str, count: str):
@@ -97,9 +91,7 @@ async def main(protocol: str, address: str, model: str, count: str):
         await asyncio.gather(*(client.open() for client in clients[start : start + 50]))
     print("connected", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
-        counts, end = collections.Counter(), time.monotonic() + float(line)
-        await asyncio.gather(*(one_round(client, end, counts) for client in clients))
-        print(json.dumps(counts), flush=True)
+        await one_round(clients, int(line))
     await asyncio.gather(*(client.close() for client in clients))
 
 

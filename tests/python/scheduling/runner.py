@@ -123,7 +123,7 @@ class Watch:
                 return self.now != before or time.monotonic() - begun > quiet_s
             return self.received >= count
 
-        eventually(f"{count} requests are received", DEADLINE_S, lambda: answered() or arrived())
+        eventually(f"{count} requests are received", lambda: answered() or arrived(), deadline_s=DEADLINE_S)
 
     def at_rest(self, since: float) -> list:
         """Returns the stable values of the gauge since the time `since`, in order."""
@@ -184,7 +184,7 @@ class Run:
     def wait_for_answers(self, step: Answered):
         """Waits until this number of requests is answered."""
         enough = lambda: sum(answer.done() for answer in self.answers) >= step.count  # noqa: E731
-        eventually(f"{self.row.name}: {step.count} answers", DEADLINE_S, enough)
+        eventually(f"{self.row.name}: {step.count} answers", enough, deadline_s=DEADLINE_S)
 
     def ask_http(self, request: Send, number: int):
         """Sends one request with an id over HTTP; returns None, or the status and the text of the error."""
@@ -217,7 +217,7 @@ class Run:
     def statistics(self, watch: Watch) -> dict:
         """Returns the statistics after they stop changing; Triton updates them shortly after its answers."""
         read = lambda: (self.statistics_now(), watch.now)  # noqa: E731
-        return settled("the statistics", DEADLINE_S, read, 2 * APART_S)[0]
+        return settled("the statistics", read, 2 * APART_S, deadline_s=DEADLINE_S)[0]
 
     def statistics_now(self) -> dict:
         """Returns the current statistics that the tables contain."""

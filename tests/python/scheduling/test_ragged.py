@@ -177,4 +177,4 @@ def test_wrong_descriptions_are_refused(start, tmp_path, config, expected):
     folder = write(tmp_path / "models", "wrong", config, ONNX if "tract" in config else b"")
     server = start([], "--exit-on-error=false", repository=folder, wait=False)
     server.wait_until_ready("/v2/health/live")
-    eventually(f"the reason contains {expected!r}", 10, lambda: expected in str(server.index()))
+    eventually(f"the reason contains {expected!r}", lambda: expected in str(server.index()))

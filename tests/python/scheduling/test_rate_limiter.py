@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import queue
 import re
 import signal
 import time
@@ -14,7 +15,7 @@ from harness.processes import held
 from harness.sequence_models import config as sequence_config
 from harness.server import Server, total
 from harness.statistics import dispatched, until_dispatched, until_received
-from harness.waiting import eventually, holds_for, run_for
+from harness.waiting import DEADLINE_S, eventually, holds_for, run_for
 from scheduling.resources import REQUEST, Load, config, delay, group
 
 ON = "--rate-limit=execution_count"
@@ -50,27 +51,29 @@ def executions(server, model: str) -> int:
 
 
 def check_released(server, name="R", device="global"):
-    eventually(f"all of {name} is released", 5, lambda: resource(server, name, device, "used") == 0)
+    eventually(f"all of {name} is released", lambda: resource(server, name, device, "used") == 0)
 
 
-@pytest.mark.alone
 def test_models_with_one_resource_never_execute_at_the_same_time(serve):
-    """Two models share one unit of a global resource: their executions of 100 ms are sequential. A third model is not delayed."""
-    models = {name: delay(100, group("R 1 global")) for name in ("a", "b")} | {"free": delay(100, group(""))}
+    """Two models share one unit of a global resource: while one executes, the other waits, and a third model is not delayed."""
+    models = {name: delay(100, group("R 1 global")) for name in ("a", "b")} | {"free": delay(1, group(""))}
     server = serve(models, ON)
-
-    def timed(model):
-        begun = time.monotonic()
-        assert server.infer(model, REQUEST)[0] == 200
-        return begun, time.monotonic()
-
-    for _ in range(3):
-        with concurrent.futures.ThreadPoolExecutor(3) as pool:
-            (a0, a), (b0, b), (free0, free) = pool.map(timed, ("a", "b", "free"))
-        assert max(a, b) - min(a0, b0) >= 0.2
-        assert free - free0 < 0.19
+    for first, second in (("a", "b"), ("b", "a"), ("a", "b")):
+        counts = {model: executions(server, model) for model in models}
+        sent = dispatched(server, second)
+        waiting = ("pharos_rate_limiter_waiting_instances", (("model", second), ("version", "1")))
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            with held(server, first):
+                requests = [pool.submit(server.infer, first, REQUEST)]
+                eventually("the resource is held", lambda: resource(server, "R", "global", "used") == 1)
+                requests.append(pool.submit(server.infer, second, REQUEST))
+                eventually("the other instance waits", lambda: server.scrape()[waiting] == 1)
+                assert server.infer("free", REQUEST)[0] == 200
+                assert dispatched(server, second) == sent
+            assert [request.result()[0] for request in requests] == [200] * 2
+        assert {model: executions(server, model) for model in models} == {model: count + 1 for model, count in counts.items()}
     waited = total(server.scrape(), "pharos_rate_limiter_wait_seconds_total")
-    assert 0.2 < waited < 1.5, "one model waits for about 100 ms in each round"
+    assert waited >= 0.3, "one model waits for at least 100 ms in each round"
     assert resource(server, "R", "global", "limit") == 1
     check_released(server)
 
@@ -91,12 +94,25 @@ def test_without_the_rate_limiter_resources_are_ignored(serve):
 def test_executions_are_shared_by_priority(serve):
     """Three busy models of priorities 1, 2 and 4 on one resource execute as 4 : 2 : 1."""
     models = {f"p{p}": delay(5, group("R 1 global", limiter=f"priority: {p}")) for p in (1, 2, 4)}
-    server = serve(models, ON)
-    # Each model has more clients than a batch has requests, so that requests wait when its batch ends.
-    with Load(server, models, clients=8) as load:
-        eventually("200 executions", 20, lambda: sum(executions(server, model) for model in models) >= 200)
-        counts = {model: executions(server, model) for model in models}
-    assert {status for answers in load.answers.values() for status in answers} == {200}
+    server, queued, errors = serve(models, ON), 250, queue.SimpleQueue()
+    tensor = tritonclient.grpc.InferInput("INPUT0", [1, 2], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 2), np.float32))
+
+    def counts():
+        """Returns the numbers of executions in one scrape, as soon as they are 200 in all."""
+        metrics = server.scrape()
+        found = {model: total(metrics, "nv_inference_exec_count", model=model) for model in models}
+        return found if sum(found.values()) >= 200 else None
+
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        with held(server, *models):
+            for model in [model for model in models for _ in range(queued)]:
+                client.async_infer(model, [tensor], callback=lambda result, error: errors.put(error))
+            for model in models:
+                until_received(server, model, queued)
+        counts = eventually("200 executions", counts)
+        assert {errors.get(timeout=DEADLINE_S) for _ in range(queued * len(models))} == {None}
+    assert counts["p1"] < queued, "every model has waiting requests"
     assert counts["p1"] == pytest.approx(2 * counts["p2"], rel=0.15)
     assert counts["p1"] == pytest.approx(4 * counts["p4"], rel=0.15)
     check_released(server)
@@ -110,10 +126,10 @@ def test_waiting_batches_grow(serve):
         waiting = ("pharos_rate_limiter_waiting_instances", (("model", "batched"), ("version", "1")))
         with held(server, "holder"):
             first = pool.submit(server.infer, "holder", REQUEST)
-            eventually("the resource is held", 60, lambda: resource(server, "R", "global", "used") == 1)
+            eventually("the resource is held", lambda: resource(server, "R", "global", "used") == 1)
             others = [pool.submit(server.infer, "batched", REQUEST) for _ in range(4)]
             until_received(server, "batched", 4)
-            eventually("an instance waits", 60, lambda: server.scrape()[waiting] == 1)
+            eventually("an instance waits", lambda: server.scrape()[waiting] == 1)
         assert [request.result()[0] for request in [first, *others]] == [200] * 5
     assert [(entry["batch_size"], entry["compute_infer"]["count"]) for entry in server.statistics("batched")["batch_stats"]] == [(4, 1)]
 
@@ -144,7 +160,7 @@ def test_unsatisfiable_resources_fail_the_load(serve, models, options, reason):
     models = {name: config("identity", groups) for name, groups in models.items()}
     good = {"good": config("identity", group("R 1 global" if options else "Q 1"))}
     server = serve(models | good, ON, "--exit-on-error=false", "--strict-readiness=false", *options)
-    eventually("the load has failed", 20, lambda: "going on without m" in server.log_tail())
+    eventually("the load has failed", lambda: "going on without m" in server.log_tail())
     assert server.index()["m"][0]["state"] == "UNAVAILABLE"
     assert server.index()["m"][0]["reason"] == reason
     assert server.infer("good", REQUEST)[0] == 200
@@ -160,7 +176,7 @@ def test_explicit_limits(serve):
             requests = [pool.submit(server.infer, model, REQUEST) for model in models]
             for model in models:
                 until_received(server, model, 1)
-            eventually("two instances execute", 60, lambda: resource(server, "R", "0", "used") == 4)
+            eventually("two instances execute", lambda: resource(server, "R", "0", "used") == 4)
             execute = lambda: sum(dispatched(server, model) for model in models)  # noqa: E731
             holds_for("the third instance waits", 0.2, lambda: execute() == 2)
         assert {request.result()[0] for request in requests} == {200}
@@ -170,7 +186,7 @@ def test_explicit_limits(serve):
 @pytest.mark.parametrize("value", ["R", "R:1:2:3", "R:x"])
 def test_bad_flags_end_the_start(serve, value):
     server = serve({}, f"--rate-limit-resource={value}", launch_only=True)
-    assert server.process.wait(10) == 2
+    assert server.process.wait(DEADLINE_S) == 2
     text = "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. Got " + value
     assert text in server.log_tail()
 
@@ -181,16 +197,16 @@ def test_a_killed_worker_releases_its_resource(serve):
     server = serve(models, ON)
     with Load(server, models) as load:
         for _ in range(6):
-            eventually("the resource is held", 5, lambda: resource(server, "R", "global", "used") == 1)
+            eventually("the resource is held", lambda: resource(server, "R", "global", "used") == 1)
             for pid in list(server.workers())[:1]:
                 os.kill(pid, signal.SIGKILL)
             run_for("both models execute between two kills", 0.3)
         before = {model: len(answers) for model, answers in load.answers.items()}
-        eventually("both models execute", 20, lambda: all(len(load.answers[m]) > before[m] + 10 for m in models))
+        eventually("both models execute", lambda: all(len(load.answers[m]) > before[m] + 10 for m in models))
     statuses = [status for answers in load.answers.values() for status in answers]
     assert statuses.count(200) > 50 and set(statuses) <= {200, 503}
     check_released(server)
-    eventually("all instances are ready", 20, lambda: server.get("/v2/health/ready")[0] == 200)
+    eventually("all instances are ready", lambda: server.get("/v2/health/ready")[0] == 200)
     assert [server.infer(model, REQUEST)[0] for model in models] == [200, 200]
 
 
@@ -202,13 +218,13 @@ def test_a_cancelled_request_leaves_the_queue(serve):
     server = serve({"a": delay(600, group("R 1 global")), "b": delay(1, group("R 1 global"))}, ON)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.infer, "a", REQUEST)
-        eventually("the resource is held", 5, lambda: resource(server, "R", "global", "used") == 1)
+        eventually("the resource is held", lambda: resource(server, "R", "global", "used") == 1)
         connection = http.client.HTTPConnection(server.http)
         connection.request("POST", "/v2/models/b/infer", json.dumps(REQUEST))
         waiting = ("pharos_rate_limiter_waiting_instances", (("model", "b"), ("version", "1")))
-        eventually("the request waits", 5, lambda: server.scrape()[waiting] == 1)
+        eventually("the request waits", lambda: server.scrape()[waiting] == 1)
         connection.close()
-        eventually("the request is removed", 5, lambda: server.scrape()[waiting] == 0)
+        eventually("the request is removed", lambda: server.scrape()[waiting] == 0)
         assert not first.done() and first.result()[0] == 200
     check_released(server)
     assert executions(server, "b") == 0
@@ -218,6 +234,12 @@ def instance_states(server) -> dict:
     """Returns the state of each instance of all models."""
     found = [dict(labels) for (name, labels), value in server.scrape().items() if name == "pharos_instance_state" and value == 1]
     return {labels["instance"]: labels["state"] for labels in found}
+
+
+def instances_at_work(server) -> set:
+    """Returns the instances that hold inputs."""
+    arenas = [(dict(labels), value) for (name, labels), value in server.scrape().items() if name == "pharos_arena_used_bytes"]
+    return {labels["instance"] for labels, value in arenas if labels["direction"] == "input" and value}
 
 
 def test_instances_by_group(serve):
@@ -232,35 +254,31 @@ def test_instances_by_group(serve):
     kinds = re.findall(r'"kind":"(\w+)"', server.get("/v2/models/m/config")[1])
     assert kinds == ["KIND_CPU", "KIND_CPU", "KIND_MODEL", "KIND_CPU"]
 
-    def at_work() -> set:
-        """Returns the instances that hold inputs."""
-        arenas = [(dict(labels), value) for (name, labels), value in server.scrape().items() if name == "pharos_arena_used_bytes"]
-        return {labels["instance"] for labels, value in arenas if labels["direction"] == "input" and value}
-
     active = {"m_0_0", "m_0_1", "auto_0", "other_0"}
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
         with held(server):
             requests = [pool.submit(server.infer, "m", REQUEST) for _ in range(5)]
             until_received(server, "m", 5)
-            eventually("four instances execute", 60, lambda: at_work() >= active)
-            assert at_work() == active, "passive instances do not execute"
+            eventually("four instances execute", lambda: instances_at_work(server) >= active)
+            assert instances_at_work(server) == active, "passive instances do not execute"
         assert {request.result()[0] for request in requests} == {200}
 
 
 
-@pytest.mark.alone
 def test_requests_use_the_least_loaded_instance_and_survive_a_worker(serve):
     """With one of two instances busy, the next request uses the other; when a worker dies, the other instance answers its
     requests."""
     server = serve({"m": delay(150, "instance_group { count: 2 }")})
     workers = server.workers()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        begun = time.monotonic()
-        assert {status for status, _ in pool.map(lambda _: server.infer("m", REQUEST), range(2))} == {200}
-        assert time.monotonic() - begun < 0.29, "executed concurrently"
-        requests = [pool.submit(server.infer, "m", REQUEST) for _ in range(8)]
-        until_received(server, "m", 10)
-        os.kill(min(workers), signal.SIGKILL)
+        with held(server, "m"):
+            requests = [pool.submit(server.infer, "m", REQUEST) for _ in range(2)]
+            eventually("both instances execute", lambda: len(instances_at_work(server)) == 2)
+        assert {request.result()[0] for request in requests} == {200}
+        with held(server, "m"):
+            requests = [pool.submit(server.infer, "m", REQUEST) for _ in range(8)]
+            until_received(server, "m", 10)
+            os.kill(min(workers), signal.SIGKILL)
         assert {request.result()[0] for request in requests} == {200}
     assert total(server.scrape(), "nv_inference_request_success", model="m") == 10
 

@@ -14,8 +14,9 @@ import h2.connection
 import h2.events
 import h2.exceptions
 
+from harness.waiting import DEADLINE_S
+
 HOST = "127.0.0.1"
-TIMEOUT_S = 20
 
 # Invalid values of `Authorization`, used in turn.
 WRONG = itertools.cycle([
@@ -82,7 +83,7 @@ class Http1:
 
     def try_ask(self, method, target, headers, body, withheld) -> Answer:
         if self.connection is None:
-            self.connection = http.client.HTTPConnection(HOST, self.port, timeout=TIMEOUT_S)
+            self.connection = http.client.HTTPConnection(HOST, self.port, timeout=DEADLINE_S)
         self.connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
         self.connection.putheader("Host", f"{HOST}:{self.port}")
         for name, value in headers.items():
@@ -122,7 +123,7 @@ class Http2:
 
     def open(self):
         """Connects."""
-        self.socket = socket.create_connection((HOST, self.port), timeout=TIMEOUT_S)
+        self.socket = socket.create_connection((HOST, self.port), timeout=DEADLINE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = h2.config.H2Configuration(
             client_side=True, header_encoding="utf-8", validate_outbound_headers=False, normalize_outbound_headers=False

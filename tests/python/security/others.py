@@ -9,7 +9,7 @@ import numpy as np
 from harness.connections import connect, post, read_response
 from harness.inference import one
 from harness.processes import resident_kb
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 MODEL = "identity_fp32_nobatch"
 INFER = f"/v2/models/{MODEL}/infer"
@@ -56,13 +56,13 @@ class Others:
     def __enter__(self):
         for thread in self.threads:
             thread.start()
-        eventually("the other clients are served", 10, lambda: len(self.times) > 50)
+        eventually("the other clients are served", lambda: len(self.times) > 50)
         return self
 
     def __exit__(self, *_):
         self.over.set()
         for thread in self.threads:
-            thread.join(60)
+            thread.join(DEADLINE_S)
 
     def p99(self) -> float:
         """Returns the 99th percentile of the waiting times in seconds."""

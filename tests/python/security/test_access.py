@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 from harness.inference import one
 from harness.models import write
 from harness.server import total
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 MODEL = "identity_fp32"
 BODY = json.dumps(one("FP32", [1, 1], [1]))
@@ -58,7 +58,7 @@ def ask(server, method, path, body, headers) -> tuple:
     """Returns the status, the challenge and the error."""
     import http.client
 
-    connection = http.client.HTTPConnection(server.http, timeout=30)
+    connection = http.client.HTTPConnection(server.http, timeout=DEADLINE_S)
     connection.request(method, path, body, headers)
     response = connection.getresponse()
     text = response.read().decode()
@@ -138,11 +138,11 @@ def test_grpc(guarded):
         assert client.get_model_repository_index(headers=header("admin-1")).models
         answers = queue.Queue()
         client.start_stream(lambda result, error: answers.put(error))
-        assert "needs a token for inference" in str(answers.get(timeout=10))
+        assert "needs a token for inference" in str(answers.get(timeout=DEADLINE_S))
         client.stop_stream()
         client.start_stream(lambda result, error: answers.put((result, error)), headers=header("infer-1"))
         client.async_stream_infer(MODEL, [value])
-        result, error = answers.get(timeout=10)
+        result, error = answers.get(timeout=DEADLINE_S)
         assert error is None and result.as_numpy("OUTPUT0").item() == 1
         client.stop_stream()
     count = total(guarded.scrape(), "pharos_request_failures_total", protocol="grpc", reason="UNAUTHENTICATED")
@@ -164,21 +164,21 @@ def test_files_are_read_again(guarded, files):
     """An added token is accepted and a removed one refused. A bad file changes nothing and is reported."""
     works = lambda token: guarded.ask("GET", "/v2", headers=bearer(token))[0] == 200  # noqa: E731
     files[0].write_text("infer-2==\ninfer-3\n")
-    eventually("the new token works", 10, lambda: works("infer-3"))
+    eventually("the new token works", lambda: works("infer-3"))
     assert not works("infer-1") and works("infer-2==") and works("admin-1")
     files[0].write_text("infer-3\nsecret words\n")
     name = "pharos_credential_reloads_total"
     failures = lambda: total(guarded.scrape(), name, file="inference_tokens", result="failure")  # noqa: E731
-    eventually("the bad file is reported", 10, lambda: failures() == 1)
+    eventually("the bad file is reported", lambda: failures() == 1)
     assert works("infer-2==") and works("infer-3")
     log = guarded.log.read_text()
     assert "inference_tokens reload failed" in log and "line 2 is not a token" in log and "secret words" not in log
     files[0].unlink()
-    eventually("the missing file is reported", 10, lambda: failures() == 2)
+    eventually("the missing file is reported", lambda: failures() == 2)
     assert works("infer-3")
     files[0].write_text("infer-4\n")
     guarded.process.send_signal(signal.SIGHUP)
-    eventually("SIGHUP reads at once", 10, lambda: works("infer-4"))
+    eventually("SIGHUP reads at once", lambda: works("infer-4"))
 
 
 def test_inference_tokens_alone_protect_everything(start, files):
@@ -216,7 +216,7 @@ def test_files_that_cannot_be_used(start, tmp_path, text, words):
     if text is not None:
         path.write_text(text)
     server = start([MODEL], f"--management-token-file={path}", wait=False)
-    assert server.process.wait(30) == 1
+    assert server.process.wait(DEADLINE_S) == 1
     log = server.log_tail()
     assert [word for word in [f"the token file '{path}'", *words] if word not in log] == [], log
 
@@ -287,7 +287,7 @@ def test_headers_over_grpc(forwarding):
         client.start_stream(lambda result, error: answers.put(error or result.get_response()), headers=headers)
         for _ in range(2):
             client.async_stream_infer("echo", [tensor(tritonclient.grpc)])
-        assert [text(answers.get(timeout=10)) for _ in range(2)] == [expected] * 2
+        assert [text(answers.get(timeout=DEADLINE_S)) for _ in range(2)] == [expected] * 2
         client.stop_stream()
 
 
@@ -303,5 +303,5 @@ def test_tokens_are_not_forwarded(start, files, tmp_path):
 def test_an_invalid_pattern(start):
     """The server does not start and reports the invalid pattern."""
     server = start([MODEL], "--http-header-forward-pattern=(", wait=False)
-    assert server.process.wait(30) == 2
+    assert server.process.wait(DEADLINE_S) == 2
     assert "--http-header-forward-pattern" in server.log_tail() and "invalid regular expression" in server.log_tail()

@@ -193,7 +193,7 @@ def v2_server(folder: Path, case: str):
     }  # fmt: skip
     server.launch()
     try:
-        eventually("the server is ready", 30, lambda: is_ready(server))
+        eventually("the server is ready", lambda: is_ready(server))
         ports = {"http": server.http_port, "grpc": server.grpc_port, "metrics": server.metrics_port}
         yield {**ports, "sagemaker": sagemaker, "vertex_ai": vertex_ai}
         assert server.process.poll() is None, server.log_tail()

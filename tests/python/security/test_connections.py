@@ -22,7 +22,7 @@ from harness.connections import GRPC_HEADERS, INFER, connect, post, read_respons
 from harness.inference import one, simple
 from harness.models import copy_models
 from harness.server import Server, total
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 
 def still_answers(server):
@@ -209,7 +209,7 @@ def test_malformed_heads_are_counted(server):
         with connect(server.http_port) as connection:
             connection.sendall(head)
             assert read_response(connection)[0] == status
-    eventually("all four are counted", 5, lambda: total(server.scrape(), "pharos_requests_total", **labels) == before + 4)
+    eventually("all four are counted", lambda: total(server.scrape(), "pharos_requests_total", **labels) == before + 4)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, -1])
@@ -235,7 +235,7 @@ def test_client_disconnects_before_the_answer(start):
         for _ in range(12):
             client.async_infer("delay_200", [tensor], callback=lambda result, error: None).cancel()
     name = "nv_inference_pending_request_count"
-    eventually("nothing is pending", 10, lambda: total(server.scrape(), name, model="delay_200") == 0)
+    eventually("nothing is pending", lambda: total(server.scrape(), name, model="delay_200") == 0)
     assert server.infer("delay_200", one("FP32", [1, 1], [1]))[0] == 200
 
 
@@ -271,9 +271,9 @@ def test_health_service(server):
     """`grpc.health.v1.Health/Check` returns SERVING (1) for any service name."""
     with grpc.insecure_channel(server.grpc) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check", lambda b: b, lambda b: b)
-        assert check(b"", timeout=10) == b"\x08\x01"
+        assert check(b"", timeout=DEADLINE_S) == b"\x08\x01"
         name = b"inference.GRPCInferenceService"
-        assert check(b"\x0a" + bytes([len(name)]) + name, timeout=10) == b"\x08\x01"
+        assert check(b"\x0a" + bytes([len(name)]) + name, timeout=DEADLINE_S) == b"\x08\x01"
 
 
 def test_reflection(server):
@@ -281,7 +281,7 @@ def test_reflection(server):
     with grpc.insecure_channel(server.grpc) as channel:
         path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
         ask = channel.stream_stream(path, lambda b: b, lambda b: b)
-        answer = next(ask(iter([b"\x3a\x01*"]), timeout=10))
+        answer = next(ask(iter([b"\x3a\x01*"]), timeout=DEADLINE_S))
     assert b"inference.GRPCInferenceService" in answer
 
 
@@ -292,7 +292,7 @@ def test_message_that_is_not_protobuf(server, message):
         call = channel.unary_unary(INFER, lambda b: b, lambda b: b)
         with pytest.raises(grpc.RpcError) as caught:
             call(message, timeout=10)
-        assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
+        assert caught.value.code() == grpc.StatusCode.INTERNAL
     still_answers(server)
 
 
@@ -301,7 +301,7 @@ def test_unknown_method(server):
     with grpc.insecure_channel(server.grpc) as channel:
         for path in ("/inference.GRPCInferenceService/Nothing", "/no.Service/ModelInfer"):
             with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary(path, lambda b: b, lambda b: b)(b"", timeout=10)
+                channel.unary_unary(path, lambda b: b, lambda b: b)(b"", timeout=DEADLINE_S)
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -318,7 +318,7 @@ def test_truncated_stream(server):
     """Bytes that are not a message end the stream with an error instead of a normal end."""
     with grpc.insecure_channel(server.grpc) as channel:
         path = "/inference.GRPCInferenceService/ModelStreamInfer"
-        call = channel.stream_stream(path, lambda b: b, lambda b: b)(iter([b"\xff\xff"]), timeout=10)
+        call = channel.stream_stream(path, lambda b: b, lambda b: b)(iter([b"\xff\xff"]), timeout=DEADLINE_S)
         with pytest.raises(grpc.RpcError) as caught:
             list(call)
         assert caught.value.code() == grpc.StatusCode.INTERNAL

@@ -24,7 +24,7 @@ from harness.inference import one
 from harness.models import copy_models
 from harness.processes import resident_kb
 from harness.server import Server, total
-from harness.waiting import eventually, every
+from harness.waiting import DEADLINE_S, eventually, every
 from security.others import INFER, MODEL, MOST, OPTIONS, P99_S, Others
 
 pytestmark = pytest.mark.alone
@@ -187,7 +187,7 @@ def half_open(server):
         wire.close()
     assert refusals >= 450, refusals
     open_now = lambda: total(server.scrape(), "pharos_connections_open", listener="http")  # noqa: E731
-    eventually("the idle connections are closed", 10, lambda: open_now() < 10)
+    eventually("the idle connections are closed", lambda: open_now() < 10)
     assert refused(server, "LIMIT") >= 500
 
 
@@ -201,7 +201,7 @@ def unread_answers(server):
     wires = [connect(server.http_port) for _ in range(8)]
     for wire in wires:
         wire.sendall(request)
-    eventually("the slow readers are disconnected", 15, lambda: refused(server, "SLOW_READER") == before + 8)
+    eventually("the slow readers are disconnected", lambda: refused(server, "SLOW_READER") == before + 8)
     for wire in wires:
         wire.close()
 
@@ -238,7 +238,7 @@ def headers_block(extra=()) -> bytes:
     return connection.data_to_send()[9:]
 
 
-def end_of(wire, seconds: float = 15):
+def end_of(wire, seconds: float = DEADLINE_S):
     """Returns the error code of the GOAWAY that ends the connection; `None` if the connection ends without one, -1 if it does not
     end."""
     buffer, code = b"", None
@@ -265,7 +265,7 @@ def flood(server, piece: bytes, seconds: float, first: bytes = b"", grpc: bool =
         reader = threading.Thread(target=lambda: (drain(wire), stop.set()))
         reader.start()
         taken = True
-        wire.settimeout(20)
+        wire.settimeout(DEADLINE_S)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if stop.is_set() or not push(wire, piece):
@@ -273,7 +273,7 @@ def flood(server, piece: bytes, seconds: float, first: bytes = b"", grpc: bool =
                 break
         with contextlib.suppress(OSError):
             wire.shutdown(socket.SHUT_RDWR)
-        reader.join(30)
+        reader.join(DEADLINE_S)
     return taken
 
 
@@ -331,8 +331,8 @@ def streams_without_end(server):
         for stream in range(1, 2001, 2):
             connection.send_headers(stream, list(GRPC_HEADERS.items()))
         wire.sendall(connection.data_to_send())
-        ended, begun = {}, time.monotonic()
-        while len(ended) < 1000 and time.monotonic() - begun < 20:
+        ended = {}
+        while len(ended) < 1000:
             for event in connection.receive_data(wire.recv(65536)):
                 if isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
                     ended[event.stream_id] = dict(event.headers)
@@ -366,7 +366,7 @@ def shut_windows(server):
         begun = time.monotonic()
         wire.settimeout(0.2)
         # It answers pings and makes other calls to keep the connection active.
-        while time.monotonic() - begun < 15:
+        while time.monotonic() - begun < DEADLINE_S:
             try:
                 received = wire.recv(65536)
             except TimeoutError:
@@ -379,7 +379,7 @@ def shut_windows(server):
             connection.ping(b"12345678")
             if not push(wire, connection.data_to_send()):
                 break
-        assert 1 < time.monotonic() - begun < 14
+        assert 1 < time.monotonic() - begun < DEADLINE_S
     assert refused(server, "SLOW_READER", "grpc") == before + 1
 
 
@@ -417,7 +417,7 @@ def test_garbage_in_tls(tmp_path, capsys):
     server = Server(tmp_path, [copy_models(tmp_path / "models", [MODEL])], options)
     server.launch()
     try:
-        eventually("the server is ready", 60, lambda: " ready" in server.log_tail())
+        eventually("the server is ready", lambda: " ready" in server.log_tail())
         context, rng = ssl.create_default_context(cafile=files.root), np.random.default_rng(6)
         request = post(INFER, json.dumps(one("FP32", [4], [1, 2, 3, 4])).encode())
         times, first_kb = [], resident_kb(server)
@@ -439,7 +439,7 @@ def test_garbage_in_tls(tmp_path, capsys):
             good.sendall(request)
             assert read_response(good)[0] == 200
         count = lambda reason: refused(server, reason)  # noqa: E731
-        eventually("all failed handshakes are counted", 10, lambda: count("HANDSHAKE") >= 1500 and count("HANDSHAKE_TIMEOUT") >= 300)
+        eventually("all failed handshakes are counted", lambda: count("HANDSHAKE") >= 1500 and count("HANDSHAKE_TIMEOUT") >= 300)
         lines = [line for line in server.log.read_text().splitlines() if "refused a connection" in line]
         assert len(lines) < 20, "the log is not flooded"
         p99 = float(np.percentile(times, 99))
@@ -464,7 +464,7 @@ def test_one_grpc_connection_too_many(start):
         assert drain(fourth) == b""
     assert refused(server, "LIMIT", "grpc") == 1
     wires.pop().close()
-    eventually("a connection is free", 5, lambda: total(server.scrape(), "pharos_connections_open", listener="grpc") == 2)
+    eventually("a connection is free", lambda: total(server.scrape(), "pharos_connections_open", listener="grpc") == 2)
     with connect(server.grpc_port) as wire:
         wire.sendall(PREFACE)
         assert wire.recv(9)[3] == 4
@@ -477,7 +477,7 @@ def test_old_connections_are_replaced(start):
         wire.sendall(PREFACE)
         begun = time.monotonic()
         assert end_of(wire) == 0
-        assert 0.8 < time.monotonic() - begun < 5
+        assert time.monotonic() - begun > 0.8
     import tritonclient.grpc
 
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:

@@ -21,7 +21,7 @@ from harness.inference import one
 from harness.models import copy_models
 from harness.processes import resident_kb
 from harness.server import Server, total
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 from security.others import INFER, MODEL, OPTIONS, P99_S, Others
 from torchserve.home import Home, has_worker
 
@@ -156,7 +156,7 @@ def bombs_over_http(server):
         for wire in wires:
             wire.sendall(head + data)
         for wire in wires:
-            wire.settimeout(60)
+            wire.settimeout(DEADLINE_S)
             status, body = read_response(wire)
             text = b"exceeds the maximum allowed value of 67108864 bytes. Use --http-max-input-size to increase the limit."
             assert status == 400 and text in body, body
@@ -251,10 +251,10 @@ def test_memory_of_received_data_is_bounded(start):
                 infer(server, message(mib))
             return refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and "--receive-memory-byte-size" in refused.value.details()
 
-        eventually("a call of 4 MiB is refused", 30, full)
+        eventually("a call of 4 MiB is refused", full)
         with connect(server.http_port) as wire:
             wire.sendall(head + bytes(8 * mib))
-            wire.settimeout(30)
+            wire.settimeout(DEADLINE_S)
             status, body = read_response(wire)
             assert status == 503 and b"--receive-memory-byte-size" in body, body
         # A body that arrives in one piece does not wait, so it is served.
@@ -266,7 +266,7 @@ def test_memory_of_received_data_is_bounded(start):
         except grpc.RpcError:
             return False
 
-    eventually("the call is served after the others have ended", 30, served)
+    eventually("the call is served after the others have ended", served)
     with pytest.raises(grpc.RpcError) as refused:
         infer(server, pb.ModelInferRequest(model_name=MODEL, id="0" * (20 * mib)), grpc.Compression.Gzip)
     assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -11,6 +11,7 @@ from tritonclient.utils import InferenceServerException
 
 from harness.inference import one
 from harness.server import total
+from harness.waiting import DEADLINE_S
 
 HTTP = "--http-restricted-api="
 GRPC = "--grpc-restricted-protocol="
@@ -72,7 +73,7 @@ def test_grpc(guarded):
         assert client.is_server_ready()
         answers = queue.Queue()
         client.start_stream(lambda result, error: answers.put(error))
-        assert refused in str(answers.get(timeout=10))
+        assert refused in str(answers.get(timeout=DEADLINE_S))
         client.stop_stream()
 
 
@@ -88,5 +89,5 @@ def test_grpc(guarded):
 def test_a_bad_rule_stops_the_start(start, option, text):
     """An invalid rule must not leave access open."""
     server = start(["identity_fp32"], option, wait=False)
-    assert server.process.wait(10) != 0
+    assert server.process.wait(DEADLINE_S) != 0
     assert text in server.log.read_text()

@@ -22,7 +22,7 @@ from harness.inference import one
 from harness.models import copy_models
 from harness.prometheus import Prometheus, missing
 from harness.server import Server, total
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 MODEL = "identity_fp32"
 LISTENERS = ("http", "grpc", "metrics")
@@ -45,7 +45,7 @@ class TlsServer(Server):
 
     def connect(self, address: str = "") -> http.client.HTTPSConnection:
         """Returns a connection that stays open."""
-        return http.client.HTTPSConnection(address or self.http, timeout=30, context=self.context())
+        return http.client.HTTPSConnection(address or self.http, timeout=DEADLINE_S, context=self.context())
 
     def ask(self, method, path, body=None, address="", headers=None):
         connection = self.connect(address)
@@ -59,7 +59,7 @@ class TlsServer(Server):
     def certificate_of(self, address: str = "") -> str:
         """Returns the common name in the certificate that a new connection receives."""
         host, port = (address or self.http).split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as plain:
+        with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as plain:
             with self.context().wrap_socket(plain, server_hostname=host) as wire:
                 return dict(pair[0] for pair in wire.getpeercert()["subject"])["commonName"]
 
@@ -152,7 +152,7 @@ def test_protocols_are_agreed_on(secured, offered, agreed):
     context = secured.context()
     if offered:
         context.set_alpn_protocols(offered)
-    with socket.create_connection(("127.0.0.1", secured.http_port), timeout=30) as plain:
+    with socket.create_connection(("127.0.0.1", secured.http_port), timeout=DEADLINE_S) as plain:
         with context.wrap_socket(plain, server_hostname="localhost") as wire:
             assert wire.selected_alpn_protocol() == agreed
             if agreed == "h2":
@@ -168,7 +168,7 @@ def test_versions(secured, version):
     """TLS 1.2 and 1.3 are supported."""
     context = secured.context()
     context.minimum_version = context.maximum_version = version
-    connection = http.client.HTTPSConnection(secured.http, timeout=30, context=context)
+    connection = http.client.HTTPSConnection(secured.http, timeout=DEADLINE_S, context=context)
     connection.request("GET", "/v2/health/live")
     assert connection.getresponse().status == 200
     connection.close()
@@ -191,7 +191,7 @@ def refusals(server, listener: str, reason: str) -> float:
 def test_clear_text_at_a_port_with_tls(secured):
     """HTTP clients get an HTTP error, gRPC clients the status UNAVAILABLE; other connections are closed; all are counted."""
     before = {name: refusals(secured, name, "NOT_TLS") for name in LISTENERS}
-    connection = http.client.HTTPConnection(secured.http, timeout=30)
+    connection = http.client.HTTPConnection(secured.http, timeout=DEADLINE_S)
     connection.request("GET", "/v2/health/live")
     response = connection.getresponse()
     assert (response.status, json.load(response)) == (400, {"error": "this port requires TLS: use https"})
@@ -200,7 +200,7 @@ def test_clear_text_at_a_port_with_tls(secured):
         with pytest.raises(InferenceServerException) as error:
             client.is_server_live(client_timeout=20)
     assert error.value.status() == "StatusCode.UNAVAILABLE"
-    with socket.create_connection(("127.0.0.1", secured.metrics_port), timeout=30) as wire:
+    with socket.create_connection(("127.0.0.1", secured.metrics_port), timeout=DEADLINE_S) as wire:
         wire.sendall(bytes(100))
         try:
             assert wire.recv(100) == b""
@@ -214,7 +214,7 @@ def test_clear_text_at_a_port_with_tls(secured):
 def test_a_client_without_a_certificate(secured):
     """It is accepted only by a server without mutual TLS."""
     context = ssl.create_default_context(cafile=secured.files.root)
-    connection = http.client.HTTPSConnection(secured.http, timeout=30, context=context)
+    connection = http.client.HTTPSConnection(secured.http, timeout=DEADLINE_S, context=context)
     if not secured.mutual:
         connection.request("GET", "/v2/health/live")
         assert connection.getresponse().status == 200
@@ -237,7 +237,7 @@ def test_a_client_of_another_authority(secured, tmp_path):
     stranger = Files(tmp_path / "other")
     context = ssl.create_default_context(cafile=secured.files.root)
     context.load_cert_chain(stranger.client_cert, stranger.client_key)
-    connection = http.client.HTTPSConnection(secured.http, timeout=30, context=context)
+    connection = http.client.HTTPSConnection(secured.http, timeout=DEADLINE_S, context=context)
     with pytest.raises((ssl.SSLError, OSError)):
         connection.request("GET", "/v2/health/live")
         connection.getresponse()
@@ -253,7 +253,7 @@ def test_prometheus_scrapes_over_tls(secured, tmp_path):
     prometheus = Prometheus(tmp_path, secured.metrics)
     prometheus.config.write_text(prometheus.config.read_text() + "\n".join(lines) + "\n")
     with prometheus as running:
-        eventually("Prometheus has scraped the server", 30, running.ready)
+        eventually("Prometheus has scraped the server", running.ready)
         assert running.query("nv_inference_request_success")
 
 
@@ -303,19 +303,19 @@ def test_certificates_are_read_again(serve, tmp_path):
     with tritonclient.grpc.InferenceServerClient(server.grpc, **grpc_options(server)) as client:
         assert client.is_server_live()
         files.renew("renewed")
-        eventually("HTTP has the new certificate", 10, lambda: server.certificate_of() == "renewed")
-        eventually("gRPC has the new certificate", 10, lambda: server.certificate_of(server.grpc) == "renewed")
-        eventually("the metrics port has the new certificate", 10, lambda: server.certificate_of(server.metrics) == "renewed")
+        eventually("HTTP has the new certificate", lambda: server.certificate_of() == "renewed")
+        eventually("gRPC has the new certificate", lambda: server.certificate_of(server.grpc) == "renewed")
+        eventually("the metrics port has the new certificate", lambda: server.certificate_of(server.metrics) == "renewed")
         good = files.cert.read_bytes()
         files.cert.write_text("-----BEGIN CERTIFICATE-----\nnot base64!\n-----END CERTIFICATE-----\n")
         reloads = lambda result: total(server.scrape(), "pharos_credential_reloads_total", file="http_tls", result=result)  # noqa: E731
-        eventually("the invalid file is reported", 10, lambda: reloads("failure") == 1)
+        eventually("the invalid file is reported", lambda: reloads("failure") == 1)
         assert f"http_tls reload failed, keeping the previous ones: '{files.cert}' is not valid PEM" in server.log_tail()
         assert server.certificate_of() == "renewed"
         files.cert.write_bytes(good)
-        eventually("the valid file is read", 10, lambda: reloads("success") == 2)
+        eventually("the valid file is read", lambda: reloads("success") == 2)
         server.process.send_signal(signal.SIGHUP)
-        eventually("SIGHUP reloads the file", 10, lambda: reloads("success") == 3)
+        eventually("SIGHUP reloads the file", lambda: reloads("success") == 3)
         kept.request("GET", "/v2/health/live")
         assert kept.getresponse().status == 200, "the open connection must continue"
         assert client.is_server_live()
@@ -337,7 +337,7 @@ def test_files_behind_a_link_that_is_exchanged(serve, tmp_path):
     assert server.certificate_of() == "server"
     (folder / "next").symlink_to("two")
     os.replace(folder / "next", folder / "now")
-    eventually("the server has the new certificate", 10, lambda: server.certificate_of() == "exchanged")
+    eventually("the server has the new certificate", lambda: server.certificate_of() == "exchanged")
 
 
 def test_a_removed_authority(serve, tmp_path):
@@ -348,7 +348,7 @@ def test_a_removed_authority(serve, tmp_path):
     context.maximum_version = ssl.TLSVersion.TLSv1_2
 
     def connect(session=None):
-        plain = socket.create_connection(("127.0.0.1", server.http_port), timeout=30)
+        plain = socket.create_connection(("127.0.0.1", server.http_port), timeout=DEADLINE_S)
         return context.wrap_socket(plain, server_hostname="localhost", session=session)
 
     with connect() as first:
@@ -356,7 +356,7 @@ def test_a_removed_authority(serve, tmp_path):
     with connect(session) as second:
         assert second.session_reused
     files.root.write_bytes(Authority("another").pem)
-    eventually("the list is read", 10, lambda: "http_tls reloaded" in server.log_tail())
+    eventually("the list is read", lambda: "http_tls reloaded" in server.log_tail())
     with pytest.raises((ssl.SSLError, OSError)):
         with connect(session) as third:
             third.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -403,7 +403,7 @@ def test_files_that_cannot_be_used(serve, tmp_path, fault):
     spoil, words = faults(files)[fault]
     spoil()
     server = serve(files, wait=False, listeners=("grpc",))
-    assert server.process.wait(30) == 1
+    assert server.process.wait(DEADLINE_S) == 1
     log = server.log_tail()
     assert [word for word in ["TLS of grpc", *words] if word not in log] == [], log
 
@@ -416,7 +416,7 @@ def test_files_that_cannot_be_used(serve, tmp_path, fault):
 def test_options_that_lack_a_file(start, options, text):
     """The error names the missing option."""
     server = start([MODEL], *options, wait=False)
-    assert server.process.wait(30) == 1
+    assert server.process.wait(DEADLINE_S) == 1
     assert text in server.log_tail()
 
 
@@ -426,7 +426,7 @@ def test_tls_at_a_port_with_clear_text(start):
     context = ssl.create_default_context()
     for name, port in (("http", server.http_port), ("grpc", server.grpc_port), ("metrics", server.metrics_port)):
         for _ in range(3):
-            with socket.create_connection(("127.0.0.1", port), timeout=30) as plain:
+            with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as plain:
                 with pytest.raises(ssl.SSLError, match="protocol version|PROTOCOL_VERSION"):
                     context.wrap_socket(plain, server_hostname="localhost")
         assert refusals(server, name, "UNEXPECTED_TLS") == 3
@@ -438,13 +438,13 @@ def test_a_handshake_that_does_not_end(serve, tmp_path):
     """`--client-handshake-timeout-secs`: the connection is closed; others are served meanwhile."""
     server = serve(Files(tmp_path / "pem"), "--client-handshake-timeout-secs=1")
     begun = time.monotonic()
-    slow = [socket.create_connection(("127.0.0.1", server.http_port), timeout=30) for _ in range(50)]
+    slow = [socket.create_connection(("127.0.0.1", server.http_port), timeout=DEADLINE_S) for _ in range(50)]
     for wire in slow:
         wire.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
     assert server.get("/v2/health/live")[0] == 200
     for wire in slow:
         assert wire.recv(10) == b""
         wire.close()
-    assert 0.9 < time.monotonic() - begun < 10
+    assert time.monotonic() - begun > 0.9
     assert refusals(server, "http", "HANDSHAKE_TIMEOUT") == 50
     assert server.log.read_text().count("the TLS handshake took more than 1 s") == 1

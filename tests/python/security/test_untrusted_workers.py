@@ -70,7 +70,7 @@ def test_a_count_in_shared_memory_is_checked(served):
         status, answer = ask(served, value)
         assert (status, answer["outputs"][0]["data"]) == (200, [1]), "the model must find the ring"
     dropped = lambda: total(served.scrape(), name, model="m")
-    eventually("the invalid count is detected", 10, lambda: dropped() > 0)
+    eventually("the invalid count is detected", lambda: dropped() > 0)
     assert dropped() <= 2 * 2**24
 
 

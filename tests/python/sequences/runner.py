@@ -68,7 +68,7 @@ class Run(scheduling.Run):
             return run_for("the arrival of a cancellation cannot be observed", APART_S)
         if token[0] == "!":
             enough = lambda: sum(call.done() for call in self.calls) >= int(token[1:])  # noqa: E731
-            return eventually(f"{self.row.name}: {token[1:]} answers", DEADLINE_S, enough)
+            return eventually(f"{self.row.name}: {token[1:]} answers", enough, deadline_s=DEADLINE_S)
         number = len(self.calls)
         call = self.stub.ModelInfer.future(self.message(token), timeout=DEADLINE_S)
         self.calls.append(call)
@@ -190,7 +190,7 @@ def load_on_triton(folder: Path) -> dict:
             seen = len(triton.log.read_text())
             request = urllib.request.Request(f"http://{triton.http}/v2/repository/models/{model}/load", b"{}")
             try:
-                urllib.request.urlopen(request, timeout=60).read()
+                urllib.request.urlopen(request, timeout=DEADLINE_S).read()
                 reasons[name] = ""
             except urllib.error.HTTPError as error:
                 error_text = json.loads(error.read())["error"]

@@ -22,7 +22,7 @@ from harness.processes import held
 from harness.sequence_models import IDS, MODELS
 from harness.server import Server
 from harness.statistics import received, until_received
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def sequences(tmp_path_factory):
 @pytest.fixture(scope="module")
 def http(sequences):
     """A tritonclient over HTTP."""
-    with tritonclient.http.InferenceServerClient(sequences.http, concurrency=16, network_timeout=60) as client:
+    with tritonclient.http.InferenceServerClient(sequences.http, concurrency=16, network_timeout=DEADLINE_S) as client:
         yield client
 
 
@@ -189,7 +189,7 @@ def test_an_idle_sequence_frees_its_slot(http, sequences):
     assert step(http, "idle", 1, 1, "(")[2] == 1
     began = time.monotonic()
     assert step(http, "idle", 2, 5, "(") == (5, "1,0,1,2", 1)
-    assert 0.15 < time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.15
     assert "must specify the START flag" in refused(lambda: step(http, "idle", 1, 1))[1]
     assert step(http, "idle", 2, 1, ")") == (6, "0,2,1,2", 0)
     assert gauge(sequences, "pharos_sequences_idle_evicted_total", "idle") == 1
@@ -208,7 +208,7 @@ def in_background(check):
             outcome.put((None, (error.status(), error.message())))
 
     threading.Thread(target=run, daemon=True).start()
-    return lambda: outcome.get(timeout=20)
+    return lambda: outcome.get(timeout=DEADLINE_S)
 
 
 def test_a_timeout_ends_a_sequence_that_waits_for_a_slot(http):
@@ -224,12 +224,12 @@ def test_the_queues_have_limits(grpc, sequences):
     full = ("StatusCode.UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size")
     with held(sequences, "limited"):
         first = in_background(lambda: step(grpc, "limited", 1, 1, "("))
-        eventually("the first request executes", 60, lambda: gauge(sequences, "pharos_sequences", "limited", state="active") == 1)
+        eventually("the first request executes", lambda: gauge(sequences, "pharos_sequences", "limited", state="active") == 1)
         second = in_background(lambda: step(grpc, "limited", 1, 2))
-        eventually("one request waits", 60, lambda: gauge(sequences, "pharos_pending_requests", "limited", priority="0") == 1)
+        eventually("one request waits", lambda: gauge(sequences, "pharos_pending_requests", "limited", priority="0") == 1)
         assert refused(lambda: step(grpc, "limited", 1, 3)) == full
         third = in_background(lambda: step(grpc, "limited", 2, 5, "()"))
-        eventually("one sequence waits", 60, lambda: gauge(sequences, "pharos_sequences", "limited", state="backlogged") == 1)
+        eventually("one sequence waits", lambda: gauge(sequences, "pharos_sequences", "limited", state="backlogged") == 1)
         assert refused(lambda: step(grpc, "limited", 3, 3, "()")) == full
     assert (first()[0][0], second()[0][0]) == (1, 3)
     assert step(grpc, "limited", 1, 4, ")")[0] == 7
@@ -240,12 +240,13 @@ def test_the_queues_have_limits(grpc, sequences):
 def test_the_queue_limit_counts_waiting_requests_of_a_sequence(grpc, sequences, model):
     """While the instance executes another sequence, the first request of this one counts as waiting."""
     pending = lambda: gauge(sequences, "pharos_pending_requests", model, priority="0")  # noqa: E731
-    busy = in_background(lambda: step(grpc, model, 1, 1, "("))
-    eventually("it executes", 5, lambda: gauge(sequences, "pharos_sequences", model, state="active") == 1 and not pending())
-    first = in_background(lambda: step(grpc, model, 2, 1, "("))
-    eventually("one request waits", 5, lambda: pending() == 1)
-    full = ("StatusCode.UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size")
-    assert refused(lambda: step(grpc, model, 2, 1)) == full
+    with held(sequences, model):
+        busy = in_background(lambda: step(grpc, model, 1, 1, "("))
+        eventually("it executes", lambda: gauge(sequences, "pharos_sequences", model, state="active") == 1 and not pending())
+        first = in_background(lambda: step(grpc, model, 2, 1, "("))
+        eventually("one request waits", lambda: pending() == 1)
+        full = ("StatusCode.UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size")
+        assert refused(lambda: step(grpc, model, 2, 1)) == full
     assert (busy()[0][0], first()[0][0]) == (1, 1)
     assert [step(grpc, model, sequence, 1, ")")[0] for sequence in (1, 2)] == [2, 2]
 
@@ -285,7 +286,7 @@ def test_a_lost_instance_ends_its_sequences(http, sequences):
     assert len(killed) == 2
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    eventually("both sequences are lost", 10, lambda: lost(http))
+    eventually("both sequences are lost", lambda: lost(http))
     status, text = refused(lambda: step(http, "two", 2, 1))
     assert status == "503" and "sequence 2 of model 'two' was ended" in text
     assert step(http, "two", 1, 7, "(")[0] == 7
@@ -321,7 +322,7 @@ def test_more_sequences_than_slots_over_one_stream(sequences):
                 request_id = str(len(expected))
                 client.async_stream_infer("direct", inputs(tritonclient.grpc, step), request_id=request_id, **flags)
                 expected.append((len(expected), step * (step + 1) // 2))
-        in_time = done.wait(60)
+        in_time = done.wait(DEADLINE_S)
         client.stop_stream(cancel_requests=not in_time)
     assert in_time, f"{len(answers)} of {count * steps} are answered"
     assert answers == expected
@@ -341,7 +342,7 @@ def test_a_stream_keeps_the_order(grpc):
                 )
         got = {}
         for _ in range(30):
-            result, error = answers.get(timeout=20)
+            result, error = answers.get(timeout=DEADLINE_S)
             assert error is None
             got[result.get_response().id] = int(result.as_numpy("SUM").item())
         grpc.stop_stream()
@@ -406,7 +407,7 @@ def test_an_iterative_request_needs_no_id(http):
     value, batch, _ = step(http, "iterative", 0, 3)
     assert value == 3 and batch.startswith("1,0,1,") and not batch.endswith(",0")
     assert step(http, "iterative", 0, 4)[0] == 4
-    eventually("the sequence has ended", 5, lambda: step(http, "iterative", 0, 5)[2] == 1)
+    eventually("the sequence has ended", lambda: step(http, "iterative", 0, 5)[2] == 1)
 
 
 def test_a_cancelled_request_ends_its_sequence(sequences, grpc):
@@ -416,17 +417,16 @@ def test_a_cancelled_request_ends_its_sequence(sequences, grpc):
     answer = lambda result, error: done.put((result, error))  # noqa: E731
     ask = lambda **more: grpc.async_infer("one", tensors, answer, sequence_id=50, **more)  # noqa: E731
     before = received(sequences, "one")
-    ask(sequence_start=True)
-    until_received(sequences, "one", before + 1)
-    waiting = ask()
-    until_received(sequences, "one", before + 2)
-    last = ask()
-    until_received(sequences, "one", before + 3)
-    waiting.cancel()
-    outcomes = [done.get(timeout=20) for _ in range(3)]
-    errors = [error.status() for _, error in outcomes if error is not None]
-    assert errors == ["StatusCode.CANCELLED"] * 2, outcomes
-    assert last is not None
+    with held(sequences, "one"):
+        ask(sequence_start=True)
+        until_received(sequences, "one", before + 1)
+        waiting = ask()
+        until_received(sequences, "one", before + 2)
+        ask()
+        until_received(sequences, "one", before + 3)
+        waiting.cancel()
+        assert [done.get(timeout=DEADLINE_S)[1].status() for _ in range(2)] == ["StatusCode.CANCELLED"] * 2
+    assert done.get(timeout=DEADLINE_S)[1] is None
     assert step(grpc, "one", 51, 2, "()")[0] == 2, "its slot is free"
 
 

@@ -12,7 +12,7 @@ import tritonclient.http
 from harness.models import write
 from harness.onnx_file import constant, model, node
 from harness.server import Server
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 from sequences.state_models import STATE, TWO, builtin, sequences, tensors
 
 GROWS = STATE + " dims: [ -1 ]"
@@ -75,7 +75,7 @@ def stream(server, name: str, steps: list) -> list:
         for number, (sequence, values, start, end) in enumerate(steps):
             options = {"sequence_id": sequence, "sequence_start": start, "sequence_end": end}
             client.async_stream_infer(name, [tensor(values)], request_id=str(number), **options)
-        found = [answers.get(timeout=30) for _ in steps]
+        found = [answers.get(timeout=DEADLINE_S) for _ in steps]
         client.stop_stream()
     assert not [str(error) for _, error in found if error]
     return [y for _, y in sorted((int(result.get_response().id), result.as_numpy("Y")[0]) for result, _ in found)]
@@ -118,7 +118,7 @@ def test_interleaved_sequences_have_separate_states(stateful, name):
         expected.append(y)
     got = stream(stateful, name, steps)
     np.testing.assert_array_equal(np.array(got), np.array(expected))
-    eventually("the states are dropped", 10, lambda: state_bytes(stateful, name) == 0)
+    eventually("the states are dropped", lambda: state_bytes(stateful, name) == 0)
 
 
 def test_states_of_different_lengths_share_batches(stateful):
@@ -130,7 +130,7 @@ def test_states_of_different_lengths_share_batches(stateful):
         contents[sequence] = contents[sequence] + values
         expected.append(contents[sequence])
     assert [y.tolist() for y in stream(stateful, "grows", steps)] == expected
-    eventually("the states are dropped", 10, lambda: state_bytes(stateful, "grows") == 0)
+    eventually("the states are dropped", lambda: state_bytes(stateful, "grows") == 0)
 
 
 def ask(server, sequence: int, values, outputs=(), start=False, end=False) -> dict:
@@ -159,8 +159,8 @@ def test_a_state_starts_with_the_file_and_is_an_optional_output(stateful):
 def test_an_idle_sequence_releases_its_memory(stateful):
     """A sequence without an END is dropped after the idle timeout."""
     ask(stateful, 6, [1, 1], start=True)
-    eventually("its state is counted", 10, lambda: state_bytes(stateful, "first") > 0)
-    eventually("its state is dropped", 20, lambda: state_bytes(stateful, "first") == 0)
+    eventually("its state is counted", lambda: state_bytes(stateful, "first") > 0)
+    eventually("its state is dropped", lambda: state_bytes(stateful, "first") == 0)
 
 
 @pytest.mark.parametrize(
@@ -191,4 +191,4 @@ def test_wrong_states_are_refused(start, tmp_path, states, expected):
     (folder / "wrong/initial_state/two").write_bytes(bytes(15))
     server = start([], "--exit-on-error=false", repository=folder, wait=False)
     server.wait_until_ready("/v2/health/live")
-    eventually(f"the reason contains {expected!r}", 10, lambda: expected in str(server.index()))
+    eventually(f"the reason contains {expected!r}", lambda: expected in str(server.index()))

@@ -35,12 +35,12 @@ ID = '"x-request-id": "UUID"'
 
 DIFFERENCES = [
     Difference(
-        ("predict: multipart that is broken",),
+        ("predict: invalid multipart body",),
         "TorchServe calls the handler with an empty request.",
         ("The body is no multipart form: incomplete multipart stream",),
     ),
     Difference(
-        ("paths: of OPTIONS", "api description"),
+        ("paths: OPTIONS on a prediction", "api description"),
         "The OpenAPI documents have different texts and unmodified paths.",
         ('"status": 200',),
     ),
@@ -129,7 +129,7 @@ DIFFERENCES = [
         ),
     ),
     Difference(
-        ("grpc: stream of one",),
+        ("grpc: stream of one part",),
         "For a handler that does not stream, TorchServe sends the answer and then the error that its worker died.",
         ('"status": "OK", "answers": [{"prediction"',),
     ),
@@ -156,7 +156,7 @@ DIFFERENCES = [
         ("Failed to download archive from: http://127.0.0.1:1/a.mar: ",),
     ),
     Difference(
-        ("sequence: three at most two",),
+        ("sequence: three with a maximum of two",),
         "The same.",
         ("or exceeds maxSequenceJobQueueSize. Its queue is full: ",),
     ),
@@ -198,7 +198,7 @@ DIFFERENCES = [
         + ("maxSequenceJobQueueSize. Its queue is full: Exceeds maximum queue size",) * 2,
     ),
     Difference(
-        ("scrape: of the start", "scrape: models' own"),
+        ("scrape: at the start", "scrape: models' own"),
         "Counters of the server exist from the start with the value 0.",
         ('"status": 200',),
     ),

@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 
 from harness.ports import free_ports
-from harness.server import binary, samples
-from harness.waiting import eventually
+from harness.server import alive, binary, children, samples
+from harness.waiting import DEADLINE_S, eventually
 from torchserve import models
 
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
@@ -61,7 +61,7 @@ class Home:
             self.process = subprocess.Popen(
                 self.command, stdout=out, stderr=subprocess.STDOUT, env=environment, cwd=self.folder
             )
-        eventually("the server has started", 30, self.has_started)
+        eventually("the server has started", self.has_started)
         return self
 
     def has_started(self):
@@ -72,13 +72,13 @@ class Home:
     def __exit__(self, *_):
         self.process.terminate()
         try:
-            self.process.wait(35)
+            self.process.wait(DEADLINE_S)
         finally:
             self.process.kill()
 
     def ask(self, method, path, body=None, headers=None, port=None):
         """Returns the status, headers (with names in lower case) and body of an answer."""
-        connection = http.client.HTTPConnection(HOST, port or self.inference, timeout=60)
+        connection = http.client.HTTPConnection(HOST, port or self.inference, timeout=DEADLINE_S)
         try:
             connection.request(method, path, body, headers or {})
             answer = connection.getresponse()
@@ -102,6 +102,10 @@ class Home:
         status, answer = self.manage("POST", f"/models?url={url}{query}")
         assert status == 200, answer
         return answer["status"]
+
+    def workers(self) -> set:
+        """Returns the process ids of the live children of the server."""
+        return {pid for pid in children(self.process.pid) if alive(pid)}
 
     def scrape(self):
         """Returns the metrics, as `harness.server.samples` parses them."""
@@ -163,7 +167,7 @@ def call(port, method, *parts, metadata=(), stream=False):
     """Calls a gRPC method; returns the fields of the answer, or of each answer of a stream."""
     channel = grpc.insecure_channel(f"{HOST}:{port}")
     make = channel.unary_stream if stream else channel.unary_unary
-    answer = make(method)(message(*parts), metadata=metadata, timeout=30)
+    answer = make(method)(message(*parts), metadata=metadata, timeout=DEADLINE_S)
     return [fields(part) for part in answer] if stream else fields(answer)
 
 

@@ -55,9 +55,7 @@ class Launcher:
         """Starts the server in the background and waits until it logs that it has started."""
         (self.folder / "console.log").unlink(missing_ok=True)
         done = self.run("--start", *words, **environment)
-        eventually(
-            "the server logs that it has started", 60, lambda: STARTED in (self.folder / "console.log").read_text()
-        )
+        eventually("the server logs that it has started", lambda: STARTED in (self.folder / "console.log").read_text())
         return done
 
 

@@ -140,7 +140,7 @@ class Launched:
     def wait_until_started(self):
         """Waits for the line that the usual harnesses of TorchServe wait for."""
         try:
-            eventually("the server has started or ended", START_S, lambda: STARTED in self.console() or self.process.poll() is not None)
+            eventually("the server has started or ended", lambda: STARTED in self.console() or self.process.poll() is not None, deadline_s=START_S)
             assert STARTED in self.console(), f"the server ended with {self.process.poll()}"
         except AssertionError as error:
             self.stop()

@@ -171,7 +171,7 @@ class Peer:
     def settled(self):
         """Waits until the logs have not changed for a while."""
         logged = lambda: sum(len(self.log(name)) for name in ("model_metrics", "ts_metrics", "access_log"))  # noqa: E731
-        settled("the logs", 60, logged, 0.5)
+        settled("the logs", logged, 0.5)
 
     def lines(self, name: str, before: str) -> list:
         """Returns the new lines of a log, sorted, without times and names of this run."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from harness.waiting import DEADLINE_S
 from torchserve.peer import PEER_PYTHON, torch_folder
 
 SOURCES = Path(__file__).resolve().parent / "archives"
@@ -89,7 +90,7 @@ def make(archive: Archive, folder: Path, weights: Path | None = None):
         script = archive.name == "tiny_script"
         command.append(f"--serialized-file={weights / ('script.pt' if script else 'weights.pt')}")
         command += [] if script else [f"--model-file={source / 'model.py'}"]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_S)
     if archive.file:
         (folder / f"{archive.name}.mar").rename(folder / f"{archive.file}.mar")
 

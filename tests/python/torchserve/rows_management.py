@@ -179,7 +179,7 @@ MANAGEMENT = [
         managed("/models/echo/9.0?min_worker=1", "PUT", b""),
         managed("/models/echo?min_worker=x", "PUT", b""),
     ),
-    one("unregister: wrong", managed("/models/absent", "DELETE"), managed("/models/echo/9.0", "DELETE")),
+    one("unregister: unknown model and version", managed("/models/absent", "DELETE"), managed("/models/echo/9.0", "DELETE")),
     one("v1 readiness", managed("/v1/models/echo"), managed("/v1/models/absent"), Rest("/v1/models/echo")),
     one(
         "api description",
@@ -188,7 +188,7 @@ MANAGEMENT = [
         Rest("/", method="OPTIONS"),
         Rest("/api-description"),
     ),
-    one("token without tokens", managed("/token?type=inference")),
+    one("token while authorization is disabled", managed("/token?type=inference")),
 ]
 
 SMALL = [
@@ -303,7 +303,7 @@ SMALL = [
         setup="torch",
     ),
     one("torch: script", Rest("/predictions/tiny_script", "[1, 2]", JSON), setup="torch"),
-    one("torch: no numbers", Rest("/predictions/tiny", '"x"', JSON), setup="torch"),
+    one("torch: input that is not a number", Rest("/predictions/tiny", '"x"', JSON), setup="torch"),
     one(
         "oip",
         *(Rest(path) for path in ("/v2", "/v2/health/live", "/v2/health/ready")),
@@ -359,7 +359,7 @@ GRPC = [
         Rest("/predictions/hostile", b"well", until=200),
     ),
     one("grpc: stream", Grpc("StreamPredictions", {"model_name": "streaming", "input": {"data": b"2"}})),
-    one("grpc: stream of one", Grpc("StreamPredictions", {"model_name": "echo", "input": {"data": b"x"}})),
+    one("grpc: stream of one part", Grpc("StreamPredictions", {"model_name": "echo", "input": {"data": b"x"}})),
     one(
         "grpc: stream, wrong",
         Grpc("StreamPredictions", {"model_name": "absent", "input": {"data": b"2"}}),

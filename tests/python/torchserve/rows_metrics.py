@@ -20,14 +20,14 @@ METRICS = [
         calls(["add_time", ["T1", 5.5]], ["add_time", ["T1", 5, None, "s"]], ["add_time", ["T2", 1, 0, "s"]]),
         logs=True,
     ),
-    one("metrics: time in a unit that is none", calls(["add_time", ["T3", 1, None, "h"]])),
+    one("metrics: time in an unknown unit", calls(["add_time", ["T3", 1, None, "h"]])),
     one("metrics: time as histogram", calls(["add_time", ["T4", 1], {"metric_type": "$HISTOGRAM"}]), logs=True),
     one(
         "metrics: size",
         *(calls(["add_size", [f"S{unit}", 3.25, None, unit]]) for unit in ("MB", "kB", "GB", "B")),
         logs=True,
     ),
-    one("metrics: size in a unit that is none", calls(["add_size", ["S5", 1, None, "TB"]])),
+    one("metrics: size in an unknown unit", calls(["add_size", ["S5", 1, None, "TB"]])),
     one(
         "metrics: percent", calls(["add_percent", ["P1", 12.5]], ["add_percent", ["P1", 50, 0, DIMENSIONS]]), logs=True
     ),
@@ -123,7 +123,7 @@ METRICS = [
         ),
         logs=True,
     ),
-    one("metrics: of the start", calls(), logs=True),
+    one("metrics: at the start", calls(), logs=True),
     one(
         "metrics: printed",
         calls(
@@ -146,7 +146,7 @@ NO_DIMENSIONS = [
 SHOWN = ("PC", "PG", "PH", "KeptGauge", "StartTime", "ts_inference_requests_total", "Requests2XX", "Requests4XX")
 
 PROMETHEUS = [
-    one("scrape: of the start", Rest("/ping"), setup="prometheus", scrape=SHOWN),
+    one("scrape: at the start", Rest("/ping"), setup="prometheus", scrape=SHOWN),
     one(
         "scrape: models' own",
         calls(

@@ -22,7 +22,7 @@ import pytest
 
 from harness.ports import free_ports
 from harness.server import ROOT, alive, binary
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
 has_worker = subprocess.run([PYTHON, "-c", "import pharos_worker"], capture_output=True).returncode == 0
@@ -102,14 +102,14 @@ class TorchServe:
         environment |= {"TMPDIR": str(self.folder / "tmp"), "PHAROS_PYTHON": PYTHON} | self.environment
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=self.folder)
-        eventually("the server logs that it has started", 30, lambda: STARTED in self.console() or self.process.poll())
+        eventually("the server logs that it has started", lambda: STARTED in self.console() or self.process.poll())
         assert self.process.poll() is None, self.console()
         return self
 
     def __exit__(self, kind, error, trace):
         if self.process.poll() is None:
             self.process.terminate()
-            assert self.process.wait(45) == 0, self.console()[-4000:]
+            assert self.process.wait(DEADLINE_S) == 0, self.console()[-4000:]
 
     def console(self) -> str:
         """Returns the console output so far."""
@@ -117,7 +117,7 @@ class TorchServe:
 
     def ask(self, path: str, body=None, method: str = "", at: str = "inference", headers=None) -> tuple:
         """Sends one request; returns the status and the body."""
-        connection = HTTPConnection("127.0.0.1", self.ports[at], timeout=60)
+        connection = HTTPConnection("127.0.0.1", self.ports[at], timeout=DEADLINE_S)
         try:
             connection.request(method or ("GET" if body is None else "POST"), path, body, headers or {})
             answer = connection.getresponse()
@@ -136,7 +136,7 @@ class TorchServe:
 
     def ready(self, model: str):
         """Waits until a model answers."""
-        eventually(f"{model} answers", 60, lambda: self.predict(model)[0] == 200)
+        eventually(f"{model} answers", lambda: self.predict(model)[0] == 200)
 
 
 GOLDEN = sorted((ROOT / "tests/golden_torchserve").glob("*/config.properties"))
@@ -168,7 +168,7 @@ def test_archives_of_every_form_and_place(tmp_path):
     of = lambda name: {key: text.replace("named", name).replace("%s", name) for key, text in content.items()}  # noqa: E731
     inside = {"top/" + key: text for key, text in of("inner").items()}
     archives = {"zip.mar": zipped(of("zip")), "tar.tar.gz": tarred(of("tar")), "inner.tar.gz": tarred(inside)}
-    web = {"/far.mar": zipped(of("far")), "/private/far.mar": zipped(of("private"))}
+    web = {"/far.mar": zipped(of("far")), "/net.mar": zipped(of("net")), "/private/far.mar": zipped(of("private"))}
 
     class Web(http.server.BaseHTTPRequestHandler):
         def do_GET(self):  # noqa: N802
@@ -193,7 +193,7 @@ def test_archives_of_every_form_and_place(tmp_path):
         (outside / name).parent.mkdir(parents=True, exist_ok=True)
         (outside / name).write_text(text)
     (tmp_path / "file.mar").write_bytes(zipped(of("file")))
-    allowed = f"allowed_urls=file://{tmp_path}/.*,{base}/far.mar,{base}/to/.*,{base}/none.mar\n"
+    allowed = f"allowed_urls=file://{tmp_path}/.*,{base}/far.mar,{base}/net.mar,{base}/to/.*,{base}/none.mar\n"
     with TorchServe(tmp_path / "own", archives, f"default_workers_per_model=1\n{allowed}", ["--models", "all"]) as server:
         for name in ("zip", "tar", "inner"):
             server.ready(name)
@@ -202,6 +202,7 @@ def test_archives_of_every_form_and_place(tmp_path):
             (f"file://{tmp_path}/file.mar", "file"),
             (str(outside), "folder"),
             (f"{base}/far.mar", "far"),
+            (f"{base}/to//127.0.0.1:{site.server_port}/net.mar", "net"),
             (f"{base}/to/far.mar", "again"),
         ):
             asked = {"model_name": "again"} if name == "again" else {}
@@ -214,6 +215,7 @@ def test_archives_of_every_form_and_place(tmp_path):
         for url, status, part in (
             (f"{base}/private/far.mar", 400, "does not match any allowed URL(s)"),
             (f"{base}/to/private/other.mar", 400, "does not match any allowed URL(s)"),
+            (f"{base}/to//localhost:{site.server_port}/far.mar", 400, "does not match any allowed URL(s)"),
             (f"{base}/none.mar", 400, "Failed to download archive from"),
             ("file:///etc/passwd", 400, "does not match any allowed URL(s)"),
             ("/etc", 400, "does not match any allowed URL(s)"),
@@ -311,7 +313,7 @@ def handle(data, context):
         return
     text = bytes(data[0]["body"])
     if text == b"hang":
-        time.sleep(60)
+        time.sleep(600)
     return [text] * len(data)
 """
 
@@ -325,20 +327,19 @@ def test_a_worker_that_hangs_is_replaced(tmp_path):
         status, text = server.predict("slow", "hang")
         took = time.monotonic() - began
         assert (status, json.loads(text)["message"]) == (500, "Worker died."), text
-        assert 1 <= took < 6, took
+        assert took >= 1
         server.ready("slow")
-        assert 1.8 <= time.monotonic() - began < 20
+        assert time.monotonic() - began >= 1.8
 
 
 def test_a_model_that_takes_too_long_to_load_is_refused(tmp_path):
     """`startupTimeout` of the archive, or of the request."""
-    slow = "import time\ntime.sleep(60)\n" + ECHO
+    slow = "import time\ntime.sleep(600)\n" + ECHO
     archives = {"slow.mar": zipped(files("slow", slow)), "said.mar": zipped(files("said", slow, yaml="startupTimeout: 1\n"))}
     with TorchServe(tmp_path, archives) as server:
         for url, more in (("slow.mar", {"startup_timeout": 1}), ("said.mar", {})):
-            began = time.monotonic()
             status, text = server.register(url, **more)
-            assert (status, time.monotonic() - began < 20) == (500, True), text
+            assert status == 500, text
         assert json.loads(server.ask("/models", at="management")[1])["models"] == []
 
 
@@ -421,7 +422,7 @@ def test_lines_are_in_torchserves_files_and_on_the_console(tmp_path):
             ("", r"\[INFO \] \S+ MODEL_LOG - said by the handler"),
             ("", r"\[INFO \] \S+ TS_METRICS - Requests4XX\.Count:1\.0\|#Level:Host\|#hostname:[^,]+,timestamp:\d+"),
         ):  # fmt: skip
-            eventually(f"{pattern} in {name or 'the console'}", 10, lambda: shown(name, pattern))
+            eventually(f"{pattern} in {name or 'the console'}", lambda: shown(name, pattern))
 
 
 def test_keys_are_used_reported_or_refused(tmp_path):
@@ -437,9 +438,9 @@ def test_keys_are_used_reported_or_refused(tmp_path):
             "number_of_netty_threads=4 has no effect:",
             "unknown key 'job_queue_siz' in config.properties is ignored; did you mean 'job_queue_size'?",
         ):
-            eventually(text, 10, lambda: text in server.console())
+            eventually(text, lambda: text in server.console())
         port = int(server.options[1])
-        ask = HTTPConnection("127.0.0.1", port, timeout=10)
+        ask = HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
         ask.request("GET", "/v2/health/live")
         assert ask.getresponse().status == 200, "the KServe port is open if an option of pharos names it"
         with pytest.raises(ConnectionRefusedError):
@@ -455,7 +456,7 @@ def test_keys_are_used_reported_or_refused(tmp_path):
         for words in ([], ["--foreground"]):
             command = [binary(), "torchserve", *words, "--ncs", "--ts-config", config, "--model-store", server.store]
             environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
-            done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=30)
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=DEADLINE_S)
             assert done.returncode == 1 and part in done.stderr, done
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -469,7 +470,7 @@ def test_files_of_a_killed_server_are_removed(tmp_path):
         assert pids and all(alive(pid) for pid in pids)
         server.process.kill()
         server.process.wait()
-    eventually("the workers are gone", 20, lambda: not any(alive(pid) for pid in pids))
+    eventually("the workers are gone", lambda: not any(alive(pid) for pid in pids))
     assert len(list((tmp_path / "tmp").glob("pharos-torchserve-*"))) == 1
     with TorchServe(tmp_path, archives) as server:
         assert len(list((tmp_path / "tmp").glob("pharos-torchserve-*"))) == 1
@@ -481,7 +482,7 @@ def test_the_script_is_the_launcher(tmp_path):
     if not script.exists():
         pytest.skip(f"{PYTHON} has no script torchserve")
     run = lambda **more: subprocess.run(  # noqa: E731
-        [script, "--version"], capture_output=True, text=True, timeout=30, env={"PATH": "/usr/bin", **more}
+        [script, "--version"], capture_output=True, text=True, timeout=DEADLINE_S, env={"PATH": "/usr/bin", **more}
     )
     assert "TorchServe Version is 0.12.0" in run(PHAROS_BIN=str(binary())).stdout
     assert "TorchServe Version is 0.12.0" in run(PATH=f"{binary().parent}:/usr/bin").stdout

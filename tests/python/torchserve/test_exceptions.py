@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from harness.waiting import DEADLINE_S
 from torchserve.exceptions import GOLDEN, asked, of_torchserve
 from torchserve.peer import missing
 
@@ -55,7 +56,7 @@ def run(program: str, **environment) -> str:
     """Returns the output of a program that uses this server's `ts`."""
     program = f"from pharos_worker import torchserve; torchserve.activate()\n{program}"
     done = subprocess.run(
-        [PYTHON, "-c", program], env=os.environ | environment, capture_output=True, text=True, timeout=60
+        [PYTHON, "-c", program], env=os.environ | environment, capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -135,7 +135,7 @@ def test_a_workers_lines_and_series_are_those_of_torchserve(replayed):
         found = series(server.get("/metrics", server.metrics)[1])
         return all(found.get(key) == value for key, value in exact.items() if key[0] in custom)
 
-    eventually("all lines and values of TorchServe", 10, all_there)
+    eventually("all lines and values of TorchServe", all_there)
     rest = lines(server, "model_metrics")
     for fields in golden(mode, "model_metrics.log"):
         rest.remove(next(line for line in rest if body(line) == body(fields)))
@@ -150,7 +150,7 @@ def test_the_frontends_lines_are_those_of_torchserve(replayed):
     """Name, unit and dimensions of all lines in ts_metrics.log, and no line that TorchServe does not write there."""
     server, mode = replayed
     wanted = set(map(shape, golden(mode, "ts_metrics.log")))
-    eventually("all of them", 10, lambda: wanted <= set(map(shape, lines(server, "ts_metrics"))))
+    eventually("all of them", lambda: wanted <= set(map(shape, lines(server, "ts_metrics"))))
     more = set(map(shape, lines(server, "ts_metrics"))) - wanted
     assert {name for name, *_ in more} <= (ONLY_OURS if wanted else set())
 
@@ -167,7 +167,7 @@ def test_a_scrape_has_torchserves_families_and_series(replayed):
         missing = {key for key in wanted - set(series(text)) if key[0] not in different}
         return None if missing else text or "\n"
 
-    text = eventually("every series of TorchServe's", 10, shown)
+    text = eventually("every series of TorchServe's", shown)
     absent = DIFFERENCES["no GPU, no family"]
     assert kinds(text) == {name: kind for name, kind in wanted_kinds.items() if name not in absent}
     assert {name for name, _ in set(series(text)) ^ wanted} <= different
@@ -185,7 +185,7 @@ def test_every_line_is_read_by_torchserves_expression(replayed):
         found = re.findall(r"^.* (?:TS|MODEL)_METRICS - .*$", server.log.read_text(errors="replace"), re.M)
         return found if len(found) == sum(len(log()) for log in logs.values()) else None
 
-    eventually("lines of each logger", 10, lambda: loggers == {LINE.match(line)["logger"] for line in console() or []})
+    eventually("lines of each logger", lambda: loggers == {LINE.match(line)["logger"] for line in console() or []})
     assert server.stop() == 0
     for name, log in logs.items():
         assert bool(log()) == bool((GOLDEN / mode / f"{name}.log").read_text()), name

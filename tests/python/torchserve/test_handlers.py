@@ -10,7 +10,6 @@ import queue
 import re
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
 
 from harness.server import Server
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 from torchserve import models
 
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
@@ -121,7 +120,7 @@ def parts(*named, **more):
 
 def ask(server, model, body, extra=None, identity="", **more):
     """Sends one request; returns the body of its answer and its `torchserve` parameter."""
-    with http.InferenceServerClient(server.http, network_timeout=60, connection_timeout=60) as client:
+    with http.InferenceServerClient(server.http, network_timeout=DEADLINE_S, connection_timeout=DEADLINE_S) as client:
         parameters = {"torchserve": extra} if extra else None
         result = client.infer(model, [given(body)], request_id=identity, parameters=parameters, **more)
         extra = result.get_response().get("parameters", {}).get("torchserve")
@@ -278,10 +277,10 @@ def test_a_handler_that_ends_its_process_fails_its_request(served, kind):
         except InferenceServerException:
             return None
 
-    eventually("the model serves", 30, serves)
+    eventually("the model serves", serves)
     text = refused(served, "packed", "ends", kind=kind)
     assert text == "the worker of model 'packed' version 1 died while it executed this request", "the request must not be retried"
-    eventually("the model serves again", 30, serves)
+    eventually("the model serves again", serves)
 
 
 def test_a_handler_may_print_without_limit(served):
@@ -322,7 +321,7 @@ def streamed(server, model, body, identity="s", sequence=0):
             model, [tensor], request_id=identity, enable_empty_final_response=True, sequence_id=sequence
         )
         while True:
-            result, error = answers.get(timeout=30)
+            result, error = answers.get(timeout=DEADLINE_S)
             if error is not None:
                 break
             response = result.get_response()
@@ -360,7 +359,7 @@ def test_requests_continue_until_their_criterion_stops_them(served, model):
 def test_requests_join_running_requests(served):
     with ThreadPoolExecutor(2) as pool:
         long = pool.submit(streamed, served, "continued", b"4000", "long")
-        eventually("the long request is executed", 20, lambda: served.statistics("continued")["execution_count"] > 50)
+        eventually("the long request is executed", lambda: served.statistics("continued")["execution_count"] > 50)
         short, _, error = streamed(served, "continued", b"3", "short")
         assert error is None and b"batch of 2" in short[-1]
         assert not long.done()
@@ -371,7 +370,7 @@ def test_a_request_joins_the_stream_of_its_sequence(served):
     before = served.statistics("talks")
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(streamed, served, "talks", b"stream 400", "long", 7)
-        eventually("it is streamed", 20, lambda: served.statistics("talks")["execution_count"] > before["execution_count"] + 3)
+        eventually("it is streamed", lambda: served.statistics("talks")["execution_count"] > before["execution_count"] + 3)
         assert streamed(served, "talks", b"-1", "other", 8)[0] == [b"cancels 0"], "another sequence must not be cancelled"
         assert streamed(served, "talks", b"-1", "cancel", 7)[0] == [b"cancels 1"]
         bodies, _, error = long.result()
@@ -385,9 +384,7 @@ def test_a_request_joins_the_stream_of_its_sequence(served):
 
 
 def test_coroutines_run_side_by_side(served):
-    begun = time.monotonic()
-    answers = together(8, lambda at: json.loads(ask(served, "later", b"0.5")[0][0]))
-    assert time.monotonic() - begun < 3
+    answers = together(8, lambda at: json.loads(ask(served, "later", b"2")[0][0]))
     assert all(answer["same"] for answer in answers) and max(answer["most"] for answer in answers) > 3
 
 
@@ -491,7 +488,7 @@ def test_metrics_of_every_call(served):
     assert scraped["Declared", (("Hostname", host), ("Where", "north"))] == 4.5
     assert scraped["Own", (("Hostname", host), ("Level", "y"), ("ModelName", "x"))] == 9
     assert of(served, "Spread_count") == 1
-    eventually("the lines are written", 10, lambda: lines(served, "Spread"))
+    eventually("the lines are written", lambda: lines(served, "Spread"))
     assert lines(served, "Calls")[0] == ("Count", "2.0", "ModelName:measured,Level:Model", "id-all")
     assert [line[1::2] for line in lines(served, "Declared")] == [("4.5", "given-id"), ("5.5", "null")]
     assert lines(served, "Errors") == [("unit", "1.0", "Level:Error", "null")]
@@ -530,14 +527,14 @@ def test_times_are_those_of_the_handler(served):
     def written(name):
         return [line for line in lines(served, name) if "ModelName:spread," in line[2]]
 
-    eventually("the lines are written", 10, lambda: len(written("PredictionTime")) >= 3)
+    eventually("the lines are written", lambda: len(written("PredictionTime")) >= 3)
     count = served.statistics("spread")["execution_count"]
     assert 3 <= len(written("PredictionTime")) <= count + 2
     assert float(written("HandlerTime")[-1][1]) >= 50
     assert re.fullmatch(r"\d+\.\d{1,2}", written("PredictionTime")[-1][1]), "two decimals, as in TorchServe"
     # A batch has the ids of all its requests.
     together(4, lambda at: ask(served, "spread", b"x", identity=f"many-{at}"))
-    eventually("the batch is written", 10, lambda: written("PredictionTime")[-1][3].count(",") == 3)
+    eventually("the batch is written", lambda: written("PredictionTime")[-1][3].count(",") == 3)
 
 
 NETWORK = b"""
@@ -612,7 +609,7 @@ def test_undefined_metrics(tmp_path):
     with Server(tmp_path, [tmp_path / "models"], [*options, "--model-metrics-auto-detect"]) as server:
         measure(server, "the-id", do="all")
         assert (of(server, "Undeclared"), of(server, "Own", ModelName="x", Level="y")) == (1, 9)
-        eventually("the lines are written", 10, lambda: lines(server, "Undeclared"))
+        eventually("the lines are written", lambda: lines(server, "Undeclared"))
         assert lines(server, "Undeclared") == [("Count", "1.0", "ModelName:measured,Level:Model", "the-id")]
         assert lines(server, "Own") == [("tokens/s", "9.0", "ModelName:x,Level:y", "null")]
 
@@ -632,7 +629,7 @@ def test_load_failures_have_the_reason(tmp_path, found, text):
     options = [f"--python={PYTHON}", "--model-control-mode=explicit"]
     with Server(tmp_path, [tmp_path / "models"], options) as server:
         status, answer = server.ask("POST", "/v2/repository/models/broken/load", "{}")
-        assert status >= 400 and text in answer
+        assert status == 400 and text in answer
 
 
 def test_broken_archives(tmp_path):
@@ -646,7 +643,7 @@ def test_broken_archives(tmp_path):
     with Server(tmp_path, [repository], options) as server:
         for name, text in {"two": "2 archives, a.mar, b.mar", "torn": "cannot unpack", "none": "names no handler"}.items():
             status, answer = server.ask("POST", f"/v2/repository/models/{name}/load", "{}")
-            assert status >= 400 and text in answer, answer
+            assert status == 400 and text in answer, answer
 
 
 def test_the_archivers_own_archives(tmp_path):

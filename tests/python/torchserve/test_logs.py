@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 from torchserve.golden import DECLARED, DETECTED, GOLDEN, SHIPPED, golden_scrape, kinds
 from torchserve.launched import NO_ARCHIVER, WHY_NOT, pharos
 from torchserve.peer import torchserve
@@ -157,7 +157,7 @@ def test_the_log_has_the_id_of_the_answer(logged):
     peer, _ = logged
     import http.client
 
-    connection = http.client.HTTPConnection(peer.server.address("inference"), timeout=30)
+    connection = http.client.HTTPConnection(peer.server.address("inference"), timeout=DEADLINE_S)
     connection.request("POST", "/predictions/echo", b"x")
     own = connection.getresponse().headers["x-request-id"]
     connection.close()
@@ -169,7 +169,7 @@ def test_the_log_has_the_id_of_the_answer(logged):
             if m["rid"] == own and m["name"] == "PredictionTime"
         ]
 
-    eventually("a line with the id of the answer", 5, found)
+    eventually("a line with the id of the answer", found)
 
 
 def test_times_of_one_batch_are_exact(logged):

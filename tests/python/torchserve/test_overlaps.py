@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from harness.statistics import dispatched, received, until_dispatched, until_received
-from harness.waiting import eventually, settled
+from harness.waiting import DEADLINE_S, eventually, settled
 from torchserve import models, peer as torchserve_peer
 from torchserve.home import HOST, INFERENCE, Home, body, fields, has_worker, message
 
@@ -72,7 +72,7 @@ def server(request, tmp_path_factory):
     if request.param is Real and torchserve_peer.missing():
         pytest.skip(torchserve_peer.missing())
     with request.param(tmp_path_factory.mktemp(request.param.name)) as running:
-        eventually("the model is ready", 60, lambda: Talk(running, "first", "ask").status == 200)
+        eventually("the model is ready", lambda: Talk(running, "first", "ask").status == 200)
         yield running
 
 
@@ -80,7 +80,7 @@ class Talk:
     """A request whose answer is read part by part in a thread."""
 
     def __init__(self, server, sequence, text, wait=True):
-        self.connection = http.client.HTTPConnection(HOST, server.inference, timeout=30)
+        self.connection = http.client.HTTPConnection(HOST, server.inference, timeout=DEADLINE_S)
         headers = {NAME: sequence, "x-mine": "mine"}
         self.connection.request("POST", "/predictions/talks", text.encode(), headers)
         self.parts, self.status, self.headers, self.error, self.ended = [], None, {}, None, None
@@ -103,11 +103,11 @@ class Talk:
 
     def begun(self, parts=3):
         """Waits until this many parts have arrived."""
-        eventually(f"{parts} parts have arrived", 20, lambda: len(self.parts) >= parts)
+        eventually(f"{parts} parts have arrived", lambda: len(self.parts) >= parts)
         return self
 
     def join(self):
-        self.reader.join(30)
+        self.reader.join(DEADLINE_S)
         assert not self.reader.is_alive()
         return self
 
@@ -175,12 +175,12 @@ def test_both_requests_on_one_grpc_stream(server):
 
     def requests():
         yield message((1, "talks"), body(f"stream {LONG}"), (4, "grpc"))
-        asked.wait(20)
+        asked.wait(DEADLINE_S)
         yield message((1, "talks"), body("-1"), (4, "grpc"))
 
     answers = []
     with grpc.insecure_channel(f"{HOST}:{server.grpc}") as channel:
-        for part in channel.stream_stream(INFERENCE + "StreamPredictions2")(requests(), timeout=30):
+        for part in channel.stream_stream(INFERENCE + "StreamPredictions2")(requests(), timeout=DEADLINE_S):
             answers.append(fields(part))
             if len(answers) == 3:
                 asked.set()
@@ -209,9 +209,9 @@ def test_limits_hold_while_a_request_is_streamed(ours):
     third = Talk(ours, "a", f"stream {LONG}").begun()
     assert {part.split()[2] for part in third.parts + second.parts[-3:]} <= {"s", "ss"}, "a batch has at most two"
     requests = received(ours.home, "talks")
-    slow = Talk(ours, "a", "sleep 1", wait=False)
+    slow = Talk(ours, "a", "sleep 4", wait=False)
     # The worker of "a" has one thread: while it sleeps, its streams pause.
-    settled("the streams of the sleeping worker", 20, lambda: sum(len(s.parts) for s in (streams[0], second, third)), 0.3)
+    settled("the streams of the sleeping worker", lambda: sum(len(s.parts) for s in (streams[0], second, third)), 0.3)
     waits = Talk(ours, "a", "-1", wait=False)
     until_received(ours.home, "talks", requests + 2)
     assert Talk(ours, "a", "ask").status == 503, "one request waits already"
@@ -219,7 +219,7 @@ def test_limits_hold_while_a_request_is_streamed(ours):
     assert all(stream.join().parts[-1] == "cancelled" for stream in (streams[0], second, third))
     assert not streams[1].ended, "the stream of the other worker continues"
     assert Talk(ours, "b", "-1").parts == ["cancels 1"]
-    eventually("the idle timeout ends the sequences", 20, lambda: Talk(ours, "c", "ask").status == 200)
+    eventually("the idle timeout ends the sequences", lambda: Talk(ours, "c", "ask").status == 200)
 
 
 def test_a_disconnected_client_does_not_affect_its_sequence(ours):
@@ -231,7 +231,7 @@ def test_a_disconnected_client_does_not_affect_its_sequence(ours):
     assert second.join().parts == ["ask beside 0"]
     stream = Talk(ours, "a", f"stream {LONG}").begun()
     stream.disconnect()
-    eventually("its request has ended", 20, lambda: Talk(ours, "a", "ask").parts == ["ask beside 0"])
+    eventually("its request has ended", lambda: Talk(ours, "a", "ask").parts == ["ask beside 0"])
 
 
 def test_a_lost_worker_ends_only_its_stream(ours):
@@ -243,7 +243,7 @@ def test_a_lost_worker_ends_only_its_stream(ours):
     assert dies.status == 500 and stream.parts[-1] != "cancelled" and len(stream.parts) < LONG / 2
     assert stream.error is not None, "the answer is cut off, not ended"
     assert Talk(ours, "b", "-1").parts == ["cancels 1"] and other.join().parts[-1] == "cancelled"
-    eventually("the sequence begins on a worker", 30, lambda: Talk(ours, "a", "ask").status == 200)
+    eventually("the sequence begins on a worker", lambda: Talk(ours, "a", "ask").status == 200)
 
 
 def test_the_handler_ends_sequences_by_a_header(ours):
@@ -258,7 +258,7 @@ def test_the_handler_ends_sequences_by_a_header(ours):
     assert Talk(ours, "b", "end").status == 200
     assert Talk(ours, "d", "ask").status == 503, "the sequence still streams"
     stream.disconnect()
-    eventually("the stream has ended", 20, lambda: Talk(ours, "d", "ask").status == 200)
+    eventually("the stream has ended", lambda: Talk(ours, "d", "ask").status == 200)
 
 
 def test_both_requests_are_counted(ours):
@@ -268,4 +268,4 @@ def test_both_requests_are_counted(ours):
     stream = Talk(ours, "a", f"stream {LONG}").begun()
     assert Talk(ours, "a", "-1").parts == ["cancels 1"]
     stream.join()
-    eventually("both requests are counted", 20, lambda: find("ts_inference_requests_total") == before + 2)
+    eventually("both requests are counted", lambda: find("ts_inference_requests_total") == before + 2)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.waiting import DEADLINE_S
+
 HOME = Path(__file__).resolve().parents[3] / "worker/python/python/pharos_worker/torchserve"
 PYTHON = os.environ.get("PHAROS_PYTHON") or sys.executable
 
@@ -316,6 +318,6 @@ def test_unused_archives_are_removed_by_several_at_once(tmp_path):
         fcntl.flock(held, fcntl.LOCK_SH)
         run = lambda: subprocess.Popen([sys.executable, "-c", REMOVES, HOME / "archive.py", tmp_path], stderr=subprocess.PIPE)
         for process in [run() for _ in range(6)]:
-            assert (process.communicate(timeout=60)[1], process.returncode) == (b"", 0)
+            assert (process.communicate(timeout=DEADLINE_S)[1], process.returncode) == (b"", 0)
     expected = [".pharos-directory", f"{new}.lock", *(f"{name}{ending}" for name in kept for ending in ("", ".lock", ".making"))]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(expected)

@@ -13,7 +13,7 @@ import zipfile
 
 import pytest
 
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 from torchserve.launcher import Launcher, answers
 from torchserve.peer import STARTED
 from torchserve.peers import Peer
@@ -77,7 +77,7 @@ def stopped(launcher: Launcher):
     """Stops the server and waits for its last snapshot."""
     before = snapshots(launcher)
     launcher.run("--stop", "--foreground")
-    eventually("the snapshot at shutdown", 30, lambda: snapshots(launcher)[len(before) :])
+    eventually("the snapshot at shutdown", lambda: snapshots(launcher)[len(before) :])
 
 
 def is_open(launcher: Launcher, listener: str) -> bool:
@@ -100,7 +100,7 @@ class Web:
             def do_GET(self):  # noqa: N802
                 site.asked.set()
                 if gate is not None:
-                    gate.wait(60)
+                    gate.wait(DEADLINE_S)
                 content = files.get(self.path)
                 self.send_response(404 if content is None else 200)
                 self.end_headers()
@@ -174,7 +174,7 @@ def test_variables_override_the_command_line(launcher):
     assert (answers(launcher, "/ping"), answers(launcher, "/ping", keys["inference"]["key"])) == (400, 200)
     token = {"Authorization": f"Bearer {keys['management']['key']}"}
     register = Rest("/models?url=echo.mar&model_name=more", b"", token, "POST", "management")
-    assert Peer(launcher).rest(register)["status"] in (400, 405)
+    assert Peer(launcher).rest(register)["status"] in ((400, 405) if is_real(launcher) else (405,))
     listed = Rest("/models", headers=token, at="management")
     assert [model["modelName"] for model in json.loads(Peer(launcher).rest(listed)["body"])["models"]] == ["echo"]
 
@@ -195,11 +195,11 @@ def test_ports_open_when_models_are_registered(launcher):
     with Web({"/far.mar": path.read_bytes()}, gate) as web:
         words = configured(launcher, *COMMON, "--models", f"{web.base}/far.mar")
         assert launcher.run("--start", *words).returncode == 0
-        assert web.asked.wait(60), "the server must fetch the archive"
+        assert web.asked.wait(DEADLINE_S), "the server must fetch the archive"
         assert not is_open(launcher, "inference") and not is_open(launcher, "management")
         assert STARTED not in (launcher.folder / "console.log").read_text() and snapshots(launcher) == []
         gate.set()
-        eventually("the server has started", 60, lambda: STARTED in (launcher.folder / "console.log").read_text())
+        eventually("the server has started", lambda: STARTED in (launcher.folder / "console.log").read_text())
     assert (answers(launcher, "/ping"), managed(launcher, "/models")[1]["models"][0]["modelName"]) == (200, "far")
     assert [name.partition("-")[2] for name in snapshots(launcher)] == ["startup.cfg"]
     assert snapshot(launcher)["far"]["1.0"]["marName"] == "far.mar"
@@ -221,7 +221,7 @@ def test_requests_wait_for_the_first_worker(launcher):
         assert predicted(launcher, "echo")[0] == 200, "other models must not wait"
         assert asking.is_alive() and not found
         gate.touch()
-        asking.join(60)
+        asking.join(DEADLINE_S)
         assert found.pop() == (200, "x")
         assert [worker["status"] for worker in managed(launcher, "/models/gated")[1][0]["workers"]] == ["READY"]
         gate.unlink()
@@ -242,7 +242,7 @@ def test_workers_that_are_started_again_are_listed(launcher):
     status, answer = managed(launcher, "/models/dies", "DELETE")
     assert (status, answer["status"]) == (200, 'Model "dies" unregistered')
     if not is_real(launcher):
-        asking.join(30)
+        asking.join(DEADLINE_S)
         assert refused[0][0] in (404, 503), refused
     asking.join(0 if is_real(launcher) else 30)
 
@@ -263,11 +263,11 @@ def test_the_wait_for_the_first_worker_is_limited(launcher):
     for thread in asking:
         thread.start()
     for thread in asking:
-        thread.join(30)
+        thread.join(DEADLINE_S)
     assert sorted(status for status, _ in found) == [408, 503]
     assert "Its queue is full" in next(body for status, body in found if status == 503)
     gate.touch()
-    eventually("the model is ready", 60, lambda: predicted(launcher, "gated") == (200, "x"))
+    eventually("the model is ready", lambda: predicted(launcher, "gated") == (200, "x"))
 
 
 def test_archives_of_urls_are_kept_in_the_store(launcher):
@@ -290,7 +290,7 @@ def test_archives_of_urls_are_kept_in_the_store(launcher):
         missing = managed(launcher, f"/models?url={web.base}/none.mar", "POST")
         assert (missing[0], missing[1]["type"]) == (400, "DownloadArchiveException")
         assert sorted(os.listdir(launcher.store)) == ["echo.mar", "far.mar"]
-        eventually("a snapshot", 30, lambda: "far" in snapshot(launcher))
+        eventually("a snapshot", lambda: "far" in snapshot(launcher))
         assert snapshot(launcher)["far"]["1.0"]["marName"] == "far.mar"
         assert managed(launcher, "/models/far", "DELETE")[0] == 200
         assert not kept.exists()
@@ -353,7 +353,7 @@ def test_the_runtime_of_a_model_is_kept(launcher):
     assert managed(launcher, "/models?url=echo.mar&runtime=python3", "POST")[0] == 200
     described = lambda: managed(launcher, "/models/echo")[1][0]["runtime"]  # noqa: E731
     assert described() == "python3"
-    eventually("a snapshot", 30, lambda: snapshot(launcher).get("echo", {}).get("1.0", {}).get("runtimeType") == "python3")
+    eventually("a snapshot", lambda: snapshot(launcher).get("echo", {}).get("1.0", {}).get("runtimeType") == "python3")
     stopped(launcher)
     launcher.started("--model-store", str(launcher.store), *COMMON)
     # TorchServe writes it and does not read it.

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from harness.server import alive, binary
-from harness.waiting import eventually, run_for
+from harness.waiting import DEADLINE_S, eventually, run_for
 from torchserve.launcher import answers
 
 
@@ -20,12 +20,12 @@ def test_start_and_stop(launcher):
     assert launcher.started(*words, "--models", "renamed=echo.mar").returncode == 0
     pid = launcher.pid()
     assert alive(pid)
-    eventually("the model is ready", 60, lambda: answers(launcher, "/predictions/renamed") == 200)
+    eventually("the model is ready", lambda: answers(launcher, "/predictions/renamed") == 200)
     again = launcher.run("--start", *words)
     assert (again.returncode, alive(pid)) == (1, True)
     assert "TorchServe is already running, please use torchserve --stop to stop TorchServe." in again.stdout
     assert "TorchServe has stopped." in launcher.run("--stop").stdout
-    eventually("the process is gone", 40, lambda: not alive(pid))
+    eventually("the process is gone", lambda: not alive(pid))
     assert not (launcher.folder / "tmp/.model_server.pid").exists()
     assert "TorchServe is not currently running." in launcher.run("--stop").stdout
 
@@ -70,7 +70,7 @@ def test_only_the_owner_can_read_the_tokens(launcher):
     assert answers(launcher, "/ping") == 400
     assert answers(launcher, "/ping", keys["inference"]["key"]) == 200
     launcher.run("--stop")
-    eventually("the keys are gone", 40, lambda: not file.exists())
+    eventually("the keys are gone", lambda: not file.exists())
 
 
 def test_the_configuration_comes_from_the_environment(launcher):
@@ -81,7 +81,7 @@ def test_the_configuration_comes_from_the_environment(launcher):
         TS_CONFIG_FILE=str(launcher.config), LOG_LOCATION=str(logs), METRICS_LOCATION=str(metrics),
     )  # fmt: skip
     assert answers(launcher, "/ping") == 200
-    eventually("the access is logged", 10, lambda: "GET /ping" in (logs / "access_log.log").read_text())
+    eventually("the access is logged", lambda: "GET /ping" in (logs / "access_log.log").read_text())
     assert {path.name for path in logs.glob("*.log")} >= {"access_log.log", "model_log.log", "ts_log.log"}
     assert {path.name for path in metrics.glob("*.log")} == {"ts_metrics.log", "model_metrics.log"}
 
@@ -91,15 +91,15 @@ def test_snapshots(launcher):
     words = ["--model-store", str(launcher.store), "--disable-token-auth"]
     config = launcher.config.read_text()
     launcher.started("--ts-config", str(launcher.config), *words, "--models", "kept=echo.mar")
-    eventually("the model is ready", 60, lambda: answers(launcher, "/predictions/kept") == 200)
+    eventually("the model is ready", lambda: answers(launcher, "/predictions/kept") == 200)
     written = lambda: [path.name for path in (launcher.folder / "logs/config").glob("*.cfg")]  # noqa: E731
-    eventually("the snapshot at startup", 20, lambda: any(re.fullmatch(r"\d{17}-startup\.cfg", n) for n in written()))
+    eventually("the snapshot at startup", lambda: any(re.fullmatch(r"\d{17}-startup\.cfg", n) for n in written()))
     launcher.run("--stop", "--foreground")
-    eventually("the snapshot at shutdown", 20, lambda: any(re.fullmatch(r"\d{17}-shutdown\.cfg", n) for n in written()))
+    eventually("the snapshot at shutdown", lambda: any(re.fullmatch(r"\d{17}-shutdown\.cfg", n) for n in written()))
     assert config == launcher.config.read_text()
     run_for("names of snapshots have a resolution of one second", 1)
     launcher.started(*words)
-    eventually("the model is ready again", 60, lambda: answers(launcher, "/predictions/kept") == 200)
+    eventually("the model is ready again", lambda: answers(launcher, "/predictions/kept") == 200)
 
 
 def test_the_script_is_there():
@@ -107,5 +107,5 @@ def test_the_script_is_there():
     script = shutil.which("torchserve", path=f"{binary().parent}")
     if script is None:
         pytest.skip("the script is not in the server's folder")
-    done = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=DEADLINE_S)
     assert "TorchServe Version is 0.12.0" in done.stdout

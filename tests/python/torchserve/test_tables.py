@@ -54,7 +54,7 @@ def test_setup(setup, recorded):
             wrong[row.name] = found
     assert not wrong, "\n".join(f"{name}: {found}" for name, found in wrong.items())
     assert peer.server.process.poll() is None
-    eventually("the number of workers is as before", 20, lambda: living(peer) == workers)
+    eventually("the number of workers is as before", lambda: living(peer) == workers)
 
 
 def living(peer) -> int:

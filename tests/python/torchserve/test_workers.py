@@ -8,12 +8,14 @@ import re
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
-from harness.statistics import dispatched, until_received
-from harness.waiting import eventually, holds_for, run_for
+from harness.processes import held
+from harness.statistics import dispatched, until_dispatched, until_received
+from harness.waiting import DEADLINE_S, eventually, holds_for, run_for
 from torchserve.home import HOST, INFERENCE, MANAGEMENT, Home, body, call, fields, has_worker, message
 
 pytestmark = pytest.mark.skipif(not has_worker, reason="there is no Python with the package pharos-worker: make python-worker")
@@ -30,7 +32,7 @@ def test_ping_reports_workers_that_are_not_restarted(tmp_path):
     server.archive("fails", yaml="maxRetryTimeoutInSec: 2\n")
     with server:
         assert server.ask("GET", "/ping")[0] == 200, "the worker is still restarted"
-        eventually("the worker is not restarted any more", 30, lambda: server.ask("GET", "/ping")[0] == 500)
+        eventually("the worker is not restarted any more", lambda: server.ask("GET", "/ping")[0] == 500)
         assert json.loads(server.ask("GET", "/ping")[2]) == {"status": "Unhealthy"}
         assert server.manage("GET", "/models")[1]["models"][0]["modelName"] == "fails"
 
@@ -43,15 +45,15 @@ def test_a_worker_is_given_up_after_consecutive_losses(tmp_path):
     server.archive("mortal", "mortal", f"ill: {ill}\nmaxRetryTimeoutInSec: 4\n")
     with server:
         answers = lambda: server.predict("mortal", b"x")[0] == 200
-        eventually("mortal is ready", 30, answers)
+        eventually("mortal is ready", answers)
         server.predict("mortal", b"die")
         run_for("the worker is up for a short time between two losses", 0.3)
-        eventually("mortal is ready again", 30, answers)
+        eventually("mortal is ready again", answers)
         ill.touch()
         server.predict("mortal", b"die")
         holds_for("the server is healthy after the last loss", 3.5, lambda: server.ask("GET", "/ping")[0] == 200)
-        eventually("the worker is down", 20, lambda: server.ask("GET", "/ping")[0] == 500)
-        eventually("the log has the end of restarts", 20, lambda: "is not restarted any more" in (tmp_path / "out").read_text())
+        eventually("the worker is down", lambda: server.ask("GET", "/ping")[0] == 500)
+        eventually("the log has the end of restarts", lambda: "is not restarted any more" in (tmp_path / "out").read_text())
         status, answer = server.manage("PUT", "/models/mortal?min_worker=1&synchronous=true")
         assert status == 500 and "it is ill" in answer["message"], answer
         ill.unlink()
@@ -66,10 +68,10 @@ def test_requests_have_a_total_timeout(home):
     assert home.predict("late", b"sleep 0.1") == (200, b"1")
     began = time.monotonic()
     status, answer = home.predict("late", b"sleep 1.5")
-    assert 0.4 <= time.monotonic() - began < 1.3
+    assert time.monotonic() - began >= 0.4
     assert (status, json.loads(answer)["type"]) == (408, "RequestTimeoutException")
     assert json.loads(answer)["message"].endswith("clientTimeoutInMills allows: there was no answer within 400 ms")
-    eventually("the worker is free again", 10, lambda: home.predict("late", b"x")[0] == 200)
+    eventually("the worker is free again", lambda: home.predict("late", b"x")[0] == 200)
     with pytest.raises(grpc.RpcError) as failed:
         call(home.grpc, INFERENCE + "Predictions", (1, "late"), body("sleep 1.5"))
     assert "there was no answer within 400 ms" in failed.value.details()
@@ -83,7 +85,7 @@ def test_lines_of_workers_have_torchserves_names(home):
     log = home.folder / "logs" / "model_log.log"
     for level, stream, text in (("INFO ", "stdout", "one"), ("WARN ", "stderr", "other")):
         line = re.compile(rf"(?m)^\S+ \[{level}\] W-9000-prints_1.0-{stream} MODEL_LOG - from the {text}$")
-        eventually(line.pattern, 10, lambda: line.search(log.read_text()))
+        eventually(line.pattern, lambda: line.search(log.read_text()))
 
 
 def test_keys_without_effect_are_reported(tmp_path):
@@ -100,16 +102,24 @@ def test_keys_without_effect_are_reported(tmp_path):
             assert f"model-config.yaml: {key}, which has no effect: " in out, key
 
 
-def test_a_model_may_take_requests_only_while_a_worker_is_idle(home):
+@pytest.fixture
+def counted(tmp_path):
+    """A server whose metrics can be scraped."""
+    with Home(tmp_path, ["metrics_mode=prometheus"]) as running:
+        yield running
+
+
+def test_a_model_may_take_requests_only_while_a_worker_is_idle(counted):
+    home = counted
     home.archive("ticket", yaml="useJobTicket: true\n")
     home.register("ticket-1.0.mar")
-    answers = []
-    clients = [threading.Thread(target=lambda: answers.append(home.predict("ticket", b"sleep 1"))) for _ in range(3)]
-    [client.start() for client in clients]
-    [client.join() for client in clients]
-    assert sorted(status for status, _ in answers) == [200, 503, 503]
+    with ThreadPoolExecutor(1) as pool:
+        with held(home, "ticket"):
+            first = pool.submit(home.predict, "ticket", b"pid")
+            until_dispatched(home, "ticket", 1)
+            assert [home.predict("ticket", b"pid")[0] for _ in range(2)] == [503, 503]
+        assert first.result()[0] == 200
     assert home.predict("ticket", b"pid")[0] == 200
-    assert home.manage("DELETE", "/models/ticket")[0] == 200
 
 
 def test_requests_of_a_sequence_go_to_one_worker(home):
@@ -122,7 +132,7 @@ def test_requests_of_a_sequence_go_to_one_worker(home):
     assert home.ask("POST", "/predictions/sequence", b"pid")[0] == 200, "another sequence"
     requests = [message((1, "sequence"), body("pid"), (4, "b")) for _ in range(3)]
     channel = grpc.insecure_channel(f"{HOST}:{home.grpc}")
-    found = [fields(part) for part in channel.stream_stream(INFERENCE + "StreamPredictions2")(iter(requests), timeout=30)]
+    found = [fields(part) for part in channel.stream_stream(INFERENCE + "StreamPredictions2")(iter(requests), timeout=DEADLINE_S)]
     assert len({part[1][0] for part in found}) == 1
     assert [part[2] for part in found] == [[b"b"]] * 3
     assert home.manage("DELETE", "/models/sequence")[0] == 200
@@ -136,20 +146,13 @@ def test_sequences_of_one_stream_are_executed_together(home):
     request = lambda sequence, model="together": message((1, model), body("x"), *([(4, sequence)] if sequence else []))
     requests = [request("a"), request("b"), request("a"), request(""), request("c", "nothing"), request("b")]
     channel = grpc.insecure_channel(f"{HOST}:{home.grpc}")
-    parts = channel.stream_stream(INFERENCE + "StreamPredictions2")(iter(requests), timeout=30)
+    parts = channel.stream_stream(INFERENCE + "StreamPredictions2")(iter(requests), timeout=DEADLINE_S)
     found = [fields(part) for part in parts]
     answers = [(part[2][0], part[1][0]) for part in found if 1 in part]
     assert sorted(answers) == [(b"a", b"2"), (b"a", b"2"), (b"b", b"2"), (b"b", b"2")], found
     errors = {part.get(2, [b""])[0]: fields(part[3][0]) for part in found if 3 in part}
     assert errors[b""] == {1: [13], 2: [b"Parameter sequenceId is required.\nBadRequestException.()"]}
     assert errors[b"c"] == {1: [13], 2: [b"Model not found: nothing"]}
-
-
-@pytest.fixture
-def counted(tmp_path):
-    """A server whose metrics can be scraped."""
-    with Home(tmp_path, ["metrics_mode=prometheus"]) as running:
-        yield running
 
 
 def test_the_sequence_of_a_disconnected_client_continues(counted):
@@ -189,14 +192,14 @@ def test_everything_is_in_the_servers_log(home):
     ):
         line = re.compile(rf"(?m)^\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{{3}} \[INFO \] (\S+ )?{pattern}$")
         for log in (home.folder / "logs" / "ts_log.log", home.folder / "out"):
-            eventually(f"{line.pattern} in {log.name}", 10, lambda: line.search(log.read_text()))
+            eventually(f"{line.pattern} in {log.name}", lambda: line.search(log.read_text()))
 
 
 def services(port):
     """Returns the names of the services that reflection lists."""
     channel = grpc.insecure_channel(f"{HOST}:{port}")
     ask = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
-    answer = fields(next(ask(iter([message((7, ""))]), timeout=30)))
+    answer = fields(next(ask(iter([message((7, ""))]), timeout=DEADLINE_S)))
     return {fields(service)[1][0].decode() for service in fields(answer[6][0])[1]}
 
 

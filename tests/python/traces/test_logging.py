@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from harness.inference import one
-from harness.waiting import eventually
+from harness.waiting import DEADLINE_S, eventually
 
 DEFAULTS = {
     "log_file": "",
@@ -107,7 +107,7 @@ def test_a_line_for_each_request(start, form, pattern):
     assert server.get("/v2/none")[0] == 404
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         assert client.is_server_live()
-    eventually("three lines", 5, lambda: sum("answered" in line for line in lines(server.log)) >= 3)
+    eventually("three lines", lambda: sum("answered" in line for line in lines(server.log)) >= 3)
     answered = [line for line in lines(server.log) if "answered" in line and "health/ready" not in line]
     if form == "json":
         assert all(isinstance(json.loads(line), dict) for line in lines(server.log))
@@ -127,12 +127,12 @@ def test_a_log_file_is_reopened(start, tmp_path):
     """SIGHUP makes the server write to a new file after the old one was renamed."""
     path = tmp_path / "pharos.log"
     server = start(["identity_fp32"], f"--log-file={path}")
-    eventually("the server logs that it is ready", 5, lambda: any("ready" in line for line in lines(path)))
+    eventually("the server logs that it is ready", lambda: any("ready" in line for line in lines(path)))
     assert lines(server.log) == []
     path.rename(tmp_path / "old.log")
     server.process.send_signal(signal.SIGHUP)
-    eventually("there is a new file", 5, lambda: path.exists() and lines(path))
+    eventually("there is a new file", lambda: path.exists() and lines(path))
     assert json.loads(server.get("/v2/logging")[1])["log_file"] == str(path)
     started = start(["identity_fp32"], "--log-file=/none/pharos.log", wait=False)
-    assert started.process.wait(10) != 0
+    assert started.process.wait(DEADLINE_S) != 0
     assert "--log-file '/none/pharos.log'" in started.log.read_text()

@@ -18,9 +18,10 @@ from harness.connections import connect, post
 from harness.inference import one, simple
 from harness.peers import missing
 from harness.ports import free_ports
-from harness.processes import memory
+from harness.processes import held, memory
 from harness.server import Server, total
-from harness.waiting import eventually
+from harness.statistics import until_dispatched
+from harness.waiting import DEADLINE_S, eventually
 from harness.wire import grpc_infer, grpc_tensor
 from traces.otlp_collector import GrpcCollector, HttpCollector
 from traces.trace_requests import ask_all, build, inputs, run_triton
@@ -119,7 +120,7 @@ def test_spans_are_tritons(exporting, make):
         begun = time.time_ns()
         server = exporting(collector, "rate=1", "opentelemetry,resource=a.b=c", *protocol, **url)
         ask_all(server.http, server.grpc)
-        eventually("all spans are received", 10, lambda: len(collector.spans) == 3 + 3 + 6 + 3 + 2)
+        eventually("all spans are received", lambda: len(collector.spans) == 3 + 3 + 6 + 3 + 2)
         assert (spans(server, "exported"), spans(server, "dropped")) == (17, 0)
         assert named(collector) == {name: sorted(tree) for name, tree in TRITON.items()}
         for span in collector.spans:
@@ -152,12 +153,12 @@ def test_a_callers_trace_is_continued(exporting):
         assert connection[0] == 200
         with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
             client.infer("pipe", inputs(tritonclient.grpc, ("A", "B")), headers=headers)
-        eventually("nine spans are received", 10, lambda: len(collector.spans) == 9)
+        eventually("nine spans are received", lambda: len(collector.spans) == 9)
         assert {(root.trace, root.parent, root.state) for root in roots(collector)} == {(TRACE, PARENT, "vendor=x")}
         assert {span.trace for span in collector.spans} == {TRACE}
         answered = []
         for path, body in [("infer", simple()), ("generate", {"INPUT0": list(range(16)), "INPUT1": list(range(16))})]:
-            client = http.client.HTTPConnection(server.http, timeout=30)
+            client = http.client.HTTPConnection(server.http, timeout=DEADLINE_S)
             client.request("POST", f"/v2/models/plain/{path}", json.dumps(body), {"traceparent": CALLER})
             response = client.getresponse()
             assert response.status == 200, response.read()
@@ -169,7 +170,7 @@ def test_a_callers_trace_is_continued(exporting):
         _, call = call(grpc_infer("", "plain", tensors).message, metadata=[("traceparent", CALLER)])
         answered.append(dict(call.initial_metadata())["traceparent"])
         channel.close()
-        eventually("all spans are received", 10, lambda: len(collector.spans) == 9 + 9)
+        eventually("all spans are received", lambda: len(collector.spans) == 9 + 9)
         own = {f"00-{TRACE}-{root.id}-01" for root in roots(collector)}
         assert set(answered) <= own and len(set(answered)) == 3
         # An invalid `traceparent` is ignored.
@@ -185,10 +186,10 @@ def test_a_cancelled_and_a_failed_request(exporting):
         server = exporting(collector, "rate=1")
         assert server.infer("fail", one("FP32", [1], [1]))[0] == 500
         body = post("/v2/models/slow/infer", json.dumps(one("FP32", [1, 1], [1])).encode())
-        with connect(server.http_port) as gone:
+        with held(server, "slow"), connect(server.http_port) as gone:
             gone.sendall(body)
-            eventually("the request is executed", 5, lambda: total(server.scrape(), "pharos_batches_total", model="slow") == 1)
-        eventually("both root spans are received", 10, lambda: len(roots(collector)) == 2)
+            until_dispatched(server, "slow", 1)
+        eventually("both root spans are received", lambda: len(roots(collector)) == 2)
         failed, cancelled = (next(s for s in collector.spans if s.name == name) for name in ("fail", "slow"))
         assert failed.error and list(failed.events) == MODEL
         root = next(root for root in roots(collector) if root.trace == cancelled.trace)
@@ -201,15 +202,20 @@ def test_a_refused_request_has_a_span(exporting):
     """A refused request has one span with the reason. The answer names this span, so a caller's trace is complete."""
     with HttpCollector() as collector:
         server = exporting(collector, "rate=0")
-        bodies = [("plain", "infer", "{"), ("plain", "infer", '{"inputs": []}'), ("missing", "infer", json.dumps(simple()))]
-        named = set()
-        for model, path, body in [*bodies, ("plain", "generate", "{}"), ("plain", "generate_stream", "{")]:
-            client = http.client.HTTPConnection(server.http, timeout=30)
+        requests = [
+            ("plain", "infer", "{"), ("plain", "infer", '{"inputs": []}'), ("missing", "infer", json.dumps(simple())),
+            ("plain", "generate", "{}"), ("plain", "generate_stream", "{"),
+        ]  # fmt: skip
+        named, statuses = set(), []
+        for model, path, body in requests:
+            client = http.client.HTTPConnection(server.http, timeout=DEADLINE_S)
             client.request("POST", f"/v2/models/{model}/{path}", body, {"traceparent": CALLER})
             response = client.getresponse()
-            assert response.status >= 400 and response.read()
+            assert response.read()
+            statuses.append(response.status)
             named |= {response.headers["traceparent"]} - {None}
             client.close()
+        assert statuses == [500, 400, 400, 400, 500]
         tensor = inputs(tritonclient.grpc)[0]
         with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
             with pytest.raises(InferenceServerException, match="expected 2 inputs"):
@@ -217,8 +223,8 @@ def test_a_refused_request_has_a_span(exporting):
             answers = []
             client.start_stream(lambda result, error: answers.append(error), headers={"traceparent": CALLER})
             client.async_stream_infer("plain", [tensor])
-            eventually("the stream is answered", 10, lambda: answers)
-        eventually("all spans are received", 10, lambda: len(collector.spans) == 7)
+            eventually("the stream is answered", lambda: answers)
+        eventually("all spans are received", lambda: len(collector.spans) == 7)
         assert {span.name for span in collector.spans} == {"InferRequest"}
         assert all(span.error and span.parent == PARENT and span.end >= span.start for span in collector.spans)
         starts = sorted(list(span.events)[0] for span in collector.spans)
@@ -239,7 +245,7 @@ def test_variables_of_opentelemetry(exporting):
         }
         server = exporting(collector, "rate=1", "opentelemetry,resource=zone=y", environment=environment)
         ask(server, count=4)
-        eventually("twelve spans are received", 10, lambda: len(collector.spans) == 12)
+        eventually("twelve spans are received", lambda: len(collector.spans) == 12)
         assert all(path == "/base/v1/traces" for path, _ in collector.requests) and len(collector.requests) >= 2
         headers = collector.requests[0][1]
         assert (headers["x-team"], headers["authorization"]) == ("blue green", "Bearer t")
@@ -265,15 +271,15 @@ def test_queued_spans_reach_a_collector_that_starts_late(exporting):
     (port,) = free_ports(1)
     server = exporting(None, "rate=1", "opentelemetry,bsp_max_queue_size=30", url=f"http://127.0.0.1:{port}/v1/traces")
     ask(server, count=3)
-    eventually("the first export fails", 5, lambda: "does not accept spans" in server.log_tail())
+    eventually("the first export fails", lambda: "does not accept spans" in server.log_tail())
     ask(server, count=60)
     # Ten spans fit into the queue, besides the three of the current export.
     assert spans(server, "dropped") == 3 * 50
     with HttpCollector(port) as collector:
-        eventually("the queued spans are received", 20, lambda: len(collector.spans) == 39)
-        eventually("the exported spans are counted", 5, lambda: spans(server, "exported") == 39)
+        eventually("the queued spans are received", lambda: len(collector.spans) == 39)
+        eventually("the exported spans are counted", lambda: spans(server, "exported") == 39)
         ask(server)
-        eventually("the next spans are received", 5, lambda: len(collector.spans) == 42)
+        eventually("the next spans are received", lambda: len(collector.spans) == 42)
     log = server.log_tail()
     assert (log.count("does not accept spans"), log.count("answers again; 150 spans were lost")) == (1, 1)
     assert total(server.scrape(), "pharos_traces_total", result="dropped") == 50
@@ -296,9 +302,9 @@ def test_a_collector_that_is_slow(exporting, level):
         # Inputs and outputs of all requests would be 160 MiB.
         assert memory(server) - before < 80 << 20
         ask(server, count=60)
-        eventually("all spans are counted", 20, lambda: spans(server, "dropped") + spans(server, "exported") == 82 * 3)
+        eventually("all spans are counted", lambda: spans(server, "dropped") + spans(server, "exported") == 82 * 3)
         assert spans(server, "dropped") > 0 and len(collector.spans) == spans(server, "exported")
-        eventually("the dropped spans are logged", 5, lambda: "spans were dropped: the trace collector" in server.log_tail())
+        eventually("the dropped spans are logged", lambda: "spans were dropped: the trace collector" in server.log_tail())
         server.stop()
 
 
@@ -311,13 +317,13 @@ def test_refusals(exporting, make, busy, never):
         server = exporting(collector, "rate=1", *protocol)
         collector.refuse = [codes.get(busy, busy)]
         ask(server)
-        eventually("the spans are sent again", 10, lambda: len(collector.spans) == 3 and spans(server, "exported") == 3)
+        eventually("the spans are sent again", lambda: len(collector.spans) == 3 and spans(server, "exported") == 3)
         collector.refuse = [codes.get(never, never)]
         ask(server)
-        eventually("dropped", 10, lambda: spans(server, "dropped") == 3)
+        eventually("dropped", lambda: spans(server, "dropped") == 3)
         collector.reject = 2
         ask(server)
-        eventually("the spans are counted", 10, lambda: (spans(server, "exported"), spans(server, "dropped")) == (4, 5))
+        eventually("the spans are counted", lambda: (spans(server, "exported"), spans(server, "dropped")) == (4, 5))
         assert "refused 2 of 3 spans: too many" in server.log_tail()
         server.stop()
 

@@ -12,6 +12,7 @@ import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
 from harness.peers import missing
+from harness.waiting import DEADLINE_S
 from traces import trace_table
 from traces.trace_table import ALL, GOLDEN, ONE, OPTIONS, STEPS, UNKNOWN
 
@@ -224,5 +225,5 @@ def test_wrong_options_are_refused_at_the_start(start):
         ("opentelemetry,bsp_max_queue_size=0;mode=opentelemetry", "bsp_max_queue_size is '0'"),
     ]:
         server = start(["identity_fp32"], f"--trace-config={option}", wait=False)
-        assert server.process.wait(20) == 2
+        assert server.process.wait(DEADLINE_S) == 2
         assert words in server.log_tail()

@@ -10,7 +10,9 @@ import tritonclient.http
 from ensembles.decoupled import ENSEMBLES, MEMBERS, asked, values
 from harness.connections import connect, post
 from harness.sequence_models import config as sequence_config, controls
+from harness.processes import held
 from harness.server import Server, total
+from harness.statistics import until_dispatched
 from harness.stream_models import build, ensemble, passed, step
 from harness.waiting import eventually, settled
 from protocol.request_table import tensor
@@ -60,9 +62,9 @@ def ask_all(server) -> int:
         assert server.infer("stored", posted([7, 8], name))[0] == 200
     assert "requested failure" in values(server, asked("fails_behind", [1], "fails_behind"))[-1][1]
     assert "died" in values(server, asked("breaks", [1, 2, 3, 4], "breaks"))[-1][1]
-    with connect(server.http_port) as gone:
+    with held(server, "slower"), connect(server.http_port) as gone:
         gone.sendall(post("/v2/models/slowly/infer", json.dumps(posted([3], "gone")).encode()))
-        eventually("the request is executed", 5, lambda: total(server.scrape(), "pharos_batches_total", model="slower") == 1)
+        until_dispatched(server, "slower", 1)
     with tritonclient.http.InferenceServerClient(server.http) as client:
         for number in range(3):
             value = tritonclient.http.InferInput("VALUE", [1], "INT32")
@@ -116,7 +118,7 @@ def test_steps_in_a_file(repository, tmp_path):
     file = tmp_path / "trace.json"
     with serve(tmp_path, repository, f"triton,file={file}") as server:
         count = ask_all(server)
-        eventually("all traces are written", 20, lambda: total(server.scrape(), "pharos_traces_total", result="written") == count)
+        eventually("all traces are written", lambda: total(server.scrape(), "pharos_traces_total", result="written") == count)
     traces = collect(json.loads(file.read_text()))
     roots = [number for number, trace in traces.items() if "parent_id" not in trace]
     check(traces, {traces[root]["request_id"]: tree(traces, root) for root in roots})
@@ -130,8 +132,8 @@ def test_steps_as_spans(repository, tmp_path):
         with serve(tmp_path, repository, "mode=opentelemetry", url, "opentelemetry,bsp_schedule_delay=100") as server:
             count = ask_all(server)
             roots = lambda: [span for span in collector.spans if span.name == "InferRequest"]  # noqa: E731
-            eventually("all root spans are received", 20, lambda: len(roots()) == count)
-            settled("the spans", 20, lambda: len(collector.spans), 0.3)
+            eventually("all root spans are received", lambda: len(roots()) == count)
+            settled("the spans", lambda: len(collector.spans), 0.3)
         by_id = {span.id: span for span in collector.spans}
         assert len(by_id) == len(collector.spans) and len({root.trace for root in roots()}) == count
         traces = {}
@@ -155,7 +157,7 @@ def test_steps_beyond_the_bound_are_left_out(repository, tmp_path):
     file = tmp_path / "trace.json"
     with serve(tmp_path, repository, f"triton,file={file}") as server:
         assert len(values(server, asked("chain", range(12_000), "long"))) == 12_000
-        eventually("the trace is written", 20, lambda: total(server.scrape(), "pharos_traces_total", result="written") == 1)
+        eventually("the trace is written", lambda: total(server.scrape(), "pharos_traces_total", result="written") == 1)
     traces = collect(json.loads(file.read_text()))
     root = next(trace for trace in traces.values() if "parent_id" not in trace)
     assert len(traces) == 10_001 and "REQUEST_END" in root["stamps"]

@@ -17,9 +17,11 @@ from harness.connections import connect, post, read_response
 from harness.inference import one, simple
 from harness.models import write
 from harness.peers import missing, script
+from harness.processes import held
 from harness.server import Server, binary, total
+from harness.statistics import until_dispatched
 from harness.stream_models import COMPARED, build as build_streams
-from harness.waiting import eventually, every
+from harness.waiting import DEADLINE_S, eventually, every
 from sequences.iterative_models import MODELS, count_of
 from traces.trace_files import pharos_trace, summary
 from traces.trace_requests import GOLDEN, OPTIONS, ask_all, build, collect, records_of_triton, structure
@@ -140,7 +142,7 @@ def test_rate_count_and_files(traced):
     indices continue."""
     server, file = traced("level=TIMESTAMPS", "rate=2", "triton,log-frequency=3")
     ask(server, count=14)
-    eventually("seven traces are written", 5, lambda: written(server) == 7)
+    eventually("seven traces are written", lambda: written(server) == 7)
 
     def ids(index):
         return sorted({record["id"] for record in json.loads(file.with_name(f"trace.json.{index}").read_text())})
@@ -151,13 +153,13 @@ def test_rate_count_and_files(traced):
     status, shown = server.ask("POST", "/v2/trace/setting", json.dumps(update))
     assert status == 200, shown
     ask(server, count=4)
-    eventually("nine traces are written", 5, lambda: written(server) == 9)
+    eventually("nine traces are written", lambda: written(server) == 9)
     assert ids(3) == [8, 9] and not file.with_name("trace.json.4").exists()
     assert json.loads(server.get("/v2/trace/setting")[1])["trace_count"] == "0"
     update = {"trace_count": None, "trace_rate": None, "log_frequency": "0"}
     assert server.ask("POST", "/v2/trace/setting", json.dumps(update))[0] == 200
     ask(server, count=2)
-    eventually("the file without an index has a trace", 5, lambda: written(server) == 10 and json.loads(file.read_text()))
+    eventually("the file without an index has a trace", lambda: written(server) == 10 and json.loads(file.read_text()))
 
 
 def test_only_configured_events_are_traced(traced):
@@ -170,7 +172,7 @@ def test_only_configured_events_are_traced(traced):
         ask(server)
         ask(server, "cached")
         want = 1 if model == "cached" else 3
-        eventually(f"{want} traces are written", 5, lambda want=want: written(server) == want)
+        eventually(f"{want} traces are written", lambda want=want: written(server) == want)
     server.stop()
     traces = collect(json.loads(file.read_text())).values()
     found = sorted((trace["model_name"], bool(trace["stamps"]), bool(trace["tensors"])) for trace in traces)
@@ -184,14 +186,16 @@ def test_failures_and_clients_that_go_away(traced):
     assert server.infer("plain", one("FP32", [1], [1]))[0] == 400
     body = post("/v2/models/slow/infer", json.dumps(one("FP32", [1, 1], [1])).encode())
     with connect(server.http_port) as first, connect(server.http_port) as second:
-        first.sendall(body)
-        eventually("the request is executed", 5, lambda: total(server.scrape(), "pharos_batches_total", model="slow") == 1)
-        second.sendall(body)
-        pending = "nv_inference_pending_request_count"
-        eventually("the other request waits", 5, lambda: total(server.scrape(), pending, model="slow") == 1)
-        second.close()
+        with held(server, "slow"):
+            first.sendall(body)
+            until_dispatched(server, "slow", 1)
+            second.sendall(body)
+            pending = lambda: total(server.scrape(), "nv_inference_pending_request_count", model="slow")  # noqa: E731
+            eventually("the other request waits", lambda: pending() == 1)
+            second.close()
+            eventually("the other request is cancelled", lambda: pending() == 0)
         assert read_response(first)[0] == 200
-    eventually("three traces are written", 5, lambda: written(server) == 3)
+    eventually("three traces are written", lambda: written(server) == 3)
     server.stop()
     traces = list(collect(json.loads(file.read_text())).values())
     failed = next(trace for trace in traces if trace["model_name"] == "fail")
@@ -211,11 +215,11 @@ def test_a_decoupled_model(traced, tmp_path):
         tensor = tritonclient.grpc.InferInput("IN", [3], "INT32")
         tensor.set_data_from_numpy(np.array([4, 5, 6], np.int32))
         client.async_stream_infer("repeat", [tensor], request_id="r")
-        eventually("three answers are received", 10, lambda: len(answers) >= 3)
+        eventually("three answers are received", lambda: len(answers) >= 3)
         client.stop_stream()
     status, text = server.ask("POST", "/v2/models/repeat/generate_stream", json.dumps({"IN": [7, 8]}))
     assert status == 200 and text.count("data: ") == 2
-    eventually("two traces are written", 5, lambda: written(server) == 2)
+    eventually("two traces are written", lambda: written(server) == 2)
     server.stop()
     stream, generated = (trace for _, trace in sorted(collect(json.loads(file.read_text())).items()))
     counts = {name: len(times) for name, times in stream["stamps"].items()}
@@ -234,16 +238,18 @@ def test_files_are_whole_json_at_any_time_and_survive_a_kill(traced):
     asking = [threading.Thread(target=keep_asking, args=(server,)) for _ in range(2)]
     for thread in asking:
         thread.start()
-    eventually("a hundred traces are written", 20, lambda: written(server) > 100)
+    eventually("a hundred traces are written", lambda: written(server) > 100)
     sizes = set()
-    for _ in every(0.02, 0.4):
-        text = file.read_text()
-        sizes.add(len(text))
+
+    def has_grown():
+        sizes.add(len(file.read_text()))
         assert summary(file)["plain"]["traces"] > 50
+        return len(sizes) > 5
+
+    eventually("the file has had six sizes", has_grown)
     server.kill()
     for thread in asking:
         thread.join()
-    assert len(sizes) > 5, "the file must grow during the test"
     whole = summary(file)["plain"]["traces"]
     assert whole > 100
     text, chance = file.read_bytes(), random.Random(5)
@@ -267,7 +273,7 @@ def test_lost_traces_are_counted_and_logged_once(tmp_path):
     with Server(tmp_path, [build(tmp_path / "models")], options) as server:
         ask(server, count=200)
         dropped = {"result": "dropped"}
-        eventually("all lost traces are counted", 5, lambda: total(server.scrape(), "pharos_traces_total", **dropped) == 200)
+        eventually("all lost traces are counted", lambda: total(server.scrape(), "pharos_traces_total", **dropped) == 200)
         assert written(server) == 0
     assert 1 <= server.log_tail().count("cannot write traces") <= 3
 
@@ -283,7 +289,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     ]:
         server = Server(tmp_path, [models], [f"--trace-config=triton,file={path}"])
         server.launch()
-        assert server.process.wait(20) == 1
+        assert server.process.wait(DEADLINE_S) == 1
         said = server.log_tail()
         assert f"the trace file '{path}': " in said and reason in said and "in an existing folder" in said
     assert not (tmp_path / "nowhere").exists()
@@ -310,7 +316,7 @@ def test_perf_analyzer_sets_what_is_traced(traced):
     ]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
-    eventually("fifty traces are written", 5, lambda: written(server) == 50)
+    eventually("fifty traces are written", lambda: written(server) == 50)
     assert [summary(file.with_name(f"trace.json.{n}"))["plain"]["traces"] for n in range(3)] == [20, 20, 10]
     assert json.loads(server.get("/v2/trace/setting")[1])["log_frequency"] == "20"
 

@@ -16,6 +16,8 @@ from pathlib import Path
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2
 
+from harness.waiting import DEADLINE_S
+
 GOLDEN = Path(__file__).resolve().parent / "golden_trace.json"
 FILE = "trace.json"
 """The name of the trace file; its folder is omitted from the golden file and from comparisons."""
@@ -36,7 +38,7 @@ class Http:
 
     def ask(self, http_address: str, _: str) -> dict:
         """Returns the status, and the settings or the error."""
-        connection = http.client.HTTPConnection(http_address, timeout=30)
+        connection = http.client.HTTPConnection(http_address, timeout=DEADLINE_S)
         try:
             connection.request(self.method, self.path, self.body)
             response = connection.getresponse()

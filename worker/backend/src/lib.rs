@@ -21,6 +21,7 @@ mod connection;
 mod deferred;
 mod device;
 mod error;
+mod frame_stream;
 mod frames;
 #[allow(unsafe_code)]
 mod memory;
@@ -61,7 +62,8 @@ pub mod runtime {
     pub use crate::connection::Connection;
     pub use crate::device::{Devices, RegionRange, Regions};
     pub use crate::error::wire_error;
-    pub use crate::frames::{Reader, Sender, split};
+    pub use crate::frame_stream::{FrameReader, FrameWriter};
+    pub use crate::frames::{Reader, Sender, connect};
     pub use crate::memory::{Guard, InputArena, OutputArena, map};
     pub use crate::outputs::{Finished, MadeOutput};
     pub use crate::received::{Arenas, BatchLoan, Loan};

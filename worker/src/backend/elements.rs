@@ -68,52 +68,15 @@ fn each<const N: usize>(left: &[u8], right: &[u8], out: &mut [u8], operation: im
 /// `also` adds datatypes that only some runtimes support.
 macro_rules! for_numbers {
     ($datatype:expr, $number:ident => $body:expr, $(also $more:ident = $type:ty,)* otherwise $otherwise:expr) => {
+        for_numbers!(
+            @match $datatype, $number => $body, otherwise $otherwise,
+            Uint8 = u8, Uint16 = u16, Uint32 = u32, Uint64 = u64, Int8 = i8, Int16 = i16, Int32 = i32, Int64 = i64,
+            Fp16 = half::f16, Fp32 = f32, Fp64 = f64, $($more = $type,)*
+        )
+    };
+    (@match $datatype:expr, $number:ident => $body:expr, otherwise $otherwise:expr, $($variant:ident = $type:ty,)*) => {
         match $datatype {
-            DataType::Uint8 => {
-                type $number = u8;
-                $body
-            }
-            DataType::Uint16 => {
-                type $number = u16;
-                $body
-            }
-            DataType::Uint32 => {
-                type $number = u32;
-                $body
-            }
-            DataType::Uint64 => {
-                type $number = u64;
-                $body
-            }
-            DataType::Int8 => {
-                type $number = i8;
-                $body
-            }
-            DataType::Int16 => {
-                type $number = i16;
-                $body
-            }
-            DataType::Int32 => {
-                type $number = i32;
-                $body
-            }
-            DataType::Int64 => {
-                type $number = i64;
-                $body
-            }
-            DataType::Fp16 => {
-                type $number = half::f16;
-                $body
-            }
-            DataType::Fp32 => {
-                type $number = f32;
-                $body
-            }
-            DataType::Fp64 => {
-                type $number = f64;
-                $body
-            }
-            $(DataType::$more => {
+            $(DataType::$variant => {
                 type $number = $type;
                 $body
             })*

@@ -145,6 +145,7 @@ fn session(
         let mut device = OnDevice::new(cuda, context)?;
         let session = wanted.open(environment, device.dispatches(&on_device)).map_err(|error| {
             let error = error.to_string();
+            // The code of this error is the general one, so only the text gives the reason.
             let lacks = error.contains("Failed to load library");
             let advice = "; the provider and the libraries of CUDA and cuDNN that it needs come with `pip install \
                           onnxruntime-gpu[cuda,cudnn]`";

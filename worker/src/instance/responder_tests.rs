@@ -1,4 +1,4 @@
-//! A real instance of a backend that keeps its inputs and responders, over a socket whose other end the test holds.
+//! A real instance of a backend that keeps its inputs and responders, over a connection whose other end the test holds.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,9 +15,10 @@ use pharos::wire::{
     Answer, AnswerOutput, BatchRequest, CREDITS, Done, Execute, FIRST_CALL_LOAN, InputBlock, PREFIX, ToFrontend,
     ToWorker, VERSION, decode_to_frontend, flags, payload_length,
 };
-use pharos_backend::runtime::{split, wire_error};
+use pharos_backend::runtime::wire_error;
 use pharos_backend::{Call, CallRequest, Content, Memory, Reply, ReplyOutput, Responder};
 
+use super::test_connection::{FrontendEnd, connection};
 use super::*;
 use crate::descriptors::SharedDescriptors;
 use crate::device::Cuda;
@@ -75,7 +76,7 @@ impl Backend for Keeper {
 
 /// The frontend's side.
 struct Frontend {
-    socket: UnixStream,
+    socket: FrontendEnd,
     inputs: SharedMemory,
     outputs: SharedMemory,
     runtime: Runtime,
@@ -109,10 +110,9 @@ fn start(what: What, decoupled: bool) -> Frontend {
         device: None,
     };
     let regions = UnixStream::pair().unwrap().0.into();
-    let (socket, theirs) = UnixStream::pair().unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let ((reader, sender), socket) = connection();
+    socket.set_read_timeout(Duration::from_secs(10));
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, wakeup, regions };
-    let (reader, sender) = split(theirs).unwrap();
     let (runtime, regions) = crate::open(&load, (reader, sender.clone()), descriptors, Cuda::new(None)).unwrap();
     let (kept, kept_by_test) = messages();
     let (inputs, inputs_kept) = messages();

@@ -1,4 +1,4 @@
-//! A real instance of the function `repeat` over a socket whose other end the test holds: which frames it sends, when it waits,
+//! A real instance of the function `repeat` over a connection whose other end the test holds: which frames it sends, when it waits,
 //! and how it handles frames that arrive meanwhile.
 
 #![allow(clippy::panic)]
@@ -18,8 +18,8 @@ use pharos::wire::{
 };
 
 use pharos::tensor::DataType;
-use pharos_backend::runtime::split;
 
+use super::test_connection::{FrontendEnd, connection};
 use super::*;
 use crate::descriptors::SharedDescriptors;
 use crate::device::Cuda;
@@ -32,7 +32,7 @@ const ELEMENTS: u32 = 100;
 
 /// The frontend's side.
 struct Frontend {
-    socket: UnixStream,
+    socket: FrontendEnd,
     inputs: SharedMemory,
     /// Returns the outcome and the frames that the worker receives after it.
     worker: JoinHandle<(Done, Vec<ToWorker>)>,
@@ -85,10 +85,9 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
     let execute = Execute { resumed, ..execute(data.len() as u64) };
     let (regions, _) = UnixStream::pair().unwrap();
     let regions = regions.into();
-    let (socket, theirs) = UnixStream::pair().unwrap();
+    let ((reader, sender), socket) = connection();
     let descriptors = SharedDescriptors { inputs, outputs, metrics: ring, wakeup, regions };
     let worker = thread::spawn(move || {
-        let (reader, sender) = split(theirs).unwrap();
         let opened = crate::open(&load, (reader, sender.clone()), descriptors, Cuda::new(None));
         let (runtime, regions) = opened.unwrap();
         let mut instance = Instance::load(&load, runtime.clone(), regions, &Registry::default()).unwrap();
@@ -101,7 +100,7 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
         }
         (done, received)
     });
-    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    socket.set_read_timeout(Duration::from_secs(10));
     Frontend { socket, inputs: mapped, worker }
 }
 
@@ -138,9 +137,9 @@ impl Frontend {
 
     /// Whether the worker sends nothing for a while.
     fn is_quiet(&mut self) -> bool {
-        self.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        self.socket.set_read_timeout(Duration::from_millis(200));
         let quiet = self.socket.read(&mut [0]).is_err();
-        self.socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        self.socket.set_read_timeout(Duration::from_secs(10));
         quiet
     }
 

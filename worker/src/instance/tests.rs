@@ -5,7 +5,6 @@ mod gpu;
 mod onnx;
 
 use std::collections::BTreeMap;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use pharos::metrics::channel::{self, Event, Reader};
@@ -13,9 +12,9 @@ use pharos::model::{Completion, Draft};
 use pharos::shm::{self, SharedMemory};
 use pharos::tensor::{DataType, push_bytes_element};
 use pharos::wire::{BatchRequest, InputBlock, SequenceStep, flags};
-use pharos_backend::runtime::split;
 use rustix::pipe::{PipeFlags, pipe_with};
 
+use super::test_connection::{FrontendEnd, connection};
 use super::*;
 use crate::descriptors::SharedDescriptors;
 use crate::device::Cuda;
@@ -35,7 +34,7 @@ struct World {
     /// The frontend's end of the socket of regions.
     regions: std::os::fd::OwnedFd,
     /// The frontend's end of the connection.
-    frontend: UnixStream,
+    frontend: FrontendEnd,
     _folder: Folder,
 }
 
@@ -79,8 +78,8 @@ struct Parts {
 
 fn load_on(config: &str, files: &[(&str, &[u8])], cuda: Arc<Cuda>) -> Result<World, InferError> {
     let Parts { load, descriptors, inputs, outputs, reader, regions, folder } = parts(config, files, &cuda);
-    let (worker, frontend) = UnixStream::pair().unwrap();
-    let (runtime, regions_of_worker) = crate::open(&load, split(worker).unwrap(), descriptors, cuda)?;
+    let (worker, frontend) = connection();
+    let (runtime, regions_of_worker) = crate::open(&load, worker, descriptors, cuda)?;
     let instance = Instance::load(&load, runtime, regions_of_worker, &Registry::default())?;
     let (unread, _folder) = (Vec::new(), folder);
     Ok(World { instance, inputs, outputs, reader, next: 0, batches: 0, unread, regions, frontend, _folder })
@@ -458,7 +457,8 @@ fn errors_leave_the_states_unchanged() {
     // A value that does not fit the configuration is not stored.
     let mut world = load(&builtin("append", rest), &[]).unwrap();
     let (done, _) = world.numbers(&[step(1, true, false)], vec![1, 1], &[5]);
-    assert_eq!(done.error.unwrap().message, "state output 'T' of model 'm' has shape [2], the configuration says [1]");
+    let expected = "state output 'T' of model 'm' has shape [2], but its configured shape is [1]";
+    assert_eq!(done.error.unwrap().message, expected);
 }
 
 #[test]

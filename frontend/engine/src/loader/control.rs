@@ -55,7 +55,7 @@ impl Loader {
     }
 
     /// Unloads a model and, with `dependents`, the members of an ensemble that nothing else needs. On return new requests no
-    /// longer find it; its accepted requests finish afterwards.
+    /// longer find it; its accepted requests finish afterwards, and until then its versions are UNLOADING, as in Triton.
     ///
     /// # Errors
     /// Unloading by request is disabled. Unloading an unknown model is not an error.

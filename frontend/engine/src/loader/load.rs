@@ -273,6 +273,7 @@ impl Loader {
             pinned: self.models.shared.pinned.clone(),
             policies,
             descriptors: self.settings.descriptors.clone(),
+            event_loops: self.settings.event_loops.clone(),
         })
     }
 

@@ -63,9 +63,9 @@ impl Driver {
                             () if state.closed => self.error(RejectReason::Exiting, &request),
                             () if self.is_iterative() => self.error(RejectReason::RequestLost, &request),
                             () if self.has_sequences() => self.error(RejectReason::SequenceLost, &request),
-                            () if begun => lost_in_stream(&self.model),
-                            () if !request.retried => lost_once(&self.model),
-                            () => lost_twice(&self.model),
+                            () if begun => lost(&self.model, "in the middle of the responses to this request"),
+                            () if !request.retried => lost(&self.model, "while it executed this request"),
+                            () => lost(&self.model, "twice while it executed this request"),
                         };
                         record::inference_failed(&self.series, error.reason, ns);
                         request_trace::failed(request.part.request.traced.as_ref(), &error, now);
@@ -131,26 +131,9 @@ impl Driver {
     }
 }
 
-/// Some responses were sent, so the request cannot be retried.
-fn lost_in_stream(model: &ModelVersion) -> InferError {
-    let text = format!(
-        "the worker of model '{}' version {} died in the middle of the responses to this request",
-        model.name, model.version
-    );
-    InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)
-}
-
-/// The backend's clients expect an error without a retry.
-fn lost_once(model: &ModelVersion) -> InferError {
-    let text =
-        format!("the worker of model '{}' version {} died while it executed this request", model.name, model.version);
-    InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)
-}
-
-fn lost_twice(model: &ModelVersion) -> InferError {
-    let text = format!(
-        "the worker of model '{}' version {} died twice while it executed this request",
-        model.name, model.version
-    );
+/// Returns the error of a request whose worker died. Its text suggests no retry: some responses were sent, or the clients of the
+/// backend expect none.
+fn lost(model: &ModelVersion, how: &str) -> InferError {
+    let text = format!("the worker of model '{}' version {} died {how}", model.name, model.version);
     InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)
 }

@@ -1,9 +1,8 @@
-//! A driver whose worker is the test, which holds the other end of the socket.
+//! A driver whose worker is the test, which holds the other end of the connection.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::future::poll_fn;
-use std::io::Read;
 use std::os::unix::net::UnixStream as StdStream;
 
 use pharos::id::ModelVersion;
@@ -13,10 +12,13 @@ use pharos::metrics::catalog::Catalog;
 use pharos::metrics::statistics::{self, ModelStatistics};
 use pharos::model::{Completion, Draft};
 use pharos::tensor::{DataType, Tensor};
-use pharos::wire::{OutputBlock, PREFIX, WireError, decode_to_worker, payload_length};
+use pharos::wire::ring::Consumer;
+use pharos::wire::{OutputBlock, PREFIX, WireError, decode_to_worker, payload_length, ring};
 use tokio::net::UnixStream;
 
 use super::*;
+use pharos_os::event_loops::EventLoops;
+
 use crate::memory;
 use crate::scheduler::{DriverSettings, Timer, settings};
 use crate::wire::Link;
@@ -29,7 +31,9 @@ const INSTANCE: InstanceId = InstanceId(0);
 struct World {
     driver: Arc<Driver>,
     link: SharedLink,
-    worker: StdStream,
+    /// The worker's end of the ring of frames.
+    worker: Consumer,
+    _socket: StdStream,
 }
 
 async fn world() -> World {
@@ -47,16 +51,15 @@ async fn world_of(config: &str) -> World {
     let driver = Driver::new(settings, Timer::start().unwrap());
     let (ours, worker) = StdStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
-    worker.set_nonblocking(true).unwrap();
     let ours = UnixStream::from_std(ours).unwrap();
-    // After this, sent bytes arrive immediately.
-    ours.writable().await.unwrap();
+    let frames = ring::create().unwrap();
+    let rings = ring::of_frontend(&frames).unwrap();
     let (arenas, _, _) = memory::create().unwrap();
     let (ring, _, _) = Ring::create("m_0").unwrap();
     let (regions, _) = StdStream::pair().unwrap();
-    let link = Arc::new(Link::new(ours, regions.into(), (arenas, ring)));
+    let link = Arc::new(Link::new((ours, EventLoops::default().assign(), rings), regions.into(), (arenas, ring)));
     driver.instance_ready(INSTANCE, link.clone());
-    World { driver, link, worker }
+    World { driver, link, worker: ring::of_worker(&frames).unwrap().1, _socket: worker }
 }
 
 impl World {
@@ -76,7 +79,7 @@ impl World {
     /// Returns the frames that were sent to the worker since the last call.
     fn sent(&mut self) -> Vec<ToWorker> {
         let mut bytes = Vec::new();
-        let _ = self.worker.read_to_end(&mut bytes);
+        self.worker.read_all(&mut bytes).unwrap();
         let mut frames = Vec::new();
         let mut rest = bytes.as_slice();
         while let Some((prefix, after)) = rest.split_first_chunk::<PREFIX>() {

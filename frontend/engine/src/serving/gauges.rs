@@ -110,10 +110,7 @@ impl ModelTable {
         for (driver, version) in drivers {
             let Some((count, waited)) = driver.resource_waits() else { continue };
             let labels = [&*driver.model.name, version.as_str()];
-            if let Ok(series) = self.shared.metrics.counter(Builtin::RateLimiterWait.name(), &labels) {
-                // A duration is never negative.
-                let _ = series.add_or_update(waited.as_secs_f64());
-            }
+            self.shared.metrics.count(Builtin::RateLimiterWait, &labels, waited.as_secs_f64());
             waiting.push((labels.to_vec(), count as f64));
         }
         let exists = |labels: &[String]| waiting.iter().any(|(there, _)| labels.iter().eq(there.iter().copied()));
@@ -154,10 +151,7 @@ impl ModelTable {
         let (now, new) = driver.sequences()?;
         let version = driver.model.version.to_string();
         for (counter, count) in SEQUENCE_COUNTERS.into_iter().zip(new) {
-            if let Ok(series) = self.shared.metrics.counter(counter.name(), &[&*driver.model.name, version.as_str()]) {
-                // A count is never negative.
-                let _ = series.add_or_update(count as f64);
-            }
+            self.shared.metrics.count(counter, &[&*driver.model.name, version.as_str()], count as f64);
         }
         Some(now)
     }

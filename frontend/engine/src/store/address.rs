@@ -147,7 +147,10 @@ fn prefix<'a>(parts: impl Iterator<Item = &'a str>) -> Result<String, String> {
     let path = path.trim_matches('/');
     let bad = |part: &str| part.is_empty() || matches!(part, "." | "..") || part.chars().any(char::is_control);
     match path.split('/').find(|part| bad(part)) {
-        Some(part) if !path.is_empty() => Err(format!("'{}' is not a valid name in a store path", part.escape_debug())),
+        Some(part) if !path.is_empty() => Err(format!(
+            "'{}' is not a valid name in a store path: expected a name without control characters, not '', '.' or '..'",
+            part.escape_debug()
+        )),
         _ => Ok(path.to_owned()),
     }
 }

@@ -54,7 +54,7 @@ impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.what {
             MismatchKind::Datatype { configured, given } => {
-                write!(f, "is {given}, the configuration says {configured}")
+                write!(f, "is {given}, but its configured datatype is {configured}")
             }
             MismatchKind::Rows { shape, rows } => write!(f, "has shape {shape:?} for a batch of {rows}"),
         }

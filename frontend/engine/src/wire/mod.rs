@@ -1,7 +1,7 @@
 //! The frontend's end of the connection to one worker: frames in both directions, tensors in shared memory.
 //!
-//! A link lives as long as its process. Sending never waits: bytes that the socket does not accept immediately are queued and
-//! written by the task that also reads ([`Link::run`]).
+//! A link lives as long as its process. Frames travel in rings of shared memory. Sending never waits: bytes for which the ring has
+//! no room are queued, and written when the worker has read ([`Link::flush_unsent`]).
 
 mod gather;
 mod leases;
@@ -16,15 +16,16 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use pharos::wire::ring::{Consumer, Corrupt, Producer};
 use pharos::wire::{
     FIRST_CALL_LOAN, Loaded, MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_frontend, payload_length,
 };
-use tokio::io::AsyncReadExt;
+use rustix::net::{SendFlags, Shutdown};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::Notify;
 
 use crate::memory::{Arenas, Lease};
+use pharos_os::event_loops::EventLoop;
 use pharos_telemetry::metrics::Ring;
 use readiness::Readiness;
 use regions::Regions;
@@ -36,14 +37,15 @@ pub(crate) use scatter::Scattered;
 /// The connection to one worker process.
 pub(crate) struct Link {
     writer: OwnedWriteHalf,
-    /// Taken by [`Link::run`].
-    reader: Mutex<Option<OwnedReadHalf>>,
+    /// Taken by the session.
+    reader: Mutex<Option<(OwnedReadHalf, Consumer)>>,
+    /// Serves the socket.
+    pub(crate) event_loop: EventLoop,
     pub(crate) arenas: Arenas,
     pub(crate) ring: Ring,
     regions: Regions,
-    // Held only for encoding and one non-blocking write.
+    // Held only for encoding, a copy into the ring and one non-blocking wake-up.
     outbox: Mutex<Outbox>,
-    unsent: Notify,
     /// Input memory that the worker may read, by the numbers of batches and loans.
     leases: Mutex<HashMap<u64, Arc<Lease>>>,
     next_loan: AtomicU64,
@@ -52,24 +54,29 @@ pub(crate) struct Link {
     readiness: Readiness,
 }
 
-#[derive(Default)]
 struct Outbox {
-    /// Bytes that the socket has not accepted yet.
+    producer: Producer,
+    /// Bytes for which the ring had no room.
     bytes: Vec<u8>,
+    fault: Option<Corrupt>,
 }
 
 impl Link {
-    /// Creates a link over a connected socket.
-    pub(crate) fn new(socket: UnixStream, regions: OwnedFd, (arenas, ring): (Arenas, Ring)) -> Self {
+    /// Creates a link over a connected socket, the event loop that serves it, and the rings of frames.
+    pub(crate) fn new(
+        (socket, event_loop, (producer, consumer)): (UnixStream, EventLoop, (Producer, Consumer)),
+        regions: OwnedFd,
+        (arenas, ring): (Arenas, Ring),
+    ) -> Self {
         let (reader, writer) = socket.into_split();
         Self {
             writer,
-            reader: Mutex::new(Some(reader)),
+            reader: Mutex::new(Some((reader, consumer))),
+            event_loop,
             arenas,
             ring,
             regions: Regions::new(regions),
-            outbox: Mutex::default(),
-            unsent: Notify::new(),
+            outbox: Mutex::new(Outbox { producer, bytes: Vec::new(), fault: None }),
             leases: Mutex::default(),
             next_loan: AtomicU64::new(FIRST_CALL_LOAN),
             details: AtomicBool::new(false),
@@ -77,7 +84,7 @@ impl Link {
         }
     }
 
-    /// Sends a frame, immediately or when the socket accepts it. Socket errors are reported by [`Link::run`]. Returns `false` and
+    /// Sends a frame, immediately or when the ring has room. The session reports faults of the connection. Returns `false` and
     /// sends nothing if the frame is longer than a worker accepts.
     pub(crate) fn send(&self, frame: &ToWorker) -> bool {
         let mut outbox = lock(&self.outbox);
@@ -121,51 +128,67 @@ impl Link {
         }
     }
 
-    fn flush(&self, outbox: &mut Outbox) {
-        while !outbox.bytes.is_empty() {
-            match self.writer.try_write(&outbox.bytes) {
-                Ok(written) => {
-                    outbox.bytes.drain(..written);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.unsent.notify_one();
-                    return;
-                }
-                // The reader detects the end of the connection too, and handles it.
-                Err(_) => outbox.bytes.clear(),
-            }
+    /// Writes queued frames, as far as there is room. The worker sends a wake-up when there is more.
+    pub(crate) fn flush_unsent(&self) {
+        let mut outbox = lock(&self.outbox);
+        if !outbox.bytes.is_empty() {
+            self.flush(&mut outbox);
         }
     }
 
-    /// Reads frames until the connection ends or `on_frame` fails, and writes the frames that [`Link::send`] queued.
-    ///
+    fn flush(&self, outbox: &mut Outbox) {
+        if let Err(corrupt) = outbox.write() {
+            // Ends the session, which reports the fault.
+            outbox.fault = Some(corrupt);
+            outbox.bytes.clear();
+            let _ = rustix::net::shutdown(self.writer.as_ref(), Shutdown::Both);
+        }
+        if outbox.producer.must_wake_consumer() {
+            self.wake_worker();
+        }
+    }
+
+    /// Wakes a worker that sleeps. If the socket is full, it holds bytes that wake it already; its reader handles other errors.
+    pub(crate) fn wake_worker(&self) {
+        let _ = rustix::net::send(self.writer.as_ref(), &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+
+    /// Returns the fault of the ring of frames to the worker, if the worker has corrupted it.
+    pub(crate) fn fault(&self) -> Option<Corrupt> {
+        lock(&self.outbox).fault
+    }
+
+    /// Returns the ends that a session reads: the socket and the ring of frames from the worker. Only once.
+    pub(crate) fn take_reader(&self) -> Option<(OwnedReadHalf, Consumer)> {
+        lock(&self.reader).take()
+    }
+}
+
+impl Outbox {
     /// # Errors
-    /// The socket failed, or the worker sent an invalid frame.
-    pub(crate) async fn run(&self, mut on_frame: impl FnMut(ToFrontend) -> io::Result<()>) -> io::Result<()> {
-        let reader = lock(&self.reader).take();
-        let mut reader = reader.ok_or_else(|| io::Error::other("the connection already has a reader"))?;
-        let mut buffer = Vec::with_capacity(16 << 10);
-        loop {
-            let unsent = !lock(&self.outbox).bytes.is_empty();
-            tokio::select! {
-                read = reader.read_buf(&mut buffer) => match read {
-                    Ok(0) => return Ok(()),
-                    Ok(_) => take_frames(&mut buffer, &mut on_frame)?,
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
-                    Err(error) => return Err(error),
-                },
-                writable = self.writer.writable(), if unsent => {
-                    writable?;
-                    self.flush(&mut lock(&self.outbox));
-                }
-                () = self.unsent.notified() => {}
+    /// The worker has corrupted the ring.
+    fn write(&mut self) -> Result<(), Corrupt> {
+        let mut sent = 0;
+        while let Some(rest) = self.bytes.get(sent..).filter(|rest| !rest.is_empty()) {
+            let count = self.producer.write(rest)?;
+            sent += count;
+            if count == 0 && self.producer.sleep()? {
+                break;
             }
         }
+        self.bytes.drain(..sent);
+        Ok(())
     }
 }
 
 /// Passes the complete frames at the front of the buffer to `on_frame`.
-fn take_frames(buffer: &mut Vec<u8>, on_frame: &mut impl FnMut(ToFrontend) -> io::Result<()>) -> io::Result<()> {
+///
+/// # Errors
+/// A frame is invalid, or `on_frame` fails.
+pub(crate) fn take_frames(
+    buffer: &mut Vec<u8>,
+    mut on_frame: impl FnMut(ToFrontend) -> io::Result<()>,
+) -> io::Result<()> {
     let mut taken = 0;
     while let Some(prefix) = buffer.get(taken..taken + PREFIX).and_then(|prefix| prefix.try_into().ok()) {
         let length = payload_length(prefix).map_err(io::Error::other)?;

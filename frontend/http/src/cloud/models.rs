@@ -28,7 +28,8 @@ const CONFIG: &str = "config.pbtxt";
 const MAX_CONFIG: u64 = 16 << 20;
 /// No models are loaded from these directories, as in Triton.
 const SYSTEM: [&str; 3] = ["/dev", "/proc", "/sys"];
-/// Error texts that indicate insufficient memory, a subset of those that Triton checks.
+/// Error texts that indicate insufficient memory, a subset of those that Triton checks. The error of a load has no type: backends
+/// and models make its text.
 const NO_MEMORY: [&str; 5] =
     ["out of memory", "memoryerror", "out_of_memory", "outofmemory", "failed to allocate memory"];
 

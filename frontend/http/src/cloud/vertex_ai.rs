@@ -12,8 +12,9 @@ use pharos::id::bare_name;
 use pharos::service::{Route, Service};
 
 use super::{BinaryForm, Dispatch, fail, forward_as_v2, model_path, unknown};
-use crate::{metrics, wrong_method};
+use crate::wrong_method;
 use pharos_listener::answering::{Account, Gate as _};
+use pharos_listener::routing::{OpenOnly, Routes};
 
 const FORM: BinaryForm =
     BinaryForm { media_type: "application/vnd.vertex-ai-triton.binary+json;json-header-size=", in_answers: false };
@@ -74,7 +75,12 @@ impl VertexAi {
         Ok(())
     }
 
-    pub(super) async fn answer<S: Service>(&self, dispatch: Dispatch<S>, request: Request<Body>) -> Response {
+    pub(super) async fn answer<S: Service>(
+        &self,
+        dispatch: Dispatch<S>,
+        metrics: &Routes<OpenOnly>,
+        request: Request<Body>,
+    ) -> Response {
         let path = request.uri().path();
         if path == &*self.health_route {
             let method = request.method().clone();
@@ -85,7 +91,7 @@ impl VertexAi {
         }
         let redirect = request.headers().get(REDIRECT).map(|path| path.to_str().unwrap_or_default().to_owned());
         if let Some(redirect) = redirect {
-            return redirected(dispatch, request, &redirect).await;
+            return redirected(dispatch, metrics, request, &redirect).await;
         }
         match self.model.get() {
             Some(model) => {
@@ -101,7 +107,12 @@ impl VertexAi {
 }
 
 /// Answers a request that is redirected to a v2 path; `redirect` is the path without its leading slash.
-async fn redirected<S: Service>(dispatch: Dispatch<S>, request: Request<Body>, redirect: &str) -> Response {
+async fn redirected<S: Service>(
+    dispatch: Dispatch<S>,
+    metrics: &Routes<OpenOnly>,
+    request: Request<Body>,
+    redirect: &str,
+) -> Response {
     if request.method() != Method::POST {
         return Account::new(dispatch.edge(), Route::Unknown).finish(wrong_method());
     }
@@ -112,7 +123,7 @@ async fn redirected<S: Service>(dispatch: Dispatch<S>, request: Request<Body>, r
         }
         let mut scrape = Request::new(Body::empty());
         *scrape.uri_mut() = Uri::from_static("/metrics");
-        return metrics::router(dispatch.edge().service.clone()).answer(scrape).await;
+        return metrics.answer(scrape).await;
     }
     match method_of(redirect) {
         Some(method) => forward_as_v2(dispatch, request, (method, &format!("/{redirect}")), &FORM).await,

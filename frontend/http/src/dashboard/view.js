@@ -54,7 +54,7 @@ function tile(id, label) {
 
 const tiles = {};
 function makeTiles() {
-  for (const [id, label] of [["rate", "Requests"], ["latency", "Latency, 99 %"], ["failures", "Failures"], ["pending", "Waiting"],
+  for (const [id, label] of [["rate", "Requests"], ["latency", "Latency, 99 %"], ["failures", "Failures, whole server"], ["pending", "Waiting"],
     ["instances", "Instances ready"], ["cpu", "CPU"], ["memory", "Memory"]]) tiles[id] = tile(id, label);
 }
 
@@ -82,7 +82,8 @@ function showTiles() {
 }
 
 function showFailureTile(recent, whole) {
-  const refused = recent?.rate("pharos_request_failures_total") ?? whole?.failed ?? null;
+  const all = recent?.rate("pharos_request_failures_total") ?? null, refused = all ?? whole?.failed ?? null;
+  if (recent) $("label-failures").textContent = all === null ? "Failures, known models" : "Failures, whole server";
   const total = (recent?.rate("pharos_requests_total") ?? whole?.success) || 0;
   const share = refused && total ? (100 * refused) / total : 0;
   tiles.failures(rate(refused), refused === null ? "" : `${percent(share)} of answers`, share >= 5 ? "bad" : share >= 1 ? "warn" : "");

@@ -11,7 +11,7 @@ use pharos::error::{InferError, Reason};
 use pharos::request_trace::Traced;
 use pharos::service::{Responses, Service, Streamed};
 
-use super::convert;
+use super::{TracedResponses, convert};
 use crate::Edge;
 use pharos_listener::answering::Account;
 use pharos_listener::request_trace;
@@ -32,11 +32,12 @@ pub(super) struct Events<S: Service> {
 
 impl<S: Service> Events<S> {
     pub(super) fn new(
-        (responses, traced): (S::Responses, Option<Traced>),
+        begun: TracedResponses<S::Responses>,
         first: Option<Streamed>,
         account: (Account<Edge<S>>, StatusCode),
         open: S::OpenStream,
     ) -> Self {
+        let TracedResponses { responses, traced } = begun;
         Self { responses, first, account: Some(account), reason: None, traced, ended: false, _open: open }
     }
 

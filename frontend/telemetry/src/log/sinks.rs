@@ -78,18 +78,29 @@ fn open(path: &Path) -> io::Result<File> {
 /// Writes whole lines in pieces; lines of other writers to the same pipe may come between them. Returns the number of lost
 /// lines. Blocks while the stream accepts nothing.
 pub(super) fn write(stream: BorrowedFd<'_>, lines: &str) -> u64 {
+    write_pieces(lines, |piece| {
+        rustix::io::write(stream, piece).or_else(|error| {
+            // Another process that shares the stream has made it non-blocking.
+            if error == Errno::AGAIN {
+                let _ = poll(&mut [PollFd::new(&stream, PollFlags::OUT)], None);
+                return Err(Errno::INTR);
+            }
+            Err(error)
+        })
+    })
+}
+
+/// Passes whole lines to `write` in pieces, again after [`Errno::INTR`]. Returns the number of lost lines.
+fn write_pieces(lines: &str, mut write: impl FnMut(&[u8]) -> Result<usize, Errno>) -> u64 {
     let mut rest = lines.as_bytes();
     while !rest.is_empty() {
         let piece = rest.get(..WHOLE).unwrap_or(rest);
         let whole = piece.iter().rposition(|byte| *byte == b'\n').map_or(piece.len(), |at| at + 1);
-        match rustix::io::write(stream, piece.get(..whole).unwrap_or(piece)) {
-            Ok(written) => rest = rest.get(written..).unwrap_or_default(),
+        match write(piece.get(..whole).unwrap_or(piece)) {
+            Ok(written) if written > 0 => rest = rest.get(written..).unwrap_or_default(),
             Err(Errno::INTR) => {}
-            // Another process that shares the stream has made it non-blocking.
-            Err(Errno::AGAIN) => {
-                let _ = poll(&mut [PollFd::new(&stream, PollFlags::OUT)], None);
-            }
-            Err(_) => return rest.iter().filter(|byte| **byte == b'\n').count() as u64,
+            // A write of 0 bytes is a failure too: a second attempt could give the same.
+            Ok(_) | Err(_) => return rest.iter().filter(|byte| **byte == b'\n').count() as u64,
         }
     }
     0
@@ -113,6 +124,15 @@ mod tests {
         assert_eq!(&text, b"one\ntwo\n");
         drop(reader);
         assert_eq!(write(writer.as_fd(), "three\nfour\n"), count("three\nfour\n"));
+    }
+
+    #[test]
+    fn counts_the_lines_that_a_stream_does_not_accept() {
+        for accepted in [0, 4, 6] {
+            let mut left = accepted;
+            let lost = write_pieces("one\ntwo\nthree\n", |piece| Ok(std::mem::take(&mut left).min(piece.len())));
+            assert_eq!(lost, if accepted == 0 { 3 } else { 2 }, "{accepted}");
+        }
     }
 
     #[test]

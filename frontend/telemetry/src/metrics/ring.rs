@@ -93,10 +93,7 @@ impl Ring {
         let waiting = state.feed.waiting_bytes();
         let model = series.model();
         let labels = [&*model.name, &model.version.to_string(), &self.instance];
-        // Fails only if the definition of the metrics leaves the gauge out.
-        if let Ok(gauge) = cache.gauge(Builtin::ChannelBytes.name(), &labels) {
-            let _ = gauge.add_or_update(waiting as f64);
-        }
+        cache.set_gauge(Builtin::ChannelBytes, &labels, waiting as f64);
         state.drain(cache, series);
     }
 

@@ -59,14 +59,7 @@ impl Files {
         let (sender, receiver) = mpsc::sync_channel(WAITING);
         let (ending, ended) = mpsc::channel();
         let bytes = Arc::new(AtomicUsize::new(0));
-        let mut writer = Writer {
-            path,
-            next_index: 0,
-            whole: None,
-            groups: BTreeMap::new(),
-            counts: counts.clone(),
-            throttle: Throttle::default(),
-        };
+        let mut writer = Writer::new(path, counts.clone());
         let taken = bytes.clone();
         thread::Builder::new().name("trace-files".into()).spawn(move || {
             writer.run(&receiver, &taken);
@@ -117,14 +110,14 @@ struct Target {
     pending: String,
     /// Traces in `pending`.
     count: usize,
-    /// The total number of traces.
-    traces: u32,
+    /// Traces in the file.
+    written: u64,
 }
 
 impl Target {
     fn create(path: &Path) -> io::Result<Self> {
         let file = File::create(path)?;
-        Ok(Self { path: path.to_owned(), file, end: 0, pending: String::new(), count: 0, traces: 0 })
+        Ok(Self { path: path.to_owned(), file, end: 0, pending: String::new(), count: 0, written: 0 })
     }
 
     fn add(&mut self, trace: &Finished) {
@@ -132,9 +125,14 @@ impl Target {
         self.pending.push_str(if self.end == 0 && start == 0 { OPEN } else { BETWEEN });
         if !append(trace, &mut self.pending) {
             self.pending.truncate(start);
+            return;
         }
         self.count += 1;
-        self.traces += 1;
+    }
+
+    /// Returns whether the file and the text to write have the traces of one file.
+    fn is_full(&self, log_frequency: u32) -> bool {
+        self.written + self.count as u64 >= u64::from(log_frequency)
     }
 
     fn write(&mut self) -> io::Result<usize> {
@@ -153,6 +151,7 @@ impl Target {
             return Err(io::Error::new(error.kind(), format!("'{}': {error}", self.path.display())));
         }
         self.end += length;
+        self.written += count as u64;
         Ok(count)
     }
 }
@@ -170,6 +169,10 @@ struct Writer {
 }
 
 impl Writer {
+    fn new(path: PathBuf, counts: Counts) -> Self {
+        Self { path, next_index: 0, whole: None, groups: BTreeMap::new(), counts, throttle: Throttle::default() }
+    }
+
     fn run(&mut self, receiver: &Receiver<Message>, bytes: &AtomicUsize) {
         while let Ok(first) = receiver.recv() {
             let mut next = Some(first);
@@ -192,9 +195,9 @@ impl Writer {
         match target {
             Ok(target) => {
                 target.add(trace);
-                let (waiting, full) = (target.pending.len(), target.traces >= sample.log_frequency);
-                if indexed && sample.log_frequency > 0 && full {
-                    self.finish_group(sample.generation);
+                let (waiting, full) = (target.pending.len(), target.is_full(sample.log_frequency));
+                if sample.log_frequency > 0 && full {
+                    self.complete_group(sample.generation, sample.log_frequency);
                 }
                 waiting
             }
@@ -234,6 +237,15 @@ impl Writer {
         }
     }
 
+    /// Writes the traces of a full file. The file stays open for later traces if the write failed.
+    fn complete_group(&mut self, generation: u64, log_frequency: u32) {
+        let Some(mut target) = self.groups.remove(&generation) else { return };
+        self.write(&mut target);
+        if !target.is_full(log_frequency) {
+            self.groups.insert(generation, target);
+        }
+    }
+
     fn write_all(&mut self) {
         let (mut whole, mut groups) = (self.whole.take(), std::mem::take(&mut self.groups));
         whole.iter_mut().chain(groups.values_mut()).for_each(|target| self.write(target));
@@ -270,4 +282,85 @@ fn writable(path: &Path) -> io::Result<()> {
 
 fn create(path: &Path) -> io::Result<Target> {
     Target::create(path).map_err(|error| io::Error::new(error.kind(), format!("'{}': {error}", path.display())))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::fs;
+
+    use pharos::id::ModelVersion;
+    use pharos::request_trace::{Levels, Part, Sample};
+    use pharos::timeline::Instant;
+
+    use super::*;
+
+    /// Returns a trace whose request has this id; two of them fill a file.
+    fn trace(id: u64) -> Finished {
+        let part = Part { id, model: Some(ModelVersion::new("m", 1)), ..Part::default() };
+        let sample = Sample { generation: 7, levels: Levels::default(), log_frequency: 2, limited: false };
+        Finished { sample, context: None, parts: vec![part], ended: Instant(0) }
+    }
+
+    fn writer(folder: &Path) -> Writer {
+        let counts = Counts { written: None, dropped: None, spans_exported: None, spans_dropped: None };
+        Writer::new(folder.join("trace"), counts)
+    }
+
+    /// Makes writes to the open file fail.
+    fn make_read_only(writer: &mut Writer) {
+        let target = writer.groups.get_mut(&7).unwrap();
+        target.file = File::open(&target.path).unwrap();
+    }
+
+    fn make_writable(writer: &mut Writer) {
+        let target = writer.groups.get_mut(&7).unwrap();
+        target.file = File::options().write(true).open(&target.path).unwrap();
+    }
+
+    fn ids(path: PathBuf) -> Vec<u64> {
+        let records: Vec<serde_json::Value> = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        records.iter().map(|record| record["id"].as_u64().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_file_is_full_when_its_traces_are_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = writer(folder.path());
+        writer.take(&trace(1));
+        make_read_only(&mut writer);
+        writer.write_all();
+        make_writable(&mut writer);
+        for id in 2..5 {
+            writer.take(&trace(id));
+        }
+        writer.write_all();
+        assert_eq!(ids(folder.path().join("trace.0")), [2, 3]);
+        assert_eq!(ids(folder.path().join("trace.1")), [4]);
+    }
+
+    #[test]
+    fn a_full_file_whose_write_failed_takes_later_traces() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = writer(folder.path());
+        writer.take(&trace(1));
+        make_read_only(&mut writer);
+        writer.take(&trace(2));
+        make_writable(&mut writer);
+        for id in 3..5 {
+            writer.take(&trace(id));
+        }
+        assert_eq!(ids(folder.path().join("trace.0")), [3, 4]);
+        assert!(writer.groups.is_empty());
+    }
+
+    #[test]
+    fn a_trace_without_records_is_not_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = writer(folder.path());
+        writer.take(&Finished { parts: Vec::new(), ..trace(1) });
+        writer.take(&trace(2));
+        writer.take(&trace(3));
+        assert_eq!(ids(folder.path().join("trace.0")), [2, 3]);
+    }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use pharos::metrics::tslog::File;
 use pharos::timeline::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use super::RETRY;
 use super::archive::Archive;
@@ -191,6 +192,12 @@ impl Pending {
 pub(super) struct Stdout {
     /// The pipe, reopened in non-blocking mode: another writer may fill it after it was polled as ready.
     pipe: Option<fs::File>,
+    lines: ConsoleLines,
+}
+
+/// The lines for standard output, and their numbers.
+#[derive(Default)]
+struct ConsoleLines {
     pending: Pending,
     closed: bool,
     written: u64,
@@ -205,48 +212,58 @@ impl Stdout {
         let open = || OpenOptions::new().write(true).custom_flags(nonblocking).open("/proc/self/fd/1").ok();
         // Without /proc, or if the pipe belongs to another user, polling must suffice.
         let pipe = is_pipe.then(open).flatten();
-        Self { pipe, pending: Pending::default(), closed: false, written: 0, skipped: 0 }
+        Self { pipe, lines: ConsoleLines::default() }
     }
 
     /// Returns the buffer for the next line, if there is room for it.
     pub(super) fn next_line(&mut self) -> Option<&mut String> {
-        if self.closed || self.pending.text.len() >= MAX_PENDING {
-            self.skipped += 1;
+        if self.lines.closed || self.lines.pending.text.len() >= MAX_PENDING {
+            self.lines.skipped += 1;
             return None;
         }
-        Some(&mut self.pending.text)
+        Some(&mut self.lines.pending.text)
     }
 
     /// Writes as much as standard output accepts now.
     pub(super) fn write(&mut self) {
-        while !self.pending.rest().is_empty() && ready() {
-            let part = self.pending.rest();
-            let part = part.get(..PIPE_BYTES).unwrap_or(part);
-            // Whole lines, because lines of the server's log may come between writes.
-            let whole = part.iter().rposition(|byte| *byte == b'\n').map_or(part.len(), |at| at + 1);
-            let stdout = self.pipe.as_ref().map_or(rustix::stdio::stdout(), AsFd::as_fd);
-            match rustix::io::write(stdout, part.get(..whole).unwrap_or(part)) {
-                Ok(done) => self.written += self.pending.take(done),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => return,
-                Err(error) => {
-                    tracing::error!("stopped logging metrics to standard output: {error}");
-                    self.skipped += self.pending.text.lines().count() as u64;
-                    (self.pending, self.closed) = (Pending::default(), true);
-                }
-            }
-        }
+        let stdout = self.pipe.as_ref().map_or(rustix::stdio::stdout(), AsFd::as_fd);
+        self.lines.write(|part| if ready() { rustix::io::write(stdout, part) } else { Err(Errno::AGAIN) });
     }
 
     /// Returns the number of lines written and skipped since the last call.
     pub(super) fn take_counts(&mut self) -> (u64, u64) {
-        (std::mem::take(&mut self.written), std::mem::take(&mut self.skipped))
+        (std::mem::take(&mut self.lines.written), std::mem::take(&mut self.lines.skipped))
+    }
+}
+
+impl ConsoleLines {
+    /// Passes lines to `write` until it returns [`Errno::AGAIN`]. Any other failure closes the destination and skips the lines.
+    fn write(&mut self, mut write: impl FnMut(&[u8]) -> Result<usize, Errno>) {
+        while !self.pending.rest().is_empty() {
+            let part = self.pending.rest();
+            let part = part.get(..PIPE_BYTES).unwrap_or(part);
+            // Whole lines, because lines of the server's log may come between writes.
+            let whole = part.iter().rposition(|byte| *byte == b'\n').map_or(part.len(), |at| at + 1);
+            match write(part.get(..whole).unwrap_or(part)) {
+                Ok(0) => self.close(&io::ErrorKind::WriteZero.into()),
+                Ok(done) => self.written += self.pending.take(done),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                Err(error) => self.close(&error.into()),
+            }
+        }
+    }
+
+    fn close(&mut self, error: &io::Error) {
+        tracing::error!("stopped logging metrics to standard output: {error}");
+        self.skipped += self.pending.text.lines().count() as u64;
+        (self.pending, self.closed) = (Pending::default(), true);
     }
 }
 
 impl Sink for Stdout {
     fn waits(&self) -> bool {
-        !self.pending.text.is_empty()
+        !self.lines.pending.text.is_empty()
     }
 }
 
@@ -256,4 +273,28 @@ fn ready() -> bool {
     let mut descriptors = [PollFd::new(&stdout, PollFlags::OUT)];
     let now = Timespec::try_from(Duration::ZERO).ok();
     poll(&mut descriptors, now.as_ref()).is_ok_and(|count| count > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn standard_output_is_closed_if_it_accepts_nothing() {
+        let mut stdout = Stdout { pipe: None, lines: ConsoleLines::default() };
+        stdout.next_line().into_iter().for_each(|line| line.push_str("one\ntwo\nthree\n"));
+        let mut left = 6;
+        stdout.lines.write(|part| Ok(std::mem::take(&mut left).min(part.len())));
+        assert_eq!((stdout.take_counts(), stdout.waits()), ((1, 2), false));
+        assert_eq!((stdout.next_line().is_none(), stdout.take_counts()), (true, (0, 1)));
+    }
+
+    #[test]
+    fn lines_wait_while_standard_output_is_full() {
+        let mut lines = ConsoleLines::default();
+        lines.pending.text.push_str("one\ntwo\n");
+        let mut results = [Err(Errno::INTR), Ok(4), Err(Errno::AGAIN)].into_iter();
+        lines.write(|_| results.next().unwrap_or(Err(Errno::IO)));
+        assert_eq!((lines.written, lines.skipped, lines.closed, lines.pending.text.as_str()), (1, 0, false, "two\n"));
+    }
 }

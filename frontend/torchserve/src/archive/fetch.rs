@@ -10,6 +10,7 @@ use http::{Request, Uri};
 use http_body_util::{BodyExt, Empty};
 use tokio::runtime::{Builder, Handle};
 use tokio::time::timeout;
+use url::Url;
 
 use crate::Refused;
 use pharos_os::client;
@@ -66,16 +67,10 @@ async fn download(url: &str, file: &mut File, allowed: impl Fn(&str) -> Result<(
     Err(failed(url, &format!("more than {REDIRECTS} redirects")))
 }
 
-/// Resolves the `Location` header `next` against `place`; `None` for schemes other than HTTP and HTTPS.
+/// Resolves the `Location` header `next` against `place` (RFC 3986, 5.2); `None` for schemes other than HTTP and HTTPS.
 fn resolve_redirect(place: &Uri, next: &str) -> Option<Uri> {
-    if next.contains("://") {
-        return next.parse().ok().filter(|next: &Uri| matches!(next.scheme_str(), Some("http" | "https")));
-    }
-    let path = next.strip_prefix('/').map(|rest| format!("/{rest}"));
-    let beside = || format!("{}/{next}", place.path().rsplit_once('/').map_or("", |(above, _)| above));
-    let mut parts = place.clone().into_parts();
-    parts.path_and_query = Some(path.unwrap_or_else(beside).parse().ok()?);
-    Uri::from_parts(parts).ok()
+    let next = Url::parse(&place.to_string()).ok()?.join(next).ok()?;
+    matches!(next.scheme(), "http" | "https").then(|| next.as_str().parse().ok()).flatten()
 }
 
 async fn write(mut body: hyper::body::Incoming, file: &mut File) -> Result<(), String> {
@@ -91,5 +86,34 @@ async fn write(mut body: hyper::body::Incoming, file: &mut File) -> Result<(), S
             .checked_sub(data.len() as u64)
             .ok_or_else(|| format!("the archive is larger than {MAX_BYTES} bytes"))?;
         file.write_all(data).map_err(unwritable)?;
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_are_resolved_as_references() {
+        let place = "http://host:81/store/a.mar?key=1".parse().unwrap();
+        for (next, expected) in [
+            ("https://other/b.mar", Some("https://other/b.mar")),
+            ("HTTP://other/b.mar#part", Some("http://other/b.mar")),
+            ("//other:82/b.mar", Some("http://other:82/b.mar")),
+            ("//other", Some("http://other/")),
+            (r"\\other\b.mar", Some("http://other/b.mar")),
+            ("/b.mar?key=2", Some("http://host:81/b.mar?key=2")),
+            ("b.mar", Some("http://host:81/store/b.mar")),
+            ("../b.mar", Some("http://host:81/b.mar")),
+            ("?key=2", Some("http://host:81/store/a.mar?key=2")),
+            ("b.mar?from=http://other/", Some("http://host:81/store/b.mar?from=http://other/")),
+            ("file:///etc/passwd", None),
+            ("ftp://other/b.mar", None),
+            ("//", None),
+        ] {
+            let resolved = resolve_redirect(&place, next).map(|place| place.to_string());
+            assert_eq!(resolved.as_deref(), expected, "{next}");
+        }
     }
 }

@@ -102,7 +102,7 @@ fn archives_of_all_forms_are_opened() {
         let archive = fixture.open(url).unwrap();
         assert_eq!((archive.model_name.as_str(), archive.version.as_str()), ("noop", "1.11"), "{url}");
         assert_eq!((archive.handler.as_deref(), archive.url.as_str()), (Some("service.py:handle"), url));
-        assert_eq!((archive.yaml.batch_size, archive.yaml.response_timeout), (Some(4), None));
+        assert_eq!((archive.yaml.model.batch_size, archive.yaml.model.response_timeout), (Some(4), None));
         assert_eq!(archive.yaml.whole["handler"]["profile"], true);
         let source = fs::read_to_string(archive.directory.path().join("service.py")).unwrap();
         assert_eq!(source, FILES[1].1);

@@ -51,12 +51,13 @@ fn registration_overrides_the_archive_which_overrides_the_configuration() {
     assert_eq!((plain.batch_size, plain.max_batch_delay), (4, 5));
     assert_eq!((plain.min_workers, plain.max_workers), (3, 9));
     assert_eq!((plain.response_timeout, plain.startup_timeout, plain.queue), (7, 33, 11));
-    let asked = RegistrationParameters {
+    let model = ModelParameters {
         batch_size: Some(2),
-        initial_workers: Some(1),
+        min_workers: Some(1),
         response_timeout: Some(9),
-        ..handled()
+        ..ModelParameters::default()
     };
+    let asked = RegistrationParameters { model, ..handled() };
     let asked = fixture.deployment(properties, 0, &asked).unwrap();
     assert_eq!((asked.batch_size, asked.response_timeout, asked.min_workers, asked.max_workers), (2, 9, 1, 1));
     assert!(

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{Registry, Version};
-use crate::{Deployment, Device};
+use crate::{Deployment, Device, ModelParameters};
 
 /// An entry of the list of models.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -38,12 +38,8 @@ pub struct ModelDescription {
     model_version: String,
     model_url: String,
     runtime: String,
-    min_workers: u32,
-    max_workers: u32,
-    batch_size: u32,
-    max_batch_delay: u32,
-    response_timeout: u32,
-    startup_timeout: u32,
+    #[serde(flatten)]
+    model: ModelParameters,
     max_retry_timeout_in_sec: u32,
     client_timeout_in_mills: u32,
     parallel_type: String,
@@ -119,12 +115,7 @@ impl<S: Management> Registry<S> {
             model_version: version.text.clone(),
             model_url: deployment.archive.url.clone(),
             runtime: deployment.runtime.clone(),
-            min_workers: deployment.min_workers,
-            max_workers: deployment.max_workers,
-            batch_size: deployment.batch_size,
-            max_batch_delay: deployment.max_batch_delay,
-            response_timeout: deployment.response_timeout,
-            startup_timeout: deployment.startup_timeout,
+            model: deployment.parameters(),
             max_retry_timeout_in_sec: deployment.max_retry_timeout,
             client_timeout_in_mills: deployment.client_timeout,
             parallel_type: yaml.parallel_type.clone().unwrap_or_default(),

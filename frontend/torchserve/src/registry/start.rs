@@ -89,12 +89,7 @@ fn of_snapshot(properties: &ModelProperties) -> Option<(String, RegistrationPara
         model_name: Some(properties.name.clone()),
         handler: None,
         runtime: properties.runtime_type.clone(),
-        batch_size: properties.batch_size,
-        max_batch_delay: properties.max_batch_delay,
-        initial_workers: properties.min_workers,
-        max_workers: properties.max_workers,
-        response_timeout: properties.response_timeout,
-        startup_timeout: properties.startup_timeout,
+        model: properties.model.clone(),
         at_start: true,
     };
     Some((url, asked, properties.default_version))

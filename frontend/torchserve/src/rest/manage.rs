@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::{RequestHead, Shared, answer};
 use crate::failure::{self, End};
 use crate::registry::Scale;
-use crate::{Refused, RegistrationParameters};
+use crate::{ModelParameters, Refused, RegistrationParameters};
 use pharos_listener::receiving::body::{self, Read};
 
 /// The largest JSON body of a request, in bytes.
@@ -88,16 +88,19 @@ impl Registration {
             model_name: text(self.model_name),
             handler: text(self.handler),
             runtime,
-            batch_size: number(self.batch_size, 1),
-            max_batch_delay: number(self.max_batch_delay, 0),
-            initial_workers: number(self.initial_workers.map(|workers| workers.max(0)), 0),
-            response_timeout: number(self.response_timeout, 1),
-            // -1 stands for the default; other values that are not positive count as 0.
-            startup_timeout: number(
-                self.startup_timeout.filter(|seconds| *seconds != -1).map(|seconds| seconds.max(0)),
-                0,
-            ),
-            ..RegistrationParameters::default()
+            model: ModelParameters {
+                batch_size: number(self.batch_size, 1),
+                max_batch_delay: number(self.max_batch_delay, 0),
+                min_workers: number(self.initial_workers.map(|workers| workers.max(0)), 0),
+                max_workers: None,
+                response_timeout: number(self.response_timeout, 1),
+                // -1 stands for the default; other values that are not positive count as 0.
+                startup_timeout: number(
+                    self.startup_timeout.filter(|seconds| *seconds != -1).map(|seconds| seconds.max(0)),
+                    0,
+                ),
+            },
+            at_start: false,
         };
         Ok((url, wanted))
     }

@@ -35,6 +35,7 @@ use pharos_listener::receiving::Budget;
 use pharos_listener::request_log;
 use pharos_listener::routing::Routes;
 use pharos_os::clock;
+use pharos_os::event_loops::EventLoops;
 
 pub(super) use describe::descriptions;
 pub(super) use ended::EndedSequences;
@@ -60,6 +61,7 @@ pub(crate) struct Shared<S: Management> {
     pub(super) settings: Arc<Settings>,
     pub(super) guard: Guard,
     pub(super) budget: Budget,
+    pub(super) event_loops: EventLoops,
     pub(super) ids: Ids,
 }
 

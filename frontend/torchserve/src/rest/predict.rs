@@ -54,7 +54,11 @@ pub(super) async fn predict<S: Management>(
     let called = (model.as_str(), target.version.as_str());
     let entered = enter(shared, called, &version)?;
     loaded(shared, called, (&version, head.received)).await?;
-    let request = request(shared, head, called, (&parts, call(head, &target)), &version)?;
+    let mut call = call(head, &target);
+    let sequence = version.deployment().sequence.is_some().then(|| sequence(shared, head, &mut call));
+    let too_long = || Refused::bad_request("The parts of the request are too long");
+    let request = handler_call::request((called.0, called.1, &head.id), &parts, call).ok_or_else(too_long)?;
+    let request = complete(request, head, sequence);
     let answered = async {
         let mut responses = shared.service.stream(request)?;
         let first = first_of(&mut responses, &version, head.received).await?;
@@ -178,16 +182,8 @@ fn call(head: &RequestHead, target: &Target) -> HandlerCall {
     HandlerCall { headers, describe: false, explain: target.explain == Some(true) }
 }
 
-fn request<S: Management>(
-    shared: &Shared<S>,
-    head: &RequestHead,
-    (model, version): (&str, &str),
-    (parts, mut call): (&[Part], HandlerCall),
-    found: &Version,
-) -> Result<InferRequest, Refused> {
-    let sequence = found.deployment().sequence.is_some().then(|| sequence(shared, head, &mut call));
-    let too_long = || Refused::bad_request("The parts of the request are too long");
-    let mut request = handler_call::request((model, version, &head.id), parts, call).ok_or_else(too_long)?;
+/// Adds a request's sequence, trace and times to the call of its handler.
+fn complete(mut request: InferRequest, head: &RequestHead, sequence: Option<(String, bool, bool)>) -> InferRequest {
     if let Some((id, start, end)) = sequence {
         request.correlation_id = CorrelationId::String(id);
         (request.sequence_start, request.sequence_end) = (start, end);
@@ -195,7 +191,7 @@ fn request<S: Management>(
     request.trace = TraceId::from_traceparent(head.header("traceparent"));
     request.timeline.received = head.received;
     request.timeline.request_start = clock::now();
-    Ok(request)
+    request
 }
 
 /// Returns a request's sequence id, and whether it starts and ends the sequence. Without an id, it starts a new sequence.

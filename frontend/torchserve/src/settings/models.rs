@@ -1,6 +1,9 @@
 //! Parses the configuration of models: `load_models`, `models` and `model_snapshot`.
 
+use serde::{Deserialize as _, Serialize};
 use serde_json::{Map, Value};
+
+use crate::ModelParameters;
 
 /// The models to register at server start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,29 +40,24 @@ impl LoadModels {
 }
 
 /// The properties of a model version in `models` or a snapshot.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ModelProperties {
     /// The model's name.
+    #[serde(skip)]
     pub name: String,
     /// The version.
+    #[serde(skip)]
     pub version: String,
     /// Whether this is the default version.
     pub default_version: bool,
     /// The archive's name in the model store, or its URL.
     pub mar_name: Option<String>,
-    /// The number of workers that are kept running. See [`super::super::ModelYaml`] for this and the following fields.
-    pub min_workers: Option<u32>,
-    /// The most workers.
-    pub max_workers: Option<u32>,
-    /// The most requests in a batch.
-    pub batch_size: Option<u32>,
-    /// How long a batch waits for more requests, in milliseconds.
-    pub max_batch_delay: Option<u32>,
-    /// The timeout of a batch, in seconds.
-    pub response_timeout: Option<u32>,
-    /// The timeout of loading the model, in seconds.
-    pub startup_timeout: Option<u32>,
+    /// The parameters that replace those of `model-config.yaml` where it sets none.
+    #[serde(flatten)]
+    pub model: ModelParameters,
     /// `python` or `python3`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub runtime_type: Option<String>,
 }
 
@@ -100,6 +98,7 @@ fn properties(
     warn: &mut dyn FnMut(String),
 ) -> ModelProperties {
     let mut properties = ModelProperties { name: name.to_owned(), version: version.to_owned(), ..Default::default() };
+    let mut numbers = Map::new();
     for (key, value) in said {
         match key.as_str() {
             "defaultVersion" => properties.default_version = value.as_bool().unwrap_or(false),
@@ -108,16 +107,21 @@ fn properties(
                 _ => warn(format!("{key} is {value}; allowed are \"python\" and \"python3\"; ignored")),
             },
             "marName" => properties.mar_name = value.as_str().map(str::to_owned),
-            _ => match (number_field(&mut properties, key), number(value)) {
-                (Some(field), Some(number)) => *field = Some(number),
-                (Some(_), None) => warn(format!("{key} is {value}; allowed are whole numbers; ignored")),
-                (None, _) if NO_EFFECT.contains(&key.as_str()) => {}
-                (None, _) => warn(format!("unknown key {key} is ignored")),
+            name if ModelParameters::KEYS.contains(&name) => match number(value) {
+                Some(number) => _ = numbers.insert(key.clone(), number.into()),
+                None => warn(format!("{key} is {value}; allowed are whole numbers from 0 to {}; ignored", u32::MAX)),
             },
+            name if NO_EFFECT.contains(&name) => {}
+            _ => warn(format!("unknown key {key}; allowed are {KEYS}; ignored")),
         }
     }
+    properties.model = ModelParameters::deserialize(Value::Object(numbers)).unwrap_or_default();
     properties
 }
+
+/// The properties that have an effect.
+const KEYS: &str = "defaultVersion, marName, runtimeType, minWorkers, maxWorkers, batchSize, maxBatchDelay, responseTimeout \
+                    and startupTimeout";
 
 /// Properties that TorchServe also writes, but that have no effect here.
 const NO_EFFECT: [&str; 8] = [
@@ -130,18 +134,6 @@ const NO_EFFECT: [&str; 8] = [
     "maxRetryTimeoutInSec",
     "useJobTicket",
 ];
-
-fn number_field<'a>(properties: &'a mut ModelProperties, key: &str) -> Option<&'a mut Option<u32>> {
-    match key {
-        "minWorkers" => Some(&mut properties.min_workers),
-        "maxWorkers" => Some(&mut properties.max_workers),
-        "batchSize" => Some(&mut properties.batch_size),
-        "maxBatchDelay" => Some(&mut properties.max_batch_delay),
-        "responseTimeout" => Some(&mut properties.response_timeout),
-        "startupTimeout" => Some(&mut properties.startup_timeout),
-        _ => None,
-    }
-}
 
 /// Parses a whole number. Hand-written snapshots may contain numbers as strings.
 fn number(value: &Value) -> Option<u32> {

@@ -9,7 +9,7 @@ use regex::Regex;
 use super::address::{self, Ports};
 use super::keys::{self, Effect};
 use super::models::{self, LoadModels, ModelProperties};
-use super::{Address, Age, Cors, Settings, TlsPaths, Token};
+use super::{Address, Age, Cors, Settings, TlsFiles, Token};
 
 /// A note about a valid configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +56,9 @@ impl Reader<'_> {
         let (grpc_inference, grpc_inference_age) = self.grpc("inference", 7070)?;
         let (grpc_management, grpc_management_age) = self.grpc("management", 7071)?;
         let all = [Some(inference), Some(management), metrics, Some(grpc_inference), Some(grpc_management)];
+        // Without effect here, but their values are checked.
+        self.number::<u32>("unregister_model_timeout", 120)?;
+        self.flag("ts_open_inference_protocol", false);
         Ok(Settings {
             tls: self.tls_of(&all)?,
             cors: self.cors(),
@@ -63,7 +66,6 @@ impl Reader<'_> {
             max_response_size: self.number("max_response_size", 6_553_500)?,
             token: self.token()?,
             model_api: self.flag("enable_model_api", false),
-            open_inference_protocol: self.flag("ts_open_inference_protocol", false),
             sequence_headers: ["id", "start", "end"].map(|part| self.sequence_header(part)),
             model_store: self.text("model_store").map(PathBuf::from),
             load_models: LoadModels::parse(self.text("load_models").unwrap_or_default()),
@@ -76,7 +78,6 @@ impl Reader<'_> {
             job_queue_size: self.number("job_queue_size", 100)?,
             default_response_timeout: self.number("default_response_timeout", 120)?,
             default_startup_timeout: self.number("default_startup_timeout", 120)?,
-            unregister_model_timeout: self.number("unregister_model_timeout", 120)?,
             default_handler: self.text("default_service_handler").map(str::to_owned),
             envelope: self.text("service_envelope").map(str::to_owned),
             decode_input_request: self.flag("decode_input_request", true),
@@ -109,7 +110,7 @@ impl Reader<'_> {
     }
 
     /// Returns the TLS files if one of the addresses uses TLS.
-    fn tls_of(&self, all: &[Option<Address>]) -> Result<Option<TlsPaths>, String> {
+    fn tls_of(&self, all: &[Option<Address>]) -> Result<Option<TlsFiles>, String> {
         let secure = all.iter().flatten().any(|address| address.tls);
         secure.then(|| self.tls()).transpose()
     }
@@ -186,7 +187,7 @@ impl Reader<'_> {
         Ok((address::grpc(&address, host, port, tls)?, age))
     }
 
-    fn tls(&self) -> Result<TlsPaths, String> {
+    fn tls(&self) -> Result<TlsFiles, String> {
         if let Some(keystore) = self.text("keystore") {
             return Err(format!(
                 "keystore={keystore}: Java key stores are not supported; set certificate_file and private_key_file to PEM \
@@ -194,7 +195,9 @@ impl Reader<'_> {
             ));
         }
         match (self.text("certificate_file"), self.text("private_key_file")) {
-            (Some(certificate), Some(key)) => Ok(TlsPaths { certificate: certificate.into(), key: key.into() }),
+            (Some(certificate), Some(key)) => {
+                Ok(TlsFiles { certificate: certificate.into(), key: key.into(), authorities: None })
+            }
             _ => Err("TLS needs certificate_file and private_key_file; the server generates no certificate".to_owned()),
         }
     }

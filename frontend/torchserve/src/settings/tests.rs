@@ -69,12 +69,16 @@ fn reads_properties_of_model_versions() {
     )
     .unwrap();
     let slow = settings.model_properties("slow", "1.0").unwrap();
-    assert_eq!((slow.min_workers, slow.batch_size, slow.response_timeout), (Some(2), Some(4), None));
+    let model = &slow.model;
+    assert_eq!((model.min_workers, model.batch_size, model.response_timeout), (Some(2), Some(4), None));
     assert!(slow.default_version && settings.model_properties("slow", "2.0").is_none());
     assert_eq!(settings.snapshot.first().and_then(|said| said.mar_name.as_deref()), Some("m.mar"));
     let texts: Vec<&str> = notes.iter().map(|noted| noted.text.as_str()).collect();
-    let parts =
-        ["'slow' 1.0: responseTimeout is -1", "'slow' 1.0: unknown key colour", "'odd', which is not an object"];
+    let parts = [
+        "'slow' 1.0: responseTimeout is -1; allowed are whole numbers from 0 to 4294967295; ignored",
+        "'slow' 1.0: unknown key colour; allowed are defaultVersion, ",
+        "'odd', which is not an object",
+    ];
     for part in parts {
         assert!(texts.iter().any(|text| text.contains(part)), "{part}: {texts:?}");
     }

@@ -1,4 +1,4 @@
-"""`is_ready` follows the file `ready` in the model's folder; execute sleeps for the number of seconds in IN."""
+"""`is_ready` follows the file `ready` in the model's folder; if IN is 1, execute ends when the file `end` exists."""
 
 import asyncio
 import time
@@ -26,7 +26,8 @@ class TritonPythonModel:
         responses = []
         for request in requests:
             tensor = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            time.sleep(float(tensor[0]))
+            while tensor[0] and not Path(pb_utils.get_model_dir(), "../end").exists():
+                time.sleep(0.01)
             ready = [pb_utils.is_model_ready(name) for name in ("ready", "memory")]
             out = pb_utils.Tensor("OUT", tensor)
             responses.append(pb_utils.InferenceResponse([out], parameters={"itself": ready[0], "another": ready[1]}))

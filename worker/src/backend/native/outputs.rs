@@ -39,7 +39,7 @@ pub(super) unsafe fn wanted<'a>(names: &Names, output: *const Output) -> Result<
     let wrong = |text: String| misuse(format!("output '{name}' {text}"));
     let datatype = datatype.ok_or_else(|| wrong(format!("has datatype {}; 1 to 14 are allowed", output.datatype)))?;
     if names.strict && datatype != *configured {
-        return Err(wrong(format!("is {datatype}, the configuration says {configured}")));
+        return Err(wrong(format!("is {datatype}, but its configured datatype is {configured}")));
     }
     // SAFETY: the caller guarantees it.
     let shape = unsafe { list(output.shape, output.rank, "the output's shape") }?;

@@ -270,8 +270,8 @@ fn the_beginning_of_both_arenas_is_pinned_if_the_model_uses_the_device() {
         }
         let cuda = with(&fake, 4096);
         let made = parts(&identity("TYPE_FP32"), &[], &cuda);
-        let (worker, _frontend) = UnixStream::pair().unwrap();
-        let (runtime, regions) = crate::open(&made.load, split(worker).unwrap(), made.descriptors, cuda).unwrap();
+        let (worker, _frontend) = connection();
+        let (runtime, regions) = crate::open(&made.load, worker, made.descriptors, cuda).unwrap();
         assert_eq!(crate::pinning::pin(runtime.session(), regions.cuda()), expected);
         assert_eq!(fake.count("enter"), 0);
     }
@@ -349,9 +349,9 @@ fn the_process_ends_after_answering_when_its_device_is_lost() {
     let Parts { load, descriptors, inputs, outputs: _outputs, regions: _regions, .. } =
         parts(&identity("TYPE_FP32"), &[], &cuda);
     assert!(inputs.copy_in(usize::try_from(flags::BYTES).unwrap(), &[1; 4]));
-    let (worker, mut frontend) = UnixStream::pair().unwrap();
+    let (worker, mut frontend) = connection();
     let process = std::thread::spawn(move || {
-        crate::answer(split(worker).unwrap(), descriptors, &Registry::default(), |_| cuda).map_err(|e| e.to_string())
+        crate::answer(worker, descriptors, &Registry::default(), |_| cuda).map_err(|e| e.to_string())
     });
     let (mut bytes, datatype) = (Vec::new(), DataType::Fp32);
     ToWorker::Load(load).encode(&mut bytes);

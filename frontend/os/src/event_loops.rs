@@ -1,0 +1,259 @@
+//! Event loops: single-threaded runtimes that serve connections, one per thread.
+//!
+//! A connection stays on one loop from its first byte to its last, so that its tasks never move between threads. The
+//! connections of worker processes use the same loops: a reply that belongs to a connection of its loop is answered without a
+//! system call to wake another thread. Replies arrive through memory ([`Source`]): a loop looks there before it sleeps. Work that computes for long, or that may block, must leave for a blocking thread
+//! ([`tokio::task::spawn_blocking`]), because it would delay all connections of its loop.
+
+use std::cell::RefCell;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use tokio::runtime::{Builder, EnterGuard, Handle};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// The event loops of a process. Without any, connections are served by the runtime that accepts them. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct EventLoops {
+    loops: Arc<[Loop]>,
+    next: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct Loop {
+    handle: Handle,
+    /// The number of connections.
+    connections: Arc<AtomicUsize>,
+    /// Ends the thread when it is dropped.
+    _stop: oneshot::Sender<()>,
+}
+
+/// The event loop of one connection, which counts there until this is dropped.
+#[derive(Debug)]
+pub struct EventLoop {
+    handle: Handle,
+    connections: Option<Arc<AtomicUsize>>,
+}
+
+impl EventLoops {
+    /// Starts `count` loops, at least one.
+    ///
+    /// # Errors
+    /// A thread or its descriptors cannot be created.
+    pub fn start(count: usize) -> io::Result<Self> {
+        let loops = (0..count.max(1)).map(start).collect::<io::Result<Vec<_>>>()?;
+        Ok(Self { loops: loops.into(), next: Arc::default() })
+    }
+
+    /// Returns the loop with the fewest connections. Loops with equally many take turns.
+    ///
+    /// # Panics
+    /// There are no loops, and the caller is outside a runtime.
+    pub fn assign(&self) -> EventLoop {
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let count = self.loops.len();
+        let from_first = (0..count).filter_map(|at| self.loops.get(first.wrapping_add(at) % count));
+        let Some(chosen) = from_first.min_by_key(|one| one.connections.load(Ordering::Relaxed)) else {
+            return EventLoop { handle: Handle::current(), connections: None };
+        };
+        chosen.connections.fetch_add(1, Ordering::Relaxed);
+        EventLoop { handle: chosen.handle.clone(), connections: Some(chosen.connections.clone()) }
+    }
+}
+
+impl EventLoop {
+    /// Runs a task on the loop.
+    pub fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send + 'static> + Send + 'static,
+    {
+        self.handle.spawn(task)
+    }
+
+    /// Sockets that are created while the guard lives report their events to the loop.
+    pub fn enter(&self) -> EnterGuard<'_> {
+        self.handle.enter()
+    }
+}
+
+/// Events that reach a loop through memory instead of a descriptor.
+pub trait Source: Send + Sync {
+    /// Handles the waiting events. Returns whether there were any.
+    fn poll(&self) -> bool;
+
+    /// Asks for a wake-up through a descriptor when the next event arrives. Returns `false` if events wait already.
+    fn sleep(&self) -> bool;
+
+    /// Withdraws the request of [`Source::sleep`].
+    fn wake(&self);
+}
+
+/// The number of sleeps without events after which a loop no longer polls a source.
+const IDLE_SLEEPS: u32 = 64;
+/// How often a loop polls its sources in a row before it serves its connections again.
+const ROUNDS: u32 = 4;
+
+struct Polled {
+    source: Arc<dyn Source>,
+    /// The number of sleeps since its last event.
+    idle: u32,
+}
+
+thread_local! {
+    /// The sources of this thread's loop; `None` on other threads.
+    static SOURCES: RefCell<Option<Vec<Polled>>> = const { RefCell::new(None) };
+}
+
+/// Polls a source each time before the loop of this thread sleeps, while it has events. As long as the loop is awake, the source
+/// needs no wake-ups. Without events for some time, the source is dropped, asleep. Returns `false`, and does nothing, if this
+/// thread has no loop.
+pub fn poll_before_sleep(source: &Arc<dyn Source>) -> bool {
+    SOURCES.with_borrow_mut(|sources| {
+        let Some(sources) = sources else { return false };
+        if !sources.iter().any(|known| Arc::ptr_eq(&known.source, source)) {
+            source.wake();
+            sources.push(Polled { source: source.clone(), idle: 0 });
+        }
+        true
+    })
+}
+
+/// Polls the sources of this thread's loop, and lets them sleep.
+fn before_sleep() {
+    // Taken out, because a source may add another one.
+    let Some(mut polled) = SOURCES.with_borrow_mut(|sources| sources.as_mut().map(std::mem::take)) else { return };
+    let mut all_asleep = false;
+    for _ in 0..ROUNDS {
+        for one in &mut polled {
+            one.idle = if one.source.poll() { 0 } else { one.idle + 1 };
+        }
+        all_asleep = polled.iter().fold(true, |all, one| one.source.sleep() && all);
+        if all_asleep {
+            break;
+        }
+    }
+    if !all_asleep {
+        // A task to run keeps the loop from sleeping.
+        tokio::spawn(async {});
+    }
+    polled.retain(|one| one.idle < IDLE_SLEEPS);
+    SOURCES.with_borrow_mut(|sources| {
+        if let Some(sources) = sources {
+            polled.append(sources);
+            *sources = polled;
+        }
+    });
+}
+
+/// Withdraws the requests for wake-ups.
+fn after_sleep() {
+    SOURCES.with_borrow(|sources| sources.iter().flatten().for_each(|one| one.source.wake()));
+}
+
+impl Drop for EventLoop {
+    fn drop(&mut self) {
+        if let Some(connections) = &self.connections {
+            connections.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn start(number: usize) -> io::Result<Loop> {
+    let mut builder = Builder::new_current_thread();
+    builder.on_thread_park(before_sleep).on_thread_unpark(after_sleep);
+    let runtime = builder.enable_all().thread_name(format!("blocking-{number}")).build()?;
+    let (handle, (stop, stopped)) = (runtime.handle().clone(), oneshot::channel());
+    thread::Builder::new().name(format!("loop-{number}")).spawn(move || {
+        SOURCES.with_borrow_mut(|sources| *sources = Some(Vec::new()));
+        // Ends with an error when the sender is dropped.
+        let _ = runtime.block_on(stopped);
+        runtime.shutdown_background();
+    })?;
+    Ok(Loop { handle, connections: Arc::default(), _stop: stop })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn thread_of(event_loop: &EventLoop) -> String {
+        let name = event_loop.spawn(async { thread::current().name().unwrap_or_default().to_owned() });
+        Builder::new_current_thread().build().unwrap().block_on(name).unwrap()
+    }
+
+    #[test]
+    fn connections_are_spread_evenly() {
+        let loops = EventLoops::start(2).unwrap();
+        let (a, b, c) = (loops.assign(), loops.assign(), loops.assign());
+        assert_ne!(thread_of(&a), thread_of(&b));
+        let (one, other) = if thread_of(&a) == thread_of(&c) { (a, b) } else { (b, a) };
+        // `one` and `c` share a loop: the next connection joins `other`.
+        assert_eq!(thread_of(&loops.assign()), thread_of(&other));
+        drop((one, c));
+        assert_ne!(thread_of(&loops.assign()), thread_of(&other));
+    }
+
+    /// Counts events, and the wake-ups that its sleep asks for.
+    #[derive(Default)]
+    struct Mailbox {
+        events: AtomicUsize,
+        handled: AtomicUsize,
+        asleep: std::sync::atomic::AtomicBool,
+        handled_one: tokio::sync::Notify,
+    }
+
+    impl Source for Mailbox {
+        fn poll(&self) -> bool {
+            let count = self.events.swap(0, Ordering::SeqCst);
+            self.handled.fetch_add(count, Ordering::SeqCst);
+            if count > 0 {
+                self.handled_one.notify_one();
+            }
+            count > 0
+        }
+
+        fn sleep(&self) -> bool {
+            self.asleep.store(true, Ordering::SeqCst);
+            self.events.load(Ordering::SeqCst) == 0
+        }
+
+        fn wake(&self) {
+            self.asleep.store(false, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn sources_are_polled_before_the_loop_sleeps() {
+        let loops = EventLoops::start(1).unwrap();
+        let mailbox = Arc::new(Mailbox::default());
+        let source: Arc<dyn Source> = mailbox.clone();
+        assert!(!poll_before_sleep(&source), "this thread has no loop");
+        let (here, event_loop) = (mailbox.clone(), loops.assign());
+        let task = event_loop.spawn(async move {
+            assert!(poll_before_sleep(&source) && poll_before_sleep(&source));
+            for _ in 0..100 {
+                assert!(!here.asleep.load(Ordering::SeqCst), "the loop is awake");
+                here.events.fetch_add(1, Ordering::SeqCst);
+                here.handled_one.notified().await;
+            }
+        });
+        Builder::new_current_thread().build().unwrap().block_on(task).unwrap();
+        assert_eq!(mailbox.handled.load(Ordering::SeqCst), 100);
+        // Without events, the loop drops the source after some sleeps.
+        for _ in 0..2 * IDLE_SLEEPS {
+            thread_of(&event_loop);
+        }
+        assert!(mailbox.asleep.load(Ordering::SeqCst) && Arc::strong_count(&mailbox) == 1);
+    }
+
+    #[tokio::test]
+    async fn without_loops_tasks_run_here() {
+        let here = thread::current().id();
+        let there = EventLoops::default().assign().spawn(async { thread::current().id() }).await.unwrap();
+        assert_eq!(here, there);
+    }
+}
