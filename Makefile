@@ -76,14 +76,14 @@ WHEEL_MACHINES ?= x86_64 aarch64
 WHEEL_TOOLS := $(TARGET)/venv-wheel
 wheel: tools
 	$(PYTHON) -m venv $(WHEEL_TOOLS)
-	$(WHEEL_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check ziglang==0.17.1 cargo-zigbuild==0.24.0 auditwheel==6.8.2
+	$(WHEEL_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check ziglang==0.17.1 cargo-zigbuild==0.24.0 auditwheel==6.8.2 tomli
 	$(PYTHON) deploy/release/release.py notices --to $(TARGET)/notices
 	rm -f $(WHEELS)/pharos_server-*.whl
 	for machine in $(WHEEL_MACHINES); do \
 	  if command -v rustup >/dev/null; then rustup target add $$machine-unknown-linux-gnu || exit 1; fi; \
 	  PATH=$(abspath $(WHEEL_TOOLS))/bin:$$PATH CARGO_PROFILE_RELEASE_STRIP=symbols $(CARGO) zigbuild $(PROFILE) --locked \
 	    --target $$machine-unknown-linux-gnu.2.28 --target-dir $(TARGET)/wheel-build -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-python && \
-	  $(PYTHON) deploy/wheel/pack.py --from $(TARGET)/wheel-build/$$machine-unknown-linux-gnu/release --to $(WHEELS) --notices $(TARGET)/notices && \
+	  $(WHEEL_TOOLS)/bin/python deploy/wheel/pack.py --from $(TARGET)/wheel-build/$$machine-unknown-linux-gnu/release --to $(WHEELS) --notices $(TARGET)/notices && \
 	  $(WHEEL_TOOLS)/bin/auditwheel show $(WHEELS)/pharos_server-*_$$machine.whl || exit 1; done
 
 # The wheels, archives of the executables, SBOM, licences, changes and checksums of this version.
