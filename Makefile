@@ -1,9 +1,10 @@
 # Two commands do everything on a fresh machine with a Rust toolchain, a C compiler and Python 3:
 #   make serve    builds, then serves the example repository: HTTP 8000, gRPC 8001, metrics 8082
+#   make wheel    builds the wheels pharos-server for x86-64 and aarch64 into target/wheels (some minutes for each)
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server are skipped with a note without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke soak lint bench fuzz tools python-worker kserve-sdk gpu-pack
+.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke soak lint bench fuzz tools python-worker wheel release kserve-sdk gpu-pack
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -64,10 +65,30 @@ kserve-sdk:
 # The Python worker: builds a wheel for Python 3.9 and later, and installs it into the environment of the tests.
 WHEELS := $(TARGET)/wheels
 python-worker: tools $(VENV)/ready
-	rm -rf $(WHEELS)
+	rm -f $(WHEELS)/pharos_worker-*.whl
 	CARGO=$(abspath worker/python/cargo-together) REAL_CARGO=$(CARGO) CARGO_TARGET_DIR=$(abspath $(TARGET)) $(VENV)/bin/maturin build \
 	  --locked --quiet -m worker/python/Cargo.toml -i $(PYO3_PYTHON) -o $(WHEELS)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(WHEELS)/*.whl
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(WHEELS)/pharos_worker-*.whl
+
+# The wheels pharos-server: the executables and the Python worker, for glibc 2.28 and later. zig links against that version and
+# for other architectures. Its own target folder, because the linker and the stripped symbols would compile everything again.
+WHEEL_MACHINES ?= x86_64 aarch64
+WHEEL_TOOLS := $(TARGET)/venv-wheel
+wheel: tools
+	$(PYTHON) -m venv $(WHEEL_TOOLS)
+	$(WHEEL_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check ziglang==0.17.1 cargo-zigbuild==0.24.0 auditwheel==6.8.2 tomli
+	$(PYTHON) deploy/release/release.py notices --to $(TARGET)/notices
+	rm -f $(WHEELS)/pharos_server-*.whl
+	for machine in $(WHEEL_MACHINES); do \
+	  if command -v rustup >/dev/null; then rustup target add $$machine-unknown-linux-gnu || exit 1; fi; \
+	  PATH=$(abspath $(WHEEL_TOOLS))/bin:$$PATH CARGO_PROFILE_RELEASE_STRIP=symbols $(CARGO) zigbuild $(PROFILE) --locked \
+	    --target $$machine-unknown-linux-gnu.2.28 --target-dir $(TARGET)/wheel-build -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-python && \
+	  $(WHEEL_TOOLS)/bin/python deploy/wheel/pack.py --from $(TARGET)/wheel-build/$$machine-unknown-linux-gnu/release --to $(WHEELS) --notices $(TARGET)/notices && \
+	  $(WHEEL_TOOLS)/bin/auditwheel show $(WHEELS)/pharos_server-*_$$machine.whl || exit 1; done
+
+# The wheels, archives of the executables, SBOM, licences, changes and checksums of this version.
+release: wheel
+	$(PYTHON) deploy/release/release.py release --wheels $(WHEELS) --to $(TARGET)/release-files
 
 test: test-rust test-clients
 
@@ -86,6 +107,7 @@ $(VENV)/ready: tests/requirements.txt
 test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready
 	@command -v curl >/dev/null || { echo "curl is missing: install it (Debian: apt-get install curl)"; exit 1; }
 	PYTHONPATH=tests/python $(VENV)/bin/python -m harness.prometheus
+	PYTHONPATH=tests/python $(VENV)/bin/python -m deploy.schemas
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs --durations=50 tests/python
 
 # A choice of the client tests that touches every area, in under a minute, after the build.

@@ -79,6 +79,7 @@ const TRACE: &str = "Tracing";
     subcommand_negates_reqs = true,
     disable_help_subcommand = true,
     after_help = "BOOL is true, false, on, off, yes, no, 1 or 0. Each flag can also be set by its environment variable.\n\
+                  `pharos serve PLACE... [OPTIONS]` serves these model files, models or repositories.\n\
                   `pharos tritonserver [OPTIONS]`, or a link to it named tritonserver, has Triton's defaults (metrics port 8002)."
 )]
 pub struct Options {
@@ -696,7 +697,7 @@ mod tests {
             (&["metrics", "list", "--format=xml"][..], "allowed are table, json, markdown"),
             (&["metrics", "check"], "<FILE>"),
             (&["metrics", "chck"], "check"),
-            (&["serve"], "serve"),
+            (&["serve"], "--model-repository"),
         ] {
             let message = command(args).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");

@@ -38,6 +38,7 @@ use pharos_listener::request_log;
 use pharos_os::descriptors::{self, Descriptors};
 use pharos_os::directories;
 use pharos_os::event_loops::EventLoops;
+use pharos_os::service_manager::{self, ServiceManager};
 use pharos_telemetry::log;
 use pharos_telemetry::metrics::{Definition, Source};
 use pharos_telemetry::system::{self, Devices, Gpus, HostPolicies, Roots, find_gpus};
@@ -66,6 +67,7 @@ pub fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     match &options.command {
+        Some(Command::Health { address }) => return commands::health(address),
         Some(Command::Metrics(command)) => return commands::metrics(command),
         Some(Command::Trace(command)) => return commands::trace(command),
         Some(Command::TorchServe(arguments)) => {
@@ -130,6 +132,7 @@ async fn serve(
     (descriptors, event_loops): (Arc<Descriptors>, EventLoops),
 ) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("cannot handle signals: {error}"))?;
+    let manager = ServiceManager::start();
     let hangup = signal(SignalKind::hangup()).map_err(|error| format!("cannot handle signals: {error}"))?;
     let (file, overrides) = options.metrics_definition();
     let source = Source { file, overrides, usual_mode: Some(usual_mode(options)) };
@@ -155,26 +158,32 @@ async fn serve(
     };
     if loaded.is_ok() && ends.seen == 0 {
         tracing::info!("ready");
+        manager.ready().await;
         ends.next().await;
     }
+    manager.stopping().await;
     if let Some(endpoints) = endpoints {
         endpoints.stopping();
     }
-    let unfinished = match &loaded {
-        Ok(()) => end(options, &engine, &mut ends, &phase).await,
-        Err(_) => {
-            tracing::info!("exiting: not all models were loaded");
-            finish(options.general.exit_timeout_secs, &engine, &mut ends, &phase).await
-        }
+    let unfinished = if loaded.is_ok() {
+        end(options, &engine, &mut ends, &phase).await
+    } else {
+        tracing::info!("exiting: not all models were loaded");
+        finish(options.general.exit_timeout_secs, &engine, &mut ends, &phase).await
     };
     phase.send_replace(Phase::Stopping);
-    for listener in open {
+    close(open, &engine, &mut ends).await;
+    tslog.stop(if ends.seen < 2 { LAST_LINES } else { HURRIED });
+    loaded.and_then(|()| check_finished(unfinished))
+}
+
+/// Waits until the listeners have sent the last responses and the exporter has sent the last traces, each within its limit.
+async fn close(listeners: Vec<JoinHandle<()>>, engine: &Engine, ends: &mut Ends) {
+    for listener in listeners {
         ends.wait(LAST_ANSWERS, async { drop(listener.await) }).await;
     }
     // Longer than the exporter's own limit, so that it can log unsent traces.
     ends.wait(LAST_TRACES + LOGGED, engine.stop_tracing(LAST_TRACES)).await;
-    tslog.stop(if ends.seen < 2 { LAST_LINES } else { HURRIED });
-    loaded.and_then(|()| check_finished(unfinished))
 }
 
 /// Returns an error if requests or sequences were unfinished when the exit timeout expired.
@@ -426,11 +435,12 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
     })
 }
 
-/// Returns the environment variables that workers do not inherit.
+/// Returns the environment variables that workers do not inherit: those of systemd, and those that match the pattern.
 fn hidden_variables(workers: &cli::Workers) -> Vec<OsString> {
-    let Some(pattern) = &workers.worker_hidden_variables else { return Vec::new() };
-    let names = std::env::vars_os().map(|(name, _)| name);
-    names.filter(|name| name.to_str().is_some_and(|name| pattern.is_match(name))).collect()
+    let pattern = workers.worker_hidden_variables.as_ref();
+    let matches = |name: &str| pattern.is_some_and(|pattern| pattern.is_match(name));
+    let hidden = |name: &str| service_manager::VARIABLES.contains(&name) || matches(name);
+    std::env::vars_os().map(|(name, _)| name).filter(|name| name.to_str().is_some_and(hidden)).collect()
 }
 
 /// Returns the host name, for labels.

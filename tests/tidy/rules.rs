@@ -134,7 +134,15 @@ pub(crate) const LAYERINGS: &[Layering] = &[
     },
     Layering {
         source: "frontend/os/src/",
-        floors: &[independent(&["client", "clock", "descriptors", "directories", "event_loops", "file_watch"])],
+        floors: &[independent(&[
+            "client",
+            "clock",
+            "descriptors",
+            "directories",
+            "event_loops",
+            "file_watch",
+            "service_manager",
+        ])],
     },
     Layering {
         source: "worker/src/",

@@ -1,5 +1,5 @@
 //! Operating system services of the frontend: the clock, the server's directories, the limit of file descriptors, watched files,
-//! and connections to other servers.
+//! connections to other servers, and messages to systemd.
 
 pub mod client;
 pub mod clock;
@@ -7,3 +7,4 @@ pub mod descriptors;
 pub mod directories;
 pub mod event_loops;
 pub mod file_watch;
+pub mod service_manager;

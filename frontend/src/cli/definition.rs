@@ -68,6 +68,12 @@ pub(super) fn with_torchserves_variables(parser: Parser, is_set: impl Fn(&OsStr)
 /// A command to run instead of the server.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
+    /// Exit with 0 if the server at an address is ready, for health checks of containers
+    Health {
+        /// Address of the HTTP listener
+        #[arg(value_name = "HOST:PORT", default_value = "127.0.0.1:8000")]
+        address: String,
+    },
     /// Check and list metrics definitions, without a server
     #[command(subcommand)]
     Metrics(MetricsCommand),

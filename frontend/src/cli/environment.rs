@@ -11,6 +11,9 @@ use super::{cloud, definition};
 /// The program name that selects Triton's defaults.
 const TRITONSERVER: &str = "tritonserver";
 
+/// The command that takes repositories as arguments: `pharos serve PLACE... [OPTIONS]`.
+const SERVE: &str = "serve";
+
 /// Triton's defaults that differ from ours, by flag.
 const TRITONS_DEFAULTS: [(&str, &str); 2] = [("metrics-port", "8002"), ("grpc-keepalive-time", "7200000")];
 
@@ -28,6 +31,7 @@ pub(super) struct Start {
 impl Start {
     /// `args` begin with the program's name; `variable` looks up an environment variable.
     pub(super) fn new(command: Command, mut args: Vec<OsString>, variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        expand_serve(&mut args);
         let is_set = |name: &OsStr| name.to_str().and_then(&variable).is_some();
         let mut command = definition::with_torchserves_variables(command, is_set);
         for (name, flag) in VARIABLES {
@@ -47,6 +51,19 @@ impl Start {
         }
         let (command, ignored) = without_service_links(command, variable);
         Self { command, args, ignored }
+    }
+}
+
+/// Replaces `serve PLACE...` by `--model-repository=PLACE...`, up to the first flag.
+fn expand_serve(args: &mut Vec<OsString>) {
+    if args.get(1).is_none_or(|first| first != SERVE) {
+        return;
+    }
+    args.remove(1);
+    for place in args.iter_mut().skip(1).take_while(|arg| !arg.as_encoded_bytes().starts_with(b"-")) {
+        let mut flag = OsString::from("--model-repository=");
+        flag.push(&*place);
+        *place = flag;
     }
 }
 
@@ -90,6 +107,20 @@ mod tests {
 
     use super::super::Options;
     use super::*;
+
+    #[test]
+    fn serve_takes_repositories_up_to_the_first_flag() {
+        let check = |given: &[&str], expected: &[&str]| {
+            let args = ["pharos"].iter().chain(given).map(OsString::from).collect();
+            assert_eq!(Start::new(Options::command(), args, |_| None).args[1..], *expected, "{given:?}");
+        };
+        check(&["serve", "a.onnx"], &["--model-repository=a.onnx"]);
+        check(&["serve", "a", "b", "--id", "c"], &["--model-repository=a", "--model-repository=b", "--id", "c"]);
+        check(&["serve", "--id", "c"], &["--id", "c"]);
+        check(&["serve"], &[]);
+        check(&["--id", "serve"], &["--id", "serve"]);
+        check(&["metrics", "serve"], &["metrics", "serve"]);
+    }
 
     #[test]
     fn ignores_kubernetes_service_addresses() {

@@ -19,8 +19,9 @@ COMMANDS = [
 
 OTHER_FLAGS = {
     "--concurrency-range", "--ulimit", "--config", "--homepath", "--grpc", "--pipeline", "--flag", "--http", "--metrics",
+    "--target", "--read-only", "--tmpfs",
 }  # fmt: skip
-"""Flags of perf_analyzer, docker, Prometheus, Grafana and examples/classify.py, `--flag` in general, and `--http-...` for
+"""Flags of perf_analyzer, docker, podman, Prometheus, Grafana and examples/classify.py, `--flag` in general, and `--http-...` for
 all with this beginning."""
 
 
@@ -52,7 +53,7 @@ def test_flags_and_variables_exist(page, help_texts):
     text = page.read_text()
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", text)) - flags == set()
     # The script `torchserve`, Grafana's provisioning and unit tests read these; the others are constants of the C interface.
-    others = {"PHAROS_BIN", "PHAROS_DASHBOARDS", "PHAROS_FP32", "PHAROS_OK", "PHAROS_TEST_PTXAS"}
+    others = {"PHAROS_BIN", "PHAROS_DASHBOARDS", "PHAROS_FP32", "PHAROS_OK", "PHAROS_TEST_PTXAS", "PHAROS_BACKEND_ABI_VERSION"}
     assert set(re.findall(r"\bPHAROS_\w+", text)) - set(re.findall(r"env:\s+(\w+)", help_texts)) - others == set()
 
 
@@ -60,7 +61,7 @@ def test_flags_and_variables_exist(page, help_texts):
 def test_metrics_exist(page, metrics):
     """Each metric on a page, or each prefix of names before `*`, is in the definition."""
     text = re.sub(r"```(?:c|rust|python)\n.*?```", "", page.read_text(), flags=re.S)
-    others = {"pharos_backend", "pharos_host", "pharos_worker", "ts_log", "ts_metrics", "ts_request_sequence_end"}
+    others = {"pharos_backend", "pharos_host", "pharos_server", "pharos_worker", "ts_log", "ts_metrics", "ts_request_sequence_end"}
     others |= {"ts_open_inference_protocol"} | {f"ts_header_key_sequence_{end}" for end in ("id", "start", "end")}
     unknown = []
     for name in set(re.findall(r"(?<![\w:./])(?:pharos|nv|ts)_[a-z0-9_]*\*?", text)) - others:

@@ -70,11 +70,13 @@ def test_a_configuration_beside_the_file_is_used(tmp_path, place):
     (place / "config.pbtxt").write_text('name: "named"' + CONFIG + 'backend: "python"\n')
     (place / "model.py").write_text(PYTHON)
     check_served(tmp_path, place, "named")
+    check_served(tmp_path, place, "mine", "--model-name=mine")
 
 
 def test_a_model_directory_is_served_under_its_configured_name(tmp_path, place):
     shutil.copytree(MODELS / "identity_fp32", place, dirs_exist_ok=True)
     check_served(tmp_path, place, "identity_fp32")
+    check_served(tmp_path, place, "mine", "--model-name=mine")
 
 
 def test_version_directories_without_a_configuration(tmp_path, place):

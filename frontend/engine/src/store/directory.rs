@@ -71,6 +71,12 @@ impl Store for Directory {
         self.single().ok().flatten().map(|single| single.name)
     }
 
+    /// The configured name of a single model has precedence over the one in its configuration, because deployments choose a
+    /// name without changing the files.
+    fn names_models(&self) -> bool {
+        self.model_name.is_some() && self.single_model().is_some()
+    }
+
     fn local(&self, model: &str) -> io::Result<Option<ModelFiles>> {
         match self.single()? {
             Some(single) if single.name == model => single.local(&self.links).map(Some),

@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Writes the files of a release: wheels, archives of the executables, SBOM, third-party licences, changes, checksums.
+
+    python3 deploy/release/release.py notices --to target/notices
+    python3 deploy/release/release.py release --wheels target/wheels --to target/release-files
+
+`notices` writes the SBOM and the licences of the crates that are compiled into the executables; `deploy/wheel/pack.py` puts them
+into wheels. `release` collects everything of one version. Files have no times, so the same inputs make the same release.
+"""
+
+import argparse
+import gzip
+import hashlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ("pharos-frontend", "pharos-worker", "pharos-worker-python")
+"""The packages whose executables and libraries are released."""
+SBOM, LICENSES = "pharos.cdx.json", "THIRD_PARTY_LICENSES.txt"
+LICENSE_FILE = re.compile(r"(licen[cs]e|copying|notice|unlicense)", re.I)
+
+
+def version() -> str:
+    """Returns the version of the workspace."""
+    return re.search(r'^version = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.M)[1]
+
+
+def metadata() -> dict:
+    """Returns what cargo knows about the packages; they must have been fetched."""
+    command = ["cargo", "metadata", "--locked", "--format-version=1", "--filter-platform=x86_64-unknown-linux-gnu"]
+    return json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
+
+
+def shipped(found: dict) -> list:
+    """Returns the packages of other projects that are compiled into the executables, by name and version."""
+    nodes = {node["id"]: node for node in found["resolve"]["nodes"]}
+    packages = {package["id"]: package for package in found["packages"]}
+    todo, seen = [key for key, package in packages.items() if package["name"] in SHIPPED], set()
+    while todo:
+        key = todo.pop()
+        if key not in seen:
+            seen.add(key)
+            # Dependencies of tests and of build scripts are not in the executables.
+            todo += [d["pkg"] for d in nodes[key]["deps"] if any(kind["kind"] is None for kind in d["dep_kinds"])]
+    return sorted((packages[key] for key in seen if packages[key]["source"]), key=lambda p: (p["name"], p["version"]))
+
+
+def checksums() -> dict:
+    """Returns the checksums of `Cargo.lock` by name and version."""
+    text = (ROOT / "Cargo.lock").read_text()
+    entries = re.findall(r'name = "(.*)"\nversion = "(.*)"\nsource = ".*"\nchecksum = "(.*)"', text)
+    return {(name, number): digest for name, number, digest in entries}
+
+
+def expression(package: dict) -> str:
+    """Returns the licence of a package as an SPDX expression; old packages separate alternatives by `/`."""
+    return re.sub(r" ?/ ?", " OR ", package["license"])
+
+
+def component(package: dict, digests: dict) -> dict:
+    """Returns a package as a component of CycloneDX."""
+    name, number = package["name"], package["version"]
+    found = {
+        "type": "library",
+        "bom-ref": f"pkg:cargo/{name}@{number}",
+        "name": name,
+        "version": number,
+        "hashes": [{"alg": "SHA-256", "content": digests[name, number]}],
+        "licenses": [{"expression": expression(package)}],
+        "purl": f"pkg:cargo/{name}@{number}",
+    }
+    if package["repository"]:
+        found["externalReferences"] = [{"type": "vcs", "url": package["repository"]}]
+    return found
+
+
+def sbom(packages: list) -> str:
+    """Returns the list of components in the format of CycloneDX 1.5."""
+    digests = checksums()
+    own = {"type": "application", "bom-ref": "pharos", "name": "pharos", "version": version()}
+    components = [component(package, digests) for package in packages]
+    document = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {"component": own | {"licenses": [{"license": {"id": "Apache-2.0"}}]}},
+        "components": components,
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def licenses(packages: list) -> str:
+    """Returns the licences of the packages; a text that several packages have is written once."""
+    texts, parts = {}, []
+    for package in packages:
+        folder = Path(package["manifest_path"]).parent
+        files = sorted(path for path in folder.iterdir() if path.is_file() and LICENSE_FILE.match(path.name))
+        found = [path.read_text(errors="replace").strip() for path in files]
+        numbers = [str(texts.setdefault(text, len(texts) + 1)) for text in found]
+        where = f"texts {', '.join(numbers)}" if numbers else f"no text in the package, see {package['repository']}"
+        parts.append(f"{package['name']} {package['version']}: {expression(package)} ({where})")
+    body = [f"\n{'=' * 20} text {number} {'=' * 20}\n\n{text}" for text, number in texts.items()]
+    return "\n".join(["Crates in the executables of Pharos, and their licences.", "", *parts, *body]) + "\n"
+
+
+def write_notices(target: Path):
+    """Writes the SBOM and the licences."""
+    packages = shipped(metadata())
+    target.mkdir(parents=True, exist_ok=True)
+    (target / SBOM).write_text(sbom(packages))
+    (target / LICENSES).write_text(licenses(packages))
+
+
+def changes(text: str, number: str) -> str:
+    """Returns the section of a version in the changelog."""
+    found = re.search(rf"^## {re.escape(number)}\b.*?(?=^## |\Z)", text, re.M | re.S)
+    if not found:
+        raise SystemExit(f"CHANGELOG.md has no section for version {number}")
+    return found[0]
+
+
+def archive(wheel: Path, notices: Path, target: Path) -> Path:
+    """Writes the executables of a wheel, the unit of systemd and the licences as an archive; returns its path."""
+    machine = re.search(r"_(x86_64|aarch64)\.whl$", wheel.name)[1]
+    folder = f"pharos-{version()}-linux-{machine}"
+    with zipfile.ZipFile(wheel) as packed:
+        files = {f"bin/{name}": packed.read(f"pharos_worker/_bin/{name}") for name in ("pharos", "pharos-worker")}
+    files |= {"LICENSE": (ROOT / "LICENSE").read_bytes(), "pharos.service": (ROOT / "deploy/systemd/pharos.service").read_bytes()}
+    files |= {name: (notices / name).read_bytes() for name in (SBOM, LICENSES)}
+    path = target / f"{folder}.tar.gz"
+    with open(path, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            for name, content in sorted(files.items()):
+                entry = tarfile.TarInfo(f"{folder}/{name}")
+                entry.size, entry.mode = len(content), 0o755 if name.startswith("bin/") else 0o644
+                tar.addfile(entry, io.BytesIO(content))
+    return path
+
+
+def release(wheels: Path, target: Path) -> list:
+    """Writes a release of the wheels of this version; returns its files."""
+    found = sorted(wheels.glob(f"pharos_server-{version()}-*.whl"))
+    if not found:
+        raise SystemExit(f"{wheels} has no wheel of version {version()}: make wheel builds them")
+    shutil.rmtree(target, ignore_errors=True)
+    write_notices(target)
+    for wheel in found:
+        shutil.copy(wheel, target)
+        archive(wheel, target, target)
+    (target / "CHANGES.md").write_text(changes((ROOT / "CHANGELOG.md").read_text(), version()))
+    files = sorted(target.iterdir())
+    sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
+    (target / "SHA256SUMS").write_text(sums)
+    return [*files, target / "SHA256SUMS"]
+
+
+def main():
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description="Writes the files of a release.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("notices", "release"):
+        command = commands.add_parser(name)
+        command.add_argument("--to", dest="target", type=Path, required=True, help="the folder to write to; `release` replaces it")
+    commands.choices["release"].add_argument("--wheels", type=Path, required=True, help="the folder of the wheels")
+    options = parser.parse_args()
+    if options.command == "notices":
+        write_notices(options.target)
+    else:
+        for path in release(options.wheels, options.target):
+            print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+//! `pharos health`: asks a running server whether it is ready, for health checks in containers without a shell.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// The time limit of the connection, of the request and of the response.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// The maximum length of the line with the status.
+const LONGEST: u64 = 256;
+
+/// Exits with 0 if the server at `address` is ready.
+pub(crate) fn run(address: &str) -> ExitCode {
+    let reason = match status(address) {
+        Ok(200) => return ExitCode::SUCCESS,
+        Ok(status) => format!("{address} is not ready: it answered {status}"),
+        Err(error) => format!("{address} is not ready: {error}"),
+    };
+    eprintln!("{reason}");
+    ExitCode::FAILURE
+}
+
+/// Returns the status of the readiness check.
+fn status(address: &str) -> io::Result<u16> {
+    let resolved = address.to_socket_addrs()?.next().ok_or(io::ErrorKind::NotFound)?;
+    let mut connection = TcpStream::connect_timeout(&resolved, LIMIT)?;
+    connection.set_read_timeout(Some(LIMIT))?;
+    connection.set_write_timeout(Some(LIMIT))?;
+    write!(connection, "GET /v2/health/ready HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    let mut line = Vec::new();
+    BufReader::new(connection.take(LONGEST)).read_until(b'\n', &mut line)?;
+    let line = String::from_utf8_lossy(&line);
+    let code = line.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
+    code.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("not a status of HTTP: {line:?}")))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    /// Returns the status that is read from a server which sends `answer`.
+    fn read(answer: &'static str) -> Result<u16, String> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = thread::spawn(move || {
+            let (mut connection, _) = listener.accept().unwrap();
+            // All of the request is read: closing a connection with unread bytes resets it.
+            let lines = BufReader::new(connection.try_clone().unwrap()).lines().map_while(Result::ok);
+            let lines: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+            connection.write_all(answer.as_bytes()).unwrap();
+            lines.first().cloned()
+        });
+        let status = status(&address).map_err(|error| error.to_string());
+        assert_eq!(server.join().unwrap().as_deref(), Some("GET /v2/health/ready HTTP/1.1"));
+        status
+    }
+
+    #[test]
+    fn reads_the_status() {
+        assert_eq!(read("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), Ok(200));
+        assert_eq!(read("HTTP/1.1 400 Bad Request\r\n\r\n"), Ok(400));
+    }
+
+    #[test]
+    fn other_answers_are_errors() {
+        for answer in ["", "SSH-2.0\r\n", "HTTP/1.1 2", "HTTP/1.1 xyz\r\n"] {
+            assert!(read(answer).is_err_and(|reason| reason.contains("not a status")), "{answer:?}");
+        }
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        assert!(status(&closed.to_string()).is_err());
+        assert!(status("no port").is_err());
+    }
+}

