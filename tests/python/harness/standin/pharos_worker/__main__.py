@@ -12,6 +12,7 @@ Each start appends a line with prefix, executable, arguments and environment to 
 """
 
 import json
+import mmap
 import os
 import struct
 import sys
@@ -20,7 +21,22 @@ import time
 from pharos_worker import FOLDER
 
 KEPT = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME", "PHAROS_PYTHON_BACKEND")
-SOCKET = 3
+SOCKET, FRAMES = 3, 9
+
+# The layout of src/wire/ring.rs: the ring of frames to the worker, then the one to the frontend.
+CAPACITY = 64 << 10
+HEAD, TAIL, CONSUMER_SLEEPS, PRODUCER_SLEEPS, DATA = 0, 64, 128, 192, 256
+TO_FRONTEND = DATA + CAPACITY
+RINGS = mmap.mmap(FRAMES, 2 * TO_FRONTEND) if sys.argv[1] != "--auto-complete" else None
+
+
+def word(at):
+    return struct.unpack_from("<Q", RINGS, at)[0]
+
+
+def set_word(at, value):
+    struct.pack_into("<Q", RINGS, at, value)
+
 
 
 def instructions(model):
@@ -56,20 +72,35 @@ def text(string):
 
 
 def send(payload):
+    """Writes a frame, which must be shorter than the ring, and wakes the frontend."""
     frame = struct.pack("<I", len(payload)) + payload
-    while frame:
-        frame = frame[os.write(SOCKET, frame) :]
+    head = word(TO_FRONTEND + HEAD)
+    for at, byte in enumerate(frame, head):
+        RINGS[TO_FRONTEND + DATA + at % CAPACITY] = byte
+    set_word(TO_FRONTEND + HEAD, head + len(frame))
+    os.write(SOCKET, b"\1")
 
 
 def receive():
+    """Returns the payload of the next frame. Ends the process when the frontend closes the connection."""
+
     def exactly(count):
-        data = b""
+        data = bytearray()
         while len(data) < count:
-            piece = os.read(SOCKET, count - len(data))
-            if not piece:
-                sys.exit(0)
-            data += piece
-        return data
+            head, tail = word(HEAD), word(TAIL)
+            if head == tail:
+                set_word(CONSUMER_SLEEPS, 1)
+                if word(HEAD) == tail and not os.read(SOCKET, 64):
+                    sys.exit(0)
+                set_word(CONSUMER_SLEEPS, 0)
+                continue
+            taken = min(head - tail, count - len(data))
+            data += bytes(RINGS[DATA + at % CAPACITY] for at in range(tail, tail + taken))
+            set_word(TAIL, tail + taken)
+            if word(PRODUCER_SLEEPS):
+                set_word(PRODUCER_SLEEPS, 0)
+                os.write(SOCKET, b"\1")
+        return bytes(data)
 
     return exactly(*struct.unpack("<I", exactly(4)))
 
