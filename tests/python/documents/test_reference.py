@@ -134,7 +134,7 @@ def test_every_error_code_and_reason_is_listed():
     codes = {(http, NUMBERS[int(grpc)]) for http, grpc in re.findall(r"Self::\w+ => \((\d+), (\d+)\)", source)}
     table = rows("reference/errors.md")
     assert codes and codes <= {(row[1], row[0]) for row in table}
-    reasons = set(re.findall(r'Self::\w+ => "([A-Z_]+)"', source))
+    reasons = set(re.findall(r'^ +\w+ => "([A-Z_]+)"', source, re.MULTILINE))
     assert reasons and reasons == {row[0].strip("`") for row in table if re.fullmatch(r"`[A-Z_]+`", row[0])}
 
 
