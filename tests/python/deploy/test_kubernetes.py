@@ -164,7 +164,7 @@ def test_the_container_answers_its_probes_and_leaves_in_order(tmp_path):
         assert server.get("/metrics", server.metrics)[0] == 200
         delay, begun = float(flag(server.container, "exit-delay-secs")), time.monotonic()
         server.process.send_signal(signal.SIGTERM)
-        eventually("readiness fails", 2, lambda: server.probe("readinessProbe") >= 400)
+        eventually("readiness fails", lambda: server.probe("readinessProbe") >= 400)
         serves = lambda: (server.probe("livenessProbe"), server.get("/v2/models/digits")[0]) == (200, 200)  # noqa: E731
         holds_for("requests are served in the exit delay", delay - 2, serves)
         assert server.process.wait(30) == 0

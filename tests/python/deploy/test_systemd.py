@@ -141,9 +141,9 @@ def test_the_server_reports_its_state(launch, manager, tmp_path):
     variables: they could report for the server."""
     models = copy_models(tmp_path / "models", ["identity_fp32"])
     server = launch(models, NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="400000")
-    eventually("READY=1 is sent", 60, lambda: manager.has("READY"))
+    eventually("READY=1 is sent", lambda: manager.has("READY"))
     assert server.get("/v2/models/identity_fp32/ready")[0] == 200
-    eventually("the watchdog is served", 10, lambda: manager.has("WATCHDOG", 4))
+    eventually("the watchdog is served", lambda: manager.has("WATCHDOG", 4))
     assert server.workers() and all(hidden(pid) for pid in server.workers())
     assert not manager.has("STOPPING")
     server.process.send_signal(signal.SIGTERM)

@@ -16,7 +16,7 @@ input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
 """
 MODEL = '''
-import ctypes, re
+import ctypes, re, threading, time
 import triton_python_backend_utils as pb_utils
 
 # The ring of metric samples begins with these bytes; the count of dropped samples is its word 24.
@@ -34,11 +34,13 @@ def scribble(value):
     return found
 
 def corrupt_frames(offset):
-    """Writes an impossible position into the rings of frames."""
+    """Writes an impossible position into the rings of frames, for a second, because the next frame may repair it."""
     for line in open("/proc/self/maps"):
         place = re.match(r"([0-9a-f]+)-[0-9a-f]+ rw-s .*memfd:pharos-frames", line)
         if place:
-            ctypes.c_uint64.from_address(int(place[1], 16) + offset).value = 2**62
+            word, end = ctypes.c_uint64.from_address(int(place[1], 16) + offset), time.monotonic() + 1
+            while time.monotonic() < end:
+                word.value = 2**62
 
 class TritonPythonModel:
     def execute(self, requests):
@@ -46,7 +48,7 @@ class TritonPythonModel:
         for request in requests:
             value = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
             if value > 1000:
-                corrupt_frames(value - 1001)
+                threading.Thread(target=corrupt_frames, args=[value - 1001]).start()
                 value = 3
             if value < 0:
                 answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("")))
@@ -90,8 +92,9 @@ def test_an_error_without_a_message_has_one(served):
     assert answer == {"error": "the model reported an error without a message"}, json.dumps(answer)
 
 
-# The positions in the rings of frames, by their offsets in the memory. Without the one that the worker writes with each frame.
-POSITIONS = {"written to the worker": 0, "read by the worker": 64, "read by the frontend": 256 + 64 * 1024 + 64}
+# The positions in the rings of frames, by their offsets in the memory.
+RING = 256 + 64 * 1024
+POSITIONS = {"written to the worker": 0, "read by the worker": 64, "written to the frontend": RING, "read by the frontend": RING + 64}
 
 
 @pytest.mark.parametrize("position", POSITIONS)
