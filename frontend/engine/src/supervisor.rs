@@ -194,7 +194,7 @@ impl Instance {
         let printed = Printed { name, cache, series };
         let name = self.name();
         let placement = self.process_placement(&name, device_share.as_ref());
-        let worker = process::start(&self.plan.launch, &placement, (printed, self.plan.event_loops.assign()))?;
+        let worker = process::start(&self.plan.launch, &placement, (printed, self.plan.event_loops.of_link()))?;
         let link = Arc::new(worker.link);
         let device = device_share.as_ref().map(DeviceShare::device);
         link.arenas.inputs.keep(device.as_ref().map_or(0, |device| device.pinned));

@@ -264,7 +264,7 @@ impl Shared {
         };
         let activity = self.watch.activity(stream.peer_addr().ok());
         let accepted = Accepted { shared: self.clone(), activity: activity.clone() };
-        let event_loop = Arc::new(self.settings.event_loops.assign());
+        let event_loop = Arc::new(self.settings.event_loops.of_connection());
         let assigned = event_loop.clone();
         let task = event_loop.spawn(async move {
             let _held = (permit, alive, assigned);

@@ -19,23 +19,22 @@ use tokio::task::JoinHandle;
 #[derive(Clone, Debug, Default)]
 pub struct EventLoops {
     loops: Arc<[Loop]>,
-    next: Arc<AtomicUsize>,
 }
 
 #[derive(Debug)]
 struct Loop {
     handle: Handle,
-    /// The number of connections.
     connections: Arc<AtomicUsize>,
+    links: Arc<AtomicUsize>,
     /// Ends the thread when it is dropped.
     _stop: oneshot::Sender<()>,
 }
 
-/// The event loop of one connection, which counts there until this is dropped.
+/// The event loop of one connection or link, which counts there until this is dropped.
 #[derive(Debug)]
 pub struct EventLoop {
     handle: Handle,
-    connections: Option<Arc<AtomicUsize>>,
+    count: Option<Arc<AtomicUsize>>,
 }
 
 impl EventLoops {
@@ -45,22 +44,33 @@ impl EventLoops {
     /// A thread or its descriptors cannot be created.
     pub fn start(count: usize) -> io::Result<Self> {
         let loops = (0..count.max(1)).map(start).collect::<io::Result<Vec<_>>>()?;
-        Ok(Self { loops: loops.into(), next: Arc::default() })
+        Ok(Self { loops: loops.into() })
     }
 
-    /// Returns the loop with the fewest connections. Loops with equally many take turns.
+    /// Returns the loop for a connection of a client: the first one with the fewest.
     ///
     /// # Panics
     /// There are no loops, and the caller is outside a runtime.
-    pub fn assign(&self) -> EventLoop {
-        let first = self.next.fetch_add(1, Ordering::Relaxed);
-        let count = self.loops.len();
-        let from_first = (0..count).filter_map(|at| self.loops.get(first.wrapping_add(at) % count));
-        let Some(chosen) = from_first.min_by_key(|one| one.connections.load(Ordering::Relaxed)) else {
-            return EventLoop { handle: Handle::current(), connections: None };
+    pub fn of_connection(&self) -> EventLoop {
+        self.assign(|one| &one.connections)
+    }
+
+    /// Returns the loop for a link to a worker: the first one with the fewest. Counted apart from connections, so that a single
+    /// client and a single worker share a loop.
+    ///
+    /// # Panics
+    /// As [`EventLoops::of_connection`].
+    pub fn of_link(&self) -> EventLoop {
+        self.assign(|one| &one.links)
+    }
+
+    fn assign(&self, count: impl Fn(&Loop) -> &Arc<AtomicUsize>) -> EventLoop {
+        let Some(chosen) = self.loops.iter().min_by_key(|one| count(one).load(Ordering::Relaxed)) else {
+            return EventLoop { handle: Handle::current(), count: None };
         };
-        chosen.connections.fetch_add(1, Ordering::Relaxed);
-        EventLoop { handle: chosen.handle.clone(), connections: Some(chosen.connections.clone()) }
+        let count = count(chosen).clone();
+        count.fetch_add(1, Ordering::Relaxed);
+        EventLoop { handle: chosen.handle.clone(), count: Some(count) }
     }
 }
 
@@ -155,8 +165,8 @@ fn after_sleep() {
 
 impl Drop for EventLoop {
     fn drop(&mut self) {
-        if let Some(connections) = &self.connections {
-            connections.fetch_sub(1, Ordering::Relaxed);
+        if let Some(count) = &self.count {
+            count.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -172,7 +182,7 @@ fn start(number: usize) -> io::Result<Loop> {
         let _ = runtime.block_on(stopped);
         runtime.shutdown_background();
     })?;
-    Ok(Loop { handle, connections: Arc::default(), _stop: stop })
+    Ok(Loop { handle, connections: Arc::default(), links: Arc::default(), _stop: stop })
 }
 
 #[cfg(test)]
@@ -186,15 +196,17 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_spread_evenly() {
+    fn connections_are_spread_evenly_and_links_apart() {
         let loops = EventLoops::start(2).unwrap();
-        let (a, b, c) = (loops.assign(), loops.assign(), loops.assign());
+        let (a, b) = (loops.of_connection(), loops.of_connection());
         assert_ne!(thread_of(&a), thread_of(&b));
-        let (one, other) = if thread_of(&a) == thread_of(&c) { (a, b) } else { (b, a) };
-        // `one` and `c` share a loop: the next connection joins `other`.
-        assert_eq!(thread_of(&loops.assign()), thread_of(&other));
-        drop((one, c));
-        assert_ne!(thread_of(&loops.assign()), thread_of(&other));
+        let link = loops.of_link();
+        assert_eq!(thread_of(&link), thread_of(&a), "a single client and a single worker share a loop");
+        drop(b);
+        let c = loops.of_connection();
+        assert_ne!(thread_of(&c), thread_of(&a));
+        drop(a);
+        assert_eq!(thread_of(&loops.of_connection()), thread_of(&link));
     }
 
     /// Counts events, and the wake-ups that its sleep asks for.
@@ -232,7 +244,7 @@ mod tests {
         let mailbox = Arc::new(Mailbox::default());
         let source: Arc<dyn Source> = mailbox.clone();
         assert!(!poll_before_sleep(&source), "this thread has no loop");
-        let (here, event_loop) = (mailbox.clone(), loops.assign());
+        let (here, event_loop) = (mailbox.clone(), loops.of_connection());
         let task = event_loop.spawn(async move {
             assert!(poll_before_sleep(&source) && poll_before_sleep(&source));
             for _ in 0..100 {
@@ -253,7 +265,7 @@ mod tests {
     #[tokio::test]
     async fn without_loops_tasks_run_here() {
         let here = thread::current().id();
-        let there = EventLoops::default().assign().spawn(async { thread::current().id() }).await.unwrap();
+        let there = EventLoops::default().of_connection().spawn(async { thread::current().id() }).await.unwrap();
         assert_eq!(here, there);
     }
 }

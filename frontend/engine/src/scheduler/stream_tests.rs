@@ -57,7 +57,7 @@ async fn world_of(config: &str) -> World {
     let (arenas, _, _) = memory::create().unwrap();
     let (ring, _, _) = Ring::create("m_0").unwrap();
     let (regions, _) = StdStream::pair().unwrap();
-    let event_loop = EventLoops::default().assign();
+    let event_loop = EventLoops::default().of_link();
     let regions = regions.into();
     let link = Arc::new(Link::new(LinkParts { socket: ours, event_loop, frames: rings, regions, arenas, ring }));
     driver.instance_ready(INSTANCE, link.clone());
