@@ -94,6 +94,9 @@ impl Session {
             fault = &mut pump => Err(io::Error::other(fault.unwrap_or_else(|error| error.to_string()))),
         };
         pump.abort();
+        // The loop would keep the driver and the memory of the worker until its next sleeps.
+        let source: Arc<dyn Source> = self.clone();
+        event_loops::forget(&source);
         self.link.ring.close(&self.cache, &self.driver.series);
         let end = self.link.fault().map_or(end, |corrupt| Err(io::Error::other(corrupt)));
         let reason = end.err().map_or_else(|| "the worker closed the connection".to_owned(), |error| error.to_string());

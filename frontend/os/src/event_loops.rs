@@ -131,6 +131,15 @@ pub fn poll_before_sleep(source: &Arc<dyn Source>) -> bool {
     })
 }
 
+/// Ends the polling of a source by the loop of this thread, so that it can be dropped.
+pub fn forget(source: &Arc<dyn Source>) {
+    SOURCES.with_borrow_mut(|sources| {
+        if let Some(sources) = sources {
+            sources.retain(|known| !Arc::ptr_eq(&known.source, source));
+        }
+    });
+}
+
 /// Polls the sources of this thread's loop, and lets them sleep.
 fn before_sleep() {
     // Taken out, because a source may add another one.
@@ -255,11 +264,18 @@ mod tests {
         });
         Builder::new_current_thread().build().unwrap().block_on(task).unwrap();
         assert_eq!(mailbox.handled.load(Ordering::SeqCst), 100);
-        // Without events, the loop drops the source after some sleeps.
+        // Without events, the loop drops the source after some sleeps; `forget` drops it at once.
         for _ in 0..2 * IDLE_SLEEPS {
             thread_of(&event_loop);
         }
         assert!(mailbox.asleep.load(Ordering::SeqCst) && Arc::strong_count(&mailbox) == 1);
+        let source: Arc<dyn Source> = mailbox.clone();
+        let task = event_loop.spawn(async move {
+            poll_before_sleep(&source);
+            forget(&source);
+        });
+        Builder::new_current_thread().build().unwrap().block_on(task).unwrap();
+        assert_eq!(Arc::strong_count(&mailbox), 1);
     }
 
     #[tokio::test]

@@ -19,9 +19,9 @@ COMMANDS = [
 
 OTHER_FLAGS = {
     "--concurrency-range", "--ulimit", "--config", "--homepath", "--grpc", "--pipeline", "--flag", "--http", "--metrics",
-    "--target", "--read-only", "--tmpfs",
+    "--target", "--read-only", "--tmpfs", "--from-literal",
 }  # fmt: skip
-"""Flags of perf_analyzer, docker, podman, Prometheus, Grafana and examples/classify.py, `--flag` in general, and `--http-...` for
+"""Flags of perf_analyzer, docker, podman, kubectl, Prometheus, Grafana and examples/classify.py, `--flag` in general, and `--http-...` for
 all with this beginning."""
 
 

@@ -141,7 +141,8 @@ def test_help_stays_grouped_and_shows_the_commands():
     """The flags are under their headings; `metrics` has a separate help."""
     text = run("--help").stdout
     assert all(f"\n{heading}:\n" in text for heading in ("Server", "Model repository", "Metrics", "Logging")), text
-    assert "metrics" in text.partition("Commands:")[2].splitlines()[1]
+    commands = text.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert [line.split()[0] for line in commands.splitlines()] == ["health", "metrics", "trace", "torchserve"]
     assert "check" in run("metrics", "--help").stdout
     assert run("metrics", "chek", "x").returncode == 2
 

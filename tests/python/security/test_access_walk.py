@@ -313,8 +313,8 @@ def code_of(path: Path) -> str:
 
 def test_every_route_of_the_metrics_has_a_row():
     """`enum Route` lists all HTTP routes; members without a path are those of gRPC alone."""
-    body = re.search(r"pub enum Route \{(.*?)\n\}", source("pub enum Route {", "src"), re.S).group(1)
-    routes = set(re.findall(r"^ +([A-Z]\w+),", body, re.M))
+    body = re.search(r"pub enum Route \{(.*?)\n *\}", source("pub enum Route {", "src"), re.S).group(1)
+    routes = set(re.findall(r"^ +([A-Z]\w+) =>", body, re.M))
     assert len(routes) > 30
     listed = {row.route for listener, rows in LISTENERS.items() if "grpc" not in listener for row in rows}
     assert routes - listed == {"StreamInfer", "HealthCheck", "Reflection", "StreamPredict"}

@@ -215,7 +215,7 @@ def test_archives_of_every_form_and_place(tmp_path):
         for url, status, part in (
             (f"{base}/private/far.mar", 400, "does not match any allowed URL(s)"),
             (f"{base}/to/private/other.mar", 400, "does not match any allowed URL(s)"),
-            (f"{base}/to//localhost:{site.server_port}/far.mar", 400, "does not match any allowed URL(s)"),
+            (f"{base}/to//localhost:{site.server_port}/away.mar", 400, "does not match any allowed URL(s)"),
             (f"{base}/none.mar", 400, "Failed to download archive from"),
             ("file:///etc/passwd", 400, "does not match any allowed URL(s)"),
             ("/etc", 400, "does not match any allowed URL(s)"),
