@@ -149,7 +149,8 @@ fn before_sleep() {
         for one in &mut polled {
             one.idle = if one.source.poll() { 0 } else { one.idle + 1 };
         }
-        all_asleep = polled.iter().fold(true, |all, one| one.source.sleep() && all);
+        // Every source sleeps, also behind one that does not.
+        all_asleep = polled.iter().filter(|one| !one.source.sleep()).count() == 0;
         if all_asleep {
             break;
         }

@@ -79,13 +79,13 @@ fn open(path: &Path) -> io::Result<File> {
 /// lines. Blocks while the stream accepts nothing.
 pub(super) fn write(stream: BorrowedFd<'_>, lines: &str) -> u64 {
     write_pieces(lines, |piece| {
-        rustix::io::write(stream, piece).or_else(|error| {
+        rustix::io::write(stream, piece).map_err(|error| {
             // Another process that shares the stream has made it non-blocking.
             if error == Errno::AGAIN {
                 let _ = poll(&mut [PollFd::new(&stream, PollFlags::OUT)], None);
-                return Err(Errno::INTR);
+                return Errno::INTR;
             }
-            Err(error)
+            error
         })
     })
 }
