@@ -62,6 +62,9 @@ struct Inbox {
 /// also while others are unread, but the socket's buffer must not fill.
 const UNREAD_WAKE_UPS: u32 = 64;
 
+/// How often the ring is emptied before other tasks of the event loop run.
+const MAX_ROUNDS: u32 = 8;
+
 impl Session {
     /// Starts a task on the event loop of the link that reads the worker's frames. `models` are the models that the worker may
     /// call.
@@ -148,18 +151,19 @@ impl Session {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Handles the frames in the ring. Returns whether bytes have arrived.
+    /// Handles the frames in the ring, but not without end if the worker writes them faster. Returns whether bytes have arrived.
     ///
     /// # Errors
     /// The ring or a frame is invalid.
     fn take_frames(&self, inbox: &mut Inbox) -> io::Result<bool> {
         let Inbox { consumer, bytes, .. } = inbox;
-        let mut any = false;
-        while consumer.read_all(bytes).map_err(io::Error::other)? > 0 {
-            any = true;
+        for round in 0..MAX_ROUNDS {
+            if consumer.read_all(bytes).map_err(io::Error::other)? == 0 {
+                return Ok(round > 0);
+            }
             take_frames(bytes, |frame| self.on_frame(frame))?;
         }
-        Ok(any)
+        Ok(true)
     }
 
     /// # Errors
