@@ -246,7 +246,7 @@ def test_the_default_model_of_vertex_ai(tmp_path, which, models, default, refusa
             return
         eventually("the endpoint answers", lambda: is_there(there, "vertex_ai", HEALTH), deadline_s=120)
         status, _, answer = there.ask("vertex_ai", "POST", PREDICT, json.dumps(body))
-        assert (status, json.loads(answer).get("model_name")) == (200, "identity_fp32")
+        assert (status, json.loads(answer).get("model_name")) == (200, "identity_fp32"), answer
     finally:
         if server.process.poll() is None:
             server.stop()

@@ -193,8 +193,9 @@ class Forwarding(http.server.BaseHTTPRequestHandler):
 
 
 def files_below(folder: Path) -> list:
-    """Returns the relative paths of all files."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    """Returns the relative paths of all files. A server may remove folders meanwhile."""
+    found = [Path(root) / name for root, _, names in os.walk(folder) for name in names]
+    return sorted(str(path.relative_to(folder)) for path in found)
 
 
 def empty(folder: Path) -> Path:

@@ -84,6 +84,10 @@ impl VertexAi {
         let path = request.uri().path();
         if path == &*self.health_route {
             let method = request.method().clone();
+            // The server is ready a moment before the default model is known.
+            if method == Method::GET && self.model.get().is_none() {
+                return fail(dispatch.edge(), (Route::Ready, request), not_loaded()).await;
+            }
             return forward_as_v2(dispatch, request, (method, "/v2/health/ready"), &FORM).await;
         }
         if path != &*self.predict_route {
@@ -98,12 +102,13 @@ impl VertexAi {
                 let (method, path) = (request.method().clone(), model_path(model, "infer"));
                 forward_as_v2(dispatch, request, (method, &path), &FORM).await
             }
-            None => {
-                let error = InferError::not_ready("the default model is unknown until the models are loaded");
-                fail(dispatch.edge(), (Route::Infer, request), error).await
-            }
+            None => fail(dispatch.edge(), (Route::Infer, request), not_loaded()).await,
         }
     }
+}
+
+fn not_loaded() -> InferError {
+    InferError::not_ready("the default model is unknown until the models are loaded")
 }
 
 /// Answers a request that is redirected to a v2 path; `redirect` is the path without its leading slash.
