@@ -48,7 +48,8 @@ def shipped(found: dict) -> list:
         if key not in seen:
             seen.add(key)
             # Dependencies of tests and of build scripts are not in the executables.
-            todo += [d["pkg"] for d in nodes[key]["deps"] if any(kind["kind"] is None for kind in d["dep_kinds"])]
+            used = [edge for edge in nodes[key]["deps"] if any(kind["kind"] is None for kind in edge["dep_kinds"])]
+            todo += [edge["pkg"] for edge in used]
     return sorted((packages[key] for key in seen if packages[key]["source"]), key=lambda p: (p["name"], p["version"]))
 
 

@@ -4,7 +4,7 @@
 import pytest
 
 from harness.models import copy_models
-from harness.server import EXAMPLES, Server, binary
+from harness.server import EXAMPLES, Server, binary, kill_all
 
 
 def pytest_report_header(config):
@@ -43,6 +43,4 @@ def start(tmp_path):
         return running
 
     yield begin
-    for running in started:
-        if running.process.poll() is None:
-            running.kill()
+    kill_all(started)

@@ -149,8 +149,10 @@ fn before_sleep() {
         for one in &mut polled {
             one.idle = if one.source.poll() { 0 } else { one.idle + 1 };
         }
-        // Every source sleeps, also behind one that does not.
-        all_asleep = polled.iter().filter(|one| !one.source.sleep()).count() == 0;
+        all_asleep = true;
+        for one in &polled {
+            all_asleep &= one.source.sleep();
+        }
         if all_asleep {
             break;
         }

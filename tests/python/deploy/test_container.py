@@ -18,7 +18,7 @@ from deploy import schemas
 from deploy.containers import DEPLOY
 from deploy.wheels import NATIVE, packer
 from harness.ports import free_ports
-from harness.server import EXAMPLES, Server, binary
+from harness.server import EXAMPLES, Server, binary, kill_all
 
 FILE = DEPLOY / "Containerfile"
 BASE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pharos-container/bookworm.tar"
@@ -126,9 +126,7 @@ def boxed(podman, images, tmp_path):
         return server
 
     yield begin
-    for server in started:
-        if server.process.poll() is None:
-            server.kill()
+    kill_all(started)
 
 
 @pytest.fixture

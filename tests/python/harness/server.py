@@ -169,6 +169,13 @@ class Server:
         self.process.wait()
 
 
+def kill_all(servers):
+    """Kills the servers that still run, at the end of a fixture."""
+    for server in servers:
+        if server.process.poll() is None:
+            server.kill()
+
+
 def children(pid: int) -> list:
     """Returns the direct children of a process, zombies included. Reads all of `/proc`, since not every kernel lists children."""
     return [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if parent_of(stat) == pid]

@@ -10,7 +10,7 @@ import pytest
 from harness.inference import one
 from harness.models import copy_models
 from harness.ports import free_ports
-from harness.server import Server, binary, total
+from harness.server import Server, binary, kill_all, total
 from harness.waiting import DEADLINE_S, eventually
 
 CONFIG = {
@@ -44,9 +44,7 @@ def serve(tmp_path):
         return server
 
     yield begin
-    for server in servers:
-        if server.process.poll() is None:
-            server.kill()
+    kill_all(servers)
 
 
 def load(server):

@@ -15,7 +15,7 @@ from harness import onnx_file
 from harness.certificates import Authority
 from harness.inference import one
 from harness.models import copy_models
-from harness.server import Server, total
+from harness.server import Server, kill_all, total
 from harness.waiting import DEADLINE_S, eventually, run_for
 from repository.object_stores import CREDENTIALS, Azurite, Between, Store, azurite, empty, files_below
 from repository.repository_tables import ensemble
@@ -56,9 +56,7 @@ def serve(tmp_path):
         return server
 
     yield begin
-    for server in started:
-        if server.process.poll() is None:
-            server.kill()
+    kill_all(started)
 
 
 def works(server, name: str, version="") -> bool:

@@ -21,7 +21,7 @@ from harness.certificates import Authority, Files, key_pem, new_key
 from harness.inference import one
 from harness.models import copy_models
 from harness.prometheus import Prometheus, missing
-from harness.server import Server, total
+from harness.server import Server, kill_all, total
 from harness.waiting import DEADLINE_S, eventually
 
 MODEL = "identity_fp32"
@@ -276,9 +276,7 @@ def serve(tmp_path):
         return running
 
     yield begin
-    for running in started:
-        if running.process.poll() is None:
-            running.kill()
+    kill_all(started)
 
 
 @pytest.mark.parametrize("kind", ["pkcs8", "pkcs1", "sec1"])

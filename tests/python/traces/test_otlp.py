@@ -19,7 +19,7 @@ from harness.inference import one, simple
 from harness.peers import missing
 from harness.ports import free_ports
 from harness.processes import held, memory
-from harness.server import Server, total
+from harness.server import Server, kill_all, total
 from harness.statistics import until_dispatched
 from harness.waiting import DEADLINE_S, eventually
 from harness.wire import grpc_infer, grpc_tensor
@@ -69,9 +69,7 @@ def exporting(tmp_path):
         return server
 
     yield begin
-    for server in started:
-        if server.process.poll() is None:
-            server.kill()
+    kill_all(started)
 
 
 def ask(server, count=1):

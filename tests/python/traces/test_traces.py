@@ -18,7 +18,7 @@ from harness.inference import one, simple
 from harness.models import write
 from harness.peers import missing, script
 from harness.processes import held
-from harness.server import Server, binary, total
+from harness.server import Server, binary, kill_all, total
 from harness.statistics import until_dispatched
 from harness.stream_models import COMPARED, build as build_streams
 from harness.waiting import DEADLINE_S, eventually, every
@@ -50,9 +50,7 @@ def traced(tmp_path):
         return server, file
 
     yield begin
-    for server in started:
-        if server.process.poll() is None:
-            server.kill()
+    kill_all(started)
 
 
 def written(server) -> float:

@@ -131,8 +131,8 @@ impl Driver {
     }
 }
 
-/// Returns the error of a request whose worker died. Its text suggests no retry: some responses were sent, or the clients of the
-/// backend expect none.
+/// Returns the error of a request whose worker died and that is not retried: it was before, some of its responses were sent, or
+/// the clients of its backend expect the error.
 fn lost(model: &ModelVersion, how: &str) -> InferError {
     let text = format!("the worker of model '{}' version {} died {how}", model.name, model.version);
     InferError::new(ErrorCode::Unavailable, Reason::InstanceLost, text)

@@ -161,7 +161,7 @@ impl Link {
     }
 
     /// Wakes a worker that sleeps. If the socket is full, it holds bytes that wake it already; its reader handles other errors.
-    pub(crate) fn wake_worker(&self) {
+    fn wake_worker(&self) {
         let _ = rustix::net::send(self.writer.as_ref(), &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
