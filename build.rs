@@ -1,16 +1,23 @@
 //! Compiles the schemas with a protobuf compiler written in Rust, so that no `protoc` is needed: the model configuration's,
-//! Rust types for `src/model/proto.rs` and the descriptors that the text format and JSON are read and written with, and what
-//! is said to trace collectors, types for `src/trace/otlp.rs`.
+//! Rust types for `src/model/proto.rs` and the descriptors that the text format and JSON are read and written with, and those
+//! of the OpenTelemetry protocol, types for `src/otlp.rs`.
 
 use std::error::Error;
 use std::path::PathBuf;
 
 use prost::Message;
 
+/// The published schemas of OTLP 1.10.0 (github.com/open-telemetry/opentelemetry-proto, Apache-2.0), unchanged.
+const OTLP: [&str; 2] = [
+    "proto/opentelemetry/proto/collector/metrics/v1/metrics_service.proto",
+    "proto/opentelemetry/proto/collector/trace/v1/trace_service.proto",
+];
+
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=proto/model_config.proto");
     println!("cargo:rerun-if-changed=proto/otlp_trace.proto");
+    println!("cargo:rerun-if-changed=proto/opentelemetry");
     let mut descriptors = protox::compile(["proto/model_config.proto"], ["proto"])?;
     for file in &mut descriptors.file {
         // Comments and positions are of no use at run time.
@@ -21,5 +28,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Sorted maps: the same configuration always has the same bytes and the same JSON.
     prost_build::Config::new().btree_map(["."]).compile_fds(descriptors)?;
     prost_build::Config::new().compile_fds(protox::compile(["proto/otlp_trace.proto"], ["proto"])?)?;
+    let mut descriptors = protox::compile(OTLP, ["proto"])?;
+    for file in &mut descriptors.file {
+        // Their comments contain indented text, which rustdoc would compile as tests.
+        file.source_code_info = None;
+    }
+    prost_build::Config::new().include_file("otlp.rs").compile_fds(descriptors)?;
     Ok(())
 }

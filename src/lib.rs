@@ -19,6 +19,7 @@ pub mod id;
 pub mod infer;
 pub mod metrics;
 pub mod model;
+pub mod otlp;
 pub mod region;
 pub mod repository;
 pub mod request_trace;

@@ -16,6 +16,7 @@ mod gpus;
 mod host_policy;
 mod logging;
 mod models;
+mod otlp;
 mod rate_limit;
 mod refusal;
 mod shared_memory;
@@ -33,6 +34,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
 use pharos::metrics::catalog::{Mode, Overrides};
 
+use pharos_telemetry::metrics::push;
 use pharos_telemetry::statsd::StatsdAddress;
 use pharos_telemetry::trace::Tracing;
 
@@ -271,6 +273,10 @@ pub struct Metrics {
     /// Receive StatsD datagrams at HOST:PORT (UDP) or unix:PATH (Unix datagram socket); senders are not authenticated
     #[arg(id = "statsd-address", long = "statsd-address", value_name = "ADDRESS", env = "PHAROS_STATSD_ADDRESS", value_parser = statsd_address, help_heading = METRICS)]
     pub statsd: Option<StatsdAddress>,
+    /// URL of an OpenTelemetry collector that all metrics are pushed to, for example http://localhost:4318/v1/metrics. The
+    /// variables OTEL_EXPORTER_OTLP_* set protocol, headers, compression and certificates
+    #[arg(id = "otlp-metrics-endpoint", long = "otlp-metrics-endpoint", value_name = "URL", env = "PHAROS_OTLP_METRICS_ENDPOINT", help_heading = METRICS)]
+    pub otlp_endpoint: Option<String>,
     /// Measure the host, the server's processes and the workers. TorchServe's disable_system_metrics sets this flag and
     /// --allow-gpu-metrics to false
     #[arg(id = "allow-cpu-metrics", long = "allow-cpu-metrics", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_CPU_METRICS", value_parser = boolean, help_heading = METRICS)]
@@ -362,6 +368,7 @@ impl Options {
         self.cache()?;
         self.models.check()?;
         self.tracing()?;
+        self.push()?;
         cloud::check(self)
     }
 
@@ -374,6 +381,7 @@ impl Options {
     pub fn warnings(&self) -> Vec<String> {
         let mut all = self.ignored.clone();
         all.extend(self.models.warnings());
+        all.extend(self.push().map(|push| push.warnings).unwrap_or_default());
         if self.response_cache.byte_size.is_some() {
             all.push("--response-cache-byte-size is deprecated: use --cache-config=local,size=BYTES".to_owned());
         }
@@ -404,6 +412,19 @@ impl Options {
     /// A value is not allowed; [`Options::from_args`] has checked that.
     pub fn tracing(&self) -> Result<Tracing, String> {
         trace::tracing(&self.trace, |name| std::env::var(name).ok()).map_err(|text| format!("--trace-config: {text}"))
+    }
+
+    /// Returns the settings of the push of metrics; `None` without a collector.
+    ///
+    /// # Errors
+    /// A value is not allowed; [`Options::from_args`] has checked that.
+    pub fn metrics_push(&self) -> Result<Option<push::Settings>, String> {
+        self.push().map(|push| push.settings)
+    }
+
+    fn push(&self) -> Result<otlp::Push, String> {
+        otlp::push(self.metrics.otlp_endpoint.as_deref(), |name| std::env::var(name).ok())
+            .map_err(|text| format!("--otlp-metrics-endpoint: {text}"))
     }
 
     /// Returns the file that defines the metrics, if one is given, and the settings that override it.

@@ -40,6 +40,7 @@ use pharos_os::directories;
 use pharos_os::event_loops::EventLoops;
 use pharos_os::service_manager::{self, ServiceManager};
 use pharos_telemetry::log;
+use pharos_telemetry::metrics::push::Push;
 use pharos_telemetry::metrics::{Definition, Source};
 use pharos_telemetry::system::{self, Devices, Gpus, HostPolicies, Roots, find_gpus};
 use pharos_telemetry::tslog;
@@ -49,8 +50,8 @@ use torchserve::Endpoints;
 /// Maximum time for connections to send the last responses.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
-/// Maximum time after that to write or send pending traces.
-const LAST_TRACES: Duration = Duration::from_secs(5);
+/// Maximum time after that to write or send pending traces and metrics.
+const LAST_EXPORTS: Duration = Duration::from_secs(5);
 /// Additional time for an exporter that exceeds this limit to log that.
 const LOGGED: Duration = Duration::from_secs(1);
 
@@ -142,6 +143,7 @@ async fn serve(
     let clouds = Clouds::new(options, plan.is_some())?;
     let (engine, system) = engine(options, metrics, (descriptors, event_loops.clone(), clouds.registered())).await?;
     let tslog = tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
+    let push = options.metrics_push()?.map(|settings| engine.push_metrics(settings)).transpose()?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
     let hung_up = Arc::new(Notify::new());
     tokio::spawn(reload(hangup, hung_up.clone(), engine.clone(), source));
@@ -172,18 +174,26 @@ async fn serve(
         finish(options.general.exit_timeout_secs, &engine, &mut ends, &phase).await
     };
     phase.send_replace(Phase::Stopping);
-    close(open, &engine, &mut ends).await;
+    close(open, (&engine, push), &mut ends).await;
     tslog.stop(if ends.seen < 2 { LAST_LINES } else { HURRIED });
     loaded.and_then(|()| check_finished(unfinished))
 }
 
-/// Waits until the listeners have sent the last responses and the exporter has sent the last traces, each within its limit.
-async fn close(listeners: Vec<JoinHandle<()>>, engine: &Engine, ends: &mut Ends) {
+/// Waits until the listeners have sent the last responses and the exporters the last traces and metrics, each within its limit.
+async fn close(listeners: Vec<JoinHandle<()>>, (engine, push): (&Engine, Option<Push>), ends: &mut Ends) {
     for listener in listeners {
         ends.wait(LAST_ANSWERS, async { drop(listener.await) }).await;
     }
-    // Longer than the exporter's own limit, so that it can log unsent traces.
-    ends.wait(LAST_TRACES + LOGGED, engine.stop_tracing(LAST_TRACES)).await;
+    let last = async {
+        let last_metrics = async {
+            if let Some(push) = push {
+                push.stop(LAST_EXPORTS).await;
+            }
+        };
+        tokio::join!(engine.stop_tracing(LAST_EXPORTS), last_metrics);
+    };
+    // Longer than the exporters' own limit, so that they can log unsent data.
+    ends.wait(LAST_EXPORTS + LOGGED, last).await;
 }
 
 /// Returns an error if requests or sequences were unfinished when the exit timeout expired.
@@ -311,8 +321,8 @@ async fn engine(
         tslog_stdout: options.tslog.stdout,
         ..cache::Settings::new(&hostname())
     };
-    // The system is only measured if a scrape or a metric log can show it.
-    let seen = options.metrics.allow || metrics.catalog.mode() != Mode::Prometheus;
+    // The system is only measured if a scrape, a metric log or a push can show it.
+    let seen = options.metrics.allow || metrics.catalog.mode() != Mode::Prometheus || options.metrics_push()?.is_some();
     let gpus = find_gpus(options.metrics.nvml_library.clone(), options.gpus.min_capability).await;
     let system = system_settings(&options.metrics, seen, gpus.clone());
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();

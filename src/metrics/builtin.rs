@@ -177,6 +177,8 @@ builtins! {
     CacheErrors = "pharos_cache_errors_total" Counter ["reason"] Family;
     Traces = "pharos_traces_total" Counter ["result"] Family;
     TraceSpans = "pharos_trace_spans_total" Counter ["result"] Family;
+    OtlpExports = "pharos_otlp_exports_total" Counter ["signal", "result"] Family;
+    OtlpPoints = "pharos_otlp_data_points_total" Counter ["result"] Family;
     SharedMemoryRegions = "pharos_shared_memory_regions" Gauge ["kind"] Family;
     SharedMemoryBytes = "pharos_shared_memory_region_bytes" Gauge ["kind"] Family;
     SharedMemoryInUse = "pharos_shared_memory_in_use" Gauge ["kind"] Family;

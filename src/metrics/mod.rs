@@ -2,7 +2,7 @@
 //!
 //! [`catalog`] defines which metrics exist, [`builtin`] lists those of the server with their sources, and [`cache`]
 //! holds every series. The server's own events enter only through [`record`], samples of workers through [`channel`].
-//! [`readings`] enumerates all series for the views ([`exposition`], [`counter_lines`]); [`statistics`] reads the same
+//! [`readings`] enumerates all series for the views ([`exposition`], [`otlp`], [`counter_lines`]); [`statistics`] reads the same
 //! cells, so all views agree.
 //!
 //! No module may keep a number outside the cache, block a request, or read a clock.
@@ -25,6 +25,7 @@ pub mod intake;
 pub mod journal;
 mod kind;
 pub mod labels;
+pub mod otlp;
 pub mod reading;
 pub mod readings;
 pub mod record;

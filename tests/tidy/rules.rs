@@ -86,7 +86,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
                 "shared_memory",
                 "wire",
             ]),
-            independent(&["model", "classification"]),
+            independent(&["model", "classification", "otlp"]),
             interdependent(&[
                 "infer",
                 "request_trace",
@@ -130,7 +130,11 @@ pub(crate) const LAYERINGS: &[Layering] = &[
     },
     Layering {
         source: "frontend/telemetry/src/",
-        floors: &[independent(&["statsd", "tslog"]), independent(&["metrics", "log", "system", "trace"])],
+        floors: &[
+            independent(&["statsd", "tslog"]),
+            independent(&["metrics", "log", "system", "trace"]),
+            independent(&["otlp"]),
+        ],
     },
     Layering {
         source: "frontend/os/src/",
@@ -196,6 +200,7 @@ const PROTOBUF: &[&str] = &[
     "tonic_health",
     "tonic_reflection",
     "crate::model::proto",
+    "crate::otlp::proto",
     "pharos::model::proto",
     "pharos_grpc::proto",
 ];
@@ -252,7 +257,7 @@ pub(crate) const BANS: &[Ban] = &[
         advice: "metrics use labels and numbers: pass other data as plain values",
     },
     Ban {
-        within: &["src/metrics/exposition"],
+        within: &["src/metrics/exposition", "src/metrics/otlp"],
         except: &[],
         paths: &[
             "crate::metrics::alias",
@@ -285,14 +290,17 @@ pub(crate) const BANS: &[Ban] = &[
         within: &["src/", "frontend/", "worker/src/"],
         except: &[
             "src/model",
+            "src/otlp.rs",
+            "src/metrics/otlp",
             "src/trace/otlp.rs",
             "frontend/grpc/",
+            "frontend/telemetry/src/otlp/grpc.rs",
             "frontend/listener/src/receiving/grpc",
             "frontend/torchserve/src/grpc",
             "frontend/torchserve/build.rs",
         ],
         paths: PROTOBUF,
-        advice: "generated protobuf is private to pharos-grpc, src/model and src/trace/otlp.rs: use the core's types",
+        advice: "generated protobuf is private to pharos-grpc, src/model and the encoders of OTLP: use the core's types",
     },
 ];
 
@@ -317,7 +325,7 @@ const EDGE: &[&str] = &["pharos", "pharos-listener", "pharos-os"];
 pub(crate) const PACKAGES: &[Package] = &[
     package("Cargo.toml", &[], NETWORK),
     package("frontend/os/Cargo.toml", &["pharos"], &["axum", "tonic"]),
-    package("frontend/telemetry/Cargo.toml", &["pharos", "pharos-os"], &["axum", "tonic"]),
+    package("frontend/telemetry/Cargo.toml", &["pharos", "pharos-os"], &["axum"]),
     package("frontend/engine/Cargo.toml", &["pharos", "pharos-os", "pharos-telemetry"], &["axum", "tonic"]),
     package("frontend/listener/Cargo.toml", &["pharos", "pharos-os"], &[]),
     package("frontend/http/Cargo.toml", EDGE, &["tonic"]),

@@ -1,6 +1,7 @@
 //! The server: implements `pharos::service` with the model repository and worker processes, independent of any protocol.
 
 mod exchange;
+mod push;
 mod responses;
 mod service;
 mod trace;

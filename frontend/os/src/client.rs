@@ -1,6 +1,7 @@
 //! The HTTP client of the server: hyper with rustls, which the server links anyway.
 
 use std::error::Error;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper::body::Body;
@@ -9,38 +10,111 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 const CONNECT: Duration = Duration::from_secs(5);
 /// The time for which an idle connection is kept.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Creates a client that trusts the system's certificates, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+/// A client for http:// and https:// with request bodies of type `B`.
+pub type HttpsClient<B> = Client<HttpsConnector<HttpConnector>, B>;
+
+/// The version of HTTP that a client uses, without negotiation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2, as gRPC needs.
+    Http2,
+}
+
+/// The files, in PEM, that verify servers and identify this client.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientTls {
+    /// Certificates of the trusted authorities; otherwise those of the system.
+    pub authorities: Option<PathBuf>,
+    /// The certificate chain of this client, and its private key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// Creates a client for HTTP/1.1 that trusts the system's certificates, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
 ///
 /// # Errors
 /// TLS cannot be set up. Missing certificates are not an error here; connections that need them fail.
-pub fn new<B>() -> Result<Client<HttpsConnector<HttpConnector>, B>, String>
+pub fn new<B>() -> Result<HttpsClient<B>, String>
 where
     B: Body + Send,
     B::Data: Send,
 {
+    with(&ClientTls::default(), Version::Http1)
+}
+
+/// Creates a client with these certificates.
+///
+/// # Errors
+/// A file cannot be read or contains no certificate or key, or TLS cannot be set up.
+pub fn with<B>(files: &ClientTls, version: Version) -> Result<HttpsClient<B>, String>
+where
+    B: Body + Send,
+    B::Data: Send,
+{
+    let tls = ClientConfig::builder_with_provider(ring::default_provider().into());
+    let tls = tls.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
+    let tls = tls.with_root_certificates(roots(files.authorities.as_deref())?);
+    let tls = match &files.identity {
+        None => tls.with_no_client_auth(),
+        Some((certificate, key)) => {
+            let wrong = |error| format!("cannot use the key '{}': {error}", key.display());
+            tls.with_client_auth_cert(chain(certificate)?, private_key(key)?).map_err(wrong)?
+        }
+    };
+    let mut tcp = HttpConnector::new();
+    tcp.set_connect_timeout(Some(CONNECT));
+    tcp.set_nodelay(true);
+    tcp.enforce_http(false);
+    let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+    let connector = match version {
+        Version::Http1 => connector.enable_http1().wrap_connector(tcp),
+        Version::Http2 => connector.enable_http2().wrap_connector(tcp),
+    };
+    let mut client = Client::builder(TokioExecutor::new());
+    client.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE).http2_only(version == Version::Http2);
+    Ok(client.build(connector))
+}
+
+/// Returns the authorities of a file, or those of the system.
+fn roots(file: Option<&Path>) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
+    if let Some(file) = file {
+        for certificate in chain(file)? {
+            let wrong = |error| format!("'{}' contains an invalid certificate: {error}", file.display());
+            roots.add(certificate).map_err(wrong)?;
+        }
+        return Ok(roots);
+    }
     let native = rustls_native_certs::load_native_certs();
     roots.add_parsable_certificates(native.certs);
     if let Some(error) = native.errors.first().filter(|_| roots.is_empty()) {
         tracing::warn!("no trusted certificates found, HTTPS connections will fail: {error}");
     }
-    let tls = ClientConfig::builder_with_provider(ring::default_provider().into());
-    let tls = tls.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
-    let tls = tls.with_root_certificates(roots).with_no_client_auth();
-    let mut tcp = HttpConnector::new();
-    tcp.set_connect_timeout(Some(CONNECT));
-    tcp.set_nodelay(true);
-    tcp.enforce_http(false);
-    let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1();
-    let mut client = Client::builder(TokioExecutor::new());
-    client.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE);
-    Ok(client.build(connector.wrap_connector(tcp)))
+    Ok(roots)
+}
+
+fn chain(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let unreadable = |error| format!("cannot read the certificates in '{}': {error}", file.display());
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_file_iter(file).map_err(unreadable)?.collect();
+    let certificates = certificates.map_err(unreadable)?;
+    if certificates.is_empty() {
+        return Err(format!("'{}' has no certificate in PEM (-----BEGIN CERTIFICATE-----)", file.display()));
+    }
+    Ok(certificates)
+}
+
+fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_file(file)
+        .map_err(|error| format!("cannot read the private key in '{}': {error}", file.display()))
 }
 
 /// Formats an error with its root cause: the outer errors only say that something failed.

@@ -1,6 +1,7 @@
-//! The frontend's side of the metrics: reads their definition and drains the samples of workers.
+//! The frontend's side of the metrics: reads their definition, drains the samples of workers, and pushes to collectors.
 
 mod definition;
+pub mod push;
 mod ring;
 
 use pharos::metrics::emitter::{Throttle, shortened};

@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from harness.connections import connect, post
 from harness.inference import one, simple
+from harness.otlp_collector import GrpcCollector, HttpCollector
 from harness.peers import missing
 from harness.ports import free_ports
 from harness.processes import held, memory
@@ -23,7 +24,6 @@ from harness.server import Server, kill_all, total
 from harness.statistics import until_dispatched
 from harness.waiting import DEADLINE_S, eventually
 from harness.wire import grpc_infer, grpc_tensor
-from traces.otlp_collector import GrpcCollector, HttpCollector
 from traces.trace_requests import ask_all, build, inputs, run_triton
 
 WHY_NOT = missing("triton", "triton")
@@ -240,6 +240,7 @@ def test_variables_of_opentelemetry(exporting):
             "OTEL_RESOURCE_ATTRIBUTES": "zone=z,service.name=no",
             "OTEL_SERVICE_NAME": "mine",
             "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "6",
+            "OTEL_METRICS_EXPORTER": "none",
         }
         server = exporting(collector, "rate=1", "opentelemetry,resource=zone=y", environment=environment)
         ask(server, count=4)

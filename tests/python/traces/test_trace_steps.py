@@ -10,13 +10,13 @@ import tritonclient.http
 from ensembles.decoupled import ENSEMBLES, MEMBERS, asked, values
 from harness.connections import connect, post
 from harness.sequence_models import config as sequence_config, controls
+from harness.otlp_collector import HttpCollector
 from harness.processes import held
 from harness.server import Server, total
 from harness.statistics import until_dispatched
 from harness.stream_models import build, ensemble, passed, step
 from harness.waiting import eventually, settled
 from protocol.request_table import tensor
-from traces.otlp_collector import HttpCollector
 from traces.trace_files import summary
 from traces.trace_requests import collect
 

@@ -1,0 +1,149 @@
+//! Messages of limited size: gRPC servers accept up to 4 MiB.
+
+use bytes::Bytes;
+use prost::Message;
+
+use super::points::Point;
+use super::state::State;
+use crate::metrics::catalog::{Kind, MetricSpec};
+use crate::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
+use crate::otlp::proto::common::v1::InstrumentationScope;
+use crate::otlp::proto::metrics::v1::metric::Data;
+use crate::otlp::proto::metrics::v1::{
+    AggregationTemporality, Gauge, Histogram, Metric, ResourceMetrics, ScopeMetrics, Sum, Summary,
+};
+use crate::otlp::proto::resource::v1::Resource;
+
+/// The size in bytes above which a message is finished.
+const MESSAGE_BYTES: usize = 1 << 20;
+/// The name of the scope of all metrics.
+const SCOPE: &str = "pharos";
+/// The maximum number of bytes that tags and lengths add to a part of a message.
+const FRAMING: usize = 16;
+
+/// One message for a collector.
+#[derive(Debug)]
+pub struct Export {
+    /// The encoded `ExportMetricsServiceRequest`.
+    pub message: Bytes,
+    /// The number of its data points.
+    pub points: u64,
+    pub(super) now_ns: u64,
+    /// The states of the series whose deltas it contains.
+    pub(super) states: Vec<(String, State)>,
+}
+
+/// Collects data points into messages.
+pub(super) struct Messages {
+    resource: Resource,
+    now_ns: u64,
+    metrics: Vec<Metric>,
+    /// The size of `metrics`, bytes; not less than encoded.
+    size: usize,
+    points: u64,
+    states: Vec<(String, State)>,
+    finished: Vec<Export>,
+}
+
+impl Messages {
+    pub(super) fn new(resource: Resource, now_ns: u64) -> Self {
+        let (metrics, states, finished) = (Vec::new(), Vec::new(), Vec::new());
+        Self { resource, now_ns, metrics, size: 0, points: 0, states, finished }
+    }
+
+    /// Returns the time of all data points.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// Adds a point of a metric, whose values are deltas or cumulative. All points of a metric are added in succession.
+    pub(super) fn add(&mut self, (spec, delta): (&MetricSpec, bool), point: Point) {
+        let size = point.size() + FRAMING;
+        if self.size + size > MESSAGE_BYTES {
+            self.flush();
+        }
+        if self.metrics.last().is_none_or(|metric| metric.name != spec.name) {
+            let metric = metric(spec, delta);
+            self.size += metric.encoded_len() + FRAMING;
+            self.metrics.push(metric);
+        }
+        self.size += size;
+        self.points += 1;
+        match (self.metrics.last_mut().and_then(|metric| metric.data.as_mut()), point) {
+            (Some(Data::Gauge(data)), Point::Gauge(point)) => data.data_points.push(point),
+            (Some(Data::Sum(data)), Point::Sum(point)) => data.data_points.push(point),
+            (Some(Data::Histogram(data)), Point::Histogram(point)) => data.data_points.push(point),
+            (Some(Data::Summary(data)), Point::Summary(point)) => data.data_points.push(point),
+            // A metric's readings have its type.
+            _ => self.points -= 1,
+        }
+    }
+
+    /// Adds the state of the series of the last point.
+    pub(super) fn remember(&mut self, key: String, state: State) {
+        self.states.push((key, state));
+    }
+
+    /// Returns all messages.
+    pub(super) fn finish(mut self) -> Vec<Export> {
+        self.flush();
+        self.finished
+    }
+
+    fn flush(&mut self) {
+        if self.metrics.is_empty() {
+            return;
+        }
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let scope = InstrumentationScope { name: SCOPE.to_owned(), version, ..InstrumentationScope::default() };
+        let metrics = std::mem::take(&mut self.metrics);
+        let scope_metrics = vec![ScopeMetrics { scope: Some(scope), metrics, ..ScopeMetrics::default() }];
+        let resource = Some(self.resource.clone());
+        let resource_metrics = vec![ResourceMetrics { resource, scope_metrics, ..ResourceMetrics::default() }];
+        let message = ExportMetricsServiceRequest { resource_metrics }.encode_to_vec().into();
+        let (points, states) = (std::mem::take(&mut self.points), std::mem::take(&mut self.states));
+        self.finished.push(Export { message, points, now_ns: self.now_ns, states });
+        self.size = 0;
+    }
+}
+
+/// Creates a metric without data points.
+fn metric(spec: &MetricSpec, delta: bool) -> Metric {
+    let temporality = if delta { AggregationTemporality::Delta } else { AggregationTemporality::Cumulative };
+    let aggregation_temporality = temporality.into();
+    let data = match spec.kind {
+        Kind::Counter => Data::Sum(Sum { aggregation_temporality, is_monotonic: true, ..Sum::default() }),
+        Kind::Gauge => Data::Gauge(Gauge::default()),
+        Kind::Histogram => Data::Histogram(Histogram { aggregation_temporality, ..Histogram::default() }),
+        Kind::Summary => Data::Summary(Summary::default()),
+    };
+    Metric {
+        name: spec.name.clone(),
+        description: spec.help.clone(),
+        unit: ucum(&spec.unit).to_owned(),
+        data: Some(data),
+        ..Metric::default()
+    }
+}
+
+/// Returns the unit in UCUM (ucum.org), as OTLP requires; other units as written in `metrics.yaml`. Counts have no unit.
+/// Megabytes are 2^20 bytes here.
+fn ucum(unit: &str) -> &str {
+    match unit {
+        "Count" | "Info" | "unit" => "",
+        "Ratio" => "1",
+        "Percent" => "%",
+        "Bytes" => "By",
+        "Kilobytes" => "KiBy",
+        "Megabytes" => "MiBy",
+        "Gigabytes" => "GiBy",
+        "Seconds" => "s",
+        "Milliseconds" => "ms",
+        "Microseconds" => "us",
+        "Nanoseconds" => "ns",
+        "Celsius" => "Cel",
+        "Joules" => "J",
+        "Watts" => "W",
+        other => other,
+    }
+}
