@@ -16,7 +16,6 @@ const OTLP: [&str; 2] = [
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=proto/model_config.proto");
-    println!("cargo:rerun-if-changed=proto/otlp_trace.proto");
     println!("cargo:rerun-if-changed=proto/opentelemetry");
     let mut descriptors = protox::compile(["proto/model_config.proto"], ["proto"])?;
     for file in &mut descriptors.file {
@@ -27,7 +26,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     std::fs::write(out.join("model_config.bin"), descriptors.encode_to_vec())?;
     // Sorted maps: the same configuration always has the same bytes and the same JSON.
     prost_build::Config::new().btree_map(["."]).compile_fds(descriptors)?;
-    prost_build::Config::new().compile_fds(protox::compile(["proto/otlp_trace.proto"], ["proto"])?)?;
     let mut descriptors = protox::compile(OTLP, ["proto"])?;
     for file in &mut descriptors.file {
         // Their comments contain indented text, which rustdoc would compile as tests.

@@ -12,7 +12,7 @@ use prost::Message;
 #[allow(dead_code, missing_docs, unreachable_pub, unused_qualifications, clippy::all)]
 pub(crate) mod proto {
     include!(concat!(env!("OUT_DIR"), "/otlp.rs"));
-    pub(crate) use opentelemetry::proto::{collector, common, metrics, resource};
+    pub(crate) use opentelemetry::proto::{collector, common, metrics, resource, trace};
 }
 
 use proto::collector::metrics::v1::ExportMetricsServiceResponse;
@@ -80,6 +80,27 @@ impl Signal {
     }
 }
 
+/// Random numbers for ids and pauses, 64 bits each. They need not be cryptographically secure.
+pub trait Random {
+    /// Returns the next number.
+    fn next(&mut self) -> u64;
+}
+
+/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): each seed gives another
+/// sequence, and no number repeats within its period of 2^64.
+#[derive(Clone, Debug)]
+pub struct SplitMix(pub u64);
+
+impl Random for SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
 /// `google.rpc.Status` (googleapis, google/rpc/status.proto), of which only the details are read here.
 #[derive(Clone, PartialEq, Message)]
 struct Status {
@@ -143,7 +164,11 @@ pub(crate) fn text(key: &str, value: &str) -> KeyValue {
     attribute(key, any_value::Value::StringValue(value.to_owned()))
 }
 
-pub(crate) fn attribute(key: &str, value: any_value::Value) -> KeyValue {
+pub(crate) fn number(key: &str, value: u64) -> KeyValue {
+    attribute(key, any_value::Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)))
+}
+
+fn attribute(key: &str, value: any_value::Value) -> KeyValue {
     KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
 }
 

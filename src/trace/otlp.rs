@@ -4,45 +4,22 @@
 //!
 //! No I/O: traces in, bytes of an `ExportTraceServiceRequest` out.
 
+use bytes::Bytes;
 use prost::Message;
 
 use crate::id::SpanId;
+use crate::otlp::proto::collector::trace::v1::ExportTraceServiceRequest;
+use crate::otlp::proto::common::v1::InstrumentationScope;
+use crate::otlp::proto::trace::v1::{ResourceSpans, ScopeSpans, Span, Status, span, status};
+use crate::otlp::{Random, number, resource, text};
 use crate::request_trace::{Activity, Context, Finished, Part};
 use crate::timeline::Instant;
-
-#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all)]
-mod proto {
-    include!(concat!(env!("OUT_DIR"), "/otlp_trace.rs"));
-}
-
-use proto::{KeyValue, Span, any_value, span};
 
 /// The name of the scope of all spans.
 const SCOPE: &str = "triton-server";
 
 /// The name of the span of the whole request.
 const ROOT: &str = "InferRequest";
-
-/// Random numbers for ids, 64 bits each. They need not be cryptographically secure.
-pub trait Random {
-    /// Returns the next number.
-    fn next(&mut self) -> u64;
-}
-
-/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): each seed gives another
-/// sequence, and no number repeats within its period of 2^64.
-#[derive(Clone, Debug)]
-pub struct SplitMix(pub u64);
-
-impl Random for SplitMix {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-}
 
 /// Generates a span's id.
 pub fn span_id(random: &mut impl Random) -> SpanId {
@@ -64,30 +41,19 @@ fn has_computed(part: &Part) -> bool {
 }
 
 /// Encodes the message that exports these traces. `offset` is the difference in nanoseconds between the wall clock
-/// (since 1970) and the clock of the stamps; `resource` are the attributes of this server.
-pub fn request(traces: &[Finished], resource: &[(String, String)], offset: u64, random: &mut impl Random) -> Vec<u8> {
+/// (since 1970) and the clock of the stamps; `attributes` are those of this server.
+pub fn request(traces: &[Finished], attributes: &[(String, String)], offset: u64, random: &mut impl Random) -> Bytes {
     let mut spans = Vec::new();
     for trace in traces {
         if let Some(context) = &trace.context {
             Trace { trace, context, offset, spans: &mut spans }.append(random);
         }
     }
-    let scope = proto::InstrumentationScope { name: SCOPE.to_owned(), version: String::new() };
-    let attributes = resource.iter().map(|(key, value)| text(key, value)).collect();
-    let spans = proto::ResourceSpans {
-        resource: Some(proto::Resource { attributes }),
-        scope_spans: vec![proto::ScopeSpans { scope: Some(scope), spans }],
-    };
-    proto::ExportTraceServiceRequest { resource_spans: vec![spans] }.encode_to_vec()
-}
-
-/// Returns the number of spans that a collector refused, and its reason, from its response to an export. Returns `None`
-/// if it accepted all spans, or if the response cannot be decoded.
-pub fn refused(answer: &[u8]) -> Option<(u64, String)> {
-    let answer = proto::ExportTraceServiceResponse::decode(answer).ok()?;
-    let partial = answer.partial_success?;
-    let refused = u64::try_from(partial.rejected_spans).ok().filter(|count| *count > 0)?;
-    Some((refused, partial.error_message))
+    let scope = InstrumentationScope { name: SCOPE.to_owned(), ..InstrumentationScope::default() };
+    let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, ..ScopeSpans::default() }];
+    let resource = Some(resource(attributes));
+    let resource_spans = vec![ResourceSpans { resource, scope_spans, ..ResourceSpans::default() }];
+    ExportTraceServiceRequest { resource_spans }.encode_to_vec().into()
 }
 
 struct Trace<'a> {
@@ -125,7 +91,7 @@ impl Trace<'_> {
         let end = all.max().unwrap_or(start).max(self.trace.ended);
         let mut span = self.span(ROOT, self.context.span, self.context.parent, (start, end));
         span.events = events;
-        span.status = status(root);
+        span.status = failure(root);
         self.spans.push(span);
     }
 
@@ -143,7 +109,7 @@ impl Trace<'_> {
             span.attributes.push(text("triton.request_id", &part.request_id));
         }
         span.events = self.events(part, is_model);
-        span.status = status(part);
+        span.status = failure(part);
         self.spans.push(span);
     }
 
@@ -173,6 +139,7 @@ impl Trace<'_> {
         let event = |(activity, at): &(Activity, Instant)| span::Event {
             time_unix_nano: self.wall(*at),
             name: activity.name().to_owned(),
+            ..span::Event::default()
         };
         stamps.map(event).collect()
     }
@@ -199,27 +166,16 @@ fn bounds(part: &Part, ended: Instant, from: Activity, to: Activity) -> (Instant
     (all(from).next().unwrap_or(ended), all(to).next_back().unwrap_or(ended))
 }
 
-fn status(part: &Part) -> Option<proto::Status> {
+fn failure(part: &Part) -> Option<Status> {
     let message = part.failure.clone()?;
-    Some(proto::Status { message, code: proto::status::StatusCode::Error.into() })
-}
-
-fn text(key: &str, value: &str) -> KeyValue {
-    attribute(key, any_value::Value::StringValue(value.to_owned()))
-}
-
-fn number(key: &str, value: u64) -> KeyValue {
-    attribute(key, any_value::Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)))
-}
-
-fn attribute(key: &str, value: any_value::Value) -> KeyValue {
-    KeyValue { key: key.to_owned(), value: Some(proto::AnyValue { value: Some(value) }) }
+    Some(Status { message, code: status::StatusCode::Error.into() })
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use crate::id::{ModelVersion, Traceparent};
+    use crate::otlp::SplitMix;
     use crate::request_trace::{Levels, Sample};
 
     use super::*;
@@ -254,7 +210,7 @@ mod tests {
         assert_eq!(count(&trace), 4);
         let resource = [("service.name".to_owned(), "s".to_owned())];
         let bytes = request(std::slice::from_ref(&trace), &resource, 1000, &mut SplitMix(1));
-        let message = proto::ExportTraceServiceRequest::decode(&bytes[..]).unwrap();
+        let message = ExportTraceServiceRequest::decode(&bytes[..]).unwrap();
         let spans = &message.resource_spans[0].scope_spans[0].spans;
         let find = |name: &str| spans.iter().find(|span| span.name == name).unwrap();
         let (root, pipe, step, compute) = (find(ROOT), find("pipe"), find("m"), find("compute"));
@@ -271,13 +227,5 @@ mod tests {
         assert_eq!(names(compute), ["COMPUTE_START", "COMPUTE_END"]);
         assert_eq!(step.status.as_ref().map(|status| status.message.as_str()), Some("no"));
         assert_eq!(pipe.attributes.len(), 5);
-    }
-
-    #[test]
-    fn refused_spans_are_counted() {
-        let partial = proto::ExportTracePartialSuccess { rejected_spans: 3, error_message: "full".to_owned() };
-        let answer = proto::ExportTraceServiceResponse { partial_success: Some(partial) }.encode_to_vec();
-        assert_eq!(refused(&answer), Some((3, "full".to_owned())));
-        assert_eq!((refused(b""), refused(b"{}")), (None, None));
     }
 }

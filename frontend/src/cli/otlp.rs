@@ -1,4 +1,4 @@
-//! The collector that metrics are pushed to, and OpenTelemetry's environment variables.
+//! OpenTelemetry's environment variables, and the collector that metrics are pushed to.
 //!
 //! Source: the OpenTelemetry specification, "OpenTelemetry Protocol Exporter", "Metrics Exporter - OTLP" and "Environment
 //! Variable Specification" (opentelemetry.io/docs/specs/otel). As it requires, empty variables count as not set.
@@ -10,13 +10,11 @@ use pharos::metrics::otlp::Temporality;
 use pharos::otlp::{SERVICE_NAME, Signal};
 use pharos_os::client::ClientTls;
 use pharos_telemetry::metrics::push::Settings;
-use pharos_telemetry::otlp::Endpoint;
+use pharos_telemetry::otlp::{Endpoint, TIMEOUT};
 
-/// The default time limit of one attempt.
-const TIMEOUT: u32 = 10_000;
 /// The default time between exports of metrics, and the default time limit of an export.
-const INTERVAL: u32 = 60_000;
-const EXPORT_TIMEOUT: u32 = 30_000;
+const INTERVAL: Duration = Duration::from_secs(60);
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(30);
 
 const ATTRIBUTES: &str = "OTEL_RESOURCE_ATTRIBUTES";
 
@@ -106,7 +104,7 @@ impl<V: Fn(&str) -> Option<String>> Variables<V> {
             grpc,
             headers: headers.transpose()?.unwrap_or_default(),
             gzip: self.gzip()?,
-            timeout: self.milliseconds(self.of_signal("TIMEOUT"), TIMEOUT)?,
+            timeout: milliseconds(self.of_signal("TIMEOUT"), TIMEOUT)?,
             tls: self.tls()?,
         })
     }
@@ -133,17 +131,9 @@ impl<V: Fn(&str) -> Option<String>> Variables<V> {
         Ok(ClientTls { authorities: file("CERTIFICATE"), identity })
     }
 
-    /// Returns a time in milliseconds; 0 selects the default, as in earlier versions.
-    fn milliseconds(&self, given: Option<Given>, usual: u32) -> Result<Duration, String> {
-        let Some(given) = given else { return Ok(Duration::from_millis(usual.into())) };
-        let wrong = || given.wrong(format!("'{}' is not a time in whole milliseconds", given.value));
-        let time: u32 = given.value.trim().parse().map_err(|_| wrong())?;
-        Ok(Duration::from_millis(if time == 0 { usual } else { time }.into()))
-    }
-
-    fn time(&self, name: &str, usual: u32) -> Result<Duration, String> {
+    fn time(&self, name: &str, usual: Duration) -> Result<Duration, String> {
         let given = self.get(name).map(|value| Given { value, variable: Some(name.to_owned()) });
-        self.milliseconds(given, usual)
+        milliseconds(given, usual)
     }
 
     /// Returns the attributes of this server. Options take precedence over variables, and those over the default of
@@ -168,6 +158,16 @@ impl<V: Fn(&str) -> Option<String>> Variables<V> {
             put(key.to_owned(), value.to_owned());
         }
         Ok(all)
+    }
+}
+
+/// Returns a time in milliseconds; 0 selects the usual one.
+fn milliseconds(given: Option<Given>, usual: Duration) -> Result<Duration, String> {
+    let Some(given) = given else { return Ok(usual) };
+    match given.value.trim().parse::<u32>() {
+        Ok(0) => Ok(usual),
+        Ok(time) => Ok(Duration::from_millis(time.into())),
+        Err(_) => Err(given.wrong(format!("'{}' is not a time in whole milliseconds", given.value))),
     }
 }
 

@@ -1,15 +1,16 @@
 //! The flags of tracing: Triton's forms, its deprecated flags, and OpenTelemetry's environment variables.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use pharos::otlp::Signal;
 use pharos::request_trace::Levels;
 use pharos::trace::settings::{Mode, Values, count, levels, unsigned};
 
 use pharos_telemetry::trace::{Collector, Tracing};
 
 use super::TRACE;
+use super::otlp::Variables;
 
 /// The options of tracing.
 #[derive(Clone, Debug, Args)]
@@ -163,109 +164,21 @@ impl Given<'_> {
 /// Returns the settings of the collector: from options, else from OpenTelemetry's variables, else the defaults.
 fn collector(given: &Given<'_>, variable: impl Fn(&str) -> Option<String>) -> Result<Collector, String> {
     let option = |key: &str| given.last(Some(Mode::OpenTelemetry), key).map(str::to_owned);
-    let set = |name: &str| variable(name).filter(|value| !value.is_empty());
-    let of_traces = |name: &str| {
-        set(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}")).or_else(|| set(&format!("OTEL_EXPORTER_OTLP_{name}")))
-    };
-    let protocol = option("protocol").or_else(|| of_traces("PROTOCOL"));
-    let grpc = match protocol.as_deref().unwrap_or("http/protobuf") {
-        "grpc" => true,
-        "http/protobuf" => false,
-        other => return Err(format!("protocol is '{other}'; allowed are http/protobuf, grpc")),
-    };
-    let general = || {
-        let endpoint = set("OTEL_EXPORTER_OTLP_ENDPOINT")?;
-        let path = if grpc { "" } else { "/v1/traces" };
-        Some(format!("{}{path}", endpoint.trim_end_matches('/')))
-    };
-    let usual = if grpc { "http://localhost:4317" } else { "http://localhost:4318/v1/traces" };
-    let url = option("url").or_else(|| set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")).or_else(general);
-    let url = with_scheme(url.unwrap_or_else(|| usual.to_owned()));
-    let (host, port, path) = address(&url, if grpc { 4317 } else { 4318 }).map_err(|reason| {
-        match ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"]
-            .iter()
-            .find(|name| set(name).is_some())
-        {
-            Some(variable) if option("url").is_none() => format!("{reason} (from {variable})"),
-            _ => reason,
-        }
-    })?;
+    let variables = Variables::new(Signal::Traces, variable);
     let size = |key: &str, name: &str, usual: u32| {
-        let text = option(key).or_else(|| set(name));
+        let text = option(key).or_else(|| variables.get(name));
         let size = text.map_or(Ok(usual), |text| number(key, &text))?;
         if size == 0 { Err(format!("{key} is '0'; allowed are whole numbers from 1")) } else { Ok(size) }
     };
-    let timeout = of_traces("TIMEOUT").map(|text| number("OTEL_EXPORTER_OTLP_TIMEOUT", &text)).transpose()?;
     let resources: Vec<&str> = given.all(Some(Mode::OpenTelemetry), "resource").collect();
     Ok(Collector {
-        url,
-        host,
-        port,
-        path,
-        grpc,
-        headers: pairs("OTEL_EXPORTER_OTLP_HEADERS", of_traces("HEADERS").as_deref().unwrap_or_default())?,
-        timeout: Duration::from_millis(timeout.filter(|ms| *ms > 0).unwrap_or(10_000).into()),
-        resource: resource(&resources, set)?,
+        endpoint: variables.endpoint(option("url"), option("protocol"))?,
+        resource: variables.resource(&resources)?,
         given_resource: resources.join(","),
         max_queue_size: size("bsp_max_queue_size", "OTEL_BSP_MAX_QUEUE_SIZE", 2048)?,
         schedule_delay_ms: size("bsp_schedule_delay", "OTEL_BSP_SCHEDULE_DELAY", 5000)?,
         max_export_batch_size: size("bsp_max_export_batch_size", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)?,
     })
-}
-
-/// Returns the resource attributes of this server. Options take precedence over environment variables, and those over
-/// Triton's `service.name`.
-fn resource(given: &[&str], set: impl Fn(&str) -> Option<String>) -> Result<Vec<(String, String)>, String> {
-    let mut all = vec![("service.name".to_owned(), "triton-inference-server".to_owned())];
-    let mut put = |key: String, value: String| {
-        all.retain(|(known, _)| *known != key);
-        all.push((key, value));
-    };
-    let variables = set("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
-    pairs("OTEL_RESOURCE_ATTRIBUTES", &variables)?.into_iter().for_each(|(key, value)| put(key, value));
-    if let Some(name) = set("OTEL_SERVICE_NAME") {
-        put("service.name".to_owned(), name);
-    }
-    for text in given {
-        let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
-        let (key, value) = pair.ok_or_else(|| format!("resource is '{text}'; allowed are KEY=VALUE"))?;
-        put(key.to_owned(), value.to_owned());
-    }
-    Ok(all)
-}
-
-/// Parses `KEY=VALUE,KEY=VALUE` with percent-encoded values, the format of OpenTelemetry's variables.
-fn pairs(name: &str, text: &str) -> Result<Vec<(String, String)>, String> {
-    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
-    let pair = |part: &str| {
-        let (key, value) =
-            part.split_once('=').ok_or_else(|| format!("{name}: '{part}' is not of the form KEY=VALUE"))?;
-        let value = percent_encoding::percent_decode_str(value.trim()).decode_utf8_lossy().into_owned();
-        Ok((key.trim().to_owned(), value))
-    };
-    parts.map(pair).collect()
-}
-
-/// Adds `http://` to a URL without a scheme, for example `localhost:4318/v1/traces`.
-fn with_scheme(url: String) -> String {
-    if url.contains("://") { url } else { format!("http://{url}") }
-}
-
-/// Returns host, port and path of `http://HOST[:PORT][/PATH]`.
-fn address(url: &str, usual_port: u16) -> Result<(String, u16, String), String> {
-    let allowed =
-        "allowed are http://HOST[:PORT][/PATH]; for an encrypted connection, send through a collector on this host";
-    let wrong = || format!("url is '{url}'; {allowed}");
-    let uri: http::Uri = url.parse().map_err(|_| wrong())?;
-    let host = uri.host().filter(|host| !host.is_empty() && uri.scheme_str() == Some("http")).ok_or_else(wrong)?;
-    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let path = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
-    // `uri.port()` ignores an invalid port, and the default port would be used without an error.
-    let port = match uri.authority().and_then(|authority| authority.as_str().rsplit_once(':')) {
-        Some((_, port)) if !port.ends_with(']') => port.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?,
-        _ => usual_port,
-    };
-    Ok((host.to_owned(), port, path.to_owned()))
 }
 
 /// Commands for trace files.
@@ -294,6 +207,8 @@ pub enum TraceCommand {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::time::Duration;
+
     use clap::Parser;
 
     use super::*;
@@ -337,15 +252,17 @@ mod tests {
         let options = ["mode=opentelemetry", "opentelemetry,url=http://h:1/x?y", "opentelemetry,resource=a=b=c"];
         let more = ["opentelemetry,resource=service.name=n", "opentelemetry,bsp_schedule_delay=500"];
         let collector = read(&[&options[..], &more].concat()).unwrap().collector;
-        assert_eq!((collector.host.as_str(), collector.port, collector.path.as_str()), ("h", 1, "/x?y"));
+        assert_eq!(collector.endpoint.target.to_string(), "http://h:1/x?y");
         let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
         assert_eq!(collector.resource, [pair("a", "b=c"), pair("service.name", "n")]);
         assert_eq!((collector.given_resource.as_str(), collector.schedule_delay_ms), ("a=b=c,service.name=n", 500));
         let of = |variables: &[(&str, &str)]| read_with(&["--trace-config=mode=opentelemetry"], variables);
         assert_eq!(of(&[]).unwrap().collector, Collector::default());
         let bare = read(&["mode=opentelemetry", "opentelemetry,url=h:1/v1/traces"]).unwrap().collector;
-        assert_eq!((bare.host.as_str(), bare.port, bare.url.as_str()), ("h", 1, "http://h:1/v1/traces"));
-        let wrong = of(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "https://h")]).unwrap_err();
+        assert_eq!((bare.endpoint.url.as_str(), bare.endpoint.grpc), ("http://h:1/v1/traces", false));
+        let encrypted = of(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "https://h")]).unwrap().collector;
+        assert_eq!(encrypted.endpoint.target.to_string(), "https://h:443/v1/traces");
+        let wrong = of(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://h")]).unwrap_err();
         assert!(wrong.ends_with("(from OTEL_EXPORTER_OTLP_ENDPOINT)"), "{wrong}");
         let variables = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1]:9/base/"),
@@ -356,12 +273,12 @@ mod tests {
             ("OTEL_BSP_MAX_QUEUE_SIZE", "7"),
         ];
         let collector = of(&variables).unwrap().collector;
-        assert_eq!((collector.host.as_str(), collector.port, collector.path.as_str()), ("::1", 9, "/base/v1/traces"));
-        assert_eq!(collector.headers, [pair("k", "v w"), pair("l", "m")]);
-        assert_eq!((collector.timeout, collector.max_queue_size), (Duration::from_millis(1500), 7));
+        assert_eq!(collector.endpoint.target.to_string(), "http://[::1]:9/base/v1/traces");
+        assert_eq!(collector.endpoint.headers, [pair("k", "v w"), pair("l", "m")]);
+        assert_eq!((collector.endpoint.timeout, collector.max_queue_size), (Duration::from_millis(1500), 7));
         assert_eq!(collector.resource, [pair("zone", "y"), pair("service.name", "named")]);
-        let grpc = of(&[("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]).unwrap().collector;
-        assert_eq!((grpc.grpc, grpc.port, grpc.url.as_str()), (true, 4317, "http://localhost:4317"));
+        let grpc = of(&[("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]).unwrap().collector.endpoint;
+        assert_eq!((grpc.grpc, grpc.url.as_str()), (true, "http://localhost:4317"));
     }
 
     #[test]
@@ -377,7 +294,7 @@ mod tests {
             (&["level=ALL"], "got: ALL; allowed are OFF"),
             (&["rate=-1"], "out of range"),
             (&["count=-2"], "Expecting value >= -1"),
-            (&[otel, "opentelemetry,url=https://h"], "url is 'https://h'; allowed are http://HOST"),
+            (&[otel, "opentelemetry,url=ftp://h"], "url is 'ftp://h'; allowed are http://HOST"),
             (&[otel, "opentelemetry,url=h:x"], "url is 'http://h:x'"),
             (&[otel, "opentelemetry,url=http://h:65536/"], "url is 'http://h:65536/'"),
             (&[otel, "opentelemetry,url=http://h:0"], "url is 'http://h:0'"),

@@ -11,8 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue, USER_AGENT};
 use http::{HeaderMap, Uri};
-use pharos::otlp::{Rejected, Signal};
-use pharos::trace::otlp::{Random, SplitMix};
+use pharos::otlp::{Random, Rejected, Signal, SplitMix};
 use pharos_os::client::ClientTls;
 
 mod grpc;
@@ -20,12 +19,17 @@ mod http_post;
 
 /// The maximum size of a response, bytes.
 const MAX_ANSWER: usize = 64 << 10;
+/// The default time limit of one attempt.
+pub const TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause before the first retry of an export; each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// The longest pause that the server chooses.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The longest pause that a collector can request.
 const LONGEST_REQUESTED: Duration = Duration::from_secs(300);
+/// The results of exports in the labels of metrics.
+pub(crate) const ACCEPTED: &str = "accepted";
+pub(crate) const FAILED: &str = "failed";
 const PRODUCT: &str = concat!("pharos/", env!("CARGO_PKG_VERSION"));
 
 /// A collector.
@@ -45,6 +49,20 @@ pub struct Endpoint {
     pub timeout: Duration,
     /// The certificates of encrypted connections.
     pub tls: ClientTls,
+}
+
+impl Endpoint {
+    /// Returns the default collector of a signal: OTLP over HTTP on this machine.
+    pub fn local(signal: Signal) -> Self {
+        let mut parts = http::uri::Parts::default();
+        parts.scheme = Some(http::uri::Scheme::HTTP);
+        parts.authority = Some(http::uri::Authority::from_static("localhost:4318"));
+        parts.path_and_query = Some(http::uri::PathAndQuery::from_static(signal.path()));
+        // Cannot fail: all parts are present.
+        let target = Uri::from_parts(parts).unwrap_or_default();
+        let (headers, tls) = (Vec::new(), ClientTls::default());
+        Self { url: target.to_string(), target, grpc: false, headers, gzip: false, timeout: TIMEOUT, tls }
+    }
 }
 
 /// Why an attempt failed.

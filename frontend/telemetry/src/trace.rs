@@ -7,10 +7,7 @@
 mod collector;
 mod files;
 mod options;
-mod post;
 
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,11 +16,13 @@ use pharos::error::InferError;
 use pharos::id::{TraceId, Traceparent};
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::{Cache, Series};
+use pharos::otlp::{Random, Signal, SplitMix};
 use pharos::request_trace::{Context, Finished, PartIds, Sink, Traced};
 use pharos::service::TraceSettings;
-use pharos::trace::otlp::{Random, SplitMix, span_id};
+use pharos::trace::otlp::span_id;
 use pharos::trace::settings::{Mode, Settings, Update, Values, level_names};
 
+use crate::otlp::{ACCEPTED, FAILED, seed};
 use collector::Exporter;
 use files::Files;
 pub use options::{Collector, Tracing};
@@ -72,7 +71,7 @@ impl Traces {
         for setting in &tracing.of_other_mode {
             tracing::warn!("--trace-config {setting} has no effect with mode={}", tracing.mode.name());
         }
-        let counts = Counts::new(metrics);
+        let counts = Counts::new(metrics, tracing.mode);
         let sink: Arc<dyn Destination> = match tracing.mode {
             Mode::OpenTelemetry => Exporter::start(tracing.collector.clone(), counts)?,
             Mode::Triton if tracing.file.as_os_str().is_empty() => Arc::new(WithoutTracing::default()),
@@ -152,8 +151,8 @@ fn shown(values: &Values, tracing: &Tracing) -> TraceSettings {
         Mode::OpenTelemetry => {
             let collector = &tracing.collector;
             all.push(mode);
-            all.push(("url", one(collector.url.clone())));
-            all.push(("protocol", one(if collector.grpc { "grpc" } else { "http/protobuf" }.to_owned())));
+            all.push(("url", one(collector.endpoint.url.clone())));
+            all.push(("protocol", one(if collector.endpoint.grpc { "grpc" } else { "http/protobuf" }.to_owned())));
             if !collector.given_resource.is_empty() {
                 all.push(("resource", one(collector.given_resource.clone())));
             }
@@ -183,11 +182,6 @@ fn context(caller: Option<Traceparent>, random: &mut SplitMix, header: impl Fn(&
     }
 }
 
-/// Returns a seed that differs in each process: the random keys of the standard library's hash maps.
-fn seed() -> u64 {
-    RandomState::new().build_hasher().finish()
-}
-
 /// The destination without a file: nothing is ever sampled.
 #[derive(Default)]
 struct WithoutTracing(PartIds);
@@ -204,23 +198,33 @@ impl Destination for WithoutTracing {
     fn stop(&self, _: Duration) {}
 }
 
-/// The counters of traces and spans.
-#[derive(Clone)]
+/// The counters of traces, spans and exports.
+#[derive(Clone, Default)]
 struct Counts {
     written: Option<Arc<Series>>,
     dropped: Option<Arc<Series>>,
     spans_exported: Option<Arc<Series>>,
     spans_dropped: Option<Arc<Series>>,
+    exports: Option<Arc<Series>>,
+    exports_failed: Option<Arc<Series>>,
 }
 
 impl Counts {
-    fn new(metrics: &Cache) -> Self {
+    fn new(metrics: &Cache, mode: Mode) -> Self {
+        let exports = |result: &str| match mode {
+            Mode::OpenTelemetry => {
+                metrics.counter(Builtin::OtlpExports.name(), &[Signal::Traces.as_str(), result]).ok()
+            }
+            Mode::Triton => None,
+        };
         let counter = |metric: Builtin, result: &str| metrics.counter(metric.name(), &[result]).ok();
         Self {
             written: counter(Builtin::Traces, "written"),
             dropped: counter(Builtin::Traces, "dropped"),
             spans_exported: counter(Builtin::TraceSpans, "exported"),
             spans_dropped: counter(Builtin::TraceSpans, "dropped"),
+            exports: exports(ACCEPTED),
+            exports_failed: exports(FAILED),
         }
     }
 }

@@ -14,6 +14,7 @@ import tritonclient.http
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from harness.certificates import Files
 from harness.connections import connect, post
 from harness.inference import one, simple
 from harness.otlp_collector import GrpcCollector, HttpCollector
@@ -251,6 +252,37 @@ def test_variables_of_opentelemetry(exporting):
         assert headers["content-type"] == "application/x-protobuf"
         resource = collector.spans[0].resource
         assert (resource["service.name"], resource["zone"]) == ("mine", "y")
+        server.stop()
+
+
+@pytest.mark.parametrize("make", [HttpCollector, GrpcCollector])
+def test_spans_are_sent_over_tls(exporting, tmp_path, make):
+    """With a client certificate and compression. A collector with an unknown authority receives nothing."""
+    files = Files(tmp_path / "files")
+    with make(files=files) as collector:
+        protocol = ["opentelemetry,protocol=grpc"] if make is GrpcCollector else []
+        path = "/v1/traces" if make is HttpCollector else ""
+        environment = {
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"https://localhost:{collector.port}{path}",
+            "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
+        }
+        certificates = {
+            "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.root),
+            "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": str(files.client_cert),
+            "OTEL_EXPORTER_OTLP_CLIENT_KEY": str(files.client_key),
+        }
+        stranger = exporting(collector, "rate=1", *protocol, environment=environment)
+        ask(stranger)
+        eventually("an export fails", lambda: "does not accept spans" in stranger.log_tail())
+        assert collector.spans == []
+        stranger.stop()
+        server = exporting(collector, "rate=1", *protocol, environment=environment | certificates)
+        ask(server)
+        eventually("the spans are received", lambda: len(collector.spans) == 3)
+        if make is HttpCollector:
+            assert collector.requests[0][1]["content-encoding"] == "gzip"
+        accepted = {"signal": "traces", "result": "accepted"}
+        eventually("it is counted", lambda: total(server.scrape(), "pharos_otlp_exports_total", **accepted) >= 1)
         server.stop()
 
 

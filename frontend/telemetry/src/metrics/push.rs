@@ -10,15 +10,14 @@ use std::time::Duration;
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::otlp::{Encoder, Export, Temporality};
-use pharos::otlp::{Rejected, Signal, resource_attributes};
+use pharos::otlp::{Random, Rejected, Signal, SplitMix, resource_attributes};
 use pharos::timeline::Instant;
-use pharos::trace::otlp::{Random, SplitMix};
 use pharos_os::clock;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
-use crate::otlp::{Endpoint, Failure, Pauses, Sender, seed};
+use crate::otlp::{ACCEPTED, Endpoint, FAILED, Failure, Pauses, Sender, seed};
 
 /// The settings of the push.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,9 +87,7 @@ impl Push {
     }
 }
 
-/// The results of exports, and of their data points.
-const ACCEPTED: &str = "accepted";
-const FAILED: &str = "failed";
+/// The result of data points that the collector rejected.
 const REJECTED: &str = "rejected";
 
 /// Adds the attribute that distinguishes this process from others of the same service: a random UUID (version 4), as the

@@ -93,6 +93,7 @@ impl Encoder for Encoded {
     type Error = Status;
 
     fn encode(&mut self, message: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.reserve(message.len());
         buffer.put(message);
         Ok(())
     }

@@ -13,19 +13,16 @@ use std::thread;
 use std::time::Duration;
 
 use pharos::metrics::emitter::Throttle;
+use pharos::otlp::{Rejected, Signal, SplitMix, resource_attributes};
 use pharos::request_trace::{Finished, PartIds, Sink};
-use pharos::trace::otlp::{self, Random, SplitMix};
+use pharos::trace::otlp;
+use pharos_os::clock;
 use tokio::sync::Notify;
 
-use super::post::{Failure, send};
-use super::{Counts, Destination, add, seed};
+use super::{Counts, Destination, add};
+use crate::otlp::{Failure, Pauses, Sender, seed};
 use crate::trace::Collector;
-use pharos_os::clock;
 
-/// The pause before the first retry of an export; each further pause is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// The longest pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The number of attempts for one export, which is dropped afterwards.
 const TRIES: usize = 8;
 /// The maximum size of waiting traces in bytes. An option limits the number of their spans.
@@ -73,14 +70,16 @@ impl Exporter {
     /// Starts the thread. The collector may be unreachable.
     ///
     /// # Errors
-    /// The thread cannot be started.
+    /// The collector's certificates or headers are not usable, or the thread cannot be started.
     pub(super) fn start(collector: Collector, counts: Counts) -> io::Result<Arc<Self>> {
+        let sender = Sender::new(&collector.endpoint, Signal::Traces).map_err(io::Error::other)?;
         let waiting = Mutex::default();
         let queue = Arc::new(Queue { waiting, wake: Notify::new(), stopping: AtomicBool::new(false) });
         let (ending, ended) = mpsc::channel();
         let mut work = CollectorThread {
             queue: queue.clone(),
-            resource: resource(&collector),
+            sender,
+            resource: resource_attributes(&collector.resource),
             collector: collector.clone(),
             counts: counts.clone(),
             random: SplitMix(seed()),
@@ -94,18 +93,6 @@ impl Exporter {
         })?;
         Ok(Arc::new(Self { queue, collector, ended: Mutex::new(ended), ids: PartIds::default(), counts }))
     }
-}
-
-/// Returns the resource attributes of this server, those of the exporter included.
-fn resource(collector: &Collector) -> Vec<(String, String)> {
-    let own = [
-        ("telemetry.sdk.name", "pharos"),
-        ("telemetry.sdk.language", "rust"),
-        ("telemetry.sdk.version", env!("CARGO_PKG_VERSION")),
-    ];
-    let given = |key: &str| collector.resource.iter().any(|(known, _)| known == key);
-    let own = own.iter().filter(|(key, _)| !given(key)).map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-    own.chain(collector.resource.iter().cloned()).collect()
 }
 
 impl Sink for Exporter {
@@ -143,7 +130,7 @@ impl Destination for Exporter {
         self.queue.wake.notify_one();
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         if ended.recv_timeout(limit).is_err() {
-            tracing::error!("the last traces could not be sent to {} in time", self.collector.url);
+            tracing::error!("the last traces could not be sent to {} in time", self.collector.endpoint.url);
         }
     }
 }
@@ -151,6 +138,7 @@ impl Destination for Exporter {
 /// The state of the thread.
 struct CollectorThread {
     queue: Arc<Queue>,
+    sender: Sender,
     collector: Collector,
     resource: Vec<(String, String)>,
     counts: Counts,
@@ -200,29 +188,27 @@ impl CollectorThread {
         let spans: usize = batch.iter().map(otlp::count).sum();
         let offset = clock::wall_ns().saturating_sub(clock::now().0);
         let message = otlp::request(batch, &self.resource, offset, &mut self.random);
-        let mut pause = FIRST_PAUSE;
+        let mut pauses = Pauses::default();
         for attempt in 1..=TRIES {
-            match send(&self.collector, message.clone()).await {
-                Ok(refused) => return self.sent(batch.len(), spans, refused),
+            match self.sender.send(&message).await {
+                Ok(rejected) => return self.sent(batch.len(), spans, rejected),
                 Err(failure) => {
                     self.failed(&failure);
-                    if !failure.retryable || attempt == TRIES || !self.pause(pause).await {
+                    if !failure.retryable || attempt == TRIES || !self.pause(pauses.after(&failure)).await {
                         break;
                     }
                 }
             }
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
+        add(self.counts.exports_failed.as_ref(), 1);
         add(self.counts.dropped.as_ref(), batch.len());
         add(self.counts.spans_dropped.as_ref(), spans);
         self.lost = self.lost.map(|dropped| dropped + spans);
     }
 
-    /// Waits before the next attempt, for three to five quarters of `pause`, so that servers do not retry in step. Returns false
-    /// if the server ends: then each batch has one attempt.
-    async fn pause(&mut self, pause: Duration) -> bool {
-        let wait = pause * 3 / 4 + pause / 2 * (self.random.next() as u32 % 1000) / 1000;
-        let end = clock::now() + wait;
+    /// Waits before the next attempt. Returns false if the server ends: then each batch has one attempt.
+    async fn pause(&self, pause: Duration) -> bool {
+        let end = clock::now() + pause;
         while !self.queue.stopping() {
             let left = end - clock::now();
             if left.is_zero() {
@@ -233,16 +219,20 @@ impl CollectorThread {
         false
     }
 
-    fn sent(&mut self, traces: usize, spans: usize, refused: Option<(u64, String)>) {
-        let (refused, why) = refused.unwrap_or_default();
+    fn sent(&mut self, traces: usize, spans: usize, rejected: Option<Rejected>) {
+        let (refused, why) = rejected.map(|rejected| (rejected.count, rejected.reason)).unwrap_or_default();
         let refused = usize::try_from(refused).unwrap_or(spans).min(spans);
+        add(self.counts.exports.as_ref(), 1);
         add(self.counts.written.as_ref(), traces);
         add(self.counts.spans_exported.as_ref(), spans - refused);
         add(self.counts.spans_dropped.as_ref(), refused);
         if refused > 0 {
-            tracing::warn!("the trace collector at {} refused {refused} of {spans} spans: {why}", self.collector.url);
+            tracing::warn!(
+                "the trace collector at {} refused {refused} of {spans} spans: {why}",
+                self.collector.endpoint.url
+            );
         }
-        let (url, most) = (&self.collector.url, self.collector.max_queue_size);
+        let (url, most) = (&self.collector.endpoint.url, self.collector.max_queue_size);
         let dropped = std::mem::take(&mut self.queue.lock().dropped);
         if let Some(failed) = self.lost.take() {
             tracing::info!("the trace collector at {url} answers again; {} spans were lost", failed + dropped);
@@ -256,7 +246,7 @@ impl CollectorThread {
     fn failed(&mut self, failure: &Failure) {
         if self.lost.is_none() {
             self.lost = Some(0);
-            let (url, most, text) = (&self.collector.url, self.collector.max_queue_size, &failure.text);
+            let (url, most, text) = (&self.collector.endpoint.url, self.collector.max_queue_size, &failure.text);
             tracing::warn!(
                 "the trace collector at {url} does not accept spans: {text}; up to {most} wait, further ones are dropped"
             );

@@ -303,7 +303,7 @@ mod tests {
     }
 
     fn writer(folder: &Path) -> Writer {
-        let counts = Counts { written: None, dropped: None, spans_exported: None, spans_dropped: None };
+        let counts = Counts::default();
         Writer::new(folder.join("trace"), counts)
     }
 

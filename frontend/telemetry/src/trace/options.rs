@@ -1,9 +1,11 @@
 //! The initial trace settings.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
+use pharos::otlp::{SERVICE_NAME, Signal};
 use pharos::trace::settings::{Mode, Values};
+
+use crate::otlp::Endpoint;
 
 /// The initial trace settings and the destination of traces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,20 +27,8 @@ pub struct Tracing {
 /// The settings for sending spans to a collector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collector {
-    /// The URL that clients see.
-    pub url: String,
-    /// The host.
-    pub host: String,
-    /// The port.
-    pub port: u16,
-    /// Path and query of the URL; gRPC uses a fixed path.
-    pub path: String,
-    /// Whether to use gRPC instead of HTTP.
-    pub grpc: bool,
-    /// Headers of every export.
-    pub headers: Vec<(String, String)>,
-    /// The time limit of one export.
-    pub timeout: Duration,
+    /// The collector; clients see its URL.
+    pub endpoint: Endpoint,
     /// Resource attributes of this server, in addition to those of every server.
     pub resource: Vec<(String, String)>,
     /// `resource` as given on the command line.
@@ -54,14 +44,8 @@ pub struct Collector {
 impl Default for Collector {
     fn default() -> Self {
         Self {
-            url: "http://localhost:4318/v1/traces".to_owned(),
-            host: "localhost".to_owned(),
-            port: 4318,
-            path: "/v1/traces".to_owned(),
-            grpc: false,
-            headers: Vec::new(),
-            timeout: Duration::from_secs(10),
-            resource: vec![("service.name".to_owned(), "triton-inference-server".to_owned())],
+            endpoint: Endpoint::local(Signal::Traces),
+            resource: vec![("service.name".to_owned(), SERVICE_NAME.to_owned())],
             given_resource: String::new(),
             max_queue_size: 2048,
             schedule_delay_ms: 5000,
