@@ -97,8 +97,8 @@ fn with_instance(mut resource: Vec<(String, String)>) -> Vec<(String, String)> {
     if !resource.iter().any(|(key, _)| key == INSTANCE) {
         let mut random = SplitMix(seed());
         let bits = u128::from(random.next()) << 64 | u128::from(random.next());
-        // Version 4 in bits 48 to 51, variant 2 in bits 64 and 65 (RFC 9562, 5.4).
-        let bits = bits & !(0xf << 76) & !(0x3 << 62) | 0x4 << 76 | 0x2 << 62;
+        // Version 4 and the variant, at their places from the right (RFC 9562, 5.4).
+        let bits = (bits & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
         let text = format!("{bits:032x}");
         let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|range| text.get(range).unwrap_or_default());
         resource.push((INSTANCE.to_owned(), parts.join("-")));
