@@ -149,8 +149,8 @@ fn only_a_model_with_the_cache_has_its_families() {
         ("nv_cache_miss_summary_per_model_sum", 40.0),
         ("nv_inference_queue_summary_us_count", 2.0),
         ("nv_inference_compute_infer_summary_us_count", 1.0),
-        ("nv_inference_request_duration_histogram_us_count", 2.0),
-        ("nv_inference_compute_infer_duration_histogram_us_count", 1.0),
+        ("pharos_request_duration_seconds_count", 2.0),
+        ("pharos_compute_infer_duration_seconds_count", 1.0),
     ] {
         assert_eq!(metric(&cache, family), value, "{family}");
     }
@@ -207,7 +207,7 @@ fn failures_are_counted_by_reason() {
         if let Some(label) = label {
             let (cache, series) = loaded();
             inference_failed(&series, reason, 700);
-            let line = format!("nv_inference_request_failure{{model=\"m\",reason=\"{label}\",version=\"1\"}} 1");
+            let line = format!("nv_inference_request_failure{{model=\"m\",version=\"1\",reason=\"{label}\"}} 1");
             assert!(render(&cache, Format::Text).contains(&line), "{reason:?}");
         }
     }
