@@ -157,6 +157,30 @@ fn only_a_model_with_the_cache_has_its_families() {
 }
 
 #[test]
+fn distributions_of_durations_are_in_seconds() {
+    let (cache, series) = loaded();
+    ensemble_loaded(&cache, &series, ["a"].into_iter());
+    ensemble_step(&cache, &series, (0, "a"), 50_000);
+    ensemble_step(&cache, &series, (0, "a"), 50_001);
+    let done = EnsembleDone { batch_size: 1, overhead_ns: 5_000, now_ms: 0 };
+    ensemble_done(&cache, &series, &TIMELINE, done);
+    let text = render(&cache, Format::Text);
+    let step = "{model=\"m\",version=\"1\",step=\"0\",member=\"a\",le=";
+    // A duration that is equal to a bound is within it.
+    for line in [
+        format!("pharos_ensemble_step_duration_seconds_bucket{step}\"5e-05\"}} 1"),
+        format!("pharos_ensemble_step_duration_seconds_bucket{step}\"0.0001\"}} 2"),
+        "pharos_ensemble_overhead_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"5e-06\"} 1".to_owned(),
+        "pharos_ensemble_overhead_duration_seconds_sum{model=\"m\",version=\"1\"} 5e-06".to_owned(),
+        "pharos_request_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"0.001\"} 0".to_owned(),
+        "pharos_request_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"0.002\"} 1".to_owned(),
+        "pharos_request_duration_seconds_sum{model=\"m\",version=\"1\"} 0.002".to_owned(),
+    ] {
+        assert!(text.lines().any(|other| other == line), "{line} is missing in\n{text}");
+    }
+}
+
+#[test]
 fn a_request_without_a_batch_is_one_inference() {
     let (_, series) = loaded();
     inference_done(&series, &TIMELINE, 0);
