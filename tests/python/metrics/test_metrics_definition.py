@@ -364,7 +364,7 @@ def test_further_names_for_a_transition(start, tmp_path):
     assert scraped[f"{old}_sum", labels] == pytest.approx(seconds * 1e6, rel=1e-12)
     assert scraped[f"{old}_bucket", (("le", "500"), *labels)] == scraped[f"{name}_bucket", (("le", "0.0005"), *labels)]
     assert scraped[f"{old}_bucket", (("le", "30000000"), *labels)] == scraped[f"{old}_count", labels] == 1
-    assert f"# HELP {old} Other name of {name}, in us\n" in server.ask("GET", "/metrics", address=server.metrics)[1]
+    assert f"# HELP {old} Other name of {name}, in us\n" in server.get("/metrics", server.metrics)[1]
     assert old not in server.log.read_text(), "metric logs have the metric's own name only"
     file.write_text(text.replace("MORE", ""))
     send_sighup(server, f"changed {name}")
