@@ -4,7 +4,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server are skipped with a note without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke soak lint bench fuzz tools python-worker wheel release kserve-sdk gpu-pack
+.PHONY: help serve speech cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke soak lint bench fuzz tools python-worker wheel release kserve-sdk gpu-pack
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -44,6 +44,13 @@ sklearn xgboost pytorch: build python-worker
 	$(TARGET)/venv-$@/bin/python examples/frameworks/make_models.py $@
 	$(TARGET)/venv-$@/bin/python examples/frameworks/ask.py --server $(TARGET)/release/pharos \
 	  --models examples/frameworks/$@/models $(notdir $(wildcard examples/frameworks/$@/models/*))
+
+# Three servers behind Envoy, with an object store and a Redis: restarts under load. CLUSTER_FLAGS=--stay keeps them running.
+cluster: build
+	@command -v redis-server >/dev/null || { echo "redis-server is missing: install it (Debian: apt-get install redis-server)"; exit 1; }
+	$(PYTHON) -m venv $(TARGET)/venv-$@
+	$(TARGET)/venv-$@/bin/python -m pip install --quiet --disable-pip-version-check -r examples/cluster/requirements.txt
+	$(TARGET)/venv-$@/bin/python examples/cluster/cluster.py --server $(TARGET)/release/pharos $(CLUSTER_FLAGS)
 
 # Built together with the other packages: alone, its dependencies would have other features and be compiled again.
 .PHONY: $(TARGET)/release/pharos-worker-scale

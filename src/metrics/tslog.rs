@@ -18,8 +18,9 @@
 //!
 //! The third layout is one JSON object for each line, with the keys that TorchServe's `JSONPatternLayout` was designed
 //! to write: MetricName, Value, Unit, Type, Dimensions, DimensionNames, DimensionValues, Timestamp, RequestId,
-//! HostName. Value and Timestamp are numbers, but NaN and infinities, which JSON does not support, are strings. Only
-//! the request ids are percent-encoded.
+//! HostName. In addition, Logger has the logger's name, because one stream may have the lines of both files. Value and
+//! Timestamp are numbers, but NaN and infinities, which JSON does not support, are strings. Only the request ids are
+//! percent-encoded.
 //!
 //! This module does not read clocks or write files.
 
@@ -160,7 +161,7 @@ impl Text {
         tail.push_str("|#hostname:");
         encode(&mut tail, host, is_dangerous);
         let file = if spec.section == Section::Model { File::Model } else { File::Ts };
-        Self { file, head, tail, json: json(spec, &others, host) }
+        Self { file, head, tail, json: json(spec, file, &others, host) }
     }
 
     /// Creates the text of a series of the server itself. The definition's dimensions come first, then the other
@@ -222,7 +223,7 @@ impl Text {
     }
 }
 
-fn json(spec: &MetricSpec, dimensions: &[(&str, &str)], host: &str) -> (String, String) {
+fn json(spec: &MetricSpec, file: File, dimensions: &[(&str, &str)], host: &str) -> (String, String) {
     let kind = match spec.kind {
         Kind::Counter => "COUNTER",
         Kind::Gauge => "GAUGE",
@@ -235,9 +236,10 @@ fn json(spec: &MetricSpec, dimensions: &[(&str, &str)], host: &str) -> (String, 
     let before = format!("{{\"MetricName\":{},\"Value\":", quoted(&spec.name));
     let after = format!(
         ",\"Unit\":{},\"Type\":\"{kind}\",\"Dimensions\":[{pairs}],\"DimensionNames\":[{names}],\
-         \"DimensionValues\":[{values}],\"HostName\":{},\"Timestamp\":",
+         \"DimensionValues\":[{values}],\"HostName\":{},\"Logger\":\"{}\",\"Timestamp\":",
         quoted(&spec.unit),
-        quoted(host)
+        quoted(host),
+        file.logger()
     );
     (before, after)
 }

@@ -196,7 +196,7 @@ pub(crate) fn includes_metrics() -> bool {
     JOURNAL.get().is_some()
 }
 
-/// Adds lines of the metrics, in the console layout, to the log.
+/// Adds lines of the metrics, in the layout of standard output, to the log.
 pub(crate) fn metrics(lines: &str) {
     if let Some(journal) = JOURNAL.get().filter(|_| !lines.is_empty()) {
         journal.push_metrics(lines);

@@ -296,7 +296,7 @@ impl Output<'_> {
             text.write(pending, layout(Layout::Console), self.stamp, (value, request_ids));
         }
         if let Some(logged) = &mut self.logged {
-            text.write(logged, Layout::Console, self.stamp, (value, request_ids));
+            text.write(logged, layout(Layout::Console), self.stamp, (value, request_ids));
         }
         self.lines += 1;
         true

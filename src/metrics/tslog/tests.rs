@@ -97,7 +97,8 @@ fn json_lines_have_torchserves_keys() {
     let expected = serde_json::json!({
         "MetricName": "Size", "Value": 5.0, "Unit": "kB", "Type": "GAUGE",
         "Dimensions": [{"Name": "Phase", "Value": "a\"b,\n\u{2028}"}], "DimensionNames": ["Phase"],
-        "DimensionValues": ["a\"b,\n\u{2028}"], "HostName": "h", "Timestamp": 1_795_189_837, "RequestId": "r\"1,r2",
+        "DimensionValues": ["a\"b,\n\u{2028}"], "HostName": "h", "Logger": "MODEL_METRICS",
+        "Timestamp": 1_795_189_837, "RequestId": "r\"1,r2",
     });
     assert_eq!(of(5.0, "r\"1,r2"), expected);
     assert_eq!(of(12_345_678.9, "")["Value"], 12_345_678.9);

@@ -6,6 +6,7 @@ const FILES = {
   ScaledObject: "keda/keda.sh/v1alpha1/ScaledObject.js",
   PodMonitor: "prometheus-operator/monitoring.coreos.com/v1/PodMonitor.js",
   PrometheusRule: "prometheus-operator/monitoring.coreos.com/v1/PrometheusRule.js",
+  HTTPRoute: "gateway-api/gateway.networking.k8s.io/v1/HTTPRoute.js",
 };
 
 async function check(document) {

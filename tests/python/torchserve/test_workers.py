@@ -88,6 +88,27 @@ def test_lines_of_workers_have_torchserves_names(home):
         eventually(line.pattern, lambda: line.search(log.read_text()))
 
 
+def test_lines_in_json_have_the_names_of_loggers(tmp_path):
+    """With JSON for both kinds of lines, each line of ts_log.log is an object with the logger that the text has."""
+    server = Home(tmp_path)
+    server.command += ["--log-format=json", "--tslog-format=json"]
+    server.archive("prints", "mortal", f"ill: {tmp_path / 'none'}\n")
+    log = tmp_path / "logs/ts_log.log"
+    with server:
+        server.register("prints-1.0.mar")
+        assert server.predict("prints", b"print")[0] == 200
+
+        def entries():
+            found = [json.loads(line) for line in log.read_text().split("\n")[:-1]]
+            loggers = {entry.get("logger") or entry["Logger"] for entry in found}
+            return found if {"TS_METRICS", "MODEL_METRICS", "ACCESS_LOG", "MODEL_LOG"} <= loggers else None
+
+        eventually("a line of each logger", entries)
+    found = [json.loads(line) for line in log.read_text().splitlines()]
+    printed = {entry["thread"]: entry["message"] for entry in found if "from the" in entry.get("message", "")}
+    assert printed == {"W-9000-prints_1.0-stdout": "from the one", "W-9000-prints_1.0-stderr": "from the other"}
+
+
 def test_keys_without_effect_are_reported(tmp_path):
     """Keys of model-config.yaml; merged keys are used."""
     server = Home(tmp_path)

@@ -103,6 +103,11 @@ impl Parts {
         Self { message, fields: Vec::new() }
     }
 
+    /// Adds a field with a text before the others.
+    pub(super) fn prepend(&mut self, name: &'static str, text: &str) {
+        self.fields.insert(0, (name, Value::Text(text.to_owned())));
+    }
+
     /// Removes and returns a field.
     pub(super) fn take(&mut self, field: &str) -> Option<String> {
         let at = self.fields.iter().position(|(name, _)| *name == field)?;

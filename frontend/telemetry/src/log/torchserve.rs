@@ -3,7 +3,6 @@
 //!
 //! Each destination has a queue and a thread: neither requests nor other destinations wait for a disk or a terminal.
 
-use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
@@ -83,12 +82,12 @@ impl Journal {
         self.append(Destination::Console, line);
     }
 
-    /// Adds lines of the metrics in the console layout. They are also in separate files and on the console.
+    /// Adds lines of the metrics in the layout of the console. They are also in separate files and on the console.
     pub(super) fn push_metrics(&self, lines: &str) {
         self.append(Destination::Server, lines);
     }
 
-    /// Adds a line to the file of `destination` and, in the console layout, to the console. `ts_log.log` has every line.
+    /// Adds a line to the file of `destination` and, in its layout, to the console. `ts_log.log` has every line.
     fn push(&self, destination: Destination, file: &str, console: &str) {
         self.append(destination, file);
         self.append(Destination::Console, console);
@@ -115,7 +114,7 @@ fn now(zone: &TimeZone) -> Stamp {
 fn notice(lost: u64) -> String {
     let parts = Parts::message(missing(lost));
     let source = Source { level: Level::WARN, target: module_path!(), thread: "log", logger: module_path!() };
-    let line = line(&source, &parts, &now(&TimeZone::system()));
+    let line = line(super::format(), &source, parts, &now(&TimeZone::system()));
     line.unwrap_or_default()
 }
 
@@ -127,15 +126,19 @@ struct Source<'a> {
     logger: &'a str,
 }
 
-/// Formats a line in the console layout.
-fn line(source: &Source<'_>, parts: &Parts, stamp: &Stamp) -> Result<String, std::fmt::Error> {
-    let Source { level, target, thread, logger } = source;
-    let text = parts.text();
-    let mut line = String::with_capacity(text.len() + 96);
-    match super::format() {
-        Format::Default => write!(line, "{} [{level:<5}] {thread} {logger} - {text}", stamp.local())?,
-        format => line.push_str(&formatted(format, (*level, target), parts)?),
-    }
+/// Formats a line in the console layout, or in another format. Lines in JSON have the thread and the logger as fields: a worker's
+/// thread contains its instance and stream.
+fn line(format: Format, source: &Source<'_>, mut parts: Parts, stamp: &Stamp) -> Result<String, std::fmt::Error> {
+    let Source { level, target, thread, logger } = *source;
+    let mut line = match format {
+        Format::Default => format!("{} [{level:<5}] {thread} {logger} - {}", stamp.local(), parts.text()),
+        Format::Iso8601 => formatted(format, (level, target), &parts)?,
+        Format::Json => {
+            parts.prepend("logger", logger);
+            parts.prepend("thread", thread);
+            formatted(format, (level, target), &parts)?
+        }
+    };
     line.push('\n');
     Ok(line)
 }
@@ -156,11 +159,9 @@ impl<S: Subscriber> Layer<S> for Journal {
             other => (Destination::Server, current.name().unwrap_or("-").to_owned(), other),
         };
         let source = Source { level, target, thread: &thread, logger };
-        let Ok(console) = line(&source, &parts, &stamp) else { return };
-        match destination {
-            Destination::Access => self.push(destination, &format!("{} - {}\n", stamp.local(), parts.text()), &console),
-            _ => self.push(destination, &console, &console),
-        }
+        let access = (destination == Destination::Access).then(|| format!("{} - {}\n", stamp.local(), parts.text()));
+        let Ok(console) = line(super::format(), &source, parts, &stamp) else { return };
+        self.push(destination, access.as_ref().unwrap_or(&console), &console);
     }
 }
 
@@ -299,6 +300,17 @@ mod tests {
         let (head, text) = all.lines().nth(2).and_then(|line| line.split_at(23).1.split_once(" - ")).unwrap();
         assert!(head.starts_with(" [ERROR] ") && head.ends_with(module_path!()), "{head}");
         assert_eq!(text, "it failed count=3");
+    }
+
+    #[test]
+    fn json_lines_have_the_thread_and_the_logger() {
+        let source =
+            Source { level: Level::WARN, target: "worker", thread: "W-9000-noop_1.0-stderr", logger: "MODEL_LOG" };
+        let parts = Parts::message("hello\nthere".to_owned());
+        let line = line(Format::Json, &source, parts, &Stamp::new(0, 0)).unwrap();
+        let expected = "\"level\":\"WARN\",\"module\":\"worker\",\"message\":\"hello\\nthere\",\
+                        \"thread\":\"W-9000-noop_1.0-stderr\",\"logger\":\"MODEL_LOG\"}\n";
+        assert_eq!(line.split_once(',').unwrap().1, expected);
     }
 
     #[test]
