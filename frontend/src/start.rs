@@ -1,13 +1,13 @@
 //! Start and exit of the server, in order.
 
 mod clouds;
+mod ends;
 mod executable;
 mod listen;
 mod open_loading;
 mod torchserve;
 
 use std::ffi::OsString;
-use std::io;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,6 +23,7 @@ use tokio::task::JoinHandle;
 use crate::cli::{self, Command, ControlMode, Options, Tslog};
 use crate::commands;
 use clouds::Clouds;
+use ends::{Ends, HURRIED};
 use executable::Executable;
 use listen::Listeners;
 use pharos_engine::launch::Program;
@@ -57,9 +58,6 @@ const LOGGED: Duration = Duration::from_secs(1);
 
 /// Maximum time to write the last lines of the metric logs, so that a file system that hangs does not block the exit.
 const LAST_LINES: Duration = Duration::from_secs(5);
-
-/// Maximum time of each of these steps after a second signal.
-const HURRIED: Duration = Duration::from_millis(200);
 
 /// How long workers look for their next frame before they sleep, in microseconds, where processors are to spare.
 const SPIN_US: u32 = 200;
@@ -467,40 +465,4 @@ fn hidden_variables(workers: &cli::Workers) -> Vec<OsString> {
 /// Returns the host name, for labels.
 fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
-/// The signals that end the server: SIGTERM and SIGINT.
-struct Ends {
-    terminate: Signal,
-    interrupt: Signal,
-    /// The number of received signals.
-    seen: u32,
-}
-
-impl Ends {
-    fn new() -> io::Result<Self> {
-        let terminate = signal(SignalKind::terminate())?;
-        Ok(Self { terminate, interrupt: signal(SignalKind::interrupt())?, seen: 0 })
-    }
-
-    /// Waits for the next signal.
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-        self.seen += 1;
-    }
-
-    /// Waits for `work` within `timeout`; after a second signal, only for [`HURRIED`].
-    async fn wait(&mut self, timeout: Duration, work: impl Future<Output = ()>) {
-        tokio::pin!(work);
-        if self.seen < 2 {
-            tokio::select! {
-                _ = tokio::time::timeout(timeout, &mut work) => return,
-                () = self.next() => {}
-            }
-        }
-        let _ = tokio::time::timeout(HURRIED, work).await;
-    }
 }

@@ -18,6 +18,7 @@ use std::collections::HashMap;
 
 use super::builtin::Builtin;
 use super::emitter::default_buckets;
+use super::unit::TimeUnit;
 use names::Names;
 
 pub use super::kind::Kind;
@@ -140,6 +141,11 @@ impl MetricSpec {
     pub(super) fn labelled<'a>(&'a self, values: &'a [String]) -> impl Iterator<Item = (&'a str, &'a str)> {
         let pairs = self.dimensions.iter().zip(values).map(|(name, value)| (name.as_str(), value.as_str()));
         pairs.filter(|(_, value)| !self.extensible || !value.is_empty())
+    }
+
+    /// Returns the unit of its values if it is one of time. That of a built-in distribution of durations is fixed.
+    pub(super) fn time_unit(&self) -> Option<TimeUnit> {
+        self.builtin.and_then(Builtin::unit).or_else(|| TimeUnit::from_name(&self.unit))
     }
 
     /// Returns the definition under a further name, with the unit of that name.
@@ -359,7 +365,6 @@ impl Catalog {
 mod tests {
     use super::*;
     use crate::metrics::emitter::SECOND_BUCKETS;
-    use crate::metrics::unit::TimeUnit;
     use proptest::prelude::*;
 
     fn error(text: &str) -> String {

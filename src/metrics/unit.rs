@@ -25,6 +25,16 @@ impl TimeUnit {
         })
     }
 
+    /// Returns its name in UCUM (ucum.org).
+    pub(super) fn ucum(self) -> &'static str {
+        match self {
+            Self::Nanoseconds => "ns",
+            Self::Microseconds => "us",
+            Self::Milliseconds => "ms",
+            Self::Seconds => "s",
+        }
+    }
+
     /// Returns the decimal exponent of the unit in seconds.
     fn exponent(self) -> i32 {
         match self {
@@ -124,6 +134,9 @@ mod tests {
             [("us", TimeUnit::Microseconds), ("Seconds", TimeUnit::Seconds), ("ms", TimeUnit::Milliseconds)]
         {
             assert_eq!(TimeUnit::from_name(name), Some(unit));
+        }
+        for unit in ["ns", "us", "ms", "s"] {
+            assert_eq!(TimeUnit::from_name(unit).unwrap().ucum(), unit);
         }
         assert_eq!((TimeUnit::from_name("Count"), TimeUnit::from_name("")), (None, None));
         assert_eq!(TimeUnit::Seconds.digits_to(TimeUnit::Microseconds), 6);

@@ -171,7 +171,9 @@ pub(crate) const LAYERINGS: &[Layering] = &[
             independent(&["reply", "blocks"]),
             independent(&["received", "metrics", "client_memory"]),
             independent(&["frames"]),
-            independent(&["aligned", "device", "error", "frame_stream", "memory", "clock"]),
+            independent(&["frame_stream"]),
+            independent(&["spin"]),
+            independent(&["aligned", "device", "error", "memory", "clock"]),
         ],
     },
 ];

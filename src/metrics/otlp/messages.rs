@@ -120,7 +120,7 @@ fn metric(spec: &MetricSpec, delta: bool) -> Metric {
     Metric {
         name: spec.name.clone(),
         description: spec.help.clone(),
-        unit: ucum(&spec.unit).to_owned(),
+        unit: ucum(spec).to_owned(),
         data: Some(data),
         ..Metric::default()
     }
@@ -128,8 +128,13 @@ fn metric(spec: &MetricSpec, delta: bool) -> Metric {
 
 /// Returns the unit in UCUM (ucum.org), as OTLP requires; other units as written in `metrics.yaml`. Counts have no unit.
 /// Megabytes are 2^20 bytes here.
-fn ucum(unit: &str) -> &str {
-    match unit {
+///
+/// The values of a built-in distribution of durations are in its own unit, whatever `metrics.yaml` says.
+fn ucum(spec: &MetricSpec) -> &str {
+    if let Some(unit) = spec.time_unit() {
+        return unit.ucum();
+    }
+    match spec.unit.as_str() {
         "Count" | "Info" | "unit" => "",
         "Ratio" => "1",
         "Percent" => "%",
@@ -137,10 +142,6 @@ fn ucum(unit: &str) -> &str {
         "Kilobytes" => "KiBy",
         "Megabytes" => "MiBy",
         "Gigabytes" => "GiBy",
-        "Seconds" => "s",
-        "Milliseconds" => "ms",
-        "Microseconds" => "us",
-        "Nanoseconds" => "ns",
         "Celsius" => "Cel",
         "Joules" => "J",
         "Watts" => "W",

@@ -29,7 +29,7 @@ const TIMELINE: Timeline = Timeline {
 };
 const SUCCESS: &str = "nv_inference_request_success";
 const LATENCY: &str = "ts_inference_latency_microseconds";
-const HISTOGRAM: &str = "nv_inference_request_duration_histogram_us";
+const HISTOGRAM: &str = "pharos_request_duration_seconds";
 const START: u64 = 1_000_000_000_000_000_000;
 const SECOND: u64 = 1_000_000_000;
 
@@ -126,15 +126,16 @@ fn metrics_have_the_types_units_and_labels_of_a_scrape() {
     assert_eq!((pending.value, pending.start_time_unix_nano), (Some(Value::AsInt(2)), 0));
     assert!((double(&number(&metrics, LATENCY)) - 1200.0).abs() < 1e-9);
     let metric = &metrics[HISTOGRAM];
-    assert_eq!((metric.unit.as_str(), metric.description.is_empty()), ("us", false));
+    assert_eq!((metric.unit.as_str(), metric.description.is_empty()), ("s", false));
     let point = histogram(&metrics, HISTOGRAM);
-    assert_eq!((point.count, point.sum), (1, Some(1200.0)));
+    assert_eq!((point.count, point.sum), (1, Some(0.0012)));
     assert_eq!(point.bucket_counts.len(), point.explicit_bounds.len() + 1);
     let filled = point.bucket_counts.iter().position(|count| *count == 1).unwrap();
-    assert!(point.explicit_bounds[filled - 1] < 1200.0 && point.explicit_bounds[filled] >= 1200.0);
+    assert!(point.explicit_bounds[filled - 1] < 0.0012 && point.explicit_bounds[filled] >= 0.0012);
     assert_eq!(point.exemplars.len(), 1);
     assert_eq!(point.exemplars[0].trace_id, trace.to_bytes());
     assert_eq!(point.exemplars[0].time_unix_nano, at(3));
+    assert_eq!(metrics["nv_inference_queue_summary_us"].unit, "us");
     let Some(Data::Summary(summary)) = &metrics["nv_inference_queue_summary_us"].data else { panic!("no summary") };
     assert_eq!(summary.data_points[0].count, 1);
     assert!(!summary.data_points[0].quantile_values.is_empty());
@@ -157,6 +158,22 @@ fn every_family_of_a_scrape_is_exported_once() {
     expected.sort_unstable();
     found.sort_unstable();
     assert_eq!(found, expected);
+}
+
+/// Other names (`also_as`) are for scrapes. The unit is that of the values.
+#[test]
+fn a_metric_has_its_own_name_and_unit_only() {
+    let yaml = format!(
+        "ts_metrics:\n  histogram:\n    - {{name: {HISTOGRAM}, unit: Milliseconds, dimensions: [model, version], \
+         also_as: {{name: old_us, unit: us}}}}\nmodel_metrics:\n  gauge:\n    - {{name: Age, unit: milliseconds}}\n"
+    );
+    let cache = Cache::new(Catalog::parse(&yaml, "m.yaml").unwrap(), Settings::new("h"));
+    record::inference_done(&cache.model_loaded(&ModelVersion::new("m", 1), &[]), &TIMELINE, 1);
+    cache.gauge("Age", &[]).unwrap().add_or_update(3.0).unwrap();
+    let metrics = decoded(&encoder(Temporality::Cumulative).encode(&cache, at(1)));
+    assert!(!metrics.contains_key("old_us"));
+    assert_eq!((metrics[HISTOGRAM].unit.as_str(), histogram(&metrics, HISTOGRAM).sum), ("s", Some(0.0012)));
+    assert_eq!(metrics["Age"].unit, "ms");
 }
 
 #[test]
@@ -189,7 +206,8 @@ fn deltas_add_up_to_the_cumulative_values() {
     let metrics = decoded(&exports);
     let total = histogram(&metrics, HISTOGRAM);
     assert_eq!((requests, count(&exports, SUCCESS)), (10, (0, 10)));
-    assert_eq!((observed, Some(sum)), (total.bucket_counts, total.sum));
+    assert_eq!(observed, total.bucket_counts);
+    assert!((sum - total.sum.unwrap()).abs() < 1e-12);
     assert!((latency - double(&number(&metrics, LATENCY))).abs() < 1e-6);
     let Some(Data::Sum(kind)) = &metrics[SUCCESS].data else { panic!("not a sum") };
     assert!(kind.is_monotonic);

@@ -95,7 +95,7 @@ def test_an_export_agrees_with_a_scrape(pushing, make, compression):
         assert {key: pushed.get(key) for key in expected} == expected
         compared = {name for name, _ in expected}
         assert {SUCCESS, "nv_inference_request_failure", "ts_inference_latency_microseconds"} <= compared
-        assert {"nv_inference_request_duration_histogram_us_bucket", "nv_inference_queue_summary_us"} <= compared
+        assert {"pharos_request_duration_seconds_bucket", "nv_inference_queue_summary_us"} <= compared
         assert {"pharos_instances", "pharos_batch_size_bucket", "pharos_build_info"} <= compared
         assert set(normal(before)) & set(normal(after)) <= set(pushed)
         assert names(message, delta=True) == set()
