@@ -36,4 +36,5 @@ pub mod statistics;
 pub mod statsd;
 pub mod summary;
 pub mod tslog;
+mod unit;
 pub mod worker_lines;
