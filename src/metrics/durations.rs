@@ -7,7 +7,8 @@ use super::atomic::Count;
 use super::builtin::Builtin;
 use super::catalog::MetricSpec;
 use super::family::Registry;
-use super::reading::{Exemplar, Histogram};
+use super::native::Native;
+use super::reading::{Details, Exemplar, Histogram};
 use super::source::{LabelSet, Lookup, ModelValue, Source, Stage};
 use super::summary::{CoarseClock, Summary};
 use crate::id::TraceId;
@@ -34,17 +35,22 @@ pub(super) struct Buckets {
     bounds_ns: Vec<u64>,
     /// One more than bounds, for the observations above the last bound.
     counts: Vec<Count>,
+    native: Option<Native>,
+    unit_ns: f64,
     /// The latest exemplar of each bucket. Only traced requests write it.
     exemplars: Mutex<BTreeMap<usize, Exemplar>>,
 }
 
 impl Buckets {
-    /// Creates buckets with these upper bounds; `unit_ns` is their unit in nanoseconds.
-    fn new(bounds: &[f64], unit_ns: f64) -> Self {
+    /// Creates the buckets of a metric; `own` are the model's, by metric name. `unit_ns` is their unit in nanoseconds.
+    fn new(own: &[(String, Vec<f64>)], spec: &MetricSpec, unit_ns: f64) -> Self {
+        let bounds = own_or_defined(own, spec);
         Self {
             bounds: bounds.to_vec(),
             bounds_ns: bounds.iter().map(|bound| (bound * unit_ns).max(0.0) as u64).collect(),
             counts: std::iter::repeat_with(Count::default).take(bounds.len() + 1).collect(),
+            native: spec.native.map(Native::new),
+            unit_ns,
             exemplars: Mutex::default(),
         }
     }
@@ -57,14 +63,18 @@ impl Buckets {
         if let Some(count) = self.counts.get(self.at(ns)) {
             count.add(1);
         }
+        if let Some(native) = &self.native {
+            native.observe(ns as f64 / self.unit_ns, 1);
+        }
     }
 
-    /// Returns the distribution with this sum. Reads exemplars, which takes a lock, only if requested.
-    pub(super) fn read(&self, sum: f64, with_exemplars: bool) -> Histogram {
+    /// Returns the distribution with this sum, and the requested details.
+    pub(super) fn read(&self, sum: f64, details: Details) -> Histogram {
+        let native = self.native.as_ref().filter(|_| details.native).map(Native::read);
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let buckets = bounds.zip(self.counts.iter().map(Count::get)).collect();
-        let exemplars = if with_exemplars { self.exemplars().clone() } else { BTreeMap::new() };
-        Histogram { sum, buckets, exemplars }
+        let exemplars = if details.exemplars { self.exemplars().clone() } else { BTreeMap::new() };
+        Histogram { sum, buckets, exemplars, native }
     }
 
     pub(super) fn has_exemplars(&self) -> bool {
@@ -94,7 +104,7 @@ impl Durations {
     pub(super) fn define(&self, registry: &Registry, clock: &Arc<CoarseClock>, buckets: &[(String, Vec<f64>)]) {
         for (stage, slot) in Stage::ALL.into_iter().zip(&self.histograms) {
             if let Some(spec) = definition(registry, ModelValue::Durations(stage)) {
-                slot.get_or_init(|| Buckets::new(own_or_defined(buckets, &spec), 1e3));
+                slot.get_or_init(|| Buckets::new(buckets, &spec, 1e3));
             }
         }
         for (stage, slot) in Stage::ALL.into_iter().zip(&self.summaries) {
@@ -116,7 +126,7 @@ impl Durations {
     /// Creates the distribution of the time to the first response.
     pub(super) fn define_first_response(&self, registry: &Registry, buckets: &[(String, Vec<f64>)]) {
         if let Some(spec) = definition(registry, ModelValue::FirstResponse) {
-            self.first_response.get_or_init(|| Buckets::new(own_or_defined(buckets, &spec), 1e6));
+            self.first_response.get_or_init(|| Buckets::new(buckets, &spec, 1e6));
         }
     }
 

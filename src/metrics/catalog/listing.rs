@@ -1,6 +1,6 @@
 //! Texts that describe a catalog: a summary in one line, and a table of its metrics.
 
-use super::{Catalog, Kind, MetricSpec, RECORDED_BY_WORKER, STATE_BYTES, Section, Views};
+use super::{Catalog, Kind, MetricSpec, NativeSpec, RECORDED_BY_WORKER, STATE_BYTES, Section, Views};
 
 /// The formats of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +122,10 @@ fn json(catalog: &Catalog, metrics: &[(&MetricSpec, bool)]) -> String {
             "help": spec.help,
         });
         match spec.kind {
-            Kind::Histogram => object["buckets"] = spec.buckets.clone().into(),
+            Kind::Histogram => {
+                object["buckets"] = spec.buckets.clone().into();
+                object["native"] = spec.native.map_or(serde_json::Value::Null, native);
+            }
             Kind::Summary => object["quantiles"] = spec.quantiles.clone().into(),
             Kind::Counter | Kind::Gauge => {}
         }
@@ -130,6 +133,11 @@ fn json(catalog: &Catalog, metrics: &[(&MetricSpec, bool)]) -> String {
     };
     let list: Vec<_> = metrics.iter().map(object).collect();
     format!("{:#}\n", serde_json::Value::Array(list))
+}
+
+fn native(spec: NativeSpec) -> serde_json::Value {
+    let NativeSpec { schema, max_buckets, zero_threshold } = spec;
+    serde_json::json!({ "schema": schema, "max_buckets": max_buckets, "zero_threshold": zero_threshold })
 }
 
 #[cfg(test)]
@@ -145,7 +153,7 @@ ts_metrics:
     - {name: Own, unit: ms, enabled: false}
 model_metrics:
   histogram:
-    - {name: Size, unit: B, buckets: [1, 2.5], modes: [prometheus], help: 'a | b'}
+    - {name: Size, unit: B, buckets: [1, 2.5], native: true, modes: [prometheus], help: 'a | b'}
 ";
 
     #[test]
@@ -163,6 +171,7 @@ Own             gauge      ms                       tslog  off  programs     Own
         assert!(markdown.contains("a \\| b |\n"));
         let json: serde_json::Value = serde_json::from_str(&list(&catalog, Form::Json)).unwrap();
         assert_eq!(json[1]["buckets"], serde_json::json!([1.0, 2.5]));
+        assert_eq!((&json[1]["native"]["schema"], json[0].get("native")), (&3.into(), None));
         assert_eq!((&json[0]["modes"][0], &json[2]["enabled"]), (&"tslog".into(), &false.into()));
         let expected = "2 metrics (0 counters, 1 gauges, 1 histograms, 0 summaries), 1 switched off, mode tslog";
         assert_eq!(summary(&catalog), expected);
