@@ -118,12 +118,12 @@ def is_native(histogram) -> bool:
 def native_buckets(histogram) -> list:
     """Returns (lower bound, upper bound, count) of each native bucket that is not empty, in ascending order; the zero bucket
     reaches from the negative to the positive threshold."""
-    base = 2.0 ** (2.0**-histogram.schema)
+    bound = lambda index: 2.0 ** (index / 2.0**histogram.schema)
     positive = _indexed(histogram.positive_span, histogram.positive_delta)
     negative = _indexed(histogram.negative_span, histogram.negative_delta)
-    found = [(-(base**index), -(base ** (index - 1)), count) for index, count in reversed(negative)]
+    found = [(-bound(index), -bound(index - 1), count) for index, count in reversed(negative)]
     found.append((-histogram.zero_threshold, histogram.zero_threshold, histogram.zero_count))
-    found += [(base ** (index - 1), base**index, count) for index, count in positive]
+    found += [(bound(index - 1), bound(index), count) for index, count in positive]
     return [bucket for bucket in found if bucket[2]]
 
 
