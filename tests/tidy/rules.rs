@@ -284,6 +284,7 @@ pub(crate) const BANS: &[Ban] = &[
     Ban {
         within: &["src/", "frontend/", "worker/src/"],
         except: &[
+            "src/metrics/exposition/protobuf.rs",
             "src/model",
             "src/trace/otlp.rs",
             "frontend/grpc/",
@@ -292,7 +293,7 @@ pub(crate) const BANS: &[Ban] = &[
             "frontend/torchserve/build.rs",
         ],
         paths: PROTOBUF,
-        advice: "generated protobuf is private to pharos-grpc, src/model and src/trace/otlp.rs: use the core's types",
+        advice: "generated protobuf is private to pharos-grpc, src/model, src/trace/otlp.rs and the scrape in protobuf: use the core's types",
     },
 ];
 
