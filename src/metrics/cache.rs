@@ -32,8 +32,8 @@ pub use super::sample_error::{MAX_LABEL_BYTES, SampleError};
 /// The default limit of series for one metric (see [`Settings`]). Limits the frontend's memory, since workers choose
 /// the label values.
 pub const MAX_SERIES_PER_METRIC: usize = 10_000;
-/// The limit for a summary, whose series need more memory.
-const MAX_SERIES_PER_SUMMARY: usize = 1_000;
+/// The limit for a summary and for a histogram with native buckets, whose series need more memory.
+const MAX_LARGE_SERIES_PER_METRIC: usize = 1_000;
 /// The label value of the series that collects the samples beyond a metric's limit of series.
 pub const OTHER: &str = "other";
 
@@ -390,7 +390,8 @@ impl Cache {
             return Err(SampleError::LabelTooLong { metric: family.spec.name.clone(), length: long.len() });
         }
         let most = match family.spec.kind {
-            Kind::Summary => self.settings.max_series.min(MAX_SERIES_PER_SUMMARY),
+            Kind::Summary => self.settings.max_series.min(MAX_LARGE_SERIES_PER_METRIC),
+            _ if family.spec.native.is_some() => self.settings.max_series.min(MAX_LARGE_SERIES_PER_METRIC),
             _ => self.settings.max_series,
         };
         if let Some(series) = family.series(labels, most, &self.clock) {
@@ -472,7 +473,7 @@ fn is_host_label(name: &str) -> bool {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::metrics::reading::{Histogram, Reading};
+    use crate::metrics::reading::{Details, Histogram, Reading};
     use crate::metrics::sample_error::MAX_DETECTED;
 
     const CUSTOM: &str = "
@@ -520,7 +521,7 @@ model_metrics:
         [0.5, 1.0, 1.1, 11.0].into_iter().for_each(|value| size.add_or_update(value).unwrap());
         let buckets = vec![(1.0, 2), (10.0, 1), (f64::INFINITY, 1)];
         let expected = Histogram { sum: 13.6, buckets, ..Histogram::default() };
-        assert_eq!(size.cell.read(), Reading::Histogram(expected));
+        assert_eq!(size.cell.read(Details::default()), Reading::Histogram(expected));
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod difference;
 mod fields;
 pub mod listing;
 mod names;
+mod native;
 mod node;
 mod overrides;
 mod parse;
@@ -25,6 +26,7 @@ pub use super::kind::Kind;
 pub use also_as::OtherName;
 pub use difference::Difference;
 pub(super) use names::{check_reserved, is_label_name, is_metric_name};
+pub use native::NativeSpec;
 pub use overrides::{Overrides, Setting};
 pub use parse::MAX_BYTES;
 pub use worker_labels::WorkerLabel;
@@ -123,6 +125,8 @@ pub struct MetricSpec {
     pub buckets: Vec<f64>,
     /// The quantiles of a summary, between 0 and 1, ascending; empty for the other types.
     pub quantiles: Vec<f64>,
+    /// The native buckets of a histogram, besides `buckets`.
+    pub native: Option<NativeSpec>,
     /// The outputs that the metric's `modes` allow; [`Catalog::views`] combines them with the file's mode.
     pub modes: Views,
     /// Further names under which scrapes show it; metric logs do not.
@@ -170,6 +174,7 @@ impl MetricSpec {
             help: format!("{name} ({unit}), not defined in metrics.yaml"),
             buckets: default_buckets(kind, unit),
             quantiles: if kind == Kind::Summary { DEFAULT_QUANTILES.to_vec() } else { Vec::new() },
+            native: None,
             modes: Views::ALL,
             also_as: Vec::new(),
             builtin: None,
@@ -576,7 +581,8 @@ model_metrics:
         check(&one("{name: a, unit: ms, colour: red}"), "m.yaml:3:27: ");
         check(
             &one("{name: a, unit: ms, colour: red}"),
-            "unknown key `colour`; allowed are `name`, `unit`, `dimensions`, `help`, `buckets`, `quantiles`, `modes`, `also_as`, `enabled`",
+            "unknown key `colour`; allowed are `name`, `unit`, `dimensions`, `help`, `buckets`, `quantiles`, `native`, `modes`, \
+             `also_as`, `enabled`",
         );
         check(&one("{name: , unit: ms}"), "a metric's name is empty");
         check(&one("{name: 2xx, unit: ms}"), "`2xx` is not a valid metric name");

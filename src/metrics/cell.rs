@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::atomic::add;
 use super::catalog::{Kind, MetricSpec};
-use super::reading::{self, Number, Reading};
+use super::native::Native;
+use super::reading::{self, Details, Number, Reading};
 use super::sample_error::SampleError;
 use super::summary::{CoarseClock, Summary};
 
@@ -33,6 +34,7 @@ struct Histogram {
     bounds: Vec<f64>,
     buckets: Vec<AtomicU64>,
     sum: AtomicU64,
+    native: Option<Box<Native>>,
 }
 
 impl Histogram {
@@ -42,6 +44,9 @@ impl Histogram {
         if let Some(bucket) = self.buckets.get(at) {
             bucket.fetch_add(u64::from(times), Ordering::Relaxed);
             add(&self.sum, value * f64::from(times));
+        }
+        if let Some(native) = &self.native {
+            native.observe(value, u64::from(times));
         }
     }
 }
@@ -55,6 +60,7 @@ impl Cell {
                 bounds: spec.buckets.clone(),
                 buckets: std::iter::repeat_with(AtomicU64::default).take(spec.buckets.len() + 1).collect(),
                 sum: AtomicU64::new(0),
+                native: spec.native.map(|spec| Box::new(Native::new(spec))),
             }),
             Kind::Summary => CellValue::Summary(Summary::new(&spec.quantiles, clock)),
         };
@@ -99,18 +105,20 @@ impl Cell {
         Ok(())
     }
 
-    pub(super) fn read(&self) -> Reading {
+    pub(super) fn read(&self, details: Details) -> Reading {
         match &self.value {
             CellValue::Counter(bits) | CellValue::Gauge(bits) => {
                 Reading::Number(Number::Float(f64::from_bits(bits.load(Ordering::Relaxed))))
             }
             CellValue::Histogram(histogram) => {
+                let native = histogram.native.as_ref().filter(|_| details.native).map(|native| native.read());
                 let bounds = histogram.bounds.iter().copied().chain([f64::INFINITY]);
                 let counts = histogram.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
                 let sum = f64::from_bits(histogram.sum.load(Ordering::Relaxed));
                 Reading::Histogram(reading::Histogram {
                     sum,
                     buckets: bounds.zip(counts).collect(),
+                    native,
                     ..Default::default()
                 })
             }

@@ -7,7 +7,8 @@ use super::atomic::Count;
 use super::builtin::Builtin;
 use super::catalog::MetricSpec;
 use super::family::Registry;
-use super::reading::{Exemplar, Histogram};
+use super::native::Native;
+use super::reading::{Details, Exemplar, Histogram};
 use super::source::{LabelSet, Lookup, ModelValue, Source, Stage};
 use super::summary::{CoarseClock, Summary};
 use super::unit::TimeUnit;
@@ -37,17 +38,21 @@ pub(super) struct Buckets {
     bounds_ns: Vec<u64>,
     /// One more than bounds, for the observations above the last bound.
     counts: Vec<Count>,
+    native: Option<Native>,
     /// The latest exemplar of each bucket. Only traced requests write it.
     exemplars: Mutex<BTreeMap<usize, Exemplar>>,
 }
 
 impl Buckets {
-    fn new(bounds: &[f64], unit: TimeUnit) -> Self {
+    /// Creates the buckets of a metric; `own` are the model's, by metric name.
+    fn new(own: &[(String, Vec<f64>)], spec: &MetricSpec, unit: TimeUnit) -> Self {
+        let bounds = own_or_defined(own, spec);
         Self {
             unit,
             bounds: bounds.to_vec(),
             bounds_ns: bounds.iter().map(|&bound| unit.bound_ns(bound)).collect(),
             counts: std::iter::repeat_with(Count::default).take(bounds.len() + 1).collect(),
+            native: spec.native.map(Native::new),
             exemplars: Mutex::default(),
         }
     }
@@ -60,14 +65,18 @@ impl Buckets {
         if let Some(count) = self.counts.get(self.at(ns)) {
             count.add(1);
         }
+        if let Some(native) = &self.native {
+            native.observe(self.unit.of_ns(ns), 1);
+        }
     }
 
-    /// Returns the distribution; `sum_ns` is the sum of its observations. Reads exemplars, which takes a lock, only if requested.
-    pub(super) fn read(&self, sum_ns: u64, with_exemplars: bool) -> Histogram {
+    /// Returns the distribution with the requested details; `sum_ns` is the sum of its observations.
+    pub(super) fn read(&self, sum_ns: u64, details: Details) -> Histogram {
+        let native = self.native.as_ref().filter(|_| details.native).map(Native::read);
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let buckets = bounds.zip(self.counts.iter().map(Count::get)).collect();
-        let exemplars = if with_exemplars { self.exemplars().clone() } else { BTreeMap::new() };
-        Histogram { sum: self.unit.of_ns(sum_ns), buckets, exemplars }
+        let exemplars = if details.exemplars { self.exemplars().clone() } else { BTreeMap::new() };
+        Histogram { sum: self.unit.of_ns(sum_ns), buckets, exemplars, native }
     }
 
     fn exemplars(&self) -> MutexGuard<'_, BTreeMap<usize, Exemplar>> {
@@ -106,7 +115,7 @@ impl Durations {
     pub(super) fn define(&self, registry: &Registry, clock: &Arc<CoarseClock>, buckets: &[(String, Vec<f64>)]) {
         for (stage, slot) in Stage::ALL.into_iter().zip(&self.histograms) {
             if let Some((spec, unit)) = definition(registry, ModelValue::Durations(stage)) {
-                slot.get_or_init(|| Buckets::new(own_or_defined(buckets, &spec), unit));
+                slot.get_or_init(|| Buckets::new(buckets, &spec, unit));
             }
         }
         for (stage, slot) in Stage::ALL.into_iter().zip(&self.summaries) {
@@ -128,7 +137,7 @@ impl Durations {
     /// Creates the distribution of the time to the first response.
     pub(super) fn define_first_response(&self, registry: &Registry, buckets: &[(String, Vec<f64>)]) {
         if let Some((spec, unit)) = definition(registry, ModelValue::FirstResponse) {
-            self.first_response.get_or_init(|| Buckets::new(own_or_defined(buckets, &spec), unit));
+            self.first_response.get_or_init(|| Buckets::new(buckets, &spec, unit));
         }
     }
 

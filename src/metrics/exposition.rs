@@ -1,4 +1,5 @@
-//! The view for Prometheus scrapes: text format 0.0.4, and OpenMetrics 1.0 for scrapers that accept it.
+//! The view for Prometheus scrapes: text format 0.0.4, OpenMetrics 1.0 and Prometheus' protobuf format for scrapers that
+//! accept them.
 //!
 //! Families are in the order of `metrics.yaml`, without those that have no series; further names (`also_as`) follow the
 //! family's own. Series are ordered by model, version and label values. Labels are in the order of the definition, then
@@ -22,7 +23,7 @@ use prometheus_client::registry::Registry;
 
 use super::cache::Cache;
 use super::catalog::{Kind, MetricSpec, Mode};
-use super::reading::{Number, Reading};
+use super::reading::{Details, Number, Reading};
 use super::readings::{Named, Readings};
 
 /// The text format of a scrape.
@@ -35,23 +36,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Chooses the format for an `Accept` header: OpenMetrics if it is listed with at least the weight of `text/plain`.
-    pub fn negotiate(accept: Option<&str>) -> Self {
-        let weight = |media: &str| {
-            let ranges = accept.unwrap_or("").split(',').map(|range| range.split(';').map(str::trim));
-            let weights = ranges.filter_map(|mut parts| {
-                parts.next().filter(|name| name.eq_ignore_ascii_case(media))?;
-                let q = parts.find_map(|part| part.strip_prefix("q="));
-                Some(q.map_or(1.0, |q| q.trim().parse::<f64>().unwrap_or(0.0)))
-            });
-            weights.fold(0.0, f64::max)
-        };
-        let open_metrics = weight("application/openmetrics-text");
-        if open_metrics > 0.0 && open_metrics >= weight("text/plain") { Self::OpenMetrics } else { Self::Text }
-    }
-
-    /// Returns the `Content-Type` of the format.
-    pub fn content_type(self) -> &'static str {
+    fn content_type(self) -> &'static str {
         match self {
             Self::Text => "text/plain; version=0.0.4; charset=utf-8",
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -62,6 +47,14 @@ impl Format {
 /// Appended when the mode shows no metrics in scrapes. A comment, which the text format allows anywhere.
 const LOGS_ONLY: &str = "# metrics mode is tslog: metrics go to the logs; mode both or prometheus shows them here\n";
 
+/// Encodes the families and samples of these names.
+pub fn encode(cache: &Arc<Cache>, encoding: Encoding, names: &Names) -> Vec<u8> {
+    match encoding {
+        Encoding::Text(format) => render_named(cache, format, names).into_bytes(),
+        Encoding::Protobuf => protobuf::encode(cache, names),
+    }
+}
+
 /// Renders every series of the cache.
 pub fn render(cache: &Arc<Cache>, format: Format) -> String {
     render_named(cache, format, &Names::default())
@@ -70,7 +63,7 @@ pub fn render(cache: &Arc<Cache>, format: Format) -> String {
 /// Renders the families and samples of these names.
 pub fn render_named(cache: &Arc<Cache>, format: Format, names: &Names) -> String {
     let readings = Readings::new(Arc::clone(cache));
-    let readings = if format == Format::OpenMetrics { readings.with_exemplars() } else { readings };
+    let readings = readings.with(Details { exemplars: format == Format::OpenMetrics, native: false });
     let logs_only = readings.catalog().mode() == Mode::Tslog;
     let view = Arc::new(View { readings, format });
     let mut shown = view.readings.named();
@@ -98,10 +91,13 @@ pub fn render_named(cache: &Arc<Cache>, format: Format, names: &Names) -> String
 
 mod filter;
 pub mod java_client;
+mod negotiation;
 mod numbers;
+mod protobuf;
 mod samples;
 
 pub use filter::Names;
+pub use negotiation::Encoding;
 
 /// One scrape.
 #[derive(Debug)]

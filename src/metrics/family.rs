@@ -7,7 +7,7 @@ use super::builtin::Builtin;
 use super::catalog::{Catalog, MetricSpec, Views};
 use super::cell::Cell;
 use super::journal::{Journal, Line};
-use super::reading::Reading;
+use super::reading::{Details, Reading};
 use super::sample_error::SampleError;
 use super::summary::CoarseClock;
 
@@ -81,7 +81,7 @@ impl Series {
 
     /// Returns the current value of a counter or gauge, or the number of observations of the other types.
     pub fn value(&self) -> f64 {
-        match self.cell.read() {
+        match self.cell.read(Details::default()) {
             Reading::Number(value) => value.as_f64(),
             Reading::Histogram(histogram) => histogram.count() as f64,
             Reading::Summary(summary) => summary.count as f64,
@@ -131,7 +131,7 @@ impl Family {
         let old = &self.spec;
         let same = (old.kind, &old.dimensions, &old.buckets, &old.quantiles, old.builtin, old.section)
             == (spec.kind, &spec.dimensions, &spec.buckets, &spec.quantiles, spec.builtin, spec.section);
-        if same {
+        if same && old.native == spec.native {
             let members = self.read();
             let members = members.iter().map(|(labels, old)| (labels.clone(), new.member(labels, old.cell.clone())));
             *new.write() = members.collect();

@@ -25,6 +25,7 @@ pub mod intake;
 pub mod journal;
 mod kind;
 pub mod labels;
+mod native;
 pub mod otlp;
 pub mod reading;
 pub mod readings;

@@ -36,6 +36,40 @@ pub struct Histogram {
     pub buckets: Vec<(f64, u64)>,
     /// The latest traced observation of each bucket, by the bucket's position.
     pub exemplars: BTreeMap<usize, Exemplar>,
+    /// The same observations in native buckets, if the metric has them and the view asks for them. Read before
+    /// `buckets`, so it contains none of the observations that were recorded meanwhile.
+    pub native: Option<Native>,
+}
+
+/// A distribution by exponential buckets: the bucket `index` has the upper bound 2^(index / 2^schema).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Native {
+    /// The resolution, from -4 to 8.
+    pub schema: i32,
+    /// The largest absolute value that counts as zero.
+    pub zero_threshold: f64,
+    /// The observations that count as zero.
+    pub zero_count: u64,
+    /// Index and count of each bucket that is not empty, by index (not cumulative).
+    pub positive: Vec<(i32, u64)>,
+    /// The same for the absolute values of negative observations.
+    pub negative: Vec<(i32, u64)>,
+}
+
+impl Native {
+    /// The number of observations.
+    pub fn count(&self) -> u64 {
+        self.zero_count + self.positive.iter().chain(&self.negative).map(|(_, count)| count).sum::<u64>()
+    }
+}
+
+/// The parts of readings that not every view needs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Details {
+    /// Exemplars, whose reading takes a lock.
+    pub exemplars: bool,
+    /// Native buckets.
+    pub native: bool,
 }
 
 impl Histogram {
@@ -83,10 +117,11 @@ impl Reading {
     pub(super) fn shifted(self, digits: i32) -> Self {
         match self {
             Self::Number(number) => Self::Number(Number::Float(shifted(number.as_f64(), digits))),
-            Self::Histogram(Histogram { sum, mut buckets, mut exemplars }) => {
+            // Native buckets have powers of two as bounds, which no power of ten shifts exactly.
+            Self::Histogram(Histogram { sum, mut buckets, mut exemplars, native: _ }) => {
                 buckets.iter_mut().for_each(|(bound, _)| *bound = shifted(*bound, digits));
                 exemplars.values_mut().for_each(|exemplar| exemplar.value = shifted(exemplar.value, digits));
-                Self::Histogram(Histogram { sum: shifted(sum, digits), buckets, exemplars })
+                Self::Histogram(Histogram { sum: shifted(sum, digits), buckets, exemplars, native: None })
             }
             Self::Summary(Summary { sum, count, mut quantiles }) => {
                 quantiles.iter_mut().for_each(|(_, value)| *value = shifted(*value, digits));

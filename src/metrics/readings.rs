@@ -13,7 +13,8 @@ use super::cache::Cache;
 use super::catalog::{Catalog, MetricSpec, Views};
 use super::family::Registry;
 use super::labels::{Failure, InstanceState, Protocol};
-use super::reading::{Histogram, Number, Reading};
+use super::native::Native;
+use super::reading::{Details, Histogram, Number, Reading};
 use super::series::ModelSeries;
 use super::source::{LabelSet, ModelValue, Scale, Source, Stage};
 use super::unit::TimeUnit;
@@ -54,20 +55,20 @@ pub struct Readings<C> {
     models: Vec<Arc<ModelSeries>>,
     /// `None` unless requests are counted by alias.
     aliases: Option<Vec<Arc<AliasCounts>>>,
-    with_exemplars: bool,
+    details: Details,
 }
 
 impl<C: Deref<Target = Cache>> Readings<C> {
-    /// Collects the series of the cache; histograms without exemplars.
+    /// Collects the series of the cache; histograms without exemplars and native buckets.
     pub fn new(cache: C) -> Self {
         let (registry, models, aliases) = (cache.registry(), cache.models(), cache.aliases());
-        Self { cache, registry, models, aliases, with_exemplars: false }
+        Self { cache, registry, models, aliases, details: Details::default() }
     }
 
-    /// Includes exemplars.
+    /// Includes these details.
     #[must_use]
-    pub fn with_exemplars(self) -> Self {
-        Self { with_exemplars: true, ..self }
+    pub fn with(self, details: Details) -> Self {
+        Self { details, ..self }
     }
 
     /// Returns the definition of the metrics.
@@ -110,7 +111,7 @@ impl<C: Deref<Target = Cache>> Readings<C> {
                 for series in &all {
                     labels.clear();
                     labels.extend(spec.labelled(series.labels()));
-                    visit(&labels, series.cell.read());
+                    visit(&labels, series.cell.read(self.details));
                 }
             }
             Some(source) => {
@@ -196,13 +197,13 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             ModelValue::Pending => Reading::Number(Number::Signed(model.waiting())),
             ModelValue::Durations(stage) => {
                 let sum_ns = model.counts.get(stage.sum());
-                Reading::Histogram(durations.histogram(stage)?.read(sum_ns, self.with_exemplars))
+                Reading::Histogram(durations.histogram(stage)?.read(sum_ns, self.details))
             }
             ModelValue::FirstResponse => {
                 let sum_ns = model.responses.first_ns.get();
-                Reading::Histogram(durations.first_response()?.read(sum_ns, self.with_exemplars))
+                Reading::Histogram(durations.first_response()?.read(sum_ns, self.details))
             }
-            ModelValue::BatchSizes => Reading::Histogram(batch_sizes(model, &spec.buckets)),
+            ModelValue::BatchSizes => Reading::Histogram(batch_sizes(model, spec, self.details)),
             // Triton does not show these for models whose requests are not all executed.
             ModelValue::Quantiles(Stage::Request) if model.cached() => return None,
             ModelValue::Quantiles(stage) => Reading::Summary(durations.summary(stage)?.read()),
@@ -228,7 +229,8 @@ fn scaled(count: u64, scale: Scale) -> Reading {
 }
 
 /// Converts the statistics by batch size into a histogram.
-fn batch_sizes(model: &ModelSeries, bounds: &[f64]) -> Histogram {
+fn batch_sizes(model: &ModelSeries, spec: &MetricSpec, details: Details) -> Histogram {
+    let (bounds, native) = (&spec.buckets, spec.native.filter(|_| details.native).map(Native::new));
     let mut buckets: Vec<(f64, u64)> = bounds.iter().copied().chain([f64::INFINITY]).map(|bound| (bound, 0)).collect();
     let mut sum = 0.0;
     for (size, cell) in model.batches().iter() {
@@ -238,8 +240,11 @@ fn batch_sizes(model: &ModelSeries, bounds: &[f64]) -> Histogram {
         if let Some((_, count)) = buckets.get_mut(at) {
             *count += cell.count;
         }
+        if let Some(native) = &native {
+            native.observe(size, cell.count);
+        }
     }
-    Histogram { sum, buckets, ..Histogram::default() }
+    Histogram { sum, buckets, native: native.map(|native| native.read()), ..Histogram::default() }
 }
 
 #[cfg(test)]

@@ -68,5 +68,5 @@ pub trait Management: Service {
 
     /// Renders the metrics with `view`, after the gauges that are computed on demand are updated. Takes milliseconds for
     /// thousands of series.
-    fn render_metrics(&self, view: impl FnOnce(&Arc<Cache>) -> String) -> String;
+    fn render_metrics<T>(&self, view: impl FnOnce(&Arc<Cache>) -> T) -> T;
 }

@@ -26,7 +26,7 @@ pub use self::responses::{Responses, Streamed};
 pub use self::trace::{TraceSettings, unchangeable_trace_setting};
 use crate::error::{InferError, Reason};
 use crate::infer::{InferRequest, InferResponse};
-use crate::metrics::exposition::{Format, Names};
+use crate::metrics::exposition::{Encoding, Names};
 pub use crate::metrics::labels::{Protocol, Route};
 use crate::metrics::statistics::ModelStatistics;
 use crate::model::ModelMetadata;
@@ -148,8 +148,8 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     /// The model or version is not available.
     fn statistics(&self, model: &str, version: &str) -> Result<Vec<ModelStatistics>, InferError>;
 
-    /// Renders the metrics of these names as text. Takes milliseconds for thousands of series.
-    fn metrics_text(&self, format: Format, names: &Names) -> String;
+    /// Encodes the metrics of these names. Takes milliseconds for thousands of series.
+    fn scrape(&self, encoding: Encoding, names: &Names) -> Vec<u8>;
 
     /// Returns every known model and version with its state, and every model that is only in a repository.
     ///

@@ -1,4 +1,5 @@
-//! The metrics listener: `GET /metrics` in the Prometheus text format or, if the scraper requests it, OpenMetrics.
+//! The metrics listener: `GET /metrics` in the Prometheus text format or, if the scraper prefers it, OpenMetrics or
+//! Prometheus' protobuf format.
 //!
 //! The listener is separate so that a firewall can treat scraping and inference differently. Its answers are not counted, because
 //! a scrape would change the values that it reads.
@@ -12,7 +13,7 @@ use bytes::Bytes;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderValue, VARY};
 use http::{HeaderMap, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
-use pharos::metrics::exposition::{Format, Names};
+use pharos::metrics::exposition::{Encoding, Names};
 use pharos::service::{Route, Service};
 use tokio::net::TcpListener;
 
@@ -41,20 +42,20 @@ pub fn router<S: Service>(service: S) -> Routes<OpenOnly> {
 }
 
 async fn metrics<S: Service>(State(service): State<S>, uri: Uri, headers: HeaderMap) -> Response {
-    let format = Format::negotiate(text(&headers, ACCEPT.as_str()).as_deref());
+    let encoding = Encoding::negotiate(text(&headers, ACCEPT.as_str()).as_deref());
     let names = Names::of_query(uri.query().map_or_else(Vec::new, pairs));
     let coding = Coding::of_response(text(&headers, ACCEPT_ENCODING.as_str()).as_deref());
     // Render on a blocking thread: thousands of series take milliseconds, which must not delay inference.
     let rendered = tokio::task::spawn_blocking(move || {
-        let text = Bytes::from(service.metrics_text(format, &names));
-        let compressed = coding.name().and_then(|name| Some((name, compress(std::iter::once(&text), coding).ok()?)));
-        compressed.map_or((None, text), |(name, compressed)| (Some(name), compressed))
+        let body = Bytes::from(service.scrape(encoding, &names));
+        let compressed = coding.name().and_then(|name| Some((name, compress(std::iter::once(&body), coding).ok()?)));
+        compressed.map_or((None, body), |(name, compressed)| (Some(name), compressed))
     });
-    let Ok((coding, text)) = rendered.await else {
+    let Ok((coding, body)) = rendered.await else {
         let sentence = "Failed to render the metrics.\n";
         return answer::with_body(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", sentence);
     };
-    let mut response = answer::with_body(StatusCode::OK, format.content_type(), text);
+    let mut response = answer::with_body(StatusCode::OK, encoding.content_type(), body);
     if let Some(name) = coding {
         response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(name));
     }

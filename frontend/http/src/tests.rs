@@ -335,6 +335,9 @@ async fn metrics_have_their_own_listener() {
     );
     let (_, content_type, body) = call("/metrics", "application/openmetrics-text").await;
     assert!(content_type.starts_with("application/openmetrics-text") && body == "# EOF\n");
+    let protobuf = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited";
+    let (_, content_type, body) = call("/metrics", &format!("{protobuf};q=0.5,text/plain;q=0.2")).await;
+    assert_eq!((content_type.as_str(), &body[..]), (protobuf, &b"\x06\x0a\x04nv_x"[..]));
     assert_eq!(call("/", "*/*").await.0, 404);
 }
 

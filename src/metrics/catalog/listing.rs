@@ -1,6 +1,6 @@
 //! Texts that describe a catalog: a summary in one line, and a table of its metrics.
 
-use super::{Catalog, Kind, MetricSpec, OtherName, RECORDED_BY_WORKER, STATE_BYTES, Section, Views};
+use super::{Catalog, Kind, MetricSpec, NativeSpec, OtherName, RECORDED_BY_WORKER, STATE_BYTES, Section, Views};
 
 /// The formats of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +129,10 @@ fn json(catalog: &Catalog, metrics: &[(&MetricSpec, bool)]) -> String {
             "help": spec.help,
         });
         match spec.kind {
-            Kind::Histogram => object["buckets"] = spec.buckets.clone().into(),
+            Kind::Histogram => {
+                object["buckets"] = spec.buckets.clone().into();
+                object["native"] = spec.native.map_or(serde_json::Value::Null, native);
+            }
             Kind::Summary => object["quantiles"] = spec.quantiles.clone().into(),
             Kind::Counter | Kind::Gauge => {}
         }
@@ -146,6 +149,11 @@ fn json(catalog: &Catalog, metrics: &[(&MetricSpec, bool)]) -> String {
     format!("{:#}\n", serde_json::Value::Array(list))
 }
 
+fn native(spec: NativeSpec) -> serde_json::Value {
+    let NativeSpec { schema, max_buckets, zero_threshold } = spec;
+    serde_json::json!({ "schema": schema, "max_buckets": max_buckets, "zero_threshold": zero_threshold })
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -159,7 +167,7 @@ ts_metrics:
     - {name: Own, unit: ms, enabled: false}
 model_metrics:
   histogram:
-    - {name: Size, unit: B, buckets: [1, 2.5], modes: [prometheus], help: 'a | b'}
+    - {name: Size, unit: B, buckets: [1, 2.5], native: true, modes: [prometheus], help: 'a | b'}
     - {name: Wait, unit: s, buckets: [1], also_as: [wait, {name: wait_ms, unit: ms}], help: Waiting}
 ";
 
@@ -182,6 +190,7 @@ Own             gauge      ms                       tslog  off  programs     Own
         assert_eq!((&json[0]["modes"][0], &json[3]["enabled"]), (&"tslog".into(), &false.into()));
         let names = serde_json::json!([{"name": "wait", "unit": "s"}, {"name": "wait_ms", "unit": "ms"}]);
         assert_eq!((&json[1]["also_as"], &json[2]["also_as"]), (&serde_json::Value::Null, &names));
+        assert_eq!((&json[1]["native"]["schema"], json[0].get("native")), (&3.into(), None));
         let expected = "3 metrics (0 counters, 1 gauges, 2 histograms, 0 summaries), 1 switched off, mode tslog";
         assert_eq!(summary(&catalog), expected);
     }

@@ -8,9 +8,11 @@ use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess};
 use super::also_as::{self, AlsoAs, OtherName};
 use super::fields::{Buckets, Enabled, Help, Label, Labels, Modes, Name, Quantiles, Unit};
 use super::names::Names;
+use super::native::Native;
 use super::node::{Key, Node, Seed};
 use super::{
-    CatalogError, DEFAULT_QUANTILES, Kind, MetricSpec, Mode, RECORDED_BY_WORKER, SHIPPED, Section, Views, WorkerLabel,
+    CatalogError, DEFAULT_QUANTILES, Kind, MetricSpec, Mode, NativeSpec, RECORDED_BY_WORKER, SHIPPED, Section, Views,
+    WorkerLabel,
 };
 use super::{anchors, worker_labels};
 use crate::metrics::builtin::Builtin;
@@ -273,6 +275,7 @@ struct Fields {
     help: Option<String>,
     buckets: Option<Vec<f64>>,
     quantiles: Option<Vec<f64>>,
+    native: Option<NativeSpec>,
     modes: Option<Views>,
     also_as: Vec<OtherName>,
     disabled: bool,
@@ -286,7 +289,8 @@ impl<'de> Node<'de> for Metric<'_> {
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let mut fields = Fields::default();
         let mut seen = Vec::new();
-        let allowed = &["name", "unit", "dimensions", "help", "buckets", "quantiles", "modes", "also_as", "enabled"];
+        let allowed =
+            &["name", "unit", "dimensions", "help", "buckets", "quantiles", "native", "modes", "also_as", "enabled"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
                 "name" => {
@@ -301,6 +305,7 @@ impl<'de> Node<'de> for Metric<'_> {
                 "help" => fields.help = Some(map.next_value_seed(Seed(Help))?),
                 "buckets" => fields.buckets = Some(map.next_value_seed(Seed(Buckets))?),
                 "quantiles" => fields.quantiles = Some(map.next_value_seed(Seed(Quantiles))?),
+                "native" => fields.native = map.next_value_seed(Seed(Native))?,
                 "modes" => fields.modes = Some(map.next_value_seed(Seed(Modes))?),
                 "also_as" => {
                     let names = AlsoAs { kind: self.kind, taken: self.target.names };
@@ -354,6 +359,7 @@ impl Fields {
             help,
             buckets,
             quantiles,
+            native: self.native,
             modes,
             also_as,
             builtin,
@@ -383,6 +389,9 @@ impl Fields {
         let named = kind.as_str();
         if kind != Kind::Histogram && self.buckets.is_some() {
             return Err(format!("metric `{name}` is a {named}: only a histogram has buckets"));
+        }
+        if kind != Kind::Histogram && self.native.is_some() {
+            return Err(format!("metric `{name}` is a {named}: only a histogram has native buckets"));
         }
         if kind != Kind::Summary && self.quantiles.is_some() {
             return Err(format!("metric `{name}` is a {named}: only a summary has quantiles"));

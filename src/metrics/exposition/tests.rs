@@ -275,22 +275,6 @@ ts_metrics:
     assert_eq!(render(&cache, Format::Text), plain, "the text format has no exemplars");
 }
 
-#[test]
-fn formats_are_negotiated() {
-    let check = |accept: Option<&str>, expected| assert_eq!(Format::negotiate(accept), expected, "{accept:?}");
-    check(None, Format::Text);
-    check(Some("*/*"), Format::Text);
-    check(Some("text/plain"), Format::Text);
-    check(Some("application/openmetrics-text"), Format::OpenMetrics);
-    check(
-        Some("application/openmetrics-text; version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"),
-        Format::OpenMetrics,
-    );
-    check(Some("application/openmetrics-text;q=0.2, text/plain;q=0.3"), Format::Text);
-    check(Some("Application/OpenMetrics-Text;q=0"), Format::Text);
-    check(Some(",;q=,\u{fffd};;="), Format::Text);
-}
-
 /// Prints the cost of a scrape; run with `--nocapture`.
 #[test]
 fn cost_of_a_scrape_of_200_models() {

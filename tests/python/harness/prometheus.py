@@ -7,6 +7,7 @@ and without an installation. `python -m harness.prometheus` downloads the packag
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -77,16 +78,26 @@ def promtool(*arguments, text: str = "") -> subprocess.CompletedProcess:
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
-class Prometheus:
-    """A Prometheus on loopback that scrapes `target` (host:port) each second and evaluates Pharos' rules. Use it with `with`."""
+def version() -> tuple:
+    """Returns the version of `prometheus` as numbers: (2, 42)."""
+    text = subprocess.run([program("prometheus"), "--version"], capture_output=True, text=True, timeout=DEADLINE_S)
+    return tuple(map(int, re.search(r"version (\d+)\.(\d+)", text.stdout + text.stderr).groups()))
 
-    def __init__(self, folder: Path, target: str):
+
+class Prometheus:
+    """A Prometheus on loopback that scrapes `target` (host:port) each second and evaluates Pharos' rules; with `native`, it scrapes
+    native histograms. Use it with `with`."""
+
+    def __init__(self, folder: Path, target: str, native: bool = False):
         self.folder = folder
         self.address = f"127.0.0.1:{free_ports(1)[0]}"
         rules = "".join(f"  - {path}\n" for path in RULES)
         self.config = folder / "prometheus.yaml"
+        # From 3.8 on, a setting replaces the flag.
+        self.flags = ["--enable-feature=native-histograms"] if native and version() < (3, 8) else []
+        setting = ", scrape_native_histograms: true" if native and not self.flags else ""
         self.config.write_text(
-            "global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}\n"
+            f"global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s{setting}}}\n"
             f"rule_files:\n{rules}"
             f"scrape_configs:\n  - job_name: pharos\n    static_configs: [{{targets: ['{target}']}}]\n"
         )
@@ -100,6 +111,7 @@ class Prometheus:
             "--storage.tsdb.retention.time=1h",
             f"--web.listen-address={self.address}",
             "--log.level=warn",
+            *self.flags,
         ]
         self.log = open(self.folder / "prometheus.log", "wb")
         self.process = subprocess.Popen(command, cwd=self.folder, stdout=self.log, stderr=self.log)

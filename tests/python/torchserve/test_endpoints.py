@@ -14,7 +14,10 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from harness import metric_families
+from harness.metric_families import CONTENT_TYPE
 from harness.processes import held
+from harness.server import samples
 from harness.statistics import until_dispatched
 from harness.waiting import eventually
 from torchserve.home import HOST, INFERENCE, MANAGEMENT, Home, body, call, fields, has_worker
@@ -342,6 +345,19 @@ def test_metrics_are_torchserves_text(home):
     assert home.ask("GET", "/metrics?name[]=none", port=home.metrics)[2] == b""
     assert home.ask("POST", "/metrics/x", port=home.metrics)[0] == 200
     assert home.ask("GET", "/", port=home.metrics)[0] == 405
+
+
+def test_metrics_are_protobuf_for_scrapers_that_prefer_it(home):
+    """TorchServe's server has no such format."""
+    home.predict("m", b"pid")
+    _, headers, body = home.ask("GET", "/metrics", headers={"Accept": f"{CONTENT_TYPE};q=0.5,text/plain;q=0.2"}, port=home.metrics)
+    assert headers["content-type"] == CONTENT_TYPE
+    families = metric_families.decode(body)
+    text = samples(home.ask("GET", "/metrics?name[]=ts_inference_requests_total", port=home.metrics)[2].decode())
+    total = sum(metric.counter.value for metric in families["ts_inference_requests_total"].metric)
+    assert total == sum(text.values()) > 0
+    accept = {"Accept": "application/openmetrics-text"}
+    assert home.ask("GET", "/metrics", headers=accept, port=home.metrics)[1]["content-type"].startswith("text/plain")
 
 
 def test_requests_are_counted_by_class_and_by_url(home):

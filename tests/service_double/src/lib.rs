@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferOutput, InferRequest, InferResponse};
-use pharos::metrics::exposition::{Format, Names};
+use pharos::metrics::exposition::{Encoding, Format, Names};
 use pharos::metrics::statistics::ModelStatistics;
 use pharos::model::{ModelMetadata, TensorMetadata};
 use pharos::region::{CUDA_HANDLE, Kind};
@@ -189,11 +189,15 @@ impl Service for EchoService {
         Ok(vec![ModelStatistics { name: "echo".into(), version: "1".into(), ..Default::default() }])
     }
 
-    fn metrics_text(&self, format: Format, names: &Names) -> String {
+    fn scrape(&self, encoding: Encoding, names: &Names) -> Vec<u8> {
         if !names.is_all() {
-            return String::new();
+            return Vec::new();
         }
-        if format == Format::OpenMetrics { "# EOF\n".into() } else { "nv_x 1\n".into() }
+        match encoding {
+            Encoding::Text(Format::OpenMetrics) => b"# EOF\n".to_vec(),
+            Encoding::Text(Format::Text) => b"nv_x 1\n".to_vec(),
+            Encoding::Protobuf => vec![6, 10, 4, b'n', b'v', b'_', b'x'],
+        }
     }
 
     async fn repository_index(&self, ready_only: bool) -> Result<Vec<IndexEntry>, InferError> {

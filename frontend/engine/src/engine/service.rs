@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::{InferRequest, InferResponse};
-use pharos::metrics::exposition::{self, Format, Names};
+use pharos::metrics::exposition::{self, Encoding, Names};
 use pharos::metrics::labels::Outcome;
 use pharos::metrics::record;
 use pharos::metrics::statistics::{self, ModelStatistics};
@@ -158,9 +158,9 @@ impl Service for Engine {
         Ok(chosen)
     }
 
-    fn metrics_text(&self, format: Format, names: &Names) -> String {
+    fn scrape(&self, encoding: Encoding, names: &Names) -> Vec<u8> {
         self.observe();
-        exposition::render_named(&self.inner.cache, format, names)
+        exposition::encode(&self.inner.cache, encoding, names)
     }
 
     async fn repository_index(&self, ready_only: bool) -> Result<Vec<IndexEntry>, InferError> {

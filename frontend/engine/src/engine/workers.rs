@@ -67,7 +67,7 @@ impl Management for Engine {
         }
     }
 
-    fn render_metrics(&self, view: impl FnOnce(&Arc<Cache>) -> String) -> String {
+    fn render_metrics<T>(&self, view: impl FnOnce(&Arc<Cache>) -> T) -> T {
         self.observe();
         view(&self.inner.cache)
     }

@@ -1,10 +1,13 @@
-//! `/metrics` in TorchServe's format. Accepts any method.
+//! `/metrics` in TorchServe's format or, if the scraper prefers it, Prometheus' protobuf format. Accepts any method.
+
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::response::Response;
-use http::header::{CONTENT_TYPE, HeaderValue};
+use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
+use pharos::metrics::cache::Cache;
 use pharos::metrics::catalog::MetricSpec;
-use pharos::metrics::exposition::{Names, java_client};
+use pharos::metrics::exposition::{self, Encoding, Format, Names, java_client};
 use pharos::service::Management;
 
 use super::{RequestHead, Shared};
@@ -15,15 +18,22 @@ pub(super) async fn metrics<S: Management>(shared: &Shared<S>, head: &RequestHea
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let pairs = form::pairs(head.uri.query().unwrap_or_default());
     let names = Names::of_query(pairs.into_iter().map(|pair| (pair.name, text(&pair.data))));
+    let accept = head.headers.get(ACCEPT).and_then(|value| value.to_str().ok());
+    let encoding = match Encoding::negotiate(accept) {
+        Encoding::Protobuf => Encoding::Protobuf,
+        // TorchServe does not write OpenMetrics.
+        Encoding::Text(_) => Encoding::Text(Format::Text),
+    };
     let service = shared.service.clone();
     // Runs on a blocking thread: rendering thousands of series takes milliseconds and would delay inference.
-    let rendered =
-        tokio::task::spawn_blocking(move || service.render_metrics(|cache| java_client::render(cache, &names, help)))
-            .await;
+    let render = move |cache: &Arc<Cache>| match encoding {
+        Encoding::Protobuf => exposition::encode(cache, encoding, &names),
+        Encoding::Text(_) => java_client::render(cache, &names, help).into_bytes(),
+    };
+    let rendered = tokio::task::spawn_blocking(move || service.render_metrics(render)).await;
     let rendered = rendered.map_err(|error| Refused::internal(format!("Cannot render the metrics: {error}")))?;
     let mut response = Response::new(Body::from(rendered));
-    let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    response.headers_mut().insert(CONTENT_TYPE, content_type);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(encoding.content_type()));
     Ok(response)
 }
 
