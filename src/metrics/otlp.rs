@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use super::cache::Cache;
 use super::catalog::{Kind, MetricSpec};
 use super::reading::Reading;
+use super::reading::Details;
 use super::readings::Readings;
 use crate::otlp::proto::resource::v1::Resource;
 use crate::otlp::resource;
@@ -88,7 +89,7 @@ impl Encoder {
     ///
     /// A delta begins at the last export that was [accepted](Self::accepted), so that a failed export loses nothing.
     pub fn encode(&mut self, cache: &Cache, now_ns: u64) -> Vec<Export> {
-        let readings = Readings::new(cache).with_exemplars();
+        let readings = Readings::new(cache).with(Details { exemplars: true, native: false });
         // Wall clocks may go back; times of data points may not.
         let now_ns = now_ns.max(self.last_ns);
         self.exports += 1;
