@@ -45,7 +45,7 @@ use values::{
 pub use backend_setting::BackendSetting;
 pub use cache::CacheConfig;
 pub use clients::{ClientTimeouts, GrpcClients, HttpClients, Tokens};
-pub use definition::{Command, MetricsCommand, MetricsConfig};
+pub use definition::{Command, MetricsCommand, MetricsConfig, SloCommand};
 pub use gpus::{GpuLimit, Gpus};
 pub use host_policy::HostPolicies;
 pub use logging::Log;
@@ -696,6 +696,7 @@ mod tests {
         for (args, expected) in [
             (&["metrics", "list", "--format=xml"][..], "allowed are table, json, markdown"),
             (&["metrics", "check"], "<FILE>"),
+            (&["slo", "rules"], "--metrics-config <FILE>"),
             (&["metrics", "chck"], "check"),
             (&["serve"], "--model-repository"),
         ] {

@@ -69,6 +69,7 @@ pub fn main() -> ExitCode {
     match &options.command {
         Some(Command::Health { address }) => return commands::health(address),
         Some(Command::Metrics(command)) => return commands::metrics(command),
+        Some(Command::Slo(command)) => return commands::slo(command),
         Some(Command::Trace(command)) => return commands::trace(command),
         Some(Command::TorchServe(arguments)) => {
             return match pharos_torchserve::run(arguments, &Executable) {

@@ -12,8 +12,9 @@ use super::kind::Kind;
 use super::source::LabelSet::{Alias, Full, Tagged};
 use super::source::ModelValue::{
     self, BatchSizes, Batches, CacheCount, CacheQuantiles, Count, Durations, Failures, FirstResponse, Instances,
-    Pending, Quantiles,
+    Objective, Pending, Quantiles,
 };
+use super::source::ObjectiveValue::{All, Budget, Good, Share, Threshold};
 use super::source::Scale::{FractionalMicros, Micros, One, Seconds};
 use super::source::Source::{self, Answers, Family, Model, OpenStreams, RequestFailures, UnloggedFamily};
 use super::source::{HttpClass, Lookup, Stage};
@@ -153,6 +154,11 @@ builtins! {
     RepositoryBytes = "pharos_repository_fetched_bytes_total" Counter ["repository"] Family;
     RepositorySeconds = "pharos_repository_fetch_seconds_total" Counter ["repository"] Family;
     RepositoryReachable = "pharos_repository_reachable" Gauge ["repository"] Family;
+    SloGoodRequests = "pharos_slo_good_requests_total" Counter ["model", "version", "slo", "sli"] full(Objective(Good));
+    SloRequests = "pharos_slo_requests_total" Counter ["model", "version", "slo", "sli"] full(Objective(All));
+    SloObjective = "pharos_slo_objective_ratio" Gauge ["model", "version", "slo", "sli"] full(Objective(Share));
+    SloThreshold = "pharos_slo_latency_threshold_seconds" Gauge ["model", "version", "slo", "sli"] full(Objective(Threshold));
+    SloBudget = "pharos_slo_error_budget_remaining_ratio" Gauge ["model", "version", "slo", "sli"] full(Objective(Budget));
     Instances = "pharos_instances" Gauge ["model", "version", "state"] full(Instances);
     InstanceState = "pharos_instance_state" Gauge ["model", "version", "instance", "state"] Family;
     InstanceRestarts = "pharos_instance_restarts_total" Counter ["model", "version"] full(Count(Restarts, One));
@@ -240,6 +246,11 @@ impl Builtin {
             Model(_, BatchSizes) => BATCH_SIZES,
             _ => MICROSECONDS,
         }
+    }
+
+    /// Returns whether it shows service level objectives.
+    pub(super) fn is_of_slos(self) -> bool {
+        matches!(self.source(), Model(_, Objective(_)))
     }
 
     /// Returns whether Triton's settings for latencies switch it: durations of requests and of their parts, of every type.

@@ -198,8 +198,8 @@ impl Cache {
             series.replace(&replaced);
             self.depart(&replaced);
         }
-        // The definition may have changed since the series were created.
-        series.define(&self.registry(), &self.clock);
+        // The definition may have changed since the series were created. Locked, so that it does not change meanwhile.
+        series.define(&self.registry.read().unwrap_or_else(PoisonError::into_inner), &self.clock);
         series.set_times(self.times(series));
     }
 

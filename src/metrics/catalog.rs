@@ -10,6 +10,8 @@ mod names;
 mod node;
 mod overrides;
 mod parse;
+pub mod slo_rules;
+mod slos;
 mod warnings;
 mod worker_labels;
 
@@ -24,6 +26,7 @@ pub use difference::Difference;
 pub(super) use names::{check_reserved, is_label_name, is_metric_name};
 pub use overrides::{Overrides, Setting};
 pub use parse::MAX_BYTES;
+pub use slos::{Share, Sli, Slo};
 pub use worker_labels::WorkerLabel;
 
 /// The shipped `metrics.yaml`.
@@ -178,6 +181,7 @@ pub struct Catalog {
     mode: Option<Mode>,
     specs: Vec<MetricSpec>,
     disabled: Vec<MetricSpec>,
+    slos: Vec<Slo>,
     by_name: HashMap<String, MetricId>,
     /// The position in the file of every metric that it defines.
     places: HashMap<String, usize>,
@@ -195,11 +199,12 @@ impl Catalog {
     /// Returns the first error, with its position.
     pub fn parse(text: &str, file: &str) -> Result<Self, CatalogError> {
         let parsed = parse::parse(text, file)?;
-        Ok(Self::new(parsed.mode, (parsed.specs, parsed.disabled), parsed.places))
+        let metrics = (parsed.specs, parsed.disabled);
+        Ok(Self::new((parsed.mode, parsed.slos), metrics, parsed.places))
     }
 
     fn new(
-        mode: Option<Mode>,
+        (mode, slos): (Option<Mode>, Vec<Slo>),
         (specs, disabled): (Vec<MetricSpec>, Vec<MetricSpec>),
         places: HashMap<String, usize>,
     ) -> Self {
@@ -207,7 +212,7 @@ impl Catalog {
         let by_name = specs.iter().map(|spec| spec.name.clone()).zip(ids).collect();
         let mut names = Names::default();
         specs.iter().chain(&disabled).for_each(|spec| names.insert(&spec.name, spec.kind));
-        Self { mode, specs, disabled, by_name, places, names }
+        Self { mode, specs, disabled, slos, by_name, places, names }
     }
 
     /// Returns the catalog with the metric `name` switched on or off. The metric keeps its position in the file's
@@ -223,7 +228,7 @@ impl Catalog {
             let place = |spec: &MetricSpec| self.places.get(&spec.name).copied().unwrap_or(usize::MAX);
             to.insert(to.partition_point(|other| place(other) <= place(&spec)), spec);
         }
-        Self::new(self.mode, (self.specs, self.disabled), self.places)
+        Self::new((self.mode, self.slos), (self.specs, self.disabled), self.places)
     }
 
     /// Returns the catalog with another mode.
@@ -248,7 +253,7 @@ impl Catalog {
     #[must_use]
     pub fn with_metric(mut self, spec: MetricSpec) -> Self {
         self.specs.push(spec);
-        Self::new(self.mode, (self.specs, self.disabled), self.places)
+        Self::new((self.mode, self.slos), (self.specs, self.disabled), self.places)
     }
 
     /// Returns the catalog with this definition in place of the one of the same name.
@@ -256,7 +261,7 @@ impl Catalog {
         if let Some(changed) = self.specs.iter_mut().find(|old| old.name == spec.name) {
             *changed = spec;
         }
-        Self::new(self.mode, (self.specs, self.disabled), self.places)
+        Self::new((self.mode, self.slos), (self.specs, self.disabled), self.places)
     }
 
     /// Returns the catalog of the shipped file.
@@ -272,6 +277,11 @@ impl Catalog {
     /// Returns whether the file or an override sets the mode.
     pub fn names_mode(&self) -> bool {
         self.mode.is_some()
+    }
+
+    /// Returns the service level objectives, in the file's order.
+    pub fn slos(&self) -> &[Slo] {
+        &self.slos
     }
 
     /// Warns about definitions that are valid but probably unintended: a file without active metrics, or a metric that

@@ -25,6 +25,7 @@ pub mod intake;
 pub mod journal;
 mod kind;
 pub mod labels;
+mod objectives;
 pub mod reading;
 pub mod readings;
 pub mod record;

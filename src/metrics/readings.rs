@@ -144,6 +144,14 @@ impl<C: Deref<Target = Cache>> Readings<C> {
                 let read = |state: &InstanceState| (state.as_str(), Reading::Number(Number::Signed(level(state))));
                 by("state", &mut InstanceState::ALL.iter().map(read));
             }
+            ModelValue::Objective(value) => {
+                for objective in model.objectives.current() {
+                    let Some(number) = objective.read(value) else { continue };
+                    let pairs = [("slo", objective.slo()), ("sli", objective.sli())];
+                    let labels: Vec<(&str, &str)> = labels.iter().copied().chain(pairs).collect();
+                    visit(&labels, Reading::Number(number));
+                }
+            }
             _ => {
                 if let Some(reading) = self.of_value(model, spec, value) {
                     visit(&labels, reading);
@@ -172,9 +180,11 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             ModelValue::Quantiles(Stage::Request) if model.cached() => return None,
             ModelValue::Quantiles(stage) => Reading::Summary(durations.summary(stage)?.read()),
             ModelValue::CacheQuantiles(lookup) => Reading::Summary(durations.cache_summary(lookup)?.read()),
-            ModelValue::CacheCount(..) | ModelValue::Failures | ModelValue::Batches | ModelValue::Instances => {
-                return None;
-            }
+            ModelValue::CacheCount(..)
+            | ModelValue::Failures
+            | ModelValue::Batches
+            | ModelValue::Instances
+            | ModelValue::Objective(_) => return None,
         })
     }
 }
@@ -214,14 +224,16 @@ mod tests {
     use crate::id::{ModelName, ModelVersion};
     use crate::metrics::alias::Naming;
     use crate::metrics::cache::Settings;
-    use crate::metrics::catalog::{Overrides, Setting};
+    use crate::metrics::catalog::{Overrides, SHIPPED, Setting};
     use crate::metrics::record;
 
     /// A cache with one model that has a namespace, a tag, and all series that a model may have.
     fn cache() -> Cache {
         let latencies =
             Overrides { settings: vec![Setting::parse("summary_latencies", "true").unwrap()], ..Overrides::default() };
-        let cache = Cache::new(latencies.apply(Catalog::shipped()), Settings::new("h"));
+        let slos = "slos: [{name: fast, latency: {threshold: 1ms, share: 99%}}]";
+        let catalog = Catalog::parse(&format!("{SHIPPED}\n{slos}"), "m.yaml").unwrap();
+        let cache = Cache::new(latencies.apply(catalog), Settings::new("h"));
         let tags = [("team".to_owned(), "t".to_owned())];
         let model = ModelVersion::new(ModelName::in_namespace("/srv/models", "m"), 1);
         let series = cache.model_loaded(&model, &tags);

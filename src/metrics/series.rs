@@ -14,6 +14,7 @@ use super::durations::Durations;
 use super::family::{Registry, Series};
 use super::journal::{Journal, Line};
 use super::labels::{Failure, GRPC_CODES, InstanceState, Outcome, Protocol, Route};
+use super::objectives::Objectives;
 use super::responses::ResponseCells;
 use super::source::{HttpClass, LabelSet};
 use super::summary::CoarseClock;
@@ -56,6 +57,8 @@ pub struct ModelSeries {
     /// By total batch size. The lock is held once for each execution, for a few additions.
     batches: Mutex<BTreeMap<u64, BatchCell>>,
     pub(super) durations: Durations,
+    /// The service level objectives that cover the model.
+    pub(super) objectives: Objectives,
     /// The model's own buckets, by metric name.
     pub(super) own_buckets: Vec<(String, Vec<f64>)>,
     pub(super) sent: [Count; SendReason::ALL.len()],
@@ -117,6 +120,7 @@ impl ModelSeries {
             gpu_memory: Mutex::default(),
             batches: Mutex::default(),
             durations: Durations::default(),
+            objectives: Objectives::default(),
             own_buckets,
             sent: Default::default(),
             owned: Mutex::default(),
@@ -126,8 +130,9 @@ impl ModelSeries {
         }
     }
 
-    /// Creates the distributions that the definition contains.
+    /// Creates the distributions and objectives that the definition contains.
     pub(super) fn define(&self, registry: &Registry, clock: &Arc<CoarseClock>) {
+        self.objectives.define(&self.model.name, registry.catalog().slos());
         self.durations.define(registry, clock, &self.own_buckets);
         if self.cached() {
             self.durations.define_cache(registry, clock);

@@ -59,6 +59,23 @@ pub(super) enum ModelValue {
     Quantiles(Stage),
     /// Quantiles of the response cache's durations, in microseconds.
     CacheQuantiles(Lookup),
+    /// A number of each service level objective that covers the model.
+    Objective(ObjectiveValue),
+}
+
+/// A number of an objective that a metric shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ObjectiveValue {
+    /// Good requests.
+    Good,
+    /// All requests that count.
+    All,
+    /// The required share of good requests.
+    Share,
+    /// The time in seconds in which a request must succeed; latency only.
+    Threshold,
+    /// The part of the error budget that the requests since the model's load have left. Negative if it is overspent.
+    Budget,
 }
 
 /// The unit in which a count is shown.

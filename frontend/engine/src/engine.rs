@@ -170,10 +170,12 @@ impl Engine {
             self.check_open()?;
         }
         let serving = self.inner.loader.models().serving_for(request)?;
-        if self.exiting() && !continues(request, &serving) {
-            return Err(InferError::not_ready(EXITING_TEXT));
-        }
-        serving.check_ready()?;
+        let continuing = !self.exiting() || continues(request, &serving);
+        let ready = match continuing {
+            true => serving.check_ready(),
+            false => Err(InferError::not_ready(EXITING_TEXT)),
+        };
+        ready.inspect_err(|error| record::inference_refused(&serving.series, error.reason))?;
         Ok(serving)
     }
 

@@ -153,7 +153,7 @@ impl<V: Member> Unanswered<V> {
     fn failed(&mut self, error: InferError) -> InferError {
         self.answered = true;
         request_trace::failed(self.traced.as_ref(), &error, clock::now());
-        record::ensemble_failed(self.version.series(), error.reason, clock::now().ns_since(self.started));
+        record::ensemble_failed(self.version.series(), &error, clock::now().ns_since(self.started));
         let message = in_ensemble(&self.version.config().name, &error.message);
         InferError { message, ..error }
     }

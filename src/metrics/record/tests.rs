@@ -314,3 +314,50 @@ fn cost_of_recording() {
     time("batch_executed", &|| batch_executed(&series, 1, &timeline.compute, 1));
     time("request_pending", &|| request_pending(&series, 0));
 }
+
+#[test]
+fn objectives_count_requests_and_follow_a_reload() {
+    let catalog = |slos: &str| Catalog::parse(&format!("slos: [{slos}]"), "m.yaml").unwrap();
+    let up = "{name: up, model: m, availability: 99%}";
+    let cache = Arc::new(Cache::new(
+        catalog(&format!("{up}, {{name: fast, latency: {{threshold: 1ms, share: 50%}}}}")),
+        Settings::new("h"),
+    ));
+    let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    let value = |metric: &str, slo: &str| {
+        let text = render(&cache, Format::Text);
+        let of = |line: &&str| {
+            line.starts_with(&format!("pharos_slo_{metric}{{")) && line.contains(&format!("slo=\"{slo}\""))
+        };
+        text.lines().find(of).map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+    };
+    assert_eq!(value("requests_total", "up"), Some(0.0));
+    inference_done(&series, &TIMELINE, 1);
+    cache_hit(&series, &Timeline { request_end: Instant(2_000_000), ..TIMELINE }, 5);
+    inference_failed(&series, Reason::Backend, 1);
+    inference_failed(&series, Reason::Cancelled, 1_000_001);
+    inference_failed(&series, &InferError::invalid("shape"), 1);
+    ensemble_failed(&series, &InferError::invalid("shape"), 1);
+    inference_refused(&series, Reason::QueueFull);
+    inference_refused(&series, Reason::Invalid);
+    let of = |slo: &str| {
+        ["good_requests_total", "requests_total", "objective_ratio", "latency_threshold_seconds"]
+            .map(|metric| value(metric, slo))
+    };
+    assert_eq!(of("fast"), [Some(1.0), Some(5.0), Some(0.5), Some(0.001)]);
+    assert_eq!(of("up"), [Some(2.0), Some(4.0), Some(0.99), None]);
+    let budget = value("error_budget_remaining_ratio", "fast").unwrap();
+    assert!((budget - (1.0 - 0.8 / 0.5)).abs() < 1e-9, "{budget}");
+
+    let difference = cache.reload(catalog(&up.replace("99%", "98%")));
+    assert_eq!(difference.to_string(), "removed slo fast; changed slo up");
+    assert_eq!((of("up"), of("fast")), ([Some(2.0), Some(4.0), Some(0.98), None], [None; 4]));
+    cache.reload(Catalog::shipped());
+    inference_done(&series, &TIMELINE, 1);
+    assert!(!render(&cache, Format::Text).contains("pharos_slo"));
+    // A model that is loaded later has the objectives from its start.
+    cache.reload(catalog(up));
+    let other = cache.model_loaded(&ModelVersion::new("n", 1), &[]);
+    inference_done(&other, &TIMELINE, 1);
+    assert_eq!(value("requests_total", "up"), Some(0.0), "model n is not covered, and the counts of model m begin at 0");
+}

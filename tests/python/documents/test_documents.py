@@ -485,6 +485,17 @@ def test_a_mistake_in_a_definition(tmp_path):
 
 
 @needs_promtool
+def test_objectives_and_their_rules(tmp_path):
+    """The objectives of the page are valid, and promtool accepts their rules."""
+    definition, commands = of_test("test_objectives_and_their_rules")
+    (tmp_path / "metrics.yaml").write_text(definition.text)
+    path = f"{binary().parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(["sh", "-ec", commands.text], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "slo-rules.yaml").read_text().count("alert: PharosSloBudgetBurn") == 4
+
+
+@needs_promtool
 def test_prometheus_configurations(tmp_path):
     """promtool accepts the configurations, and the query as a recording rule."""
     files = certificates.Files(tmp_path)

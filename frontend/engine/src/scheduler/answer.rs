@@ -136,7 +136,7 @@ impl Driver {
                     record::inference_traced(&self.series, timeline, trace, clock::wall_ms());
                 }
             }
-            Err(error) => record::inference_failed(&self.series, error.reason, timeline.request_ns()),
+            Err(error) => record::inference_failed(&self.series, error, timeline.request_ns()),
         }
     }
 
@@ -154,7 +154,7 @@ impl Driver {
                     record::inference_traced(&self.series, &timeline, trace, clock::wall_ms());
                 }
             }
-            Err(error) => record::inference_failed(&self.series, error.reason, timeline.request_ns()),
+            Err(error) => record::inference_failed(&self.series, &*error, timeline.request_ns()),
         }
     }
 

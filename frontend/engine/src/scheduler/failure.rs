@@ -84,6 +84,8 @@ impl Driver {
         if !reason.refused_on_arrival() {
             let ns = clock::now().ns_since(request.part.request.timeline.request_start);
             record::inference_failed(&self.series, error.reason, ns);
+        } else {
+            record::inference_refused(&self.series, error.reason);
         }
         // Triton includes the request's id only in errors on arrival.
         let named = [
