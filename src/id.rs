@@ -18,6 +18,10 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId(pub u32);
 
+/// The tenant that a request belongs to, unique for the life of the frontend. The default is that of requests without one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantId(pub u16);
+
 /// A correlation id (`sequence_id`); zero and the empty string mean "no sequence".
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CorrelationId {

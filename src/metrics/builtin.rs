@@ -12,12 +12,12 @@ use super::kind::Kind;
 use super::source::LabelSet::{Alias, Full, Tagged};
 use super::source::ModelValue::{
     self, BatchSizes, Batches, CacheCount, CacheQuantiles, Count, Durations, Failures, FirstResponse, Instances,
-    Objective, Pending, Quantiles,
+    Objective, Pending, Quantiles, Tenant,
 };
 use super::source::ObjectiveValue::{All, Budget, Good, Share, Threshold};
 use super::source::Scale::{FractionalMicros, Micros, One, Seconds};
 use super::source::Source::{self, Answers, Family, Model, OpenStreams, RequestFailures, UnloggedFamily};
-use super::source::{HttpClass, Lookup, Stage};
+use super::source::{HttpClass, Lookup, Stage, TenantValue};
 
 /// One metric.
 #[derive(Clone, Copy, Debug)]
@@ -154,6 +154,10 @@ builtins! {
     RepositoryBytes = "pharos_repository_fetched_bytes_total" Counter ["repository"] Family;
     RepositorySeconds = "pharos_repository_fetch_seconds_total" Counter ["repository"] Family;
     RepositoryReachable = "pharos_repository_reachable" Gauge ["repository"] Family;
+    TenantRequests = "pharos_tenant_requests_total" Counter ["model", "version", "tenant"] full(Tenant(TenantValue::Requests));
+    TenantFailures = "pharos_tenant_failures_total" Counter ["model", "version", "tenant"] full(Tenant(TenantValue::Failures));
+    TenantQueue = "pharos_tenant_queue_seconds_total" Counter ["model", "version", "tenant"] full(Tenant(TenantValue::QueueNs));
+    TenantCompute = "pharos_tenant_compute_seconds_total" Counter ["model", "version", "tenant"] full(Tenant(TenantValue::ComputeNs));
     SloGoodRequests = "pharos_slo_good_requests_total" Counter ["model", "version", "slo", "sli"] full(Objective(Good));
     SloRequests = "pharos_slo_requests_total" Counter ["model", "version", "slo", "sli"] full(Objective(All));
     SloObjective = "pharos_slo_objective_ratio" Gauge ["model", "version", "slo", "sli"] full(Objective(Share));
@@ -251,6 +255,11 @@ impl Builtin {
     /// Returns whether it shows service level objectives.
     pub(super) fn is_of_slos(self) -> bool {
         matches!(self.source(), Model(_, Objective(_)))
+    }
+
+    /// Returns whether it shows what tenants have used.
+    pub(super) fn is_of_tenants(self) -> bool {
+        matches!(self.source(), Model(_, Tenant(_)))
     }
 
     /// Returns whether Triton's settings for latencies switch it: durations of requests and of their parts, of every type.

@@ -19,7 +19,8 @@ use super::family::{Family, Registry};
 use super::journal::Journal;
 use super::series::{ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
-use crate::id::ModelVersion;
+use super::tenants::Tenants;
+use crate::id::{ModelVersion, TenantId};
 
 mod batch_times;
 mod detected;
@@ -75,6 +76,8 @@ pub struct Cache {
     requests: RequestSeries,
     clock: Arc<CoarseClock>,
     journal: Arc<Journal>,
+    /// `None` if tenants are not distinguished. Fixed at the start, since requests refer to it without a lock.
+    tenants: Option<Tenants>,
     /// Models that were unloaded since the last visit of the writer of the metric logs. It reads their counters once more.
     unloaded: Mutex<Vec<Arc<ModelSeries>>>,
 }
@@ -84,8 +87,10 @@ impl Cache {
     pub fn new(catalog: Catalog, settings: Settings) -> Self {
         let journal = Arc::new(Journal::new(&settings.hostname));
         journal.set_enabled(catalog.mode() != Mode::Prometheus);
+        let tenants = catalog.tenants().cloned().map(Tenants::new);
         let cache = Self {
             settings,
+            tenants,
             registry: RwLock::new(Arc::new(Registry::new(catalog, Arc::clone(&journal)))),
             journal,
             generation: AtomicU64::new(0),
@@ -132,6 +137,27 @@ impl Cache {
         }
         self.generation.fetch_add(1, Ordering::Release);
         difference
+    }
+
+    /// Checks that a new definition can replace the current one while the server runs.
+    ///
+    /// # Errors
+    /// It assigns requests to tenants by another rule.
+    pub fn check_reload(&self, catalog: &Catalog) -> Result<(), String> {
+        match self.tenants().map(Tenants::rule) == catalog.tenants() {
+            true => Ok(()),
+            false => Err("`tenants` has changed, which needs a restart of the server; nothing is changed".to_owned()),
+        }
+    }
+
+    /// Returns the tenant of a request; `header` gives the value of the header with this name.
+    pub fn tenant<'h>(&self, header: impl FnOnce(&str) -> Option<&'h [u8]>) -> TenantId {
+        let of = |tenants: &Tenants| tenants.of(header(&tenants.rule().header).unwrap_or_default());
+        self.tenants().map_or_else(TenantId::default, of)
+    }
+
+    pub(super) fn tenants(&self) -> Option<&Tenants> {
+        self.tenants.as_ref()
     }
 
     /// Returns the queue of the metric logs.
@@ -184,7 +210,7 @@ impl Cache {
         tags: &[(String, String)],
         buckets: Vec<(String, Vec<f64>)>,
     ) -> Arc<ModelSeries> {
-        let series = Arc::new(ModelSeries::new(model, tags, buckets, Arc::clone(&self.journal)));
+        let series = Arc::new(ModelSeries::new(model, tags, buckets, (Arc::clone(&self.journal), self.tenants())));
         series.define(&self.registry(), &self.clock);
         series.set_times(self.times(&series));
         series

@@ -12,6 +12,7 @@ mod overrides;
 mod parse;
 pub mod slo_rules;
 mod slos;
+mod tenants;
 mod warnings;
 mod worker_labels;
 
@@ -27,6 +28,7 @@ pub(super) use names::{check_reserved, is_label_name, is_metric_name};
 pub use overrides::{Overrides, Setting};
 pub use parse::MAX_BYTES;
 pub use slos::{Share, Sli, Slo};
+pub use tenants::{TenantRule, is_tenant_name};
 pub use worker_labels::WorkerLabel;
 
 /// The shipped `metrics.yaml`.
@@ -175,13 +177,21 @@ pub struct CatalogError {
     pub message: String,
 }
 
+/// What a file defines besides metrics.
+#[derive(Clone, Debug, Default)]
+struct Globals {
+    /// `None` if the file does not set it.
+    mode: Option<Mode>,
+    slos: Vec<Slo>,
+    tenants: Option<TenantRule>,
+}
+
 /// All metrics of one `metrics.yaml`, in its order.
 #[derive(Clone, Debug)]
 pub struct Catalog {
-    mode: Option<Mode>,
     specs: Vec<MetricSpec>,
     disabled: Vec<MetricSpec>,
-    slos: Vec<Slo>,
+    globals: Globals,
     by_name: HashMap<String, MetricId>,
     /// The position in the file of every metric that it defines.
     places: HashMap<String, usize>,
@@ -200,11 +210,11 @@ impl Catalog {
     pub fn parse(text: &str, file: &str) -> Result<Self, CatalogError> {
         let parsed = parse::parse(text, file)?;
         let metrics = (parsed.specs, parsed.disabled);
-        Ok(Self::new((parsed.mode, parsed.slos), metrics, parsed.places))
+        Ok(Self::new(parsed.globals, metrics, parsed.places))
     }
 
     fn new(
-        (mode, slos): (Option<Mode>, Vec<Slo>),
+        globals: Globals,
         (specs, disabled): (Vec<MetricSpec>, Vec<MetricSpec>),
         places: HashMap<String, usize>,
     ) -> Self {
@@ -212,7 +222,7 @@ impl Catalog {
         let by_name = specs.iter().map(|spec| spec.name.clone()).zip(ids).collect();
         let mut names = Names::default();
         specs.iter().chain(&disabled).for_each(|spec| names.insert(&spec.name, spec.kind));
-        Self { mode, specs, disabled, slos, by_name, places, names }
+        Self { specs, disabled, globals, by_name, places, names }
     }
 
     /// Returns the catalog with the metric `name` switched on or off. The metric keeps its position in the file's
@@ -228,13 +238,13 @@ impl Catalog {
             let place = |spec: &MetricSpec| self.places.get(&spec.name).copied().unwrap_or(usize::MAX);
             to.insert(to.partition_point(|other| place(other) <= place(&spec)), spec);
         }
-        Self::new((self.mode, self.slos), (self.specs, self.disabled), self.places)
+        Self::new(self.globals, (self.specs, self.disabled), self.places)
     }
 
     /// Returns the catalog with another mode.
     #[must_use]
     pub fn with_mode(mut self, mode: Mode) -> Self {
-        self.mode = Some(mode);
+        self.globals.mode = Some(mode);
         self
     }
 
@@ -253,7 +263,7 @@ impl Catalog {
     #[must_use]
     pub fn with_metric(mut self, spec: MetricSpec) -> Self {
         self.specs.push(spec);
-        Self::new((self.mode, self.slos), (self.specs, self.disabled), self.places)
+        Self::new(self.globals, (self.specs, self.disabled), self.places)
     }
 
     /// Returns the catalog with this definition in place of the one of the same name.
@@ -261,7 +271,7 @@ impl Catalog {
         if let Some(changed) = self.specs.iter_mut().find(|old| old.name == spec.name) {
             *changed = spec;
         }
-        Self::new((self.mode, self.slos), (self.specs, self.disabled), self.places)
+        Self::new(self.globals, (self.specs, self.disabled), self.places)
     }
 
     /// Returns the catalog of the shipped file.
@@ -271,17 +281,22 @@ impl Catalog {
 
     /// Returns how metrics leave the server; [`Mode::Both`] if neither the file nor an override sets it.
     pub fn mode(&self) -> Mode {
-        self.mode.unwrap_or(Mode::Both)
+        self.globals.mode.unwrap_or(Mode::Both)
     }
 
     /// Returns whether the file or an override sets the mode.
     pub fn names_mode(&self) -> bool {
-        self.mode.is_some()
+        self.globals.mode.is_some()
     }
 
     /// Returns the service level objectives, in the file's order.
     pub fn slos(&self) -> &[Slo] {
-        &self.slos
+        &self.globals.slos
+    }
+
+    /// Returns the rule that assigns requests to tenants; `None` if tenants are not distinguished.
+    pub fn tenants(&self) -> Option<&TenantRule> {
+        self.globals.tenants.as_ref()
     }
 
     /// Warns about definitions that are valid but probably unintended: a file without active metrics, or a metric that

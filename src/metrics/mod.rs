@@ -36,5 +36,6 @@ mod source;
 pub mod statistics;
 pub mod statsd;
 pub mod summary;
+mod tenants;
 pub mod tslog;
 pub mod worker_lines;

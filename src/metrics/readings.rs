@@ -144,6 +144,13 @@ impl<C: Deref<Target = Cache>> Readings<C> {
                 let read = |state: &InstanceState| (state.as_str(), Reading::Number(Number::Signed(level(state))));
                 by("state", &mut InstanceState::ALL.iter().map(read));
             }
+            ModelValue::Tenant(value) => {
+                for (tenant, usage) in model.tenants.all() {
+                    let tenant = self.cache.tenants().map_or("", |tenants| tenants.name(tenant));
+                    let labels: Vec<(&str, &str)> = labels.iter().copied().chain([("tenant", tenant)]).collect();
+                    visit(&labels, scaled(usage.get(value), value.scale()));
+                }
+            }
             ModelValue::Objective(value) => {
                 for objective in model.objectives.current() {
                     let Some(number) = objective.read(value) else { continue };
@@ -184,7 +191,8 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             | ModelValue::Failures
             | ModelValue::Batches
             | ModelValue::Instances
-            | ModelValue::Objective(_) => return None,
+            | ModelValue::Objective(_)
+            | ModelValue::Tenant(_) => return None,
         })
     }
 }
@@ -221,6 +229,7 @@ fn batch_sizes(model: &ModelSeries, bounds: &[f64]) -> Histogram {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::error::Reason;
     use crate::id::{ModelName, ModelVersion};
     use crate::metrics::alias::Naming;
     use crate::metrics::cache::Settings;
@@ -231,7 +240,7 @@ mod tests {
     fn cache() -> Cache {
         let latencies =
             Overrides { settings: vec![Setting::parse("summary_latencies", "true").unwrap()], ..Overrides::default() };
-        let slos = "slos: [{name: fast, latency: {threshold: 1ms, share: 99%}}]";
+        let slos = "slos: [{name: fast, latency: {threshold: 1ms, share: 99%}}]\ntenants: {header: tenant}";
         let catalog = Catalog::parse(&format!("{SHIPPED}\n{slos}"), "m.yaml").unwrap();
         let cache = Cache::new(latencies.apply(catalog), Settings::new("h"));
         let tags = [("team".to_owned(), "t".to_owned())];
@@ -240,6 +249,7 @@ mod tests {
         cache.model_cached(&series);
         cache.model_decoupled(&series);
         record::inference_requested(&series);
+        record::tenant_failed(&series, cache.tenant(|_| Some(b"t")), Reason::Backend);
         cache
     }
 

@@ -7,6 +7,7 @@
 
 mod connections;
 mod stores;
+mod tenants;
 
 use std::sync::Arc;
 
@@ -28,6 +29,7 @@ pub use connections::{
     listener_opened,
 };
 pub use stores::{object_fetch_failed, object_fetched, store_opened, store_polled};
+pub use tenants::{tenant_failed, tenant_rescheduled, tenant_served};
 
 /// Counts a predict request that was parsed and whose model was found. The model's checks or the queue may still refuse it.
 pub fn inference_requested(series: &ModelSeries) {

@@ -18,6 +18,7 @@ use super::objectives::Objectives;
 use super::responses::ResponseCells;
 use super::source::{HttpClass, LabelSet};
 use super::summary::CoarseClock;
+use super::tenants::{ByTenant, Tenants};
 use crate::error::Reason;
 use crate::id::ModelVersion;
 use crate::timeline::SendReason;
@@ -59,6 +60,7 @@ pub struct ModelSeries {
     pub(super) durations: Durations,
     /// The service level objectives that cover the model.
     pub(super) objectives: Objectives,
+    pub(super) tenants: ByTenant,
     /// The model's own buckets, by metric name.
     pub(super) own_buckets: Vec<(String, Vec<f64>)>,
     pub(super) sent: [Count; SendReason::ALL.len()],
@@ -91,7 +93,7 @@ impl ModelSeries {
         model: &ModelVersion,
         tags: &[(String, String)],
         own_buckets: Vec<(String, Vec<f64>)>,
-        journal: Arc<Journal>,
+        (journal, tenants): (Arc<Journal>, Option<&Tenants>),
     ) -> Self {
         let mut labels: Vec<(String, String)> = Vec::with_capacity(tags.len() + 1);
         labels.extend(model.name.namespace().map(|namespace| ("namespace".to_owned(), namespace.to_owned())));
@@ -121,6 +123,7 @@ impl ModelSeries {
             batches: Mutex::default(),
             durations: Durations::default(),
             objectives: Objectives::default(),
+            tenants: ByTenant::new(tenants),
             own_buckets,
             sent: Default::default(),
             owned: Mutex::default(),

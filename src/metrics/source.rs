@@ -61,6 +61,8 @@ pub(super) enum ModelValue {
     CacheQuantiles(Lookup),
     /// A number of each service level objective that covers the model.
     Objective(ObjectiveValue),
+    /// What each tenant has used of the model.
+    Tenant(TenantValue),
 }
 
 /// A number of an objective that a metric shows.
@@ -76,6 +78,29 @@ pub(super) enum ObjectiveValue {
     Threshold,
     /// The part of the error budget that the requests since the model's load have left. Negative if it is overspent.
     Budget,
+}
+
+/// What a tenant has used of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TenantValue {
+    /// Successful and failed requests.
+    Requests,
+    /// Failed requests.
+    Failures,
+    /// Nanoseconds in the queue.
+    QueueNs,
+    /// Nanoseconds of inputs, execution and outputs.
+    ComputeNs,
+}
+
+impl TenantValue {
+    /// Returns the unit in which it is shown.
+    pub(super) fn scale(self) -> Scale {
+        match self {
+            Self::Requests | Self::Failures => Scale::One,
+            Self::QueueNs | Self::ComputeNs => Scale::Seconds,
+        }
+    }
 }
 
 /// The unit in which a count is shown.

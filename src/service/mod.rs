@@ -25,6 +25,7 @@ pub use self::naming::{Naming, Resolved};
 pub use self::responses::{Responses, Streamed};
 pub use self::trace::{TraceSettings, unchangeable_trace_setting};
 use crate::error::{InferError, Reason};
+use crate::id::TenantId;
 use crate::infer::{InferRequest, InferResponse};
 use crate::metrics::exposition::{Format, Names};
 pub use crate::metrics::labels::{Protocol, Route};
@@ -223,6 +224,9 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
 
     /// Begins to trace a request to a model, if it is sampled. `header` gives the headers (or metadata) of the request by name.
     fn trace(&self, model: &str, header: impl Fn(&str) -> Option<String>) -> Option<Traced>;
+
+    /// Returns the tenant of a request, which is charged for it. `header` gives the value of a header (or metadata) by name.
+    fn tenant<'h>(&self, header: impl FnOnce(&str) -> Option<&'h [u8]>) -> TenantId;
 
     /// Returns the trace settings of a model, or (empty) of the server.
     ///

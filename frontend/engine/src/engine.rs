@@ -118,6 +118,7 @@ impl Engine {
     /// The definition cannot be read or is invalid; nothing has changed then.
     pub fn reload_metrics(&self, source: &Source) -> Result<Difference, String> {
         let read = source.read();
+        let read = read.and_then(|read| self.inner.cache.check_reload(&read.catalog).map(|()| read));
         let succeeded = read.is_ok();
         let result = read.map(|Definition { text, catalog, .. }| {
             let difference = self.inner.cache.reload(catalog);

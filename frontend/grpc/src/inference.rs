@@ -154,8 +154,9 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         let infer = async {
             let trace = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
             let trace = trace.and_then(TraceId::from_traceparent);
+            let tenant = trace::tenant(&self.0, request.metadata());
             let mut request = decode((request.into_inner(), inputs), &self.0)?;
-            request.trace = trace;
+            (request.trace, request.tenant) = (trace, tenant);
             forwarded.add_to(&mut request);
             request.timeline.received = account.received;
             GRPC.received(traced.as_ref(), read, &mut request);

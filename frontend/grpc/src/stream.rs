@@ -220,6 +220,7 @@ impl<S: Service> Reading<S> {
         let mut decoded = codec::decode_for((message, Inputs::default()), &self.service)?;
         self.forwarded.add_to(&mut decoded);
         decoded.timeline.received = received;
+        decoded.tenant = trace::tenant(&self.service, &self.metadata);
         GRPC.received(traced, self.service.now(), &mut decoded);
         decoded.timeline.request_start = self.service.now();
         let wants_empty = decoded.empty_final_response;

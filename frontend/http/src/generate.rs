@@ -21,7 +21,7 @@ use super::Edge;
 use super::answer::{self, Answer, Failure};
 use super::codec;
 use super::headers::{TRACEPARENT, text};
-use super::infer::{LONG, forward, on_a_thread_if};
+use super::infer::{LONG, forward, on_a_thread_if, tenant};
 use super::model::ModelPath;
 use super::trace;
 use events::Events;
@@ -137,6 +137,7 @@ async fn begin_traced<S: Service>(
     })
     .await?;
     forward(edge, &parts.headers, &mut request)?;
+    request.tenant = tenant(&edge.service, &parts.headers);
     HTTP.received(traced, edge.service.now(), &mut request);
     request.timeline.request_start = edge.service.now();
     edge.service.stream(request)

@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
 use http::{HeaderMap, Request};
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::id::TraceId;
+use pharos::id::{TenantId, TraceId};
 use pharos::infer::{InferRequest, InferResponse, Parameter};
 use pharos::request_trace::Traced;
 use pharos::service::{Endpoint, Service};
@@ -65,6 +65,7 @@ pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request:
             received_request.map_err(|error| edge.service.model_metadata(&model, &version).err().unwrap_or(error))?;
         request.trace = trace;
         forward(edge, &parts.headers, &mut request)?;
+        request.tenant = tenant(&edge.service, &parts.headers);
         let response = execute(&edge.service, request, traced.as_ref(), received).await?;
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 2 };
@@ -92,6 +93,11 @@ pub(super) async fn execute<S: Service>(
     let response = service.infer(request, Endpoint::HttpInfer).await;
     request_trace::complete(traced);
     response
+}
+
+/// Returns the tenant that a request with these headers belongs to.
+pub(super) fn tenant<S: Service>(service: &S, headers: &HeaderMap) -> TenantId {
+    service.tenant(|name| headers.get(name).map(HeaderValue::as_bytes))
 }
 
 /// Adds the headers that match the forward pattern as parameters.

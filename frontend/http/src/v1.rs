@@ -23,7 +23,7 @@ use serde_json::json;
 use super::answer::{Answer, Failure};
 use super::generate::{check_encoding, read};
 use super::headers::{TRACEPARENT, text};
-use super::infer::{LONG, execute, forward, on_a_thread_if};
+use super::infer::{LONG, execute, forward, on_a_thread_if, tenant};
 use super::model::ModelPath;
 use super::{Edge, answer, trace};
 use pharos_listener::request_trace::HTTP;
@@ -124,6 +124,7 @@ async fn receive<S: Service>(
         ..InferRequest::default()
     };
     forward(edge, headers, &mut request)?;
+    request.tenant = tenant(&edge.service, headers);
     Ok((request, form))
 }
 

@@ -8,9 +8,11 @@ use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess};
 use super::fields::{Buckets, Enabled, Help, Label, Labels, Modes, Name, Quantiles, Unit};
 use super::names::Names;
 use super::node::{Key, Node, Seed};
-use super::slos::{Slo, Slos};
+use super::slos::Slos;
+use super::tenants::Tenants;
 use super::{
-    CatalogError, DEFAULT_QUANTILES, Kind, MetricSpec, Mode, RECORDED_BY_WORKER, SHIPPED, Section, Views, WorkerLabel,
+    CatalogError, DEFAULT_QUANTILES, Globals, Kind, MetricSpec, Mode, RECORDED_BY_WORKER, SHIPPED, Section, Views,
+    WorkerLabel,
 };
 use super::{anchors, worker_labels};
 use crate::metrics::builtin::Builtin;
@@ -19,11 +21,9 @@ use crate::metrics::emitter::default_buckets;
 /// The content of a file, checked.
 #[derive(Default)]
 pub(super) struct Parsed {
-    /// `None` if the file does not set it.
-    pub(super) mode: Option<Mode>,
+    pub(super) globals: Globals,
     pub(super) specs: Vec<MetricSpec>,
     pub(super) disabled: Vec<MetricSpec>,
-    pub(super) slos: Vec<Slo>,
     /// The position in the file of each metric.
     pub(super) places: HashMap<String, usize>,
 }
@@ -42,12 +42,15 @@ impl Parsed {
         }
     }
 
-    /// Adds the metrics of objectives that the file does not define, as the shipped file defines them.
-    fn add_slo_metrics(&mut self) {
-        let named = |name: &str| Builtin::from_name(name).is_some_and(Builtin::is_of_slos);
-        let wanted =
-            if self.slos.is_empty() { Vec::new() } else { read(SHIPPED, "").map_or(Vec::new(), |all| all.specs) };
-        for spec in wanted.into_iter().filter(|spec| named(&spec.name)) {
+    /// Adds the metrics of objectives and tenants that the file does not define, as the shipped file defines them.
+    fn add_implied_metrics(&mut self) {
+        let (slos, tenants) = (!self.globals.slos.is_empty(), self.globals.tenants.is_some());
+        if !slos && !tenants {
+            return;
+        }
+        let implied = |builtin: Builtin| (slos && builtin.is_of_slos()) || (tenants && builtin.is_of_tenants());
+        let shipped = read(SHIPPED, "").map_or(Vec::new(), |shipped| shipped.specs);
+        for spec in shipped.into_iter().filter(|spec| spec.builtin.is_some_and(implied)) {
             if self.all().all(|other| other.name != spec.name) {
                 self.places.insert(spec.name.clone(), self.places.len());
                 self.specs.push(spec);
@@ -84,7 +87,7 @@ const MAX_DEPTH: usize = 1000;
 /// Parses the text of a `metrics.yaml`.
 pub(super) fn parse(text: &str, file: &str) -> Result<Parsed, CatalogError> {
     let mut parsed = read(text, file)?;
-    parsed.add_slo_metrics();
+    parsed.add_implied_metrics();
     parsed.fill_help();
     Ok(parsed)
 }
@@ -132,16 +135,17 @@ struct File;
 impl<'de> Node<'de> for File {
     type Out = Parsed;
     fn expected(&self) -> &'static str {
-        "a mapping with mode, dimensions, slos, ts_metrics and model_metrics"
+        "a mapping with mode, dimensions, slos, tenants, ts_metrics and model_metrics"
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
         let mut parsed = Parsed::default();
         let (mut seen, mut names, mut form) = (Vec::new(), Names::default(), Form::Designed);
-        let allowed = &["mode", "dimensions", "slos", "ts_metrics", "model_metrics"];
+        let allowed = &["mode", "dimensions", "slos", "tenants", "ts_metrics", "model_metrics"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
-                "mode" => parsed.mode = Some(map.next_value_seed(Seed(ModeName))?),
-                "slos" => parsed.slos = map.next_value_seed(Seed(Slos))?,
+                "mode" => parsed.globals.mode = Some(map.next_value_seed(Seed(ModeName))?),
+                "slos" => parsed.globals.slos = map.next_value_seed(Seed(Slos))?,
+                "tenants" => parsed.globals.tenants = Some(map.next_value_seed(Seed(Tenants))?),
                 "dimensions" => form = map.next_value_seed(Seed(Aliases))?,
                 _ => {
                     let section = if key == "ts_metrics" { Section::Frontend } else { Section::Model };

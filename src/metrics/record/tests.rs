@@ -359,5 +359,46 @@ fn objectives_count_requests_and_follow_a_reload() {
     cache.reload(catalog(up));
     let other = cache.model_loaded(&ModelVersion::new("n", 1), &[]);
     inference_done(&other, &TIMELINE, 1);
-    assert_eq!(value("requests_total", "up"), Some(0.0), "model n is not covered, and the counts of model m begin at 0");
+    assert_eq!(
+        value("requests_total", "up"),
+        Some(0.0),
+        "model n is not covered, and the counts of model m begin at 0"
+    );
+}
+
+#[test]
+fn tenants_are_charged_as_their_model() {
+    let catalog = |limit: usize| Catalog::parse(&format!("tenants: {{header: x, limit: {limit}}}"), "m.yaml").unwrap();
+    let cache = Arc::new(Cache::new(catalog(1), Settings::new("h")));
+    let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    let tenant = |name: &'static str| {
+        cache.tenant(|header| {
+            assert_eq!(header, "x");
+            Some(name.as_bytes())
+        })
+    };
+    tenant_served(&series, tenant("a"), &TIMELINE);
+    tenant_rescheduled(&series, tenant("a"), &TIMELINE);
+    tenant_failed(&series, tenant("b"), Reason::Backend);
+    // Not a failure of the model.
+    tenant_failed(&series, tenant("b"), Reason::Invalid);
+    tenant_served(&series, cache.tenant(|_| None), &TIMELINE);
+    let text = render(&cache, Format::Text);
+    for expected in [
+        "pharos_tenant_requests_total{model=\"m\",version=\"1\",tenant=\"a\"} 1",
+        "pharos_tenant_requests_total{model=\"m\",version=\"1\",tenant=\"none\"} 1",
+        "pharos_tenant_failures_total{model=\"m\",version=\"1\",tenant=\"other\"} 1",
+        "pharos_tenant_queue_seconds_total{model=\"m\",version=\"1\",tenant=\"a\"} 0.001",
+        "pharos_tenant_compute_seconds_total{model=\"m\",version=\"1\",tenant=\"a\"} 0.00206",
+    ] {
+        assert!(text.lines().any(|line| line == expected), "{expected}\n{text}");
+    }
+    assert_eq!(cache.check_reload(&catalog(1)), Ok(()));
+    for other in [catalog(2), Catalog::shipped()] {
+        assert!(cache.check_reload(&other).unwrap_err().contains("`tenants` has changed"));
+    }
+    // A server that does not distinguish tenants counts nothing, and reads no header.
+    let (cache, series) = loaded();
+    tenant_served(&series, cache.tenant(|_| unreachable!()), &TIMELINE);
+    assert!(!render(&cache, Format::Text).contains("pharos_tenant"));
 }

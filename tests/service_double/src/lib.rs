@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::id::TenantId;
 use pharos::infer::{InferOutput, InferRequest, InferResponse};
 use pharos::metrics::exposition::{Format, Names};
 use pharos::metrics::statistics::ModelStatistics;
@@ -252,6 +253,10 @@ impl Service for EchoService {
     /// Never samples a request, but settings can be changed.
     fn trace(&self, _: &str, _: impl Fn(&str) -> Option<String>) -> Option<Traced> {
         None
+    }
+
+    fn tenant<'h>(&self, _: impl FnOnce(&str) -> Option<&'h [u8]>) -> TenantId {
+        TenantId::default()
     }
 
     fn trace_settings(&self, model: &str) -> Result<TraceSettings, InferError> {

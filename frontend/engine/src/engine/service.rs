@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::id::TenantId;
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::exposition::{self, Format, Names};
 use pharos::metrics::labels::Outcome;
@@ -220,6 +221,10 @@ impl Service for Engine {
 
     fn trace(&self, model: &str, header: impl Fn(&str) -> Option<String>) -> Option<Traced> {
         self.inner.traces.sample(model, header)
+    }
+
+    fn tenant<'h>(&self, header: impl FnOnce(&str) -> Option<&'h [u8]>) -> TenantId {
+        self.inner.cache.tenant(header)
     }
 
     fn trace_settings(&self, model: &str) -> Result<TraceSettings, InferError> {

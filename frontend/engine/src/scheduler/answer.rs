@@ -131,13 +131,20 @@ impl Driver {
         match answer {
             Ok(_) => {
                 record::inference_done(&self.series, timeline, part.checked.batch_size);
+                record::tenant_served(&self.series, part.request.tenant, timeline);
                 record::request_times(&self.series, timeline);
                 if let Some(trace) = part.request.trace {
                     record::inference_traced(&self.series, timeline, trace, clock::wall_ms());
                 }
             }
-            Err(error) => record::inference_failed(&self.series, error, timeline.request_ns()),
+            Err(error) => self.record_failed(part, error, timeline.request_ns()),
         }
+    }
+
+    /// Records that a request failed after it had entered the queue.
+    pub(super) fn record_failed(&self, part: &Part, error: &InferError, request_ns: u64) {
+        record::inference_failed(&self.series, error, request_ns);
+        record::tenant_failed(&self.series, part.request.tenant, error.reason);
     }
 
     /// Completes the stamps of an answer and records it.
@@ -150,11 +157,12 @@ impl Driver {
             Ok(response) => {
                 response.timeline = timeline;
                 record::inference_done(&self.series, &timeline, part.checked.batch_size);
+                record::tenant_served(&self.series, part.request.tenant, &timeline);
                 if let Some(trace) = part.request.trace {
                     record::inference_traced(&self.series, &timeline, trace, clock::wall_ms());
                 }
             }
-            Err(error) => record::inference_failed(&self.series, &*error, timeline.request_ns()),
+            Err(error) => self.record_failed(part, error, timeline.request_ns()),
         }
     }
 

@@ -30,6 +30,7 @@ pub(crate) fn answer_found(
     timeline.compute = ComputeStamps { start: started, input_end: started, output_start: started, end: started };
     timeline.request_end = clock::now();
     record::cache_hit(series, timeline, ended.ns_since(started));
+    record::tenant_served(series, request.tenant, timeline);
     request_trace::found(request, &response.outputs, timeline.request_end);
     if let Some(trace) = request.trace {
         record::inference_traced(series, timeline, trace, clock::wall_ms());
@@ -99,6 +100,7 @@ impl Drop for LookUpGuard<'_> {
         let now = clock::now();
         let ns = now.ns_since(self.request.timeline.request_start);
         record::inference_failed(&self.driver.series, Reason::Cancelled, ns);
+        record::tenant_failed(&self.driver.series, self.request.tenant, Reason::Cancelled);
         request_trace::failed(self.request.traced.as_ref(), &InferError::cancelled(), now);
         if self.driver.ordered {
             self.driver.turn(now, |state| {

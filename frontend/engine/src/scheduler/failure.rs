@@ -67,7 +67,7 @@ impl Driver {
                             () if !request.retried => lost(&self.model, "while it executed this request"),
                             () => lost(&self.model, "twice while it executed this request"),
                         };
-                        record::inference_failed(&self.series, error.reason, ns);
+                        self.record_failed(&request.part, &error, ns);
                         request_trace::failed(request.part.request.traced.as_ref(), &error, now);
                         self.finish(state, id, request, Err(error));
                     }
@@ -83,7 +83,7 @@ impl Driver {
         let error = self.error(reason, &request);
         if !reason.refused_on_arrival() {
             let ns = clock::now().ns_since(request.part.request.timeline.request_start);
-            record::inference_failed(&self.series, error.reason, ns);
+            self.record_failed(&request.part, &error, ns);
         } else {
             record::inference_refused(&self.series, error.reason);
         }
@@ -124,7 +124,7 @@ impl Driver {
             state.scheduler.batch_unsent(instance, now);
             for (id, request) in unsent.requests.into_iter().filter(|(_, request)| !request.part.padding) {
                 let ns = now.ns_since(request.part.request.timeline.request_start);
-                record::inference_failed(&self.series, error.reason, ns);
+                self.record_failed(&request.part, error, ns);
                 let error = error.clone().with_request_id(&request.part.request.id);
                 request_trace::failed(request.part.request.traced.as_ref(), &error, now);
                 self.finish(state, id, request, Err(error));

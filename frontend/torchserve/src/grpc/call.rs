@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::stream;
 use pharos::error::InferError;
-use pharos::id::CorrelationId;
+use pharos::id::{CorrelationId, TenantId};
 use pharos::infer::InferRequest;
 use pharos::service::{Management, Responses, Streamed};
 use pharos::timeline::Instant;
@@ -49,7 +49,11 @@ impl<S: Management> Call<S> {
     ///
     /// # Errors
     /// The model is unknown or has no worker, or the request is malformed.
-    pub(super) fn begin(shared: &Arc<Shared<S>>, asked: PredictionsRequest, starts: bool) -> Result<Self, Status> {
+    pub(super) fn begin(
+        shared: &Arc<Shared<S>>,
+        asked: PredictionsRequest,
+        (starts, tenant): (bool, TenantId),
+    ) -> Result<Self, Status> {
         let PredictionsRequest { model_name, model_version, input, sequence_id } = asked;
         if model_name.is_empty() {
             let refused = Refused::bad_request("Parameter model_name is required.");
@@ -80,6 +84,7 @@ impl<S: Management> Call<S> {
             request.correlation_id = CorrelationId::String(id);
             request.sequence_start = starts;
         }
+        request.tenant = tenant;
         request.timeline.received = received;
         request.timeline.request_start = received;
         let (model, asked_version, shared) = (model_name, model_version, shared.clone());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::Response;
 use http::header::EXPECT;
-use http::{Method, StatusCode};
+use http::{HeaderValue, Method, StatusCode};
 use hyper::ext::ReasonPhrase;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::{CorrelationId, TraceId};
@@ -58,7 +58,8 @@ pub(super) async fn predict<S: Management>(
     let sequence = version.deployment().sequence.is_some().then(|| sequence(shared, head, &mut call));
     let too_long = || Refused::bad_request("The parts of the request are too long");
     let request = handler_call::request((called.0, called.1, &head.id), &parts, call).ok_or_else(too_long)?;
-    let request = complete(request, head, sequence);
+    let mut request = complete(request, head, sequence);
+    request.tenant = shared.service.tenant(|name| head.headers.get(name).map(HeaderValue::as_bytes));
     let answered = async {
         let mut responses = shared.service.stream(request)?;
         let first = first_of(&mut responses, &version, head.received).await?;
