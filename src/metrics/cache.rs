@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use super::alias::{AliasCounts, ByAlias, Naming};
 use super::builtin::Builtin;
-use super::catalog::{Catalog, Difference, Kind, MetricSpec, Mode, Views};
+use super::catalog::{Catalog, Difference, Kind, MetricSpec, Mode, TenantSource, Views};
 use super::channel::Definition;
 use super::family::{Family, Registry};
 use super::journal::Journal;
@@ -150,10 +150,14 @@ impl Cache {
         }
     }
 
-    /// Returns the tenant of a request; `header` gives the value of the header with this name.
-    pub fn tenant<'h>(&self, header: impl FnOnce(&str) -> Option<&'h [u8]>) -> TenantId {
-        let of = |tenants: &Tenants| tenants.of(header(&tenants.rule().header).unwrap_or_default());
-        self.tenants().map_or_else(TenantId::default, of)
+    /// Returns where the names of tenants come from; `None` if tenants are not distinguished.
+    pub fn tenant_source(&self) -> Option<&TenantSource> {
+        self.tenants().map(|tenants| &tenants.rule().source)
+    }
+
+    /// Returns the tenant of this name. An empty name is that of no tenant.
+    pub fn tenant(&self, name: &[u8]) -> TenantId {
+        self.tenants().map_or_else(TenantId::default, |tenants| tenants.of(name))
     }
 
     pub(super) fn tenants(&self) -> Option<&Tenants> {

@@ -28,7 +28,7 @@ pub(super) use names::{check_reserved, is_label_name, is_metric_name};
 pub use overrides::{Overrides, Setting};
 pub use parse::MAX_BYTES;
 pub use slos::{Share, Sli, Slo};
-pub use tenants::{TenantRule, is_tenant_name};
+pub use tenants::{TenantRule, TenantSource};
 pub use worker_labels::WorkerLabel;
 
 /// The shipped `metrics.yaml`.

@@ -249,7 +249,7 @@ mod tests {
         cache.model_cached(&series);
         cache.model_decoupled(&series);
         record::inference_requested(&series);
-        record::tenant_failed(&series, cache.tenant(|_| Some(b"t")), Reason::Backend);
+        record::tenant_failed(&series, cache.tenant(b"t"), Reason::Backend);
         cache
     }
 

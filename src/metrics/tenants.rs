@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::atomic::Count;
-use super::catalog::{TenantRule, is_tenant_name};
+use super::catalog::TenantRule;
 use super::source::TenantValue;
 use crate::id::TenantId;
 
@@ -54,7 +54,7 @@ impl Tenants {
     pub(super) fn of(&self, name: &[u8]) -> TenantId {
         match std::str::from_utf8(name) {
             Ok("" | NONE) => TenantId::default(),
-            Ok(text) if is_tenant_name(name) => self.place(text),
+            Ok(text) if TenantId::is_name(name) => self.place(text),
             _ => OTHER_ID,
         }
     }

@@ -7,15 +7,17 @@ mod trace;
 mod workers;
 
 use std::borrow::Cow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
+use pharos::access::tokens::Keyring;
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::id::TenantId;
 use pharos::infer::{CorrelationId, InferRequest, Parameter};
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::{self, Cache};
-use pharos::metrics::catalog::Difference;
+use pharos::metrics::catalog::{Difference, TenantSource};
 use pharos::metrics::labels::{self, Protocol};
 use pharos::metrics::record;
 use pharos::model::Scheduling;
@@ -63,6 +65,8 @@ struct Inner {
     shared_memory: SharedMemory,
     gpus: Arc<system::LatestGpus>,
     phase: AtomicU8,
+    /// The tokens that name the tenants of requests.
+    tokens: OnceLock<Arc<RwLock<Keyring>>>,
 }
 
 /// An open stream of a client; dropping it updates the gauge of open streams.
@@ -97,8 +101,8 @@ impl Engine {
         let loader = Arc::new(loader.map_err(std::io::Error::other)?);
         let shared_memory = SharedMemory::new(settings.shared_memory.clone());
         let traces = Traces::start(&settings.trace, &cache)?;
-        let (gpus, phase) = (Arc::default(), AtomicU8::new(LOADING));
-        let inner = Arc::new(Inner { settings, cache, loader, shared_memory, traces, gpus, phase });
+        let (gpus, phase, tokens) = (Arc::default(), AtomicU8::new(LOADING), OnceLock::new());
+        let inner = Arc::new(Inner { settings, cache, loader, shared_memory, traces, gpus, phase, tokens });
         Ok(Self { inner, naming: None })
     }
 
@@ -110,6 +114,32 @@ impl Engine {
         let failures = self.inner.loader.load_at_start().await?;
         let _ = self.inner.phase.compare_exchange(LOADING, SERVING, Ordering::Relaxed, Ordering::Relaxed);
         Ok(failures)
+    }
+
+    /// Uses these tokens for the names of tenants, if the metrics definition assigns requests by token. Only the first call has
+    /// an effect.
+    ///
+    /// # Errors
+    /// The definition needs tokens, and none are configured.
+    pub fn name_tenants_by(&self, tokens: Option<&Arc<RwLock<Keyring>>>) -> Result<(), String> {
+        match (self.inner.cache.tenant_source(), tokens) {
+            (Some(TenantSource::Token), None) => Err("metrics: `tenants` assigns requests by token, which needs \
+                 --inference-token-file or --management-token-file"
+                .to_owned()),
+            (_, tokens) => {
+                if let Some(tokens) = tokens {
+                    let _ = self.inner.tokens.set(Arc::clone(tokens));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the tenant that uses the token in a value of `Authorization`.
+    fn tenant_of_token(&self, authorization: &[u8]) -> TenantId {
+        let Some(tokens) = self.inner.tokens.get() else { return TenantId::default() };
+        let tokens = tokens.read().unwrap_or_else(PoisonError::into_inner);
+        self.inner.cache.tenant(tokens.tenant(authorization).as_bytes())
     }
 
     /// Reads the metrics definition again for the frontend and all workers, and returns the changes.

@@ -200,6 +200,7 @@ impl Listeners<'_> {
     fn access(&self) -> Result<Access, String> {
         let tokens = &self.options.tokens;
         let access = Access::new(tokens.inference.clone(), tokens.management.clone())?;
+        self.engine.name_tenants_by(access.keyring())?;
         let counted = |count: usize| format!("{count} tokens");
         let (inference, management) = access.files();
         if let Some(path) = inference {

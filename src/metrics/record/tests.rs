@@ -371,18 +371,13 @@ fn tenants_are_charged_as_their_model() {
     let catalog = |limit: usize| Catalog::parse(&format!("tenants: {{header: x, limit: {limit}}}"), "m.yaml").unwrap();
     let cache = Arc::new(Cache::new(catalog(1), Settings::new("h")));
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
-    let tenant = |name: &'static str| {
-        cache.tenant(|header| {
-            assert_eq!(header, "x");
-            Some(name.as_bytes())
-        })
-    };
+    let tenant = |name: &str| cache.tenant(name.as_bytes());
     tenant_served(&series, tenant("a"), &TIMELINE);
     tenant_rescheduled(&series, tenant("a"), &TIMELINE);
     tenant_failed(&series, tenant("b"), Reason::Backend);
     // Not a failure of the model.
     tenant_failed(&series, tenant("b"), Reason::Invalid);
-    tenant_served(&series, cache.tenant(|_| None), &TIMELINE);
+    tenant_served(&series, tenant(""), &TIMELINE);
     let text = render(&cache, Format::Text);
     for expected in [
         "pharos_tenant_requests_total{model=\"m\",version=\"1\",tenant=\"a\"} 1",
@@ -397,8 +392,9 @@ fn tenants_are_charged_as_their_model() {
     for other in [catalog(2), Catalog::shipped()] {
         assert!(cache.check_reload(&other).unwrap_err().contains("`tenants` has changed"));
     }
-    // A server that does not distinguish tenants counts nothing, and reads no header.
+    // A server that does not distinguish tenants counts nothing.
     let (cache, series) = loaded();
-    tenant_served(&series, cache.tenant(|_| unreachable!()), &TIMELINE);
+    assert!(cache.tenant_source().is_none());
+    tenant_served(&series, cache.tenant(b"a"), &TIMELINE);
     assert!(!render(&cache, Format::Text).contains("pharos_tenant"));
 }

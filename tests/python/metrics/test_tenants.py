@@ -3,6 +3,7 @@
 import http.client
 import json
 import signal
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 import tritonclient.grpc
 
 from harness.inference import one
-from harness.server import ROOT, total
-from harness.waiting import eventually
+from harness.server import MODELS, ROOT, binary, total
+from harness.waiting import DEADLINE_S, eventually
 
 TENANTS = "tenants: {header: X-Tenant, limit: 5, names: [known]}\n"
 ONE = one("FP32", [1, 1], [1])
@@ -160,6 +161,40 @@ def test_sighup_refuses_another_rule(start, tmp_path):
         eventually(f"the log has {message!r}", lambda message=message: message in server.log.read_text())
     assert infer(server, "identity_fp32", "a", ONE) == 200
     assert requests(server.scrape()) == {"a": 1}
+
+
+def test_tokens_name_their_tenants(start, tmp_path):
+    """Only configured tokens have a tenant, and a changed file applies to the next requests."""
+    file, tokens = tmp_path / "metrics.yaml", tmp_path / "tokens"
+    file.write_text("tenants: {token: true}\n")
+    tokens.write_text("unnamed\n# tenant: acme\nold\nnew\n# tenant: globex\nother\n")
+    options = [f"--metrics-config={file}", "--metrics-mode=prometheus", f"--inference-token-file={tokens}"]
+    server = start(["identity_fp32"], *options)
+
+    def ask(token: str) -> int:
+        headers = {"Authorization": f"Bearer {token}", "x-tenant": "ignored"}
+        return server.ask("POST", "/v2/models/identity_fp32/infer", json.dumps(ONE), headers=headers)[0]
+
+    assert [ask(token) for token in ("unnamed", "old", "new", "wrong")] == [200, 200, 200, 401]
+    tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 1), "float32"))
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        client.infer("identity_fp32", [tensor], headers={"authorization": "Bearer other"})
+    assert requests(server.scrape()) == {"none": 1, "acme": 2, "globex": 1}
+    tokens.write_text("# tenant: initech\nother\n")
+    eventually("the token is read again", lambda: ask("old") == 401)
+    assert ask("other") == 200
+    assert requests(server.scrape())["initech"] == 1
+
+
+def test_tenants_by_token_need_tokens(tmp_path):
+    """The start fails instead of counting everything as `none`."""
+    file = tmp_path / "metrics.yaml"
+    file.write_text("tenants: {token: true}\n")
+    command = [binary(), f"--model-repository={MODELS}", f"--metrics-config={file}", "--model-control-mode=explicit"]
+    command += [f"--{listener}-port=0" for listener in ("http", "grpc", "metrics")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert result.returncode == 1 and "which needs --inference-token-file" in result.stderr, result.stderr
 
 
 def test_without_a_rule_no_tenants(start):

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TenantId;
 use pharos::infer::{InferRequest, InferResponse};
+use pharos::metrics::catalog::TenantSource;
 use pharos::metrics::exposition::{self, Format, Names};
 use pharos::metrics::labels::Outcome;
 use pharos::metrics::record;
@@ -224,7 +225,11 @@ impl Service for Engine {
     }
 
     fn tenant<'h>(&self, header: impl FnOnce(&str) -> Option<&'h [u8]>) -> TenantId {
-        self.inner.cache.tenant(header)
+        match self.inner.cache.tenant_source() {
+            None => TenantId::default(),
+            Some(TenantSource::Header(name)) => self.inner.cache.tenant(header(name).unwrap_or_default()),
+            Some(TenantSource::Token) => self.tenant_of_token(header("authorization").unwrap_or_default()),
+        }
     }
 
     fn trace_settings(&self, model: &str) -> Result<TraceSettings, InferError> {
