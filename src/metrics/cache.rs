@@ -146,7 +146,7 @@ impl Cache {
     pub fn check_reload(&self, catalog: &Catalog) -> Result<(), String> {
         match self.tenants().map(Tenants::rule) == catalog.tenants() {
             true => Ok(()),
-            false => Err("`tenants` has changed, which needs a restart of the server; nothing is changed".to_owned()),
+            false => Err("`tenants` has changed, which needs a restart of the server".to_owned()),
         }
     }
 

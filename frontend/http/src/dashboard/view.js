@@ -435,7 +435,7 @@ function show() {
   const one = state.chosen !== null, known = !one || models(history_.latest).has(state.chosen);
   $("scope-title").textContent = one ? `${modelName(state.chosen)}, version ${modelVersion(state.chosen)}${known ? "" : " (not loaded now)"}` : "All models";
   $("scope-all").hidden = !one;
-  for (const part of [showHeader, showTiles, showTable, showCharts, showInstances, showFailures, showMachine, showGpus, showHealth]) part();
+  for (const part of [showHeader, showTiles, showTable, showCharts, showInstances, showFailures, showUsage, showMachine, showGpus, showHealth]) part();
 }
 
 function notice(text) {
