@@ -112,7 +112,7 @@ def tenant_series(metrics: dict) -> int:
 
 
 def resident(server) -> float:
-    return total(server.scrape(), "process_resident_memory_bytes")
+    return eventually("the memory is measured", lambda: total(server.scrape(), "process_resident_memory_bytes"))
 
 
 def test_ten_thousand_names_make_a_limited_number_of_series(server):
