@@ -18,6 +18,7 @@ use super::source::ObjectiveValue::{All, Budget, Good, Share, Threshold};
 use super::source::Scale::{FractionalMicros, Micros, One, Seconds};
 use super::source::Source::{self, Answers, Family, Model, OpenStreams, RequestFailures, UnloggedFamily};
 use super::source::{HttpClass, Lookup, Stage, TenantValue};
+use super::unit::TimeUnit;
 
 /// One metric.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +27,7 @@ struct Row {
     kind: Kind,
     dimensions: &'static [&'static str],
     source: Source,
+    unit: Option<TimeUnit>,
 }
 
 const fn tagged(value: ModelValue) -> Source {
@@ -40,9 +42,10 @@ const fn by_alias(value: ModelValue) -> Source {
     Model(Alias, value)
 }
 
-/// The rows: variant, name, type, labels in the order in which code gives their values, and the source of the values.
+/// The rows: variant, name, type, labels in the order in which code gives their values, the source of the values, and
+/// for distributions of durations the unit that views show.
 macro_rules! builtins {
-    ($($variant:ident = $name:literal $kind:ident [$($label:literal),*] $source:expr;)*) => {
+    ($($variant:ident = $name:literal $kind:ident [$($label:literal),*] $source:expr $(, $unit:ident)?;)*) => {
         /// A metric that code of the server records.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Builtin {
@@ -60,6 +63,7 @@ macro_rules! builtins {
                         kind: Kind::$kind,
                         dimensions: &[$($label),*],
                         source: $source,
+                        unit: { let unit: &[TimeUnit] = &[$(TimeUnit::$unit)?]; unit.first().copied() },
                     },)*
                 }
             }
@@ -83,20 +87,20 @@ builtins! {
     CacheMissDuration = "nv_cache_miss_duration_per_model" Counter ["model", "version"] tagged(CacheCount(CacheMissNs, Micros));
     PendingRequests = "nv_inference_pending_request_count" Gauge ["model", "version"] tagged(Pending);
     ModelLoadDuration = "nv_model_load_duration_secs" Gauge ["model", "version"] tagged(Count(LoadNs, Seconds));
-    RequestHistogram = "nv_inference_request_duration_histogram_us" Histogram ["model", "version"] tagged(Durations(Stage::Request));
-    QueueHistogram = "nv_inference_queue_duration_histogram_us" Histogram ["model", "version"] tagged(Durations(Stage::Queue));
-    ComputeInputHistogram = "nv_inference_compute_input_duration_histogram_us" Histogram ["model", "version"] tagged(Durations(Stage::ComputeInput));
-    ComputeInferHistogram = "nv_inference_compute_infer_duration_histogram_us" Histogram ["model", "version"] tagged(Durations(Stage::ComputeInfer));
-    ComputeOutputHistogram = "nv_inference_compute_output_duration_histogram_us" Histogram ["model", "version"] tagged(Durations(Stage::ComputeOutput));
-    FirstResponseHistogram = "nv_inference_first_response_histogram_ms" Histogram ["model", "version"] tagged(FirstResponse);
+    RequestHistogram = "pharos_request_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::Request)), Seconds;
+    QueueHistogram = "pharos_queue_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::Queue)), Seconds;
+    ComputeInputHistogram = "pharos_compute_input_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::ComputeInput)), Seconds;
+    ComputeInferHistogram = "pharos_compute_infer_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::ComputeInfer)), Seconds;
+    ComputeOutputHistogram = "pharos_compute_output_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::ComputeOutput)), Seconds;
+    FirstResponseHistogram = "nv_inference_first_response_histogram_ms" Histogram ["model", "version"] tagged(FirstResponse), Milliseconds;
     BatchSize = "pharos_batch_size" Histogram ["model", "version"] tagged(BatchSizes);
-    RequestSummary = "nv_inference_request_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::Request));
-    QueueSummary = "nv_inference_queue_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::Queue));
-    ComputeInputSummary = "nv_inference_compute_input_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::ComputeInput));
-    ComputeInferSummary = "nv_inference_compute_infer_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::ComputeInfer));
-    ComputeOutputSummary = "nv_inference_compute_output_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::ComputeOutput));
-    CacheHitSummary = "nv_cache_hit_summary_per_model" Summary ["model", "version"] tagged(CacheQuantiles(Lookup::Hit));
-    CacheMissSummary = "nv_cache_miss_summary_per_model" Summary ["model", "version"] tagged(CacheQuantiles(Lookup::Miss));
+    RequestSummary = "nv_inference_request_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::Request)), Microseconds;
+    QueueSummary = "nv_inference_queue_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::Queue)), Microseconds;
+    ComputeInputSummary = "nv_inference_compute_input_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::ComputeInput)), Microseconds;
+    ComputeInferSummary = "nv_inference_compute_infer_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::ComputeInfer)), Microseconds;
+    ComputeOutputSummary = "nv_inference_compute_output_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::ComputeOutput)), Microseconds;
+    CacheHitSummary = "nv_cache_hit_summary_per_model" Summary ["model", "version"] tagged(CacheQuantiles(Lookup::Hit)), Microseconds;
+    CacheMissSummary = "nv_cache_miss_summary_per_model" Summary ["model", "version"] tagged(CacheQuantiles(Lookup::Miss)), Microseconds;
     TsRequests = "ts_inference_requests_total" Counter ["model_name", "model_version", "hostname"] by_alias(Count(Requests, One));
     TsLatency = "ts_inference_latency_microseconds" Counter ["model_name", "model_version", "hostname"] by_alias(Count(SuccessNs, FractionalMicros));
     TsQueueLatency = "ts_queue_latency_microseconds" Counter ["model_name", "model_version", "hostname"] by_alias(Count(QueueNs, FractionalMicros));
@@ -177,8 +181,8 @@ builtins! {
     RateLimiterWaiting = "pharos_rate_limiter_waiting_instances" Gauge ["model", "version"] Family;
     RateLimiterLimit = "pharos_rate_limiter_resource_limit" Gauge ["resource", "device"] Family;
     RateLimiterUsed = "pharos_rate_limiter_resource_used" Gauge ["resource", "device"] Family;
-    EnsembleStep = "pharos_ensemble_step_duration_us" Histogram ["model", "version", "step", "member"] Family;
-    EnsembleOverhead = "pharos_ensemble_overhead_duration_us" Histogram ["model", "version"] Family;
+    EnsembleStep = "pharos_ensemble_step_duration_seconds" Histogram ["model", "version", "step", "member"] Family, Seconds;
+    EnsembleOverhead = "pharos_ensemble_overhead_duration_seconds" Histogram ["model", "version"] Family, Seconds;
     EnsembleInflight = "pharos_ensemble_inflight_requests" Gauge ["model", "version", "step", "member"] Family;
     ArenaUsed = "pharos_arena_used_bytes" Gauge ["model", "version", "instance", "direction"] Family;
     CacheEntries = "pharos_cache_entries" Gauge [] Family;
@@ -204,9 +208,20 @@ builtins! {
     Reloads = "pharos_metrics_reloads_total" Counter ["result"] Family;
 }
 
-/// Upper bounds of durations in microseconds: 50 us to 10 s.
-pub(super) const MICROSECONDS: &[f64] =
-    &[50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7];
+/// The former names of renamed metrics. A definition that uses one is refused with the present name.
+const FORMER_NAMES: &[(&str, Builtin)] = &[
+    ("nv_inference_request_duration_histogram_us", Builtin::RequestHistogram),
+    ("nv_inference_queue_duration_histogram_us", Builtin::QueueHistogram),
+    ("nv_inference_compute_input_duration_histogram_us", Builtin::ComputeInputHistogram),
+    ("nv_inference_compute_infer_duration_histogram_us", Builtin::ComputeInferHistogram),
+    ("nv_inference_compute_output_duration_histogram_us", Builtin::ComputeOutputHistogram),
+    ("pharos_ensemble_step_duration_us", Builtin::EnsembleStep),
+    ("pharos_ensemble_overhead_duration_us", Builtin::EnsembleOverhead),
+];
+
+/// Upper bounds of durations in seconds: 50 us to 10 s.
+const DURATIONS: &[f64] =
+    &[0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
 /// Upper bounds of the time to the first response in milliseconds: those of Triton.
 const FIRST_RESPONSE: &[f64] = &[100.0, 500.0, 2000.0, 5000.0];
 /// Upper bounds of batch sizes.
@@ -226,6 +241,11 @@ impl Builtin {
     /// Returns the names of its labels, in the order in which code gives their values. Series of models also carry `metric_tags`.
     pub fn dimensions(self) -> &'static [&'static str] {
         self.row().dimensions
+    }
+
+    /// Returns the unit in which views show it, if it is a distribution of durations.
+    pub(super) fn unit(self) -> Option<TimeUnit> {
+        self.row().unit
     }
 
     /// Returns where its values come from.
@@ -248,7 +268,7 @@ impl Builtin {
         match self.source() {
             Model(_, FirstResponse) => FIRST_RESPONSE,
             Model(_, BatchSizes) => BATCH_SIZES,
-            _ => MICROSECONDS,
+            _ => DURATIONS,
         }
     }
 
@@ -289,6 +309,11 @@ impl Builtin {
     /// Returns whether its samples are never logged.
     pub(super) fn is_unlogged(self) -> bool {
         self.source() == UnloggedFamily
+    }
+
+    /// Returns the metric that had this name in an earlier version.
+    pub fn formerly(name: &str) -> Option<Self> {
+        FORMER_NAMES.iter().find(|(former, _)| *former == name).map(|(_, builtin)| *builtin)
     }
 
     /// Returns the built-in metric of this name.

@@ -2,6 +2,7 @@
 //!
 //! A `Catalog` is always valid. A metric's position in it is its [`MetricId`].
 
+mod also_as;
 mod anchors;
 mod difference;
 mod fields;
@@ -23,6 +24,7 @@ use super::emitter::default_buckets;
 use names::Names;
 
 pub use super::kind::Kind;
+pub use also_as::OtherName;
 pub use difference::Difference;
 pub(super) use names::{check_reserved, is_label_name, is_metric_name};
 pub use overrides::{Overrides, Setting};
@@ -127,6 +129,8 @@ pub struct MetricSpec {
     pub quantiles: Vec<f64>,
     /// The outputs that the metric's `modes` allow; [`Catalog::views`] combines them with the file's mode.
     pub modes: Views,
+    /// Further names under which scrapes show it; metric logs do not.
+    pub also_as: Vec<OtherName>,
     /// The built-in metric, if the server itself records it.
     pub builtin: Option<Builtin>,
     /// Whether the metric was created by a sample or a model instead of the file.
@@ -143,6 +147,16 @@ impl MetricSpec {
         pairs.filter(|(_, value)| !self.extensible || !value.is_empty())
     }
 
+    /// Returns the definition under a further name, with the unit of that name.
+    pub(super) fn renamed(&self, other: &OtherName) -> Self {
+        let (name, unit) = (other.name.clone(), other.unit.as_ref().unwrap_or(&self.unit).clone());
+        let help = match &other.unit {
+            Some(unit) => format!("Other name of {}, in {unit}", self.name),
+            None => format!("Other name of {}", self.name),
+        };
+        Self { name, unit, help, also_as: Vec::new(), ..self.clone() }
+    }
+
     /// Creates the definition of a metric from its first sample.
     pub(super) fn detected(name: &str, kind: Kind, unit: &str, dimensions: Vec<String>) -> Self {
         let unit = if unit.is_empty() { "unit" } else { unit };
@@ -156,6 +170,7 @@ impl MetricSpec {
             buckets: default_buckets(kind, unit),
             quantiles: if kind == Kind::Summary { DEFAULT_QUANTILES.to_vec() } else { Vec::new() },
             modes: Views::ALL,
+            also_as: Vec::new(),
             builtin: None,
             detected: true,
             extensible: false,
@@ -221,7 +236,10 @@ impl Catalog {
         let ids = (0..).map(MetricId);
         let by_name = specs.iter().map(|spec| spec.name.clone()).zip(ids).collect();
         let mut names = Names::default();
-        specs.iter().chain(&disabled).for_each(|spec| names.insert(&spec.name, spec.kind));
+        for spec in specs.iter().chain(&disabled) {
+            names.insert(&spec.name, spec.kind);
+            spec.also_as.iter().for_each(|other| names.insert_other(&other.name, spec.kind));
+        }
         Self { specs, disabled, globals, by_name, places, names }
     }
 
@@ -366,6 +384,7 @@ impl Catalog {
 mod tests {
     use super::*;
     use crate::metrics::emitter::SECOND_BUCKETS;
+    use crate::metrics::unit::TimeUnit;
     use proptest::prelude::*;
 
     fn error(text: &str) -> String {
@@ -387,11 +406,16 @@ mod tests {
             let known = defined.contains(builtin) || disabled.contains(builtin);
             assert!(known, "{} is missing in metrics.yaml", builtin.name());
         }
+        for spec in catalog.iter().map(|(_, spec)| spec).chain(catalog.disabled()) {
+            if let Some(unit) = spec.builtin.and_then(Builtin::unit) {
+                assert_eq!(TimeUnit::from_name(&spec.unit), Some(unit), "{}", spec.name);
+            }
+        }
         for (id, spec) in catalog.iter() {
             let by_worker = spec.name == STATE_BYTES || RECORDED_BY_WORKER.contains(&&*spec.name);
             let recorded = spec.builtin.is_some() || by_worker;
             assert!(recorded, "{} is not recorded by any code", spec.name);
-            assert!(!spec.help.is_empty());
+            assert!(!spec.help.is_empty() && spec.also_as.is_empty());
             assert_eq!(catalog.find(&spec.name).unwrap().0, id);
         }
         assert_eq!(catalog.mode(), Mode::Both);
@@ -572,7 +596,7 @@ model_metrics:
         check(&one("{name: a, unit: ms, colour: red}"), "m.yaml:3:27: ");
         check(
             &one("{name: a, unit: ms, colour: red}"),
-            "unknown key `colour`; allowed are `name`, `unit`, `dimensions`, `help`, `buckets`, `quantiles`, `modes`, `enabled`",
+            "unknown key `colour`; allowed are `name`, `unit`, `dimensions`, `help`, `buckets`, `quantiles`, `modes`, `also_as`, `enabled`",
         );
         check(&one("{name: , unit: ms}"), "a metric's name is empty");
         check(&one("{name: 2xx, unit: ms}"), "`2xx` is not a valid metric name");
@@ -676,6 +700,68 @@ model_metrics:
         check(&two(("summary", "x"), ("summary", "x_count")), "collides with the summary `x`");
         assert!(Catalog::parse(&two(("gauge", "x"), ("gauge", "x_sum")), "m.yaml").is_ok());
         assert!(Catalog::parse(&two(("summary", "x"), ("gauge", "x_bucket")), "m.yaml").is_ok());
+    }
+
+    #[test]
+    fn parses_further_names() {
+        let text = "ts_metrics:\n  histogram:\n    - name: pharos_ensemble_step_duration_seconds\n      unit: Seconds\n      \
+                    dimensions: [model, version, step, member]\n      also_as: [steps, {name: \
+                    pharos_ensemble_step_duration_us, unit: us}]\nmodel_metrics:\n  gauge:\n    - {also_as: b, name: a, unit: m}\n";
+        let catalog = Catalog::parse(text, "m.yaml").unwrap();
+        let names = |name: &str| {
+            let names = &catalog.find(name).unwrap().1.also_as;
+            names.iter().map(|other| (other.name.clone(), other.unit.clone(), other.digits)).collect::<Vec<_>>()
+        };
+        assert_eq!(names("a"), [("b".to_owned(), None, 0)]);
+        let old = ("pharos_ensemble_step_duration_us".to_owned(), Some("us".to_owned()), 6);
+        assert_eq!(names("pharos_ensemble_step_duration_seconds"), [("steps".to_owned(), None, 0), old]);
+        // The name of a metric that a sample creates must be free as well.
+        assert!(catalog.check_collisions("steps_sum", Kind::Gauge).is_err());
+    }
+
+    #[test]
+    fn errors_of_further_names_say_what_collides() {
+        let metric =
+            |entry: &str| format!("model_metrics:\n  histogram:\n    - {{name: a, unit: ms, also_as: {entry}}}\n");
+        let and = |entry: &str, kind: &str, other: &str| {
+            format!("{}  {kind}:\n    - {{name: {other}, unit: Count}}\n", metric(entry))
+        };
+        check(
+            &and("b", "gauge", "b"),
+            "m.yaml:5:14: model_metrics.gauge[0].name: metric `b` collides with the name `b` in `also_as` of a histogram: \
+             both would appear in a scrape as `b`",
+        );
+        check(
+            &and("b", "counter", "b_count"),
+            "metric `b_count` collides with the name `b` in `also_as` of a histogram: both would appear in a scrape as \
+             `b_count`",
+        );
+        let after = metric("g").replace("  histogram", "  gauge:\n    - {name: g, unit: s}\n  histogram");
+        check(
+            &after,
+            "m.yaml:5:36: model_metrics.histogram[0].also_as: the name `g` in `also_as` collides with the gauge `g`: both \
+             would appear in a scrape as `g`",
+        );
+        check(&metric("a"), "the name `a` in `also_as` collides with the histogram `a`");
+        check(&metric("[b, b]"), "the name `b` in `also_as` is given twice");
+        check(&metric("nv_inference_count"), "is reserved for the built-in metric `nv_inference_count`");
+        check(&metric("__b"), "`__b` begins with `__`, which is reserved");
+        check(&metric("'2 b'"), "`2 b` is not a valid metric name");
+        check(&metric("{unit: ms}"), "an entry of `also_as` has no name");
+        check(&metric("{name: b, help: x}"), "unknown key `help`; allowed are `name`, `unit`");
+        check(&metric("{name: b, unit: Pieces}"), "`Pieces` is not a unit of time; allowed are `Nanoseconds`, ");
+        check(&metric("[a1, a2, a3, a4, a5, a6, a7, a8, a9]"), "at most 8 names in `also_as`");
+        check(&metric("[[b]]"), "found a list where a metric's name or a mapping with name and unit is expected");
+        check(
+            &metric("{name: b, unit: s}").replace("unit: ms", "unit: Count"),
+            "`also_as` gives `b` a unit of time, but the unit of `a` is `Count`; omit the unit there",
+        );
+        let old = "ts_metrics:\n  histogram:\n    - {name: nv_inference_queue_duration_histogram_us, unit: us}\n";
+        check(
+            old,
+            "m.yaml:3:14: ts_metrics.histogram[0].name: `nv_inference_queue_duration_histogram_us` is now named \
+             `pharos_queue_duration_seconds`; its `also_as` can give it the old name as well",
+        );
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::family::Registry;
 use super::reading::{Exemplar, Histogram};
 use super::source::{LabelSet, Lookup, ModelValue, Source, Stage};
 use super::summary::{CoarseClock, Summary};
+use super::unit::TimeUnit;
 use crate::id::TraceId;
 use crate::timeline::Timeline;
 
@@ -28,6 +29,8 @@ fn part(stage: Stage, timeline: &Timeline) -> u64 {
 /// A histogram of durations. Its sum is one of the model's counts.
 #[derive(Debug)]
 pub(super) struct Buckets {
+    /// The unit of the bounds, the sum and the exemplars.
+    unit: TimeUnit,
     /// Upper bounds in the metric's unit.
     bounds: Vec<f64>,
     /// Upper bounds in nanoseconds.
@@ -39,11 +42,11 @@ pub(super) struct Buckets {
 }
 
 impl Buckets {
-    /// Creates buckets with these upper bounds; `unit_ns` is their unit in nanoseconds.
-    fn new(bounds: &[f64], unit_ns: f64) -> Self {
+    fn new(bounds: &[f64], unit: TimeUnit) -> Self {
         Self {
+            unit,
             bounds: bounds.to_vec(),
-            bounds_ns: bounds.iter().map(|bound| (bound * unit_ns).max(0.0) as u64).collect(),
+            bounds_ns: bounds.iter().map(|&bound| unit.bound_ns(bound)).collect(),
             counts: std::iter::repeat_with(Count::default).take(bounds.len() + 1).collect(),
             exemplars: Mutex::default(),
         }
@@ -59,20 +62,29 @@ impl Buckets {
         }
     }
 
-    /// Returns the distribution with this sum. Reads exemplars, which takes a lock, only if requested.
-    pub(super) fn read(&self, sum: f64, with_exemplars: bool) -> Histogram {
+    /// Returns the distribution; `sum_ns` is the sum of its observations. Reads exemplars, which takes a lock, only if requested.
+    pub(super) fn read(&self, sum_ns: u64, with_exemplars: bool) -> Histogram {
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let buckets = bounds.zip(self.counts.iter().map(Count::get)).collect();
         let exemplars = if with_exemplars { self.exemplars().clone() } else { BTreeMap::new() };
-        Histogram { sum, buckets, exemplars }
-    }
-
-    pub(super) fn has_exemplars(&self) -> bool {
-        !self.exemplars().is_empty()
+        Histogram { sum: self.unit.of_ns(sum_ns), buckets, exemplars }
     }
 
     fn exemplars(&self) -> MutexGuard<'_, BTreeMap<usize, Exemplar>> {
         self.exemplars.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Quantiles of durations.
+#[derive(Debug)]
+struct Quantiles {
+    unit: TimeUnit,
+    summary: Summary,
+}
+
+impl Quantiles {
+    fn observe(&self, ns: u64) {
+        self.summary.observe(self.unit.of_ns(ns));
     }
 }
 
@@ -81,10 +93,10 @@ impl Buckets {
 #[derive(Debug, Default)]
 pub(super) struct Durations {
     histograms: [OnceLock<Buckets>; Stage::ALL.len()],
-    summaries: [OnceLock<Summary>; Stage::ALL.len()],
+    summaries: [OnceLock<Quantiles>; Stage::ALL.len()],
     /// Of models that use the response cache.
-    cache_hits: OnceLock<Summary>,
-    cache_misses: OnceLock<Summary>,
+    cache_hits: OnceLock<Quantiles>,
+    cache_misses: OnceLock<Quantiles>,
     /// Of decoupled models.
     first_response: OnceLock<Buckets>,
 }
@@ -93,13 +105,13 @@ impl Durations {
     /// Creates the distributions that are defined and missing. `buckets` are the model's own, by metric name.
     pub(super) fn define(&self, registry: &Registry, clock: &Arc<CoarseClock>, buckets: &[(String, Vec<f64>)]) {
         for (stage, slot) in Stage::ALL.into_iter().zip(&self.histograms) {
-            if let Some(spec) = definition(registry, ModelValue::Durations(stage)) {
-                slot.get_or_init(|| Buckets::new(own_or_defined(buckets, &spec), 1e3));
+            if let Some((spec, unit)) = definition(registry, ModelValue::Durations(stage)) {
+                slot.get_or_init(|| Buckets::new(own_or_defined(buckets, &spec), unit));
             }
         }
         for (stage, slot) in Stage::ALL.into_iter().zip(&self.summaries) {
-            if let Some(spec) = definition(registry, ModelValue::Quantiles(stage)) {
-                slot.get_or_init(|| Summary::new(&spec.quantiles, clock));
+            if let Some((spec, unit)) = definition(registry, ModelValue::Quantiles(stage)) {
+                slot.get_or_init(|| Quantiles { unit, summary: Summary::new(&spec.quantiles, clock) });
             }
         }
     }
@@ -107,16 +119,16 @@ impl Durations {
     /// Creates the distributions of the response cache.
     pub(super) fn define_cache(&self, registry: &Registry, clock: &Arc<CoarseClock>) {
         for (lookup, slot) in [(Lookup::Hit, &self.cache_hits), (Lookup::Miss, &self.cache_misses)] {
-            if let Some(spec) = definition(registry, ModelValue::CacheQuantiles(lookup)) {
-                slot.get_or_init(|| Summary::new(&spec.quantiles, clock));
+            if let Some((spec, unit)) = definition(registry, ModelValue::CacheQuantiles(lookup)) {
+                slot.get_or_init(|| Quantiles { unit, summary: Summary::new(&spec.quantiles, clock) });
             }
         }
     }
 
     /// Creates the distribution of the time to the first response.
     pub(super) fn define_first_response(&self, registry: &Registry, buckets: &[(String, Vec<f64>)]) {
-        if let Some(spec) = definition(registry, ModelValue::FirstResponse) {
-            self.first_response.get_or_init(|| Buckets::new(own_or_defined(buckets, &spec), 1e6));
+        if let Some((spec, unit)) = definition(registry, ModelValue::FirstResponse) {
+            self.first_response.get_or_init(|| Buckets::new(own_or_defined(buckets, &spec), unit));
         }
     }
 
@@ -139,15 +151,15 @@ impl Durations {
     /// Records a request that the response cache answered; the look-up took `lookup_ns`.
     pub(super) fn observe_hit(&self, timeline: &Timeline, lookup_ns: u64) {
         self.observe_stages(&Stage::OF_HITS, timeline);
-        if let Some(summary) = self.cache_hits.get() {
-            summary.observe(lookup_ns as f64 / 1000.0);
+        if let Some(quantiles) = self.cache_hits.get() {
+            quantiles.observe(lookup_ns);
         }
     }
 
     /// Records the cost of a cache miss, in addition to the request.
     pub(super) fn observe_miss(&self, cache_ns: u64) {
-        if let Some(summary) = self.cache_misses.get() {
-            summary.observe(cache_ns as f64 / 1000.0);
+        if let Some(quantiles) = self.cache_misses.get() {
+            quantiles.observe(cache_ns);
         }
     }
 
@@ -156,9 +168,9 @@ impl Durations {
             if let Some(histogram) = self.histogram(*stage) {
                 histogram.observe(part(*stage, timeline));
             }
-            if let Some(summary) = self.summary(*stage) {
-                summary.clock().set(timeline.request_end);
-                summary.observe(part(*stage, timeline) as f64 / 1000.0);
+            if let Some(quantiles) = self.summaries.get(*stage as usize).and_then(OnceLock::get) {
+                quantiles.summary.clock().set(timeline.request_end);
+                quantiles.observe(part(*stage, timeline));
             }
         }
     }
@@ -169,7 +181,7 @@ impl Durations {
         for stage in if executed { &Stage::ALL[..] } else { &Stage::OF_HITS } {
             let Some(histogram) = self.histogram(*stage) else { continue };
             let ns = part(*stage, timeline);
-            let exemplar = Exemplar { trace, value: ns as f64 / 1000.0, at_ms };
+            let exemplar = Exemplar { trace, value: histogram.unit.of_ns(ns), at_ms };
             histogram.exemplars().insert(histogram.at(ns), exemplar);
         }
     }
@@ -179,21 +191,23 @@ impl Durations {
     }
 
     pub(super) fn cache_summary(&self, lookup: Lookup) -> Option<&Summary> {
-        match lookup {
-            Lookup::Hit => self.cache_hits.get(),
-            Lookup::Miss => self.cache_misses.get(),
-        }
+        let quantiles = match lookup {
+            Lookup::Hit => &self.cache_hits,
+            Lookup::Miss => &self.cache_misses,
+        };
+        quantiles.get().map(|quantiles| &quantiles.summary)
     }
 
     pub(super) fn summary(&self, stage: Stage) -> Option<&Summary> {
-        self.summaries.get(stage as usize)?.get()
+        self.summaries.get(stage as usize)?.get().map(|quantiles| &quantiles.summary)
     }
 }
 
-/// Returns the definition of the metric that shows this value of models.
-fn definition(registry: &Registry, value: ModelValue) -> Option<Arc<MetricSpec>> {
+/// Returns the definition of the metric that shows these durations of models, and its unit.
+fn definition(registry: &Registry, value: ModelValue) -> Option<(Arc<MetricSpec>, TimeUnit)> {
     let builtin = Builtin::showing(Source::Model(LabelSet::Tagged, value))?;
-    registry.family(builtin.name()).map(|family| Arc::clone(&family.spec))
+    let family = registry.family(builtin.name())?;
+    Some((Arc::clone(&family.spec), builtin.unit()?))
 }
 
 /// Returns the buckets of a histogram: the model's own if it has some, else those of the definition.

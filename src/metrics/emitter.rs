@@ -3,12 +3,16 @@
 
 use std::borrow::Cow;
 
-use super::builtin::MICROSECONDS;
 use super::kind::Kind;
+use super::unit::TimeUnit;
 use crate::timeline::Instant;
 
 /// The number of characters of a refused line that are shown at most.
 const SHOWN: usize = 120;
+
+/// Upper bounds of a histogram in microseconds: 50 us to 10 s.
+const MICROSECOND_BUCKETS: [f64; 17] =
+    [50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7];
 
 /// Upper bounds of a histogram in seconds or in an unknown unit: those of Prometheus' Java client.
 pub const SECOND_BUCKETS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
@@ -40,11 +44,11 @@ pub fn default_buckets(kind: Kind, unit: &str) -> Vec<f64> {
     if kind != Kind::Histogram {
         return Vec::new();
     }
-    let bounds: &[f64] = match unit {
-        "us" | "µs" | "Microseconds" | "microseconds" => MICROSECONDS,
-        "ms" | "Milliseconds" | "milliseconds" => &MILLISECOND_BUCKETS,
-        "%" | "Percent" | "percent" => &PERCENT_BUCKETS,
-        "B" | "Bytes" | "bytes" => &BYTE_BUCKETS,
+    let bounds: &[f64] = match (TimeUnit::from_name(unit), unit) {
+        (Some(TimeUnit::Microseconds), _) => &MICROSECOND_BUCKETS,
+        (Some(TimeUnit::Milliseconds), _) => &MILLISECOND_BUCKETS,
+        (_, "%" | "Percent" | "percent") => &PERCENT_BUCKETS,
+        (_, "B" | "Bytes" | "bytes") => &BYTE_BUCKETS,
         _ => &SECOND_BUCKETS,
     };
     bounds.to_vec()

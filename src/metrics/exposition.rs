@@ -1,11 +1,12 @@
 //! The view for Prometheus scrapes: text format 0.0.4, and OpenMetrics 1.0 for scrapers that accept it.
 //!
-//! Families are in the order of `metrics.yaml`, without those that have no series. Series are ordered by model, version
-//! and label values; labels are in alphabetical order (a histogram's `le` comes first).
+//! Families are in the order of `metrics.yaml`, without those that have no series; further names (`also_as`) follow the
+//! family's own. Series are ordered by model, version and label values. Labels are in the order of the definition, then
+//! a model's namespace and tags, then `le` or `quantile`.
 //!
-//! `prometheus-client` encodes everything except the families in `distributions`. It appends `_total` to every counter,
-//! which Triton's names must not have; so counters are declared as counters but written like gauges. OpenMetrics
-//! requires counters to end in `_total`, so the others are declared `unknown` there.
+//! `samples` writes the classic format and all distributions; `prometheus-client` encodes the counters and gauges of
+//! OpenMetrics. It appends `_total` to every counter, which Triton's names must not have. OpenMetrics requires counters to
+//! end in `_total`, so the others are declared `unknown` there.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use prometheus_client::registry::Registry;
 use super::cache::Cache;
 use super::catalog::{Kind, MetricSpec, Mode};
 use super::reading::{Number, Reading};
-use super::readings::{Family, Readings};
+use super::readings::{Named, Readings};
 
 /// The text format of a scrape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,18 +73,16 @@ pub fn render_named(cache: &Arc<Cache>, format: Format, names: &Names) -> String
     let readings = if format == Format::OpenMetrics { readings.with_exemplars() } else { readings };
     let logs_only = readings.catalog().mode() == Mode::Tslog;
     let view = Arc::new(View { readings, format });
-    let shown = view.readings.families().iter();
-    let shown = shown.filter(|family| family.views.prometheus && names.may_contain(&family.spec.name));
-    let shown: Vec<(&Arc<Family>, bool)> = shown.map(|family| (family, view.is_by_hand(family))).collect();
+    let mut shown = view.readings.named();
+    shown.retain(|named| named.views().prometheus && names.may_contain(&named.spec().name));
     let mut text = String::new();
-    for run in shown.chunk_by(|(_, one), (_, other)| one == other) {
-        let families: Vec<Arc<Family>> = run.iter().map(|(family, _)| Arc::clone(family)).collect();
-        if run.first().is_some_and(|(_, by_hand)| *by_hand) {
-            families.iter().for_each(|family| view.write_by_hand(&mut text, family));
+    for run in shown.chunk_by(|one, other| view.is_by_hand(one) == view.is_by_hand(other)) {
+        if run.first().is_some_and(|first| view.is_by_hand(first)) {
+            run.iter().for_each(|named| view.write_by_hand(&mut text, named));
             continue;
         }
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(Run { view: Arc::clone(&view), families }));
+        registry.register_collector(Box::new(Run { view: Arc::clone(&view), families: run.to_vec() }));
         // Writing into a String cannot fail, and neither do these encodings.
         let _ = encode_registry(&mut text, &registry);
     }
@@ -97,9 +96,10 @@ pub fn render_named(cache: &Arc<Cache>, format: Format, names: &Names) -> String
     text
 }
 
-mod distributions;
 mod filter;
 pub mod java_client;
+mod numbers;
+mod samples;
 
 pub use filter::Names;
 
@@ -114,21 +114,23 @@ struct View {
 #[derive(Debug)]
 struct Run {
     view: Arc<View>,
-    families: Vec<Arc<Family>>,
+    families: Vec<Named>,
 }
 
 impl Collector for Run {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        self.families.iter().try_for_each(|family| self.view.encode_family(&mut encoder, family))
+        self.families.iter().try_for_each(|named| self.view.encode_family(&mut encoder, named))
     }
 }
 
 impl View {
     /// Writes a family if it has series.
-    fn encode_family(&self, encoder: &mut DescriptorEncoder<'_>, family: &Family) -> fmt::Result {
-        let spec = family.spec();
+    fn encode_family(&self, encoder: &mut DescriptorEncoder<'_>, named: &Named) -> fmt::Result {
+        let spec = named.spec();
         let (mut unused, mut described, mut result) = (Some(encoder), None, Ok(()));
-        self.readings.each(family, &mut |labels, reading| {
+        self.readings.each_named(named, &mut |labels, reading| {
+            // Distributions are written by hand, see `is_by_hand`.
+            let Reading::Number(number) = reading else { return };
             if result.is_err() {
                 return;
             }
@@ -139,27 +141,10 @@ impl View {
                 }
             }
             if let Some(encoder) = &mut described {
-                result = self.encode_series(encoder, spec, (&Labels::new(labels), reading));
+                result = self.encode_number(encoder, spec, (&Labels::new(spec, labels), number));
             }
         });
         result
-    }
-
-    fn encode_series(
-        &self,
-        family: &mut MetricEncoder<'_>,
-        spec: &MetricSpec,
-        (labels, reading): (&Labels<'_>, Reading),
-    ) -> fmt::Result {
-        match reading {
-            Reading::Number(number) => self.encode_number(family, spec, labels, number),
-            Reading::Histogram(histogram) => {
-                let (sum, count) = (histogram.sum, histogram.count());
-                family.encode_family(labels)?.encode_histogram::<NoLabelSet>(sum, count, &histogram.buckets, None)
-            }
-            // Written by hand, see `is_by_hand`.
-            Reading::Summary(_) => Ok(()),
-        }
     }
 
     /// Writes `# HELP` and `# TYPE`.
@@ -170,12 +155,9 @@ impl View {
     ) -> Result<MetricEncoder<'s>, fmt::Error> {
         let (name, kind) = match (spec.kind, self.total_stem(spec)) {
             (Kind::Counter, Some(stem)) => (stem, MetricType::Counter),
-            (Kind::Counter, None) if self.format == Format::OpenMetrics => (spec.name.as_str(), MetricType::Unknown),
-            (Kind::Counter, None) => (spec.name.as_str(), MetricType::Counter),
             (Kind::Gauge, _) => (spec.name.as_str(), MetricType::Gauge),
-            (Kind::Histogram, _) => (spec.name.as_str(), MetricType::Histogram),
-            // Written by hand, see `is_by_hand`.
-            (Kind::Summary, _) => (spec.name.as_str(), MetricType::Unknown),
+            // Distributions do not come here.
+            (Kind::Counter | Kind::Histogram | Kind::Summary, _) => (spec.name.as_str(), MetricType::Unknown),
         };
         encoder.encode_descriptor(name, &escape_help(&spec.help, self.format), None, kind)
     }
@@ -184,8 +166,7 @@ impl View {
         &self,
         family: &mut MetricEncoder<'_>,
         spec: &MetricSpec,
-        labels: &Labels<'_>,
-        number: Number,
+        (labels, number): (&Labels<'_>, Number),
     ) -> fmt::Result {
         let total = self.total_stem(spec).is_some();
         let write = |sample: &mut MetricEncoder<'_>| {
@@ -212,13 +193,16 @@ fn escape_help(help: &str, format: Format) -> String {
     if format == Format::OpenMetrics { escaped.replace('"', "\\\"") } else { escaped }
 }
 
-/// Labels of one series, sorted by name. The encoder escapes their values.
+/// Labels of one series: those of the definition in its order, then a model's namespace and tags by name. The labels of a
+/// metric that models describe are in alphabetical order, as in Triton. Values are not escaped yet.
 struct Labels<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Labels<'a> {
-    fn new(labels: &[(&'a str, &'a str)]) -> Self {
+    fn new(spec: &MetricSpec, labels: &[(&'a str, &'a str)]) -> Self {
+        let ordered = if spec.extensible { &[][..] } else { &spec.dimensions };
+        let place = |label: &str| ordered.iter().position(|name| name == label).unwrap_or(usize::MAX);
         let mut labels = labels.to_vec();
-        labels.sort_unstable_by_key(|(name, _)| *name);
+        labels.sort_unstable_by_key(|(name, _)| (place(name), *name));
         Self(labels)
     }
 }

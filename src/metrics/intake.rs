@@ -250,7 +250,7 @@ model_metrics:
         let ring =
             Definition { name: "Orders".to_owned(), kind: Some(Kind::Counter), unit: "Count".to_owned(), labels };
         cache.resolve(&ring).unwrap().add_or_update(10.0).unwrap();
-        assert_eq!(shown(&cache, "Orders"), ["Orders{Hostname=\"here\",shop=\"a\"} 21"]);
+        assert_eq!(shown(&cache, "Orders"), ["Orders{shop=\"a\",Hostname=\"here\"} 21"]);
         assert_eq!(cache.counter(Builtin::Samples.name(), &["stdout"]).unwrap().value(), 2.0);
         assert_eq!(cache.counter(Builtin::Samples.name(), &["statsd"]).unwrap().value(), 3.0);
     }
@@ -262,11 +262,11 @@ model_metrics:
         assert!(send(&cache, &mut statsd, lines).is_empty());
         assert_eq!((value(&cache, "Level", &["x"]), value(&cache, "Level", &["y"])), (3.5, 9.0));
         let expected = [
-            "Size_sum{} 50.5",
-            "Size_count{} 11",
-            "Size_bucket{le=\"1.0\"} 1",
-            "Size_bucket{le=\"10.0\"} 11",
+            "Size_bucket{le=\"1\"} 1",
+            "Size_bucket{le=\"10\"} 11",
             "Size_bucket{le=\"+Inf\"} 11",
+            "Size_sum 50.5",
+            "Size_count 11",
         ];
         assert_eq!(shown(&cache, "Size"), expected);
         assert_eq!(value(&cache, "Spread", &[]), 2.0);

@@ -38,4 +38,5 @@ pub mod statsd;
 pub mod summary;
 mod tenants;
 pub mod tslog;
+mod unit;
 pub mod worker_lines;

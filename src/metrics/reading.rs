@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::unit::shifted;
 use crate::id::TraceId;
 
 /// A number; integers are exact.
@@ -75,4 +76,22 @@ pub enum Reading {
     Histogram(Histogram),
     /// A summary.
     Summary(Summary),
+}
+
+impl Reading {
+    /// Returns the reading with every value multiplied by 10^`digits`, which is exact. Counts of observations stay.
+    pub(super) fn shifted(self, digits: i32) -> Self {
+        match self {
+            Self::Number(number) => Self::Number(Number::Float(shifted(number.as_f64(), digits))),
+            Self::Histogram(Histogram { sum, mut buckets, mut exemplars }) => {
+                buckets.iter_mut().for_each(|(bound, _)| *bound = shifted(*bound, digits));
+                exemplars.values_mut().for_each(|exemplar| exemplar.value = shifted(exemplar.value, digits));
+                Self::Histogram(Histogram { sum: shifted(sum, digits), buckets, exemplars })
+            }
+            Self::Summary(Summary { sum, count, mut quantiles }) => {
+                quantiles.iter_mut().for_each(|(_, value)| *value = shifted(*value, digits));
+                Self::Summary(Summary { sum: shifted(sum, digits), count, quantiles })
+            }
+        }
+    }
 }

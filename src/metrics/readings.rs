@@ -10,18 +10,41 @@ use std::sync::Arc;
 use super::alias::AliasCounts;
 use super::builtin::Builtin;
 use super::cache::Cache;
-use super::catalog::{Catalog, MetricSpec};
+use super::catalog::{Catalog, MetricSpec, Views};
 use super::family::Registry;
 use super::labels::{Failure, InstanceState, Protocol};
 use super::reading::{Histogram, Number, Reading};
 use super::series::ModelSeries;
 use super::source::{LabelSet, ModelValue, Scale, Source, Stage};
+use super::unit::TimeUnit;
 use crate::timeline::SendReason;
 
 pub use super::family::Family;
 
 /// A callback for the labels of a series and its value.
 pub type Visit<'v> = &'v mut dyn FnMut(&[(&str, &str)], Reading);
+
+/// A family under one of its names.
+#[derive(Clone, Debug)]
+pub struct Named {
+    family: Arc<Family>,
+    /// The definition with this name and its unit.
+    spec: Arc<MetricSpec>,
+    /// The power of ten by which values are multiplied for this unit.
+    digits: i32,
+}
+
+impl Named {
+    /// Returns the definition with this name and its unit.
+    pub fn spec(&self) -> &MetricSpec {
+        &self.spec
+    }
+
+    /// Returns the views that show the family.
+    pub fn views(&self) -> Views {
+        self.family.views
+    }
+}
 
 /// The series that exist at one moment. Their values are read when they are visited.
 #[derive(Debug)]
@@ -57,6 +80,27 @@ impl<C: Deref<Target = Cache>> Readings<C> {
         self.registry.families()
     }
 
+    /// Returns every family under each of its names, in the definition's order: its own name, then those in `also_as`.
+    pub fn named(&self) -> Vec<Named> {
+        let mut all = Vec::with_capacity(self.families().len());
+        for family in self.families() {
+            all.push(Named { family: Arc::clone(family), spec: Arc::clone(&family.spec), digits: 0 });
+            all.extend(family.spec.also_as.iter().map(|other| {
+                let spec = Arc::new(family.spec.renamed(other));
+                Named { family: Arc::clone(family), spec, digits: other.digits }
+            }));
+        }
+        all
+    }
+
+    /// Visits every series of a family, with the values under this name.
+    pub fn each_named(&self, named: &Named, visit: Visit<'_>) {
+        match named.digits {
+            0 => self.each(&named.family, visit),
+            digits => self.each(&named.family, &mut |labels, reading| visit(labels, reading.shifted(digits))),
+        }
+    }
+
     /// Visits every series of a family.
     pub fn each(&self, family: &Family, visit: Visit<'_>) {
         let spec = family.spec();
@@ -74,15 +118,6 @@ impl<C: Deref<Target = Cache>> Readings<C> {
                 self.models.iter().for_each(|model| self.of_model(model, (spec, source), visit));
             }
         }
-    }
-
-    /// Returns whether a series of this family has exemplars to show.
-    pub(super) fn has_exemplars(&self, spec: &MetricSpec) -> bool {
-        let Some(Source::Model(_, ModelValue::Durations(stage))) = spec.builtin.map(Builtin::source) else {
-            return false;
-        };
-        let mut histograms = self.models.iter().filter_map(|model| model.durations.histogram(stage));
-        self.with_exemplars && histograms.any(|histogram| histogram.has_exemplars())
     }
 
     /// Visits the series of the server itself.
@@ -175,12 +210,12 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             ModelValue::CacheCount(count, scale) if model.cached() => scaled(model.counts.get(count), scale),
             ModelValue::Pending => Reading::Number(Number::Signed(model.waiting())),
             ModelValue::Durations(stage) => {
-                let sum = model.counts.get(stage.sum()) as f64 / 1e3;
-                Reading::Histogram(durations.histogram(stage)?.read(sum, self.with_exemplars))
+                let sum_ns = model.counts.get(stage.sum());
+                Reading::Histogram(durations.histogram(stage)?.read(sum_ns, self.with_exemplars))
             }
             ModelValue::FirstResponse => {
-                let sum = model.responses.first_ns.get() as f64 / 1e6;
-                Reading::Histogram(durations.first_response()?.read(sum, self.with_exemplars))
+                let sum_ns = model.responses.first_ns.get();
+                Reading::Histogram(durations.first_response()?.read(sum_ns, self.with_exemplars))
             }
             ModelValue::BatchSizes => Reading::Histogram(batch_sizes(model, &spec.buckets)),
             // Triton does not show these for models whose requests are not all executed.
@@ -205,8 +240,8 @@ fn scaled(count: u64, scale: Scale) -> Reading {
     Reading::Number(match scale {
         Scale::One => Number::Whole(count),
         Scale::Micros => Number::Whole(count / 1000),
-        Scale::FractionalMicros => Number::Float(count as f64 / 1e3),
-        Scale::Seconds => Number::Float(count as f64 / 1e9),
+        Scale::FractionalMicros => Number::Float(TimeUnit::Microseconds.of_ns(count)),
+        Scale::Seconds => Number::Float(TimeUnit::Seconds.of_ns(count)),
     })
 }
 

@@ -287,8 +287,7 @@ pub fn ensemble_loaded<'a>(cache: &Cache, series: &ModelSeries, steps: impl Iter
 /// Records a completed step of an ensemble: its number, its model, and its duration `ns`.
 pub fn ensemble_step(cache: &Cache, series: &ModelSeries, step: (usize, &str), ns: u64) {
     if let Some(histogram) = step_series(cache, series, step) {
-        // A histogram accepts every duration.
-        let _ = histogram.add_or_update(ns as f64 / 1000.0);
+        observe(Builtin::EnsembleStep, &histogram, ns);
     }
 }
 
@@ -296,13 +295,19 @@ pub fn ensemble_step(cache: &Cache, series: &ModelSeries, step: (usize, &str), n
 ///
 /// Call once for each request, before its response is sent.
 pub fn ensemble_done(cache: &Cache, series: &ModelSeries, timeline: &Timeline, done: EnsembleDone) {
-    let EnsembleDone { batch_size, overhead_ns, now_ms } = done;
-    batch_executed(series, batch_size, &timeline.compute, now_ms);
-    inference_done(series, timeline, batch_size);
+    batch_executed(series, done.batch_size, &timeline.compute, done.now_ms);
+    inference_done(series, timeline, done.batch_size);
     series.journal().push_all(latency_lines(&series.times(), timeline), "");
     if let Some(histogram) = overhead_series(cache, series) {
+        observe(Builtin::EnsembleOverhead, &histogram, done.overhead_ns);
+    }
+}
+
+/// Records a duration in the unit of the metric.
+fn observe(metric: Builtin, histogram: &Series, ns: u64) {
+    if let Some(unit) = metric.unit() {
         // A histogram accepts every duration.
-        let _ = histogram.add_or_update(overhead_ns as f64 / 1000.0);
+        let _ = histogram.add_or_update(unit.of_ns(ns));
     }
 }
 

@@ -49,15 +49,15 @@ pub(super) enum ModelValue {
     Batches,
     /// Instances by state.
     Instances,
-    /// A histogram of a stage's duration, in microseconds.
+    /// A histogram of a stage's duration.
     Durations(Stage),
-    /// A histogram of the time to the first response, in milliseconds.
+    /// A histogram of the time to the first response.
     FirstResponse,
     /// A histogram of the sizes of executed batches.
     BatchSizes,
-    /// Quantiles of a stage's duration, in microseconds.
+    /// Quantiles of a stage's duration.
     Quantiles(Stage),
-    /// Quantiles of the response cache's durations, in microseconds.
+    /// Quantiles of the response cache's durations.
     CacheQuantiles(Lookup),
     /// A number of each service level objective that covers the model.
     Objective(ObjectiveValue),

@@ -128,7 +128,7 @@ const MAX_LABELS: usize = 64;
 const MAX_BUCKETS: usize = 1000;
 
 /// Checks that one more element is allowed.
-fn within<E: de::Error>(count: usize, most: usize, what: &str) -> Result<(), E> {
+pub(super) fn within<E: de::Error>(count: usize, most: usize, what: &str) -> Result<(), E> {
     if count < most { Ok(()) } else { Err(E::custom(format!("a metric has at most {most} {what}"))) }
 }
 

@@ -1,6 +1,6 @@
 //! Texts that describe a catalog: a summary in one line, and a table of its metrics.
 
-use super::{Catalog, Kind, MetricSpec, RECORDED_BY_WORKER, STATE_BYTES, Section, Views};
+use super::{Catalog, Kind, MetricSpec, OtherName, RECORDED_BY_WORKER, STATE_BYTES, Section, Views};
 
 /// The formats of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +66,13 @@ fn modes(catalog: &Catalog, spec: &MetricSpec) -> Vec<&'static str> {
     [(tslog, "tslog"), (prometheus, "prometheus")].into_iter().filter_map(|(on, name)| on.then_some(name)).collect()
 }
 
+/// Returns the help in one line, with the metric's further names.
+fn help(spec: &MetricSpec) -> String {
+    let help = spec.help.replace('\n', " ");
+    let names: Vec<String> = spec.also_as.iter().map(OtherName::shown).collect();
+    if names.is_empty() { help } else { format!("{help}; also as {}", names.join(", ")) }
+}
+
 fn rows(catalog: &Catalog, metrics: &[(&MetricSpec, bool)]) -> Vec<[String; 8]> {
     let row = |(spec, on): &(&MetricSpec, bool)| {
         [
@@ -76,7 +83,7 @@ fn rows(catalog: &Catalog, metrics: &[(&MetricSpec, bool)]) -> Vec<[String; 8]> 
             modes(catalog, spec).join(","),
             if *on { "on" } else { "off" }.to_owned(),
             recorded_by(spec).to_owned(),
-            spec.help.replace('\n', " "),
+            help(spec),
         ]
     };
     metrics.iter().map(row).collect()
@@ -126,6 +133,13 @@ fn json(catalog: &Catalog, metrics: &[(&MetricSpec, bool)]) -> String {
             Kind::Summary => object["quantiles"] = spec.quantiles.clone().into(),
             Kind::Counter | Kind::Gauge => {}
         }
+        if !spec.also_as.is_empty() {
+            let names = spec.also_as.iter().map(|other| {
+                let unit = other.unit.as_ref().unwrap_or(&spec.unit);
+                serde_json::json!({ "name": other.name, "unit": unit })
+            });
+            object["also_as"] = names.collect();
+        }
         object
     };
     let list: Vec<_> = metrics.iter().map(object).collect();
@@ -146,6 +160,7 @@ ts_metrics:
 model_metrics:
   histogram:
     - {name: Size, unit: B, buckets: [1, 2.5], modes: [prometheus], help: 'a | b'}
+    - {name: Wait, unit: s, buckets: [1], also_as: [wait, {name: wait_ms, unit: ms}], help: Waiting}
 ";
 
     #[test]
@@ -155,6 +170,7 @@ model_metrics:
 NAME            TYPE       UNIT     DIMENSIONS      MODES  ON   RECORDED BY  HELP
 CPUUtilization  gauge      Percent  Level,Hostname  tslog  on   server       CPU
 Size            histogram  B                               on   models       a | b
+Wait            histogram  s                        tslog  on   models       Waiting; also as wait, wait_ms (ms)
 Own             gauge      ms                       tslog  off  programs     Own (ms)
 ";
         assert_eq!(list(&catalog, Form::Table), expected);
@@ -163,8 +179,10 @@ Own             gauge      ms                       tslog  off  programs     Own
         assert!(markdown.contains("a \\| b |\n"));
         let json: serde_json::Value = serde_json::from_str(&list(&catalog, Form::Json)).unwrap();
         assert_eq!(json[1]["buckets"], serde_json::json!([1.0, 2.5]));
-        assert_eq!((&json[0]["modes"][0], &json[2]["enabled"]), (&"tslog".into(), &false.into()));
-        let expected = "2 metrics (0 counters, 1 gauges, 1 histograms, 0 summaries), 1 switched off, mode tslog";
+        assert_eq!((&json[0]["modes"][0], &json[3]["enabled"]), (&"tslog".into(), &false.into()));
+        let names = serde_json::json!([{"name": "wait", "unit": "s"}, {"name": "wait_ms", "unit": "ms"}]);
+        assert_eq!((&json[1]["also_as"], &json[2]["also_as"]), (&serde_json::Value::Null, &names));
+        let expected = "3 metrics (0 counters, 1 gauges, 2 histograms, 0 summaries), 1 switched off, mode tslog";
         assert_eq!(summary(&catalog), expected);
     }
 

@@ -35,10 +35,7 @@ fn is_name(text: &str, special: impl Fn(char) -> bool) -> bool {
 
 /// Checks a metric's name for its type and section. Returns an error that says why it is not allowed, and what is.
 pub(super) fn check(name: &str, kind: Kind, section: Section) -> Result<(), String> {
-    if !is_metric_name(name) {
-        let allowed = format!("allowed are up to {MAX_NAME} letters, digits (not first), `_` and `:`");
-        return Err(format!("`{}` is not a valid metric name; {allowed}", shortened(name)));
-    }
+    check_letters(name)?;
     if let Some(builtin) = Builtin::from_name(name) {
         let wanted = builtin.kind();
         return match wanted == kind && section == Section::Frontend {
@@ -46,11 +43,39 @@ pub(super) fn check(name: &str, kind: Kind, section: Section) -> Result<(), Stri
             false => Err(format!("the built-in metric `{name}` must be a {} in ts_metrics", wanted.as_str())),
         };
     }
+    if let Some(present) = Builtin::formerly(name) {
+        let present = present.name();
+        return Err(format!("`{name}` is now named `{present}`; its `also_as` can give it the old name as well"));
+    }
     let prefix = FRONTEND_PREFIXES.iter().find(|prefix| section == Section::Frontend && name.starts_with(**prefix));
     if let Some(prefix) = prefix {
         return Err(no_builtin(name, &format!("names in ts_metrics that begin with `{prefix}`")));
     }
     check_reserved(name)
+}
+
+/// Checks a further name of a metric. Old names of built-in metrics are allowed, also with reserved prefixes.
+pub(super) fn check_other(name: &str) -> Result<(), String> {
+    check_letters(name)?;
+    if let Some(builtin) = Builtin::ALL.iter().find(|builtin| builtin.name().eq_ignore_ascii_case(name)) {
+        return Err(format!("`{name}` in `also_as` is reserved for the built-in metric `{}`", builtin.name()));
+    }
+    check_prefix(name)
+}
+
+fn check_letters(name: &str) -> Result<(), String> {
+    if is_metric_name(name) {
+        return Ok(());
+    }
+    let allowed = format!("allowed are up to {MAX_NAME} letters, digits (not first), `_` and `:`");
+    Err(format!("`{}` is not a valid metric name; {allowed}", shortened(name)))
+}
+
+fn check_prefix(name: &str) -> Result<(), String> {
+    match name.starts_with("__") {
+        true => Err(format!("`{name}` begins with `__`, which is reserved for Prometheus itself")),
+        false => Ok(()),
+    }
 }
 
 fn no_builtin(name: &str, reserved: &str) -> String {
@@ -60,9 +85,7 @@ fn no_builtin(name: &str, reserved: &str) -> String {
 
 /// Checks that a metric that is not built in does not use a reserved name.
 pub(in crate::metrics) fn check_reserved(name: &str) -> Result<(), String> {
-    if name.starts_with("__") {
-        return Err(format!("`{name}` begins with `__`, which is reserved for Prometheus itself"));
-    }
+    check_prefix(name)?;
     if let Some(builtin) = Builtin::ALL.iter().find(|builtin| builtin.name().eq_ignore_ascii_case(name)) {
         return Err(format!("`{name}` differs only in case from the built-in metric `{}`", builtin.name()));
     }
@@ -94,27 +117,73 @@ fn taken(name: &str, kind: Kind) -> Vec<String> {
     suffixes.iter().map(|suffix| format!("{stem}{suffix}")).collect()
 }
 
+/// What occupies a name.
+#[derive(Clone, Debug)]
+struct Owner {
+    name: String,
+    kind: Kind,
+    /// Whether `name` is from an `also_as`.
+    other: bool,
+}
+
+impl Owner {
+    fn described(&self) -> String {
+        let Self { name, kind, other } = self;
+        let kind = kind.as_str();
+        if *other { format!("the name `{name}` in `also_as` of a {kind}") } else { format!("the {kind} `{name}`") }
+    }
+}
+
 /// The occupied names, each with the metric that occupies it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Names(HashMap<String, (String, Kind)>);
+pub(super) struct Names(HashMap<String, Owner>);
 
 impl Names {
+    /// Returns the sample of a new metric whose name is occupied, and what occupies it.
+    fn collision(&self, name: &str, kind: Kind) -> Option<(String, &Owner)> {
+        taken(name, kind).into_iter().find_map(|sample| {
+            let owner = self.0.get(&sample)?;
+            Some((sample, owner))
+        })
+    }
+
     /// Checks that the names of a new metric are free. Returns an error that names the colliding metric.
     pub(super) fn check(&self, name: &str, kind: Kind) -> Result<(), String> {
-        let collision = taken(name, kind).into_iter().find_map(|sample| Some((self.0.get(&sample)?, sample)));
-        match collision {
+        match self.collision(name, kind) {
             None => Ok(()),
-            Some(((other, _), _)) if other == name => Err(format!("metric `{name}` is defined twice")),
-            Some(((other, of), sample)) => Err(format!(
-                "metric `{name}` collides with the {} `{other}`: both would appear in a scrape as `{sample}`",
-                of.as_str()
+            Some((_, owner)) if owner.name == name && !owner.other => Err(format!("metric `{name}` is defined twice")),
+            Some((sample, owner)) => Err(format!(
+                "metric `{name}` collides with {}: both would appear in a scrape as `{sample}`",
+                owner.described()
+            )),
+        }
+    }
+
+    /// Checks that a further name of a metric is free, like [`Names::check`].
+    pub(super) fn check_other(&self, name: &str, kind: Kind) -> Result<(), String> {
+        match self.collision(name, kind) {
+            None => Ok(()),
+            Some((_, owner)) if owner.name == name && owner.other => {
+                Err(format!("the name `{name}` in `also_as` is given twice"))
+            }
+            Some((sample, owner)) => Err(format!(
+                "the name `{name}` in `also_as` collides with {}: both would appear in a scrape as `{sample}`",
+                owner.described()
             )),
         }
     }
 
     /// Occupies the names of a metric.
     pub(super) fn insert(&mut self, name: &str, kind: Kind) {
-        let names = taken(name, kind).into_iter();
-        self.0.extend(names.map(|sample| (sample, (name.to_owned(), kind))));
+        self.occupy(&Owner { name: name.to_owned(), kind, other: false });
+    }
+
+    /// Occupies a further name of a metric.
+    pub(super) fn insert_other(&mut self, name: &str, kind: Kind) {
+        self.occupy(&Owner { name: name.to_owned(), kind, other: true });
+    }
+
+    fn occupy(&mut self, owner: &Owner) {
+        self.0.extend(taken(&owner.name, owner.kind).into_iter().map(|sample| (sample, owner.clone())));
     }
 }

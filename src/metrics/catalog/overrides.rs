@@ -132,7 +132,8 @@ mod tests {
             &[("counter_latencies", "false"), ("histogram_latencies", "off"), ("summary_latencies", "true")],
         );
         let names = names(&catalog);
-        for off in ["nv_inference_queue_duration_us", "nv_inference_request_duration_histogram_us"] {
+        assert!(!names.iter().any(|name| name.starts_with("nv_inference_request_duration")), "{names:?}");
+        for off in ["nv_inference_queue_duration_us", "pharos_request_duration_seconds"] {
             assert!(!names.contains(&off), "{off}");
         }
         for on in
@@ -141,6 +142,14 @@ mod tests {
             assert!(names.contains(&on), "{on}");
         }
         assert_eq!(names.len(), Catalog::shipped().len() - 5 - 6 + 5);
+    }
+
+    #[test]
+    fn switching_counters_off_keeps_the_histograms() {
+        let catalog = applied(Catalog::shipped(), &[("counter_latencies", "false")]);
+        let of_requests = |name: &&&str| name.contains("_request_duration");
+        let names = names(&catalog);
+        assert_eq!(names.iter().filter(of_requests).collect::<Vec<_>>(), [&"pharos_request_duration_seconds"]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess};
 
+use super::also_as::{self, AlsoAs, OtherName};
 use super::fields::{Buckets, Enabled, Help, Label, Labels, Modes, Name, Quantiles, Unit};
 use super::names::Names;
 use super::node::{Key, Node, Seed};
@@ -17,6 +18,7 @@ use super::{
 use super::{anchors, worker_labels};
 use crate::metrics::builtin::Builtin;
 use crate::metrics::emitter::default_buckets;
+use crate::metrics::unit::TimeUnit;
 
 /// The content of a file, checked.
 #[derive(Default)]
@@ -294,6 +296,7 @@ struct Fields {
     buckets: Option<Vec<f64>>,
     quantiles: Option<Vec<f64>>,
     modes: Option<Views>,
+    also_as: Vec<OtherName>,
     disabled: bool,
 }
 
@@ -305,7 +308,7 @@ impl<'de> Node<'de> for Metric<'_> {
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let mut fields = Fields::default();
         let mut seen = Vec::new();
-        let allowed = &["name", "unit", "dimensions", "help", "buckets", "quantiles", "modes", "enabled"];
+        let allowed = &["name", "unit", "dimensions", "help", "buckets", "quantiles", "modes", "also_as", "enabled"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
                 "name" => {
@@ -321,6 +324,10 @@ impl<'de> Node<'de> for Metric<'_> {
                 "buckets" => fields.buckets = Some(map.next_value_seed(Seed(Buckets))?),
                 "quantiles" => fields.quantiles = Some(map.next_value_seed(Seed(Quantiles))?),
                 "modes" => fields.modes = Some(map.next_value_seed(Seed(Modes))?),
+                "also_as" => {
+                    let names = AlsoAs { kind: self.kind, taken: self.target.names };
+                    fields.also_as = map.next_value_seed(Seed(names))?;
+                }
                 _ => fields.disabled = !map.next_value_seed(Seed(Enabled))?,
             }
         }
@@ -357,6 +364,8 @@ impl Fields {
             _ => Vec::new(),
         });
         let modes = self.modes.unwrap_or(Views::ALL);
+        let time = builtin.and_then(Builtin::unit).or_else(|| TimeUnit::from_name(&unit));
+        let also_as = also_as::complete(self.also_as, (&name, &unit), time)?;
         let dimensions = self.dimensions;
         Ok(MetricSpec {
             name,
@@ -368,6 +377,7 @@ impl Fields {
             buckets,
             quantiles,
             modes,
+            also_as,
             builtin,
             detected: false,
             extensible: false,

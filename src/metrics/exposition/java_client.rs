@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use super::distributions::escape_label;
+use super::samples::escape_label;
 use super::{LOGS_ONLY, Labels, Names};
 use crate::metrics::cache::Cache;
 use crate::metrics::catalog::{MetricSpec, Mode};
@@ -16,15 +16,15 @@ use crate::metrics::tslog::push_double;
 pub fn render(cache: &Cache, names: &Names, help: impl Fn(&MetricSpec) -> String) -> String {
     let readings = Readings::new(cache);
     let mut out = String::new();
-    for family in readings.families().iter().filter(|family| family.views.prometheus) {
-        let (spec, before) = (family.spec(), out.len());
+    for named in readings.named().iter().filter(|named| named.views().prometheus) {
+        let (spec, before) = (named.spec(), out.len());
         let (name, kind, help) =
             (&spec.name, spec.kind.as_str(), help(spec).replace('\\', "\\\\").replace('\n', "\\n"));
         // Writing into a String cannot fail.
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
         let described = out.len();
-        readings.each(family, &mut |labels, reading| {
-            Samples { out: &mut out, names, name, labels: in_order(spec, labels) }.write(&reading);
+        readings.each_named(named, &mut |labels, reading| {
+            Samples { out: &mut out, names, name, labels: Labels::new(spec, labels) }.write(&reading);
         });
         if !names.is_all() && out.len() == described {
             out.truncate(before);
@@ -34,14 +34,6 @@ pub fn render(cache: &Cache, names: &Names, help: impl Fn(&MetricSpec) -> String
         out.push_str(LOGS_ONLY);
     }
     out
-}
-
-/// Sorts labels into the order of the definition, followed by those that it does not list (a model's namespace and tags).
-fn in_order<'a>(spec: &MetricSpec, labels: &'a [(&'a str, &'a str)]) -> Labels<'a> {
-    let mut labels = Labels::new(labels);
-    let place = |label: &str| spec.dimensions.iter().position(|name| name == label).unwrap_or(usize::MAX);
-    labels.0.sort_by_key(|(label, _)| place(label));
-    labels
 }
 
 /// The samples of one series.
@@ -62,8 +54,7 @@ impl Samples<'_> {
                 let mut count = 0;
                 for (bound, own) in &histogram.buckets {
                     count += own;
-                    let bound = if bound.is_infinite() { "+Inf".to_owned() } else { format!("{bound:?}") };
-                    self.sample("_bucket", Some(("le", &bound)), count as f64);
+                    self.sample("_bucket", Some(("le", &number(*bound))), count as f64);
                 }
             }
             Reading::Summary(summary) => {
@@ -92,14 +83,21 @@ impl Samples<'_> {
             self.out.push('}');
         }
         self.out.push(' ');
-        match value {
-            f64::INFINITY => self.out.push_str("+Inf"),
-            f64::NEG_INFINITY => self.out.push_str("-Inf"),
-            value if value.is_nan() => self.out.push_str("NaN"),
-            value => push_double(self.out, value),
-        }
+        self.out.push_str(&number(value));
         self.out.push('\n');
     }
+}
+
+/// Formats a number as the Java client does.
+fn number(value: f64) -> String {
+    let mut text = String::new();
+    match value {
+        f64::INFINITY => text.push_str("+Inf"),
+        f64::NEG_INFINITY => text.push_str("-Inf"),
+        value if value.is_nan() => text.push_str("NaN"),
+        value => push_double(&mut text, value),
+    }
+    text
 }
 
 #[cfg(test)]
@@ -120,7 +118,7 @@ mod tests {
     const YAML: &str = "mode: prometheus\ndimensions:\n  - &Z Z\nts_metrics:\n  counter:\n    - {name: Requests2XX, unit: Count, dimensions: [Level, \
         Hostname]}\n    - {name: ts_inference_requests_total, unit: Count, dimensions: [model_name, model_version, hostname]}\n\
         model_metrics:\n  counter:\n    - {name: C, unit: a\\b, dimensions: [Z, A, Hostname]}\n  histogram:\n    - {name: H, unit: s, \
-        dimensions: [ModelName, Hostname], buckets: [0.5]}\n  gauge:\n    - {name: G, unit: ms, dimensions: []}\n";
+        dimensions: [ModelName, Hostname], buckets: [0.00005, 0.5]}\n  gauge:\n    - {name: G, unit: ms, dimensions: []}\n";
 
     fn help(spec: &MetricSpec) -> String {
         format!("Torchserve prometheus {} metric with unit: {}", spec.kind.as_str(), spec.unit)
@@ -150,6 +148,7 @@ C{Z="z\"},\\",A="a=b",Hostname="h",} 1.0E7
 # TYPE H histogram
 H_sum{ModelName="m",Hostname="h",} 0.25
 H_count{ModelName="m",Hostname="h",} 1.0
+H_bucket{ModelName="m",Hostname="h",le="5.0E-5",} 0.0
 H_bucket{ModelName="m",Hostname="h",le="0.5",} 1.0
 H_bucket{ModelName="m",Hostname="h",le="+Inf",} 1.0
 # HELP G Torchserve prometheus gauge metric with unit: ms

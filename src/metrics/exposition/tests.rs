@@ -87,14 +87,14 @@ fn every_series_exists_from_the_load() {
     let text = render(&cache, Format::Text);
     for line in [
         "nv_inference_request_success{model=\"m\",version=\"3\"} 0",
-        "nv_inference_request_failure{model=\"m\",reason=\"REJECTED\",version=\"3\"} 0",
-        "nv_inference_request_failure{model=\"m\",reason=\"OTHER\",version=\"3\"} 0",
+        "nv_inference_request_failure{model=\"m\",version=\"3\",reason=\"REJECTED\"} 0",
+        "nv_inference_request_failure{model=\"m\",version=\"3\",reason=\"OTHER\"} 0",
         "nv_inference_pending_request_count{model=\"m\",version=\"3\"} 0",
         "nv_model_load_duration_secs{model=\"m\",version=\"3\"} 0",
-        "ts_inference_requests_total{hostname=\"h\",model_name=\"m\",model_version=\"3\"} 0",
-        "pharos_requests_total{code=\"200\",protocol=\"http\",route=\"infer\"} 0",
-        "pharos_requests_total{code=\"OK\",protocol=\"grpc\",route=\"infer\"} 0",
-        "pharos_request_failures_total{protocol=\"grpc\",reason=\"QUEUE_FULL\",route=\"infer\"} 0",
+        "ts_inference_requests_total{model_name=\"m\",model_version=\"3\",hostname=\"h\"} 0",
+        "pharos_requests_total{protocol=\"http\",route=\"infer\",code=\"200\"} 0",
+        "pharos_requests_total{protocol=\"grpc\",route=\"infer\",code=\"OK\"} 0",
+        "pharos_request_failures_total{protocol=\"grpc\",route=\"infer\",reason=\"QUEUE_FULL\"} 0",
     ] {
         assert!(text.lines().any(|other| other == line), "{line} is missing in\n{text}");
     }
@@ -125,17 +125,17 @@ model_metrics:
     [1.0, 3.0].into_iter().for_each(|value| time.add_or_update(value).unwrap());
     let expected = r#"# HELP orders_total a\nb\\ "c"
 # TYPE orders_total counter
-orders_total{area="a\n",shop="b"} 1.5
+orders_total{shop="b",area="a\n"} 1.5
 # HELP level level (m)
 # TYPE level gauge
 level -4
 # HELP size size (B)
 # TYPE size histogram
-size_sum{shop="b"} 11.0
+size_bucket{shop="b",le="1"} 0
+size_bucket{shop="b",le="2.5"} 1
+size_bucket{shop="b",le="+Inf"} 2
+size_sum{shop="b"} 11
 size_count{shop="b"} 2
-size_bucket{le="1.0",shop="b"} 0
-size_bucket{le="2.5",shop="b"} 1
-size_bucket{le="+Inf",shop="b"} 2
 # HELP time time (s)
 # TYPE time summary
 time{shop="b",quantile="0.5"} 1
@@ -146,7 +146,68 @@ time_count{shop="b"} 2
     assert_eq!(render(&cache, Format::Text), expected);
     let open = render(&cache, Format::OpenMetrics);
     assert!(open.starts_with("# HELP orders a\\nb\\\\ \\\"c\\\"\n# TYPE orders counter\norders_total{"), "{open}");
+    for line in
+        ["size_bucket{shop=\"b\",le=\"1.0\"} 0", "time{shop=\"b\",quantile=\"1.0\"} 3", "size_sum{shop=\"b\"} 11"]
+    {
+        assert!(open.lines().any(|other| other == line), "{line} is missing in\n{open}");
+    }
     assert!(open.ends_with("\n# EOF\n"));
+}
+
+#[test]
+fn further_names_show_the_same_series_in_their_unit() {
+    let text = "
+ts_metrics:
+  histogram:
+    - name: pharos_queue_duration_seconds
+      unit: Seconds
+      dimensions: [model, version]
+      buckets: [0.00005, 0.00051]
+      also_as: [queue_seconds, {name: nv_inference_queue_duration_histogram_us, unit: Microseconds}]
+model_metrics:
+  counter:
+    - {name: waited_total, unit: s, dimensions: [shop], also_as: {name: waited_ms, unit: ms}}
+  summary:
+    - {name: time, unit: s, quantiles: [0.5], also_as: {name: time_us, unit: us}}
+";
+    let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("h")));
+    let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    record::inference_done(&series, &timeline(), 1);
+    cache.counter("waited_total", &["b"]).unwrap().add_or_update(0.0125).unwrap();
+    cache.summary("time", &[]).unwrap().add_or_update(0.5).unwrap();
+    let plain = render(&cache, Format::Text);
+    let old = "nv_inference_queue_duration_histogram_us";
+    let labels = "{model=\"m\",version=\"1\"";
+    for line in [
+        format!("pharos_queue_duration_seconds_bucket{labels},le=\"5e-05\"}} 0"),
+        format!("pharos_queue_duration_seconds_bucket{labels},le=\"0.00051\"}} 1"),
+        format!("pharos_queue_duration_seconds_sum{labels}}} 0.000100999"),
+        format!("queue_seconds_sum{labels}}} 0.000100999"),
+        format!("# HELP {old} Other name of pharos_queue_duration_seconds, in Microseconds"),
+        format!("# TYPE {old} histogram"),
+        format!("{old}_bucket{labels},le=\"50\"}} 0"),
+        format!("{old}_bucket{labels},le=\"510\"}} 1"),
+        format!("{old}_bucket{labels},le=\"+Inf\"}} 1"),
+        format!("{old}_sum{labels}}} 100.999"),
+        format!("{old}_count{labels}}} 1"),
+        "# TYPE waited_ms counter".to_owned(),
+        "waited_total{shop=\"b\"} 0.0125".to_owned(),
+        "waited_ms{shop=\"b\"} 12.5".to_owned(),
+        "time_us{quantile=\"0.5\"} 500000".to_owned(),
+        "time_us_sum 500000".to_owned(),
+    ] {
+        assert!(plain.lines().any(|other| other == line), "{line} is missing in\n{plain}");
+    }
+    let open = render(&cache, Format::OpenMetrics);
+    // OpenMetrics requires counters to end in `_total`.
+    for line in ["# TYPE waited counter", "# TYPE waited_ms unknown", "waited_ms{shop=\"b\"} 12.5"] {
+        assert!(open.lines().any(|other| other == line), "{line} is missing in\n{open}");
+    }
+    let one = render_named(&cache, Format::Text, &Names::of_query([("name[]", "waited_ms")]));
+    assert_eq!(one.lines().count(), 3, "{one}");
+    let java = java_client::render(&cache, &Names::default(), |spec| spec.unit.clone());
+    let bucket = format!("{old}_bucket{labels},le=\"50.0\",}} 0.0");
+    assert!(java.contains(&format!("# HELP {old} Microseconds\n")) && java.contains(&bucket), "{java}");
 }
 
 #[test]
@@ -176,13 +237,13 @@ fn distributions_are_rendered() {
     let text = "
 ts_metrics:
   histogram:
-    - {name: nv_inference_queue_duration_histogram_us, unit: us, dimensions: [model, version], buckets: [50, 200.5]}
+    - {name: pharos_queue_duration_seconds, unit: s, dimensions: [model, version], buckets: [0.00005, 0.0002005]}
     - {name: pharos_batch_size, unit: c, dimensions: [model, version], buckets: [2, 4]}
   summary:
     - {name: nv_inference_queue_summary_us, unit: us, dimensions: [model, version], quantiles: [0.5]}
 ";
     let cache = Arc::new(Cache::new(Catalog::parse(text, "m.yaml").unwrap(), Settings::new("h")));
-    let own = vec![("nv_inference_queue_duration_histogram_us".to_owned(), vec![100.0])];
+    let own = vec![("pharos_queue_duration_seconds".to_owned(), vec![0.0001])];
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let special = cache.model_loaded_with(&ModelVersion::new("n", 1), &[], own);
     for series in [&series, &special] {
@@ -191,13 +252,13 @@ ts_metrics:
     }
     let plain = render(&cache, Format::Text);
     for line in [
-        "nv_inference_queue_duration_histogram_us_sum{model=\"m\",version=\"1\"} 100.999",
-        "nv_inference_queue_duration_histogram_us_bucket{le=\"50.0\",model=\"m\",version=\"1\"} 0",
-        "nv_inference_queue_duration_histogram_us_bucket{le=\"200.5\",model=\"m\",version=\"1\"} 1",
-        "nv_inference_queue_duration_histogram_us_bucket{le=\"100.0\",model=\"n\",version=\"1\"} 0",
-        "pharos_batch_size_sum{model=\"m\",version=\"1\"} 4.0",
-        "pharos_batch_size_bucket{le=\"2.0\",model=\"m\",version=\"1\"} 0",
-        "pharos_batch_size_bucket{le=\"4.0\",model=\"m\",version=\"1\"} 1",
+        "pharos_queue_duration_seconds_sum{model=\"m\",version=\"1\"} 0.000100999",
+        "pharos_queue_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"5e-05\"} 0",
+        "pharos_queue_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"0.0002005\"} 1",
+        "pharos_queue_duration_seconds_bucket{model=\"n\",version=\"1\",le=\"0.0001\"} 0",
+        "pharos_batch_size_sum{model=\"m\",version=\"1\"} 4",
+        "pharos_batch_size_bucket{model=\"m\",version=\"1\",le=\"2\"} 0",
+        "pharos_batch_size_bucket{model=\"m\",version=\"1\",le=\"4\"} 1",
         "nv_inference_queue_summary_us{model=\"m\",version=\"1\",quantile=\"0.5\"} 100.9990005493164",
         "nv_inference_queue_summary_us_count{model=\"m\",version=\"1\"} 1",
     ] {
@@ -207,10 +268,10 @@ ts_metrics:
         crate::id::TraceId::from_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
     record::inference_traced(&series, &timeline(), trace, 1_500);
     let open = render(&cache, Format::OpenMetrics);
-    let exemplar = "nv_inference_queue_duration_histogram_us_bucket{model=\"m\",version=\"1\",le=\"200.5\"} 1 # \
-                    {trace_id=\"4bf92f3577b34da6a3ce929d0e0e4736\"} 100.999 1.5";
+    let exemplar = "pharos_queue_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"0.0002005\"} 1 # \
+                    {trace_id=\"4bf92f3577b34da6a3ce929d0e0e4736\"} 0.000100999 1.5";
     assert!(open.lines().any(|line| line == exemplar), "{open}");
-    assert_eq!(open.matches("# TYPE nv_inference_queue_duration_histogram_us histogram").count(), 1);
+    assert_eq!(open.matches("# TYPE pharos_queue_duration_seconds histogram").count(), 1);
     assert_eq!(render(&cache, Format::Text), plain, "the text format has no exemplars");
 }
 

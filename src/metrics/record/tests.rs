@@ -149,10 +149,34 @@ fn only_a_model_with_the_cache_has_its_families() {
         ("nv_cache_miss_summary_per_model_sum", 40.0),
         ("nv_inference_queue_summary_us_count", 2.0),
         ("nv_inference_compute_infer_summary_us_count", 1.0),
-        ("nv_inference_request_duration_histogram_us_count", 2.0),
-        ("nv_inference_compute_infer_duration_histogram_us_count", 1.0),
+        ("pharos_request_duration_seconds_count", 2.0),
+        ("pharos_compute_infer_duration_seconds_count", 1.0),
     ] {
         assert_eq!(metric(&cache, family), value, "{family}");
+    }
+}
+
+#[test]
+fn distributions_of_durations_are_in_seconds() {
+    let (cache, series) = loaded();
+    ensemble_loaded(&cache, &series, ["a"].into_iter());
+    ensemble_step(&cache, &series, (0, "a"), 50_000);
+    ensemble_step(&cache, &series, (0, "a"), 50_001);
+    let done = EnsembleDone { batch_size: 1, overhead_ns: 5_000, now_ms: 0 };
+    ensemble_done(&cache, &series, &TIMELINE, done);
+    let text = render(&cache, Format::Text);
+    let step = "{model=\"m\",version=\"1\",step=\"0\",member=\"a\",le=";
+    // A duration that is equal to a bound is within it.
+    for line in [
+        format!("pharos_ensemble_step_duration_seconds_bucket{step}\"5e-05\"}} 1"),
+        format!("pharos_ensemble_step_duration_seconds_bucket{step}\"0.0001\"}} 2"),
+        "pharos_ensemble_overhead_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"5e-06\"} 1".to_owned(),
+        "pharos_ensemble_overhead_duration_seconds_sum{model=\"m\",version=\"1\"} 5e-06".to_owned(),
+        "pharos_request_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"0.001\"} 0".to_owned(),
+        "pharos_request_duration_seconds_bucket{model=\"m\",version=\"1\",le=\"0.002\"} 1".to_owned(),
+        "pharos_request_duration_seconds_sum{model=\"m\",version=\"1\"} 0.002".to_owned(),
+    ] {
+        assert!(text.lines().any(|other| other == line), "{line} is missing in\n{text}");
     }
 }
 
@@ -207,7 +231,7 @@ fn failures_are_counted_by_reason() {
         if let Some(label) = label {
             let (cache, series) = loaded();
             inference_failed(&series, reason, 700);
-            let line = format!("nv_inference_request_failure{{model=\"m\",reason=\"{label}\",version=\"1\"}} 1");
+            let line = format!("nv_inference_request_failure{{model=\"m\",version=\"1\",reason=\"{label}\"}} 1");
             assert!(render(&cache, Format::Text).contains(&line), "{reason:?}");
         }
     }

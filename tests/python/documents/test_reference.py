@@ -63,6 +63,8 @@ def test_metrics_exist(page, metrics):
     text = re.sub(r"```(?:c|rust|python)\n.*?```", "", page.read_text(), flags=re.S)
     others = {"pharos_backend", "pharos_host", "pharos_server", "pharos_worker", "ts_log", "ts_metrics", "ts_request_sequence_end"}
     others |= {"ts_open_inference_protocol"} | {f"ts_header_key_sequence_{end}" for end in ("id", "start", "end")}
+    # The example of `also_as` gives a metric the name that it had in 0.2.0.
+    others |= {"nv_inference_request_duration_histogram_us"}
     unknown = []
     for name in set(re.findall(r"(?<![\w:./])(?:pharos|nv|ts)_[a-z0-9_]*\*?", text)) - others:
         begins = any(metric.startswith(name.rstrip("*")) for metric in metrics)
@@ -154,6 +156,20 @@ def test_the_definition_of_metrics_is_valid(tmp_path):
     file.write_text(re.search(r"```yaml\n(.*?)```", text, re.S)[1])
     output = subprocess.run([binary(), "metrics", "check", file], capture_output=True, text=True)
     assert output.returncode == 0, output.stdout + output.stderr
+
+
+def test_further_names_of_a_metric(tmp_path):
+    """The example of `also_as` is valid, and `pharos metrics list` shows the names."""
+    text = (BOOK / "metrics/definition.md").read_text()
+    file = tmp_path / "metrics.yaml"
+    file.write_text(re.search(r"test_further_names_of_a_metric -->\n```yaml\n(.*?)```", text, re.S)[1])
+    output = subprocess.run([binary(), "metrics", "list", file, "--format", "json"], capture_output=True, text=True)
+    assert output.returncode == 0, output.stdout + output.stderr
+    names = {metric["name"]: metric["also_as"] for metric in json.loads(output.stdout)}
+    assert names == {
+        "pharos_request_duration_seconds": [{"name": "nv_inference_request_duration_histogram_us", "unit": "Microseconds"}],
+        "orders_total": [{"name": "OrdersTotal", "unit": "Count"}],
+    }
 
 
 def fields(messages: dict, message: str, path: str = "") -> set:

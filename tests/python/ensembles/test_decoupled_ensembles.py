@@ -22,7 +22,7 @@ from harness.stream_models import build
 from harness.streams import Collected, repeat_inputs
 from harness.waiting import DEADLINE_S, eventually, holds_for, pause_as_client, settled
 
-FAILURES, STEP = "nv_inference_request_failure", "pharos_ensemble_step_duration_us"
+FAILURES, STEP = "nv_inference_request_failure", "pharos_ensemble_step_duration_seconds"
 IN_FLIGHT = "pharos_ensemble_inflight_requests"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):

@@ -71,9 +71,10 @@ def fetch() -> str:
     return missing() or f"prometheus: {program('prometheus')}"
 
 
-def promtool(*arguments) -> subprocess.CompletedProcess:
-    """Runs promtool and captures its output as text."""
-    return subprocess.run([program("promtool"), *map(str, arguments)], capture_output=True, text=True, timeout=DEADLINE_S)
+def promtool(*arguments, text: str = "") -> subprocess.CompletedProcess:
+    """Runs promtool with `text` as its standard input, and captures its output as text."""
+    command = [program("promtool"), *map(str, arguments)]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
 class Prometheus:

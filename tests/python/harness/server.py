@@ -198,7 +198,7 @@ def alive(pid: int) -> bool:
 
 
 def samples(text: str) -> dict:
-    """Parses the Prometheus text format: name and labels -> value. A duplicate series is an error."""
+    """Parses the Prometheus text format: name and labels, sorted -> value. A duplicate series is an error."""
     result = {}
     for line in text.splitlines():
         if not line or line.startswith("#"):
@@ -209,7 +209,7 @@ def samples(text: str) -> dict:
         for pair in rest.rstrip("}").split('",') if rest else []:
             key, _, label = pair.partition('="')
             labels.append((key, label.rstrip('"')))
-        key = (name, tuple(labels))
+        key = (name, tuple(sorted(labels)))
         assert key not in result, f"duplicate series {series}"
         result[key] = float(value)
     return result

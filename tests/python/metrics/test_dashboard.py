@@ -150,7 +150,7 @@ def test_the_page_computes_rates_and_percentiles(loaded, page):
     shows(page, "tile-rate", r"^[1-9]")
     before, after = (
         'nv_inference_request_success{model="a\\"} b",version="1"} %d\n'
-        'h_bucket{le="100.0"} %d\nh_bucket{le="1000.0"} %d\nh_bucket{le="+Inf"} %d\n' % numbers
+        'h_bucket{le="100"} %d\nh_bucket{le="1000"} %d\nh_bucket{le="+Inf"} %d\n' % numbers
         for numbers in [(100, 1, 2, 3), (140, 1 + 10, 2 + 90, 3 + 100)]
     )
     script = f"""(() => {{

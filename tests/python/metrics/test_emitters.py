@@ -116,7 +116,7 @@ def test_printed_lines_of_old_and_new_formats(emitters):
     emitters.becomes(15, "Orders", shop="a", Level="Model", Hostname=HOST)
     emitters.becomes(1e16, "Orders", shop="http://h:80/x,y", Level="Model", Hostname=HOST)
     emitters.becomes(-3.5, "Temperature", room="")
-    emitters.becomes(1, "Size_bucket", kind="x", le="10.0")
+    emitters.becomes(1, "Size_bucket", kind="x", le="10")
     eventually("the log has the ordinary line", lambda: emitters.logged("an ordinary line"))
     assert not emitters.logged(r"\[METRICS\]")
     assert refused(emitters, "stdout") == 0
@@ -163,7 +163,7 @@ def test_statsd_types(emitters):
     emitters.becomes(17.5, "Temperature", room="a")
     emitters.send("Size:5|ms|@0.1|#kind:k\nSize:50|h|#kind:k\nSize:500|d|#kind:k")
     emitters.becomes(12, "Size_count", kind="k")
-    emitters.becomes(10, "Size_bucket", kind="k", le="10.0")
+    emitters.becomes(10, "Size_bucket", kind="k", le="10")
     emitters.becomes(600, "Size_sum", kind="k")
     emitters.send("Spread:7|ms")
     emitters.becomes(1, "Spread_count")
@@ -205,7 +205,7 @@ def test_undeclared_metrics_are_detected(start, tmp_path):
     emitters.becomes(3, "bad_name", dash_label="x")
     emitters.send("web.hits:2|c|#b:2,a:1\nweb.time:3|ms")
     emitters.becomes(2, "web_hits", a="1", b="2")
-    emitters.becomes(1, "web_time_bucket", le="5.0")
+    emitters.becomes(1, "web_time_bucket", le="5")
     _, text = emitters.server.get("/metrics", emitters.server.metrics)
     for line in ("ExamplePercentMetric histogram", "bad_name gauge", "web_hits counter", "web_time histogram"):
         assert f"# TYPE {line}\n" in text

@@ -1,13 +1,16 @@
 """The scrape of a real server under load: formats, compression, filters, distributions and gauges."""
 
 import gzip
+import json
 import re
+import subprocess
 import urllib.request
 
 import numpy as np
 import pytest
 import tritonclient.http as triton
 
+from harness.server import binary
 from harness.waiting import DEADLINE_S, settled
 
 
@@ -44,13 +47,14 @@ def test_histograms_count_what_the_counters_count(server):
     successes = value(text, f"nv_inference_request_success{labels}")
     assert successes >= 5
     for stage in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
-        name = f"nv_inference_{stage}_duration_histogram_us"
+        name = f"pharos_{stage}_duration_seconds"
         assert value(text, f"{name}_count{labels}") == successes
-        assert value(text, f'{name}_bucket{{le="+Inf",model="simple",version="1"}}') == successes
-        assert int(value(text, f"{name}_sum{labels}")) == value(text, f"nv_inference_{stage}_duration_us{labels}")
+        assert value(text, f'{name}_bucket{{model="simple",version="1",le="+Inf"}}') == successes
+        microseconds = value(text, f"nv_inference_{stage}_duration_us{labels}")
+        assert microseconds - 0.001 <= value(text, f"{name}_sum{labels}") * 1e6 < microseconds + 1.001
     assert value(text, f"pharos_batch_size_count{labels}") == value(text, f"nv_inference_exec_count{labels}")
     assert value(text, f"pharos_batch_size_sum{labels}") == value(text, f"nv_inference_count{labels}")
-    sent = re.findall(r'^pharos_batches_total\{model="simple",reason="(\w+)",version="1"\} (\d+)$', text, re.M)
+    sent = re.findall(r'^pharos_batches_total\{model="simple",version="1",reason="(\w+)"\} (\d+)$', text, re.M)
     assert [reason for reason, _ in sent] == ["preferred", "full", "delay", "shape", "idle", "drain"]
     assert sum(int(count) for _, count in sent) == value(text, f"nv_inference_exec_count{labels}")
 
@@ -60,9 +64,33 @@ def test_an_exemplar_names_the_trace(server):
     infer(server, headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
     text, headers = scrape(server, accept="application/openmetrics-text")
     assert headers["content-type"].startswith("application/openmetrics-text")
-    pattern = rf'^nv_inference_request_duration_histogram_us_bucket\{{.*\}} \d+ # \{{trace_id="{trace}"\}} [\d.]+ [\d.]+$'
+    pattern = rf'^pharos_request_duration_seconds_bucket\{{.*\}} \d+ # \{{trace_id="{trace}"\}} [\d.]+(?:e-\d\d)? [\d.]+$'
     assert re.search(pattern, text, re.M)
     assert "trace_id" not in scrape(server)[0]
+
+
+def test_labels_and_numbers_are_written_as_triton_and_go_do(server):
+    """Labels are in the order of the definition, `le` is the last one. Numbers have no `.0`; in OpenMetrics the values of `le` are
+    canonical numbers."""
+    infer(server)
+    listed = subprocess.run([binary(), "metrics", "list", "--format", "json"], capture_output=True, check=True, timeout=DEADLINE_S)
+    defined = {metric["name"]: metric["dimensions"] for metric in json.loads(listed.stdout)}
+    text, _ = scrape(server)
+    found = re.findall(r"^(\w+)\{(.*)\} (\S+)$", text, re.M)
+    assert len(found) > 100
+    for name, labels, number in found:
+        family = name if name in defined else re.sub(r"_(bucket|sum|count)$", "", name)
+        wanted = defined.get(family, []) + (["le"] if name.endswith("_bucket") else [])
+        shown = re.findall(r'(\w+)="', labels)
+        assert [label for label in shown if label in wanted] == wanted, (name, labels)
+        assert "le" not in shown[:-1], (name, labels)
+        assert not number.endswith(".0"), (name, number)
+    bounds = r'^pharos_request_duration_seconds_bucket\{model="simple",version="1",.*le="(.*?)"\}'
+    first, last = ["5e-05", "0.0001", "0.0002", "0.0005"], ["0.5", "1", "2", "5", "10", "+Inf"]
+    classic = re.findall(bounds, text, re.M)
+    assert classic[:4] == first and classic[-6:] == last
+    canonical = re.findall(bounds, scrape(server, accept="application/openmetrics-text")[0], re.M)
+    assert canonical[:4] == first and canonical[-6:] == ["0.5", "1.0", "2.0", "5.0", "10.0", "+Inf"]
 
 
 @pytest.mark.smoke
@@ -72,24 +100,24 @@ def test_a_scrape_can_be_compressed_and_filtered(server):
     assert "accept-encoding" in headers["vary"]
     family, _ = scrape(server, "?name[]=nv_inference_count&name%5B%5D=nv_cpu_none")
     assert {line.split("{")[0] for line in family.splitlines() if line[0] != "#"} == {"nv_inference_count"}
-    sample, _ = scrape(server, "?name[]=nv_inference_request_duration_histogram_us_sum")
+    sample, _ = scrape(server, "?name[]=pharos_request_duration_seconds_sum")
     assert {line.split("{")[0] for line in sample.splitlines() if line[0] != "#"} == {
-        "nv_inference_request_duration_histogram_us_sum"
+        "pharos_request_duration_seconds_sum"
     }
     assert scrape(server, "?name[]=none")[0] == ""
 
 
 def test_gauges_of_instances_and_queues(server):
     text, _ = scrape(server)
-    states = re.findall(r'^pharos_instance_state\{instance="([^"]+)",model="simple",state="(\w+)",version="1"\} (\d)$', text, re.M)
+    states = re.findall(r'^pharos_instance_state\{model="simple",version="1",instance="([^"]+)",state="(\w+)"\} (\d)$', text, re.M)
     assert {state for _, state, on in states if on == "1"} == {"ready"}
     assert len(states) == 5 * len({name for name, _, _ in states})
-    assert value(text, 'pharos_pending_requests{model="simple",priority="0",version="1"}') == 0
+    assert value(text, 'pharos_pending_requests{model="simple",version="1",priority="0"}') == 0
     assert value(text, 'pharos_oldest_pending_seconds{model="simple",version="1"}') == 0
     assert value(text, 'pharos_open_streams{protocol="grpc"}') == 0
     assert re.search(r'^pharos_build_info\{version="[\d.]+"\} 1$', text, re.M)
     assert value(text, 'nv_pinned_memory_pool_total_bytes') == 0
-    assert re.search(r'^pharos_arena_used_bytes\{direction="input",instance="[^"]+",model="simple",version="1"\} 0$', text, re.M)
+    assert re.search(r'^pharos_arena_used_bytes\{model="simple",version="1",instance="[^"]+",direction="input"\} 0$', text, re.M)
 
 
 def test_two_scrapes_without_traffic_are_equal(server):

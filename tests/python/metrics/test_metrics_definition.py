@@ -59,6 +59,14 @@ BAD = {
     "laughs": (laughs().encode(), ":2:5: "),
     "brackets": (b"[" * 1_000_000, "nested deeper than 1000"),
     "too long": (b"#" * (1 << 21), "the file has more than 1048576 bytes"),
+    "a renamed metric": (
+        b"ts_metrics:\n  histogram:\n    - {name: nv_inference_request_duration_histogram_us, unit: us}\n",
+        "`nv_inference_request_duration_histogram_us` is now named `pharos_request_duration_seconds`",
+    ),
+    "two metrics with one further name": (
+        b"model_metrics:\n  gauge:\n    - {name: a, unit: s, also_as: x}\n    - {name: b, unit: s, also_as: [x]}\n",
+        "the name `x` in `also_as` is given twice",
+    ),
 }
 
 
@@ -329,3 +337,36 @@ def test_latency_counters_are_disabled_and_counts_stay(start):
     assert not any(re.fullmatch(r"nv_inference_\w+_(duration|histogram)_us\w*", name) for name in found), found
     send_sighup(server, "nothing has changed")
     assert "nv_inference_request_duration_us" not in names(server)
+
+
+def test_histograms_are_not_in_the_namespace_of_triton(start):
+    """Without the counters of durations, only this server's histograms have the durations; no name can be mistaken for Triton's."""
+    server = start([MODEL], "--metrics-config", "counter_latencies=false")
+    infer(server)
+    found = names(server)
+    assert not any(name.startswith("nv_inference_request_duration") for name in found), found
+    assert "pharos_request_duration_seconds_bucket" in found
+
+
+def test_further_names_for_a_transition(start, tmp_path):
+    """`also_as` exports the same series under an old name, in the old unit. After its removal and SIGHUP the old name is gone."""
+    new = "    - {name: pharos_request_duration_seconds, unit: Seconds, dimensions: [model, version], buckets: [0.0005, 30]MORE}\n"
+    old = "nv_inference_request_duration_histogram_us"
+    text = f"mode: both\nts_metrics:\n{RELOADS}  histogram:\n{new}"
+    file = tmp_path / "metrics.yaml"
+    file.write_text(text.replace("MORE", f", also_as: [request_seconds, {{name: {old}, unit: us}}]"))
+    server = start([MODEL], f"--metrics-config={file}", "--tslog-stdout")
+    infer(server)
+    scraped = server.scrape()
+    name, labels = "pharos_request_duration_seconds", (("model", MODEL), ("version", "1"))
+    seconds = scraped[f"{name}_sum", labels]
+    assert seconds > 0 and scraped["request_seconds_sum", labels] == seconds
+    assert scraped[f"{old}_sum", labels] == pytest.approx(seconds * 1e6, rel=1e-12)
+    assert scraped[f"{old}_bucket", (("le", "500"), *labels)] == scraped[f"{name}_bucket", (("le", "0.0005"), *labels)]
+    assert scraped[f"{old}_bucket", (("le", "30000000"), *labels)] == scraped[f"{old}_count", labels] == 1
+    assert f"# HELP {old} Other name of {name}, in us\n" in server.get("/metrics", server.metrics)[1]
+    assert old not in server.log.read_text(), "metric logs have the metric's own name only"
+    file.write_text(text.replace("MORE", ""))
+    send_sighup(server, f"changed {name}")
+    assert not {found for found in names(server) if found.startswith((old, "request_seconds"))}
+    assert server.scrape()[f"{name}_sum", labels] == seconds

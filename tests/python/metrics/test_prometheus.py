@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -20,8 +21,8 @@ from harness.inference import one, simple
 from harness.models import copy_models, write
 from harness.ports import free_ports
 from harness.prometheus import RULE_TESTS, RULES, Prometheus, promtool
-from harness.server import EXAMPLES, ROOT, Server
-from harness.waiting import eventually, every
+from harness.server import EXAMPLES, ROOT, Server, binary
+from harness.waiting import DEADLINE_S, eventually, every
 from sequences import iterative_models
 from sequences.state_models import TWO, builtin, sequences, tensors
 
@@ -195,6 +196,30 @@ def test_promtool_accepts_the_configuration_and_the_rules():
     result = promtool("check", "config", ROOT / "prometheus.yaml")
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"{len(RULES)} rule files found" in result.stdout
+
+
+@needs_prometheus
+def test_promtool_finds_nothing_in_the_names_of_this_server():
+    """`promtool check metrics` accepts every metric `pharos_*` of the definition: base units, suffixes, help."""
+    listed = subprocess.run([binary(), "metrics", "list", "--format", "json"], capture_output=True, check=True, timeout=DEADLINE_S)
+    own = [metric for metric in json.loads(listed.stdout) if metric["name"].startswith("pharos_")]
+    assert len(own) > 60
+    checked = promtool("check", "metrics", text="".join(map(one_series, own)))
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+    # The check does find a name against the convention.
+    bad = promtool("check", "metrics", text="# HELP pharos_a_us A\n# TYPE pharos_a_us counter\npharos_a_us 0\n")
+    assert "pharos_a_us" in bad.stdout + bad.stderr
+
+
+def one_series(metric: dict) -> str:
+    """Returns the text format of a metric with one series at 0."""
+    name, kind = metric["name"], metric["type"]
+    labels = "".join(f'{label}="x",' for label in metric["dimensions"])
+    series = f"{{{labels.rstrip(',')}}}" if labels else ""
+    samples = [f"{name}{series} 0"]
+    if kind == "histogram":
+        samples = [f'{name}_bucket{{{labels}le="+Inf"}} 0', f"{name}_sum{series} 0", f"{name}_count{series} 0"]
+    return "\n".join([f"# HELP {name} {metric['help']}", f"# TYPE {name} {kind}", *samples, ""])
 
 
 @needs_prometheus

@@ -211,7 +211,7 @@ def compare(entry: dict, metrics: dict):
 
 @pytest.mark.smoke
 def test_series_exist_from_the_start(start):
-    """Before the first request every family has its series, at 0; labels are in alphabetical order."""
+    """Before the first request every family has its series, at 0."""
     server = start(["identity_fp32"])
     metrics = server.scrape()
     for name in (
@@ -227,8 +227,6 @@ def test_series_exist_from_the_start(start):
         "ts_inference_latency_microseconds",
         "ts_queue_latency_microseconds",
     } <= names
-    for name, labels in metrics:
-        assert list(labels) == sorted(labels), name
 
 
 def test_torchserve_counters_rise(server):
@@ -248,7 +246,7 @@ def test_torchserve_counters_rise(server):
 
 @pytest.mark.smoke
 def test_text_format(server):
-    """The format of Prometheus: HELP and TYPE before the samples, counters without `.0`, the right content type."""
+    """The format of Prometheus: HELP and TYPE before the samples, numbers without `.0`, the right content type."""
     server.infer("simple", simple())
     case = HttpCase("metrics", "GET", "/metrics")
     answer = send_http(server.metrics, case)
@@ -263,8 +261,7 @@ def test_text_format(server):
         assert sample, line
         base = re.sub(r"_(bucket|sum|count)$", "", sample[1])
         assert sample[1] in families or base in families, f"{line}: no TYPE before it"
-        # The sums of distributions are floats; counters and gauges may be integers.
-        assert sample[1] not in families or not sample[4].endswith(".0"), line
+        assert not sample[4].endswith(".0"), line
     assert "# TYPE nv_inference_request_success counter" in answer.text
     assert "nv_inference_request_success_total" not in answer.text
     assert samples(answer.text) != {}

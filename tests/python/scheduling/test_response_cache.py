@@ -103,8 +103,8 @@ def test_hits_and_misses_are_counted(cached):
         "nv_cache_miss_summary_per_model_count": 1,
         "nv_inference_queue_summary_us_count": 5,
         "nv_inference_compute_infer_summary_us_count": 1,
-        "nv_inference_request_duration_histogram_us_count": 5,
-        "nv_inference_compute_infer_duration_histogram_us_count": 1,
+        "pharos_request_duration_seconds_count": 5,
+        "pharos_compute_infer_duration_seconds_count": 1,
     }.items():
         assert total(metrics, name, model="simple") == value, name
     assert not any(name.startswith("nv_inference_request_summary_us") for name, _ in metrics)

@@ -20,7 +20,7 @@ const FAMILY = {
   workerCpu: "pharos_worker_cpu_seconds_total",
 };
 const timeCounter = (part) => `nv_inference_${part}_duration_us`;
-const timeHistogram = (part) => `nv_inference_${part}_duration_histogram_us`;
+const timeHistogram = (part) => `pharos_${part}_duration_seconds`;
 
 // ---- the text format ------------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ function point(interval, keep) {
     p50: null, p95: null, p99: null,
   };
   if (request) {
-    for (const [name, q] of [["p50", 0.5], ["p95", 0.95], ["p99", 0.99]]) result[name] = scaled(quantile(q, request), us);
+    for (const [name, q] of [["p50", 0.5], ["p95", 0.95], ["p99", 0.99]]) result[name] = quantile(q, request);
   }
   for (const part of TIMES.slice(1)) {
     result[part] = scaled(interval.mean(timeCounter(part), FAMILY.success, keep), us);

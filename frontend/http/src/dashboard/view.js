@@ -229,7 +229,7 @@ function makeCharts() {
   for (const [id, title] of Object.entries(titles)) {
     charts[id] = new TimeChart($(id), { title: `${title} over time`, format: formats[id] ?? number, stacked: id === "parts" });
   }
-  charts.heat = new HeatStrip($("heat"), { title: "Latency over time as a heat strip", format: (us) => seconds(us / 1e6) });
+  charts.heat = new HeatStrip($("heat"), { title: "Latency over time as a heat strip", format: seconds });
 }
 
 // Hides the chart of a panel without series and shows the name of the missing metric instead.

@@ -1,0 +1,146 @@
+//! Units of time. Durations are stored in nanoseconds; each definition shows them in its unit.
+
+/// A unit of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TimeUnit {
+    /// 10^-9 seconds.
+    Nanoseconds,
+    /// 10^-6 seconds.
+    Microseconds,
+    /// 10^-3 seconds.
+    Milliseconds,
+    /// The base unit.
+    Seconds,
+}
+
+impl TimeUnit {
+    /// Returns the unit of this name or abbreviation, as in the field `unit` of `metrics.yaml`.
+    pub(super) fn from_name(name: &str) -> Option<Self> {
+        Some(match name {
+            "Nanoseconds" | "nanoseconds" | "ns" => Self::Nanoseconds,
+            "Microseconds" | "microseconds" | "us" | "µs" => Self::Microseconds,
+            "Milliseconds" | "milliseconds" | "ms" => Self::Milliseconds,
+            "Seconds" | "seconds" | "s" => Self::Seconds,
+            _ => return None,
+        })
+    }
+
+    /// Returns the decimal exponent of the unit in seconds.
+    fn exponent(self) -> i32 {
+        match self {
+            Self::Nanoseconds => -9,
+            Self::Microseconds => -6,
+            Self::Milliseconds => -3,
+            Self::Seconds => 0,
+        }
+    }
+
+    /// Returns the power of ten by which a value in this unit is multiplied to convert it to the other unit.
+    pub(super) fn digits_to(self, other: Self) -> i32 {
+        self.exponent() - other.exponent()
+    }
+
+    /// Converts nanoseconds to this unit: the nearest f64.
+    pub(super) fn of_ns(self, ns: u64) -> f64 {
+        let ns_per_unit = match self {
+            Self::Nanoseconds => 1.0,
+            Self::Microseconds => 1e3,
+            Self::Milliseconds => 1e6,
+            Self::Seconds => 1e9,
+        };
+        ns as f64 / ns_per_unit
+    }
+
+    /// Converts an upper bound in this unit to the largest whole number of nanoseconds that it includes; 0 for a
+    /// negative one.
+    pub(super) fn bound_ns(self, bound: f64) -> u64 {
+        shifted(bound, self.digits_to(Self::Nanoseconds)).max(0.0) as u64
+    }
+}
+
+/// Returns `value` multiplied by 10^`digits`. Moves the decimal point of the shortest decimal number that denotes the value:
+/// 0.00051 becomes 510, where a
+/// multiplication of floats yields 510.00000000000006.
+pub(super) fn shifted(value: f64, digits: i32) -> f64 {
+    if digits == 0 || !value.is_finite() {
+        return value;
+    }
+    let text = format!("{value:e}");
+    let moved = text.split_once('e').and_then(|(mantissa, exponent)| {
+        let exponent: i32 = exponent.parse().ok()?;
+        format!("{mantissa}e{}", exponent + digits).parse().ok()
+    });
+    moved.unwrap_or(value)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn moving_the_decimal_point_is_exact() {
+        for (value, digits, expected) in [
+            (0.00005, 6, 50.0),
+            (0.0002, 6, 200.0),
+            (0.000_005, 9, 5000.0),
+            (2.0, 6, 2e6),
+            (100.999, -6, 0.000_100_999),
+            (0.3, 3, 300.0),
+            (1.1, 0, 1.1),
+            (0.0, 6, 0.0),
+            (-0.5, 3, -500.0),
+            (f64::INFINITY, 3, f64::INFINITY),
+        ] {
+            assert_eq!(shifted(value, digits), expected, "{value} by {digits}");
+        }
+        assert!(shifted(f64::NAN, 3).is_nan());
+        // A product of floats is not exact.
+        assert_ne!(0.00051 * 1e6, 510.0);
+        assert_eq!(shifted(0.00051, 6), 510.0);
+    }
+
+    #[test]
+    fn bounds_include_whole_nanoseconds() {
+        for (unit, bound, ns) in [
+            (TimeUnit::Seconds, 0.00005, 50_000),
+            (TimeUnit::Seconds, 0.000_005, 5_000),
+            (TimeUnit::Seconds, 10.0, 10_000_000_000),
+            (TimeUnit::Milliseconds, 100.0, 100_000_000),
+            (TimeUnit::Microseconds, 200.5, 200_500),
+            (TimeUnit::Microseconds, 0.0015, 1),
+            (TimeUnit::Nanoseconds, 7.0, 7),
+            (TimeUnit::Seconds, -1.0, 0),
+        ] {
+            assert_eq!(unit.bound_ns(bound), ns, "{bound} {unit:?}");
+        }
+    }
+
+    #[test]
+    fn units_have_names() {
+        for (name, unit) in
+            [("us", TimeUnit::Microseconds), ("Seconds", TimeUnit::Seconds), ("ms", TimeUnit::Milliseconds)]
+        {
+            assert_eq!(TimeUnit::from_name(name), Some(unit));
+        }
+        assert_eq!((TimeUnit::from_name("Count"), TimeUnit::from_name("")), (None, None));
+        assert_eq!(TimeUnit::Seconds.digits_to(TimeUnit::Microseconds), 6);
+        assert_eq!(TimeUnit::Milliseconds.digits_to(TimeUnit::Seconds), -3);
+    }
+
+    proptest! {
+        /// Within 11 days, a duration in any unit denotes its nanoseconds exactly, and as a bound it includes them.
+        #[test]
+        fn durations_convert_exactly(ns in 0..1_000_000_000_000_000_u64) {
+            for unit in [TimeUnit::Nanoseconds, TimeUnit::Microseconds, TimeUnit::Milliseconds, TimeUnit::Seconds] {
+                let value = unit.of_ns(ns);
+                prop_assert_eq!(unit.bound_ns(value), ns);
+                for other in [TimeUnit::Microseconds, TimeUnit::Seconds] {
+                    prop_assert_eq!(shifted(value, unit.digits_to(other)), other.of_ns(ns));
+                }
+            }
+        }
+    }
+}
