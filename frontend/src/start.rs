@@ -60,6 +60,9 @@ const LAST_LINES: Duration = Duration::from_secs(5);
 /// Maximum time of each of these steps after a second signal.
 const HURRIED: Duration = Duration::from_millis(200);
 
+/// How long workers look for their next frame before they sleep, in microseconds, where processors are to spare.
+const SPIN_US: u32 = 200;
+
 /// Runs a command, or the server until a signal ends it.
 pub fn main() -> ExitCode {
     let options = match Options::from_args(std::env::args_os()) {
@@ -118,6 +121,13 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
 /// Returns the number of processors that this process may use.
 fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+/// Returns how long workers look for their next frame before they sleep, in microseconds: not on a single processor, where the
+/// frontend could not run meanwhile, and not under a quota, which the time would use up.
+fn spin_us(options: &cli::Metrics) -> u32 {
+    let has_none_to_spare = processors() < 2 || system::has_cpu_quota(&Roots::new(&options.cgroup_root));
+    if has_none_to_spare { 0 } else { SPIN_US }
 }
 
 /// Prints the reason to standard error, even if logging is off.
@@ -406,6 +416,7 @@ fn settings(
             max_wait: options.workers.worker_max_wait_secs,
             execution_timeout: (!execution_timeout.is_zero()).then_some(execution_timeout),
             worker_threads: options.workers.worker_threads.unwrap_or(0),
+            worker_spin_us: options.workers.worker_spin_us.unwrap_or_else(|| spin_us(&options.metrics)),
             devices,
             pinned_pool: options.gpus.pinned_memory_pool_byte_size,
             rate_limits: options.rate_limiter.limits(),

@@ -54,6 +54,8 @@ pub struct Load {
     pub initial_states: String,
     /// The maximum number of threads of one execution.
     pub threads: u32,
+    /// The longest time in microseconds that the worker looks for its next frame before it sleeps; 0 to sleep at once.
+    pub spin_us: u32,
     /// The text of `metrics.yaml`, which defines the metrics that the model may record.
     pub metrics: String,
     /// Whether the model may record metrics that are not defined there.
@@ -314,6 +316,7 @@ fields!(Load {
     config,
     initial_states,
     threads,
+    spin_us,
     metrics,
     auto_detect,
     device

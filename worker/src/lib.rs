@@ -17,6 +17,7 @@ mod watch;
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pharos::error::InferError;
 use pharos::wire::regions::PROBE;
@@ -141,6 +142,7 @@ fn answer(
             format!("frontend and worker are of different builds: wire versions {} and {VERSION}", load.wire_version);
         return sender.send(&ToFrontend::LoadFailed(text));
     }
+    reader.set_spin(Duration::from_micros(load.spin_us.into()));
     let opened = open(&load, (reader, sender.clone()), memory, cuda(&load));
     let loaded = opened.and_then(|(runtime, regions)| {
         Ok((Instance::load(&load, runtime.clone(), regions.clone(), backends)?, runtime, regions))

@@ -95,6 +95,8 @@ pub struct Settings {
     pub execution_timeout: Option<Duration>,
     /// Threads that one execution may use; 0 divides the cores among the model's instances.
     pub worker_threads: u32,
+    /// The longest time in microseconds that a worker looks for its next frame before it sleeps; 0 to sleep at once.
+    pub worker_spin_us: u32,
     /// The explicit limits of the rate limiter; `None` if it is off.
     pub rate_limits: Option<Vec<Limit>>,
     /// The GPUs that instances may run on.

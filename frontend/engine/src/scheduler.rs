@@ -51,8 +51,8 @@ use effects::Effects;
 use limits::Grant;
 pub(crate) use limits::{Limits, Registration};
 pub(crate) use pharos::service::Streamed;
-use stream::Reply;
 pub(crate) use stream::Responses;
+use stream::{OneReply, Reply};
 pub(crate) use timer::Timer;
 
 /// The maximum number of priority levels with series from the start; a model may have any number of levels.
@@ -213,10 +213,11 @@ impl Driver {
         request_trace::queued(&self.model, &request);
         let mut miss = None;
         if let Some(cache) = self.cache.as_ref().filter(|_| request.is_cacheable()) {
-            match self.look_up(cache, id, &request, &checked).await {
+            // Boxed: requests without the cache should not move the large futures.
+            match Box::pin(self.look_up(cache, id, &request, &checked)).await {
                 Found::Hit(entry, times) => {
                     let part = Part { request, checked, padding: false };
-                    return self.answer_hit(id, part, entry, times).await;
+                    return Box::pin(self.answer_hit(id, part, entry, times)).await;
                 }
                 Found::Miss(not_found) => miss = Some(not_found),
             }
@@ -224,10 +225,11 @@ impl Driver {
         }
         let ticket = ticket(id, &request, &checked);
         let (reply, answer) = oneshot::channel();
+        let reply = Reply::One(OneReply::new(reply, self.ordered));
         let part = Arc::new(Part { request, checked, padding: false });
         let cancel = CancelOnDrop::new(self, id);
         self.turn(now, |state| {
-            state.queued.insert(id, Request { part, reply: Reply::One(reply), retried: false, miss });
+            state.queued.insert(id, Request { part, reply, retried: false, miss });
             if let Some(order) = &mut state.order {
                 order.expect(id);
             }

@@ -57,6 +57,8 @@ pub(crate) struct Plan {
     /// The directory of the initial values of states.
     pub(crate) initial_states: PathBuf,
     pub(crate) threads: u32,
+    /// The longest time in microseconds that a worker looks for its next frame before it sleeps.
+    pub(crate) spin_us: u32,
     pub(crate) settings: Settings,
     pub(crate) cache: Arc<Cache>,
     /// The requests that each instance executes before it is ready.
@@ -207,6 +209,7 @@ impl Instance {
             config: self.driver.config.encode(),
             initial_states: self.plan.initial_states.to_string_lossy().into_owned(),
             threads: placement.threads,
+            spin_us: self.plan.spin_us,
             metrics: self.plan.metrics.borrow().to_string(),
             auto_detect: self.plan.cache.auto_detect(),
             device,

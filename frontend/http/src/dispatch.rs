@@ -29,7 +29,10 @@ impl<S: Service> Dispatch<S> {
     }
 
     async fn answer(&self, request: Request<Body>) -> Response {
-        let Some(path) = plain_infer(&request) else { return self.routes.answer(request).await };
+        let Some(path) = plain_infer(&request) else {
+            // Boxed: the hot path should not move the large future of all routes.
+            return Box::pin(self.routes.answer(request)).await;
+        };
         answering::answer(self.edge(), Route::Infer, request, |request| infer::answer(self.edge(), path, request)).await
     }
 }

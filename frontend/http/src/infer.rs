@@ -70,11 +70,11 @@ pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request:
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 2 };
         let permit = if long { coder(&edge.settings.budget, answer_coding).await } else { None };
-        on_a_thread_if(long, move || {
+        let work = move || {
             let _permit = permit;
             send(codec::encode(response, &form)?, answer_coding)
-        })
-        .await
+        };
+        if long { on_a_thread(work).await } else { work() }
     };
     let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
     trace::sending(traced, result.map_err(Failure::from).into_response())
@@ -136,15 +136,15 @@ async fn receive<S: Service>(
     let binary_follows = declared.is_some_and(|length| length <= LONG as u64) && coding == Coding::Identity;
     let budget = &edge.settings.budget;
     let (permit, mut reservation) = (coder(budget, coding).await, budget.reserve());
-    on_a_thread_if(long && !binary_follows, move || {
+    let work = move || {
         let body = match compression::decompress(body, coding, json.saturating_add(limit), &mut reservation)? {
             Some(body) => body,
             None => return Err(inflates_too_far(json.saturating_add(limit))),
         };
         drop(permit);
         codec::decode(head, body, limit)
-    })
-    .await
+    };
+    if long && !binary_follows { on_a_thread(work).await } else { work() }
 }
 
 /// Waits for a permit to compress or decompress; returns `None` for identity, which needs none.
@@ -207,14 +207,23 @@ fn one_or_many(head: Bytes, blobs: Vec<Bytes>) -> Body {
     Body::from(whole.freeze())
 }
 
-/// Runs `work` in place, or on a blocking thread if it is long, so that other connections are served meanwhile.
+/// Runs `work` in place, or on a blocking thread if it is long.
 pub(super) async fn on_a_thread_if<T: Send + 'static>(
     long: bool,
     work: impl FnOnce() -> Result<T, InferError> + Send + 'static,
 ) -> Result<T, InferError> {
-    if !long {
-        return work();
+    if long { on_a_thread(work).await } else { work() }
+}
+
+/// Runs long work on a blocking thread, so that other connections are served meanwhile.
+///
+/// Not an async function: its future would hold the work, and moving the future would copy it.
+fn on_a_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, InferError> + Send + 'static,
+) -> impl Future<Output = Result<T, InferError>> + Send {
+    let done = tokio::task::spawn_blocking(work);
+    async move {
+        let done = done.await;
+        done.unwrap_or_else(|error| Err(InferError::internal(format!("processing a body failed: {error}"))))
     }
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(InferError::internal(format!("processing a body failed: {error}"))))
 }

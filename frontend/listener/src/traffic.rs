@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 use super::timeouts::Activity;
+use pharos_os::event_loops;
 
 /// The maximum number of buffered bytes: saves seven of eight system calls, and the copy stays in the core's cache.
 const MAX_HELD: usize = 128 << 10;
@@ -148,6 +149,7 @@ impl Wire {
 
 impl AsyncRead for Traffic {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        event_loops::count_read();
         let before = buffer.filled().len();
         let result = match &mut lock(&self.wire).stream {
             Stream::Clear(stream) => Pin::new(stream).poll_read(cx, buffer),

@@ -2,13 +2,15 @@
 //!
 //! A connection stays on one loop from its first byte to its last, so that its tasks never move between threads. The
 //! connections of worker processes use the same loops: a reply that belongs to a connection of its loop is answered without a
-//! system call to wake another thread. Replies arrive through memory ([`Source`]): a loop looks there before it sleeps. Work that computes for long, or that may block, must leave for a blocking thread
-//! ([`tokio::task::spawn_blocking`]), because it would delay all connections of its loop.
+//! system call to wake another thread. Replies arrive through memory: a loop looks into its [`Source`]s and its [`Mailbox`] before
+//! it sleeps, and from time to time while it is busy. Work that computes for long, or that may block, must leave for a blocking
+//! thread ([`tokio::task::spawn_blocking`]), because it would delay all connections of its loop.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use tokio::runtime::{Builder, EnterGuard, Handle};
@@ -89,6 +91,67 @@ impl EventLoop {
     }
 }
 
+/// Work that other threads give to a loop. Cheap to clone.
+///
+/// Waking a task of another loop costs a system call each time, also if that loop is awake. A mailbox costs one only if the loop
+/// sleeps, and only one for all the work that waits.
+#[derive(Clone, Debug)]
+pub struct Mailbox(Arc<Inbox>);
+
+type Work = Box<dyn FnOnce() + Send>;
+
+struct Inbox {
+    handle: Handle,
+    /// Held to add or to take the work, not while it is done.
+    work: Mutex<Vec<Work>>,
+    /// Whether the loop must be woken.
+    sleeps: AtomicBool,
+}
+
+impl std::fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inbox").field("sleeps", &self.sleeps).finish_non_exhaustive()
+    }
+}
+
+impl Mailbox {
+    /// Returns the mailbox of this thread's loop, if the thread has one.
+    pub fn of_this_thread() -> Option<Self> {
+        MAILBOX.with_borrow(Clone::clone)
+    }
+
+    /// Returns whether this thread's loop has the mailbox.
+    pub fn is_of_this_thread(&self) -> bool {
+        MAILBOX.with_borrow(|own| own.as_ref().is_some_and(|own| Arc::ptr_eq(&own.0, &self.0)))
+    }
+
+    /// Gives short work to the loop. Work from one thread is done in its order.
+    pub fn give(&self, work: impl FnOnce() + Send + 'static) {
+        self.0.work.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(work));
+        // Either the loop sees the work before it sleeps, or this sees that it sleeps: both under one total order.
+        if self.0.sleeps.swap(false, Ordering::SeqCst) {
+            self.0.handle.spawn(async {});
+        }
+    }
+
+    /// Does the waiting work. Returns whether there was any.
+    fn empty(&self) -> bool {
+        let work = std::mem::take(&mut *self.0.work.lock().unwrap_or_else(PoisonError::into_inner));
+        let any = !work.is_empty();
+        for one in work {
+            // A panic must not end the loop.
+            let _ = catch_unwind(AssertUnwindSafe(one));
+        }
+        any
+    }
+
+    /// Asks to be woken. Returns `false` if work waits already.
+    fn sleep(&self) -> bool {
+        self.0.sleeps.store(true, Ordering::SeqCst);
+        self.0.work.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+}
+
 /// Events that reach a loop through memory instead of a descriptor.
 pub trait Source: Send + Sync {
     /// Handles the waiting events. Returns whether there were any.
@@ -105,6 +168,8 @@ pub trait Source: Send + Sync {
 const IDLE_SLEEPS: u32 = 64;
 /// How often a loop polls its sources in a row before it serves its connections again.
 const ROUNDS: u32 = 4;
+/// The number of reads from connections, without a sleep in between, after which a busy loop looks for replies.
+const READS: u32 = 64;
 
 struct Polled {
     source: Arc<dyn Source>,
@@ -115,6 +180,33 @@ struct Polled {
 thread_local! {
     /// The sources of this thread's loop; `None` on other threads.
     static SOURCES: RefCell<Option<Vec<Polled>>> = const { RefCell::new(None) };
+    /// The mailbox of this thread's loop.
+    static MAILBOX: RefCell<Option<Mailbox>> = const { RefCell::new(None) };
+    /// The reads since this thread's loop has looked for replies.
+    static READS_SINCE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Counts a read from a connection of this thread's loop. A loop that always has tasks to run never sleeps, so from time to time
+/// this looks for replies; otherwise requests would have precedence for as long as they come.
+pub fn count_read() {
+    let reads = READS_SINCE.get() + 1;
+    READS_SINCE.set(reads);
+    if reads >= READS {
+        READS_SINCE.set(0);
+        look_for_replies();
+    }
+}
+
+/// Polls the sources and the mailbox of this thread's loop.
+fn look_for_replies() {
+    if let Some(mailbox) = Mailbox::of_this_thread() {
+        mailbox.empty();
+    }
+    let sources =
+        SOURCES.with_borrow(|sources| sources.iter().flatten().map(|one| one.source.clone()).collect::<Vec<_>>());
+    for source in sources {
+        source.poll();
+    }
 }
 
 /// Polls a source each time before the loop of this thread sleeps, while it has events. As long as the loop is awake, the source
@@ -144,12 +236,15 @@ pub fn forget(source: &Arc<dyn Source>) {
 fn before_sleep() {
     // Taken out, because a source may add another one.
     let Some(mut polled) = SOURCES.with_borrow_mut(|sources| sources.as_mut().map(std::mem::take)) else { return };
+    let Some(mailbox) = Mailbox::of_this_thread() else { return };
+    READS_SINCE.set(0);
     let mut all_asleep = false;
     for _ in 0..ROUNDS {
+        mailbox.empty();
         for one in &mut polled {
             one.idle = if one.source.poll() { 0 } else { one.idle + 1 };
         }
-        all_asleep = true;
+        all_asleep = mailbox.sleep();
         for one in &polled {
             all_asleep &= one.source.sleep();
         }
@@ -172,6 +267,11 @@ fn before_sleep() {
 
 /// Withdraws the requests for wake-ups.
 fn after_sleep() {
+    MAILBOX.with_borrow(|mailbox| {
+        if let Some(Mailbox(inbox)) = mailbox {
+            inbox.sleeps.store(false, Ordering::SeqCst);
+        }
+    });
     SOURCES.with_borrow(|sources| sources.iter().flatten().for_each(|one| one.source.wake()));
 }
 
@@ -188,8 +288,11 @@ fn start(number: usize) -> io::Result<Loop> {
     builder.on_thread_park(before_sleep).on_thread_unpark(after_sleep);
     let runtime = builder.enable_all().thread_name(format!("blocking-{number}")).build()?;
     let (handle, (stop, stopped)) = (runtime.handle().clone(), oneshot::channel());
+    let inbox = Inbox { handle: handle.clone(), work: Mutex::default(), sleeps: AtomicBool::new(false) };
+    let mailbox = Mailbox(Arc::new(inbox));
     thread::Builder::new().name(format!("loop-{number}")).spawn(move || {
         SOURCES.with_borrow_mut(|sources| *sources = Some(Vec::new()));
+        MAILBOX.set(Some(mailbox));
         // Ends with an error when the sender is dropped.
         let _ = runtime.block_on(stopped);
         runtime.shutdown_background();
@@ -223,14 +326,14 @@ mod tests {
 
     /// Counts events, and the wake-ups that its sleep asks for.
     #[derive(Default)]
-    struct Mailbox {
+    struct Events {
         events: AtomicUsize,
         handled: AtomicUsize,
         asleep: std::sync::atomic::AtomicBool,
         handled_one: tokio::sync::Notify,
     }
 
-    impl Source for Mailbox {
+    impl Source for Events {
         fn poll(&self) -> bool {
             let count = self.events.swap(0, Ordering::SeqCst);
             self.handled.fetch_add(count, Ordering::SeqCst);
@@ -253,10 +356,10 @@ mod tests {
     #[test]
     fn sources_are_polled_before_the_loop_sleeps() {
         let loops = EventLoops::start(1).unwrap();
-        let mailbox = Arc::new(Mailbox::default());
-        let source: Arc<dyn Source> = mailbox.clone();
+        let events = Arc::new(Events::default());
+        let source: Arc<dyn Source> = events.clone();
         assert!(!poll_before_sleep(&source), "this thread has no loop");
-        let (here, event_loop) = (mailbox.clone(), loops.of_connection());
+        let (here, event_loop) = (events.clone(), loops.of_connection());
         let task = event_loop.spawn(async move {
             assert!(poll_before_sleep(&source) && poll_before_sleep(&source));
             for _ in 0..100 {
@@ -266,19 +369,79 @@ mod tests {
             }
         });
         Builder::new_current_thread().build().unwrap().block_on(task).unwrap();
-        assert_eq!(mailbox.handled.load(Ordering::SeqCst), 100);
+        assert_eq!(events.handled.load(Ordering::SeqCst), 100);
         // Without events, the loop drops the source after some sleeps; `forget` drops it at once.
         for _ in 0..2 * IDLE_SLEEPS {
             thread_of(&event_loop);
         }
-        assert!(mailbox.asleep.load(Ordering::SeqCst) && Arc::strong_count(&mailbox) == 1);
-        let source: Arc<dyn Source> = mailbox.clone();
+        assert!(events.asleep.load(Ordering::SeqCst) && Arc::strong_count(&events) == 1);
+        let source: Arc<dyn Source> = events.clone();
         let task = event_loop.spawn(async move {
             poll_before_sleep(&source);
             forget(&source);
         });
         Builder::new_current_thread().build().unwrap().block_on(task).unwrap();
-        assert_eq!(Arc::strong_count(&mailbox), 1);
+        assert_eq!(Arc::strong_count(&events), 1);
+    }
+
+    #[test]
+    fn a_mailbox_wakes_its_loop_and_keeps_the_order() {
+        let loops = EventLoops::start(2).unwrap();
+        let (a, b) = (loops.of_connection(), loops.of_connection());
+        let mailbox_of = |event_loop: &EventLoop| {
+            let mailbox = event_loop.spawn(async { Mailbox::of_this_thread() });
+            Builder::new_current_thread().build().unwrap().block_on(mailbox).unwrap().unwrap()
+        };
+        assert!(Mailbox::of_this_thread().is_none(), "this thread has no loop");
+        let (mailbox, thread) = (mailbox_of(&b), thread_of(&b));
+        assert!(!mailbox.is_of_this_thread());
+        let (done, waits) = std::sync::mpsc::channel();
+        // From another loop, which does not wait in between, and from here, where the loop has fallen asleep each time.
+        let (from_a, sender) = (mailbox.clone(), done.clone());
+        a.spawn(async move {
+            for number in 0..1000 {
+                let sender = sender.clone();
+                from_a.give(move || {
+                    sender.send((number, thread::current().name().unwrap_or_default().to_owned())).unwrap();
+                });
+            }
+        });
+        for number in 0..1000 {
+            assert_eq!(waits.recv().unwrap(), (number, thread.clone()));
+        }
+        for number in 0..100 {
+            let (sender, same) = (done.clone(), mailbox.clone());
+            mailbox.give(move || {
+                assert!(same.is_of_this_thread());
+                sender.send((number, String::new())).unwrap();
+            });
+            assert_eq!(waits.recv().unwrap().0, number);
+        }
+        mailbox.give(|| panic!("ends only this work"));
+        mailbox.give(move || done.send((0, String::new())).unwrap());
+        assert_eq!(waits.recv().unwrap().0, 0);
+    }
+
+    #[test]
+    fn a_busy_loop_looks_for_replies_after_some_reads() {
+        let loops = EventLoops::start(1).unwrap();
+        let events = Arc::new(Events::default());
+        let source: Arc<dyn Source> = events.clone();
+        let here = events.clone();
+        let task = loops.of_connection().spawn(async move {
+            poll_before_sleep(&source);
+            here.events.fetch_add(1, Ordering::SeqCst);
+            let handled = Arc::new(AtomicUsize::new(0));
+            let counted = handled.clone();
+            Mailbox::of_this_thread().unwrap().give(move || drop(counted.fetch_add(1, Ordering::SeqCst)));
+            // No sleep: the task does not wait.
+            (0..READS - 1).for_each(|_| count_read());
+            let early = (here.handled.load(Ordering::SeqCst), handled.load(Ordering::SeqCst));
+            count_read();
+            (early, (here.handled.load(Ordering::SeqCst), handled.load(Ordering::SeqCst)))
+        });
+        let (early, late) = Builder::new_current_thread().build().unwrap().block_on(task).unwrap();
+        assert_eq!((early, late), ((0, 0), (1, 1)));
     }
 
     #[tokio::test]

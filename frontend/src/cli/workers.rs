@@ -33,6 +33,10 @@ pub struct Workers {
     /// Compute threads of one instance [default: the number of cores divided by the number of active instances of the model version]
     #[arg(long, value_name = "N", env = "PHAROS_WORKER_THREADS", value_parser = whole(1..=1024u32), help_heading = WORKERS)]
     pub worker_threads: Option<u32>,
+    /// Microseconds that a worker looks for its next batch before it sleeps, while batches follow within this time; 0 to sleep at
+    /// once [default: 200; 0 on one processor or under a CPU quota]
+    #[arg(long, value_name = "MICROSECONDS", env = "PHAROS_WORKER_SPIN_US", value_parser = whole(0..=10_000u32), help_heading = WORKERS)]
+    pub worker_spin_us: Option<u32>,
     /// Python interpreter for models without their own; requires the package pharos-worker [default: python3 on the PATH]
     #[arg(long, value_name = "FILE", env = "PHAROS_PYTHON", help_heading = WORKERS)]
     pub python: Option<PathBuf>,

@@ -69,6 +69,11 @@ pub fn memory_limit(roots: &Roots) -> u64 {
     [container, space].into_iter().flatten().fold(machine, u64::min)
 }
 
+/// Returns whether a control group limits the processor time of this process.
+pub fn has_cpu_quota(roots: &Roots) -> bool {
+    Container::new(&roots.proc, &roots.cgroup).has_cpu_quota()
+}
+
 /// The mount points of the system's file systems.
 #[derive(Clone, Debug)]
 pub struct Roots {

@@ -3,10 +3,14 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::thread;
+use std::time::Duration;
 
 use pharos::wire::ring::{Consumer, Producer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
+
+use crate::clock;
+use crate::spin::Spin;
 
 /// How often a writer yields the processor before it pauses for room in the ring.
 const YIELDS: u32 = 64;
@@ -18,6 +22,7 @@ const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
 pub struct FrameReader {
     socket: UnixStream,
     consumer: Consumer,
+    spin: Spin,
 }
 
 /// The writing half.
@@ -30,7 +35,12 @@ pub struct FrameWriter {
 impl FrameReader {
     /// Joins the socket of a connection with a ring.
     pub fn new(socket: UnixStream, consumer: Consumer) -> Self {
-        Self { socket, consumer }
+        Self { socket, consumer, spin: Spin::default() }
+    }
+
+    /// Sets how long a read looks for bytes before it sleeps, while they come in that time.
+    pub fn set_spin(&mut self, limit: Duration) {
+        self.spin = Spin::new(limit);
     }
 
     /// Whether bytes wait or the connection has ended.
@@ -42,7 +52,7 @@ impl FrameReader {
 impl Read for FrameReader {
     /// Waits for bytes. Returns 0 if the other side has closed the connection and all its bytes are read.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let mut has_ended = false;
+        let (mut has_ended, mut has_looked) = (false, false);
         loop {
             let count = self.consumer.read(buffer).map_err(io::Error::other)?;
             if count > 0 && self.consumer.must_wake_producer() {
@@ -50,6 +60,12 @@ impl Read for FrameReader {
             }
             if count > 0 || has_ended || buffer.is_empty() {
                 return Ok(count);
+            }
+            if !has_looked && self.spin.is_enabled() {
+                has_looked = true;
+                if self.spin.look(clock::now(), || !self.consumer.is_empty()) {
+                    continue;
+                }
             }
             if !self.consumer.sleep() {
                 continue;

@@ -4,6 +4,7 @@ use std::io::{self, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::wire::{MAX_FRAME, PREFIX, ToFrontend, ToWorker, decode_to_worker, payload_length, ring};
@@ -37,6 +38,11 @@ pub fn connect(socket: UnixStream, frames: impl AsFd) -> io::Result<(Reader, Sen
 }
 
 impl Reader {
+    /// Sets how long [`Reader::read`] looks for the next frame before it sleeps, while frames come in that time.
+    pub fn set_spin(&mut self, limit: Duration) {
+        self.stream.get_mut().set_spin(limit);
+    }
+
     /// Reads the next frame; `None` when the frontend has closed the connection.
     ///
     /// # Errors

@@ -33,6 +33,7 @@ mod received;
 mod reply;
 mod responder;
 mod session;
+mod spin;
 mod streams;
 
 pub use backend::{Backend, Context, Create, Readiness};

@@ -102,7 +102,7 @@ impl Service for Engine {
             true => {
                 let admitted = serving.admit(&mut request)?;
                 let responses = Responses::many(self.inner.loader.models().stream(&serving, request, admitted));
-                responses.only().await.and_then(|only| only.ok_or_else(|| endpoint.refuse_decoupled()))
+                Box::pin(responses.only()).await.and_then(|only| only.ok_or_else(|| endpoint.refuse_decoupled()))
             }
             false => self.inner.loader.models().infer(&serving, request).await,
         };

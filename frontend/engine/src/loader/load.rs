@@ -262,6 +262,7 @@ impl Loader {
             initial_states: canonical(initial_states(&directory)),
             directory: canonical(directory),
             threads,
+            spin_us: self.settings.worker_spin_us,
             max_wait: self.settings.max_wait,
             settings: self.supervision(config, &launch),
             launch,

@@ -13,7 +13,7 @@ use pharos::model::{Checked, ModelConfig};
 use pharos::timeline::ComputeStamps;
 use tokio::sync::oneshot;
 
-use super::{Answer, Driver, Reply, Request, lost, request_trace};
+use super::{Answer, Driver, OneReply, Reply, Request, lost, request_trace};
 use crate::cache::{Found, LookUpTimes, Miss, ModelCache};
 use crate::wire::Part;
 use pharos_os::clock;
@@ -73,7 +73,8 @@ impl Driver {
             return Ok(response);
         }
         let (reply, answer) = oneshot::channel();
-        let request = Request { part: Arc::new(part), reply: Reply::One(reply), retried: false, miss: None };
+        let request =
+            Request { part: Arc::new(part), reply: Reply::One(OneReply::new(reply, true)), retried: false, miss: None };
         self.turn(clock::now(), |state| self.finish(state, id, request, Ok(response)));
         answer.await.unwrap_or_else(|_| lost())
     }

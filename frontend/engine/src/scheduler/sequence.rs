@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use super::decide::NewBatch;
 use super::stream::Reply;
-use super::{Driver, Effects, InFlight, Request, State};
+use super::{Driver, Effects, InFlight, OneReply, Request, State};
 use crate::wire::Part;
 use pharos_os::clock;
 
@@ -37,7 +37,10 @@ impl InFlight {
 impl Request {
     /// Creates padding with the given part.
     pub(super) fn padding(part: Arc<Part>) -> (RequestId, Self) {
-        (PADDING, Self { part, reply: Reply::One(oneshot::channel().0), retried: false, miss: None })
+        (
+            PADDING,
+            Self { part, reply: Reply::One(OneReply::new(oneshot::channel().0, true)), retried: false, miss: None },
+        )
     }
 }
 

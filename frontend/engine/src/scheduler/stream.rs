@@ -24,6 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Answer, Driver, Request, State, lost, request_trace, ticket};
 use crate::wire::{Part, SharedLink};
 use pharos_os::clock;
+use pharos_os::event_loops::Mailbox;
 
 /// The progress of a request's responses and of their reader, across all consecutive batches of the request.
 #[derive(Default)]
@@ -100,9 +101,32 @@ struct Item {
 /// The receiver of a request's answers.
 pub(super) enum Reply {
     /// An ordinary model's request, with one answer.
-    One(oneshot::Sender<Answer>),
+    One(OneReply),
     /// A decoupled model's request.
     Many(Box<Sink>),
+}
+
+/// The driver's end of a request's only answer.
+pub(super) struct OneReply {
+    sender: oneshot::Sender<Answer>,
+    /// The event loop that waits for the answer, if it may be passed on there later than other answers are sent.
+    mailbox: Option<Mailbox>,
+}
+
+impl OneReply {
+    /// The receiver belongs to the current thread's event loop, if it has one. `in_order`: each answer must be there before the
+    /// next one is sent.
+    pub(super) fn new(sender: oneshot::Sender<Answer>, in_order: bool) -> Self {
+        Self { sender, mailbox: if in_order { None } else { Mailbox::of_this_thread() } }
+    }
+
+    fn send(self, answer: Answer) {
+        let Self { sender, mailbox } = self;
+        match mailbox.filter(|mailbox| !mailbox.is_of_this_thread()) {
+            None => drop(sender.send(answer)),
+            Some(mailbox) => mailbox.give(move || drop(sender.send(answer))),
+        }
+    }
 }
 
 /// The driver's end of a request's responses.
@@ -120,7 +144,7 @@ impl Reply {
     /// Sends the only or last answer. If the client has disconnected, it is dropped.
     pub(super) fn send(self, answer: Answer) {
         match self {
-            Self::One(reply) => drop(reply.send(answer)),
+            Self::One(reply) => reply.send(answer),
             Self::Many(sink) => {
                 let item = Item { streamed: Streamed { answer, last: true, empty: false }, costs_credit: false };
                 if let Some(sender) = sink.sender {
@@ -134,7 +158,7 @@ impl Reply {
     /// Returns whether the reader is gone.
     pub(super) fn is_closed(&self) -> bool {
         match self {
-            Self::One(reply) => reply.is_closed(),
+            Self::One(reply) => reply.sender.is_closed(),
             Self::Many(sink) => sink.sender.as_ref().is_none_or(mpsc::Sender::is_closed),
         }
     }

@@ -64,6 +64,11 @@ impl Container {
         Some(Memory { total: limit, available: limit - used })
     }
 
+    /// Returns whether any quota of processor time is set.
+    pub(crate) fn has_cpu_quota(&self) -> bool {
+        self.groups().iter().any(|group| quota(&group.join("cpu.max")).is_some())
+    }
+
     /// Returns the used share of the smallest quota below `processors` since the last call, from 0 to 1.
     pub(crate) fn cpu(&mut self, now: Instant, processors: usize) -> Quota {
         let mut tightest: Option<(f64, PathBuf)> = None;
@@ -137,7 +142,9 @@ mod tests {
         tree.write("cgroup/a/b/memory.max", "max\n");
         tree.write("cgroup/a/b/cpu.max", "max 100000\n");
         tree.write("cgroup/a/memory.max", "9999999999999\n");
+        assert!(!container(&tree).has_cpu_quota());
         tree.write("cgroup/a/cpu.max", "800000 100000\n");
+        assert!(container(&tree).has_cpu_quota());
         assert_eq!(container(&tree).memory(1 << 30), None, "more than the machine has");
         assert_eq!(container(&tree).cpu(at_ms(0), 4), Quota::None);
     }
