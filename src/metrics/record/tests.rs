@@ -23,6 +23,8 @@ const TIMELINE: Timeline = Timeline {
     },
     request_end: Instant(3_000_000),
     cache_miss_ns: 0,
+    cache: None,
+    batch_size: 0,
 };
 
 fn loaded() -> (Arc<Cache>, Arc<ModelSeries>) {
