@@ -12,11 +12,11 @@ use super::kind::Kind;
 use super::source::LabelSet::{Alias, Full, Tagged};
 use super::source::ModelValue::{
     self, BatchSizes, Batches, CacheCount, CacheQuantiles, Count, Durations, Failures, FirstResponse, Instances,
-    Pending, Quantiles,
+    Pending, Quantiles, Stream,
 };
 use super::source::Scale::{FractionalMicros, Micros, One, Seconds};
 use super::source::Source::{self, Answers, Family, Model, OpenStreams, RequestFailures, UnloggedFamily};
-use super::source::{HttpClass, Lookup, Stage};
+use super::source::{HttpClass, Lookup, Stage, StreamValue};
 
 /// One metric.
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +88,11 @@ builtins! {
     ComputeInferHistogram = "nv_inference_compute_infer_duration_histogram_us" Histogram ["model", "version"] tagged(Durations(Stage::ComputeInfer));
     ComputeOutputHistogram = "nv_inference_compute_output_duration_histogram_us" Histogram ["model", "version"] tagged(Durations(Stage::ComputeOutput));
     FirstResponseHistogram = "nv_inference_first_response_histogram_ms" Histogram ["model", "version"] tagged(FirstResponse);
+    StreamFirstResponse = "pharos_stream_first_response_seconds" Histogram ["model", "version"] tagged(Stream(StreamValue::FirstResponse));
+    StreamInterval = "pharos_stream_response_interval_seconds" Histogram ["model", "version"] tagged(Stream(StreamValue::Interval));
+    StreamLength = "pharos_stream_responses_per_request" Histogram ["model", "version"] tagged(Stream(StreamValue::Length));
+    StreamResponses = "pharos_stream_responses_total" Counter ["model", "version"] tagged(Stream(StreamValue::Responses));
+    StreamResponseBytes = "pharos_stream_response_bytes_total" Counter ["model", "version"] tagged(Stream(StreamValue::Bytes));
     BatchSize = "pharos_batch_size" Histogram ["model", "version"] tagged(BatchSizes);
     RequestSummary = "nv_inference_request_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::Request));
     QueueSummary = "nv_inference_queue_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::Queue));
@@ -199,6 +204,16 @@ pub(super) const MICROSECONDS: &[f64] =
     &[50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7];
 /// Upper bounds of the time to the first response in milliseconds: those of Triton.
 const FIRST_RESPONSE: &[f64] = &[100.0, 500.0, 2000.0, 5000.0];
+/// Upper bounds of the time to the first response of a stream in seconds: prompts take from milliseconds to a minute.
+const STREAM_FIRST_RESPONSE: &[f64] =
+    &[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0];
+/// Upper bounds of the time between responses of a stream in seconds. Tokens are a few to some hundred milliseconds apart, so
+/// the buckets are narrower there.
+const STREAM_INTERVAL: &[f64] =
+    &[0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0];
+/// Upper bounds of the number of responses to a request. 0 counts the requests that had none.
+const STREAM_LENGTH: &[f64] =
+    &[0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
 /// Upper bounds of batch sizes.
 const BATCH_SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 
@@ -238,6 +253,9 @@ impl Builtin {
         match self.source() {
             Model(_, FirstResponse) => FIRST_RESPONSE,
             Model(_, BatchSizes) => BATCH_SIZES,
+            Model(_, Stream(StreamValue::FirstResponse)) => STREAM_FIRST_RESPONSE,
+            Model(_, Stream(StreamValue::Interval)) => STREAM_INTERVAL,
+            Model(_, Stream(StreamValue::Length)) => STREAM_LENGTH,
             _ => MICROSECONDS,
         }
     }

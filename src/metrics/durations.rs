@@ -40,10 +40,10 @@ pub(super) struct Buckets {
 
 impl Buckets {
     /// Creates buckets with these upper bounds; `unit_ns` is their unit in nanoseconds.
-    fn new(bounds: &[f64], unit_ns: f64) -> Self {
+    pub(super) fn new(bounds: &[f64], unit_ns: f64) -> Self {
         Self {
             bounds: bounds.to_vec(),
-            bounds_ns: bounds.iter().map(|bound| (bound * unit_ns).max(0.0) as u64).collect(),
+            bounds_ns: bounds.iter().map(|bound| (bound * unit_ns).round().max(0.0) as u64).collect(),
             counts: std::iter::repeat_with(Count::default).take(bounds.len() + 1).collect(),
             exemplars: Mutex::default(),
         }
@@ -53,7 +53,7 @@ impl Buckets {
         self.bounds_ns.partition_point(|&bound| bound < ns)
     }
 
-    fn observe(&self, ns: u64) {
+    pub(super) fn observe(&self, ns: u64) {
         if let Some(count) = self.counts.get(self.at(ns)) {
             count.add(1);
         }
@@ -191,12 +191,12 @@ impl Durations {
 }
 
 /// Returns the definition of the metric that shows this value of models.
-fn definition(registry: &Registry, value: ModelValue) -> Option<Arc<MetricSpec>> {
+pub(super) fn definition(registry: &Registry, value: ModelValue) -> Option<Arc<MetricSpec>> {
     let builtin = Builtin::showing(Source::Model(LabelSet::Tagged, value))?;
     registry.family(builtin.name()).map(|family| Arc::clone(&family.spec))
 }
 
 /// Returns the buckets of a histogram: the model's own if it has some, else those of the definition.
-fn own_or_defined<'a>(own: &'a [(String, Vec<f64>)], spec: &'a MetricSpec) -> &'a [f64] {
+pub(super) fn own_or_defined<'a>(own: &'a [(String, Vec<f64>)], spec: &'a MetricSpec) -> &'a [f64] {
     own.iter().find(|(name, _)| *name == spec.name).map_or(&spec.buckets, |(_, bounds)| bounds)
 }

@@ -34,6 +34,7 @@ pub mod series;
 mod source;
 pub mod statistics;
 pub mod statsd;
+mod streams;
 pub mod summary;
 pub mod tslog;
 pub mod worker_lines;

@@ -167,14 +167,17 @@ impl<C: Deref<Target = Cache>> Readings<C> {
                 let sum = model.responses.first_ns.get() as f64 / 1e6;
                 Reading::Histogram(durations.first_response()?.read(sum, self.with_exemplars))
             }
+            ModelValue::Stream(value) if model.responses.is_on() => model.streams.read(value)?,
             ModelValue::BatchSizes => Reading::Histogram(batch_sizes(model, &spec.buckets)),
             // Triton does not show these for models whose requests are not all executed.
             ModelValue::Quantiles(Stage::Request) if model.cached() => return None,
             ModelValue::Quantiles(stage) => Reading::Summary(durations.summary(stage)?.read()),
             ModelValue::CacheQuantiles(lookup) => Reading::Summary(durations.cache_summary(lookup)?.read()),
-            ModelValue::CacheCount(..) | ModelValue::Failures | ModelValue::Batches | ModelValue::Instances => {
-                return None;
-            }
+            ModelValue::CacheCount(..)
+            | ModelValue::Stream(_)
+            | ModelValue::Failures
+            | ModelValue::Batches
+            | ModelValue::Instances => return None,
         })
     }
 }
@@ -279,6 +282,7 @@ mod tests {
             (Builtin::RequestSuccess, &tagged[..]),
             (Builtin::BatchSize, &tagged),
             (Builtin::CacheHitSummary, &tagged),
+            (Builtin::StreamInterval, &tagged),
             (Builtin::InstanceRestarts, &full),
             (Builtin::TsLatency, &alias),
         ] {

@@ -7,6 +7,7 @@
 
 mod connections;
 mod stores;
+mod streams;
 
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use super::labels::{Failure, InstanceState, ModelChange, Outcome, Protocol, Rout
 use super::series::{ModelSeries, Times};
 
 pub use super::responses::ResponseKind;
+pub use super::streams::StreamProgress;
 use crate::error::Reason;
 use crate::id::TraceId;
 use crate::timeline::{ComputeStamps, SendReason, Timeline};
@@ -27,6 +29,7 @@ pub use connections::{
     listener_opened,
 };
 pub use stores::{object_fetch_failed, object_fetched, store_opened, store_polled};
+pub use streams::{stream_ended, stream_response};
 
 /// Counts a predict request that was parsed and whose model was found. The model's checks or the queue may still refuse it.
 pub fn inference_requested(series: &ModelSeries) {
