@@ -136,3 +136,15 @@ pub struct InferResponse {
     /// The stamps of the request.
     pub timeline: Timeline,
 }
+
+impl InferResponse {
+    /// Returns the number of bytes of all tensors.
+    pub fn byte_size(&self) -> u64 {
+        byte_size(&self.outputs)
+    }
+}
+
+/// Returns the number of bytes of the outputs' tensors, those in the client's shared memory included.
+pub fn byte_size(outputs: &[InferOutput]) -> u64 {
+    outputs.iter().map(|output| output.tensor.data.len() as u64).sum()
+}

@@ -18,6 +18,7 @@ mod logging;
 mod models;
 mod rate_limit;
 mod refusal;
+mod response_timing;
 mod shared_memory;
 mod tls;
 mod trace;
@@ -51,6 +52,7 @@ pub use host_policy::HostPolicies;
 pub use logging::Log;
 pub use models::{ControlMode, Models};
 pub use rate_limit::{RateLimit, RateLimiter};
+pub use response_timing::ResponseTimes;
 pub use shared_memory::SharedMemory;
 pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions};
 pub use trace::{TraceCommand, TraceConfig, TraceOptions};
@@ -134,6 +136,9 @@ pub struct Options {
     /// Client timeouts.
     #[command(flatten)]
     pub client_timeouts: ClientTimeouts,
+    /// The times of requests in their answers.
+    #[command(flatten)]
+    pub response_times: ResponseTimes,
     /// The metrics and their listener.
     #[command(flatten)]
     pub metrics: Metrics,

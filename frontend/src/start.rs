@@ -158,7 +158,8 @@ async fn serve(
     tokio::spawn(reload(hangup, hung_up.clone(), engine.clone(), source));
     let (phase, phases) = watch::channel(Phase::Serving);
     let budget = receive_budget(options);
-    let listeners = Listeners { options, engine: &engine, phases, hangup: hung_up, budget, event_loops };
+    let timing = options.response_times.setting();
+    let listeners = Listeners { options, engine: &engine, phases, hangup: hung_up, budget, event_loops, timing };
     let guards = listeners.guards()?;
     open_loading::warn(options, plan, &guards);
     let mut open = listeners.open(&guards, clouds.platforms()).await?;

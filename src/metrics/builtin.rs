@@ -12,12 +12,12 @@ use super::kind::Kind;
 use super::source::LabelSet::{Alias, Full, Tagged};
 use super::source::ModelValue::{
     self, BatchSizes, Batches, CacheCount, CacheQuantiles, Count, Durations, Failures, FirstResponse, Instances,
-    Objective, Pending, Quantiles, Tenant,
+    Objective, Pending, Quantiles, Stream, Tenant,
 };
 use super::source::ObjectiveValue::{All, Budget, Good, Share, Threshold};
 use super::source::Scale::{FractionalMicros, Micros, One, Seconds};
 use super::source::Source::{self, Answers, Family, Model, OpenStreams, RequestFailures, UnloggedFamily};
-use super::source::{HttpClass, Lookup, Stage, TenantValue};
+use super::source::{HttpClass, Lookup, Stage, StreamValue, TenantValue};
 use super::unit::TimeUnit;
 
 /// One metric.
@@ -93,6 +93,11 @@ builtins! {
     ComputeInferHistogram = "pharos_compute_infer_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::ComputeInfer)), Seconds;
     ComputeOutputHistogram = "pharos_compute_output_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::ComputeOutput)), Seconds;
     FirstResponseHistogram = "nv_inference_first_response_histogram_ms" Histogram ["model", "version"] tagged(FirstResponse), Milliseconds;
+    StreamFirstResponse = "pharos_stream_first_response_seconds" Histogram ["model", "version"] tagged(Stream(StreamValue::FirstResponse)), Seconds;
+    StreamInterval = "pharos_stream_response_interval_seconds" Histogram ["model", "version"] tagged(Stream(StreamValue::Interval)), Seconds;
+    StreamLength = "pharos_stream_responses_per_request" Histogram ["model", "version"] tagged(Stream(StreamValue::Length));
+    StreamResponses = "pharos_stream_responses_total" Counter ["model", "version"] tagged(Stream(StreamValue::Responses));
+    StreamResponseBytes = "pharos_stream_response_bytes_total" Counter ["model", "version"] tagged(Stream(StreamValue::Bytes));
     BatchSize = "pharos_batch_size" Histogram ["model", "version"] tagged(BatchSizes);
     RequestSummary = "nv_inference_request_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::Request)), Microseconds;
     QueueSummary = "nv_inference_queue_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::Queue)), Microseconds;
@@ -224,6 +229,16 @@ const DURATIONS: &[f64] =
     &[0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
 /// Upper bounds of the time to the first response in milliseconds: those of Triton.
 const FIRST_RESPONSE: &[f64] = &[100.0, 500.0, 2000.0, 5000.0];
+/// Upper bounds of the time to the first response of a stream in seconds: prompts take from milliseconds to a minute.
+const STREAM_FIRST_RESPONSE: &[f64] =
+    &[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0];
+/// Upper bounds of the time between responses of a stream in seconds. Tokens are a few to some hundred milliseconds apart, so
+/// the buckets are narrower there.
+const STREAM_INTERVAL: &[f64] =
+    &[0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0];
+/// Upper bounds of the number of responses to a request. 0 counts the requests that had none.
+const STREAM_LENGTH: &[f64] =
+    &[0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
 /// Upper bounds of batch sizes.
 const BATCH_SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 
@@ -268,6 +283,9 @@ impl Builtin {
         match self.source() {
             Model(_, FirstResponse) => FIRST_RESPONSE,
             Model(_, BatchSizes) => BATCH_SIZES,
+            Model(_, Stream(StreamValue::FirstResponse)) => STREAM_FIRST_RESPONSE,
+            Model(_, Stream(StreamValue::Interval)) => STREAM_INTERVAL,
+            Model(_, Stream(StreamValue::Length)) => STREAM_LENGTH,
             _ => DURATIONS,
         }
     }

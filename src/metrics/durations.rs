@@ -42,7 +42,8 @@ pub(super) struct Buckets {
 }
 
 impl Buckets {
-    fn new(bounds: &[f64], unit: TimeUnit) -> Self {
+    /// Creates buckets with these upper bounds in this unit.
+    pub(super) fn new(bounds: &[f64], unit: TimeUnit) -> Self {
         Self {
             unit,
             bounds: bounds.to_vec(),
@@ -56,7 +57,7 @@ impl Buckets {
         self.bounds_ns.partition_point(|&bound| bound < ns)
     }
 
-    fn observe(&self, ns: u64) {
+    pub(super) fn observe(&self, ns: u64) {
         if let Some(count) = self.counts.get(self.at(ns)) {
             count.add(1);
         }
@@ -203,14 +204,15 @@ impl Durations {
     }
 }
 
-/// Returns the definition of the metric that shows these durations of models, and its unit.
-fn definition(registry: &Registry, value: ModelValue) -> Option<(Arc<MetricSpec>, TimeUnit)> {
+/// Returns the definition of the metric that shows these durations or numbers of models, and its unit. Numbers without a unit of
+/// time keep their value, as nanoseconds do.
+pub(super) fn definition(registry: &Registry, value: ModelValue) -> Option<(Arc<MetricSpec>, TimeUnit)> {
     let builtin = Builtin::showing(Source::Model(LabelSet::Tagged, value))?;
     let family = registry.family(builtin.name())?;
-    Some((Arc::clone(&family.spec), builtin.unit()?))
+    Some((Arc::clone(&family.spec), builtin.unit().unwrap_or(TimeUnit::Nanoseconds)))
 }
 
 /// Returns the buckets of a histogram: the model's own if it has some, else those of the definition.
-fn own_or_defined<'a>(own: &'a [(String, Vec<f64>)], spec: &'a MetricSpec) -> &'a [f64] {
+pub(super) fn own_or_defined<'a>(own: &'a [(String, Vec<f64>)], spec: &'a MetricSpec) -> &'a [f64] {
     own.iter().find(|(name, _)| *name == spec.name).map_or(&spec.buckets, |(_, bounds)| bounds)
 }

@@ -35,6 +35,7 @@ pub mod series;
 mod source;
 pub mod statistics;
 pub mod statsd;
+mod streams;
 pub mod summary;
 mod tenants;
 pub mod tslog;

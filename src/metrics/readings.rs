@@ -217,12 +217,14 @@ impl<C: Deref<Target = Cache>> Readings<C> {
                 let sum_ns = model.responses.first_ns.get();
                 Reading::Histogram(durations.first_response()?.read(sum_ns, self.with_exemplars))
             }
+            ModelValue::Stream(value) if model.responses.is_on() => model.streams.read(value)?,
             ModelValue::BatchSizes => Reading::Histogram(batch_sizes(model, &spec.buckets)),
             // Triton does not show these for models whose requests are not all executed.
             ModelValue::Quantiles(Stage::Request) if model.cached() => return None,
             ModelValue::Quantiles(stage) => Reading::Summary(durations.summary(stage)?.read()),
             ModelValue::CacheQuantiles(lookup) => Reading::Summary(durations.cache_summary(lookup)?.read()),
             ModelValue::CacheCount(..)
+            | ModelValue::Stream(_)
             | ModelValue::Failures
             | ModelValue::Batches
             | ModelValue::Instances
@@ -336,6 +338,7 @@ mod tests {
             (Builtin::RequestSuccess, &tagged[..]),
             (Builtin::BatchSize, &tagged),
             (Builtin::CacheHitSummary, &tagged),
+            (Builtin::StreamInterval, &tagged),
             (Builtin::InstanceRestarts, &full),
             (Builtin::TsLatency, &alias),
         ] {

@@ -7,6 +7,7 @@
 
 mod connections;
 mod stores;
+mod streams;
 mod tenants;
 
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use super::objectives::Fault;
 use super::series::{ModelSeries, Times};
 
 pub use super::responses::ResponseKind;
+pub use super::streams::StreamProgress;
 use crate::error::{InferError, Reason};
 use crate::id::TraceId;
 use crate::timeline::{ComputeStamps, SendReason, Timeline};
@@ -29,6 +31,7 @@ pub use connections::{
     listener_opened,
 };
 pub use stores::{object_fetch_failed, object_fetched, store_opened, store_polled};
+pub use streams::{stream_ended, stream_response};
 pub use tenants::{tenant_failed, tenant_rescheduled, tenant_served};
 
 /// Counts a predict request that was parsed and whose model was found. The model's checks or the queue may still refuse it.

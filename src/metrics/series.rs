@@ -17,6 +17,7 @@ use super::labels::{Failure, GRPC_CODES, InstanceState, Outcome, Protocol, Route
 use super::objectives::Objectives;
 use super::responses::ResponseCells;
 use super::source::{HttpClass, LabelSet};
+use super::streams::StreamCells;
 use super::summary::CoarseClock;
 use super::tenants::{ByTenant, Tenants};
 use crate::error::Reason;
@@ -45,6 +46,7 @@ pub struct ModelSeries {
     /// Whether the model uses the response cache; other models have no such series.
     cached: AtomicBool,
     pub(super) responses: ResponseCells,
+    pub(super) streams: StreamCells,
     pub(super) pending: Level,
     pub(super) instances: [Level; InstanceState::ALL.len()],
     /// The series of earlier loads that still have requests or instances.
@@ -114,6 +116,7 @@ impl ModelSeries {
             last_inference_ms: Count::default(),
             cached: AtomicBool::default(),
             responses: ResponseCells::default(),
+            streams: StreamCells::default(),
             pending: Level::default(),
             instances: Default::default(),
             predecessors: Mutex::default(),
@@ -142,6 +145,7 @@ impl ModelSeries {
         }
         if self.responses.is_on() {
             self.durations.define_first_response(registry, &self.own_buckets);
+            self.streams.define(registry, &self.own_buckets);
         }
     }
 

@@ -55,6 +55,8 @@ pub(super) enum ModelValue {
     FirstResponse,
     /// A histogram of the sizes of executed batches.
     BatchSizes,
+    /// A number of the streams of responses. Models that are not decoupled have no such series.
+    Stream(StreamValue),
     /// Quantiles of a stage's duration.
     Quantiles(Stage),
     /// Quantiles of the response cache's durations.
@@ -101,6 +103,21 @@ impl TenantValue {
             Self::QueueNs | Self::ComputeNs => Scale::Seconds,
         }
     }
+}
+
+/// A number of the streams of a decoupled model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StreamValue {
+    /// A histogram of the time to the first response.
+    FirstResponse,
+    /// A histogram of the time between two consecutive responses to a request.
+    Interval,
+    /// A histogram of the number of responses to a request.
+    Length,
+    /// The number of responses.
+    Responses,
+    /// The bytes of their tensors.
+    Bytes,
 }
 
 /// The unit in which a count is shown.

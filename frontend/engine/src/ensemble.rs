@@ -203,6 +203,8 @@ pub(crate) fn infer<M: Members>(
             record_miss(version.series(), cache.store(miss, &response), &mut response);
         }
         record_success(&request, &checked, &response.timeline);
+        // An ensemble executes each request on its own.
+        response.timeline.batch_size = checked.batch_size.max(1);
         Ok(response)
     })
 }

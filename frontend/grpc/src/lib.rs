@@ -48,6 +48,7 @@ use pharos_listener::access::{Access, Forward};
 use pharos_listener::body_timeout::{BodyLimits, LimitedBody};
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::grpc::{Limits, MAX_MESSAGE, received};
+use pharos_listener::response_timing::ResponseTiming;
 
 /// The generated messages and the service of package `inference`.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
@@ -79,6 +80,8 @@ pub struct Settings {
     pub limits: Limits,
     /// The name of another service on the same port, for reflection.
     pub other_service: Option<&'static str>,
+    /// `--response-timing`.
+    pub timing: ResponseTiming,
 }
 
 /// Returns the default connection settings of a gRPC listener.
@@ -145,13 +148,14 @@ pub fn with_reflection(services: Routes, names: &[&str]) -> Result<Routes, Refle
 /// # Errors
 /// As [`serve`].
 pub fn services<S: Service>(service: S, settings: Settings) -> Result<Services<S>, ReflectionError> {
-    let inference = Arc::new(Inference(service.clone()));
+    let Settings { restricted, access, forward, body_timeout, compress, budget, limits, other_service, timing } =
+        settings;
+    let inference = Arc::new(Inference(service.clone(), timing));
     let plain = GrpcInferenceServiceServer::from_arc(inference)
         .accept_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Deflate)
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);
-    let Settings { restricted, access, forward, body_timeout, compress, budget, limits, other_service } = settings;
     let health = Routes::new(HealthServer::new(HealthService(service.clone())));
     let names = [SERVICE, "grpc.health.v1.Health"].into_iter().chain(other_service);
     let others = with_reflection(health, &names.collect::<Vec<_>>())?.prepare();

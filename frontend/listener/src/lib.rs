@@ -17,6 +17,7 @@ pub mod receiving;
 mod refusal;
 pub mod request_log;
 pub mod request_trace;
+pub mod response_timing;
 pub mod routing;
 mod timeouts;
 mod tls;

@@ -23,6 +23,8 @@ const TIMELINE: Timeline = Timeline {
     },
     request_end: Instant(3_000_000),
     cache_miss_ns: 0,
+    cache: None,
+    batch_size: 0,
 };
 
 fn loaded() -> (Arc<Cache>, Arc<ModelSeries>) {
@@ -234,6 +236,50 @@ fn failures_are_counted_by_reason() {
             let line = format!("nv_inference_request_failure{{model=\"m\",version=\"1\",reason=\"{label}\"}} 1");
             assert!(render(&cache, Format::Text).contains(&line), "{reason:?}");
         }
+    }
+}
+
+#[test]
+fn streams_are_measured_from_response_to_response() {
+    let (cache, series) = loaded();
+    assert!(!render(&cache, Format::Text).contains("pharos_stream_"), "the model is not decoupled");
+    cache.model_decoupled(&series);
+    let started = Instant(7_000_000_000);
+    let (short, long) = (StreamProgress::default(), StreamProgress::default());
+    // Bounds are inclusive: 1 ms is in the first bucket, 1 ns more in the second.
+    for at_ns in [1_000_000, 2_000_000, 3_000_001, 1_503_000_001] {
+        stream_response(&series, &long, (started, Instant(started.0 + at_ns)), 24);
+    }
+    stream_response(&series, &short, (started, Instant(started.0 + 1_000_001)), 1);
+    for progress in [&short, &long, &StreamProgress::default()] {
+        stream_ended(&series, progress);
+    }
+    let text = render(&cache, Format::Text);
+    // The value of the bucket with this bound, or of the series itself. Texts differ in how they write a bound.
+    let sample = |name: &str, le: Option<f64>| {
+        let start = if le.is_some() { format!("{name}_bucket{{") } else { format!("{name}{{") };
+        let bound = |line: &str| line.split("le=\"").nth(1)?.split('"').next()?.parse::<f64>().ok();
+        let found = |line: &&str| line.starts_with(&start) && bound(line) == le;
+        text.lines().find(found).unwrap().rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    for (name, le, expected) in [
+        ("pharos_stream_first_response_seconds", Some(0.001), 1.0),
+        ("pharos_stream_first_response_seconds", Some(0.002), 2.0),
+        ("pharos_stream_first_response_seconds_sum", None, 0.002_000_001),
+        ("pharos_stream_response_interval_seconds", Some(0.001), 1.0),
+        ("pharos_stream_response_interval_seconds", Some(0.002), 2.0),
+        ("pharos_stream_response_interval_seconds", Some(1.0), 2.0),
+        ("pharos_stream_response_interval_seconds", Some(2.0), 3.0),
+        ("pharos_stream_response_interval_seconds_sum", None, 1.502_000_001),
+        ("pharos_stream_responses_per_request", Some(0.0), 1.0),
+        ("pharos_stream_responses_per_request", Some(1.0), 2.0),
+        ("pharos_stream_responses_per_request", Some(2.0), 2.0),
+        ("pharos_stream_responses_per_request", Some(4.0), 3.0),
+        ("pharos_stream_responses_per_request_sum", None, 5.0),
+        ("pharos_stream_responses_total", None, 5.0),
+        ("pharos_stream_response_bytes_total", None, 97.0),
+    ] {
+        assert_eq!(sample(name, le).to_bits(), f64::to_bits(expected), "{name} {le:?}");
     }
 }
 

@@ -13,6 +13,7 @@ from harness.browser import Browser
 from harness.inference import one, simple
 from harness.models import copy_models
 from harness.server import EXAMPLES, MODELS, ROOT, Server
+from harness.stream_models import COMPARED, build
 from harness.waiting import DEADLINE_S, eventually, every
 
 PAGE = ROOT / "frontend/http/src/dashboard"
@@ -200,6 +201,36 @@ def test_a_model_is_chosen_by_keyboard(loaded, page):
     page.ask("document.getElementById('theme').click(), document.getElementById('theme').click()")
     assert page.ask(ground) != light
     assert page.complaints == []
+
+
+@needs_browser
+def test_streams_appear(tmp_path, page):
+    """While a decoupled model is loaded, the page shows its first responses, intervals, responses and lengths; not for others."""
+    models = build(tmp_path / "models", {name: COMPARED[name] for name in ("repeat", "rows")})
+    body = json.dumps({"IN": [1, 2, 3], "DELAY": [5, 5, 5]})
+    over = threading.Event()
+
+    def load():
+        while not over.is_set():
+            server.ask("POST", "/v2/models/repeat/generate_stream", body)
+
+    with Server(tmp_path, [models]) as server:
+        thread = threading.Thread(target=load)
+        thread.start()
+        try:
+            page.open(url(server))
+            shows(page, "stream-first", r"50 % [\d.]+ (µs|ms|s)")
+            shows(page, "stream-between", r"99 % [\d.]+ (µs|ms|s)")
+            shows(page, "stream-responses", r"responses [1-9]")
+            shows(page, "stream-bytes", r"^[\d.]+ (B|KiB)/s$")
+            shows(page, "stream-lengths", r"3 to 4\s+100 %")
+            page.open(url(server, "#model=rows&version=1"))
+            shows(page, "scope-title", "^rows, version 1$")
+            assert page.ask("document.getElementById('streams').hidden")
+            assert page.complaints == []
+        finally:
+            over.set()
+            thread.join()
 
 
 @needs_browser

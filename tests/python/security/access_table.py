@@ -81,6 +81,8 @@ GET     /dashboard                               Unknown                       o
 GET     /dashboard/style.css                     Unknown                       open              200
 GET     /dashboard/measure.js                    Unknown                       open              200
 GET     /dashboard/charts.js                     Unknown                       open              200
+GET     /dashboard/streams.js                    Unknown                       open              200
+GET     /dashboard/usage.js                      Unknown                       open              200
 GET     /dashboard/view.js                       Unknown                       open              200
 POST    /v2/repository/index                     Unknown                       unknown           404
 POST    /v2/repository/models/other/load         Unknown                       unknown           404

@@ -68,6 +68,7 @@ impl Driver {
                             () => lost(&self.model, "twice while it executed this request"),
                         };
                         self.record_failed(&request.part, &error, ns);
+                        request.reply.record_end(&self.series);
                         request_trace::failed(request.part.request.traced.as_ref(), &error, now);
                         self.finish(state, id, request, Err(error));
                     }
@@ -84,6 +85,7 @@ impl Driver {
         if !reason.refused_on_arrival() {
             let ns = clock::now().ns_since(request.part.request.timeline.request_start);
             self.record_failed(&request.part, &error, ns);
+            request.reply.record_end(&self.series);
         } else {
             record::inference_refused(&self.series, error.reason);
         }
@@ -125,6 +127,7 @@ impl Driver {
             for (id, request) in unsent.requests.into_iter().filter(|(_, request)| !request.part.padding) {
                 let ns = now.ns_since(request.part.request.timeline.request_start);
                 self.record_failed(&request.part, error, ns);
+                request.reply.record_end(&self.series);
                 let error = error.clone().with_request_id(&request.part.request.id);
                 request_trace::failed(request.part.request.traced.as_ref(), &error, now);
                 self.finish(state, id, request, Err(error));

@@ -7,7 +7,7 @@ use pharos::error::InferError;
 use pharos::id::{CorrelationId, TenantId};
 use pharos::infer::InferRequest;
 use pharos::service::{Management, Responses, Streamed};
-use pharos::timeline::Instant;
+use pharos::timeline::{Instant, Timeline};
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Code, Status};
 
@@ -31,6 +31,8 @@ pub(super) struct Call<S: Management> {
     /// Whether the first response has been received.
     begun: bool,
     received: Instant,
+    /// The timeline of the request, once it has succeeded.
+    timeline: Option<Timeline>,
     _entered: InFlight,
 }
 
@@ -42,6 +44,14 @@ enum Stage<S: Management> {
     Runs(S::Responses),
     /// The response is complete.
     Ended,
+}
+
+impl<S: Management> Stage<S> {
+    /// Passes a request to the engine.
+    fn runs(shared: &Shared<S>, request: InferRequest, called: (&str, &str)) -> Result<Self, Status> {
+        let refused = |error| status(&prediction::refused(&error, called, || prediction::End::Died));
+        shared.service.stream(request).map(Self::Runs).map_err(refused)
+    }
 }
 
 impl<S: Management> Call<S> {
@@ -90,12 +100,20 @@ impl<S: Management> Call<S> {
         let (model, asked_version, shared) = (model_name, model_version, shared.clone());
         let stage = match version.is_loading() {
             true => Stage::Waits(Box::new(request)),
-            false => Stage::Runs(shared.service.stream(request).map_err(|error| {
-                status(&prediction::refused(&error, (&model, &asked_version), || prediction::End::Died))
-            })?),
+            false => Stage::runs(&shared, request, (&model, &asked_version))?,
         };
-        let begun = false;
-        Ok(Self { shared, model, asked_version, version, sequence_id, stage, begun, received, _entered: entered })
+        Ok(Self {
+            shared,
+            model,
+            asked_version,
+            version,
+            sequence_id,
+            stage,
+            begun: false,
+            received,
+            timeline: None,
+            _entered: entered,
+        })
     }
 
     /// Waits until the engine has accepted the request.
@@ -110,6 +128,11 @@ impl<S: Management> Call<S> {
             }
         }
         Ok(())
+    }
+
+    /// Returns the timeline of the request after its last part, if it has succeeded.
+    pub(super) fn timeline(&self) -> Option<&Timeline> {
+        self.timeline.as_ref()
     }
 
     /// Returns the sequence id of the request.
@@ -142,6 +165,7 @@ impl<S: Management> Call<S> {
             },
         };
         let Streamed { answer, last, empty } = streamed?;
+        self.timeline = answer.as_ref().ok().map(|response| response.timeline).filter(|_| last);
         if empty && answer.is_ok() {
             return None;
         }

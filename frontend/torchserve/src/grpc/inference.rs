@@ -39,12 +39,17 @@ impl<S: Management> InferenceApIsService for Inference<S> {
         self: Arc<Self>,
         request: Request<PredictionsRequest>,
     ) -> Result<Response<PredictionResponse>, Status> {
+        let timing = self.0.timing.of(request.metadata().as_ref());
         let tenant = self.tenant(request.metadata());
         let mut call = Call::begin(&self.0, request.into_inner(), (true, tenant))?;
-        match call.next().await {
-            Some((part, _)) => part.map(Response::new),
-            None => Ok(Response::new(PredictionResponse::default())),
-        }
+        let answer = match call.next().await {
+            Some((part, _)) => part?,
+            None => PredictionResponse::default(),
+        };
+        let mut response = Response::new(answer);
+        let times = call.timeline().and_then(|timeline| timing.value(timeline));
+        timing.add_to(response.metadata_mut().as_mut(), times);
+        Ok(response)
     }
 
     type StreamPredictionsStream = Parts;

@@ -33,6 +33,7 @@ use pharos_listener::answering::Account;
 use pharos_listener::http_service::Handle;
 use pharos_listener::receiving::Budget;
 use pharos_listener::request_log;
+use pharos_listener::response_timing::ResponseTiming;
 use pharos_listener::routing::Routes;
 use pharos_os::clock;
 use pharos_os::event_loops::EventLoops;
@@ -62,6 +63,7 @@ pub(crate) struct Shared<S: Management> {
     pub(super) guard: Guard,
     pub(super) budget: Budget,
     pub(super) event_loops: EventLoops,
+    pub(super) timing: ResponseTiming,
     pub(super) ids: Ids,
 }
 
