@@ -458,6 +458,12 @@ impl Cache {
         Some((Arc::clone(&family.spec), family.views))
     }
 
+    /// Returns the number of answered inference requests, except those without access, and of those that failed through the
+    /// server's fault.
+    pub fn inferences(&self) -> (u64, u64) {
+        self.requests.inferences()
+    }
+
     pub(super) fn requests(&self) -> &RequestSeries {
         &self.requests
     }
