@@ -16,11 +16,12 @@ from harness.wire import tensor
 pytestmark = pytest.mark.skipif(bool(envoy.missing()), reason=envoy.missing() or "Envoy is installed")
 REQUEST = json.dumps({"inputs": [tensor("INPUT0", "FP32", [1], [1.0])]})
 FAST_MS, SLOW_MS = 5, 50
-CLIENTS = 4
+CLIENTS = 2
 MODEL = """
 backend: "builtin"
 input [ {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }} ]
 output [ {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+instance_group [ {{ count: 2 kind: KIND_CPU }} ]
 parameters {{ key: "function" value {{ string_value: "delay" }} }}
 parameters {{ key: "delay_ms" value {{ string_value: "{delay_ms}" }} }}
 """
@@ -86,8 +87,8 @@ def share(proxy, count: int) -> float:
 @pytest.mark.parametrize("report_format", ["json", "text", "binary"])
 def test_with_load_reports_the_fast_server_gets_most_requests(tmp_path, ports, report_format):
     with envoy.Envoy(tmp_path, ports, envoy.WEIGHTED_ROUND_ROBIN, report_format) as proxy, Clients(proxy.port):
-        eventually("the traffic shifts", lambda: share(proxy, 50) > 0.75)
-        assert share(proxy, 200) > 0.7
+        eventually("the traffic shifts", lambda: share(proxy, 50) > 0.7)
+        assert share(proxy, 200) > 0.65
 
 
 def test_without_them_both_get_the_same_number(tmp_path, ports):

@@ -33,6 +33,12 @@ def infer(server, report_format=None, model="simple") -> tuple:
     return post(server, f"/v2/models/{model}/infer", json.dumps(simple()), report_format)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def sampled(server):
+    """Waits until the models are in the reports, which takes up to a second after they were loaded."""
+    eventually("the models are sampled", lambda: "utilization" in orca.from_header(infer(server, "json")[1])["named_metrics"])
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize(("report_format", "prefix"), [("json", "JSON {"), ("TEXT", "TEXT "), ("Binary", "BIN ")])
 def test_each_form_has_the_same_fields(server, report_format, prefix):
@@ -150,7 +156,7 @@ def test_a_grpc_stream_has_the_trailer_at_its_end(server):
 
 
 class Reports:
-    """A stream of load reports with an interval in seconds. Use it with `with`."""
+    """A stream of load reports with an interval of less than 128 seconds. Use it with `with`."""
 
     def __init__(self, address: str, seconds: int):
         self.channel = grpc.insecure_channel(address)
@@ -196,7 +202,7 @@ def test_streams_of_reports_are_limited(start):
 
 def test_a_stream_of_reports_does_not_delay_the_exit(start):
     server = start(["simple"])
-    with Reports(server.grpc, 3600) as reports:
+    with Reports(server.grpc, 120) as reports:
         next(reports)
         ends = queue.Queue()
         reports.add_callback(lambda: ends.put(True))
