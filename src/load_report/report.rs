@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn the_binary_form_is_the_message_in_base64() {
         let report = LoadReport::new(Values { rps_fractional: 1.0, ..Values::default() });
-        assert_eq!(&*report.message(), [&[6 << 3 | 1][..], &1f64.to_le_bytes()].concat());
+        assert_eq!(&*report.message(), [&[(6 << 3) | 1][..], &1f64.to_le_bytes()].concat());
         assert_eq!(&*report.trailer(), b"MQAAAAAAAPA/");
         assert_eq!(&*report.header(Format::Binary), b"BIN MQAAAAAAAPA/");
     }

@@ -152,7 +152,7 @@ mod tests {
         let begin = pharos_os::clock::now();
         for earliest in [0, 4, 8] {
             let RawMessage(report) = reports.next().await.unwrap().unwrap();
-            assert_eq!(report, [&[6 << 3 | 1][..], &2f64.to_le_bytes()].concat());
+            assert_eq!(report, [&[(6 << 3) | 1][..], &2f64.to_le_bytes()].concat());
             // Ticks are at least a period apart.
             assert!(pharos_os::clock::now() - begin >= period * earliest, "{earliest}");
         }
