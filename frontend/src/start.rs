@@ -154,6 +154,7 @@ async fn serve(
     let (engine, system) = engine(options, metrics, (descriptors, event_loops.clone(), clouds.registered())).await?;
     let tslog = tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
+    tokio::spawn(engine.clone().keep_load_reports());
     let hung_up = Arc::new(Notify::new());
     tokio::spawn(reload(hangup, hung_up.clone(), engine.clone(), source));
     let (phase, phases) = watch::channel(Phase::Serving);

@@ -11,7 +11,8 @@ named_enum! {
     /// The part of the protocol to which a token gives access.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Scope {
-        /// Inference, and the requests of inference clients for metadata, configurations, statistics and shared memory.
+        /// Inference, and the requests of inference clients for metadata, configurations, statistics, load reports and shared
+        /// memory.
         Inference => "inference",
         /// Requests that change the server or show how it is operated.
         Management => "management",
@@ -25,9 +26,12 @@ impl Scope {
     pub fn of(api: Api) -> Option<Self> {
         match api {
             Api::Health => None,
-            Api::Metadata | Api::Inference | Api::SharedMemory | Api::ModelConfig | Api::Statistics => {
-                Some(Self::Inference)
-            }
+            Api::Metadata
+            | Api::Inference
+            | Api::SharedMemory
+            | Api::ModelConfig
+            | Api::Statistics
+            | Api::LoadReport => Some(Self::Inference),
             Api::ModelRepository | Api::Trace | Api::Logging => Some(Self::Management),
         }
     }

@@ -152,6 +152,13 @@ builtins! {
     Batches = "pharos_batches_total" Counter ["model", "version", "reason"] full(Batches);
     PendingByPriority = "pharos_pending_requests" Gauge ["model", "version", "priority"] Family;
     OldestPending = "pharos_oldest_pending_seconds" Gauge ["model", "version"] Family;
+    ExecutingRequests = "pharos_executing_requests" Gauge [] Family;
+    WaitingRequests = "pharos_waiting_requests" Gauge [] Family;
+    ExecutionSlots = "pharos_execution_slots" Gauge [] Family;
+    ModelExecuting = "pharos_model_executing_requests" Gauge ["model", "version"] Family;
+    ModelWaiting = "pharos_model_waiting_requests" Gauge ["model", "version"] Family;
+    ModelSlots = "pharos_model_execution_slots" Gauge ["model", "version"] Family;
+    ModelBatchSlots = "pharos_model_batch_free_slots" Gauge ["model", "version"] Family;
     OpenStreams = "pharos_open_streams" Gauge ["protocol"] OpenStreams;
     ModelState = "pharos_model_state" Gauge ["model", "version", "state"] Family;
     ModelChanges = "pharos_model_changes_total" Counter ["change", "result"] Family;
@@ -174,6 +181,7 @@ builtins! {
     SloBudget = "pharos_slo_error_budget_remaining_ratio" Gauge ["model", "version", "slo", "sli"] full(Objective(Budget));
     Instances = "pharos_instances" Gauge ["model", "version", "state"] full(Instances);
     InstanceState = "pharos_instance_state" Gauge ["model", "version", "instance", "state"] Family;
+    InstanceBusy = "pharos_instance_busy_seconds_total" Counter ["model", "version", "instance"] Family;
     InstanceRestarts = "pharos_instance_restarts_total" Counter ["model", "version"] full(Count(Restarts, One));
     OutputMismatches = "pharos_output_mismatches_total" Counter ["model", "version"] full(Count(OutputMismatches, One));
     Sequences = "pharos_sequences" Gauge ["model", "version", "state"] Family;

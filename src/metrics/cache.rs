@@ -13,18 +13,19 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use super::alias::{AliasCounts, ByAlias, Naming};
 use super::builtin::Builtin;
-use super::catalog::{Catalog, Difference, Kind, MetricSpec, Mode, TenantSource, Views};
+use super::catalog::{Catalog, Difference, Kind, MetricSpec, Mode, Views};
 use super::channel::Definition;
 use super::family::{Family, Registry};
 use super::journal::Journal;
 use super::series::{ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
 use super::tenants::Tenants;
-use crate::id::{ModelVersion, TenantId};
+use crate::id::ModelVersion;
 
 mod batch_times;
 mod detected;
 mod initial_series;
+mod tenants;
 
 pub use super::cell::Cell;
 pub use super::family::Series;
@@ -137,27 +138,6 @@ impl Cache {
         }
         self.generation.fetch_add(1, Ordering::Release);
         difference
-    }
-
-    /// Checks that a new definition can replace the current one while the server runs.
-    ///
-    /// # Errors
-    /// It assigns requests to tenants by another rule.
-    pub fn check_reload(&self, catalog: &Catalog) -> Result<(), String> {
-        match self.tenants().map(Tenants::rule) == catalog.tenants() {
-            true => Ok(()),
-            false => Err("`tenants` has changed, which needs a restart of the server".to_owned()),
-        }
-    }
-
-    /// Returns where the names of tenants come from; `None` if tenants are not distinguished.
-    pub fn tenant_source(&self) -> Option<&TenantSource> {
-        self.tenants().map(|tenants| &tenants.rule().source)
-    }
-
-    /// Returns the tenant of this name. An empty name is that of no tenant.
-    pub fn tenant(&self, name: &[u8]) -> TenantId {
-        self.tenants().map_or_else(TenantId::default, |tenants| tenants.of(name))
     }
 
     pub(super) fn tenants(&self) -> Option<&Tenants> {
@@ -486,6 +466,12 @@ impl Cache {
         let registry = self.registry();
         let family = registry.family(name)?;
         Some((Arc::clone(&family.spec), family.views))
+    }
+
+    /// Returns the number of answered inference requests, except those without access, and of those that failed through the
+    /// server's fault.
+    pub fn inferences(&self) -> (u64, u64) {
+        self.requests.inferences()
     }
 
     pub(super) fn requests(&self) -> &RequestSeries {

@@ -211,6 +211,11 @@ impl ModelSeries {
         self.level(|series| &series.pending)
     }
 
+    /// Returns the number of successful requests, and the nanoseconds that they waited in the queue.
+    pub fn queued(&self) -> (u64, u64) {
+        (self.counts.success_count.get(), self.counts.queue_ns.get())
+    }
+
     /// Returns the model version.
     pub fn model(&self) -> &ModelVersion {
         &self.model
@@ -343,6 +348,25 @@ impl RequestSeries {
         }
     }
 
+    /// Returns the number of answered inference requests, except those without access, and of those that failed through the
+    /// server's fault.
+    pub(super) fn inferences(&self) -> (u64, u64) {
+        let routes = || Route::ALL.into_iter().filter(|route| route.is_inference());
+        let of_route = |cells: &[Count], codes: usize| -> u64 {
+            let rows = routes().filter_map(|route| cells.get(route.index() * codes..(route.index() + 1) * codes));
+            rows.flatten().map(Count::get).sum()
+        };
+        let failed = |reasons: &[Reason]| -> u64 {
+            let places = Protocol::ALL.into_iter().flat_map(|protocol| routes().map(move |route| (protocol, route)));
+            let cells = places.flat_map(|(protocol, route)| {
+                reasons.iter().filter_map(move |reason| self.failures.get(failure_index(protocol, route, *reason)))
+            });
+            cells.map(Count::get).sum()
+        };
+        let answered = of_route(&self.http, STATUSES) + of_route(&self.grpc, GRPC_CODES.len());
+        (answered.saturating_sub(failed(&NO_ACCESS)), failed(&SERVER_FAULTS))
+    }
+
     /// Calls `each` with every series of failures that was counted, and with all reasons of `infer`.
     pub(super) fn for_each_failure(&self, mut each: impl FnMut(Protocol, Route, Reason, u64)) {
         for protocol in Protocol::ALL {
@@ -358,6 +382,13 @@ impl RequestSeries {
         }
     }
 }
+
+/// The reasons of requests that no handler has seen.
+const NO_ACCESS: [Reason; 2] = [Reason::Restricted, Reason::Unauthenticated];
+
+/// The reasons that are not the client's: another server might have answered.
+const SERVER_FAULTS: [Reason; 6] =
+    [Reason::NotReady, Reason::QueueFull, Reason::Timeout, Reason::Backend, Reason::InstanceLost, Reason::Internal];
 
 fn failure_index(protocol: Protocol, route: Route, reason: Reason) -> usize {
     (protocol.index() * Route::ALL.len() + route.index()) * Reason::ALL.len() + reason as usize

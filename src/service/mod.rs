@@ -13,6 +13,7 @@ mod trace;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -27,6 +28,7 @@ pub use self::trace::{TraceSettings, unchangeable_trace_setting};
 use crate::error::{InferError, Reason};
 use crate::id::TenantId;
 use crate::infer::{InferRequest, InferResponse};
+use crate::load_report::LoadReport;
 use crate::metrics::exposition::{Format, Names};
 pub use crate::metrics::labels::{Protocol, Route};
 use crate::metrics::statistics::ModelStatistics;
@@ -142,6 +144,9 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     /// Records an answer with its status code (HTTP) or code (gRPC). Called once for each answer, refusals and malformed
     /// requests included.
     fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>);
+
+    /// Returns the latest load report with the metrics of a model; that of the server if the model is unknown or empty.
+    fn load_report(&self, model: &str, version: &str) -> Arc<LoadReport>;
 
     /// Returns the statistics of a version of a model (empty version: every ready version), or of all models (both empty).
     ///

@@ -82,6 +82,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
                 "trace",
                 "cache",
                 "ensemble",
+                "load_report",
                 "metrics",
                 "shared_memory",
                 "wire",
@@ -167,7 +168,9 @@ pub(crate) const LAYERINGS: &[Layering] = &[
             independent(&["reply", "blocks"]),
             independent(&["received", "metrics", "client_memory"]),
             independent(&["frames"]),
-            independent(&["aligned", "device", "error", "frame_stream", "memory", "clock"]),
+            independent(&["frame_stream"]),
+            independent(&["spin"]),
+            independent(&["aligned", "device", "error", "memory", "clock"]),
         ],
     },
 ];
@@ -284,6 +287,7 @@ pub(crate) const BANS: &[Ban] = &[
     Ban {
         within: &["src/", "frontend/", "worker/src/"],
         except: &[
+            "src/load_report/message.rs",
             "src/model",
             "src/trace/otlp.rs",
             "frontend/grpc/",
@@ -292,7 +296,7 @@ pub(crate) const BANS: &[Ban] = &[
             "frontend/torchserve/build.rs",
         ],
         paths: PROTOBUF,
-        advice: "generated protobuf is private to pharos-grpc, src/model and src/trace/otlp.rs: use the core's types",
+        advice: "generated protobuf is private to pharos-grpc, src/load_report/message.rs, src/model and src/trace/otlp.rs: use the core's types",
     },
 ];
 

@@ -1,6 +1,7 @@
 //! The server: implements `pharos::service` with the model repository and worker processes, independent of any protocol.
 
 mod exchange;
+mod load_report;
 mod responses;
 mod service;
 mod trace;
@@ -24,6 +25,7 @@ use pharos::model::Scheduling;
 use pharos::service::{EXITING_TEXT, Naming, Resolved, Service};
 
 pub use crate::serving::Unfinished;
+use load_report::LoadReports;
 pub use responses::Responses;
 
 use crate::loader::{self, Loader};
@@ -63,7 +65,8 @@ struct Inner {
     loader: Arc<Loader>,
     traces: Traces,
     shared_memory: SharedMemory,
-    gpus: Arc<system::LatestGpus>,
+    latest: system::Latest,
+    load_reports: LoadReports,
     phase: AtomicU8,
     /// The tokens that name the tenants of requests.
     tokens: OnceLock<Arc<RwLock<Keyring>>>,
@@ -101,8 +104,10 @@ impl Engine {
         let loader = Arc::new(loader.map_err(std::io::Error::other)?);
         let shared_memory = SharedMemory::new(settings.shared_memory.clone());
         let traces = Traces::start(&settings.trace, &cache)?;
-        let (gpus, phase, tokens) = (Arc::default(), AtomicU8::new(LOADING), OnceLock::new());
-        let inner = Arc::new(Inner { settings, cache, loader, shared_memory, traces, gpus, phase, tokens });
+        let (latest, load_reports) = (system::Latest::default(), LoadReports::default());
+        let (phase, tokens) = (AtomicU8::new(LOADING), OnceLock::new());
+        let inner = Inner { settings, cache, loader, shared_memory, traces, latest, load_reports, phase, tokens };
+        let inner = Arc::new(inner);
         Ok(Self { inner, naming: None })
     }
 
@@ -165,8 +170,8 @@ impl Engine {
     /// # Errors
     /// A thread cannot be started.
     pub fn watch_system(&self, settings: system::Settings) -> std::io::Result<Option<system::Polling>> {
-        let (models, gpus) = (self.inner.loader.models().clone(), self.inner.gpus.clone());
-        system::Polling::start(settings, self.inner.cache.clone(), gpus, move || models.workers())
+        let (models, latest) = (self.inner.loader.models().clone(), self.inner.latest.clone());
+        system::Polling::start(settings, self.inner.cache.clone(), latest, move || models.workers())
     }
 
     /// Reports the server as not ready while it continues to answer requests.

@@ -16,7 +16,7 @@ use super::large_tensors;
 use super::logging;
 use super::proto::grpc_inference_service_server::GrpcInferenceService;
 use super::proto::{self, model_metadata_response};
-use super::raw::RawModelConfig;
+use super::raw::RawMessage;
 use super::repository;
 use super::shared_memory;
 use super::statistics;
@@ -145,6 +145,7 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         mut request: Request<proto::ModelInferRequest>,
     ) -> Answer<proto::ModelInferResponse> {
         let account = CallAccount::of(&request, &self.0);
+        account.names_model(&request.get_ref().model_name, &request.get_ref().model_version);
         let limit = deadline::of(request.metadata());
         let traced = trace::begin(&self.0, &request.get_ref().model_name, request.metadata());
         let (timing, read) = (self.1.of(request.metadata().as_ref()), self.0.now());
@@ -177,12 +178,14 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         self: Arc<Self>,
         request: Request<Streaming<proto::ModelInferRequest>>,
     ) -> Answer<Answers<S>> {
-        CallAccount::of(&request, &self.0).counted_by_handler();
+        let account = CallAccount::of(&request, &self.0);
+        account.counted_by_handler();
         let limit = deadline::of(request.metadata());
         let errors_as_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
         let metadata = request.metadata().clone();
         let timing = self.1.of(metadata.as_ref());
-        let options = stream::StreamOptions { errors_as_status, limit, forwarded: Forwarded::of(&request), metadata };
+        let forwarded = Forwarded::of(&request);
+        let options = stream::StreamOptions { errors_as_status, limit, forwarded, metadata, account };
         let answers = stream::answer(request.into_inner(), self.0.clone(), options);
         // The times of its requests are not known when a stream begins, and there may be any number of requests.
         trace::timed(timing, Ok((None, Response::new(answers))))
@@ -194,7 +197,7 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
     ) -> Answer<proto::ModelConfigResponse> {
         self.answer(request, |service, asked| {
             let config = service.model_config_proto(&asked.name, &asked.version)?;
-            Ok(proto::ModelConfigResponse { config: Some(RawModelConfig(config.into())) })
+            Ok(proto::ModelConfigResponse { config: Some(RawMessage(config.into())) })
         })
     }
 

@@ -13,6 +13,7 @@ mod connection;
 mod connection_limit;
 mod connection_metrics;
 pub mod http_service;
+pub mod load_report;
 pub mod receiving;
 mod refusal;
 pub mod request_log;

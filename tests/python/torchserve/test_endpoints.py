@@ -14,6 +14,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from harness import orca
 from harness.processes import held
 from harness.server import total
 from harness.statistics import until_dispatched
@@ -62,6 +63,21 @@ def test_answers_have_torchserves_headers(home):
     status, headers, body = home.ask("GET", "/nowhere")
     assert (status, headers["connection"], headers["content-type"]) == (404, "close", "application/json")
     assert body.startswith(b'{\n  "code": 404,\n  "type": "ResourceNotFoundException",\n  "message": ')
+
+
+def test_predictions_have_load_reports(home):
+    """A prediction that asks for a load report (ORCA) gets it; see `protocol/test_load_reports.py`."""
+
+    def report(path, headers):
+        value = home.ask("POST", path, b"pid", headers)[1].get(orca.RESPONSE)
+        return value and orca.from_header(value)
+
+    asks = {orca.REQUEST: "Text"}
+    for path in ("/predictions/m", "/predictions/m/1.0", "/explanations/m"):
+        eventually(f"{path} reports its model", lambda: "utilization" in report(path, asks)["named_metrics"])
+        assert report(path, {}) is None
+    assert "utilization" not in report("/predictions/no_such_model", asks)["named_metrics"]
+    assert report("/ping", asks) is None
 
 
 MULTIPART = (

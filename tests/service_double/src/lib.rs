@@ -14,6 +14,7 @@ use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TenantId;
 use pharos::infer::{InferOutput, InferRequest, InferResponse};
+use pharos::load_report::{LoadReport, Values};
 use pharos::metrics::exposition::{Format, Names};
 use pharos::metrics::statistics::ModelStatistics;
 use pharos::model::{ModelMetadata, TensorMetadata};
@@ -181,6 +182,12 @@ impl Service for EchoService {
 
     fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
         locked(&self.0.records).push((protocol, route, code, reason));
+    }
+
+    /// The report of the model `echo` has the metric `waiting_requests`; that of the server does not.
+    fn load_report(&self, model: &str, _: &str) -> Arc<LoadReport> {
+        let named_metrics = if model == "echo" { vec![("waiting_requests", 3.0)] } else { Vec::new() };
+        Arc::new(LoadReport::new(Values { rps_fractional: 2.0, named_metrics, ..Values::default() }))
     }
 
     fn statistics(&self, model: &str, _: &str) -> Result<Vec<ModelStatistics>, InferError> {

@@ -105,6 +105,7 @@ fn start(what: What, decoupled: bool) -> Frontend {
         directory: String::new(),
         config: config.encode(),
         threads: 1,
+        spin_us: 0,
         metrics: "mode: prometheus".into(),
         auto_detect: false,
         device: None,

@@ -78,6 +78,7 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
         directory: String::new(),
         config: config.encode(),
         threads: 1,
+        spin_us: 0,
         metrics: "mode: prometheus".into(),
         auto_detect: false,
         device: None,

@@ -103,6 +103,7 @@ fn parts(config: &str, files: &[(&str, &[u8])], cuda: &Cuda) -> Parts {
         config: config.encode(),
         initial_states: folder.0.join("initial_state").to_string_lossy().into_owned(),
         threads: 1,
+        spin_us: 0,
         metrics: pharos::metrics::catalog::SHIPPED.into(),
         auto_detect: false,
         device: cuda.device().cloned(),

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TenantId;
 use pharos::infer::{InferRequest, InferResponse};
+use pharos::load_report::LoadReport;
 use pharos::metrics::catalog::TenantSource;
 use pharos::metrics::exposition::{self, Format, Names};
 use pharos::metrics::labels::Outcome;
@@ -131,6 +133,11 @@ impl Service for Engine {
 
     fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>) {
         record::request_answered(&self.inner.cache, protocol, route, Outcome { code, reason });
+    }
+
+    fn load_report(&self, model: &str, version: &str) -> Arc<LoadReport> {
+        let resolved = self.in_repository(model, version);
+        self.latest_report(resolved.as_ref().map_or("", |(model, _)| model))
     }
 
     fn statistics(&self, model: &str, version: &str) -> Result<Vec<ModelStatistics>, InferError> {

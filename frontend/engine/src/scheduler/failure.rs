@@ -27,7 +27,7 @@ impl Driver {
     pub(crate) fn instance_lost(&self, instance: InstanceId) {
         let now = clock::now();
         self.turn(now, |state| {
-            let Some(member) = state.members.remove(&instance) else { return };
+            let Some(member) = state.remove_member(instance, now) else { return };
             state.scheduler.instance_lost(instance, now);
             let deferred: Vec<_> = member.deferred.into_values().collect();
             let batches = member.in_flight.into_iter().map(|batch| batch.requests);
@@ -118,6 +118,7 @@ impl Driver {
             let Some(member) = state.members.get_mut(&instance) else { return };
             let Some(position) = member.in_flight.iter().position(|flying| flying.batch == batch) else { return };
             let unsent = member.take(position);
+            member.update_busy_time(now);
             if position > 0 {
                 record::request_pending(&self.series, -unsent.count());
             } else if let Some(next) = member.in_flight.first() {

@@ -282,10 +282,15 @@ impl State {
                 Request { reply: Reply::Many(sink), part, .. } => {
                     sink.take(part.clone(), frame).map(ReceivedResponse::Streamed)?
                 }
-                _ => return Ok(Some(ReceivedResponse::Single(entry.remove()))),
+                _ => {
+                    let request = entry.remove();
+                    member.update_busy_time(clock::now());
+                    return Ok(Some(ReceivedResponse::Single(request)));
+                }
             };
             if frame.last {
                 entry.remove();
+                member.update_busy_time(clock::now());
             }
             return Ok(Some(booked));
         }

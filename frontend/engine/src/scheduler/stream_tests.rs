@@ -362,3 +362,31 @@ async fn deferred_requests_are_lost_with_their_instance() {
     assert!(end.last && end.answer.unwrap_err().message.contains("died in the middle of the responses"));
     assert_eq!(world.driver.unanswered(), 0);
 }
+
+#[tokio::test]
+async fn the_load_counts_requests_by_state_and_busy_time() {
+    let world = world().await;
+    let load = || world.driver.load(clock::now());
+    let counts = |load: &super::super::load::Load| (load.executing, load.waiting, load.instances, load.slots);
+    assert_eq!((counts(&load()), load().busy_ns), ((0, 0, 1, 1), 0));
+    assert_eq!(world.driver.free_batch_slots(), 1);
+    let first = world.ask();
+    let second = world.ask();
+    assert_eq!(counts(&load()), (1, 1, 1, 1));
+    assert_eq!(world.driver.free_batch_slots(), 0, "the queue fills the next batch");
+    // The first request is deferred, so the instance executes the second one as well.
+    world.open(0);
+    assert_eq!(counts(&load()), (2, 0, 1, 1));
+    world.say(last()).unwrap();
+    let now = clock::now();
+    let busy = world.driver.load(now).busy_ns;
+    assert!(busy > 0 && world.driver.load(Instant(now.0 + 5)).busy_ns == busy + 5);
+    assert_eq!(world.driver.take_busy_ns(now), [(INSTANCE, busy)]);
+    world.done(1, None);
+    let idle = load().busy_ns;
+    assert_eq!((counts(&load()), load().busy_ns), ((0, 0, 1, 1), idle));
+    assert_eq!(world.driver.take_busy_ns(now), [(INSTANCE, idle - busy)]);
+    drop((first, second));
+    world.driver.instance_lost(INSTANCE);
+    assert_eq!((counts(&load()), load().busy_ns), ((0, 0, 0, 0), idle), "the busy time of the lost instance stays");
+}

@@ -44,6 +44,7 @@ fn world(auto_detect: bool) -> World {
         config: Vec::new(),
         initial_states: String::new(),
         threads: 1,
+        spin_us: 0,
         metrics: DEFINITION.into(),
         auto_detect,
         device: None,
