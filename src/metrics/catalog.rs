@@ -583,7 +583,7 @@ model_metrics:
     fn errors_give_the_position_the_name_and_the_allowed_values() {
         check(
             "mod: tslog\n",
-            "m.yaml:1:1: unknown key `mod`; allowed are `mode`, `dimensions`, `ts_metrics`, `model_metrics`",
+            "m.yaml:1:1: unknown key `mod`; allowed are `mode`, `dimensions`, `slos`, `tenants`, `ts_metrics`, `model_metrics`",
         );
         check("mode: all\n", "m.yaml:1:7: ");
         check("mode: all\n", "unknown mode `all`; allowed are `tslog`, `prometheus`, `both`, `log`, `legacy`");
