@@ -1,6 +1,6 @@
 //! Compiles the schemas with a protobuf compiler written in Rust, so that no `protoc` is needed: the model configuration's,
-//! Rust types for `src/model/proto.rs` and the descriptors that the text format and JSON are read and written with, and those
-//! of the OpenTelemetry protocol, types for `src/otlp.rs`.
+//! Rust types for `src/model/proto.rs` and the descriptors that the text format and JSON are read and written with, those of
+//! the OpenTelemetry protocol, types for `src/otlp.rs`, and load reports, types for `src/load_report/message.rs`.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -17,6 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=proto/model_config.proto");
     println!("cargo:rerun-if-changed=proto/opentelemetry");
+    println!("cargo:rerun-if-changed=proto/xds/data/orca/v3/orca_load_report.proto");
     let mut descriptors = protox::compile(["proto/model_config.proto"], ["proto"])?;
     for file in &mut descriptors.file {
         // Comments and positions are of no use at run time.
@@ -32,5 +33,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         file.source_code_info = None;
     }
     prost_build::Config::new().include_file("otlp.rs").compile_fds(descriptors)?;
+    let load_report = protox::compile(["xds/data/orca/v3/orca_load_report.proto"], ["proto"])?;
+    // Sorted maps: the same report always has the same bytes.
+    prost_build::Config::new().btree_map(["."]).compile_fds(load_report)?;
     Ok(())
 }

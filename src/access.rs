@@ -27,8 +27,10 @@ named_enum! {
         Trace => "trace",
         /// Log settings.
         Logging => "logging",
+        /// Streams of load reports. Triton has no such part.
+        LoadReport => "load-report",
     }
-    /// Returns the name in the options (Triton's).
+    /// Returns the name in the options (Triton's, where it has the part).
     pub fn name;
 }
 

@@ -18,6 +18,21 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId(pub u32);
 
+/// The tenant that a request belongs to, unique for the life of the frontend. The default is that of requests without one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantId(pub u16);
+
+impl TenantId {
+    /// The longest name of a tenant, in bytes.
+    pub const LONGEST_NAME: usize = 64;
+
+    /// Returns whether a tenant may have this name: letters, digits and `-_.:@/+=`.
+    pub fn is_name(name: &[u8]) -> bool {
+        let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:@/+=".contains(byte);
+        (1..=Self::LONGEST_NAME).contains(&name.len()) && name.iter().all(allowed)
+    }
+}
+
 /// A correlation id (`sequence_id`); zero and the empty string mean "no sequence".
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CorrelationId {

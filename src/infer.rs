@@ -2,7 +2,7 @@
 
 use crate::data::Data;
 pub use crate::id::CorrelationId;
-use crate::id::TraceId;
+use crate::id::{TenantId, TraceId};
 use crate::region::Slice;
 use crate::request_trace::Traced;
 use crate::tensor::Tensor;
@@ -76,6 +76,8 @@ pub struct InferRequest {
     pub sequence_start: bool,
     /// `sequence_end`.
     pub sequence_end: bool,
+    /// The tenant that the request belongs to.
+    pub tenant: TenantId,
     /// The trace that the client's `traceparent` names.
     pub trace: Option<TraceId>,
     /// Collects the stamps of the request if it is sampled for tracing.
@@ -133,4 +135,16 @@ pub struct InferResponse {
     pub outputs: Vec<InferOutput>,
     /// The stamps of the request.
     pub timeline: Timeline,
+}
+
+impl InferResponse {
+    /// Returns the number of bytes of all tensors.
+    pub fn byte_size(&self) -> u64 {
+        byte_size(&self.outputs)
+    }
+}
+
+/// Returns the number of bytes of the outputs' tensors, those in the client's shared memory included.
+pub fn byte_size(outputs: &[InferOutput]) -> u64 {
+    outputs.iter().map(|output| output.tensor.data.len() as u64).sum()
 }

@@ -17,6 +17,7 @@ pub mod error;
 pub mod fuzzing;
 pub mod id;
 pub mod infer;
+pub mod load_report;
 pub mod metrics;
 pub mod model;
 pub mod otlp;

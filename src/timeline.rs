@@ -95,6 +95,15 @@ impl ComputeStamps {
     }
 }
 
+/// The result of looking a request up in the response cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheLookup {
+    /// The cache had the response.
+    Hit,
+    /// The request was executed.
+    Miss,
+}
+
 /// The stamps of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeline {
@@ -111,6 +120,11 @@ pub struct Timeline {
     /// Nanoseconds of the look-up and the insertion if the response cache did not have the response, otherwise 0. Triton adds
     /// them to the request duration.
     pub cache_miss_ns: u64,
+    /// The result of the look-up in the response cache; `None` if there was none.
+    pub cache: Option<CacheLookup>,
+    /// The sum of the batch sizes of all requests that were executed together; 0 if it is not known when the request is answered,
+    /// or if the request was not executed.
+    pub batch_size: u64,
 }
 
 impl Timeline {

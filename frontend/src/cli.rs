@@ -19,6 +19,7 @@ mod models;
 mod otlp;
 mod rate_limit;
 mod refusal;
+mod response_timing;
 mod shared_memory;
 mod tls;
 mod trace;
@@ -47,12 +48,13 @@ use values::{
 pub use backend_setting::BackendSetting;
 pub use cache::CacheConfig;
 pub use clients::{ClientTimeouts, GrpcClients, HttpClients, Tokens};
-pub use definition::{Command, MetricsCommand, MetricsConfig};
+pub use definition::{Command, MetricsCommand, MetricsConfig, SloCommand};
 pub use gpus::{GpuLimit, Gpus};
 pub use host_policy::HostPolicies;
 pub use logging::Log;
 pub use models::{ControlMode, Models};
 pub use rate_limit::{RateLimit, RateLimiter};
+pub use response_timing::ResponseTimes;
 pub use shared_memory::SharedMemory;
 pub use tls::{GrpcTls, HttpTls, MetricsTls, TlsOptions};
 pub use trace::{TraceCommand, TraceConfig, TraceOptions};
@@ -136,6 +138,9 @@ pub struct Options {
     /// Client timeouts.
     #[command(flatten)]
     pub client_timeouts: ClientTimeouts,
+    /// The times of requests in their answers.
+    #[command(flatten)]
+    pub response_times: ResponseTimes,
     /// The metrics and their listener.
     #[command(flatten)]
     pub metrics: Metrics,
@@ -717,6 +722,7 @@ mod tests {
         for (args, expected) in [
             (&["metrics", "list", "--format=xml"][..], "allowed are table, json, markdown"),
             (&["metrics", "check"], "<FILE>"),
+            (&["slo", "rules"], "--metrics-config <FILE>"),
             (&["metrics", "chck"], "check"),
             (&["serve"], "--model-repository"),
         ] {

@@ -2,8 +2,10 @@
 
 mod health;
 mod metrics;
+mod slo;
 mod trace;
 
 pub(crate) use health::run as health;
 pub(crate) use metrics::run as metrics;
+pub(crate) use slo::run as slo;
 pub(crate) use trace::run as trace;

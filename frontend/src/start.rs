@@ -71,6 +71,7 @@ pub fn main() -> ExitCode {
     match &options.command {
         Some(Command::Health { address }) => return commands::health(address),
         Some(Command::Metrics(command)) => return commands::metrics(command),
+        Some(Command::Slo(command)) => return commands::slo(command),
         Some(Command::Trace(command)) => return commands::trace(command),
         Some(Command::TorchServe(arguments)) => {
             return match pharos_torchserve::run(arguments, &Executable) {
@@ -153,11 +154,13 @@ async fn serve(
     let tslog = tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
     let push = options.metrics_push()?.map(|settings| engine.push_metrics(settings)).transpose()?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
+    tokio::spawn(engine.clone().keep_load_reports());
     let hung_up = Arc::new(Notify::new());
     tokio::spawn(reload(hangup, hung_up.clone(), engine.clone(), source));
     let (phase, phases) = watch::channel(Phase::Serving);
     let budget = receive_budget(options);
-    let listeners = Listeners { options, engine: &engine, phases, hangup: hung_up, budget, event_loops };
+    let timing = options.response_times.setting();
+    let listeners = Listeners { options, engine: &engine, phases, hangup: hung_up, budget, event_loops, timing };
     let guards = listeners.guards()?;
     open_loading::warn(options, plan, &guards);
     let mut open = listeners.open(&guards, clouds.platforms()).await?;

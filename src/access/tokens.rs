@@ -2,13 +2,17 @@
 //!
 //! Keeps only the BLAKE3 hash of each token, so that no token can be logged. Comparing hashes reveals not even its length.
 
+use std::sync::Arc;
+
 use super::Api;
+use crate::id::TenantId;
 
 named_enum! {
     /// The part of the protocol to which a token gives access.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Scope {
-        /// Inference, and the requests of inference clients for metadata, configurations, statistics and shared memory.
+        /// Inference, and the requests of inference clients for metadata, configurations, statistics, load reports and shared
+        /// memory.
         Inference => "inference",
         /// Requests that change the server or show how it is operated.
         Management => "management",
@@ -22,17 +26,31 @@ impl Scope {
     pub fn of(api: Api) -> Option<Self> {
         match api {
             Api::Health => None,
-            Api::Metadata | Api::Inference | Api::SharedMemory | Api::ModelConfig | Api::Statistics => {
-                Some(Self::Inference)
-            }
+            Api::Metadata
+            | Api::Inference
+            | Api::SharedMemory
+            | Api::ModelConfig
+            | Api::Statistics
+            | Api::LoadReport => Some(Self::Inference),
             Api::ModelRepository | Api::Trace | Api::Logging => Some(Self::Management),
         }
     }
 }
 
+/// One token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Token {
+    hash: blake3::Hash,
+    /// The tenant that uses it; empty if the file does not name one.
+    tenant: Arc<str>,
+}
+
 /// The tokens of one scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tokens(Vec<blake3::Hash>);
+pub struct Tokens(Vec<Token>);
+
+/// The beginning of a comment that names the tenant of the tokens below it.
+const TENANT: &str = "tenant:";
 
 /// The maximum length of a token. Headers may be longer, but secrets are not.
 const MAX_LENGTH: usize = 4096;
@@ -40,14 +58,18 @@ const MAX_LENGTH: usize = 4096;
 const MAX_TOKENS: usize = 1024;
 
 impl Tokens {
-    /// Parses the text of a token file: one token per line; empty lines and lines that begin with `#` are ignored.
+    /// Parses the text of a token file: one token per line; empty lines and lines that begin with `#` are ignored, except
+    /// `# tenant: NAME`, which names the tenant of the tokens below it, up to the next such line.
     ///
     /// # Errors
     /// A line is not a token (the error has its number, not its text), or the file has no tokens or too many.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let mut tokens = Vec::new();
+        let (mut tokens, mut tenant) = (Vec::new(), Arc::from(""));
         for (index, line) in text.lines().enumerate() {
             let line = line.trim();
+            if let Some(name) = line.strip_prefix('#').and_then(|line| line.trim().strip_prefix(TENANT)) {
+                tenant = tenant_of_line(name.trim(), index + 1)?;
+            }
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
@@ -57,7 +79,7 @@ impl Tokens {
                     index + 1
                 ));
             }
-            tokens.push(blake3::hash(line.as_bytes()));
+            tokens.push(Token { hash: blake3::hash(line.as_bytes()), tenant: Arc::clone(&tenant) });
         }
         match tokens.len() {
             0 => Err("the file has no tokens; expected one per line".to_owned()),
@@ -76,7 +98,18 @@ impl Tokens {
     /// Returns whether `token` is one of them, in a time that does not depend on the result.
     fn contain(&self, token: &blake3::Hash) -> bool {
         // Hashes compare in constant time; `|` does not short-circuit.
-        self.0.iter().fold(false, |found, known| found | (known == token))
+        self.0.iter().fold(false, |found, known| found | (known.hash == *token))
+    }
+}
+
+/// Checks the tenant's name in the line with this number; empty ends the tokens of a tenant.
+fn tenant_of_line(name: &str, line: usize) -> Result<Arc<str>, String> {
+    match name.is_empty() || TenantId::is_name(name.as_bytes()) {
+        true => Ok(name.into()),
+        false => Err(format!(
+            "line {line} does not name a tenant: allowed are up to {} letters, digits and -_.:@/+=",
+            TenantId::LONGEST_NAME
+        )),
     }
 }
 
@@ -138,6 +171,16 @@ impl Keyring {
         Scope::of(api).map_or(Ok(()), |scope| self.check_scope(scope, given))
     }
 
+    /// Returns the tenant that uses the token in this value of `Authorization`; empty if the token is not configured, or the
+    /// file does not name its tenant.
+    pub fn tenant(&self, authorization: &[u8]) -> &str {
+        let Some(token) = bearer(authorization) else { return "" };
+        let token = blake3::hash(token);
+        let all = [&self.inference, &self.management].into_iter().flatten().flat_map(|tokens| &tokens.0);
+        // Hashes compare in constant time.
+        all.fold("", |found, known| if known.hash == token { &known.tenant } else { found })
+    }
+
     /// Returns whether requests of this scope need a token.
     pub fn guards(&self, scope: Scope) -> bool {
         self.opening(scope).iter().any(Option::is_some)
@@ -186,6 +229,28 @@ mod tests {
     fn keyring(inference: Option<&str>, management: Option<&str>) -> Keyring {
         let tokens = |text: Option<&str>| text.map(|text| Tokens::parse(text).unwrap());
         Keyring { inference: tokens(inference), management: tokens(management) }
+    }
+
+    #[test]
+    fn files_name_the_tenants_of_tokens() {
+        let inference = "first\n# tenant: acme\n# the old one\nold\nnew\n#tenant:globex\nother\n# tenant:\nlast\n";
+        let keyring = keyring(Some(inference), Some("# tenant: operator\nadmin"));
+        for (authorization, expected) in [
+            ("Bearer first", ""),
+            ("Bearer old", "acme"),
+            ("bearer new", "acme"),
+            ("Bearer other", "globex"),
+            ("Bearer last", ""),
+            ("Bearer admin", "operator"),
+            ("Bearer unknown", ""),
+            ("Basic old", ""),
+            ("", ""),
+        ] {
+            assert_eq!(keyring.tenant(authorization.as_bytes()), expected, "{authorization}");
+        }
+        assert_eq!(Keyring::default().tenant(b"Bearer old"), "");
+        let error = Tokens::parse("good\n# tenant: two words\nbetter").unwrap_err();
+        assert!(error.starts_with("line 2 does not name a tenant: allowed are up to 64 letters"), "{error}");
     }
 
     #[test]

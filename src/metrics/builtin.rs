@@ -12,11 +12,12 @@ use super::kind::Kind;
 use super::source::LabelSet::{Alias, Full, Tagged};
 use super::source::ModelValue::{
     self, BatchSizes, Batches, CacheCount, CacheQuantiles, Count, Durations, Failures, FirstResponse, Instances,
-    Pending, Quantiles,
+    Objective, Pending, Quantiles, Stream, Tenant,
 };
+use super::source::ObjectiveValue::{All, Budget, Good, Share, Threshold};
 use super::source::Scale::{FractionalMicros, Micros, One, Seconds};
 use super::source::Source::{self, Answers, Family, Model, OpenStreams, RequestFailures, UnloggedFamily};
-use super::source::{HttpClass, Lookup, Stage};
+use super::source::{HttpClass, Lookup, Stage, StreamValue, TenantValue};
 use super::unit::TimeUnit;
 
 /// One metric.
@@ -92,6 +93,11 @@ builtins! {
     ComputeInferHistogram = "pharos_compute_infer_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::ComputeInfer)), Seconds;
     ComputeOutputHistogram = "pharos_compute_output_duration_seconds" Histogram ["model", "version"] tagged(Durations(Stage::ComputeOutput)), Seconds;
     FirstResponseHistogram = "nv_inference_first_response_histogram_ms" Histogram ["model", "version"] tagged(FirstResponse), Milliseconds;
+    StreamFirstResponse = "pharos_stream_first_response_seconds" Histogram ["model", "version"] tagged(Stream(StreamValue::FirstResponse)), Seconds;
+    StreamInterval = "pharos_stream_response_interval_seconds" Histogram ["model", "version"] tagged(Stream(StreamValue::Interval)), Seconds;
+    StreamLength = "pharos_stream_responses_per_request" Histogram ["model", "version"] tagged(Stream(StreamValue::Length));
+    StreamResponses = "pharos_stream_responses_total" Counter ["model", "version"] tagged(Stream(StreamValue::Responses));
+    StreamResponseBytes = "pharos_stream_response_bytes_total" Counter ["model", "version"] tagged(Stream(StreamValue::Bytes));
     BatchSize = "pharos_batch_size" Histogram ["model", "version"] tagged(BatchSizes);
     RequestSummary = "nv_inference_request_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::Request)), Microseconds;
     QueueSummary = "nv_inference_queue_summary_us" Summary ["model", "version"] tagged(Quantiles(Stage::Queue)), Microseconds;
@@ -146,6 +152,13 @@ builtins! {
     Batches = "pharos_batches_total" Counter ["model", "version", "reason"] full(Batches);
     PendingByPriority = "pharos_pending_requests" Gauge ["model", "version", "priority"] Family;
     OldestPending = "pharos_oldest_pending_seconds" Gauge ["model", "version"] Family;
+    ExecutingRequests = "pharos_executing_requests" Gauge [] Family;
+    WaitingRequests = "pharos_waiting_requests" Gauge [] Family;
+    ExecutionSlots = "pharos_execution_slots" Gauge [] Family;
+    ModelExecuting = "pharos_model_executing_requests" Gauge ["model", "version"] Family;
+    ModelWaiting = "pharos_model_waiting_requests" Gauge ["model", "version"] Family;
+    ModelSlots = "pharos_model_execution_slots" Gauge ["model", "version"] Family;
+    ModelBatchSlots = "pharos_model_batch_free_slots" Gauge ["model", "version"] Family;
     OpenStreams = "pharos_open_streams" Gauge ["protocol"] OpenStreams;
     ModelState = "pharos_model_state" Gauge ["model", "version", "state"] Family;
     ModelChanges = "pharos_model_changes_total" Counter ["change", "result"] Family;
@@ -157,8 +170,18 @@ builtins! {
     RepositoryBytes = "pharos_repository_fetched_bytes_total" Counter ["repository"] Family;
     RepositorySeconds = "pharos_repository_fetch_seconds_total" Counter ["repository"] Family;
     RepositoryReachable = "pharos_repository_reachable" Gauge ["repository"] Family;
+    TenantRequests = "pharos_tenant_requests_total" Counter ["model", "version", "tenant"] full(Tenant(TenantValue::Requests));
+    TenantFailures = "pharos_tenant_failures_total" Counter ["model", "version", "tenant"] full(Tenant(TenantValue::Failures));
+    TenantQueue = "pharos_tenant_queue_seconds_total" Counter ["model", "version", "tenant"] full(Tenant(TenantValue::QueueNs));
+    TenantCompute = "pharos_tenant_compute_seconds_total" Counter ["model", "version", "tenant"] full(Tenant(TenantValue::ComputeNs));
+    SloGoodRequests = "pharos_slo_good_requests_total" Counter ["model", "version", "slo", "sli"] full(Objective(Good));
+    SloRequests = "pharos_slo_requests_total" Counter ["model", "version", "slo", "sli"] full(Objective(All));
+    SloObjective = "pharos_slo_objective_ratio" Gauge ["model", "version", "slo", "sli"] full(Objective(Share));
+    SloThreshold = "pharos_slo_latency_threshold_seconds" Gauge ["model", "version", "slo", "sli"] full(Objective(Threshold));
+    SloBudget = "pharos_slo_error_budget_remaining_ratio" Gauge ["model", "version", "slo", "sli"] full(Objective(Budget));
     Instances = "pharos_instances" Gauge ["model", "version", "state"] full(Instances);
     InstanceState = "pharos_instance_state" Gauge ["model", "version", "instance", "state"] Family;
+    InstanceBusy = "pharos_instance_busy_seconds_total" Counter ["model", "version", "instance"] Family;
     InstanceRestarts = "pharos_instance_restarts_total" Counter ["model", "version"] full(Count(Restarts, One));
     OutputMismatches = "pharos_output_mismatches_total" Counter ["model", "version"] full(Count(OutputMismatches, One));
     Sequences = "pharos_sequences" Gauge ["model", "version", "state"] Family;
@@ -216,6 +239,16 @@ const DURATIONS: &[f64] =
     &[0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
 /// Upper bounds of the time to the first response in milliseconds: those of Triton.
 const FIRST_RESPONSE: &[f64] = &[100.0, 500.0, 2000.0, 5000.0];
+/// Upper bounds of the time to the first response of a stream in seconds: prompts take from milliseconds to a minute.
+const STREAM_FIRST_RESPONSE: &[f64] =
+    &[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0];
+/// Upper bounds of the time between responses of a stream in seconds. Tokens are a few to some hundred milliseconds apart, so
+/// the buckets are narrower there.
+const STREAM_INTERVAL: &[f64] =
+    &[0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0];
+/// Upper bounds of the number of responses to a request. 0 counts the requests that had none.
+const STREAM_LENGTH: &[f64] =
+    &[0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
 /// Upper bounds of batch sizes.
 const BATCH_SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 
@@ -260,8 +293,21 @@ impl Builtin {
         match self.source() {
             Model(_, FirstResponse) => FIRST_RESPONSE,
             Model(_, BatchSizes) => BATCH_SIZES,
+            Model(_, Stream(StreamValue::FirstResponse)) => STREAM_FIRST_RESPONSE,
+            Model(_, Stream(StreamValue::Interval)) => STREAM_INTERVAL,
+            Model(_, Stream(StreamValue::Length)) => STREAM_LENGTH,
             _ => DURATIONS,
         }
+    }
+
+    /// Returns whether it shows service level objectives.
+    pub(super) fn is_of_slos(self) -> bool {
+        matches!(self.source(), Model(_, Objective(_)))
+    }
+
+    /// Returns whether it shows what tenants have used.
+    pub(super) fn is_of_tenants(self) -> bool {
+        matches!(self.source(), Model(_, Tenant(_)))
     }
 
     /// Returns whether Triton's settings for latencies switch it: durations of requests and of their parts, of every type.

@@ -19,11 +19,13 @@ use super::family::{Family, Registry};
 use super::journal::Journal;
 use super::series::{ModelSeries, RequestSeries};
 use super::summary::CoarseClock;
+use super::tenants::Tenants;
 use crate::id::ModelVersion;
 
 mod batch_times;
 mod detected;
 mod initial_series;
+mod tenants;
 
 pub use super::cell::Cell;
 pub use super::family::Series;
@@ -75,6 +77,8 @@ pub struct Cache {
     requests: RequestSeries,
     clock: Arc<CoarseClock>,
     journal: Arc<Journal>,
+    /// `None` if tenants are not distinguished. Fixed at the start, since requests refer to it without a lock.
+    tenants: Option<Tenants>,
     /// Models that were unloaded since the last visit of the writer of the metric logs. It reads their counters once more.
     unloaded: Mutex<Vec<Arc<ModelSeries>>>,
 }
@@ -84,8 +88,10 @@ impl Cache {
     pub fn new(catalog: Catalog, settings: Settings) -> Self {
         let journal = Arc::new(Journal::new(&settings.hostname));
         journal.set_enabled(catalog.mode() != Mode::Prometheus);
+        let tenants = catalog.tenants().cloned().map(Tenants::new);
         let cache = Self {
             settings,
+            tenants,
             registry: RwLock::new(Arc::new(Registry::new(catalog, Arc::clone(&journal)))),
             journal,
             generation: AtomicU64::new(0),
@@ -132,6 +138,10 @@ impl Cache {
         }
         self.generation.fetch_add(1, Ordering::Release);
         difference
+    }
+
+    pub(super) fn tenants(&self) -> Option<&Tenants> {
+        self.tenants.as_ref()
     }
 
     /// Returns the queue of the metric logs.
@@ -184,7 +194,7 @@ impl Cache {
         tags: &[(String, String)],
         buckets: Vec<(String, Vec<f64>)>,
     ) -> Arc<ModelSeries> {
-        let series = Arc::new(ModelSeries::new(model, tags, buckets, Arc::clone(&self.journal)));
+        let series = Arc::new(ModelSeries::new(model, tags, buckets, (Arc::clone(&self.journal), self.tenants())));
         series.define(&self.registry(), &self.clock);
         series.set_times(self.times(&series));
         series
@@ -198,8 +208,8 @@ impl Cache {
             series.replace(&replaced);
             self.depart(&replaced);
         }
-        // The definition may have changed since the series were created.
-        series.define(&self.registry(), &self.clock);
+        // The definition may have changed since the series were created. Locked, so that it does not change meanwhile.
+        series.define(&self.registry.read().unwrap_or_else(PoisonError::into_inner), &self.clock);
         series.set_times(self.times(series));
     }
 
@@ -457,6 +467,12 @@ impl Cache {
         let registry = self.registry();
         let family = registry.family(name)?;
         Some((Arc::clone(&family.spec), family.views))
+    }
+
+    /// Returns the number of answered inference requests, except those without access, and of those that failed through the
+    /// server's fault.
+    pub fn inferences(&self) -> (u64, u64) {
+        self.requests.inferences()
     }
 
     pub(super) fn requests(&self) -> &RequestSeries {

@@ -12,6 +12,9 @@ mod native;
 mod node;
 mod overrides;
 mod parse;
+pub mod slo_rules;
+mod slos;
+mod tenants;
 mod warnings;
 mod worker_labels;
 
@@ -29,6 +32,8 @@ pub(super) use names::{check_reserved, is_label_name, is_metric_name};
 pub use native::NativeSpec;
 pub use overrides::{Overrides, Setting};
 pub use parse::MAX_BYTES;
+pub use slos::{Share, Sli, Slo};
+pub use tenants::{TenantRule, TenantSource};
 pub use worker_labels::WorkerLabel;
 
 /// The shipped `metrics.yaml`.
@@ -198,12 +203,21 @@ pub struct CatalogError {
     pub message: String,
 }
 
+/// What a file defines besides metrics.
+#[derive(Clone, Debug, Default)]
+struct Globals {
+    /// `None` if the file does not set it.
+    mode: Option<Mode>,
+    slos: Vec<Slo>,
+    tenants: Option<TenantRule>,
+}
+
 /// All metrics of one `metrics.yaml`, in its order.
 #[derive(Clone, Debug)]
 pub struct Catalog {
-    mode: Option<Mode>,
     specs: Vec<MetricSpec>,
     disabled: Vec<MetricSpec>,
+    globals: Globals,
     by_name: HashMap<String, MetricId>,
     /// The position in the file of every metric that it defines.
     places: HashMap<String, usize>,
@@ -221,11 +235,12 @@ impl Catalog {
     /// Returns the first error, with its position.
     pub fn parse(text: &str, file: &str) -> Result<Self, CatalogError> {
         let parsed = parse::parse(text, file)?;
-        Ok(Self::new(parsed.mode, (parsed.specs, parsed.disabled), parsed.places))
+        let metrics = (parsed.specs, parsed.disabled);
+        Ok(Self::new(parsed.globals, metrics, parsed.places))
     }
 
     fn new(
-        mode: Option<Mode>,
+        globals: Globals,
         (specs, disabled): (Vec<MetricSpec>, Vec<MetricSpec>),
         places: HashMap<String, usize>,
     ) -> Self {
@@ -236,7 +251,7 @@ impl Catalog {
             names.insert(&spec.name, spec.kind);
             spec.also_as.iter().for_each(|other| names.insert_other(&other.name, spec.kind));
         }
-        Self { mode, specs, disabled, by_name, places, names }
+        Self { specs, disabled, globals, by_name, places, names }
     }
 
     /// Returns the catalog with the metric `name` switched on or off. The metric keeps its position in the file's
@@ -252,13 +267,13 @@ impl Catalog {
             let place = |spec: &MetricSpec| self.places.get(&spec.name).copied().unwrap_or(usize::MAX);
             to.insert(to.partition_point(|other| place(other) <= place(&spec)), spec);
         }
-        Self::new(self.mode, (self.specs, self.disabled), self.places)
+        Self::new(self.globals, (self.specs, self.disabled), self.places)
     }
 
     /// Returns the catalog with another mode.
     #[must_use]
     pub fn with_mode(mut self, mode: Mode) -> Self {
-        self.mode = Some(mode);
+        self.globals.mode = Some(mode);
         self
     }
 
@@ -277,7 +292,7 @@ impl Catalog {
     #[must_use]
     pub fn with_metric(mut self, spec: MetricSpec) -> Self {
         self.specs.push(spec);
-        Self::new(self.mode, (self.specs, self.disabled), self.places)
+        Self::new(self.globals, (self.specs, self.disabled), self.places)
     }
 
     /// Returns the catalog with this definition in place of the one of the same name.
@@ -285,7 +300,7 @@ impl Catalog {
         if let Some(changed) = self.specs.iter_mut().find(|old| old.name == spec.name) {
             *changed = spec;
         }
-        Self::new(self.mode, (self.specs, self.disabled), self.places)
+        Self::new(self.globals, (self.specs, self.disabled), self.places)
     }
 
     /// Returns the catalog of the shipped file.
@@ -295,12 +310,22 @@ impl Catalog {
 
     /// Returns how metrics leave the server; [`Mode::Both`] if neither the file nor an override sets it.
     pub fn mode(&self) -> Mode {
-        self.mode.unwrap_or(Mode::Both)
+        self.globals.mode.unwrap_or(Mode::Both)
     }
 
     /// Returns whether the file or an override sets the mode.
     pub fn names_mode(&self) -> bool {
-        self.mode.is_some()
+        self.globals.mode.is_some()
+    }
+
+    /// Returns the service level objectives, in the file's order.
+    pub fn slos(&self) -> &[Slo] {
+        &self.globals.slos
+    }
+
+    /// Returns the rule that assigns requests to tenants; `None` if tenants are not distinguished.
+    pub fn tenants(&self) -> Option<&TenantRule> {
+        self.globals.tenants.as_ref()
     }
 
     /// Warns about definitions that are valid but probably unintended: a file without active metrics, or a metric that
@@ -568,7 +593,7 @@ model_metrics:
     fn errors_give_the_position_the_name_and_the_allowed_values() {
         check(
             "mod: tslog\n",
-            "m.yaml:1:1: unknown key `mod`; allowed are `mode`, `dimensions`, `ts_metrics`, `model_metrics`",
+            "m.yaml:1:1: unknown key `mod`; allowed are `mode`, `dimensions`, `slos`, `tenants`, `ts_metrics`, `model_metrics`",
         );
         check("mode: all\n", "m.yaml:1:7: ");
         check("mode: all\n", "unknown mode `all`; allowed are `tslog`, `prometheus`, `both`, `log`, `legacy`");

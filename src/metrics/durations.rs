@@ -44,8 +44,8 @@ pub(super) struct Buckets {
 }
 
 impl Buckets {
-    /// Creates the buckets of a metric; `own` are the model's, by metric name.
-    fn new(own: &[(String, Vec<f64>)], spec: &MetricSpec, unit: TimeUnit) -> Self {
+    /// Creates the buckets of a metric in this unit; `own` are the model's upper bounds, by metric name.
+    pub(super) fn new(own: &[(String, Vec<f64>)], spec: &MetricSpec, unit: TimeUnit) -> Self {
         let bounds = own_or_defined(own, spec);
         Self {
             unit,
@@ -61,7 +61,7 @@ impl Buckets {
         self.bounds_ns.partition_point(|&bound| bound < ns)
     }
 
-    fn observe(&self, ns: u64) {
+    pub(super) fn observe(&self, ns: u64) {
         if let Some(count) = self.counts.get(self.at(ns)) {
             count.add(1);
         }
@@ -212,11 +212,12 @@ impl Durations {
     }
 }
 
-/// Returns the definition of the metric that shows these durations of models, and its unit.
-fn definition(registry: &Registry, value: ModelValue) -> Option<(Arc<MetricSpec>, TimeUnit)> {
+/// Returns the definition of the metric that shows these durations or numbers of models, and its unit. Numbers without a unit of
+/// time keep their value, as nanoseconds do.
+pub(super) fn definition(registry: &Registry, value: ModelValue) -> Option<(Arc<MetricSpec>, TimeUnit)> {
     let builtin = Builtin::showing(Source::Model(LabelSet::Tagged, value))?;
     let family = registry.family(builtin.name())?;
-    Some((Arc::clone(&family.spec), builtin.unit()?))
+    Some((Arc::clone(&family.spec), builtin.unit().unwrap_or(TimeUnit::Nanoseconds)))
 }
 
 /// Returns the buckets of a histogram: the model's own if it has some, else those of the definition.

@@ -78,6 +78,8 @@ named_enum! {
         HealthCheck => "health_check",
         /// gRPC server reflection.
         Reflection => "reflection",
+        /// The stream of load reports.
+        LoadReport => "load_report",
         /// The metrics endpoint.
         Metrics => "metrics",
         /// Health, by `GET /ping`.
@@ -112,6 +114,20 @@ named_enum! {
 }
 
 impl Route {
+    /// Returns whether its requests are inferences. These get load reports, and count in their rates.
+    pub fn is_inference(self) -> bool {
+        matches!(
+            self,
+            Self::Infer
+                | Self::StreamInfer
+                | Self::Generate
+                | Self::GenerateStream
+                | Self::Predict
+                | Self::StreamPredict
+                | Self::Explain
+        )
+    }
+
     /// Returns its index in `ALL`.
     pub(super) fn index(self) -> usize {
         self as usize

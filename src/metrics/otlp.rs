@@ -10,8 +10,8 @@ use std::collections::HashMap;
 
 use super::cache::Cache;
 use super::catalog::{Kind, MetricSpec};
-use super::reading::Reading;
 use super::reading::Details;
+use super::reading::Reading;
 use super::readings::Readings;
 use crate::otlp::proto::resource::v1::Resource;
 use crate::otlp::resource;

@@ -180,6 +180,21 @@ impl<C: Deref<Target = Cache>> Readings<C> {
                 let read = |state: &InstanceState| (state.as_str(), Reading::Number(Number::Signed(level(state))));
                 by("state", &mut InstanceState::ALL.iter().map(read));
             }
+            ModelValue::Tenant(value) => {
+                for (tenant, usage) in model.tenants.all() {
+                    let tenant = self.cache.tenants().map_or("", |tenants| tenants.name(tenant));
+                    let labels: Vec<(&str, &str)> = labels.iter().copied().chain([("tenant", tenant)]).collect();
+                    visit(&labels, scaled(usage.get(value), value.scale()));
+                }
+            }
+            ModelValue::Objective(value) => {
+                for objective in model.objectives.current() {
+                    let Some(number) = objective.read(value) else { continue };
+                    let pairs = [("slo", objective.slo()), ("sli", objective.sli())];
+                    let labels: Vec<(&str, &str)> = labels.iter().copied().chain(pairs).collect();
+                    visit(&labels, Reading::Number(number));
+                }
+            }
             _ => {
                 if let Some(reading) = self.of_value(model, spec, value) {
                     visit(&labels, reading);
@@ -203,14 +218,19 @@ impl<C: Deref<Target = Cache>> Readings<C> {
                 let sum_ns = model.responses.first_ns.get();
                 Reading::Histogram(durations.first_response()?.read(sum_ns, self.details))
             }
+            ModelValue::Stream(value) if model.responses.is_on() => model.streams.read(value, self.details)?,
             ModelValue::BatchSizes => Reading::Histogram(batch_sizes(model, spec, self.details)),
             // Triton does not show these for models whose requests are not all executed.
             ModelValue::Quantiles(Stage::Request) if model.cached() => return None,
             ModelValue::Quantiles(stage) => Reading::Summary(durations.summary(stage)?.read()),
             ModelValue::CacheQuantiles(lookup) => Reading::Summary(durations.cache_summary(lookup)?.read()),
-            ModelValue::CacheCount(..) | ModelValue::Failures | ModelValue::Batches | ModelValue::Instances => {
-                return None;
-            }
+            ModelValue::CacheCount(..)
+            | ModelValue::Stream(_)
+            | ModelValue::Failures
+            | ModelValue::Batches
+            | ModelValue::Instances
+            | ModelValue::Objective(_)
+            | ModelValue::Tenant(_) => return None,
         })
     }
 }
@@ -251,23 +271,27 @@ fn batch_sizes(model: &ModelSeries, spec: &MetricSpec, details: Details) -> Hist
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::error::Reason;
     use crate::id::{ModelName, ModelVersion};
     use crate::metrics::alias::Naming;
     use crate::metrics::cache::Settings;
-    use crate::metrics::catalog::{Overrides, Setting};
+    use crate::metrics::catalog::{Overrides, SHIPPED, Setting};
     use crate::metrics::record;
 
     /// A cache with one model that has a namespace, a tag, and all series that a model may have.
     fn cache() -> Cache {
         let latencies =
             Overrides { settings: vec![Setting::parse("summary_latencies", "true").unwrap()], ..Overrides::default() };
-        let cache = Cache::new(latencies.apply(Catalog::shipped()), Settings::new("h"));
+        let slos = "slos: [{name: fast, latency: {threshold: 1ms, share: 99%}}]\ntenants: {header: tenant}";
+        let catalog = Catalog::parse(&format!("{SHIPPED}\n{slos}"), "m.yaml").unwrap();
+        let cache = Cache::new(latencies.apply(catalog), Settings::new("h"));
         let tags = [("team".to_owned(), "t".to_owned())];
         let model = ModelVersion::new(ModelName::in_namespace("/srv/models", "m"), 1);
         let series = cache.model_loaded(&model, &tags);
         cache.model_cached(&series);
         cache.model_decoupled(&series);
         record::inference_requested(&series);
+        record::tenant_failed(&series, cache.tenant(b"t"), Reason::Backend);
         cache
     }
 
@@ -319,6 +343,7 @@ mod tests {
             (Builtin::RequestSuccess, &tagged[..]),
             (Builtin::BatchSize, &tagged),
             (Builtin::CacheHitSummary, &tagged),
+            (Builtin::StreamInterval, &tagged),
             (Builtin::InstanceRestarts, &full),
             (Builtin::TsLatency, &alias),
         ] {

@@ -7,6 +7,8 @@
 
 mod connections;
 mod stores;
+mod streams;
+mod tenants;
 
 use std::sync::Arc;
 
@@ -16,10 +18,12 @@ use super::cache::Cache;
 use super::family::Series;
 use super::journal::Line;
 use super::labels::{Failure, InstanceState, ModelChange, Outcome, Protocol, Route, result};
+use super::objectives::Fault;
 use super::series::{ModelSeries, Times};
 
 pub use super::responses::ResponseKind;
-use crate::error::Reason;
+pub use super::streams::StreamProgress;
+use crate::error::{InferError, Reason};
 use crate::id::TraceId;
 use crate::timeline::{ComputeStamps, SendReason, Timeline};
 pub use connections::{
@@ -27,6 +31,8 @@ pub use connections::{
     listener_opened,
 };
 pub use stores::{object_fetch_failed, object_fetched, store_opened, store_polled};
+pub use streams::{stream_ended, stream_response};
+pub use tenants::{tenant_failed, tenant_rescheduled, tenant_served};
 
 /// Counts a predict request that was parsed and whose model was found. The model's checks or the queue may still refuse it.
 pub fn inference_requested(series: &ModelSeries) {
@@ -70,6 +76,7 @@ pub fn inference_done(series: &ModelSeries, timeline: &Timeline, batch_size: u64
     series.counts.compute_output_ns.add(output);
     series.counts.inference_count.add(batch_size.max(1));
     series.durations.observe(timeline);
+    series.objectives.succeeded(timeline.request_ns());
     series.journal().notify();
 }
 
@@ -97,6 +104,7 @@ pub fn cache_hit(series: &ModelSeries, timeline: &Timeline, lookup_ns: u64) {
     series.counts.cache_hits.add(1);
     series.counts.cache_hit_ns.add(lookup_ns);
     series.durations.observe_hit(timeline, lookup_ns);
+    series.objectives.succeeded(timeline.request_ns());
     series.journal().push_all(latency_lines(&series.times(), timeline), "");
     series.journal().notify();
 }
@@ -226,11 +234,43 @@ pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeS
     series.journal().notify();
 }
 
-/// Counts a request that failed after entering the queue; `request_ns` is the time since its start.
+/// Counts a request that failed after entering the queue; `request_ns` is the time since its start. `error` is its
+/// reason, or the whole error where the model may have refused the request as invalid.
 ///
 /// Ignores reasons that only occur before the queue ([`Failure::of`] returns `None`), so callers may pass every error
-/// of an inference.
-pub fn inference_failed(series: &ModelSeries, reason: Reason, request_ns: u64) {
+/// of an inference. The objectives of the model count these as well.
+pub fn inference_failed(series: &ModelSeries, error: impl Into<Failed>, request_ns: u64) {
+    let Failed { reason, fault } = error.into();
+    series.objectives.failed(fault, request_ns);
+    count_failure(series, reason, request_ns);
+}
+
+/// Counts a request that was refused before it entered the queue: it is in no number of the model except those of its
+/// objectives.
+pub fn inference_refused(series: &ModelSeries, reason: Reason) {
+    series.objectives.failed(Fault::from(reason), 0);
+}
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug)]
+pub struct Failed {
+    reason: Reason,
+    fault: Fault,
+}
+
+impl From<Reason> for Failed {
+    fn from(reason: Reason) -> Self {
+        Self { reason, fault: reason.into() }
+    }
+}
+
+impl From<&InferError> for Failed {
+    fn from(error: &InferError) -> Self {
+        Self { reason: error.reason, fault: error.into() }
+    }
+}
+
+fn count_failure(series: &ModelSeries, reason: Reason, request_ns: u64) {
     let Some(failure) = Failure::of(reason) else { return };
     if let Some(cell) = series.failures.get(failure.index()) {
         cell.add(1);
@@ -287,9 +327,11 @@ pub struct EnsembleDone {
 
 /// Counts a failed request of an ensemble, `request_ns` after its start. As in Triton, the reason is OTHER unless it
 /// was cancelled; the member model has counted the actual reason.
-pub fn ensemble_failed(series: &ModelSeries, reason: Reason, request_ns: u64) {
+pub fn ensemble_failed(series: &ModelSeries, error: impl Into<Failed>, request_ns: u64) {
+    let Failed { reason, fault } = error.into();
     let reason = if reason == Reason::Cancelled { reason } else { Reason::Internal };
-    inference_failed(series, reason, request_ns);
+    series.objectives.failed(fault, request_ns);
+    count_failure(series, reason, request_ns);
 }
 
 fn step_series(cache: &Cache, series: &ModelSeries, (number, member): (usize, &str)) -> Option<Arc<Series>> {

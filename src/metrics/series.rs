@@ -14,9 +14,12 @@ use super::durations::Durations;
 use super::family::{Registry, Series};
 use super::journal::{Journal, Line};
 use super::labels::{Failure, GRPC_CODES, InstanceState, Outcome, Protocol, Route};
+use super::objectives::Objectives;
 use super::responses::ResponseCells;
 use super::source::{HttpClass, LabelSet};
+use super::streams::StreamCells;
 use super::summary::CoarseClock;
+use super::tenants::{ByTenant, Tenants};
 use crate::error::Reason;
 use crate::id::ModelVersion;
 use crate::timeline::SendReason;
@@ -43,6 +46,7 @@ pub struct ModelSeries {
     /// Whether the model uses the response cache; other models have no such series.
     cached: AtomicBool,
     pub(super) responses: ResponseCells,
+    pub(super) streams: StreamCells,
     pub(super) pending: Level,
     pub(super) instances: [Level; InstanceState::ALL.len()],
     /// The series of earlier loads that still have requests or instances.
@@ -56,6 +60,9 @@ pub struct ModelSeries {
     /// By total batch size. The lock is held once for each execution, for a few additions.
     batches: Mutex<BTreeMap<u64, BatchCell>>,
     pub(super) durations: Durations,
+    /// The service level objectives that cover the model.
+    pub(super) objectives: Objectives,
+    pub(super) tenants: ByTenant,
     /// The model's own buckets, by metric name.
     pub(super) own_buckets: Vec<(String, Vec<f64>)>,
     pub(super) sent: [Count; SendReason::ALL.len()],
@@ -88,7 +95,7 @@ impl ModelSeries {
         model: &ModelVersion,
         tags: &[(String, String)],
         own_buckets: Vec<(String, Vec<f64>)>,
-        journal: Arc<Journal>,
+        (journal, tenants): (Arc<Journal>, Option<&Tenants>),
     ) -> Self {
         let mut labels: Vec<(String, String)> = Vec::with_capacity(tags.len() + 1);
         labels.extend(model.name.namespace().map(|namespace| ("namespace".to_owned(), namespace.to_owned())));
@@ -109,6 +116,7 @@ impl ModelSeries {
             last_inference_ms: Count::default(),
             cached: AtomicBool::default(),
             responses: ResponseCells::default(),
+            streams: StreamCells::default(),
             pending: Level::default(),
             instances: Default::default(),
             predecessors: Mutex::default(),
@@ -117,6 +125,8 @@ impl ModelSeries {
             gpu_memory: Mutex::default(),
             batches: Mutex::default(),
             durations: Durations::default(),
+            objectives: Objectives::default(),
+            tenants: ByTenant::new(tenants),
             own_buckets,
             sent: Default::default(),
             owned: Mutex::default(),
@@ -126,14 +136,16 @@ impl ModelSeries {
         }
     }
 
-    /// Creates the distributions that the definition contains.
+    /// Creates the distributions and objectives that the definition contains.
     pub(super) fn define(&self, registry: &Registry, clock: &Arc<CoarseClock>) {
+        self.objectives.define(&self.model.name, registry.catalog().slos());
         self.durations.define(registry, clock, &self.own_buckets);
         if self.cached() {
             self.durations.define_cache(registry, clock);
         }
         if self.responses.is_on() {
             self.durations.define_first_response(registry, &self.own_buckets);
+            self.streams.define(registry, &self.own_buckets);
         }
     }
 
@@ -197,6 +209,11 @@ impl ModelSeries {
     /// Returns the number of waiting requests.
     pub fn waiting(&self) -> i64 {
         self.level(|series| &series.pending)
+    }
+
+    /// Returns the number of successful requests, and the nanoseconds that they waited in the queue.
+    pub fn queued(&self) -> (u64, u64) {
+        (self.counts.success_count.get(), self.counts.queue_ns.get())
     }
 
     /// Returns the model version.
@@ -331,6 +348,25 @@ impl RequestSeries {
         }
     }
 
+    /// Returns the number of answered inference requests, except those without access, and of those that failed through the
+    /// server's fault.
+    pub(super) fn inferences(&self) -> (u64, u64) {
+        let routes = || Route::ALL.into_iter().filter(|route| route.is_inference());
+        let of_route = |cells: &[Count], codes: usize| -> u64 {
+            let rows = routes().filter_map(|route| cells.get(route.index() * codes..(route.index() + 1) * codes));
+            rows.flatten().map(Count::get).sum()
+        };
+        let failed = |reasons: &[Reason]| -> u64 {
+            let places = Protocol::ALL.into_iter().flat_map(|protocol| routes().map(move |route| (protocol, route)));
+            let cells = places.flat_map(|(protocol, route)| {
+                reasons.iter().filter_map(move |reason| self.failures.get(failure_index(protocol, route, *reason)))
+            });
+            cells.map(Count::get).sum()
+        };
+        let answered = of_route(&self.http, STATUSES) + of_route(&self.grpc, GRPC_CODES.len());
+        (answered.saturating_sub(failed(&NO_ACCESS)), failed(&SERVER_FAULTS))
+    }
+
     /// Calls `each` with every series of failures that was counted, and with all reasons of `infer`.
     pub(super) fn for_each_failure(&self, mut each: impl FnMut(Protocol, Route, Reason, u64)) {
         for protocol in Protocol::ALL {
@@ -346,6 +382,13 @@ impl RequestSeries {
         }
     }
 }
+
+/// The reasons of requests that no handler has seen.
+const NO_ACCESS: [Reason; 2] = [Reason::Restricted, Reason::Unauthenticated];
+
+/// The reasons that are not the client's: another server might have answered.
+const SERVER_FAULTS: [Reason; 6] =
+    [Reason::NotReady, Reason::QueueFull, Reason::Timeout, Reason::Backend, Reason::InstanceLost, Reason::Internal];
 
 fn failure_index(protocol: Protocol, route: Route, reason: Reason) -> usize {
     (protocol.index() * Route::ALL.len() + route.index()) * Reason::ALL.len() + reason as usize

@@ -55,10 +55,69 @@ pub(super) enum ModelValue {
     FirstResponse,
     /// A histogram of the sizes of executed batches.
     BatchSizes,
+    /// A number of the streams of responses. Models that are not decoupled have no such series.
+    Stream(StreamValue),
     /// Quantiles of a stage's duration.
     Quantiles(Stage),
     /// Quantiles of the response cache's durations.
     CacheQuantiles(Lookup),
+    /// A number of each service level objective that covers the model.
+    Objective(ObjectiveValue),
+    /// What each tenant has used of the model.
+    Tenant(TenantValue),
+}
+
+/// A number of an objective that a metric shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ObjectiveValue {
+    /// Good requests.
+    Good,
+    /// All requests that count.
+    All,
+    /// The required share of good requests.
+    Share,
+    /// The time in seconds in which a request must succeed; latency only.
+    Threshold,
+    /// The part of the error budget that the requests since the model's load have left. Negative if it is overspent.
+    Budget,
+}
+
+/// What a tenant has used of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TenantValue {
+    /// Successful and failed requests.
+    Requests,
+    /// Failed requests.
+    Failures,
+    /// Nanoseconds in the queue.
+    QueueNs,
+    /// Nanoseconds of inputs, execution and outputs.
+    ComputeNs,
+}
+
+impl TenantValue {
+    /// Returns the unit in which it is shown.
+    pub(super) fn scale(self) -> Scale {
+        match self {
+            Self::Requests | Self::Failures => Scale::One,
+            Self::QueueNs | Self::ComputeNs => Scale::Seconds,
+        }
+    }
+}
+
+/// A number of the streams of a decoupled model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StreamValue {
+    /// A histogram of the time to the first response.
+    FirstResponse,
+    /// A histogram of the time between two consecutive responses to a request.
+    Interval,
+    /// A histogram of the number of responses to a request.
+    Length,
+    /// The number of responses.
+    Responses,
+    /// The bytes of their tensors.
+    Bytes,
 }
 
 /// The unit in which a count is shown.

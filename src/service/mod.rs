@@ -13,6 +13,7 @@ mod trace;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -25,7 +26,9 @@ pub use self::naming::{Naming, Resolved};
 pub use self::responses::{Responses, Streamed};
 pub use self::trace::{TraceSettings, unchangeable_trace_setting};
 use crate::error::{InferError, Reason};
+use crate::id::TenantId;
 use crate::infer::{InferRequest, InferResponse};
+use crate::load_report::LoadReport;
 use crate::metrics::exposition::{Encoding, Names};
 pub use crate::metrics::labels::{Protocol, Route};
 use crate::metrics::statistics::ModelStatistics;
@@ -142,6 +145,9 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     /// requests included.
     fn record_answered(&self, protocol: Protocol, route: Route, code: u16, reason: Option<Reason>);
 
+    /// Returns the latest load report with the metrics of a model; that of the server if the model is unknown or empty.
+    fn load_report(&self, model: &str, version: &str) -> Arc<LoadReport>;
+
     /// Returns the statistics of a version of a model (empty version: every ready version), or of all models (both empty).
     ///
     /// # Errors
@@ -223,6 +229,9 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
 
     /// Begins to trace a request to a model, if it is sampled. `header` gives the headers (or metadata) of the request by name.
     fn trace(&self, model: &str, header: impl Fn(&str) -> Option<String>) -> Option<Traced>;
+
+    /// Returns the tenant of a request, which is charged for it. `header` gives the value of a header (or metadata) by name.
+    fn tenant<'h>(&self, header: impl FnOnce(&str) -> Option<&'h [u8]>) -> TenantId;
 
     /// Returns the trace settings of a model, or (empty) of the server.
     ///

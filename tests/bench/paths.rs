@@ -1,10 +1,13 @@
 //! Single-threaded costs of the code that every request runs, with criterion; `make bench` runs it before the load.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use pharos::cache::{Entry, Identifier, Lru};
 use pharos::id::{InstanceId, ModelVersion, RequestId};
 use pharos::infer::{CorrelationId, InferInput, InferOutput, InferRequest, InferResponse, Parameter};
+use pharos::load_report::{self, ModelSample, REQUEST_HEADER, Tracker};
 use pharos::metrics::cache::{self, Cache};
 use pharos::metrics::catalog::{Catalog, Kind};
 use pharos::metrics::channel::{self, Definition, Sample, Writer};
@@ -12,6 +15,7 @@ use pharos::metrics::exposition::{self, Format};
 use pharos::metrics::feed::Feed;
 use pharos::metrics::intake::{self, Statsd};
 use pharos::metrics::journal::Batch;
+use pharos::metrics::labels::Route;
 use pharos::metrics::record;
 use pharos::metrics::tslog::{Layout, Stamp, Text};
 use pharos::model::{Completion, Draft};
@@ -20,6 +24,7 @@ use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::{Instant, Timeline};
 use pharos::wire::{BatchRequest, Execute, InputBlock, PREFIX, ToWorker, decode_to_worker};
 use pharos_http::codec;
+use pharos_listener::load_report::Requested;
 
 const CONFIG: &str = include_str!("../../examples/models/simple/config.pbtxt");
 const JSON: &str = r#"{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,16],"parameters":{"binary_data_size":64}},{"name":"INPUT1","datatype":"INT32","shape":[1,16],"parameters":{"binary_data_size":64}}],"parameters":{"binary_data_output":true}}"#;
@@ -192,7 +197,7 @@ fn deep_queue(criterion: &mut Criterion, name: &str, (waiting, timeout_us): (u64
 }
 
 fn metrics_paths(criterion: &mut Criterion) {
-    let cache = std::sync::Arc::new(Cache::new(Catalog::shipped(), cache::Settings::new("host")));
+    let cache = Arc::new(Cache::new(Catalog::shipped(), cache::Settings::new("host")));
     let models: Vec<_> =
         (0..200).map(|n| cache.model_loaded(&ModelVersion::new(format!("model{n}"), 1), &[])).collect();
     let timeline = Timeline { request_end: Instant(1000), ..Timeline::default() };
@@ -208,7 +213,7 @@ fn emitter_paths(criterion: &mut Criterion) {
     let text = "model_metrics:\n  counter: [{name: Orders, unit: Count, dimensions: [shop, Level, Hostname]}]\n  histogram: \
                 [{name: Latency, unit: ms, dimensions: [shop]}]\n";
     let catalog = Catalog::parse(text, "metrics.yaml").expect("a valid definition");
-    let cache = std::sync::Arc::new(Cache::new(catalog, cache::Settings::new("host")));
+    let cache = Arc::new(Cache::new(catalog, cache::Settings::new("host")));
     let model = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let line = b"Orders.Count:1|#shop:a,Level:Model|#type:COUNTER|#hostname:host,1699061430,6d1726a7-172c-4010-b671-01d71bacc451\n";
     criterion.bench_function("metrics: a printed line of a worker", |bencher| {
@@ -316,10 +321,47 @@ fn tslog_batch_paths(criterion: &mut Criterion) {
     });
 }
 
+fn load_report_paths(criterion: &mut Criterion) {
+    let model = |name: &str| ModelSample {
+        name: Arc::from(name),
+        executing: 3,
+        waiting: 5,
+        slots: 8,
+        instances: 1,
+        busy_ns: 700_000_000,
+        succeeded: 1000,
+        queue_ns: 5_000_000,
+    };
+    let mut sample = load_report::Sample { cpu: Some(0.25), memory: Some(0.5), ..load_report::Sample::default() };
+    sample.models = (0..50).map(|number| model(&format!("model_{number}"))).collect();
+    let reports = Tracker::default().add(Instant(1), sample.clone());
+    let uri = http::Uri::from_static("/v2/models/model_7/infer");
+    let mut headers = http::HeaderMap::new();
+    criterion.bench_function("load report: not requested", |bencher| {
+        bencher.iter(|| Requested::of(Route::Infer, &headers, &uri));
+    });
+    headers.insert(REQUEST_HEADER, http::HeaderValue::from_static("json"));
+    criterion.bench_function("load report: add to a response", |bencher| {
+        bencher.iter(|| {
+            let mut response = http::Response::new(());
+            let requested = Requested::of(Route::Infer, &headers, &uri).expect("the header is set");
+            requested.add_to(&mut response, |model, _| reports.of(model));
+            response
+        });
+    });
+    let (mut tracker, mut now) = (Tracker::default(), 0);
+    criterion.bench_function("load report: sample 50 models", |bencher| {
+        bencher.iter(|| {
+            now += 1_000_000_000;
+            tracker.add(Instant(now), sample.clone())
+        });
+    });
+}
+
 criterion_group! {
     name = paths;
     config = Criterion::default().sample_size(20).warm_up_time(std::time::Duration::from_millis(200))
         .measurement_time(std::time::Duration::from_secs(1));
-    targets = codec_paths, cache_paths, wire_paths, scheduler_paths, metrics_paths, emitter_paths, ring_paths, tslog_paths, tslog_batch_paths
+    targets = codec_paths, cache_paths, wire_paths, scheduler_paths, metrics_paths, emitter_paths, ring_paths, tslog_paths, tslog_batch_paths, load_report_paths
 }
 criterion_main!(paths);

@@ -82,6 +82,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
                 "trace",
                 "cache",
                 "ensemble",
+                "load_report",
                 "metrics",
                 "shared_memory",
                 "wire",
@@ -291,6 +292,7 @@ pub(crate) const BANS: &[Ban] = &[
     Ban {
         within: &["src/", "frontend/", "worker/src/"],
         except: &[
+            "src/load_report/message.rs",
             "src/metrics/exposition/protobuf.rs",
             "src/model",
             "src/otlp.rs",
@@ -303,8 +305,8 @@ pub(crate) const BANS: &[Ban] = &[
             "frontend/torchserve/build.rs",
         ],
         paths: PROTOBUF,
-        advice: "generated protobuf is private to pharos-grpc, src/model, the scrape in protobuf and the encoders of OTLP: use the \
-                 core's types",
+        advice: "generated protobuf is private to pharos-grpc, src/load_report/message.rs, src/model, the scrape in protobuf and \
+                 the encoders of OTLP: use the core's types",
     },
 ];
 

@@ -174,6 +174,7 @@ impl Shared {
             ..InferRequest::default()
         };
         if let Some(parent) = call.request.parent.and_then(|place| self.driver.part_at(place)) {
+            request.tenant = parent.request.tenant;
             request.trace = parent.request.trace;
             request.traced = parent.request.traced.as_ref().map(Traced::step);
         }

@@ -1,6 +1,7 @@
 //! The server: implements `pharos::service` with the model repository and worker processes, independent of any protocol.
 
 mod exchange;
+mod load_report;
 mod push;
 mod responses;
 mod service;
@@ -8,21 +9,24 @@ mod trace;
 mod workers;
 
 use std::borrow::Cow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
+use pharos::access::tokens::Keyring;
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::id::TenantId;
 use pharos::infer::{CorrelationId, InferRequest, Parameter};
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::{self, Cache};
-use pharos::metrics::catalog::Difference;
+use pharos::metrics::catalog::{Difference, TenantSource};
 use pharos::metrics::labels::{self, Protocol};
 use pharos::metrics::record;
 use pharos::model::Scheduling;
 use pharos::service::{EXITING_TEXT, Naming, Resolved, Service};
 
 pub use crate::serving::Unfinished;
+use load_report::LoadReports;
 pub use responses::Responses;
 
 use crate::loader::{self, Loader};
@@ -62,8 +66,11 @@ struct Inner {
     loader: Arc<Loader>,
     traces: Traces,
     shared_memory: SharedMemory,
-    gpus: Arc<system::LatestGpus>,
+    latest: system::Latest,
+    load_reports: LoadReports,
     phase: AtomicU8,
+    /// The tokens that name the tenants of requests.
+    tokens: OnceLock<Arc<RwLock<Keyring>>>,
 }
 
 /// An open stream of a client; dropping it updates the gauge of open streams.
@@ -98,8 +105,10 @@ impl Engine {
         let loader = Arc::new(loader.map_err(std::io::Error::other)?);
         let shared_memory = SharedMemory::new(settings.shared_memory.clone());
         let traces = Traces::start(&settings.trace, &cache)?;
-        let (gpus, phase) = (Arc::default(), AtomicU8::new(LOADING));
-        let inner = Arc::new(Inner { settings, cache, loader, shared_memory, traces, gpus, phase });
+        let (latest, load_reports) = (system::Latest::default(), LoadReports::default());
+        let (phase, tokens) = (AtomicU8::new(LOADING), OnceLock::new());
+        let inner = Inner { settings, cache, loader, shared_memory, traces, latest, load_reports, phase, tokens };
+        let inner = Arc::new(inner);
         Ok(Self { inner, naming: None })
     }
 
@@ -113,12 +122,39 @@ impl Engine {
         Ok(failures)
     }
 
+    /// Uses these tokens for the names of tenants, if the metrics definition assigns requests by token. Only the first call has
+    /// an effect.
+    ///
+    /// # Errors
+    /// The definition needs tokens, and none are configured.
+    pub fn name_tenants_by(&self, tokens: Option<&Arc<RwLock<Keyring>>>) -> Result<(), String> {
+        match (self.inner.cache.tenant_source(), tokens) {
+            (Some(TenantSource::Token), None) => Err("metrics: `tenants` assigns requests by token, which needs \
+                 --inference-token-file or --management-token-file"
+                .to_owned()),
+            (_, tokens) => {
+                if let Some(tokens) = tokens {
+                    let _ = self.inner.tokens.set(Arc::clone(tokens));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the tenant that uses the token in a value of `Authorization`.
+    fn tenant_of_token(&self, authorization: &[u8]) -> TenantId {
+        let Some(tokens) = self.inner.tokens.get() else { return TenantId::default() };
+        let tokens = tokens.read().unwrap_or_else(PoisonError::into_inner);
+        self.inner.cache.tenant(tokens.tenant(authorization).as_bytes())
+    }
+
     /// Reads the metrics definition again for the frontend and all workers, and returns the changes.
     ///
     /// # Errors
     /// The definition cannot be read or is invalid; nothing has changed then.
     pub fn reload_metrics(&self, source: &Source) -> Result<Difference, String> {
         let read = source.read();
+        let read = read.and_then(|read| self.inner.cache.check_reload(&read.catalog).map(|()| read));
         let succeeded = read.is_ok();
         let result = read.map(|Definition { text, catalog, .. }| {
             let difference = self.inner.cache.reload(catalog);
@@ -135,8 +171,8 @@ impl Engine {
     /// # Errors
     /// A thread cannot be started.
     pub fn watch_system(&self, settings: system::Settings) -> std::io::Result<Option<system::Polling>> {
-        let (models, gpus) = (self.inner.loader.models().clone(), self.inner.gpus.clone());
-        system::Polling::start(settings, self.inner.cache.clone(), gpus, move || models.workers())
+        let (models, latest) = (self.inner.loader.models().clone(), self.inner.latest.clone());
+        system::Polling::start(settings, self.inner.cache.clone(), latest, move || models.workers())
     }
 
     /// Reports the server as not ready while it continues to answer requests.
@@ -171,10 +207,12 @@ impl Engine {
             self.check_open()?;
         }
         let serving = self.inner.loader.models().serving_for(request)?;
-        if self.exiting() && !continues(request, &serving) {
-            return Err(InferError::not_ready(EXITING_TEXT));
-        }
-        serving.check_ready()?;
+        let continuing = !self.exiting() || continues(request, &serving);
+        let ready = match continuing {
+            true => serving.check_ready(),
+            false => Err(InferError::not_ready(EXITING_TEXT)),
+        };
+        ready.inspect_err(|error| record::inference_refused(&serving.series, error.reason))?;
         Ok(serving)
     }
 

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pharos::ensemble::{DEADLOCK_TEXT, Plan, Stages, Step, in_ensemble};
 use pharos::error::{InferError, Reason};
-use pharos::id::{CorrelationId, ModelVersion};
+use pharos::id::{CorrelationId, ModelVersion, TenantId};
 use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::cache::Cache;
 use pharos::metrics::record::{self, EnsembleDone};
@@ -136,6 +136,7 @@ struct Unanswered<V: Member> {
     version: Arc<V>,
     in_flight: Arc<AtomicUsize>,
     started: Instant,
+    tenant: TenantId,
     traced: Option<Traced>,
     answered: bool,
 }
@@ -146,14 +147,15 @@ impl<V: Member> Unanswered<V> {
         request_trace::queued(version.model(), request);
         let (in_flight, traced) = (ensemble.in_flight.clone(), request.traced.clone());
         let started = request.timeline.request_start;
-        Self { version: version.clone(), in_flight, started, traced, answered: false }
+        Self { version: version.clone(), in_flight, started, tenant: request.tenant, traced, answered: false }
     }
 
     /// Records that the request has failed. Returns the error prefixed with the ensemble's name.
     fn failed(&mut self, error: InferError) -> InferError {
         self.answered = true;
         request_trace::failed(self.traced.as_ref(), &error, clock::now());
-        record::ensemble_failed(self.version.series(), error.reason, clock::now().ns_since(self.started));
+        record::ensemble_failed(self.version.series(), &error, clock::now().ns_since(self.started));
+        record::tenant_failed(self.version.series(), self.tenant, Reason::Internal);
         let message = in_ensemble(&self.version.config().name, &error.message);
         InferError { message, ..error }
     }
@@ -165,6 +167,7 @@ impl<V: Member> Drop for Unanswered<V> {
         if !self.answered {
             let now = clock::now();
             record::ensemble_failed(self.version.series(), Reason::Cancelled, now.ns_since(self.started));
+            record::tenant_failed(self.version.series(), self.tenant, Reason::Cancelled);
             request_trace::failed(self.traced.as_ref(), &InferError::cancelled(), now);
         }
     }
@@ -200,6 +203,8 @@ pub(crate) fn infer<M: Members>(
             record_miss(version.series(), cache.store(miss, &response), &mut response);
         }
         record_success(&request, &checked, &response.timeline);
+        // An ensemble executes each request on its own.
+        response.timeline.batch_size = checked.batch_size.max(1);
         Ok(response)
     })
 }
@@ -239,6 +244,7 @@ fn record_success<M: Members>(running: &EnsembleRequest<M>, checked: &Checked, t
     let overhead_ns = running.overhead_ns(timeline.request_end);
     let done = EnsembleDone { batch_size: checked.batch_size, overhead_ns, now_ms };
     record::ensemble_done(running.metrics(), version.series(), timeline, done);
+    record::tenant_served(version.series(), request.tenant, timeline);
     if let Some(trace) = request.trace {
         record::inference_traced(version.series(), timeline, trace, now_ms);
     }

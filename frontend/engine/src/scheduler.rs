@@ -13,6 +13,7 @@ mod deferred;
 mod effects;
 mod failure;
 mod limits;
+mod load;
 pub(crate) mod placement;
 pub(crate) mod request_trace;
 mod reschedule;
@@ -50,6 +51,7 @@ use deferred::Deferred;
 use effects::Effects;
 use limits::Grant;
 pub(crate) use limits::{Limits, Registration};
+use load::BusyTime;
 pub(crate) use pharos::service::Streamed;
 pub(crate) use stream::Responses;
 use stream::{OneReply, Reply};
@@ -91,6 +93,8 @@ struct Member {
     deferred: Deferred,
     /// When the first batch began to execute, by the frontend's clock.
     executing_since: Instant,
+    /// The time in which it was not idle.
+    busy: BusyTime,
 }
 
 impl Member {
@@ -115,6 +119,8 @@ struct State {
     members: HashMap<InstanceId, Member>,
     order: Option<Reorder<(Request, Answer)>>,
     next_batch: u64,
+    /// The busy time of instances that were removed.
+    busy_of_removed_ns: u64,
     /// Whether no instance will return, so that lost requests are not retried.
     closed: bool,
     /// The time of the pending alarm of the timer.
@@ -174,6 +180,7 @@ impl Driver {
             members: HashMap::new(),
             order,
             next_batch: 0,
+            busy_of_removed_ns: 0,
             closed: false,
             armed: None,
         };
@@ -245,10 +252,9 @@ impl Driver {
     pub(crate) fn instance_ready(&self, instance: InstanceId, link: SharedLink) {
         let now = clock::now();
         self.turn(now, |state| {
-            state.members.insert(
-                instance,
-                Member { link, in_flight: Vec::new(), deferred: Deferred::new(), executing_since: now },
-            );
+            let busy = BusyTime::default();
+            let (in_flight, deferred) = (Vec::new(), Deferred::new());
+            state.members.insert(instance, Member { link, in_flight, deferred, executing_since: now, busy });
             state.scheduler.instance_ready(instance, now);
         });
     }
@@ -334,6 +340,7 @@ impl Driver {
                 record::request_pending(&self.series, -executing.count());
             }
             batch.keep_deferred(&mut done, &mut member.deferred);
+            member.update_busy_time(now);
             if !done.rescheduled.is_empty() {
                 self.reschedule(state, &mut batch, &mut done, now);
             }

@@ -20,13 +20,15 @@ use super::trace;
 use pharos_listener::access::routes::of_grpc;
 use pharos_listener::access::{Access, DeniedAnswer, Forward, GRPC_PREFIX, Guard};
 use pharos_listener::answering::{Account, Calls};
-use pharos_listener::request_log;
+use pharos_listener::{load_report, request_log};
 
 /// The shared state of a call, through which its handler reports the outcome. Stored in the request's extensions.
 #[derive(Clone)]
 pub(super) struct CallAccount {
     /// When the call's headers were received.
     pub(super) received: Instant,
+    /// Whether the client asks for a load report.
+    is_reported: bool,
     ending: Arc<Ending>,
 }
 
@@ -53,13 +55,31 @@ struct Ending {
     reason: OnceLock<Reason>,
     /// 1: the handler counts the call's answers itself, because a stream has several.
     counted_by_handler: AtomicU8,
+    /// The model and version of the first request, if the client asks for a load report.
+    model: OnceLock<(String, String)>,
 }
 
 impl CallAccount {
     /// Returns the account in the extensions of `request`, or a new one that starts now.
     pub(super) fn of<S: Service, T>(request: &tonic::Request<T>, service: &S) -> Self {
         let account = request.extensions().get::<Self>().cloned();
-        account.unwrap_or_else(|| Self { received: service.now(), ending: Arc::default() })
+        account.unwrap_or_else(|| Self { received: service.now(), is_reported: false, ending: Arc::default() })
+    }
+
+    /// Notes the model of a request for the load report, if the client asks for one.
+    pub(super) fn names_model(&self, model: &str, version: &str) {
+        if self.is_reported {
+            self.ending.model.get_or_init(|| (model.to_owned(), version.to_owned()));
+        }
+    }
+
+    /// Adds the load report to a response.
+    fn report_load<S: Service>(self, response: Response<Body>, service: S) -> Response<Body> {
+        let reported = load_report::in_trailers(response, move || {
+            let (model, version) = self.ending.model.get().map_or(("", ""), |(model, version)| (model, version));
+            service.load_report(model, version)
+        });
+        reported.map(Body::new)
     }
 
     /// Records the reason for which the call fails and returns the status of `error`.
@@ -158,14 +178,16 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let account = CallAccount { received: self.service.now(), ending: Arc::default() };
         let route = of_grpc(request.uri().path());
+        let is_reported = load_report::requested(route, request.headers()).is_some();
+        let account = CallAccount { received: self.service.now(), is_reported, ending: Arc::default() };
         request.extensions_mut().insert(account.clone());
         let logged = request_log::is_enabled().then(|| (request.uri().path().to_owned(), self.service.clone()));
         let count = Account::new(Calls(self.service.clone()), route);
         let refused = self.refusal(route, &account, &request);
         let refused = refused.or_else(|| self.forward_headers(route, &account, &mut request));
         let call = refused.is_none().then(|| self.inner.call(request));
+        let reported = (is_reported && call.is_some()).then(|| self.service.clone());
         Box::pin(async move {
             let response = match (call, refused) {
                 (Some(call), _) => call.await?,
@@ -177,7 +199,10 @@ where
             if let Some((path, service)) = logged {
                 request_log::answered("grpc", &path, code as u16, service.now().ns_since(account.received));
             }
-            Ok(response)
+            Ok(match reported {
+                Some(service) => account.report_load(response, service),
+                None => response,
+            })
         })
     }
 }

@@ -4,7 +4,6 @@ use std::future::Future;
 use std::sync::Arc;
 
 use pharos::error::{InferError, Reason};
-use pharos::id::TraceId;
 use pharos::model::TensorMetadata;
 use pharos::region::Kind;
 use pharos::service::{Endpoint, Service};
@@ -17,13 +16,14 @@ use super::large_tensors;
 use super::logging;
 use super::proto::grpc_inference_service_server::GrpcInferenceService;
 use super::proto::{self, model_metadata_response};
-use super::raw::RawModelConfig;
+use super::raw::RawMessage;
 use super::repository;
 use super::shared_memory;
 use super::statistics;
 use super::stream::{self, Answers};
 use super::trace;
 use pharos_listener::request_trace::{self, GRPC};
+use pharos_listener::response_timing::ResponseTiming;
 
 /// The extensions advertised, in Triton's order.
 const EXTENSIONS: [&str; 13] = [
@@ -42,8 +42,8 @@ const EXTENSIONS: [&str; 13] = [
     "logging",
 ];
 
-/// The inference service.
-pub(super) struct Inference<S: Service>(pub(super) S);
+/// The inference service, and the setting for the times in its answers.
+pub(super) struct Inference<S: Service>(pub(super) S, pub(super) ResponseTiming);
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -145,17 +145,17 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         mut request: Request<proto::ModelInferRequest>,
     ) -> Answer<proto::ModelInferResponse> {
         let account = CallAccount::of(&request, &self.0);
+        account.names_model(&request.get_ref().model_name, &request.get_ref().model_version);
         let limit = deadline::of(request.metadata());
         let traced = trace::begin(&self.0, &request.get_ref().model_name, request.metadata());
-        let read = self.0.now();
+        let (timing, read) = (self.1.of(request.metadata().as_ref()), self.0.now());
         let forwarded = Forwarded::of(&request);
         let inputs = request.extensions_mut().remove::<large_tensors::Inputs>().unwrap_or_default();
         let allows_large_outputs = request.extensions().get::<large_tensors::AllowsLargeOutputs>().is_some();
         let infer = async {
-            let trace = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
-            let trace = trace.and_then(TraceId::from_traceparent);
+            let tenant = trace::tenant(&self.0, request.metadata());
             let mut request = decode((request.into_inner(), inputs), &self.0)?;
-            request.trace = trace;
+            (request.trace, request.tenant) = (timing.trace(), tenant);
             forwarded.add_to(&mut request);
             request.timeline.received = account.received;
             GRPC.received(traced.as_ref(), read, &mut request);
@@ -167,9 +167,9 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         let answer = deadline::within(limit, infer).await;
         let answer = answer.inspect_err(|error| GRPC.refused(traced.as_ref(), account.received, error));
         let answer = answer
-            .map(|response| codec::encode_for(response, allows_large_outputs))
+            .map(|response| (timing.value(&response.timeline), codec::encode_for(response, allows_large_outputs)))
             .map_err(|error| account.fail(error));
-        trace::carry(traced, answer)
+        trace::carry(traced, trace::timed(timing, answer))
     }
 
     type ModelStreamInferStream = Answers<S>;
@@ -178,12 +178,17 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         self: Arc<Self>,
         request: Request<Streaming<proto::ModelInferRequest>>,
     ) -> Answer<Answers<S>> {
-        CallAccount::of(&request, &self.0).counted_by_handler();
+        let account = CallAccount::of(&request, &self.0);
+        account.counted_by_handler();
         let limit = deadline::of(request.metadata());
         let errors_as_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
         let metadata = request.metadata().clone();
-        let options = stream::StreamOptions { errors_as_status, limit, forwarded: Forwarded::of(&request), metadata };
-        Ok(Response::new(stream::answer(request.into_inner(), self.0.clone(), options)))
+        let timing = self.1.of(metadata.as_ref());
+        let forwarded = Forwarded::of(&request);
+        let options = stream::StreamOptions { errors_as_status, limit, forwarded, metadata, account };
+        let answers = stream::answer(request.into_inner(), self.0.clone(), options);
+        // The times of its requests are not known when a stream begins, and there may be any number of requests.
+        trace::timed(timing, Ok((None, Response::new(answers))))
     }
 
     async fn model_config(
@@ -192,7 +197,7 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
     ) -> Answer<proto::ModelConfigResponse> {
         self.answer(request, |service, asked| {
             let config = service.model_config_proto(&asked.name, &asked.version)?;
-            Ok(proto::ModelConfigResponse { config: Some(RawModelConfig(config.into())) })
+            Ok(proto::ModelConfigResponse { config: Some(RawMessage(config.into())) })
         })
     }
 

@@ -1,4 +1,4 @@
-//! The gRPC edge: `inference.GRPCInferenceService`, health and reflection (spec 1.2, 2.5).
+//! The gRPC edge: `inference.GRPCInferenceService`, health, load reports and reflection (spec 1.2, 2.5).
 //!
 //! Handlers translate between messages and the verbs of a `pharos::service::Service` and make no other decisions.
 //! `call_accounting::Counted` counts every answer once.
@@ -11,6 +11,7 @@ mod deadline;
 mod health;
 mod inference;
 mod large_tensors;
+mod load_report;
 mod logging;
 pub mod raw;
 mod repository;
@@ -41,6 +42,8 @@ use tonic_health::pb::health_server::HealthServer;
 use self::call_accounting::Counted;
 use self::health::HealthService;
 use self::inference::Inference;
+use self::load_report::OpenRca;
+use self::load_report::proto::open_rca_service_server::OpenRcaServiceServer;
 use self::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
 use pharos_listener as listener;
 use pharos_listener::PhaseReceiver;
@@ -48,6 +51,7 @@ use pharos_listener::access::{Access, Forward};
 use pharos_listener::body_timeout::{BodyLimits, LimitedBody};
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::grpc::{Limits, MAX_MESSAGE, received};
+use pharos_listener::response_timing::ResponseTiming;
 
 /// The generated messages and the service of package `inference`.
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
@@ -79,6 +83,8 @@ pub struct Settings {
     pub limits: Limits,
     /// The name of another service on the same port, for reflection.
     pub other_service: Option<&'static str>,
+    /// `--response-timing`.
+    pub timing: ResponseTiming,
 }
 
 /// Returns the default connection settings of a gRPC listener.
@@ -133,6 +139,7 @@ pub fn with_reflection(services: Routes, names: &[&str]) -> Result<Routes, Refle
     let builder = || {
         let builder = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(proto::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(load_report::proto::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
         let own = ["grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"];
         names.iter().chain(&own).fold(builder, |builder, name| builder.with_service_name(*name))
@@ -145,16 +152,19 @@ pub fn with_reflection(services: Routes, names: &[&str]) -> Result<Routes, Refle
 /// # Errors
 /// As [`serve`].
 pub fn services<S: Service>(service: S, settings: Settings) -> Result<Services<S>, ReflectionError> {
-    let inference = Arc::new(Inference(service.clone()));
+    let Settings { restricted, access, forward, body_timeout, compress, budget, limits, other_service, timing } =
+        settings;
+    let inference = Arc::new(Inference(service.clone(), timing));
     let plain = GrpcInferenceServiceServer::from_arc(inference)
         .accept_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Deflate)
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);
-    let Settings { restricted, access, forward, body_timeout, compress, budget, limits, other_service } = settings;
     let health = Routes::new(HealthServer::new(HealthService(service.clone())));
-    let names = [SERVICE, "grpc.health.v1.Health"].into_iter().chain(other_service);
-    let others = with_reflection(health, &names.collect::<Vec<_>>())?.prepare();
+    let load_reports = OpenRcaServiceServer::from_arc(Arc::new(OpenRca::new(service.clone())));
+    let others = health.add_service(load_reports.max_decoding_message_size(load_report::MAX_REQUEST));
+    let names = [SERVICE, "grpc.health.v1.Health", load_report::SERVICE].into_iter().chain(other_service);
+    let others = with_reflection(others, &names.collect::<Vec<_>>())?.prepare();
     let inner = Dispatch { plain, others, body_timeout, budget, limits, compress };
     Ok(Counted { service, restricted, access, forward, inner })
 }

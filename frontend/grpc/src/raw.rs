@@ -4,11 +4,12 @@ use bytes::{Buf, BufMut, Bytes};
 use prost::encoding::{DecodeContext, WireType};
 use prost::{DecodeError, Message};
 
-/// `inference.ModelConfig` as the core rendered it. Only sent, never received: decoding yields an empty message.
+/// A message as the core encoded it: `inference.ModelConfig`, `xds.data.orca.v3.OrcaLoadReport`. Only sent, never received:
+/// decoding yields an empty message.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct RawModelConfig(pub Bytes);
+pub struct RawMessage(pub Bytes);
 
-impl Message for RawModelConfig {
+impl Message for RawMessage {
     fn encode_raw(&self, buf: &mut impl BufMut) {
         buf.put_slice(&self.0);
     }

@@ -19,7 +19,7 @@ use tonic::codegen::tokio_stream::Stream;
 use tonic::metadata::MetadataMap;
 use tonic::{Status, Streaming};
 
-use super::call_accounting::{Forwarded, status};
+use super::call_accounting::{CallAccount, Forwarded, status};
 use super::codec::{self, FINAL_RESPONSE};
 use super::deadline;
 use super::large_tensors::Inputs;
@@ -113,6 +113,7 @@ pub(super) struct StreamOptions {
     pub(super) forwarded: Forwarded,
     /// The metadata of the call.
     pub(super) metadata: MetadataMap,
+    pub(super) account: CallAccount,
 }
 
 /// Starts answering the requests of a stream.
@@ -124,9 +125,9 @@ pub(super) fn answer<S: Service>(
     let (sender, queue) = mpsc::unbounded_channel();
     let (producer, produced) = mpsc::channel(WAITING);
     let open = service.stream_open(Protocol::Grpc);
-    let StreamOptions { errors_as_status, limit, forwarded, metadata } = options;
+    let StreamOptions { errors_as_status, limit, forwarded, metadata, account } = options;
     let window = Window::default();
-    let reading = Reading { service, queue: sender, producer, window: window.clone(), forwarded, metadata };
+    let reading = Reading { service, queue: sender, producer, window: window.clone(), forwarded, metadata, account };
     tokio::spawn(reading.read(requests));
     let deadline = limit.map(|limit| Box::pin(sleep(limit)));
     Answers {
@@ -153,6 +154,7 @@ struct Reading<S: Service> {
     window: Window,
     forwarded: Forwarded,
     metadata: MetadataMap,
+    account: CallAccount,
 }
 
 impl<S: Service> Reading<S> {
@@ -171,6 +173,7 @@ impl<S: Service> Reading<S> {
             let received = self.service.now();
             match message {
                 Ok(Some(message)) => {
+                    self.account.names_model(&message.model_name, &message.model_version);
                     // As in Triton, an error before execution has no model name: the model may not exist.
                     let refused = Named { id: message.id.clone(), model: String::new() };
                     match self.begin(message, received) {
@@ -220,6 +223,7 @@ impl<S: Service> Reading<S> {
         let mut decoded = codec::decode_for((message, Inputs::default()), &self.service)?;
         self.forwarded.add_to(&mut decoded);
         decoded.timeline.received = received;
+        decoded.tenant = trace::tenant(&self.service, &self.metadata);
         GRPC.received(traced, self.service.now(), &mut decoded);
         decoded.timeline.request_start = self.service.now();
         let wants_empty = decoded.empty_final_response;

@@ -201,8 +201,8 @@ async fn health_and_reflection_answer() {
     let mut client = client(&service);
     client.ready().await.unwrap();
     let path = PathAndQuery::from_static("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo");
-    let question = tokio_stream::once(raw::RawModelConfig(vec![0x3a, 0].into()));
-    let codec = ProstCodec::<raw::RawModelConfig, ModelInferResponse>::default();
+    let question = tokio_stream::once(raw::RawMessage(vec![0x3a, 0].into()));
+    let codec = ProstCodec::<raw::RawMessage, ModelInferResponse>::default();
     let answer = client.streaming(Call::new(question), path, codec).await;
     assert!(answer.is_ok());
 }
@@ -395,4 +395,30 @@ fn every_method_has_a_class() {
     for path in paths {
         assert!(matches!(class(of_grpc(&path)), Class::Part(_)), "{path} has no route");
     }
+}
+
+/// Returns the load report in the trailers of a call that asks for one.
+async fn reported(service: &EchoService, model: &str, format: &str) -> Option<String> {
+    let mut client = client(service);
+    client.ready().await.unwrap();
+    let mut call = Call::new(infer_request(model, ""));
+    call.metadata_mut().insert("endpoint-load-metrics-format", format.parse().unwrap());
+    let path = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelInfer");
+    let codec = ProstCodec::<ModelInferRequest, ModelInferResponse>::default();
+    let metadata = match client.unary(call, path, codec).await {
+        Ok(answer) => answer.into_parts().0,
+        Err(status) => status.metadata().clone(),
+    };
+    let report = metadata.get_bin("endpoint-load-metrics-bin")?.to_bytes().unwrap();
+    Some(String::from_utf8_lossy(&report).into_owned())
+}
+
+#[tokio::test]
+async fn a_call_that_asks_gets_a_load_report() {
+    let service = EchoService::default();
+    for format in ["json", "Text", "binary"] {
+        assert!(reported(&service, "echo", format).await.unwrap().contains("waiting_requests"), "{format}");
+    }
+    assert!(!reported(&service, "nope", "json").await.unwrap().contains("waiting_requests"), "that of the server");
+    assert_eq!(reported(&service, "echo", "other").await, None);
 }

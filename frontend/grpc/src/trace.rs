@@ -1,6 +1,8 @@
 //! `TraceSetting` (spec 2.7), and the request traces of the gRPC edge.
 
+use http::HeaderValue;
 use pharos::error::InferError;
+use pharos::id::TenantId;
 use pharos::request_trace::Traced;
 use pharos::service::{Service, unchangeable_trace_setting};
 use pharos::trace::settings::{Change, Update, count, levels, unsigned};
@@ -11,6 +13,7 @@ use tonic::{Response, Status};
 use super::proto::trace_setting_response::SettingValue;
 use super::proto::{TraceSettingRequest, TraceSettingResponse};
 use pharos_listener::request_trace::GRPC;
+use pharos_listener::response_timing::AnswerTiming;
 
 /// Applies the changes in the request and returns all settings.
 ///
@@ -57,6 +60,28 @@ fn change<T>(text: Option<&str>, read: impl Fn(&str) -> Result<T, InferError>) -
 /// Starts the trace of a request if it is sampled.
 pub(super) fn begin<S: Service>(service: &S, model: &str, metadata: &MetadataMap) -> Option<Traced> {
     service.trace(model, |name| metadata.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned))
+}
+
+/// Returns the tenant that a request with this metadata belongs to.
+pub(super) fn tenant<S: Service>(service: &S, metadata: &MetadataMap) -> TenantId {
+    service.tenant(|name| metadata.get(name).map(MetadataValue::as_encoded_bytes))
+}
+
+/// Adds the times with this value, and the client's `traceparent`, to the metadata of an answer.
+pub(super) fn timed<T>(
+    timing: AnswerTiming,
+    answer: Result<(Option<HeaderValue>, Response<T>), Status>,
+) -> Result<Response<T>, Status> {
+    match answer {
+        Ok((times, mut response)) => {
+            timing.add_to(response.metadata_mut().as_mut(), times);
+            Ok(response)
+        }
+        Err(mut status) => {
+            timing.add_to(status.metadata_mut().as_mut(), None);
+            Err(status)
+        }
+    }
 }
 
 /// Attaches the trace to an answer; [`sent`] detaches it.

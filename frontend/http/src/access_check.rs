@@ -1,10 +1,13 @@
 //! Checks tokens and restricted APIs (`--http-restricted-api`) from the route and the headers, before the body of a request is
 //! read.
 
+use std::sync::Arc;
+
 use axum::response::Response;
 use http::header::{HeaderValue, WWW_AUTHENTICATE};
 use http::{HeaderMap, StatusCode};
 use pharos::error::Reason;
+use pharos::load_report::LoadReport;
 use pharos::service::{Protocol, Route, Service};
 
 use super::{Edge, answer};
@@ -32,6 +35,10 @@ impl<S: Service> Gate for Edge<S> {
         let denied = denied.over_http();
         let reason = denied.reason;
         Some(answer::refused(denied_response(denied), reason))
+    }
+
+    fn load_report(&self, model: &str, version: &str) -> Option<Arc<LoadReport>> {
+        Some(self.service.load_report(model, version))
     }
 }
 

@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
 use http::{HeaderMap, Request};
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::id::TraceId;
+use pharos::id::TenantId;
 use pharos::infer::{InferRequest, InferResponse, Parameter};
 use pharos::request_trace::Traced;
 use pharos::service::{Endpoint, Service};
@@ -19,7 +19,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::answer::Failure;
 use super::codec::{self, AnswerForm, Encoded, HEADER_LENGTH, Head};
 use super::compression::{self, Coding};
-use super::headers::{TRACEPARENT, text};
+use super::headers::text;
 use super::model::ModelPath;
 use super::pieces::Pieces;
 use super::{Edge, answer, trace};
@@ -55,7 +55,7 @@ pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request:
     };
     let answer_coding = Coding::of_response(text(&parts.headers, ACCEPT_ENCODING.as_str()).as_deref());
     let waits = parts.headers.contains_key(EXPECT);
-    let trace = text(&parts.headers, TRACEPARENT).and_then(|header| TraceId::from_traceparent(&header));
+    let (timing, mut times) = (edge.settings.timing.of(&parts.headers), None);
     let traced = trace::begin(edge, &head.model_name, &parts.headers);
     let (model, version) = (head.model_name.clone(), head.model_version.clone());
     let result = async {
@@ -63,9 +63,11 @@ pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request:
         // Report an unknown model before errors in the body, as Triton does.
         let (mut request, form) =
             received_request.map_err(|error| edge.service.model_metadata(&model, &version).err().unwrap_or(error))?;
-        request.trace = trace;
+        request.trace = timing.trace();
         forward(edge, &parts.headers, &mut request)?;
+        request.tenant = tenant(&edge.service, &parts.headers);
         let response = execute(&edge.service, request, traced.as_ref(), received).await?;
+        times = timing.value(&response.timeline);
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         let long = if answer_coding == Coding::Identity { size > LONG && !form.binary } else { size > LONG / 2 };
         let permit = if long { coder(&edge.settings.budget, answer_coding).await } else { None };
@@ -76,7 +78,7 @@ pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request:
         if long { on_a_thread(work).await } else { work() }
     };
     let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
-    trace::sending(traced, result.map_err(Failure::from).into_response())
+    trace::answered(traced, (timing, times), result.map_err(Failure::from).into_response())
 }
 
 /// Executes a decoded request whose reception began at `received`, and stamps its timeline and its trace.
@@ -92,6 +94,11 @@ pub(super) async fn execute<S: Service>(
     let response = service.infer(request, Endpoint::HttpInfer).await;
     request_trace::complete(traced);
     response
+}
+
+/// Returns the tenant that a request with these headers belongs to.
+pub(super) fn tenant<S: Service>(service: &S, headers: &HeaderMap) -> TenantId {
+    service.tenant(|name| headers.get(name).map(HeaderValue::as_bytes))
 }
 
 /// Adds the headers that match the forward pattern as parameters.

@@ -51,6 +51,7 @@ use pharos_listener::access::{Access, Forward};
 use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::body::{self, Read};
+use pharos_listener::response_timing::ResponseTiming;
 
 /// The settings of the HTTP edge.
 #[derive(Clone, Debug)]
@@ -67,6 +68,8 @@ pub struct Settings {
     pub body_timeout: Duration,
     /// The memory budget for request bodies that are being received.
     pub budget: Budget,
+    /// `--response-timing`.
+    pub timing: ResponseTiming,
 }
 
 /// Returns the default connection settings of an HTTP listener.
@@ -83,6 +86,7 @@ impl Default for Settings {
             forward: Forward::default(),
             body_timeout: Duration::from_secs(60),
             budget: Budget::default(),
+            timing: ResponseTiming::default(),
         }
     }
 }

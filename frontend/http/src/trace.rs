@@ -18,6 +18,7 @@ use super::json::{Members, as_string, parse_error, type_error};
 use super::model::ModelPath;
 use super::{Edge, answer};
 use pharos_listener::request_trace::HTTP;
+use pharos_listener::response_timing::AnswerTiming;
 
 pub(super) async fn get<S: Service>(State(edge): State<Edge<S>>) -> Answer {
     Ok(shown(edge.service.trace_settings("")?))
@@ -116,8 +117,19 @@ pub(super) fn begin<S: Service>(edge: &Edge<S>, model: &str, headers: &http::Hea
     edge.service.trace(model, |name| header_text(headers, name).map(std::borrow::Cow::into_owned))
 }
 
+/// Adds to a response what its request asked for: the times with this value, and the client's `traceparent`, or the server's
+/// span if the request is traced. Stamps the sending of a traced response.
+pub(super) fn answered(
+    traced: Option<Traced>,
+    (timing, times): (AnswerTiming, Option<HeaderValue>),
+    mut response: Response,
+) -> Response {
+    timing.add_to(response.headers_mut(), times);
+    sending(traced, response)
+}
+
 /// Adds the span of a traced request to its response, and stamps the sending of the response.
-pub(super) fn sending(traced: Option<Traced>, response: Response) -> Response {
+fn sending(traced: Option<Traced>, response: Response) -> Response {
     let Some(traced) = traced else { return response };
     HTTP.send_starts(&traced);
     let parent = traced.traceparent().map(|parent| HeaderValue::from_str(&parent.to_string()));

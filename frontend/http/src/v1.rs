@@ -15,15 +15,13 @@ use axum::routing::get;
 use http::header::EXPECT;
 use http::{HeaderMap, Request, StatusCode};
 use pharos::error::{InferError, Reason};
-use pharos::id::TraceId;
 use pharos::infer::InferRequest;
 use pharos::service::{Route, Service};
 use serde_json::json;
 
 use super::answer::{Answer, Failure};
 use super::generate::{check_encoding, read};
-use super::headers::{TRACEPARENT, text};
-use super::infer::{LONG, execute, forward, on_a_thread_if};
+use super::infer::{LONG, execute, forward, on_a_thread_if, tenant};
 use super::model::ModelPath;
 use super::{Edge, answer, trace};
 use pharos_listener::request_trace::HTTP;
@@ -94,14 +92,17 @@ async fn answer_predict<S: Service>(edge: &Edge<S>, model: (&str, &str), request
     let (parts, body) = request.into_parts();
     let traced = trace::begin(edge, model.0, &parts.headers);
     let received = edge.service.now();
+    let (timing, mut times) = (edge.settings.timing.of(&parts.headers), None);
     let result = async {
-        let (request, form) = receive(edge, model, &parts.headers, body).await?;
+        let (mut request, form) = receive(edge, model, &parts.headers, body).await?;
+        request.trace = timing.trace();
         let response = execute(&edge.service, request, traced.as_ref(), received).await?;
+        times = timing.value(&response.timeline);
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
         on_a_thread_if(size > LONG / 2, move || response::write(&response, form).map(answer::json)).await
     };
     let result = result.await.inspect_err(|error| HTTP.refused(traced.as_ref(), received, error));
-    trace::sending(traced, result.unwrap_or_else(refusal))
+    trace::answered(traced, (timing, times), result.unwrap_or_else(refusal))
 }
 
 /// Reads a request for the model in its path.
@@ -120,10 +121,10 @@ async fn receive<S: Service>(
         model_name: model.to_owned(),
         model_version: version.to_owned(),
         inputs,
-        trace: text(headers, TRACEPARENT).and_then(|header| TraceId::from_traceparent(&header)),
         ..InferRequest::default()
     };
     forward(edge, headers, &mut request)?;
+    request.tenant = tenant(&edge.service, headers);
     Ok((request, form))
 }
 

@@ -38,6 +38,11 @@ impl Access {
         Ok(Self { keyring: given.then(|| Arc::new(RwLock::new(keyring))), inference, management })
     }
 
+    /// Returns the tokens, which are replaced when they are reloaded; `None` if no tokens are required.
+    pub fn keyring(&self) -> Option<&Arc<RwLock<Keyring>>> {
+        self.keyring.as_ref()
+    }
+
     /// Returns the token files for inference and management, if given.
     pub fn files(&self) -> (Option<PathBuf>, Option<PathBuf>) {
         (self.inference.clone(), self.management.clone())

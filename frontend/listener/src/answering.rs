@@ -1,13 +1,19 @@
-//! The layer in front of every handler of every listener: the access check of the request's route, and the response count.
+//! The layer in front of every handler of every listener: the access check of the request's route, the response count, and load
+//! reports in responses to inference requests.
 //!
 //! Each request is counted exactly once, with the status of its response, even if the client disconnects early. This is a
 //! function and a guard instead of `tower` layers, which would allocate a boxed future each for every inference.
+
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::response::Response;
 use http::{HeaderMap, Request};
 use pharos::error::{ErrorCode, Reason};
+use pharos::load_report::LoadReport;
 use pharos::service::{Protocol, Route, Service};
+
+use crate::load_report::Requested;
 
 /// Counts the responses of a listener.
 pub trait Count {
@@ -44,6 +50,10 @@ pub trait Gate: Count + Clone + Send + Sync + 'static {
     /// Returns the response to a request without access to the route; `None` if access is granted. For [`Route::Unknown`],
     /// `None` leads to the table's 404 response.
     fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response>;
+
+    /// Returns the load report for a model and version, which are empty if the request names none; `None` if the listener gives no
+    /// load reports.
+    fn load_report(&self, model: &str, version: &str) -> Option<Arc<LoadReport>>;
 }
 
 /// The outcome of a request other than plain success. Handlers add it to the extensions of their response.
@@ -111,7 +121,8 @@ impl<C: Count> Drop for Account<C> {
     }
 }
 
-/// Answers a request of `route` with the refusal of `gate`, else with `handler`, and counts the response.
+/// Answers a request of `route` with the refusal of `gate`, else with `handler`, and counts the response. Adds a load report if an
+/// inference request asks for one.
 pub async fn answer<G: Gate, F: Future<Output = Response>>(
     gate: &G,
     route: Route,
@@ -119,9 +130,13 @@ pub async fn answer<G: Gate, F: Future<Output = Response>>(
     handler: impl FnOnce(Request<Body>) -> F,
 ) -> Response {
     let account = Account::new(gate, route);
-    let response = match gate.refuse(route, request.headers()) {
-        Some(refused) => refused,
-        None => handler(request).await,
-    };
+    if let Some(refused) = gate.refuse(route, request.headers()) {
+        return account.finish(refused);
+    }
+    let requested = Requested::of(route, request.headers(), request.uri());
+    let mut response = handler(request).await;
+    if let Some(requested) = requested {
+        requested.add_to(&mut response, |model, version| gate.load_report(model, version));
+    }
     account.finish(response)
 }

@@ -14,6 +14,7 @@ use http::request::Parts;
 use http::{HeaderMap, Request};
 use percent_encoding::percent_decode_str;
 use pharos::error::Reason;
+use pharos::load_report::LoadReport;
 use pharos::metrics::labels::{Protocol, Route};
 use tower::Service as _;
 
@@ -169,6 +170,10 @@ impl Gate for OpenOnly {
         use crate::access::routes::{Class, class};
         matches!(class(route), Class::Part(_)).then(self.0)
     }
+
+    fn load_report(&self, _: &str, _: &str) -> Option<Arc<LoadReport>> {
+        None
+    }
 }
 
 #[cfg(test)]
@@ -192,6 +197,11 @@ mod tests {
         fn refuse(&self, route: Route, headers: &HeaderMap) -> Option<Response> {
             let refused = route != Route::Live && !headers.contains_key("manager");
             refused.then(|| with(StatusCode::UNAUTHORIZED, format!("{route:?}")))
+        }
+
+        fn load_report(&self, model: &str, version: &str) -> Option<Arc<LoadReport>> {
+            assert_eq!((model, version), ("m", "1"));
+            Some(Arc::default())
         }
     }
 
@@ -248,6 +258,34 @@ mod tests {
         ] {
             check(method, path, false, refused).await;
             check(method, path, true, allowed).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn only_permitted_inference_that_asks_gets_a_load_report() {
+        let routes = || {
+            Builder::new((), |()| with(StatusCode::METHOD_NOT_ALLOWED, ""))
+                .route("/v2/models/{model}/versions/{version}/infer", Route::Infer, post(names))
+                .route("/live", Route::Live, get(names))
+                .build(Manager, |()| with(StatusCode::NOT_FOUND, ""))
+        };
+        let infer = "/v2/models/m/versions/1/infer";
+        for (method, path, format, manager, expected) in [
+            ("POST", infer, Some("text"), true, Some("TEXT application_utilization=0,rps_fractional=0,eps=0")),
+            ("POST", infer, Some("other"), true, None),
+            ("POST", infer, None, true, None),
+            ("POST", infer, Some("text"), false, None),
+            ("GET", "/live", Some("text"), true, None),
+        ] {
+            let request = Request::builder().method(method).uri(path);
+            let request = if manager { request.header("manager", "") } else { request };
+            let request = format
+                .into_iter()
+                .fold(request, |request, value| request.header("Endpoint-Load-Metrics-Format", value));
+            let response = routes().answer(request.body(Body::empty()).expect("a request")).await;
+            let report =
+                response.headers().get("endpoint-load-metrics").map(|value| value.to_str().unwrap_or_default());
+            assert_eq!(report, expected, "{path} {format:?} {manager}");
         }
     }
 

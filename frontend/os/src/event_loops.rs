@@ -329,7 +329,7 @@ mod tests {
     struct Events {
         events: AtomicUsize,
         handled: AtomicUsize,
-        asleep: std::sync::atomic::AtomicBool,
+        asleep: AtomicBool,
         handled_one: tokio::sync::Notify,
     }
 
@@ -433,7 +433,9 @@ mod tests {
             here.events.fetch_add(1, Ordering::SeqCst);
             let handled = Arc::new(AtomicUsize::new(0));
             let counted = handled.clone();
-            Mailbox::of_this_thread().unwrap().give(move || drop(counted.fetch_add(1, Ordering::SeqCst)));
+            Mailbox::of_this_thread().unwrap().give(move || {
+                counted.fetch_add(1, Ordering::SeqCst);
+            });
             // No sleep: the task does not wait.
             (0..READS - 1).for_each(|_| count_read());
             let early = (here.handled.load(Ordering::SeqCst), handled.load(Ordering::SeqCst));

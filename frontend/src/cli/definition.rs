@@ -77,6 +77,9 @@ pub enum Command {
     /// Check and list metrics definitions, without a server
     #[command(subcommand)]
     Metrics(MetricsCommand),
+    /// Print Prometheus rules for the service level objectives of a metrics definition, without a server
+    #[command(subcommand)]
+    Slo(SloCommand),
     /// Summarize and convert trace files, without a server
     #[command(subcommand)]
     Trace(TraceCommand),
@@ -102,6 +105,17 @@ pub enum MetricsCommand {
         /// Output format: table, json or markdown
         #[arg(long, value_name = "FORMAT", default_value = "table", value_parser = form)]
         format: Form,
+    },
+}
+
+/// Commands for service level objectives.
+#[derive(Clone, Debug, Subcommand)]
+pub enum SloCommand {
+    /// Print recording rules and multi-window burn-rate alerts for Prometheus
+    Rules {
+        /// File that defines the objectives in `slos`
+        #[arg(long = "metrics-config", value_name = "FILE")]
+        file: PathBuf,
     },
 }
 

@@ -21,6 +21,11 @@ pub(crate) fn run(command: &MetricsCommand) -> ExitCode {
             read(file.as_deref()).map(|(_, catalog)| listing::list(&catalog, *format))
         }
     };
+    print(answer)
+}
+
+/// Prints a text, or the reason of a failure.
+pub(super) fn print(answer: Result<String, String>) -> ExitCode {
     match answer {
         Ok(text) => {
             // The reader may close the pipe early, as `head` does.

@@ -21,6 +21,7 @@ use pharos_listener as listener;
 use pharos_listener::access::{Access, Forward};
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::grpc::Limits as MessageLimits;
+use pharos_listener::response_timing::ResponseTiming;
 use pharos_listener::{HttpVersions, Limits, Phase, PhaseReceiver, Tls};
 use pharos_os::descriptors;
 use pharos_os::event_loops::EventLoops;
@@ -42,6 +43,8 @@ pub(super) struct Listeners<'a> {
     pub(super) budget: Budget,
     /// The event loops that serve connections, except those of metrics.
     pub(super) event_loops: EventLoops,
+    /// When answers carry times.
+    pub(super) timing: ResponseTiming,
 }
 
 impl Listeners<'_> {
@@ -86,7 +89,7 @@ impl Listeners<'_> {
     /// Returns what the ports of TorchServe's endpoints have in common with these listeners.
     pub(super) fn ports(&self, server: ServerAccess) -> PortSettings {
         let (phases, budget, event_loops) = (self.phases.clone(), self.budget.clone(), self.event_loops.clone());
-        PortSettings { phases, server, budget, event_loops }
+        PortSettings { phases, server, budget, event_loops, timing: self.timing.clone() }
     }
 
     fn http(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {
@@ -111,6 +114,7 @@ impl Listeners<'_> {
             forward: Forward::default(),
             body_timeout: self.options.client_timeouts.body,
             budget: self.budget.clone(),
+            timing: self.timing.clone(),
         }
     }
 
@@ -140,6 +144,7 @@ impl Listeners<'_> {
             budget: self.budget.clone(),
             limits: MessageLimits::new(options.grpc.max_input_size),
             other_service: None,
+            timing: self.timing.clone(),
         };
         let tls = self.tls(Listener::Grpc, options.grpc_tls.options())?;
         let wanted = (options.grpc.address, options.grpc.port, clients.reuse_port);
@@ -200,6 +205,7 @@ impl Listeners<'_> {
     fn access(&self) -> Result<Access, String> {
         let tokens = &self.options.tokens;
         let access = Access::new(tokens.inference.clone(), tokens.management.clone())?;
+        self.engine.name_tenants_by(access.keyring())?;
         let counted = |count: usize| format!("{count} tokens");
         let (inference, management) = access.files();
         if let Some(path) = inference {

@@ -12,6 +12,7 @@ use pharos_grpc as grpc;
 use pharos_http as http;
 use pharos_listener::PhaseReceiver;
 use pharos_listener::receiving::Budget;
+use pharos_listener::response_timing::ResponseTiming;
 use pharos_os::event_loops::EventLoops;
 use pharos_telemetry::log;
 use pharos_torchserve as torchserve;
@@ -25,6 +26,7 @@ pub(super) struct PortSettings {
     pub(super) server: ServerAccess,
     pub(super) budget: Budget,
     pub(super) event_loops: EventLoops,
+    pub(super) timing: ResponseTiming,
 }
 
 /// The endpoints of a plan and their models.
@@ -41,14 +43,14 @@ impl Endpoints {
     /// # Errors
     /// An address cannot be used.
     pub(super) fn new(plan: &Plan<Options>, engine: &Engine, ports: PortSettings) -> Result<Self, String> {
-        let PortSettings { phases, server, budget, event_loops } = ports;
+        let PortSettings { phases, server, budget, event_loops, timing } = ports;
         plan.begin(&plan.options.tslog.location(|_| None));
         torchserve::check_addresses(&plan.settings)?;
         engine.cache().count_by_alias(torchserve::metric_naming(plan.settings.initial_worker_port));
         let registry = Registry::new(engine.clone(), plan.settings.clone(), plan.repository.clone());
         let service = engine.with_naming(registry.clone());
         let start = Start {
-            kserve: kserve(&service, &plan.settings, &budget)?,
+            kserve: kserve(&service, &plan.settings, (&budget, &timing))?,
             service,
             uncounted: engine.with_naming(Arc::new(Uncounted)),
             metrics: engine.cache().clone(),
@@ -58,6 +60,7 @@ impl Endpoints {
             server,
             budget,
             event_loops,
+            timing,
         };
         Ok(Self { registry, settings: plan.settings.clone(), start: Some(start) })
     }
@@ -104,16 +107,18 @@ impl Endpoints {
 fn kserve(
     service: &Engine,
     settings: &Settings,
-    budget: &Budget,
+    (budget, timing): (&Budget, &ResponseTiming),
 ) -> Result<Kserve<Engine, grpc::Services<Engine>>, String> {
     let http = http::Settings {
         max_input_size: settings.max_request_size,
         budget: budget.clone(),
+        timing: timing.clone(),
         ..http::Settings::default()
     };
     let calls = grpc::Settings {
         other_service: Some(torchserve::inference_service()),
         budget: budget.clone(),
+        timing: timing.clone(),
         limits: torchserve::message_limits(settings),
         ..grpc::Settings::default()
     };

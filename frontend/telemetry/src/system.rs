@@ -27,7 +27,7 @@ pub use devices::{ChosenDevice, DeviceRequest, Devices};
 pub use gpu::Capability;
 pub use gpu::{GpuReading, Gpus};
 pub use host_policies::{HostPolicies, HostPolicy, Processors, cores};
-pub use latest::LatestGpus;
+pub use latest::{Latest, LatestGpus, LatestHost};
 pub use polling::{Polling, find_gpus, gpu_memory};
 
 use container::Container;

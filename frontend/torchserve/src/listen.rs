@@ -24,6 +24,7 @@ use pharos_listener as listener;
 use pharos_listener::access::Access;
 use pharos_listener::http_service::HttpService;
 use pharos_listener::receiving::Budget;
+use pharos_listener::response_timing::ResponseTiming;
 use pharos_listener::{HttpVersions, Limits, PhaseReceiver, Tls};
 use pharos_os::event_loops::EventLoops;
 
@@ -49,6 +50,8 @@ pub struct Start<S: Management, D> {
     pub budget: Budget,
     /// The event loops that serve connections, except those of metrics.
     pub event_loops: EventLoops,
+    /// `--response-timing`.
+    pub timing: ResponseTiming,
 }
 
 /// The access checks of the server's own ports, which TorchServe's ports apply too.
@@ -85,7 +88,8 @@ pub fn check_addresses(settings: &Settings) -> Result<(), String> {
 /// # Errors
 /// An address, a certificate or the key file is unusable.
 pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<JoinHandle<()>>, String> {
-    let Start { service, uncounted, kserve, metrics, settings, registry, phases, server, budget, event_loops } = start;
+    let Start { service, uncounted, kserve, metrics, settings, registry, phases, server, budget, event_loops, timing } =
+        start;
     let failed = |what: &str, error: io::Error| format!("{what}: {error}");
     let tokens = settings.token.clone().map(Tokens::new).transpose();
     let tokens = tokens.map_err(|error| failed("cannot write the key file", error))?;
@@ -102,6 +106,7 @@ pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<Joi
         guard,
         budget,
         event_loops,
+        timing,
         ids: Ids::new().map_err(|error| failed("cannot generate request ids", error))?,
         settings: settings.clone(),
     });

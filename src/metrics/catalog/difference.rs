@@ -2,16 +2,17 @@
 
 use std::fmt;
 
-use super::{Catalog, MetricSpec, Mode};
+use super::{Catalog, MetricSpec, Mode, Slo};
 
-/// The difference between two catalogs, by metric name. Switching a metric on or off counts as adding or removing it.
+/// The difference between two catalogs, by name: metrics, and objectives as `slo NAME`. Switching a metric on
+/// or off counts as adding or removing it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// Metrics that only the new catalog has, in its order.
+    /// What only the new catalog has, in its order.
     pub added: Vec<String>,
-    /// Metrics that only the old catalog has, in its order.
+    /// What only the old catalog has, in its order.
     pub removed: Vec<String>,
-    /// Metrics in both whose definitions differ, in the new catalog's order.
+    /// What both have with different definitions, in the new catalog's order.
     pub changed: Vec<String>,
     /// The old and the new mode, if they differ.
     pub mode: Option<(Mode, Mode)>,
@@ -20,15 +21,19 @@ pub struct Difference {
 impl Difference {
     /// Compares `old` with `new`.
     pub fn between(old: &Catalog, new: &Catalog) -> Self {
-        let names = |catalog: &Catalog, wanted: &dyn Fn(&MetricSpec) -> bool| {
+        let names = |catalog: &Catalog, wanted: &dyn Fn(&MetricSpec) -> bool, slo: &dyn Fn(&Slo) -> bool| {
             let specs = catalog.iter().map(|(_, spec)| spec).filter(|spec| wanted(spec));
-            specs.map(|spec| spec.name.clone()).collect()
+            let slos = catalog.slos().iter().filter(|of| slo(of)).map(|of| format!("slo {}", of.name));
+            specs.map(|spec| spec.name.clone()).chain(slos).collect()
         };
+        let of_name =
+            |catalog: &Catalog, slo: &Slo| catalog.slos().iter().find(|other| other.name == slo.name).cloned();
+        let missing = |catalog: &Catalog, slo: &Slo| of_name(catalog, slo).is_none();
         let differs = |spec: &MetricSpec| old.find(&spec.name).is_some_and(|(_, before)| before != spec);
         Self {
-            added: names(new, &|spec| old.find(&spec.name).is_none()),
-            removed: names(old, &|spec| new.find(&spec.name).is_none()),
-            changed: names(new, &differs),
+            added: names(new, &|spec| old.find(&spec.name).is_none(), &|slo| missing(old, slo)),
+            removed: names(old, &|spec| new.find(&spec.name).is_none(), &|slo| missing(new, slo)),
+            changed: names(new, &differs, &|slo| of_name(old, slo).is_some_and(|before| before != *slo)),
             mode: (old.mode() != new.mode()).then_some((old.mode(), new.mode())),
         }
     }
@@ -63,6 +68,15 @@ mod tests {
             Catalog::parse(&text, "m.yaml").unwrap()
         };
         Difference::between(&catalog(old), &catalog(new)).to_string()
+    }
+
+    #[test]
+    fn lists_objectives() {
+        let catalog = |slos: &str| Catalog::parse(&format!("slos: [{slos}]"), "m.yaml").unwrap();
+        let before = catalog("{name: a, availability: 9%}, {name: b, availability: 9%}, {name: c, availability: 9%}");
+        let after = catalog("{name: a, availability: 9%}, {name: c, availability: 8%}, {name: d, availability: 9%}");
+        let difference = Difference::between(&before, &after);
+        assert_eq!(difference.to_string(), "added slo d; removed slo b; changed slo c");
     }
 
     #[test]

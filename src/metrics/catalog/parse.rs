@@ -10,9 +10,11 @@ use super::fields::{Buckets, Enabled, Help, Label, Labels, Modes, Name, Quantile
 use super::names::Names;
 use super::native::Native;
 use super::node::{Key, Node, Seed};
+use super::slos::Slos;
+use super::tenants::Tenants;
 use super::{
-    CatalogError, DEFAULT_QUANTILES, Kind, MetricSpec, Mode, NativeSpec, RECORDED_BY_WORKER, SHIPPED, Section, Views,
-    WorkerLabel,
+    CatalogError, DEFAULT_QUANTILES, Globals, Kind, MetricSpec, Mode, NativeSpec, RECORDED_BY_WORKER, SHIPPED, Section,
+    Views, WorkerLabel,
 };
 use super::{anchors, worker_labels};
 use crate::metrics::builtin::Builtin;
@@ -20,9 +22,9 @@ use crate::metrics::emitter::default_buckets;
 use crate::metrics::unit::TimeUnit;
 
 /// The content of a file, checked.
+#[derive(Default)]
 pub(super) struct Parsed {
-    /// `None` if the file does not set it.
-    pub(super) mode: Option<Mode>,
+    pub(super) globals: Globals,
     pub(super) specs: Vec<MetricSpec>,
     pub(super) disabled: Vec<MetricSpec>,
     /// The position in the file of each metric.
@@ -39,6 +41,22 @@ impl Parsed {
         for spec in self.all().filter(|spec| spec.section == Section::Model) {
             if !spec.dimensions.iter().any(|label| WorkerLabel::of(label) == Some(WorkerLabel::Host)) {
                 spec.dimensions.push("Hostname".to_owned());
+            }
+        }
+    }
+
+    /// Adds the metrics of objectives and tenants that the file does not define, as the shipped file defines them.
+    fn add_implied_metrics(&mut self) {
+        let (slos, tenants) = (!self.globals.slos.is_empty(), self.globals.tenants.is_some());
+        if !slos && !tenants {
+            return;
+        }
+        let implied = |builtin: Builtin| (slos && builtin.is_of_slos()) || (tenants && builtin.is_of_tenants());
+        let shipped = read(SHIPPED, "").map_or(Vec::new(), |shipped| shipped.specs);
+        for spec in shipped.into_iter().filter(|spec| spec.builtin.is_some_and(implied)) {
+            if self.all().all(|other| other.name != spec.name) {
+                self.places.insert(spec.name.clone(), self.places.len());
+                self.specs.push(spec);
             }
         }
     }
@@ -72,6 +90,7 @@ const MAX_DEPTH: usize = 1000;
 /// Parses the text of a `metrics.yaml`.
 pub(super) fn parse(text: &str, file: &str) -> Result<Parsed, CatalogError> {
     let mut parsed = read(text, file)?;
+    parsed.add_implied_metrics();
     parsed.fill_help();
     Ok(parsed)
 }
@@ -119,15 +138,17 @@ struct File;
 impl<'de> Node<'de> for File {
     type Out = Parsed;
     fn expected(&self) -> &'static str {
-        "a mapping with mode, dimensions, ts_metrics and model_metrics"
+        "a mapping with mode, dimensions, slos, tenants, ts_metrics and model_metrics"
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
-        let mut parsed = Parsed { mode: None, specs: Vec::new(), disabled: Vec::new(), places: HashMap::new() };
+        let mut parsed = Parsed::default();
         let (mut seen, mut names, mut form) = (Vec::new(), Names::default(), Form::Designed);
-        let allowed = &["mode", "dimensions", "ts_metrics", "model_metrics"];
+        let allowed = &["mode", "dimensions", "slos", "tenants", "ts_metrics", "model_metrics"];
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
-                "mode" => parsed.mode = Some(map.next_value_seed(Seed(ModeName))?),
+                "mode" => parsed.globals.mode = Some(map.next_value_seed(Seed(ModeName))?),
+                "slos" => parsed.globals.slos = map.next_value_seed(Seed(Slos))?,
+                "tenants" => parsed.globals.tenants = Some(map.next_value_seed(Seed(Tenants))?),
                 "dimensions" => form = map.next_value_seed(Seed(Aliases))?,
                 _ => {
                     let section = if key == "ts_metrics" { Section::Frontend } else { Section::Model };

@@ -21,7 +21,7 @@ fn timeline() -> Timeline {
             end: Instant(2_107_500),
         },
         request_end: Instant(2_200_000),
-        cache_miss_ns: 0,
+        ..Timeline::default()
     }
 }
 

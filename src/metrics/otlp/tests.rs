@@ -26,6 +26,8 @@ const TIMELINE: Timeline = Timeline {
     },
     request_end: Instant(2_200_000),
     cache_miss_ns: 0,
+    cache: None,
+    batch_size: 0,
 };
 const SUCCESS: &str = "nv_inference_request_success";
 const LATENCY: &str = "ts_inference_latency_microseconds";

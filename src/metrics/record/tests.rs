@@ -23,6 +23,8 @@ const TIMELINE: Timeline = Timeline {
     },
     request_end: Instant(3_000_000),
     cache_miss_ns: 0,
+    cache: None,
+    batch_size: 0,
 };
 
 fn loaded() -> (Arc<Cache>, Arc<ModelSeries>) {
@@ -238,6 +240,50 @@ fn failures_are_counted_by_reason() {
 }
 
 #[test]
+fn streams_are_measured_from_response_to_response() {
+    let (cache, series) = loaded();
+    assert!(!render(&cache, Format::Text).contains("pharos_stream_"), "the model is not decoupled");
+    cache.model_decoupled(&series);
+    let started = Instant(7_000_000_000);
+    let (short, long) = (StreamProgress::default(), StreamProgress::default());
+    // Bounds are inclusive: 1 ms is in the first bucket, 1 ns more in the second.
+    for at_ns in [1_000_000, 2_000_000, 3_000_001, 1_503_000_001] {
+        stream_response(&series, &long, (started, Instant(started.0 + at_ns)), 24);
+    }
+    stream_response(&series, &short, (started, Instant(started.0 + 1_000_001)), 1);
+    for progress in [&short, &long, &StreamProgress::default()] {
+        stream_ended(&series, progress);
+    }
+    let text = render(&cache, Format::Text);
+    // The value of the bucket with this bound, or of the series itself. Texts differ in how they write a bound.
+    let sample = |name: &str, le: Option<f64>| {
+        let start = if le.is_some() { format!("{name}_bucket{{") } else { format!("{name}{{") };
+        let bound = |line: &str| line.split("le=\"").nth(1)?.split('"').next()?.parse::<f64>().ok();
+        let found = |line: &&str| line.starts_with(&start) && bound(line) == le;
+        text.lines().find(found).unwrap().rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    for (name, le, expected) in [
+        ("pharos_stream_first_response_seconds", Some(0.001), 1.0),
+        ("pharos_stream_first_response_seconds", Some(0.002), 2.0),
+        ("pharos_stream_first_response_seconds_sum", None, 0.002_000_001),
+        ("pharos_stream_response_interval_seconds", Some(0.001), 1.0),
+        ("pharos_stream_response_interval_seconds", Some(0.002), 2.0),
+        ("pharos_stream_response_interval_seconds", Some(1.0), 2.0),
+        ("pharos_stream_response_interval_seconds", Some(2.0), 3.0),
+        ("pharos_stream_response_interval_seconds_sum", None, 1.502_000_001),
+        ("pharos_stream_responses_per_request", Some(0.0), 1.0),
+        ("pharos_stream_responses_per_request", Some(1.0), 2.0),
+        ("pharos_stream_responses_per_request", Some(2.0), 2.0),
+        ("pharos_stream_responses_per_request", Some(4.0), 3.0),
+        ("pharos_stream_responses_per_request_sum", None, 5.0),
+        ("pharos_stream_responses_total", None, 5.0),
+        ("pharos_stream_response_bytes_total", None, 97.0),
+    ] {
+        assert_eq!(sample(name, le).to_bits(), f64::to_bits(expected), "{name} {le:?}");
+    }
+}
+
+#[test]
 fn pending_and_requested_are_counted_separately() {
     let none = ModelStatistics::default();
     let pending = |series: &ModelSeries| {
@@ -337,4 +383,88 @@ fn cost_of_recording() {
     time("inference_done", &|| inference_done(&series, &timeline, 1));
     time("batch_executed", &|| batch_executed(&series, 1, &timeline.compute, 1));
     time("request_pending", &|| request_pending(&series, 0));
+}
+
+#[test]
+fn objectives_count_requests_and_follow_a_reload() {
+    let catalog = |slos: &str| Catalog::parse(&format!("slos: [{slos}]"), "m.yaml").unwrap();
+    let up = "{name: up, model: m, availability: 99%}";
+    let cache = Arc::new(Cache::new(
+        catalog(&format!("{up}, {{name: fast, latency: {{threshold: 1ms, share: 50%}}}}")),
+        Settings::new("h"),
+    ));
+    let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    let value = |metric: &str, slo: &str| {
+        let text = render(&cache, Format::Text);
+        let of = |line: &&str| {
+            line.starts_with(&format!("pharos_slo_{metric}{{")) && line.contains(&format!("slo=\"{slo}\""))
+        };
+        text.lines().find(of).map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+    };
+    assert_eq!(value("requests_total", "up"), Some(0.0));
+    inference_done(&series, &TIMELINE, 1);
+    cache_hit(&series, &Timeline { request_end: Instant(2_000_000), ..TIMELINE }, 5);
+    inference_failed(&series, Reason::Backend, 1);
+    inference_failed(&series, Reason::Cancelled, 1_000_001);
+    inference_failed(&series, &InferError::invalid("shape"), 1);
+    ensemble_failed(&series, &InferError::invalid("shape"), 1);
+    inference_refused(&series, Reason::QueueFull);
+    inference_refused(&series, Reason::Invalid);
+    let of = |slo: &str| {
+        ["good_requests_total", "requests_total", "objective_ratio", "latency_threshold_seconds"]
+            .map(|metric| value(metric, slo))
+    };
+    assert_eq!(of("fast"), [Some(1.0), Some(5.0), Some(0.5), Some(0.001)]);
+    assert_eq!(of("up"), [Some(2.0), Some(4.0), Some(0.99), None]);
+    let budget = value("error_budget_remaining_ratio", "fast").unwrap();
+    assert!((budget - (1.0 - 0.8 / 0.5)).abs() < 1e-9, "{budget}");
+
+    let difference = cache.reload(catalog(&up.replace("99%", "98%")));
+    assert_eq!(difference.to_string(), "removed slo fast; changed slo up");
+    assert_eq!((of("up"), of("fast")), ([Some(2.0), Some(4.0), Some(0.98), None], [None; 4]));
+    cache.reload(Catalog::shipped());
+    inference_done(&series, &TIMELINE, 1);
+    assert!(!render(&cache, Format::Text).contains("pharos_slo"));
+    // A model that is loaded later has the objectives from its start.
+    cache.reload(catalog(up));
+    let other = cache.model_loaded(&ModelVersion::new("n", 1), &[]);
+    inference_done(&other, &TIMELINE, 1);
+    assert_eq!(
+        value("requests_total", "up"),
+        Some(0.0),
+        "model n is not covered, and the counts of model m begin at 0"
+    );
+}
+
+#[test]
+fn tenants_are_charged_as_their_model() {
+    let catalog = |limit: usize| Catalog::parse(&format!("tenants: {{header: x, limit: {limit}}}"), "m.yaml").unwrap();
+    let cache = Arc::new(Cache::new(catalog(1), Settings::new("h")));
+    let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    let tenant = |name: &str| cache.tenant(name.as_bytes());
+    tenant_served(&series, tenant("a"), &TIMELINE);
+    tenant_rescheduled(&series, tenant("a"), &TIMELINE);
+    tenant_failed(&series, tenant("b"), Reason::Backend);
+    // Not a failure of the model.
+    tenant_failed(&series, tenant("b"), Reason::Invalid);
+    tenant_served(&series, tenant(""), &TIMELINE);
+    let text = render(&cache, Format::Text);
+    for expected in [
+        "pharos_tenant_requests_total{model=\"m\",version=\"1\",tenant=\"a\"} 1",
+        "pharos_tenant_requests_total{model=\"m\",version=\"1\",tenant=\"none\"} 1",
+        "pharos_tenant_failures_total{model=\"m\",version=\"1\",tenant=\"other\"} 1",
+        "pharos_tenant_queue_seconds_total{model=\"m\",version=\"1\",tenant=\"a\"} 0.001",
+        "pharos_tenant_compute_seconds_total{model=\"m\",version=\"1\",tenant=\"a\"} 0.00206",
+    ] {
+        assert!(text.lines().any(|line| line == expected), "{expected}\n{text}");
+    }
+    assert_eq!(cache.check_reload(&catalog(1)), Ok(()));
+    for other in [catalog(2), Catalog::shipped()] {
+        assert!(cache.check_reload(&other).unwrap_err().contains("`tenants` has changed"));
+    }
+    // A server that does not distinguish tenants counts nothing.
+    let (cache, series) = loaded();
+    assert!(cache.tenant_source().is_none());
+    tenant_served(&series, cache.tenant(b"a"), &TIMELINE);
+    assert!(!render(&cache, Format::Text).contains("pharos_tenant"));
 }

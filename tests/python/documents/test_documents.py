@@ -485,6 +485,30 @@ def test_a_mistake_in_a_definition(tmp_path):
 
 
 @needs_promtool
+def test_objectives_and_their_rules(tmp_path):
+    """The objectives of the page are valid, and promtool accepts their rules."""
+    definition, commands = of_test("test_objectives_and_their_rules")
+    (tmp_path / "metrics.yaml").write_text(definition.text)
+    path = f"{binary().parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(["sh", "-ec", commands.text], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "slo-rules.yaml").read_text().count("alert: PharosSloBudgetBurn") == 4
+
+
+@needs_promtool
+def test_tenants_of_the_page(tmp_path):
+    """The rule of the page is valid, and promtool accepts the query."""
+    definition, query = of_test("test_tenants_of_the_page")
+    (tmp_path / "metrics.yaml").write_text(definition.text)
+    done = subprocess.run([binary(), "metrics", "check", "metrics.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "4 metrics (4 counters" in done.stdout, done.stdout + done.stderr
+    rule = f"groups:\n  - name: page\n    rules:\n      - record: a:b\n        expr: {query.text}\n"
+    (tmp_path / "rules.yaml").write_text(rule)
+    done = subprocess.run(["promtool", "check", "rules", "rules.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
 def test_prometheus_configurations(tmp_path):
     """promtool accepts the configurations, and the query as a recording rule."""
     files = certificates.Files(tmp_path)

@@ -10,10 +10,11 @@ import pytest
 
 from harness import browser
 from harness.browser import Browser
-from harness.inference import simple
+from harness.inference import one, simple
 from harness.models import copy_models
 from harness.server import EXAMPLES, MODELS, ROOT, Server
-from harness.waiting import DEADLINE_S, eventually
+from harness.stream_models import COMPARED, build
+from harness.waiting import DEADLINE_S, eventually, every
 
 PAGE = ROOT / "frontend/http/src/dashboard"
 needs_browser = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
@@ -109,12 +110,38 @@ def test_numbers_appear(loaded, page, scheme):
     shows(page, "tile-instances", r"^6 of 6$")
     shows(page, "models", r"simple\s+1\s+1 of 1 ready\s+[\d.]+( k)?/s\s")
     shows(page, "failures", r"MALFORMED\s+http\s+infer\s+[1-9]")
+    assert page.ask("document.getElementById('usage').hidden"), "no objectives and tenants are defined"
     lines = "[...document.querySelectorAll('#throughput path.line, #latency path.line')].filter(p => p.getAttribute('d').includes('L')).length"
     eventually("lines are drawn", lambda: page.ask(lines) >= 2)
     page.wait(3)
     assert page.complaints == []
     assert page.ask("document.title").startswith("Pharos")
     assert page.ask("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the window"
+
+
+@needs_browser
+def test_objectives_and_tenants_appear(start, page, tmp_path):
+    """With their rates, only where they are defined, and only those of the chosen model."""
+    file = tmp_path / "metrics.yaml"
+    slos = "slos: [{name: fast, latency: {threshold: 1us, share: 90%}}, {name: up, availability: 99.9%}]"
+    file.write_text(f"{(ROOT / 'metrics.yaml').read_text()}\n{slos}\ntenants: {{header: x-tenant}}\n")
+    server = start(["identity_fp32"], f"--metrics-config={file}", "--metrics-mode=prometheus")
+    body = json.dumps(one("FP32", [1, 1], [1]))
+
+    def row(identifier: str, pattern: str):
+        for _ in every(0.2, DEADLINE_S):
+            assert server.ask("POST", "/v2/models/identity_fp32/infer", body, headers={"x-tenant": "acme"})[0] == 200
+            text = page.ask(f"document.getElementById('{identifier}').innerText")
+            if re.search(pattern, text):
+                return
+        raise AssertionError(f"{identifier}: {text}")
+
+    page.open(url(server))
+    # Every request is slower than 1 us: all are bad, which burns the budget of 10 % ten times too fast.
+    row("objectives", r"fast latency\s+identity_fp32, version 1\s+90 % in 1 µs\s+0 %\s+10\s+-900 %")
+    row("objectives", r"up availability\s+identity_fp32, version 1\s+99\.9 %\s+100 %\s+0\s+100 %")
+    row("tenants", r"acme\s+[\d.]+/s\s+0/s\s+[\d.]+ (µs|ms|s)\s+[\d.]+ (µs|ms|s)\s+\d+")
+    assert page.complaints == []
 
 
 @needs_browser
@@ -174,6 +201,36 @@ def test_a_model_is_chosen_by_keyboard(loaded, page):
     page.ask("document.getElementById('theme').click(), document.getElementById('theme').click()")
     assert page.ask(ground) != light
     assert page.complaints == []
+
+
+@needs_browser
+def test_streams_appear(tmp_path, page):
+    """While a decoupled model is loaded, the page shows its first responses, intervals, responses and lengths; not for others."""
+    models = build(tmp_path / "models", {name: COMPARED[name] for name in ("repeat", "rows")})
+    body = json.dumps({"IN": [1, 2, 3], "DELAY": [5, 5, 5]})
+    over = threading.Event()
+
+    def load():
+        while not over.is_set():
+            server.ask("POST", "/v2/models/repeat/generate_stream", body)
+
+    with Server(tmp_path, [models]) as server:
+        thread = threading.Thread(target=load)
+        thread.start()
+        try:
+            page.open(url(server))
+            shows(page, "stream-first", r"50 % [\d.]+ (µs|ms|s)")
+            shows(page, "stream-between", r"99 % [\d.]+ (µs|ms|s)")
+            shows(page, "stream-responses", r"responses [1-9]")
+            shows(page, "stream-bytes", r"^[\d.]+ (B|KiB)/s$")
+            shows(page, "stream-lengths", r"3 to 4\s+100 %")
+            page.open(url(server, "#model=rows&version=1"))
+            shows(page, "scope-title", "^rows, version 1$")
+            assert page.ask("document.getElementById('streams').hidden")
+            assert page.complaints == []
+        finally:
+            over.set()
+            thread.join()
 
 
 @needs_browser

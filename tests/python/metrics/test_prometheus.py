@@ -43,6 +43,8 @@ NO_DATA = {
     r"pharos_ensemble_inflight_requests": "no ensemble has max_inflight_requests",
     r"pharos_rate_limiter_\w+": "the rate limiter is off",
     r"pharos_repository_\w+": "no repository is in an object store",
+    r"pharos_slo_\w+": "no objectives are given",
+    r"pharos_tenant_\w+": "no tenants are distinguished",
     r"pharos_tslog_\w+": "no line was written, skipped or refused",
 }
 """Families that may have no series here -> the reason. A family with series must have data in every expression that reads it."""

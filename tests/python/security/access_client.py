@@ -23,8 +23,13 @@ WRONG = itertools.cycle([
     "Bearer wrong", "Bearer", "Bearer  ", "Basic aW5mZXItMTphZG1pbi0x", "admin-1", "Bearer admin-1x", "Bearer admin-",
     "Bearer ADMIN-1", "Bearer infer-1 admin-1", "Bearer infer-1,Bearer admin-1", "Token admin-1",
 ])  # fmt: skip
-PARTS = ("health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics", "trace", "logging")
+PARTS = (
+    "health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics", "trace", "logging",
+    "load-report",
+)  # fmt: skip
 GRPC_PREFIX = "triton-grpc-protocol-"
+ENDLESS = ("/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics",)
+"""Calls whose responses do not end: the first message is enough."""
 CODES = {0: "OK", 7: "PERMISSION_DENIED", 12: "UNIMPLEMENTED", 14: "UNAVAILABLE", 16: "UNAUTHENTICATED"}
 
 
@@ -157,6 +162,9 @@ class Http2:
                     self.h2.acknowledge_received_data(event.flow_controlled_length, stream)
                     self.socket.sendall(self.h2.data_to_send())
                 over = isinstance(event, (h2.events.StreamEnded, h2.events.StreamReset))
+                if data and path in ENDLESS:
+                    self.h2.reset_stream(stream)
+                    over = True
                 if over:
                     self.end(stream)
                     if ":status" not in found:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 CLASSES = {
     "health": "health",
     "metadata": "use", "inference": "use", "shared-memory": "use", "model-config": "use", "statistics": "use",
+    "load-report": "use",
     "model-repository": "manage", "trace": "manage", "logging": "manage",
     "open": "open", "unknown": "unknown",
 }  # fmt: skip
@@ -81,6 +82,8 @@ GET     /dashboard                               Unknown                       o
 GET     /dashboard/style.css                     Unknown                       open              200
 GET     /dashboard/measure.js                    Unknown                       open              200
 GET     /dashboard/charts.js                     Unknown                       open              200
+GET     /dashboard/streams.js                    Unknown                       open              200
+GET     /dashboard/usage.js                      Unknown                       open              200
 GET     /dashboard/view.js                       Unknown                       open              200
 POST    /v2/repository/index                     Unknown                       unknown           404
 POST    /v2/repository/models/other/load         Unknown                       unknown           404
@@ -217,6 +220,10 @@ Check                         health            OK
 Watch                         health            UNIMPLEMENTED
 List                          unknown           UNIMPLEMENTED
 """
+LOAD_REPORT_RPCS = """
+StreamCoreMetrics             load-report       OK
+None                          unknown           UNIMPLEMENTED
+"""
 REFLECTION_RPCS = """
 ServerReflectionInfo          metadata          *
 """
@@ -240,6 +247,7 @@ None                          unknown           UNIMPLEMENTED
 KSERVE = "/inference.GRPCInferenceService/"
 ALIAS = "/org.pytorch.serve.grpc.openinference.GRPCInferenceService/"
 HEALTH = "/grpc.health.v1.Health/"
+LOAD_REPORT = "/xds.service.orca.v3.OpenRcaService/"
 REFLECTION = ("/grpc.reflection.v1.ServerReflection/", "/grpc.reflection.v1alpha.ServerReflection/")
 INFERENCE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
 MANAGEMENT = "/org.pytorch.serve.grpc.management.ManagementAPIsService/"
@@ -297,7 +305,7 @@ LISTENERS = {
     "sagemaker": rows(SAGEMAKER),
     "vertex_ai": rows(VERTEX_AI),
     # This port does not serve TorchServe's services.
-    "grpc": calls(KSERVE, KSERVE_RPCS) + calls(HEALTH, HEALTH_RPCS) + reflection()
+    "grpc": calls(KSERVE, KSERVE_RPCS) + calls(HEALTH, HEALTH_RPCS) + calls(LOAD_REPORT, LOAD_REPORT_RPCS) + reflection()
     + foreign(ALIAS, KSERVE_RPCS) + foreign(INFERENCE, INFERENCE_RPCS) + foreign(MANAGEMENT, MANAGEMENT_RPCS),
     "torchserve_inference": rows(TORCHSERVE_INFERENCE, "unknown_inference")
     + [row for row in rows(HTTP, "unknown_inference", "*") if row.path.startswith("/v2")],
@@ -305,7 +313,7 @@ LISTENERS = {
     "torchserve_metrics": rows(TORCHSERVE_METRICS),
     "torchserve_grpc": calls(INFERENCE, INFERENCE_RPCS, "unknown_inference")
     + calls(KSERVE, KSERVE_RPCS, "unknown_inference") + calls(ALIAS, KSERVE_RPCS, "unknown_inference")
-    + calls(HEALTH, HEALTH_RPCS, "unknown_inference") + reflection()
+    + calls(HEALTH, HEALTH_RPCS, "unknown_inference") + calls(LOAD_REPORT, LOAD_REPORT_RPCS, "unknown_inference") + reflection()
     + [row for row in calls(MANAGEMENT, MANAGEMENT_RPCS, "unknown_inference", "UNIMPLEMENTED")],
     "torchserve_grpc_management": calls(MANAGEMENT, MANAGEMENT_RPCS, "unknown_management")
     + reflection({"reflection": "reflection_management"})

@@ -317,15 +317,16 @@ def test_every_route_of_the_metrics_has_a_row():
     routes = set(re.findall(r"^ +([A-Z]\w+) =>", body, re.M))
     assert len(routes) > 30
     listed = {row.route for listener, rows in LISTENERS.items() if "grpc" not in listener for row in rows}
-    assert routes - listed == {"StreamInfer", "HealthCheck", "Reflection", "StreamPredict"}
+    assert routes - listed == {"StreamInfer", "HealthCheck", "Reflection", "StreamPredict", "LoadReport"}
     assert listed <= routes
 
 
 def test_every_rpc_has_a_row():
     """Compares the services of `proto/` with the methods in the classification of paths."""
-    rpcs = {path.stem: set(re.findall(r"^\s*rpc (\w+)", path.read_text(), re.M)) for path in (ROOT / "proto").glob("*.proto")}
+    rpcs = {path.stem: set(re.findall(r"^\s*rpc (\w+)", path.read_text(), re.M)) for path in (ROOT / "proto").rglob("*.proto")}
     services = {
         "grpc_service": [("grpc", table.KSERVE), ("torchserve_grpc", table.KSERVE), ("torchserve_grpc", table.ALIAS)],
+        "orca": [("grpc", table.LOAD_REPORT), ("torchserve_grpc", table.LOAD_REPORT)],
         "torchserve_inference": [("torchserve_grpc", table.INFERENCE)],
         "torchserve_management": [("torchserve_grpc_management", table.MANAGEMENT)],
     }

@@ -14,13 +14,13 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from harness import metric_families
+from harness import metric_families, orca
 from harness.metric_families import CONTENT_TYPE
 from harness.processes import held
-from harness.server import samples
+from harness.server import samples, total
 from harness.statistics import until_dispatched
-from harness.waiting import eventually
-from torchserve.home import HOST, INFERENCE, MANAGEMENT, Home, body, call, fields, has_worker
+from harness.waiting import DEADLINE_S, eventually
+from torchserve.home import HOST, INFERENCE, MANAGEMENT, Home, body, call, fields, has_worker, message
 
 pytestmark = pytest.mark.skipif(not has_worker, reason="there is no Python with the package pharos-worker: make python-worker")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -64,6 +64,21 @@ def test_answers_have_torchserves_headers(home):
     status, headers, body = home.ask("GET", "/nowhere")
     assert (status, headers["connection"], headers["content-type"]) == (404, "close", "application/json")
     assert body.startswith(b'{\n  "code": 404,\n  "type": "ResourceNotFoundException",\n  "message": ')
+
+
+def test_predictions_have_load_reports(home):
+    """A prediction that asks for a load report (ORCA) gets it; see `protocol/test_load_reports.py`."""
+
+    def report(path, headers):
+        value = home.ask("POST", path, b"pid", headers)[1].get(orca.RESPONSE)
+        return value and orca.from_header(value)
+
+    asks = {orca.REQUEST: "Text"}
+    for path in ("/predictions/m", "/predictions/m/1.0", "/explanations/m"):
+        eventually(f"{path} reports its model", lambda: "utilization" in report(path, asks)["named_metrics"])
+        assert report(path, {}) is None
+    assert "utilization" not in report("/predictions/no_such_model", asks)["named_metrics"]
+    assert report("/ping", asks) is None
 
 
 MULTIPART = (
@@ -389,6 +404,33 @@ def test_predictions_by_grpc(home):
     assert shown["data"] == {"body": ["bytearray", "bytearray(b'x')"]}
     parts = call(home.grpc, INFERENCE + "StreamPredictions", (1, "streams"), body("parts 2"), stream=True)
     assert [part[1][0] for part in parts] == [b"part 0;", b"part 1;", b"end"]
+
+
+def test_predictions_report_their_times(home):
+    """`request-timing` gets the times over HTTP and gRPC; their sums are what the requests added to TorchServe's counters."""
+    counters = ("ts_inference_latency_microseconds", "ts_queue_latency_microseconds")
+    latencies = lambda: [total(home.scrape(), name, model_name="m") for name in counters]  # noqa: E731
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    requested = {"request-timing": "true", "traceparent": parent}
+    before, values = latencies(), []
+    for _ in range(3):
+        status, headers, _ = home.ask("POST", "/predictions/m", b"x", requested)
+        assert (status, headers["traceparent"]) == (200, parent)
+        values.append(headers["server-timing"])
+    with grpc.insecure_channel(f"{HOST}:{home.grpc}") as channel:
+        send = channel.unary_unary(INFERENCE + "Predictions").with_call
+        _, answered = send(message((1, "m"), body("x")), metadata=tuple(requested.items()), timeout=DEADLINE_S)
+    metadata = dict(answered.initial_metadata())
+    assert metadata["traceparent"] == parent
+    values.append(metadata["server-timing"])
+    after = latencies()
+    assert all(value.endswith('batch;desc="1"') for value in values)
+    for name, old, new in zip(("total", "queue"), before, after):
+        sent = sum(float(re.search(rf"\b{name};dur=([\d.]+)", value)[1]) * 1000 for value in values)
+        assert sent == pytest.approx(new - old, abs=0.01), name
+    # A streamed answer begins before its times are known.
+    assert "server-timing" not in home.ask("POST", "/predictions/streams", b"parts 2", requested)[1]
+    assert not {"server-timing", "traceparent"} & set(home.ask("POST", "/predictions/m", b"x")[1])
 
 
 @pytest.mark.parametrize(

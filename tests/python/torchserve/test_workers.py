@@ -227,6 +227,6 @@ def services(port):
 def test_reflection_shows_what_a_port_serves(home):
     own = {"grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"}
     service = lambda method: method.strip("/")
-    v2 = {"inference.GRPCInferenceService", "grpc.health.v1.Health"}
+    v2 = {"inference.GRPCInferenceService", "grpc.health.v1.Health", "xds.service.orca.v3.OpenRcaService"}
     assert services(home.grpc) == own | v2 | {service(INFERENCE)}
     assert services(home.grpc_management) == own | {service(MANAGEMENT)}

@@ -12,7 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::id::TenantId;
 use pharos::infer::{InferOutput, InferRequest, InferResponse};
+use pharos::load_report::{LoadReport, Values};
 use pharos::metrics::exposition::{Encoding, Format, Names};
 use pharos::metrics::statistics::ModelStatistics;
 use pharos::model::{ModelMetadata, TensorMetadata};
@@ -182,6 +184,12 @@ impl Service for EchoService {
         locked(&self.0.records).push((protocol, route, code, reason));
     }
 
+    /// The report of the model `echo` has the metric `waiting_requests`; that of the server does not.
+    fn load_report(&self, model: &str, _: &str) -> Arc<LoadReport> {
+        let named_metrics = if model == "echo" { vec![("waiting_requests", 3.0)] } else { Vec::new() };
+        Arc::new(LoadReport::new(Values { rps_fractional: 2.0, named_metrics, ..Values::default() }))
+    }
+
     fn statistics(&self, model: &str, _: &str) -> Result<Vec<ModelStatistics>, InferError> {
         if !model.is_empty() {
             self.known(model)?;
@@ -256,6 +264,10 @@ impl Service for EchoService {
     /// Never samples a request, but settings can be changed.
     fn trace(&self, _: &str, _: impl Fn(&str) -> Option<String>) -> Option<Traced> {
         None
+    }
+
+    fn tenant<'h>(&self, _: impl FnOnce(&str) -> Option<&'h [u8]>) -> TenantId {
+        TenantId::default()
     }
 
     fn trace_settings(&self, model: &str) -> Result<TraceSettings, InferError> {

@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::id::TenantId;
 use pharos::infer::{InferRequest, InferResponse};
+use pharos::load_report::LoadReport;
+use pharos::metrics::catalog::TenantSource;
 use pharos::metrics::exposition::{self, Encoding, Names};
 use pharos::metrics::labels::Outcome;
 use pharos::metrics::record;
@@ -131,6 +135,11 @@ impl Service for Engine {
         record::request_answered(&self.inner.cache, protocol, route, Outcome { code, reason });
     }
 
+    fn load_report(&self, model: &str, version: &str) -> Arc<LoadReport> {
+        let resolved = self.in_repository(model, version);
+        self.latest_report(resolved.as_ref().map_or("", |(model, _)| model))
+    }
+
     fn statistics(&self, model: &str, version: &str) -> Result<Vec<ModelStatistics>, InferError> {
         self.check_open()?;
         let unavailable = |text| InferError::new(ErrorCode::InvalidArg, Reason::UnknownModel, text);
@@ -220,6 +229,14 @@ impl Service for Engine {
 
     fn trace(&self, model: &str, header: impl Fn(&str) -> Option<String>) -> Option<Traced> {
         self.inner.traces.sample(model, header)
+    }
+
+    fn tenant<'h>(&self, header: impl FnOnce(&str) -> Option<&'h [u8]>) -> TenantId {
+        match self.inner.cache.tenant_source() {
+            None => TenantId::default(),
+            Some(TenantSource::Header(name)) => self.inner.cache.tenant(header(name).unwrap_or_default()),
+            Some(TenantSource::Token) => self.tenant_of_token(header("authorization").unwrap_or_default()),
+        }
     }
 
     fn trace_settings(&self, model: &str) -> Result<TraceSettings, InferError> {

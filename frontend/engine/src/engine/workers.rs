@@ -36,7 +36,7 @@ impl Management for Engine {
     }
 
     fn gpu_usage(&self, number: u32) -> Option<GpuUsage> {
-        let reading = self.inner.gpus.of(self.inner.loader.devices().bus_number(number)?, clock::now())?;
+        let reading = self.inner.latest.gpus.of(self.inner.loader.devices().bus_number(number)?, clock::now())?;
         Some(GpuUsage {
             utilization: reading.utilization,
             bandwidth: reading.bandwidth,

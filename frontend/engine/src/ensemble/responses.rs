@@ -3,8 +3,8 @@
 use std::task::{Context, Poll, Waker, ready};
 
 use pharos::error::{ErrorCode, InferError};
-use pharos::infer::{InferRequest, InferResponse};
-use pharos::metrics::record::{self, ResponseKind};
+use pharos::infer::{InferRequest, InferResponse, byte_size};
+use pharos::metrics::record::{self, ResponseKind, StreamProgress};
 use pharos::model::Checked;
 use pharos::timeline::Instant;
 
@@ -25,6 +25,8 @@ pub(crate) struct Responses<M: Members> {
     count: u64,
     /// The time of the previous response.
     latest: Instant,
+    /// The responses with data, for the metrics.
+    progress: StreamProgress,
 }
 
 impl<M: Members> Responses<M> {
@@ -37,11 +39,13 @@ impl<M: Members> Responses<M> {
         match EnsembleRequest::begin(target, request) {
             Ok(begun) => running = Some(begun),
             Err(error) => {
+                record::stream_ended(target.version.series(), &StreamProgress::default());
                 let answer = Err(unanswered.failed(error));
                 first = Some(Streamed { answer, last: true, empty: false });
             }
         }
-        let mut responses = Self { running, unanswered, checked, first, count: 0, latest };
+        let progress = StreamProgress::default();
+        let mut responses = Self { running, unanswered, checked, first, count: 0, latest, progress };
         if responses.first.is_none() {
             responses.first = match responses.poll_next(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(streamed) => streamed,
@@ -77,6 +81,13 @@ impl<M: Members> Responses<M> {
         record::response_done(version.series(), self.count, kind, (now.ns_since(self.latest), 0));
         if self.count == 0 && !empty {
             record::first_response(version.series(), now.ns_since(self.unanswered.started));
+        }
+        if let (Ok((outputs, _)), false) = (&made, empty) {
+            let bytes = byte_size(outputs);
+            record::stream_response(version.series(), &self.progress, (self.unanswered.started, now), bytes);
+        }
+        if last {
+            record::stream_ended(version.series(), &self.progress);
         }
         (self.count, self.latest) = (self.count + 1, now);
         let answer = match made {
@@ -115,5 +126,14 @@ impl<M: Members> Responses<M> {
             outputs,
             timeline,
         })
+    }
+}
+
+impl<M: Members> Drop for Responses<M> {
+    /// Counts the end of a request whose client has gone.
+    fn drop(&mut self) {
+        if !self.unanswered.answered {
+            record::stream_ended(self.unanswered.version.series(), &self.progress);
+        }
     }
 }

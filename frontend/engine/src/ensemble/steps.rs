@@ -103,6 +103,7 @@ pub(super) fn step_request(
         correlation_id: sequence.id.clone(),
         sequence_start: sequence.start,
         sequence_end: sequence.end,
+        tenant: request.tenant,
         trace: request.trace,
         traced: request.traced.as_ref().map(Traced::step),
         timeline: request.timeline,

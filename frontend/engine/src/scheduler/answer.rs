@@ -54,11 +54,15 @@ impl Driver {
 
     /// Returns one answer for each request, in batch order, after recording the batch except for [`Driver::record_times`].
     fn recorded(&self, parts: &[Arc<Part>], link: &SharedLink, done: &Done, now: Instant) -> Vec<Answer> {
-        self.record_batch(parts, done);
+        let batch_size = self.record_batch(parts, done);
         let mut answers = self.answers(parts, link, done);
         for (part, answer) in parts.iter().zip(&mut answers) {
             match part.padding {
-                false => self.record(part, answer, done, now),
+                false => {
+                    let request = part.request.timeline;
+                    let timeline = Timeline { compute: done.stamps, request_end: now, batch_size, ..request };
+                    self.record(part, answer, timeline);
+                }
                 // Padding has no reader and is not counted.
                 true => *answer = Err(InferError::cancelled()),
             }
@@ -66,10 +70,11 @@ impl Driver {
         answers
     }
 
-    /// Counts the execution of a batch.
-    pub(super) fn record_batch(&self, parts: &[Arc<Part>], done: &Done) {
-        let rows = parts.iter().map(|part| part.checked.batch_size).sum();
+    /// Counts the execution of a batch. Returns its size as it is counted.
+    pub(super) fn record_batch(&self, parts: &[Arc<Part>], done: &Done) -> u64 {
+        let rows: u64 = parts.iter().map(|part| part.checked.batch_size).sum();
         record::batch_executed(&self.series, rows, &done.stamps, clock::wall_ms());
+        rows.max(1)
     }
 
     /// Returns the responses made of a worker's outputs. Counts outputs that differ from the configuration, and logs the first
@@ -131,30 +136,35 @@ impl Driver {
         match answer {
             Ok(_) => {
                 record::inference_done(&self.series, timeline, part.checked.batch_size);
+                record::tenant_served(&self.series, part.request.tenant, timeline);
                 record::request_times(&self.series, timeline);
                 if let Some(trace) = part.request.trace {
                     record::inference_traced(&self.series, timeline, trace, clock::wall_ms());
                 }
             }
-            Err(error) => record::inference_failed(&self.series, error.reason, timeline.request_ns()),
+            Err(error) => self.record_failed(part, error, timeline.request_ns()),
         }
     }
 
-    /// Completes the stamps of an answer and records it.
-    fn record(&self, part: &Part, answer: &mut Answer, done: &Done, now: Instant) {
-        let mut timeline = part.request.timeline;
-        timeline.compute = done.stamps;
-        timeline.request_end = now;
+    /// Records that a request failed after it had entered the queue.
+    pub(super) fn record_failed(&self, part: &Part, error: &InferError, request_ns: u64) {
+        record::inference_failed(&self.series, error, request_ns);
+        record::tenant_failed(&self.series, part.request.tenant, error.reason);
+    }
+
+    /// Adds the stamps to an answer and records it.
+    fn record(&self, part: &Part, answer: &mut Answer, timeline: Timeline) {
         request_trace::answered(&part.request, answer, Some(&timeline));
         match answer {
             Ok(response) => {
                 response.timeline = timeline;
                 record::inference_done(&self.series, &timeline, part.checked.batch_size);
+                record::tenant_served(&self.series, part.request.tenant, &timeline);
                 if let Some(trace) = part.request.trace {
                     record::inference_traced(&self.series, &timeline, trace, clock::wall_ms());
                 }
             }
-            Err(error) => record::inference_failed(&self.series, error.reason, timeline.request_ns()),
+            Err(error) => self.record_failed(part, error, timeline.request_ns()),
         }
     }
 

@@ -10,7 +10,7 @@ use pharos::infer::{InferRequest, InferResponse};
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
-use pharos::timeline::ComputeStamps;
+use pharos::timeline::{CacheLookup, ComputeStamps};
 use tokio::sync::oneshot;
 
 use super::{Answer, Driver, OneReply, Reply, Request, lost, request_trace};
@@ -29,7 +29,9 @@ pub(crate) fn answer_found(
     let timeline = &mut response.timeline;
     timeline.compute = ComputeStamps { start: started, input_end: started, output_start: started, end: started };
     timeline.request_end = clock::now();
+    timeline.cache = Some(CacheLookup::Hit);
     record::cache_hit(series, timeline, ended.ns_since(started));
+    record::tenant_served(series, request.tenant, timeline);
     request_trace::found(request, &response.outputs, timeline.request_end);
     if let Some(trace) = request.trace {
         record::inference_traced(series, timeline, trace, clock::wall_ms());
@@ -40,6 +42,7 @@ pub(crate) fn answer_found(
 /// Records that looking up and storing a response missing in the cache took `cache_ns`.
 pub(crate) fn record_miss(series: &ModelSeries, cache_ns: u64, response: &mut InferResponse) {
     response.timeline.cache_miss_ns = cache_ns;
+    response.timeline.cache = Some(CacheLookup::Miss);
     record::cache_miss(series, cache_ns);
 }
 
@@ -100,6 +103,7 @@ impl Drop for LookUpGuard<'_> {
         let now = clock::now();
         let ns = now.ns_since(self.request.timeline.request_start);
         record::inference_failed(&self.driver.series, Reason::Cancelled, ns);
+        record::tenant_failed(&self.driver.series, self.request.tenant, Reason::Cancelled);
         request_trace::failed(self.request.traced.as_ref(), &InferError::cancelled(), now);
         if self.driver.ordered {
             self.driver.turn(now, |state| {

@@ -98,6 +98,7 @@ impl Driver {
             record::request_pending(&self.series, -flying.count());
         }
         member.in_flight.push(flying);
+        member.update_busy_time(now);
         effects.sends.push(Send { instance, link: member.link.clone(), batch, flags, parts, steps, flows });
     }
 

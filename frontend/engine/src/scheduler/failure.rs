@@ -27,7 +27,7 @@ impl Driver {
     pub(crate) fn instance_lost(&self, instance: InstanceId) {
         let now = clock::now();
         self.turn(now, |state| {
-            let Some(member) = state.members.remove(&instance) else { return };
+            let Some(member) = state.remove_member(instance, now) else { return };
             state.scheduler.instance_lost(instance, now);
             let deferred: Vec<_> = member.deferred.into_values().collect();
             let batches = member.in_flight.into_iter().map(|batch| batch.requests);
@@ -67,7 +67,8 @@ impl Driver {
                             () if !request.retried => lost(&self.model, "while it executed this request"),
                             () => lost(&self.model, "twice while it executed this request"),
                         };
-                        record::inference_failed(&self.series, error.reason, ns);
+                        self.record_failed(&request.part, &error, ns);
+                        request.reply.record_end(&self.series);
                         request_trace::failed(request.part.request.traced.as_ref(), &error, now);
                         self.finish(state, id, request, Err(error));
                     }
@@ -83,7 +84,10 @@ impl Driver {
         let error = self.error(reason, &request);
         if !reason.refused_on_arrival() {
             let ns = clock::now().ns_since(request.part.request.timeline.request_start);
-            record::inference_failed(&self.series, error.reason, ns);
+            self.record_failed(&request.part, &error, ns);
+            request.reply.record_end(&self.series);
+        } else {
+            record::inference_refused(&self.series, error.reason);
         }
         // Triton includes the request's id only in errors on arrival.
         let named = [
@@ -114,6 +118,7 @@ impl Driver {
             let Some(member) = state.members.get_mut(&instance) else { return };
             let Some(position) = member.in_flight.iter().position(|flying| flying.batch == batch) else { return };
             let unsent = member.take(position);
+            member.update_busy_time(now);
             if position > 0 {
                 record::request_pending(&self.series, -unsent.count());
             } else if let Some(next) = member.in_flight.first() {
@@ -122,7 +127,8 @@ impl Driver {
             state.scheduler.batch_unsent(instance, now);
             for (id, request) in unsent.requests.into_iter().filter(|(_, request)| !request.part.padding) {
                 let ns = now.ns_since(request.part.request.timeline.request_start);
-                record::inference_failed(&self.series, error.reason, ns);
+                self.record_failed(&request.part, error, ns);
+                request.reply.record_end(&self.series);
                 let error = error.clone().with_request_id(&request.part.request.id);
                 request_trace::failed(request.part.request.traced.as_ref(), &error, now);
                 self.finish(state, id, request, Err(error));

@@ -40,6 +40,7 @@ impl Driver {
                 let part = &request.part;
                 let timeline = Timeline { compute: done.stamps, ..part.request.timeline };
                 record::inference_rescheduled(&self.series, &timeline);
+                record::tenant_rescheduled(&self.series, part.request.tenant, &timeline);
                 request_trace::rescheduled(&part.request, &done.stamps, now);
                 record::request_pending(&self.series, 1);
                 let again = InferRequest {

@@ -21,7 +21,7 @@ impl Driver {
             retired = idle && !state.scheduler.has_sequences_on(instance);
             if retired {
                 state.scheduler.instance_lost(instance, now);
-                state.members.remove(&instance);
+                state.remove_member(instance, now);
             }
         });
         retired

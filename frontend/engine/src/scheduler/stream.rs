@@ -14,7 +14,8 @@ use std::task::{Context, Poll, ready};
 use pharos::error::{ErrorCode, InferError};
 use pharos::id::{InstanceId, RequestId};
 use pharos::infer::{InferRequest, InferResponse};
-use pharos::metrics::record::{self, ResponseKind};
+use pharos::metrics::record::{self, ResponseKind, StreamProgress};
+use pharos::metrics::series::ModelSeries;
 use pharos::model::Checked;
 use pharos::service::Streamed;
 use pharos::timeline::{ComputeStamps, Instant};
@@ -39,6 +40,8 @@ pub(super) struct Flow {
     held: AtomicBool,
     /// The instance to notify: the one that executes or last executed the request. Locked only to read or replace it.
     position: Mutex<Option<BatchPosition>>,
+    /// The responses with data, for the metrics.
+    progress: StreamProgress,
 }
 
 /// The position of a request in a batch of an instance.
@@ -155,6 +158,13 @@ impl Reply {
         }
     }
 
+    /// Counts the end of a request of a decoupled model without a further response of a worker. Call it before the answer.
+    pub(super) fn record_end(&self, series: &ModelSeries) {
+        if let Self::Many(sink) = self {
+            record::stream_ended(series, &sink.flow.progress);
+        }
+    }
+
     /// Returns whether the reader is gone.
     pub(super) fn is_closed(&self) -> bool {
         match self {
@@ -247,6 +257,7 @@ impl Drop for Responses {
 struct Arrival {
     part: Arc<Part>,
     sender: mpsc::Sender<Item>,
+    flow: Arc<Flow>,
     /// The number of earlier responses.
     number: u64,
     /// When the worker started it.
@@ -271,10 +282,15 @@ impl State {
                 Request { reply: Reply::Many(sink), part, .. } => {
                     sink.take(part.clone(), frame).map(ReceivedResponse::Streamed)?
                 }
-                _ => return Ok(Some(ReceivedResponse::Single(entry.remove()))),
+                _ => {
+                    let request = entry.remove();
+                    member.update_busy_time(clock::now());
+                    return Ok(Some(ReceivedResponse::Single(request)));
+                }
             };
             if frame.last {
                 entry.remove();
+                member.update_busy_time(clock::now());
             }
             return Ok(Some(booked));
         }
@@ -312,7 +328,7 @@ impl Sink {
         let since = if self.count == 0 { stamps.start } else { self.latest_end };
         self.latest_end = stamps.end;
         self.count += 1;
-        Some(Arrival { part, sender, number: self.count - 1, since })
+        Some(Arrival { part, sender, flow: self.flow.clone(), number: self.count - 1, since })
     }
 }
 
@@ -380,7 +396,7 @@ impl Driver {
 
     /// Records a response and sends it to its reader.
     fn pass_on(&self, arrival: Arrival, mut answer: Answer, kind: &Kind, costs_credit: bool) {
-        let Arrival { part, sender, number, since } = arrival;
+        let Arrival { part, sender, flow, number, since } = arrival;
         let &Kind { stamps, last, empty } = kind;
         let mut timeline = part.request.timeline;
         timeline.compute = stamps;
@@ -399,8 +415,13 @@ impl Driver {
         if number == 0 && !empty {
             record::first_response(&self.series, timeline.request_ns());
         }
+        if let (Ok(response), false) = (&answer, empty) {
+            let times = (timeline.request_start, timeline.request_end);
+            record::stream_response(&self.series, &flow.progress, times, response.byte_size());
+        }
         request_trace::answered(&part.request, &answer, last.then_some(&timeline));
         if last {
+            record::stream_ended(&self.series, &flow.progress);
             self.record_one(&part, &answer, &timeline);
         }
         let item = Item { streamed: Streamed { answer, last, empty }, costs_credit };

@@ -9,6 +9,7 @@ use pharos::id::ModelVersion;
 use pharos::infer::InferInput;
 use pharos::metrics::cache::{Cache, Settings};
 use pharos::metrics::catalog::Catalog;
+use pharos::metrics::exposition::{Format, render};
 use pharos::metrics::statistics::{self, ModelStatistics};
 use pharos::model::{Completion, Draft};
 use pharos::tensor::{DataType, Tensor};
@@ -29,6 +30,7 @@ const CONFIG: &str = "backend: 'builtin' model_transaction_policy { decoupled: t
 const INSTANCE: InstanceId = InstanceId(0);
 
 struct World {
+    cache: Arc<Cache>,
     driver: Arc<Driver>,
     link: SharedLink,
     /// The worker's end of the ring of frames.
@@ -41,7 +43,7 @@ async fn world() -> World {
 }
 
 async fn world_of(config: &str) -> World {
-    let cache = Cache::new(Catalog::shipped(), Settings::new("h"));
+    let cache = Arc::new(Cache::new(Catalog::shipped(), Settings::new("h")));
     let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
     let draft = Draft::from_text(config, "config.pbtxt").unwrap();
     let config = Arc::new(draft.complete(&Completion { directory: "m", ..Completion::default() }).unwrap());
@@ -61,7 +63,7 @@ async fn world_of(config: &str) -> World {
     let regions = regions.into();
     let link = Arc::new(Link::new(LinkParts { socket: ours, event_loop, frames: rings, regions, arenas, ring }));
     driver.instance_ready(INSTANCE, link.clone());
-    World { driver, link, worker: ring::of_worker(&frames).unwrap().1, _socket: worker }
+    World { cache, driver, link, worker: ring::of_worker(&frames).unwrap().1, _socket: worker }
 }
 
 impl World {
@@ -109,6 +111,24 @@ impl World {
 
     fn statistics(&self) -> ModelStatistics {
         statistics::of(&self.driver.series)
+    }
+
+    /// Returns the number of first responses, intervals, ended requests, responses of these, responses and bytes.
+    fn streams(&self) -> [f64; 6] {
+        let text = render(&self.cache, Format::Text);
+        let names = [
+            "first_response_seconds_count",
+            "response_interval_seconds_count",
+            "responses_per_request_count",
+            "responses_per_request_sum",
+            "responses_total",
+            "response_bytes_total",
+        ];
+        names.map(|name| {
+            let start = format!("pharos_stream_{name}{{");
+            let line = text.lines().find(|line| line.starts_with(&start)).unwrap();
+            line.rsplit(' ').next().unwrap().parse().unwrap()
+        })
     }
 }
 
@@ -195,6 +215,8 @@ async fn credit_returns_as_the_reader_takes_responses() {
     let second = statistics.response_stats["1"];
     assert_eq!((second.success.ns, second.compute_infer.ns), (0, 0), "measured from the end of the previous response");
     assert_eq!(statistics.response_stats[&CREDITS.to_string()].empty_response.count, 1);
+    let sent = f64::from(CREDITS);
+    assert_eq!(world.streams(), [1.0, sent - 1.0, 1.0, sent, sent, sent], "the end carries no data");
 }
 
 #[tokio::test]
@@ -241,6 +263,7 @@ async fn dropping_the_responses_cancels_the_request() {
     world.done(0, None);
     assert_eq!(world.statistics().inference_stats.fail.count, 1);
     assert_eq!(world.driver.unanswered(), 0);
+    assert_eq!(world.streams(), [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]);
 }
 
 #[tokio::test]
@@ -264,6 +287,7 @@ async fn a_lost_instance_fails_started_streams_and_retries_others() {
     let end = next(&mut waiting).await.unwrap();
     assert!(end.last && end.answer.unwrap_err().message.contains("died twice"));
     assert_eq!(world.statistics().inference_stats.fail.count, 2);
+    assert_eq!(world.streams(), [1.0, 0.0, 2.0, 1.0, 1.0, 1.0], "requests end once, with and without responses");
 }
 
 #[tokio::test]
@@ -337,4 +361,32 @@ async fn deferred_requests_are_lost_with_their_instance() {
     let end = next(&mut responses).await.unwrap();
     assert!(end.last && end.answer.unwrap_err().message.contains("died in the middle of the responses"));
     assert_eq!(world.driver.unanswered(), 0);
+}
+
+#[tokio::test]
+async fn the_load_counts_requests_by_state_and_busy_time() {
+    let world = world().await;
+    let load = || world.driver.load(clock::now());
+    let counts = |load: &super::super::load::Load| (load.executing, load.waiting, load.instances, load.slots);
+    assert_eq!((counts(&load()), load().busy_ns), ((0, 0, 1, 1), 0));
+    assert_eq!(world.driver.free_batch_slots(), 1);
+    let first = world.ask();
+    let second = world.ask();
+    assert_eq!(counts(&load()), (1, 1, 1, 1));
+    assert_eq!(world.driver.free_batch_slots(), 0, "the queue fills the next batch");
+    // The first request is deferred, so the instance executes the second one as well.
+    world.open(0);
+    assert_eq!(counts(&load()), (2, 0, 1, 1));
+    world.say(last()).unwrap();
+    let now = clock::now();
+    let busy = world.driver.load(now).busy_ns;
+    assert!(busy > 0 && world.driver.load(Instant(now.0 + 5)).busy_ns == busy + 5);
+    assert_eq!(world.driver.take_busy_ns(now), [(INSTANCE, busy)]);
+    world.done(1, None);
+    let idle = load().busy_ns;
+    assert_eq!((counts(&load()), load().busy_ns), ((0, 0, 1, 1), idle));
+    assert_eq!(world.driver.take_busy_ns(now), [(INSTANCE, idle - busy)]);
+    drop((first, second));
+    world.driver.instance_lost(INSTANCE);
+    assert_eq!((counts(&load()), load().busy_ns), ((0, 0, 0, 0), idle), "the busy time of the lost instance stays");
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use pharos::ensemble::Step;
 use pharos::id::ModelVersion;
+use pharos::load_report::ModelSample;
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::labels::InstanceState;
 use pharos::repository::State as ModelState;
@@ -46,6 +47,7 @@ impl ModelTable {
         self.shared.metrics.set_gauges(Builtin::ArenaUsed, &summed(arenas));
         self.observe_states();
         self.observe_queues(&drivers);
+        self.observe_load(&drivers, &doing);
         self.observe_limits(&drivers);
         self.observe_sequences(&drivers);
         if let Some(responses) = &self.shared.response_cache {
@@ -55,6 +57,67 @@ impl ModelTable {
         let (total, used) = self.shared.pinned.total_and_used();
         self.shared.metrics.set_gauges(Builtin::PinnedMemoryTotal, &[(Vec::new(), total as f64)]);
         self.shared.metrics.set_gauges(Builtin::PinnedMemoryUsed, &[(Vec::new(), used as f64)]);
+    }
+
+    /// Sets the gauges of executing and waiting requests, and counts the busy time of instances.
+    fn observe_load(&self, drivers: &[(Arc<Driver>, String)], instances: &[Vec<InstanceStatus>]) {
+        let now = clock::now();
+        let (mut executing, mut waiting) = (Rows::new(), Rows::new());
+        let (mut slots, mut free) = (Rows::new(), Rows::new());
+        for ((driver, version), instances) in drivers.iter().zip(instances) {
+            let load = driver.load(now);
+            let labels = || vec![&*driver.model.name, version.as_str()];
+            executing.push((labels(), load.executing as f64));
+            waiting.push((labels(), load.waiting as f64));
+            slots.push((labels(), load.slots as f64));
+            free.push((labels(), driver.free_batch_slots() as f64));
+            for (id, ns) in driver.take_busy_ns(now) {
+                let Some(instance) = instances.iter().find(|instance| instance.id == id) else { continue };
+                let labels = [&*driver.model.name, version.as_str(), instance.name.as_str()];
+                self.shared.metrics.count(Builtin::InstanceBusy, &labels, ns as f64 / 1e9);
+            }
+        }
+        let exists = |labels: &[String]| {
+            drivers.iter().zip(instances).any(|((driver, version), instances)| match labels {
+                [model, number, name] => {
+                    model.as_str() == &*driver.model.name
+                        && number == version
+                        && instances.iter().any(|one| one.name == *name)
+                }
+                _ => false,
+            })
+        };
+        self.shared.metrics.remove_series(Builtin::InstanceBusy.name(), |series| !exists(series.labels()));
+        for (server, model, rows) in [
+            (Builtin::ExecutingRequests, Builtin::ModelExecuting, executing),
+            (Builtin::WaitingRequests, Builtin::ModelWaiting, waiting),
+            (Builtin::ExecutionSlots, Builtin::ModelSlots, slots),
+        ] {
+            self.shared.metrics.set_gauges(server, &[(Vec::new(), rows.iter().map(|(_, count)| count).sum::<f64>())]);
+            self.shared.metrics.set_gauges(model, &summed(rows));
+        }
+        // For equal names, the first row wins: the batches of the serving version.
+        self.shared.metrics.set_gauges(Builtin::ModelBatchSlots, &combined(free, |first, _| first));
+    }
+
+    /// Returns the load of each version with instances, for load reports.
+    pub(crate) fn load_samples(&self) -> Vec<ModelSample> {
+        let now = clock::now();
+        let sample = |live: ExecutingVersion| {
+            let driver = live.executor.driver()?;
+            let (load, (succeeded, queue_ns)) = (driver.load(now), driver.series.queued());
+            Some(ModelSample {
+                name: live.model.name.full().into(),
+                executing: load.executing as u64,
+                waiting: load.waiting as u64,
+                slots: load.slots,
+                instances: load.instances as u64,
+                busy_ns: load.busy_ns,
+                succeeded,
+                queue_ns,
+            })
+        };
+        self.live().into_iter().filter_map(sample).collect()
     }
 
     /// Returns the serving versions, followed by the retired versions that have not ended.

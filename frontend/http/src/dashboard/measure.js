@@ -206,6 +206,7 @@ function point(interval, keep) {
     mean: scaled(interval.mean(timeCounter("request"), FAMILY.success, keep), us),
     heat: request,
     p50: null, p95: null, p99: null,
+    ...streamPoint(interval, keep),
   };
   if (request) {
     for (const [name, q] of [["p50", 0.5], ["p95", 0.95], ["p99", 0.99]]) result[name] = quantile(q, request);
@@ -246,6 +247,7 @@ function byModel(list) {
 function split(interval) {
   const wanted = [
     ...Object.values(FAMILY), ...TIMES.map(timeCounter), `${timeHistogram("request")}_bucket`, `${FAMILY.batchSize}_bucket`,
+    ...STREAM_SAMPLES,
   ];
   const parts = new Map();
   for (const name of wanted) {

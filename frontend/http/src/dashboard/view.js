@@ -272,14 +272,18 @@ function showSizes() {
   const sizes = history_.recent()?.histogram(FAMILY.batchSize, keepChosen);
   const total = sizes?.counts.reduce((sum, n) => sum + n, 0) ?? 0;
   if (total === 0) return $("sizes").replaceChildren(html("div", { class: "empty" }, "No executions."));
+  bars($("sizes"), bucketShares(sizes, total), "teal");
+}
+
+// Returns a row for each bucket of whole numbers, up to the last one with observations.
+function bucketShares({ bounds, counts }, total) {
   const name = (i) => {
-    const low = i === 0 ? 0 : sizes.bounds[i - 1], high = sizes.bounds[i];
+    const low = i === 0 ? 0 : bounds[i - 1], high = bounds[i];
     if (high === Infinity) return `over ${number(low)}`;
     return high - low <= 1 ? number(high) : `${number(low + 1)} to ${number(high)}`;
   };
-  const rows = sizes.counts.map((count, i) => [name(i), count, `${digits((100 * count) / total)} %`]);
-  const last = sizes.counts.findLastIndex((count) => count > 0);
-  bars($("sizes"), rows.slice(0, last + 1), "teal");
+  const rows = counts.map((count, i) => [name(i), count, `${digits((100 * count) / total)} %`]);
+  return rows.slice(0, counts.findLastIndex((count) => count > 0) + 1);
 }
 
 function showReasons() {
@@ -435,7 +439,7 @@ function show() {
   const one = state.chosen !== null, known = !one || models(history_.latest).has(state.chosen);
   $("scope-title").textContent = one ? `${modelName(state.chosen)}, version ${modelVersion(state.chosen)}${known ? "" : " (not loaded now)"}` : "All models";
   $("scope-all").hidden = !one;
-  for (const part of [showHeader, showTiles, showTable, showCharts, showInstances, showFailures, showMachine, showGpus, showHealth]) part();
+  for (const part of [showHeader, showTiles, showTable, showCharts, showStreams, showInstances, showFailures, showUsage, showMachine, showGpus, showHealth]) part();
 }
 
 function notice(text) {
@@ -498,6 +502,7 @@ function start() {
   makeTiles();
   makeTable();
   makeCharts();
+  makeStreamCharts();
   chooseFromAddress();
   setTheme(THEMES.includes(remembered()) ? remembered() : "system");
   $("theme").addEventListener("click", () => setTheme(THEMES[(THEMES.indexOf($("theme").dataset.now) + 1) % THEMES.length]));

@@ -5,7 +5,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::header::HeaderValue;
+use http::{HeaderMap, StatusCode};
 use http_body::Frame;
 use pharos::error::{InferError, Reason};
 use pharos::request_trace::Traced;
@@ -15,6 +16,7 @@ use super::{TracedResponses, convert};
 use crate::Edge;
 use pharos_listener::answering::Account;
 use pharos_listener::request_trace;
+use pharos_listener::response_timing::{AnswerTiming, SERVER_TIMING};
 
 /// The events of one request. Dropping it before the last event, because the client disconnected, cancels the request.
 pub(super) struct Events<S: Service> {
@@ -26,6 +28,10 @@ pub(super) struct Events<S: Service> {
     /// The reason for which the request or one of its responses failed.
     reason: Option<Reason>,
     traced: Option<Traced>,
+    /// Present if the times of the request are sent in a trailer.
+    timing: Option<AnswerTiming>,
+    /// The times, once they are known.
+    times: Option<HeaderValue>,
     ended: bool,
     _open: S::OpenStream,
 }
@@ -37,13 +43,17 @@ impl<S: Service> Events<S> {
         account: (Account<Edge<S>>, StatusCode),
         open: S::OpenStream,
     ) -> Self {
-        let TracedResponses { responses, traced } = begun;
-        Self { responses, first, account: Some(account), reason: None, traced, ended: false, _open: open }
+        let TracedResponses { responses, traced, trailer: timing } = begun;
+        let (account, ended) = (Some(account), false);
+        Self { responses, first, account, reason: None, traced, timing, times: None, ended, _open: open }
     }
 
     /// Returns the event for a response; `None` for an empty response that only marks the end.
     fn event(&mut self, streamed: Streamed) -> Option<Bytes> {
         let Streamed { answer, last, empty } = streamed;
+        if let (true, Ok(response), Some(timing)) = (last, &answer, &self.timing) {
+            self.times = timing.value(&response.timeline);
+        }
         let json = answer.and_then(|response| convert::response(&response));
         let json = json.unwrap_or_else(|error| {
             self.reason.get_or_insert(error.reason);
@@ -88,10 +98,14 @@ impl<S: Service> http_body::Body for Events<S> {
                 return Poll::Ready(Some(Ok(Frame::data(event))));
             }
         }
-        Poll::Ready(None)
+        Poll::Ready(this.times.take().map(|times| {
+            let mut trailers = HeaderMap::with_capacity(1);
+            trailers.insert(SERVER_TIMING, times);
+            Ok(Frame::trailers(trailers))
+        }))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ended
+        self.ended && self.times.is_none()
     }
 }

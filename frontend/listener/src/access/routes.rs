@@ -48,12 +48,13 @@ pub fn class(route: Route) -> Class {
         | Route::CudaSharedMemoryUnregister => Api::SharedMemory,
         Route::TraceSetting => Api::Trace,
         Route::LogSettings => Api::Logging,
+        Route::LoadReport => Api::LoadReport,
         Route::Metrics | Route::ApiDescription => return Class::Open,
         Route::Unknown => return Class::Unknown,
     })
 }
 
-/// Returns the route of a gRPC path: the v2 protocol, health and reflection.
+/// Returns the route of a gRPC path: the v2 protocol, health, reflection and load reports.
 pub fn of_grpc(path: &str) -> Route {
     let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.split_once('/')) else {
         return Route::Unknown;
@@ -65,6 +66,7 @@ pub fn of_grpc(path: &str) -> Route {
             "grpc.reflection.v1.ServerReflection" | "grpc.reflection.v1alpha.ServerReflection",
             "ServerReflectionInfo",
         ) => Route::Reflection,
+        ("xds.service.orca.v3.OpenRcaService", "StreamCoreMetrics") => Route::LoadReport,
         _ => Route::Unknown,
     }
 }
@@ -100,12 +102,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn inference_has_the_routes_that_get_load_reports() {
+        for route in Route::ALL {
+            assert_eq!(route.is_inference(), class(route) == Class::Part(Api::Inference), "{route:?}");
+        }
+    }
+
+    #[test]
     fn classifies_grpc_paths() {
         for (path, api) in [
             ("/inference.GRPCInferenceService/RepositoryModelLoad", Api::ModelRepository),
             ("/inference.GRPCInferenceService/LogSettings", Api::Logging),
             ("/grpc.health.v1.Health/Watch", Api::Health),
             ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Api::Metadata),
+            ("/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics", Api::LoadReport),
         ] {
             assert_eq!(class(of_grpc(path)), Class::Part(api), "{path}");
         }
@@ -118,6 +128,7 @@ mod tests {
             "/inference.GRPCInferenceService/%4dodelInfer",
             "/inference.GRPCInferenceService/",
             "/grpc.health.v1.Health/None",
+            "/xds.service.orca.v3.OpenRcaService/None",
             "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions",
         ] {
             assert_eq!(class(of_grpc(path)), Class::Unknown, "{path}");

@@ -1,12 +1,13 @@
-//! The latest GPU readings, for callers that cannot wait for the driver.
+//! The latest readings of the host and the GPUs, for callers that cannot wait for them.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pharos::timeline::Instant;
 
 use super::gpu::GpuReading;
+use super::host::HostReading;
 
-/// The latest readings of the polling thread.
+/// The latest readings of the GPUs.
 #[derive(Debug, Default)]
 pub struct LatestGpus {
     /// The time until which the readings are valid, and the readings. Locked briefly.
@@ -27,11 +28,55 @@ impl LatestGpus {
     }
 }
 
+/// The latest readings of the polling thread.
+#[derive(Clone, Debug, Default)]
+pub struct Latest {
+    /// Of the GPUs.
+    pub gpus: Arc<LatestGpus>,
+    /// Of the host.
+    pub host: Arc<LatestHost>,
+}
+
+/// The latest reading of the host.
+#[derive(Debug, Default)]
+pub struct LatestHost {
+    /// The time until which the reading is valid, and the reading. Locked briefly.
+    last: Mutex<Option<(Instant, HostReading)>>,
+}
+
+impl LatestHost {
+    /// Replaces the reading.
+    pub(super) fn set(&self, host: HostReading, until: Instant) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((until, host));
+    }
+
+    /// Returns the busy fraction of the processors and the used fraction of the memory; `None` without a recent reading.
+    pub fn utilization(&self, now: Instant) -> (Option<f64>, Option<f64>) {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((_, host)) = last.as_ref().filter(|(until, _)| now <= *until) else { return (None, None) };
+        let total = host.memory.total;
+        (host.cpu, (total > 0).then(|| (host.memory.used() as f64 / total as f64).min(1.0)))
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::memory::Memory;
     use super::super::tests::at_ms;
     use super::*;
+
+    #[test]
+    fn the_host_is_known_until_its_reading_is_too_old() {
+        let latest = LatestHost::default();
+        assert_eq!(latest.utilization(at_ms(0)), (None, None));
+        let memory = Memory { total: 400, available: 100 };
+        latest.set(HostReading { cpu: Some(0.25), memory, disk: None }, at_ms(100));
+        assert_eq!(latest.utilization(at_ms(100)), (Some(0.25), Some(0.75)));
+        assert_eq!(latest.utilization(at_ms(101)), (None, None));
+        latest.set(HostReading { cpu: None, memory: Memory { total: 0, available: 0 }, disk: None }, at_ms(200));
+        assert_eq!(latest.utilization(at_ms(150)), (None, None));
+    }
 
     #[test]
     fn returns_readings_until_they_are_too_old() {

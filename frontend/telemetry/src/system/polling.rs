@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::publish::Publisher;
-use super::{Gpus, LatestGpus, Sampler, Settings, Worker};
+use super::{Gpus, Latest, Sampler, Settings, Worker};
 use pharos_os::clock;
 
 /// The time limit for the driver: to wake its devices at the start, or to answer a query when a model is loaded.
@@ -31,14 +31,15 @@ pub struct Polling {
 }
 
 impl Polling {
-    /// Starts reading into the cache, and GPU readings also into `latest`. Starts no thread if the settings enable no reading.
+    /// Starts reading into the cache; readings of GPUs and of the host also into `latest`. Starts no thread if the settings enable
+    /// no reading.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub fn start(
         settings: Settings,
         cache: Arc<Cache>,
-        latest: Arc<LatestGpus>,
+        latest: Latest,
         workers: impl Workers,
     ) -> io::Result<Option<Self>> {
         if !settings.any() {
@@ -54,7 +55,7 @@ impl Polling {
 /// Reads until stopped. The second reading comes early, because processor utilization needs two.
 fn poll(
     settings: &Settings,
-    (cache, latest): (Arc<Cache>, &LatestGpus),
+    (cache, latest): (Arc<Cache>, &Latest),
     workers: &impl Workers,
     stopped: &mpsc::Receiver<()>,
 ) {
@@ -63,7 +64,11 @@ fn poll(
     let mut read = |now: Instant, log: bool| {
         let readings = sampler.sample(now, &workers());
         publisher.publish(&readings, log);
-        latest.set(readings.gpus, now + settings.interval + DRIVER_TIMEOUT);
+        let until = now + settings.interval + DRIVER_TIMEOUT;
+        if let Some(reading) = readings.host {
+            latest.host.set(reading, until);
+        }
+        latest.gpus.set(readings.gpus, until);
     };
     let mut due = clock::now() + FIRST.min(settings.interval);
     read(clock::now(), false);

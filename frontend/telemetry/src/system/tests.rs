@@ -279,11 +279,11 @@ fn polling_fills_the_cache_until_it_is_dropped() {
     let fake = FakeNvml::new(TWO);
     let gpus = Some(Arc::new(fake.open().unwrap()));
     let settings = Settings { interval, log_interval, cpu: true, gpus, roots };
-    let latest = Arc::new(LatestGpus::default());
+    let latest = Latest::default();
     let polling = Polling::start(settings.clone(), cache.clone(), latest.clone(), workers.clone()).unwrap();
     eventually("several readings", || asked.load(Ordering::Relaxed) >= 5);
     assert!(cache.gauge(Builtin::CpuMemoryTotal.name(), &[]).unwrap().value() > 0.0);
-    assert_eq!(latest.of(0, pharos_os::clock::now()).unwrap().utilization, Some(0.37));
+    assert_eq!(latest.gpus.of(0, pharos_os::clock::now()).unwrap().utilization, Some(0.37));
     drop(polling);
     eventually("the thread's end", || Arc::strong_count(&asked) == 2);
     let nothing = Settings { cpu: false, gpus: None, ..settings };

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use futures_util::stream;
 use pharos::error::InferError;
-use pharos::id::CorrelationId;
+use pharos::id::{CorrelationId, TenantId};
 use pharos::infer::InferRequest;
 use pharos::service::{Management, Responses, Streamed};
-use pharos::timeline::Instant;
+use pharos::timeline::{Instant, Timeline};
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Code, Status};
 
@@ -31,6 +31,8 @@ pub(super) struct Call<S: Management> {
     /// Whether the first response has been received.
     begun: bool,
     received: Instant,
+    /// The timeline of the request, once it has succeeded.
+    timeline: Option<Timeline>,
     _entered: InFlight,
 }
 
@@ -44,12 +46,24 @@ enum Stage<S: Management> {
     Ended,
 }
 
+impl<S: Management> Stage<S> {
+    /// Passes a request to the engine.
+    fn runs(shared: &Shared<S>, request: InferRequest, called: (&str, &str)) -> Result<Self, Status> {
+        let refused = |error| status(&prediction::refused(&error, called, || prediction::End::Died));
+        shared.service.stream(request).map(Self::Runs).map_err(refused)
+    }
+}
+
 impl<S: Management> Call<S> {
     /// Starts a request. The engine gets it now or, while the first worker loads the model, when the response is first polled.
     ///
     /// # Errors
     /// The model is unknown or has no worker, or the request is malformed.
-    pub(super) fn begin(shared: &Arc<Shared<S>>, asked: PredictionsRequest, starts: bool) -> Result<Self, Status> {
+    pub(super) fn begin(
+        shared: &Arc<Shared<S>>,
+        asked: PredictionsRequest,
+        (starts, tenant): (bool, TenantId),
+    ) -> Result<Self, Status> {
         let PredictionsRequest { model_name, model_version, input, sequence_id } = asked;
         if model_name.is_empty() {
             let refused = Refused::bad_request("Parameter model_name is required.");
@@ -80,17 +94,26 @@ impl<S: Management> Call<S> {
             request.correlation_id = CorrelationId::String(id);
             request.sequence_start = starts;
         }
+        request.tenant = tenant;
         request.timeline.received = received;
         request.timeline.request_start = received;
         let (model, asked_version, shared) = (model_name, model_version, shared.clone());
         let stage = match version.is_loading() {
             true => Stage::Waits(Box::new(request)),
-            false => Stage::Runs(shared.service.stream(request).map_err(|error| {
-                status(&prediction::refused(&error, (&model, &asked_version), || prediction::End::Died))
-            })?),
+            false => Stage::runs(&shared, request, (&model, &asked_version))?,
         };
-        let begun = false;
-        Ok(Self { shared, model, asked_version, version, sequence_id, stage, begun, received, _entered: entered })
+        Ok(Self {
+            shared,
+            model,
+            asked_version,
+            version,
+            sequence_id,
+            stage,
+            begun: false,
+            received,
+            timeline: None,
+            _entered: entered,
+        })
     }
 
     /// Waits until the engine has accepted the request.
@@ -105,6 +128,11 @@ impl<S: Management> Call<S> {
             }
         }
         Ok(())
+    }
+
+    /// Returns the timeline of the request after its last part, if it has succeeded.
+    pub(super) fn timeline(&self) -> Option<&Timeline> {
+        self.timeline.as_ref()
     }
 
     /// Returns the sequence id of the request.
@@ -137,6 +165,7 @@ impl<S: Management> Call<S> {
             },
         };
         let Streamed { answer, last, empty } = streamed?;
+        self.timeline = answer.as_ref().ok().map(|response| response.timeline).filter(|_| last);
         if empty && answer.is_ok() {
             return None;
         }

@@ -4,8 +4,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::StreamExt;
+use pharos::id::TenantId;
 use pharos::service::Management;
 use tonic::codegen::tokio_stream::Stream;
+use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::call::Call;
@@ -19,6 +21,13 @@ pub(super) struct Inference<S: Management>(pub(super) Arc<Shared<S>>);
 
 type Parts = Pin<Box<dyn Stream<Item = Result<PredictionResponse, Status>> + Send>>;
 
+impl<S: Management> Inference<S> {
+    /// Returns the tenant that a request with this metadata belongs to.
+    fn tenant(&self, metadata: &MetadataMap) -> TenantId {
+        self.0.service.tenant(|name| metadata.get(name).map(MetadataValue::as_encoded_bytes))
+    }
+}
+
 #[tonic::async_trait]
 impl<S: Management> InferenceApIsService for Inference<S> {
     async fn ping(self: Arc<Self>, _: Request<()>) -> Result<Response<TorchServeHealthResponse>, Status> {
@@ -30,11 +39,17 @@ impl<S: Management> InferenceApIsService for Inference<S> {
         self: Arc<Self>,
         request: Request<PredictionsRequest>,
     ) -> Result<Response<PredictionResponse>, Status> {
-        let mut call = Call::begin(&self.0, request.into_inner(), true)?;
-        match call.next().await {
-            Some((part, _)) => part.map(Response::new),
-            None => Ok(Response::new(PredictionResponse::default())),
-        }
+        let timing = self.0.timing.of(request.metadata().as_ref());
+        let tenant = self.tenant(request.metadata());
+        let mut call = Call::begin(&self.0, request.into_inner(), (true, tenant))?;
+        let answer = match call.next().await {
+            Some((part, _)) => part?,
+            None => PredictionResponse::default(),
+        };
+        let mut response = Response::new(answer);
+        let times = call.timeline().and_then(|timeline| timing.value(timeline));
+        timing.add_to(response.metadata_mut().as_mut(), times);
+        Ok(response)
     }
 
     type StreamPredictionsStream = Parts;
@@ -43,7 +58,8 @@ impl<S: Management> InferenceApIsService for Inference<S> {
         self: Arc<Self>,
         request: Request<PredictionsRequest>,
     ) -> Result<Response<Parts>, Status> {
-        let call = Call::begin(&self.0, request.into_inner(), true)?;
+        let tenant = self.tenant(request.metadata());
+        let call = Call::begin(&self.0, request.into_inner(), (true, tenant))?;
         Ok(Response::new(call.parts().boxed()))
     }
 
@@ -53,6 +69,7 @@ impl<S: Management> InferenceApIsService for Inference<S> {
         self: Arc<Self>,
         request: Request<Streaming<PredictionsRequest>>,
     ) -> Result<Response<Parts>, Status> {
-        Ok(Response::new(sequences::answers(self.0.clone(), request.into_inner()).boxed()))
+        let tenant = self.tenant(request.metadata());
+        Ok(Response::new(sequences::answers(self.0.clone(), request.into_inner(), tenant).boxed()))
     }
 }

@@ -34,7 +34,7 @@ use pharos_listener::access::DeniedAnswer;
 use pharos_listener::access::routes::class;
 use pharos_listener::answering::{Account, Calls};
 use pharos_listener::receiving::grpc::{Limits, received as bounded};
-use pharos_listener::{request_log, routing};
+use pharos_listener::{load_report, request_log, routing};
 use pharos_os::clock;
 
 /// The generated messages and services.
@@ -180,6 +180,7 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<Incoming>> for Port<S,
         let denied = self.denied(route, &request);
         let refused = denied.as_ref().map(|(_, reason)| *reason);
         // The v2 protocol's edge counts its answers itself.
+        let reported = is_own && refused.is_none() && load_report::requested(route, request.headers()).is_some();
         let count = (is_own || refused.is_some()).then(|| Account::new(Calls(shared.service.clone()), route));
         let answer: Answering = match (denied, &mut self.services) {
             (Some((status, _)), _) => Box::pin(std::future::ready(Ok(status.into_http()))),
@@ -200,6 +201,11 @@ impl<S: Management, D: KserveGrpc> tower::Service<Request<Incoming>> for Port<S,
                 count.end(code as u16, refused.or_else(|| (code != Code::Ok).then_some(reason(code))));
             }
             log((peer, &path), code, received);
+            if reported {
+                // The model is in the message, so this is the report of the server.
+                let reported = load_report::in_trailers(response, move || shared.service.load_report("", ""));
+                return Ok(reported.map(Body::new));
+            }
             Ok(response)
         })
     }

@@ -1,6 +1,7 @@
 //! `StreamPredictions2`: requests of any number of sequences in one stream. Different sequences are executed concurrently;
 //! requests of one sequence are executed in order, unless the model allows them to overlap. Errors are sent as responses.
 
+use pharos::id::TenantId;
 use pharos::service::Management;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -25,9 +26,11 @@ const MAX_BEGUN: usize = 1024;
 pub(super) fn answers<S: Management>(
     shared: Arc<Shared<S>>,
     requests: Streaming<PredictionsRequest>,
+    tenant: TenantId,
 ) -> impl Stream<Item = Result<PredictionResponse, Status>> + Send {
     let sequences = Sequences {
         shared,
+        tenant,
         requests: Some(requests),
         calls: SelectAll::new(),
         waiting: HashMap::new(),
@@ -50,6 +53,7 @@ enum Part {
 
 struct Sequences<S: Management> {
     shared: Arc<Shared<S>>,
+    tenant: TenantId,
     /// The client's requests; `None` at the end of the stream.
     requests: Option<Streaming<PredictionsRequest>>,
     /// Running requests: at most one of each sequence, unless they overlap.
@@ -135,7 +139,7 @@ impl<S: Management> Sequences<S> {
     /// Starts a request, or queues an error response. Returns whether it was started.
     fn begin(&mut self, id: &str, asked: PredictionsRequest) -> bool {
         let starts = self.starts(id);
-        match Call::begin(&self.shared, asked, starts) {
+        match Call::begin(&self.shared, asked, (starts, self.tenant)) {
             Ok(call) => {
                 self.calls.push(parts(call, id.to_owned()).boxed());
                 true

@@ -29,10 +29,12 @@ use super::routes::{Apis, Endpoint, endpoint};
 use super::{Refused, Registry, Settings};
 use pharos_listener::Peer;
 use pharos_listener::access;
-use pharos_listener::answering::Account;
+use pharos_listener::answering::{Account, Gate as _};
 use pharos_listener::http_service::Handle;
+use pharos_listener::load_report::Requested;
 use pharos_listener::receiving::Budget;
 use pharos_listener::request_log;
+use pharos_listener::response_timing::ResponseTiming;
 use pharos_listener::routing::Routes;
 use pharos_os::clock;
 use pharos_os::event_loops::EventLoops;
@@ -62,6 +64,7 @@ pub(crate) struct Shared<S: Management> {
     pub(super) guard: Guard,
     pub(super) budget: Budget,
     pub(super) event_loops: EventLoops,
+    pub(super) timing: ResponseTiming,
     pub(super) ids: Ids,
 }
 
@@ -134,14 +137,19 @@ impl<S: Management> Port<S> {
     /// Checks access to a TorchServe endpoint, executes the request and counts the response.
     async fn answer_own(&self, endpoint: Endpoint, head: &RequestHead, body: Body) -> Response {
         let route = endpoint.route();
-        let count = Account::new(V2Gate(self.shared.clone()), route);
-        let (response, reason) = match self.denied(&endpoint, head) {
-            Some((response, reason)) => (response, Some(reason)),
-            None => match self.answer(endpoint, head, body).await {
-                Ok(response) => (response, None),
-                Err(refused) => (answer::refusal(&refused), Some(answer::reason(&refused))),
-            },
+        let gate = V2Gate(self.shared.clone());
+        let count = Account::new(&gate, route);
+        if let Some((response, reason)) = self.denied(&endpoint, head) {
+            count.end(response.status().as_u16(), Some(reason));
+            return response;
+        }
+        let (mut response, reason) = match self.answer(endpoint, head, body).await {
+            Ok(response) => (response, None),
+            Err(refused) => (answer::refusal(&refused), Some(answer::reason(&refused))),
         };
+        if let Some(requested) = Requested::of(route, &head.headers, &head.uri) {
+            requested.add_to(&mut response, |model, version| gate.load_report(model, version));
+        }
         count.end(response.status().as_u16(), reason);
         response
     }

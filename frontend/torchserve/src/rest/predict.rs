@@ -6,13 +6,13 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::Response;
 use http::header::EXPECT;
-use http::{Method, StatusCode};
+use http::{HeaderValue, Method, StatusCode};
 use hyper::ext::ReasonPhrase;
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::id::{CorrelationId, TraceId};
+use pharos::id::CorrelationId;
 use pharos::infer::InferRequest;
 use pharos::service::{Management, Responses, Streamed};
-use pharos::timeline::Instant;
+use pharos::timeline::{Instant, Timeline};
 use serde_json::Value;
 
 use super::ended::EndedSequences;
@@ -58,7 +58,10 @@ pub(super) async fn predict<S: Management>(
     let sequence = version.deployment().sequence.is_some().then(|| sequence(shared, head, &mut call));
     let too_long = || Refused::bad_request("The parts of the request are too long");
     let request = handler_call::request((called.0, called.1, &head.id), &parts, call).ok_or_else(too_long)?;
-    let request = complete(request, head, sequence);
+    let timing = shared.timing.of(&head.headers);
+    let mut request = complete(request, head, sequence);
+    request.trace = timing.trace();
+    request.tenant = shared.service.tenant(|name| head.headers.get(name).map(HeaderValue::as_bytes));
     let answered = async {
         let mut responses = shared.service.stream(request)?;
         let first = first_of(&mut responses, &version, head.received).await?;
@@ -67,7 +70,11 @@ pub(super) async fn predict<S: Management>(
         respond(first, (responses, entered), (ended, shared.settings.max_response_size))
     };
     match answered.await {
-        Ok(response) => Ok(response),
+        Ok((mut response, timeline)) => {
+            let times = timeline.and_then(|timeline| timing.value(&timeline));
+            timing.add_to(response.headers_mut(), times);
+            Ok(response)
+        }
         Err(error) => {
             let end = end_of(shared, &error, &version, head.received).await;
             Err(failure::refused(&error, called, || end))
@@ -182,13 +189,12 @@ fn call(head: &RequestHead, target: &Target) -> HandlerCall {
     HandlerCall { headers, describe: false, explain: target.explain == Some(true) }
 }
 
-/// Adds a request's sequence, trace and times to the call of its handler.
+/// Adds a request's sequence and times to the call of its handler.
 fn complete(mut request: InferRequest, head: &RequestHead, sequence: Option<(String, bool, bool)>) -> InferRequest {
     if let Some((id, start, end)) = sequence {
         request.correlation_id = CorrelationId::String(id);
         (request.sequence_start, request.sequence_end) = (start, end);
     }
-    request.trace = TraceId::from_traceparent(head.header("traceparent"));
     request.timeline.received = head.received;
     request.timeline.request_start = clock::now();
     request
@@ -208,14 +214,17 @@ fn sequence<S: Management>(shared: &Shared<S>, head: &RequestHead, call: &mut Ha
     (made, true, says(end))
 }
 
-/// Builds the response to a client: complete, or streamed if more parts follow.
+/// Builds the response to a client, with the timeline of the request: complete, or streamed if more parts follow. Then the
+/// timeline is not known yet.
 fn respond<S: Management>(
     first: Streamed,
     (responses, entered): (impl Responses, InFlight),
     (ended, most): (Option<EndedSequences<S>>, u64),
-) -> Result<Response, InferError> {
+) -> Result<(Response, Option<Timeline>), InferError> {
     let last = first.last || !responses.is_decoupled();
-    let answer = handler_call::answer(first.answer?)?;
+    let first = first.answer?;
+    let timeline = last.then_some(first.timeline);
+    let answer = handler_call::answer(first)?;
     if let Some(ended) = &ended {
         ended.close(&answer.headers);
     }
@@ -234,7 +243,7 @@ fn respond<S: Management>(
     {
         response.extensions_mut().insert(reason);
     }
-    Ok(response)
+    Ok((response, timeline))
 }
 
 /// Returns how the worker of a failed request ended, if it did. The exit status is known shortly after the connection is lost.

@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::response::Response;
 use http::{HeaderMap, Request};
 use pharos::error::Reason;
+use pharos::load_report::LoadReport;
 use pharos::service::{Management, Protocol, Route};
 
 use super::{Port, RequestHead, Shared, answer};
@@ -35,6 +36,10 @@ impl<S: Management> Gate for V2Gate<S> {
         let (mut response, reason) = answer::denied(denied);
         response.extensions_mut().insert(Outcome::Failed(reason));
         Some(response)
+    }
+
+    fn load_report(&self, model: &str, version: &str) -> Option<Arc<LoadReport>> {
+        Some(self.0.service.load_report(model, version))
     }
 }
 

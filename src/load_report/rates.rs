@@ -1,0 +1,310 @@
+//! Rates and utilization from periodic samples of counters. Time is an argument, so that tests are exact.
+
+use std::collections::BTreeMap;
+use std::f64::consts::LN_2;
+use std::sync::Arc;
+
+use super::{LoadReport, Reports, Values};
+use crate::timeline::Instant;
+
+/// The seconds after which a sample has half of its weight: long enough to smooth single batches, short enough for a router
+/// that updates its weights each second.
+const HALF_LIFE: f64 = 2.0;
+
+/// With less weight than this a mean is of requests that ended long ago.
+const LEAST_WEIGHT: f64 = 0.01;
+
+/// Counters and levels of the server at one time. Counters never decrease while the server runs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// The busy fraction of the processors; `None` if it is not measured.
+    pub cpu: Option<f64>,
+    /// The used fraction of the memory; `None` if it is not measured.
+    pub memory: Option<f64>,
+    /// Answered inference requests.
+    pub requests: u64,
+    /// Inference requests that failed through the server's fault.
+    pub errors: u64,
+    /// Each model with instances. Versions of one model are added up.
+    pub models: Vec<ModelSample>,
+}
+
+/// Counters and levels of one model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelSample {
+    /// The name of the model.
+    pub name: Arc<str>,
+    /// Requests that instances execute.
+    pub executing: u64,
+    /// Requests that wait.
+    pub waiting: u64,
+    /// Requests that the ready instances could execute at once.
+    pub slots: u64,
+    /// Ready instances.
+    pub instances: u64,
+    /// Counter: the nanoseconds in which instances had a request, added over all instances.
+    pub busy_ns: u64,
+    /// Counter: successful requests.
+    pub succeeded: u64,
+    /// Counter: the nanoseconds that these requests waited.
+    pub queue_ns: u64,
+}
+
+/// The time between two samples.
+#[derive(Clone, Copy, Debug)]
+struct Interval {
+    seconds: f64,
+    /// The part of the weight of earlier samples that remains at its end.
+    keep: f64,
+    /// The mean weight of its moments at its end.
+    share: f64,
+}
+
+impl Interval {
+    fn new(seconds: f64) -> Self {
+        let keep = (-seconds / HALF_LIFE).exp2();
+        let share = if seconds > 0.0 { (1.0 - keep) * HALF_LIFE / (seconds * LN_2) } else { 0.0 };
+        Self { seconds, keep, share }
+    }
+}
+
+/// A mean over time in which older samples weigh less.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    sum: f64,
+    weight: f64,
+}
+
+impl Mean {
+    /// Adds a sample of an interval.
+    fn add(&mut self, (amount, weight): (f64, f64), interval: Interval) {
+        self.sum = self.sum * interval.keep + amount * interval.share;
+        self.weight = self.weight * interval.keep + weight * interval.share;
+    }
+
+    /// Returns the mean; 0 without recent samples.
+    fn value(self) -> f64 {
+        if self.weight < LEAST_WEIGHT { 0.0 } else { self.sum / self.weight }
+    }
+}
+
+/// What is remembered of a model.
+#[derive(Debug)]
+struct Model {
+    last: ModelSample,
+    /// The busy fraction of its instances.
+    busy: Mean,
+    /// Waiting requests for each slot.
+    backlog: Mean,
+    /// The seconds that a request waits.
+    queue: Mean,
+}
+
+impl Model {
+    fn new(first: ModelSample) -> Self {
+        Self { last: first, busy: Mean::default(), backlog: Mean::default(), queue: Mean::default() }
+    }
+
+    /// Adds the sample at the end of an interval.
+    fn add(&mut self, now: ModelSample, interval: Interval) {
+        let seconds = interval.seconds;
+        let busy = seconds_of(now.busy_ns.saturating_sub(self.last.busy_ns));
+        let available = seconds * now.instances as f64;
+        self.busy.add((busy.min(available), available), interval);
+        self.backlog.add((now.waiting as f64 / now.slots.max(1) as f64 * seconds, seconds), interval);
+        let queued = seconds_of(now.queue_ns.saturating_sub(self.last.queue_ns));
+        self.queue.add((queued, now.succeeded.saturating_sub(self.last.succeeded) as f64), interval);
+        self.last = now;
+    }
+
+    /// Returns the busy fraction of the instances, plus the waiting requests for each slot.
+    fn utilization(&self) -> f64 {
+        self.busy.value() + self.backlog.value()
+    }
+
+    fn named(&self) -> Vec<(&'static str, f64)> {
+        vec![
+            ("utilization", self.utilization()),
+            ("executing_requests", self.last.executing as f64),
+            ("waiting_requests", self.last.waiting as f64),
+            ("execution_slots", self.last.slots as f64),
+            ("queue_duration_seconds", self.queue.value()),
+        ]
+    }
+}
+
+/// Turns samples into reports.
+#[derive(Debug, Default)]
+pub struct Tracker {
+    last: Option<(Instant, Sample)>,
+    requests: Mean,
+    errors: Mean,
+    models: BTreeMap<Arc<str>, Model>,
+}
+
+impl Tracker {
+    /// Adds the sample of a time and returns the reports. The first sample only has levels.
+    pub fn add(&mut self, now: Instant, mut sample: Sample) -> Reports {
+        let models = std::mem::take(&mut sample.models);
+        let interval = Interval::new(self.last.as_ref().map_or(0.0, |(last, _)| seconds_of(now.ns_since(*last))));
+        if let Some((_, last)) = &self.last {
+            let new = |now: u64, last: u64| now.saturating_sub(last) as f64;
+            self.requests.add((new(sample.requests, last.requests), interval.seconds), interval);
+            self.errors.add((new(sample.errors, last.errors), interval.seconds), interval);
+        }
+        self.add_models(models, interval);
+        let values = self.server(&sample);
+        self.last = Some((now, sample));
+        let report = |named_metrics| Arc::new(LoadReport::new(Values { named_metrics, ..values.clone() }));
+        let models = self.models.iter().map(|(name, model)| (name.clone(), report(model.named()))).collect();
+        Reports { server: report(self.sums()), models }
+    }
+
+    fn add_models(&mut self, samples: Vec<ModelSample>, interval: Interval) {
+        let mut all: BTreeMap<Arc<str>, ModelSample> = BTreeMap::new();
+        for sample in samples {
+            match all.get_mut(&sample.name) {
+                Some(sum) => sum.merge(&sample),
+                None => drop(all.insert(sample.name.clone(), sample)),
+            }
+        }
+        self.models.retain(|name, _| all.contains_key(name));
+        for (name, sample) in all {
+            let model = self.models.entry(name).or_insert_with(|| Model::new(sample.clone()));
+            model.add(sample, interval);
+        }
+    }
+
+    /// Returns the fields of the server.
+    fn server(&self, sample: &Sample) -> Values {
+        Values {
+            cpu_utilization: sample.cpu,
+            mem_utilization: sample.memory,
+            application_utilization: self.models.values().map(Model::utilization).fold(0.0, f64::max),
+            rps_fractional: self.requests.value(),
+            eps: self.errors.value(),
+            named_metrics: Vec::new(),
+        }
+    }
+
+    /// Returns the levels of all models together.
+    fn sums(&self) -> Vec<(&'static str, f64)> {
+        let sum = |of: fn(&ModelSample) -> u64| self.models.values().map(|model| of(&model.last)).sum::<u64>() as f64;
+        vec![
+            ("executing_requests", sum(|model| model.executing)),
+            ("waiting_requests", sum(|model| model.waiting)),
+            ("execution_slots", sum(|model| model.slots)),
+        ]
+    }
+}
+
+impl ModelSample {
+    /// Adds another version of the model.
+    fn merge(&mut self, other: &Self) {
+        self.executing += other.executing;
+        self.waiting += other.waiting;
+        self.slots += other.slots;
+        self.instances += other.instances;
+        self.busy_ns += other.busy_ns;
+        self.succeeded += other.succeeded;
+        self.queue_ns += other.queue_ns;
+    }
+}
+
+fn seconds_of(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn model(waiting: u64, busy_ns: u64, (succeeded, queue_ns): (u64, u64)) -> ModelSample {
+        let name = Arc::from("m");
+        ModelSample { name, executing: 1, waiting, slots: 4, instances: 2, busy_ns, succeeded, queue_ns }
+    }
+
+    fn sample(requests: u64, errors: u64, models: Vec<ModelSample>) -> Sample {
+        Sample { cpu: Some(0.5), memory: None, requests, errors, models }
+    }
+
+    fn named(report: &LoadReport, name: &str) -> f64 {
+        report.values().named_metrics.iter().find(|(other, _)| *other == name).map_or(f64::NAN, |(_, value)| *value)
+    }
+
+    fn of(reports: &Reports, model: &str) -> Arc<LoadReport> {
+        reports.of(model).expect("the model has instances")
+    }
+
+    #[test]
+    fn the_first_sample_has_levels_but_no_rates() {
+        let reports = Tracker::default().add(Instant(5), sample(100, 10, vec![model(3, SECOND, (7, SECOND))]));
+        let report = of(&reports, "m");
+        assert_eq!((report.values().cpu_utilization, report.values().mem_utilization), (Some(0.5), None));
+        assert_eq!((report.values().rps_fractional, report.values().eps), (0.0, 0.0));
+        assert_eq!(report.values().application_utilization, 0.0);
+        assert_eq!((named(&report, "waiting_requests"), named(&report, "execution_slots")), (3.0, 4.0));
+        assert_eq!(named(&report, "queue_duration_seconds"), 0.0);
+    }
+
+    #[test]
+    fn a_steady_load_is_exact_from_the_second_sample_on() {
+        let mut tracker = Tracker::default();
+        for second in 0..20 {
+            // Each second 50 requests and 5 errors; one of two instances is busy; requests wait for 20 ms.
+            let models = vec![model(0, second * SECOND, (50 * second, second * SECOND))];
+            let reports = tracker.add(Instant(second * SECOND), sample(50 * second, 5 * second, models));
+            if second > 0 {
+                let report = of(&reports, "m");
+                let close = |value: f64, expected: f64| assert!((value - expected).abs() < 1e-9, "{value} {expected}");
+                close(report.values().rps_fractional, 50.0);
+                close(report.values().eps, 5.0);
+                close(report.values().application_utilization, 0.5);
+                close(named(&report, "queue_duration_seconds"), 0.02);
+            }
+        }
+    }
+
+    #[test]
+    fn rates_halve_after_the_load_has_ended() {
+        let mut tracker = Tracker::default();
+        tracker.add(Instant(0), sample(0, 0, vec![]));
+        let steady = tracker.add(Instant(100 * SECOND), sample(1000, 0, vec![])).of_server().values().rps_fractional;
+        let later = tracker.add(Instant(102 * SECOND), sample(1000, 0, vec![])).of_server().values().rps_fractional;
+        assert!((steady - 10.0).abs() < 1e-9 && (later - 5.0).abs() < 0.2, "{steady} {later}");
+    }
+
+    #[test]
+    fn waiting_requests_raise_the_utilization_above_one() {
+        let mut tracker = Tracker::default();
+        tracker.add(Instant(0), sample(0, 0, vec![model(0, 0, (0, 0))]));
+        let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![model(8, 2 * SECOND, (0, 0))]));
+        assert_eq!(of(&reports, "m").values().application_utilization, 3.0);
+        assert_eq!(named(&of(&reports, "m"), "utilization"), 3.0);
+        assert_eq!(named(&reports.of_server(), "waiting_requests"), 8.0);
+    }
+
+    #[test]
+    fn versions_are_added_up_and_counters_that_fall_add_nothing() {
+        let mut tracker = Tracker::default();
+        let both = vec![model(1, 9 * SECOND, (9, SECOND)), model(2, SECOND, (1, SECOND))];
+        tracker.add(Instant(0), sample(0, 0, both));
+        let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![model(0, 0, (0, 0))]));
+        assert_eq!(of(&reports, "m").values().application_utilization, 0.0);
+        let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![]));
+        assert!(reports.of("m").is_none(), "the model was unloaded");
+        assert_eq!(reports.of_server().values().application_utilization, 0.0);
+    }
+
+    #[test]
+    fn an_old_queue_time_is_forgotten() {
+        let mut tracker = Tracker::default();
+        tracker.add(Instant(0), sample(0, 0, vec![model(0, 0, (0, 0))]));
+        let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![model(0, 0, (4, SECOND))]));
+        assert_eq!(named(&of(&reports, "m"), "queue_duration_seconds"), 0.25);
+        let reports = tracker.add(Instant(60 * SECOND), sample(0, 0, vec![model(0, 0, (4, SECOND))]));
+        assert_eq!(named(&of(&reports, "m"), "queue_duration_seconds"), 0.0);
+    }
+}

@@ -1,0 +1,206 @@
+//! The rule by which a `metrics.yaml` assigns requests to tenants.
+
+use serde::de::{self, MapAccess, SeqAccess};
+
+use super::names::shortened;
+use super::node::{Key, Node, Seed};
+use crate::id::TenantId;
+
+/// The number of tenants with separate series, if the file does not set it, and the largest allowed one.
+const DEFAULT_LIMIT: usize = 100;
+const MAX_LIMIT: usize = 1000;
+/// The longest name of a header, in bytes.
+const MAX_HEADER: usize = 64;
+
+/// Where the name of a request's tenant comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TenantSource {
+    /// From the HTTP header or gRPC metadata key of this name, in lower case.
+    Header(String),
+    /// From the file of bearer tokens, which names the tenants of its tokens.
+    Token,
+}
+
+/// How requests are assigned to tenants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantRule {
+    /// Where the name of a request's tenant comes from.
+    pub source: TenantSource,
+    /// The number of tenants with separate series; the others share one.
+    pub limit: usize,
+    /// Tenants that have separate series regardless of the order of requests; at most `limit`.
+    pub names: Vec<String>,
+}
+
+/// The mapping `tenants`.
+pub(super) struct Tenants;
+
+impl<'de> Node<'de> for Tenants {
+    type Out = TenantRule;
+    fn expected(&self) -> &'static str {
+        "a mapping with header or token, limit and names"
+    }
+    fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<TenantRule, A::Error> {
+        let (mut seen, mut limit, mut names) = (Vec::new(), DEFAULT_LIMIT, Vec::new());
+        let (mut header, mut token) = (None, None);
+        let allowed = &["header", "token", "limit", "names"];
+        while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
+            match key {
+                "header" => header = Some(TenantSource::Header(map.next_value_seed(Seed(Header))?)),
+                "token" => token = Some(map.next_value_seed(Seed(Token))?),
+                "limit" => limit = map.next_value_seed(Seed(Limit))?,
+                _ => names = map.next_value_seed(Seed(Names))?,
+            }
+        }
+        let source = match (header, token) {
+            (Some(source), None) | (None, Some(source)) => source,
+            _ => return Err(de::Error::custom("`tenants` needs either the key `header` or the key `token`")),
+        };
+        if names.len() > limit {
+            let given = names.len();
+            return Err(de::Error::custom(format!("`names` has {given} tenants, but `limit` allows {limit}")));
+        }
+        Ok(TenantRule { source, limit, names })
+    }
+}
+
+struct Header;
+
+impl Node<'_> for Header {
+    type Out = String;
+    fn expected(&self) -> &'static str {
+        "the name of a header"
+    }
+    fn text<E: de::Error>(self, text: &str) -> Result<String, E> {
+        let name = text.to_ascii_lowercase();
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        let valid = (1..=MAX_HEADER).contains(&name.len()) && name.chars().all(allowed);
+        // Values of `-bin` are encoded, and credentials must not become labels.
+        if valid && !name.ends_with("-bin") && !["authorization", "proxy-authorization", "cookie"].contains(&&*name) {
+            return Ok(name);
+        }
+        let allowed =
+            "allowed are letters, digits, `-`, `_` and `.`, but no credentials and no key that ends with `-bin`";
+        Err(E::custom(format!("`{}` is not a valid header of tenants; {allowed}", shortened(text))))
+    }
+}
+
+/// `token: true`.
+struct Token;
+
+impl Node<'_> for Token {
+    type Out = TenantSource;
+    fn expected(&self) -> &'static str {
+        "`true`"
+    }
+    fn text<E: de::Error>(self, text: &str) -> Result<TenantSource, E> {
+        match text {
+            "true" => Ok(TenantSource::Token),
+            _ => Err(E::custom(format!("`token` is `{}`; allowed is `true`", shortened(text)))),
+        }
+    }
+}
+
+struct Limit;
+
+impl Node<'_> for Limit {
+    type Out = usize;
+    fn expected(&self) -> &'static str {
+        "a number of tenants"
+    }
+    fn text<E: de::Error>(self, text: &str) -> Result<usize, E> {
+        let limit = text.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
+        let invalid = || format!("`{}` is not a valid limit of tenants; allowed are 1 to {MAX_LIMIT}", shortened(text));
+        limit.ok_or_else(|| E::custom(invalid()))
+    }
+}
+
+struct Names;
+
+impl<'de> Node<'de> for Names {
+    type Out = Vec<String>;
+    fn expected(&self) -> &'static str {
+        "a list of tenants"
+    }
+    fn list<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<String>, A::Error> {
+        let mut names = Vec::new();
+        while list.next_element_seed(Seed(Name(&mut names)))?.is_some() {}
+        Ok(names)
+    }
+}
+
+/// One name, which is appended to the names before it.
+struct Name<'a>(&'a mut Vec<String>);
+
+impl Node<'_> for Name<'_> {
+    type Out = ();
+    fn expected(&self) -> &'static str {
+        "a tenant's name"
+    }
+    fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
+        if !TenantId::is_name(text.as_bytes()) {
+            let most = TenantId::LONGEST_NAME;
+            let allowed = format!("allowed are up to {most} letters, digits and `-_.:@/+=`");
+            return Err(E::custom(format!("`{}` is not a valid name of a tenant; {allowed}", shortened(text))));
+        }
+        if self.0.iter().any(|other| other == text) {
+            return Err(E::custom(format!("tenant `{text}` is given twice")));
+        }
+        if self.0.len() >= MAX_LIMIT {
+            return Err(E::custom(format!("there are more than {MAX_LIMIT} tenants")));
+        }
+        self.0.push(text.to_owned());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::Catalog;
+    use super::*;
+
+    fn parse(rule: &str) -> Result<TenantRule, String> {
+        let catalog = Catalog::parse(&format!("tenants: {rule}"), "m.yaml");
+        catalog.map(|catalog| catalog.tenants().unwrap().clone()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn parses_rules() {
+        let rule = parse("{header: X-Tenant, limit: 7, names: [a, 'b@c']}").unwrap();
+        assert_eq!(rule.source, TenantSource::Header("x-tenant".to_owned()));
+        assert_eq!((rule.limit, rule.names), (7, vec!["a".to_owned(), "b@c".to_owned()]));
+        let rule = parse("{token: true}").unwrap();
+        assert_eq!((rule.source, rule.limit), (TenantSource::Token, 100));
+        assert!(Catalog::shipped().tenants().is_none());
+    }
+
+    #[test]
+    fn a_rule_brings_its_metrics() {
+        let catalog = Catalog::parse("tenants: {header: tenant}", "m.yaml").unwrap();
+        let names: Vec<&str> = catalog.iter().map(|(_, spec)| spec.name.as_str()).collect();
+        assert!(names.len() == 4 && names.iter().all(|name| name.starts_with("pharos_tenant_")), "{names:?}");
+    }
+
+    #[test]
+    fn errors_name_the_value_and_what_is_allowed() {
+        for (rule, expected) in [
+            ("x-tenant", "found `x-tenant` where a mapping with header or token, limit and names is expected"),
+            ("{limit: 3}", "`tenants` needs either the key `header` or the key `token`"),
+            ("{header: a, token: true}", "needs either the key `header` or the key `token`"),
+            ("{token: yes}", "`token` is `yes`; allowed is `true`"),
+            ("{header: Authorization}", "`Authorization` is not a valid header of tenants; allowed are letters"),
+            ("{header: tenant-bin}", "`tenant-bin` is not a valid header"),
+            ("{header: 'a b'}", "`a b` is not a valid header"),
+            ("{header: t, limit: 0}", "`0` is not a valid limit of tenants; allowed are 1 to 1000"),
+            ("{header: t, limit: 1001}", "`1001` is not a valid limit"),
+            ("{header: t, names: ['a b']}", "`a b` is not a valid name of a tenant; allowed are up to 64 letters"),
+            ("{header: t, names: [a, a]}", "tenant `a` is given twice"),
+            ("{header: t, limit: 1, names: [a, b]}", "`names` has 2 tenants, but `limit` allows 1"),
+            ("{key: a}", "unknown key `key`; allowed are `header`, `token`, `limit`, `names`"),
+        ] {
+            let message = parse(rule).unwrap_err();
+            assert!(message.contains(expected), "{rule}: {message}");
+        }
+    }
+}

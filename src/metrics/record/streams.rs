@@ -1,0 +1,19 @@
+//! Events of the requests to decoupled models, whose responses are streams.
+
+use super::super::series::ModelSeries;
+use super::super::streams::StreamProgress;
+use crate::timeline::Instant;
+
+/// Counts a response with data: `bytes` bytes of tensors, at the second time, to the request that began at the first.
+///
+/// Call before the response is sent, and neither for errors nor for an empty response that only marks the end.
+pub fn stream_response(series: &ModelSeries, progress: &StreamProgress, times: (Instant, Instant), bytes: u64) {
+    series.streams.response(progress, times, bytes);
+}
+
+/// Counts a request that has ended, also if it failed or was cancelled after it entered the queue.
+///
+/// Call once for each request, before its last response is sent.
+pub fn stream_ended(series: &ModelSeries, progress: &StreamProgress) {
+    series.streams.ended(progress);
+}

@@ -1,0 +1,30 @@
+//! What tenants use of a model. Each function belongs to an event of [`record`](super): call it with the same request.
+
+use super::Failure;
+use crate::error::Reason;
+use crate::id::TenantId;
+use crate::metrics::series::ModelSeries;
+use crate::timeline::Timeline;
+
+/// Charges a successful request to its tenant. Call it where the request counts as done or as a hit of the response cache.
+pub fn tenant_served(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {
+    tenant_rescheduled(series, tenant, timeline);
+    if let Some(usage) = series.tenants.of(tenant) {
+        usage.succeeded();
+    }
+}
+
+/// Charges one execution of a request that will be executed again.
+pub fn tenant_rescheduled(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {
+    if let Some(usage) = series.tenants.of(tenant) {
+        let (input, infer, output) = timeline.compute.durations_ns();
+        usage.executed(timeline.queue_ns(), input.saturating_add(infer).saturating_add(output));
+    }
+}
+
+/// Counts a failed request of a tenant, if the model counts it as failed.
+pub fn tenant_failed(series: &ModelSeries, tenant: TenantId, reason: Reason) {
+    if let Some(usage) = series.tenants.of(tenant).filter(|_| Failure::of(reason).is_some()) {
+        usage.failed();
+    }
+}

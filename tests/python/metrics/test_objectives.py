@@ -1,0 +1,218 @@
+"""Service level objectives: exact counts of good and bad requests, reloads, and the rules that `pharos slo rules` prints."""
+
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from harness import prometheus
+from harness.inference import one
+from harness.prometheus import promtool
+from harness.server import ROOT, binary, samples, total
+from harness.waiting import DEADLINE_S, eventually
+
+needs_prometheus = pytest.mark.skipif(bool(prometheus.missing()), reason=prometheus.missing())
+
+SLOS = """
+slos:
+  - name: fast
+    latency: {threshold: 150ms, share: 90%}
+    availability: 99%
+  - name: identity
+    model: identity_*
+    latency: {threshold: 60m, share: 99.9%}
+"""
+ONE = one("FP32", [1, 1], [1])
+EXPECTED = {
+    ("delay_200", "fast", "latency"): (0, 2),
+    ("delay_200", "fast", "availability"): (2, 2),
+    ("fail", "fast", "latency"): (0, 3),
+    ("fail", "fast", "availability"): (0, 3),
+    ("identity_fp32", "fast", "availability"): (5, 5),
+    ("identity_fp32", "identity", "latency"): (5, 5),
+}
+"""Good and all requests. The latency of `identity_fp32` under `fast` depends on the machine."""
+
+
+def counts(metrics: dict, name: str) -> dict:
+    """Returns (model, slo, sli) -> value of a family."""
+    found = {}
+    for (family, pairs), value in metrics.items():
+        if family == name:
+            labels = dict(pairs)
+            found[labels["model"], labels["slo"], labels["sli"]] = value
+    return found
+
+
+def test_every_request_is_counted_exactly(start, tmp_path):
+    """Slow answers and failures of the model are bad; requests that the client got wrong do not count."""
+    file = tmp_path / "metrics.yaml"
+    file.write_text((ROOT / "metrics.yaml").read_text() + SLOS)
+    server = start(["identity_fp32", "delay_200", "fail"], f"--metrics-config={file}", "--metrics-mode=prometheus")
+    before = server.scrape()
+    assert set(counts(before, "pharos_slo_requests_total").values()) == {0}
+    assert set(counts(before, "pharos_slo_error_budget_remaining_ratio").values()) == {1}
+    for model, request, times, expected in [
+        ("identity_fp32", ONE, 5, 200),
+        ("delay_200", ONE, 2, 200),
+        ("fail", one("FP32", [1], [1]), 3, None),
+        ("identity_fp32", one("FP32", [1, 1], [1, 2]), 4, 400),
+        ("identity_fp32", one("INT8", [1, 1], [1]), 4, 400),
+    ]:
+        for _ in range(times):
+            status, answer = server.infer(model, request)
+            assert status == expected or (expected is None and status >= 400), answer
+    metrics = server.scrape()
+    good, every = (counts(metrics, f"pharos_slo_{name}_total") for name in ("good_requests", "requests"))
+    assert {key: (good[key], every[key]) for key in EXPECTED} == EXPECTED
+    assert set(every) == {*EXPECTED, ("identity_fp32", "fast", "latency")}
+    assert every["identity_fp32", "fast", "latency"] == 5
+    # The same requests as in the other metrics.
+    assert total(metrics, "nv_inference_request_success", model="identity_fp32") == 5
+    budget = counts(metrics, "pharos_slo_error_budget_remaining_ratio")
+    assert budget["delay_200", "fast", "latency"] == pytest.approx(1 - 1 / 0.1)
+    assert budget["delay_200", "fast", "availability"] == 1
+    shares = counts(metrics, "pharos_slo_objective_ratio")
+    assert (shares["fail", "fast", "latency"], shares["identity_fp32", "identity", "latency"]) == (0.9, 0.999)
+    thresholds = counts(metrics, "pharos_slo_latency_threshold_seconds")
+    assert set(thresholds.values()) == {0.15, 3600} and not any(sli == "availability" for *_, sli in thresholds)
+
+
+def test_a_full_queue_counts_against_the_objective(start, tmp_path):
+    """Refused requests are in no other number of the model, but their clients were not served."""
+    file = tmp_path / "metrics.yaml"
+    file.write_text((ROOT / "metrics.yaml").read_text() + SLOS)
+    server = start(["queue_limit"], f"--metrics-config={file}", "--metrics-mode=prometheus")
+    with ThreadPoolExecutor(12) as pool:
+        statuses = [status for status, _ in pool.map(lambda _: server.infer("queue_limit", ONE), range(36))]
+    assert statuses.count(200) > 0 and statuses.count(503) > 0, statuses
+    metrics = server.scrape()
+    of = {"slo": "fast", "sli": "availability", "model": "queue_limit"}
+    assert total(metrics, "pharos_slo_requests_total", **of) == len(statuses)
+    assert total(metrics, "pharos_slo_good_requests_total", **of) == statuses.count(200)
+
+
+def test_sighup_changes_objectives(start, tmp_path):
+    """Objectives are added and removed; one that only gets another share keeps its counts."""
+    file = tmp_path / "metrics.yaml"
+    file.write_text(SLOS)
+    server = start(["identity_fp32"], f"--metrics-config={file}", "--metrics-mode=prometheus")
+    assert server.infer("identity_fp32", ONE)[0] == 200
+
+    def reload(text: str, message: str):
+        file.write_text(text)
+        server.process.send_signal(signal.SIGHUP)
+        eventually(f"the log has {message!r}", lambda: message in server.log.read_text())
+        return counts(server.scrape(), "pharos_slo_requests_total")
+
+    changed = SLOS.replace("99.9%", "99.5%").replace("name: fast", "name: quick")
+    found = reload(changed, "added slo quick; removed slo fast; changed slo identity")
+    assert found == {
+        ("identity_fp32", "quick", "latency"): 0,
+        ("identity_fp32", "quick", "availability"): 0,
+        ("identity_fp32", "identity", "latency"): 1,
+    }
+    assert reload(changed.replace("99.5%", "101%"), "`101%` is not a valid share") == found
+    assert reload("mode: both\n", "slo quick, slo identity") == {}
+
+
+def rules(file) -> subprocess.CompletedProcess:
+    command = [binary(), "slo", "rules", f"--metrics-config={file}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+def test_rules_need_objectives(tmp_path):
+    """The message says what is missing."""
+    result = rules(ROOT / "metrics.yaml")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "it defines no objectives; add them as `slos`" in result.stderr
+
+
+SERIES = 'pharos_slo_{}_total{{job="pharos",instance="{}",slo="{}",sli="{}",model="m",version="1"}}'
+
+
+def series(instance: str, slo: str, sli: str, good: str, every: str) -> str:
+    """Returns the input series of an objective, as promtool writes them."""
+    lines = [(SERIES.format("good_requests", instance, slo, sli), good), (SERIES.format("requests", instance, slo, sli), every)]
+    return "".join(f"      - series: '{name}'\n        values: '{values}'\n" for name, values in lines)
+
+
+def alert(at: str, *severities: str) -> str:
+    """Returns the expectation that exactly these alerts of the objective fire."""
+    text = f"      - eval_time: {at}\n        alertname: PharosSloBudgetBurn\n        exp_alerts:"
+    labels = "slo: fast, sli: latency, model: m"
+    fired = [f"\n          - exp_labels: {{severity: {severity}, {labels}}}" for severity in severities]
+    return text + ("".join(fired) or " []") + "\n"
+
+
+def case(inputs: str, alerts: str, expressions: str = "") -> str:
+    text = f"  - interval: 1m\n    input_series:\n{inputs}"
+    text += f"    alert_rule_test:\n{alerts}" if alerts else ""
+    return text + (f"    promql_expr_test:\n{expressions}" if expressions else "")
+
+
+def value(expression: str, at: str, expected: float) -> str:
+    return (
+        f"      - expr: round({expression}, 0.0001)\n        eval_time: {at}\n"
+        f"        exp_samples: [{{labels: '{{slo=\"fast\",sli=\"latency\",model=\"m\"}}', value: {expected}}}]\n"
+    )
+
+
+@needs_prometheus
+def test_promtool_accepts_the_rules_and_their_tests_pass(tmp_path):
+    """Fast and slow burns, their short windows, two servers of one objective, a server without requests, the budget left."""
+    definition, file = tmp_path / "metrics.yaml", tmp_path / "rules.yaml"
+    definition.write_text("slos: [{name: fast, latency: {threshold: 200ms, share: 99%}, window: 30d}]\n")
+    result = rules(definition)
+    assert (result.returncode, result.stderr) == (0, "")
+    # The tests compare labels; the texts of the alerts have values.
+    kept = [line for line in result.stdout.splitlines() if not line.lstrip().startswith(("annotations:", "summary:", "description:"))]
+    file.write_text("\n".join(kept) + "\n")
+    whole = tmp_path / "whole.yaml"
+    whole.write_text(result.stdout)
+    checked = promtool("check", "rules", "--lint-fatal", whole)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    burnt = "model:pharos_slo_errors:ratio_rate"
+    left = "model:pharos_slo_error_budget_remaining:ratio"
+    tests = [
+        # Two servers: 20 of 100 requests a minute are bad, all on one of them: a rate of 20.
+        case(
+            series("a", "fast", "latency", "0+30x120", "0+50x120") + series("b", "fast", "latency", "0+50x120", "0+50x120"),
+            alert("70m", "critical", "warning"),
+            value(f"{burnt}5m", "70m", 0.2) + value(f"{burnt}1h", "70m", 0.2) + value(left, "70m", -19),
+        ),
+        # The burn is over: the short windows end the urgent alert although the long ones are still above the limit.
+        case(
+            series("a", "fast", "latency", "0+50x60 3100+100x60", "0+100x60 6100+100x60"),
+            alert("55m", "critical", "warning") + alert("100m", "warning"),
+        ),
+        # A rate of 8 is below 14.4, but above 6 over 6 hours.
+        case(
+            series("a", "fast", "latency", "0+92x400", "0+100x400"),
+            alert("380m", "critical", "warning"),
+            value(f"{burnt}6h", "380m", 0.08),
+        ),
+        # A rate of 2 exhausts the budget within its window: after three days, a ticket.
+        case(series("a", "fast", "latency", "0+98x4400", "0+100x4400"), alert("4380m", "warning")),
+        # A rate of 0.9 keeps the objective.
+        case(
+            series("a", "fast", "latency", "0+991x4400", "0+1000x4400"),
+            alert("4380m"),
+            value(left, "4380m", 0.1),
+        ),
+        # Without requests nothing fires.
+        case(series("a", "fast", "latency", "0x120", "0x120"), alert("100m")),
+    ]
+    text = f"rule_files: [{file}]\nevaluation_interval: 5m\ntests:\n" + "".join(tests)
+    (tmp_path / "tests.yaml").write_text(text)
+    tested = promtool("test", "rules", tmp_path / "tests.yaml")
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def test_no_objectives_no_series(start):
+    """The built-in definition has no objectives, so no view has a series or a header of them."""
+    server = start(["identity_fp32"])
+    assert server.infer("identity_fp32", ONE)[0] == 200
+    status, text = server.get("/metrics", server.metrics)
+    assert status == 200 and samples(text) and "pharos_slo" not in text
