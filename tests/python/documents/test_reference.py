@@ -19,7 +19,7 @@ COMMANDS = [
 
 OTHER_FLAGS = {
     "--concurrency-range", "--ulimit", "--config", "--homepath", "--grpc", "--pipeline", "--flag", "--http", "--metrics",
-    "--target", "--read-only", "--tmpfs", "--from-literal",
+    "--target", "--read-only", "--tmpfs", "--from-literal", "--enable-feature",
 }  # fmt: skip
 """Flags of perf_analyzer, docker, podman, kubectl, Prometheus, Grafana and examples/classify.py, `--flag` in general, and `--http-...` for
 all with this beginning."""
