@@ -142,7 +142,6 @@ fn answer(
             format!("frontend and worker are of different builds: wire versions {} and {VERSION}", load.wire_version);
         return sender.send(&ToFrontend::LoadFailed(text));
     }
-    reader.set_spin(Duration::from_micros(load.spin_us.into()));
     let opened = open(&load, (reader, sender.clone()), memory, cuda(&load));
     let loaded = opened.and_then(|(runtime, regions)| {
         Ok((Instance::load(&load, runtime.clone(), regions.clone(), backends)?, runtime, regions))
@@ -194,7 +193,7 @@ fn answer(
 /// Why the model cannot be loaded, for the user.
 fn open(
     load: &Load,
-    connection: (Reader, Sender),
+    (mut reader, sender): (Reader, Sender),
     descriptors: SharedDescriptors,
     cuda: Arc<Cuda>,
 ) -> Result<(Runtime, Arc<ClientRegions>), InferError> {
@@ -204,5 +203,7 @@ fn open(
     let metrics = metrics.map_err(|error| load_error(format!("cannot open the metrics: {error}")))?;
     let regions = Arc::new(ClientRegions::new(descriptors.regions, cuda));
     let devices = regions.clone();
+    reader.set_spin(Duration::from_micros(load.spin_us.into()));
+    let connection = (reader, sender);
     Ok((Runtime::new(SessionParts { connection, arenas, metrics, devices }), regions))
 }

@@ -277,7 +277,7 @@ model_metrics:
         assert_eq!((queue.schema, buckets(&queue.positive_span, &queue.positive_delta)), (3, vec![(-106, 1)]));
         let exemplar = queue.exemplars[0].clone();
         assert_eq!((exemplar.value, exemplar.label[0].value.as_str()), (0.0001, "4bf92f3577b34da6a3ce929d0e0e4736"));
-        let timestamp = exemplar.timestamp.clone().unwrap();
+        let timestamp = exemplar.timestamp.unwrap();
         assert_eq!((timestamp.seconds, timestamp.nanos), (1, 500_000_000));
         assert_eq!(queue.bucket[1].exemplar, Some(exemplar));
         let sizes = family(&cache, "pharos_batch_size").metric[0].histogram.clone().unwrap();

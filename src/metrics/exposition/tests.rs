@@ -176,8 +176,7 @@ model_metrics:
     cache.counter("waited_total", &["b"]).unwrap().add_or_update(0.0125).unwrap();
     cache.summary("time", &[]).unwrap().add_or_update(0.5).unwrap();
     let plain = render(&cache, Format::Text);
-    let old = "nv_inference_queue_duration_histogram_us";
-    let labels = "{model=\"m\",version=\"1\"";
+    let (old, labels) = ("nv_inference_queue_duration_histogram_us", "{model=\"m\",version=\"1\"");
     for line in [
         format!("pharos_queue_duration_seconds_bucket{labels},le=\"5e-05\"}} 0"),
         format!("pharos_queue_duration_seconds_bucket{labels},le=\"0.00051\"}} 1"),

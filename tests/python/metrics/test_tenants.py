@@ -95,10 +95,10 @@ def test_every_protocol_counts_its_tenants(server):
 
 
 def test_sums_over_tenants_equal_the_models_numbers(server):
-    """With concurrent requests, so that they wait and share batches."""
+    """With concurrent requests, so that some wait."""
     with ThreadPoolExecutor(8) as pool:
         names = [f"t{at % 4}" for at in range(64)]
-        statuses = list(pool.map(lambda tenant: infer(server, "delay_20_two_instances", tenant, ONE), names))
+        statuses = list(pool.map(lambda tenant: infer(server, "delay_20_two_instances", tenant, one("FP32", [1], [1])), names))
     assert set(statuses) == {200}
     metrics = server.scrape()
     assert requests(metrics, model="delay_20_two_instances") == {f"t{at}": 16 for at in range(4)}
