@@ -26,7 +26,10 @@ impl TenantId {
     /// The longest name of a tenant, in bytes.
     pub const LONGEST_NAME: usize = 64;
 
-    /// Returns whether a tenant may have this name: letters, digits and `-_.:@/+=`.
+    /// The names that a tenant may have, as text.
+    pub const ALLOWED: &str = "up to 64 letters, digits and `-_.:@/+=`";
+
+    /// Returns whether a tenant may have this name.
     pub fn is_name(name: &[u8]) -> bool {
         let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:@/+=".contains(byte);
         (1..=Self::LONGEST_NAME).contains(&name.len()) && name.iter().all(allowed)

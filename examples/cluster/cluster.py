@@ -32,6 +32,8 @@ PORTS = [PROXY, REDIS, STORE, ADMIN, *(first + offset for first in SERVERS for o
 """All ports of envoy.yaml and of this file."""
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
 CACHED = "response_cache { enable: true }\n"
+TWO_VERSIONS = "version_policy { latest { num_versions: 2 } }\n"
+"""While a canary runs, the servers have its version and the one before."""
 DEADLINE_S = 60
 DEMONSTRATION_S = 3
 
@@ -113,10 +115,8 @@ class Cluster:
         return process
 
     def upload(self):
-        """Writes the models into the bucket `models`, `digits` with a response cache."""
-        endpoint = f"http://127.0.0.1:{self.ports[STORE]}"
-        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-        client = boto3.client("s3", endpoint_url=endpoint, **keys)
+        """Writes the models into the bucket `models`: `digits` with a response cache, `simple` with two versions at a time."""
+        client = self.store()
         client.create_bucket(Bucket="models")
         for source in (HERE.parent / "models/digits", HERE.parent / "models/simple", HERE / "models/running_sum"):
             for path in sorted(source.rglob("*")):
@@ -124,11 +124,37 @@ class Cluster:
                     body = path.read_bytes()
                     if path.match("digits/config.pbtxt"):
                         body += CACHED.encode()
+                    if path.match("simple/config.pbtxt"):
+                        body += TWO_VERSIONS.encode()
                     client.put_object(Bucket="models", Key=f"production/{path.relative_to(source.parent)}", Body=body)
+
+    def store(self):
+        """Returns a client of the object store."""
+        endpoint = f"http://127.0.0.1:{self.ports[STORE]}"
+        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+        return boto3.client("s3", endpoint_url=endpoint, **keys)
+
+    def add_version(self, version: int):
+        """Adds a version of `simple`, and lets one server after the other load it. Requests for the other version go on."""
+        # The model needs no file; the key makes the directory of the version exist.
+        self.store().put_object(Bucket="models", Key=f"production/simple/{version}/.version", Body=b"")
+        for port in SERVERS:
+            status, text = fetch(self.ports[port], "/v2/repository/models/simple/load", b"{}")
+            if status != 200:
+                raise RuntimeError(f"version {version} cannot be loaded: {text.decode()}")
+
+    def set_canary(self, percent: int):
+        """Sets the share of the requests for `simple` over HTTP that go to version 2."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports[ADMIN], timeout=DEADLINE_S)
+        connection.request("POST", f"/runtime_modify?canary.simple={percent}")
+        status = connection.getresponse().status
+        connection.close()
+        if status != 200:
+            raise RuntimeError(f"Envoy answered {status} to the change of the share")
 
     def launch(self, at: int):
         """Starts a server. It keeps its copies of the models over restarts."""
-        command = [self.server, "--model-repository=s3://models/production"]
+        command = [self.server, "--model-repository=s3://models/production", "--model-control-mode=explicit", "--load-model=*"]
         for offset, name in enumerate(("http", "grpc", "metrics")):
             command += [f"--{name}-address=127.0.0.1", f"--{name}-port={self.ports[SERVERS[at] + offset]}"]
         command += [f"--repository-cache-directory={self.folder / f'models-{at}'}"]
@@ -204,7 +230,8 @@ def request_of_simple() -> bytes:
 
 
 def demonstrate(cluster: Cluster):
-    """Restarts all servers one after the other, and one of them after SIGKILL, while clients send requests."""
+    """Restarts all servers one after the other, and one of them after SIGKILL, and rolls out a version, while clients send
+    requests."""
     statuses, ended = {}, threading.Event()
     body = request_of_simple()
 
@@ -228,6 +255,15 @@ def demonstrate(cluster: Cluster):
         time.sleep(DEMONSTRATION_S)
         cluster.recover(0)
         print(f"killed and started server 0; answers so far by status: {statuses}", flush=True)
+        cluster.add_version(2)
+        for percent in (10, 100):
+            cluster.set_canary(percent)
+            time.sleep(DEMONSTRATION_S)
+            versions = {
+                version: sum(cluster.metric(at, "nv_inference_request_success", model="simple", version=version) for at in range(3))
+                for version in ("1", "2")
+            }
+            print(f"{percent} % of the requests are for version 2; requests so far by version: {versions}", flush=True)
     finally:
         ended.set()
         for client in clients:

@@ -72,6 +72,7 @@ pub fn main() -> ExitCode {
         Some(Command::Health { address }) => return commands::health(address),
         Some(Command::Metrics(command)) => return commands::metrics(command),
         Some(Command::Slo(command)) => return commands::slo(command),
+        Some(Command::Top(command)) => return commands::top(command),
         Some(Command::Trace(command)) => return commands::trace(command),
         Some(Command::TorchServe(arguments)) => {
             return match pharos_torchserve::run(arguments, &Executable) {
@@ -125,8 +126,10 @@ fn processors() -> usize {
 /// Returns how long workers look for their next frame before they sleep, in microseconds: not on a single processor, where the
 /// frontend could not run meanwhile, and not under a quota, which the time would use up.
 fn spin_us(options: &cli::Metrics) -> u32 {
-    let has_none_to_spare = processors() < 2 || system::has_cpu_quota(&Roots::new(&options.cgroup_root));
-    if has_none_to_spare { 0 } else { SPIN_US }
+    // The standard library's number also respects quotas of cgroup v1, which are not read here.
+    let allowed = rustix::thread::sched_getaffinity(None).map_or(0, |processors| processors.count() as usize);
+    let has_quota = processors() < allowed || system::has_cpu_quota(&Roots::new(&options.cgroup_root));
+    if processors() < 2 || has_quota { 0 } else { SPIN_US }
 }
 
 /// Prints the reason to standard error, even if logging is off.

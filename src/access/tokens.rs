@@ -106,10 +106,7 @@ impl Tokens {
 fn tenant_of_line(name: &str, line: usize) -> Result<Arc<str>, String> {
     match name.is_empty() || TenantId::is_name(name.as_bytes()) {
         true => Ok(name.into()),
-        false => Err(format!(
-            "line {line} does not name a tenant: allowed are up to {} letters, digits and -_.:@/+=",
-            TenantId::LONGEST_NAME
-        )),
+        false => Err(format!("line {line} does not name a tenant: allowed are {}", TenantId::ALLOWED)),
     }
 }
 
@@ -171,10 +168,8 @@ impl Keyring {
         Scope::of(api).map_or(Ok(()), |scope| self.check_scope(scope, given))
     }
 
-    /// Returns the tenant that uses the token in this value of `Authorization`; empty if the token is not configured, or the
-    /// file does not name its tenant.
-    pub fn tenant(&self, authorization: &[u8]) -> &str {
-        let Some(token) = bearer(authorization) else { return "" };
+    /// Returns the tenant that uses a token; empty if the token is not configured, or the file does not name its tenant.
+    pub fn tenant(&self, token: &[u8]) -> &str {
         let token = blake3::hash(token);
         let all = [&self.inference, &self.management].into_iter().flatten().flat_map(|tokens| &tokens.0);
         // Hashes compare in constant time.
@@ -217,7 +212,7 @@ impl Keyring {
 }
 
 /// Returns the token in a value of `Authorization`, if its scheme is Bearer.
-fn bearer(value: &[u8]) -> Option<&[u8]> {
+pub fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
 }
@@ -246,9 +241,10 @@ mod tests {
             ("Basic old", ""),
             ("", ""),
         ] {
-            assert_eq!(keyring.tenant(authorization.as_bytes()), expected, "{authorization}");
+            let token = bearer(authorization.as_bytes());
+            assert_eq!(token.map_or("", |token| keyring.tenant(token)), expected, "{authorization}");
         }
-        assert_eq!(Keyring::default().tenant(b"Bearer old"), "");
+        assert_eq!(Keyring::default().tenant(b"old"), "");
         let error = Tokens::parse("good\n# tenant: two words\nbetter").unwrap_err();
         assert!(error.starts_with("line 2 does not name a tenant: allowed are up to 64 letters"), "{error}");
     }

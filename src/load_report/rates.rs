@@ -25,15 +25,17 @@ pub struct Sample {
     pub requests: u64,
     /// Inference requests that failed through the server's fault.
     pub errors: u64,
-    /// Each model with instances. Versions of one model are added up.
+    /// Each loaded version with instances. Versions of one model are added up.
     pub models: Vec<ModelSample>,
 }
 
-/// Counters and levels of one model.
+/// Counters and levels of one loaded version.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSample {
     /// The name of the model.
     pub name: Arc<str>,
+    /// Distinguishes what is loaded at the same time, also under one version.
+    pub id: usize,
     /// Requests that instances execute.
     pub executing: u64,
     /// Requests that wait.
@@ -88,10 +90,35 @@ impl Mean {
     }
 }
 
+/// The counters of one loaded version.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counters {
+    busy_ns: u64,
+    succeeded: u64,
+    queue_ns: u64,
+}
+
+impl From<&ModelSample> for Counters {
+    fn from(sample: &ModelSample) -> Self {
+        Self { busy_ns: sample.busy_ns, succeeded: sample.succeeded, queue_ns: sample.queue_ns }
+    }
+}
+
+/// The levels of all versions of a model.
+#[derive(Clone, Copy, Debug, Default)]
+struct Levels {
+    executing: u64,
+    waiting: u64,
+    slots: u64,
+    instances: u64,
+}
+
 /// What is remembered of a model.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Model {
-    last: ModelSample,
+    levels: Levels,
+    /// The counters of each version, by its id. Each version is compared with itself: one that ends takes nothing away from others.
+    versions: BTreeMap<usize, Counters>,
     /// The busy fraction of its instances.
     busy: Mean,
     /// Waiting requests for each slot.
@@ -101,20 +128,27 @@ struct Model {
 }
 
 impl Model {
-    fn new(first: ModelSample) -> Self {
-        Self { last: first, busy: Mean::default(), backlog: Mean::default(), queue: Mean::default() }
-    }
-
-    /// Adds the sample at the end of an interval.
-    fn add(&mut self, now: ModelSample, interval: Interval) {
+    /// Adds the samples of its versions at the end of an interval. The counters of a version count from its first sample on.
+    fn add(&mut self, now: &[ModelSample], interval: Interval) {
+        let (mut levels, mut grown) = (Levels::default(), Counters::default());
+        for sample in now {
+            levels.executing += sample.executing;
+            levels.waiting += sample.waiting;
+            levels.slots += sample.slots;
+            levels.instances += sample.instances;
+            let counters = Counters::from(sample);
+            let before = self.versions.get(&sample.id).copied().unwrap_or(counters);
+            grown.busy_ns += counters.busy_ns.saturating_sub(before.busy_ns);
+            grown.succeeded += counters.succeeded.saturating_sub(before.succeeded);
+            grown.queue_ns += counters.queue_ns.saturating_sub(before.queue_ns);
+        }
         let seconds = interval.seconds;
-        let busy = seconds_of(now.busy_ns.saturating_sub(self.last.busy_ns));
-        let available = seconds * now.instances as f64;
-        self.busy.add((busy.min(available), available), interval);
-        self.backlog.add((now.waiting as f64 / now.slots.max(1) as f64 * seconds, seconds), interval);
-        let queued = seconds_of(now.queue_ns.saturating_sub(self.last.queue_ns));
-        self.queue.add((queued, now.succeeded.saturating_sub(self.last.succeeded) as f64), interval);
-        self.last = now;
+        let available = seconds * levels.instances as f64;
+        self.busy.add((seconds_of(grown.busy_ns).min(available), available), interval);
+        self.backlog.add((levels.waiting as f64 / levels.slots.max(1) as f64 * seconds, seconds), interval);
+        self.queue.add((seconds_of(grown.queue_ns), grown.succeeded as f64), interval);
+        self.versions = now.iter().map(|sample| (sample.id, Counters::from(sample))).collect();
+        self.levels = levels;
     }
 
     /// Returns the busy fraction of the instances, plus the waiting requests for each slot.
@@ -125,9 +159,9 @@ impl Model {
     fn named(&self) -> Vec<(&'static str, f64)> {
         vec![
             ("utilization", self.utilization()),
-            ("executing_requests", self.last.executing as f64),
-            ("waiting_requests", self.last.waiting as f64),
-            ("execution_slots", self.last.slots as f64),
+            ("executing_requests", self.levels.executing as f64),
+            ("waiting_requests", self.levels.waiting as f64),
+            ("execution_slots", self.levels.slots as f64),
             ("queue_duration_seconds", self.queue.value()),
         ]
     }
@@ -161,17 +195,13 @@ impl Tracker {
     }
 
     fn add_models(&mut self, samples: Vec<ModelSample>, interval: Interval) {
-        let mut all: BTreeMap<Arc<str>, ModelSample> = BTreeMap::new();
+        let mut all: BTreeMap<Arc<str>, Vec<ModelSample>> = BTreeMap::new();
         for sample in samples {
-            match all.get_mut(&sample.name) {
-                Some(sum) => sum.merge(&sample),
-                None => drop(all.insert(sample.name.clone(), sample)),
-            }
+            all.entry(sample.name.clone()).or_default().push(sample);
         }
         self.models.retain(|name, _| all.contains_key(name));
-        for (name, sample) in all {
-            let model = self.models.entry(name).or_insert_with(|| Model::new(sample.clone()));
-            model.add(sample, interval);
+        for (name, samples) in all {
+            self.models.entry(name).or_default().add(&samples, interval);
         }
     }
 
@@ -189,25 +219,12 @@ impl Tracker {
 
     /// Returns the levels of all models together.
     fn sums(&self) -> Vec<(&'static str, f64)> {
-        let sum = |of: fn(&ModelSample) -> u64| self.models.values().map(|model| of(&model.last)).sum::<u64>() as f64;
+        let sum = |of: fn(&Levels) -> u64| self.models.values().map(|model| of(&model.levels)).sum::<u64>() as f64;
         vec![
-            ("executing_requests", sum(|model| model.executing)),
-            ("waiting_requests", sum(|model| model.waiting)),
-            ("execution_slots", sum(|model| model.slots)),
+            ("executing_requests", sum(|levels| levels.executing)),
+            ("waiting_requests", sum(|levels| levels.waiting)),
+            ("execution_slots", sum(|levels| levels.slots)),
         ]
-    }
-}
-
-impl ModelSample {
-    /// Adds another version of the model.
-    fn merge(&mut self, other: &Self) {
-        self.executing += other.executing;
-        self.waiting += other.waiting;
-        self.slots += other.slots;
-        self.instances += other.instances;
-        self.busy_ns += other.busy_ns;
-        self.succeeded += other.succeeded;
-        self.queue_ns += other.queue_ns;
     }
 }
 
@@ -223,7 +240,7 @@ mod tests {
 
     fn model(waiting: u64, busy_ns: u64, (succeeded, queue_ns): (u64, u64)) -> ModelSample {
         let name = Arc::from("m");
-        ModelSample { name, executing: 1, waiting, slots: 4, instances: 2, busy_ns, succeeded, queue_ns }
+        ModelSample { name, id: 1, executing: 1, waiting, slots: 4, instances: 2, busy_ns, succeeded, queue_ns }
     }
 
     fn sample(requests: u64, errors: u64, models: Vec<ModelSample>) -> Sample {
@@ -289,13 +306,29 @@ mod tests {
     #[test]
     fn versions_are_added_up_and_counters_that_fall_add_nothing() {
         let mut tracker = Tracker::default();
-        let both = vec![model(1, 9 * SECOND, (9, SECOND)), model(2, SECOND, (1, SECOND))];
+        let other = ModelSample { id: 2, ..model(2, SECOND, (1, SECOND)) };
+        let both = vec![model(1, 9 * SECOND, (9, SECOND)), other];
         tracker.add(Instant(0), sample(0, 0, both));
         let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![model(0, 0, (0, 0))]));
         assert_eq!(of(&reports, "m").values().application_utilization, 0.0);
         let reports = tracker.add(Instant(SECOND), sample(0, 0, vec![]));
         assert!(reports.of("m").is_none(), "the model was unloaded");
         assert_eq!(reports.of_server().values().application_utilization, 0.0);
+    }
+
+    /// An old version that ends during a reload takes nothing away from the new one, which is busy all the time.
+    #[test]
+    fn a_version_that_ends_does_not_lower_the_utilization() {
+        let busy = |id, second: u64| ModelSample { id, ..model(0, 2 * second * SECOND, (second, second * SECOND)) };
+        let mut tracker = Tracker::default();
+        for second in 0..10 {
+            tracker.add(Instant(second * SECOND), sample(0, 0, vec![busy(1, 50 + second), busy(2, second)]));
+        }
+        for second in 10..13 {
+            let reports = tracker.add(Instant(second * SECOND), sample(0, 0, vec![busy(2, second)]));
+            assert!((of(&reports, "m").values().application_utilization - 1.0).abs() < 1e-9, "{second}");
+            assert!((named(&of(&reports, "m"), "queue_duration_seconds") - 1.0).abs() < 1e-9, "{second}");
+        }
     }
 
     #[test]

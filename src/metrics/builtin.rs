@@ -235,7 +235,7 @@ const FORMER_NAMES: &[(&str, Builtin)] = &[
 ];
 
 /// Upper bounds of durations in seconds: 50 us to 10 s.
-const DURATIONS: &[f64] =
+pub(super) const DURATIONS: &[f64] =
     &[0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
 /// Upper bounds of the time to the first response in milliseconds: those of Triton.
 const FIRST_RESPONSE: &[f64] = &[100.0, 500.0, 2000.0, 5000.0];
@@ -271,6 +271,16 @@ impl Builtin {
     /// Returns the unit in which views show it, if it is a distribution of durations.
     pub(super) fn unit(self) -> Option<TimeUnit> {
         self.row().unit
+    }
+
+    /// Returns the unit of its values if the server measures them as times.
+    pub(super) fn time_unit(self) -> Option<TimeUnit> {
+        let counted = match self.source() {
+            Model(_, Count(_, scale) | CacheCount(_, scale)) => scale.unit(),
+            Model(_, Tenant(value)) => value.scale().unit(),
+            _ => None,
+        };
+        self.unit().or(counted)
     }
 
     /// Returns where its values come from.

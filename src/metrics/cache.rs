@@ -7,7 +7,7 @@
 //! definitions contain keep their values. A reload changes [`Cache::generation`]: callers should then look up their
 //! handles again, because a handle of a removed metric counts where no view reads.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -23,6 +23,7 @@ use super::tenants::Tenants;
 use crate::id::ModelVersion;
 
 mod batch_times;
+mod builtins;
 mod detected;
 mod initial_series;
 mod tenants;
@@ -426,35 +427,6 @@ impl Cache {
         self.register(MetricSpec::detected(name, kind.unwrap_or(Kind::Gauge), unit, dimensions))
     }
 
-    /// Adds to a built-in counter, with label values in the order of [`Builtin::dimensions`]. `by` is not negative; 0 creates
-    /// the series. Does nothing if the counter is not defined.
-    pub fn count(&self, builtin: Builtin, labels: &[&str], by: f64) {
-        if let Ok(series) = self.counter(builtin.name(), labels) {
-            let _ = series.add_or_update(by);
-        }
-    }
-
-    /// Sets a series of a built-in gauge, with label values in the order of [`Builtin::dimensions`]. Does nothing if the
-    /// gauge is not defined.
-    pub fn set_gauge(&self, builtin: Builtin, labels: &[&str], value: f64) {
-        if let Ok(series) = self.gauge(builtin.name(), labels) {
-            let _ = series.add_or_update(value);
-        }
-    }
-
-    /// Sets all series of a built-in gauge, with label values in the order of [`Builtin::dimensions`], and removes all
-    /// others. Does nothing if the gauge is not defined.
-    pub fn set_gauges(&self, builtin: Builtin, rows: &[(Vec<&str>, f64)]) {
-        let mut now = HashSet::with_capacity(rows.len());
-        for (labels, value) in rows {
-            let Ok(series) = self.gauge(builtin.name(), labels) else { return };
-            // A gauge accepts every value.
-            let _ = series.add_or_update(*value);
-            now.insert(Arc::as_ptr(&series.cell));
-        }
-        self.remove_series(builtin.name(), |series| !now.contains(&Arc::as_ptr(&series.cell)));
-    }
-
     /// Removes the series of a metric for which `gone` returns true.
     pub fn remove_series(&self, name: &str, gone: impl FnMut(&Series) -> bool) {
         if let Some(family) = self.registry().family(name) {
@@ -489,6 +461,7 @@ fn is_host_label(name: &str) -> bool {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::metrics::exposition::{Format, render};
     use crate::metrics::reading::{Details, Histogram, Reading};
     use crate::metrics::sample_error::MAX_DETECTED;
 
@@ -551,6 +524,25 @@ model_metrics:
         for wrong in [&["Host"][..], &["Host", "h", "x"]] {
             assert!(matches!(cache.gauge("QueueTime", wrong), Err(SampleError::WrongLabels { .. })));
         }
+    }
+
+    /// A file may list the labels of a built-in metric in any order.
+    #[test]
+    fn all_series_of_a_counter_are_updated_at_once() {
+        let yaml = "ts_metrics:\n  counter:\n    - {name: pharos_instance_busy_seconds_total, unit: s, \
+                    dimensions: [instance, model, version]}\n";
+        let cache = Arc::new(Cache::new(Catalog::parse(yaml, "m.yaml").unwrap(), Settings::new("h")));
+        let count = |names: &[&'static str]| {
+            let rows: Vec<(Vec<&str>, f64)> = names.iter().map(|name| (vec!["m", "1", *name], 0.5)).collect();
+            cache.count_all(Builtin::InstanceBusy, &rows);
+            render(&cache, Format::Text)
+        };
+        let line = |name: &str, value: f64| {
+            format!("pharos_instance_busy_seconds_total{{instance=\"{name}\",model=\"m\",version=\"1\"}} {value}\n")
+        };
+        assert!(count(&["a", "b", "a"]).ends_with(&(line("a", 1.0) + &line("b", 0.5))));
+        let text = count(&["b"]);
+        assert!(text.ends_with(&line("b", 1.0)) && !text.contains("\"a\""), "{text}");
     }
 
     #[test]

@@ -33,6 +33,7 @@ pub use native::NativeSpec;
 pub use overrides::{Overrides, Setting};
 pub use parse::MAX_BYTES;
 pub use slos::{Share, Sli, Slo};
+pub(super) use tenants::{NONE, OTHER};
 pub use tenants::{TenantRule, TenantSource};
 pub use worker_labels::WorkerLabel;
 
@@ -152,9 +153,9 @@ impl MetricSpec {
         pairs.filter(|(_, value)| !self.extensible || !value.is_empty())
     }
 
-    /// Returns the unit of its values if it is one of time. That of a built-in distribution of durations is fixed.
+    /// Returns the unit of its values if it is one of time. That of times that the server measures is fixed.
     pub(super) fn time_unit(&self) -> Option<TimeUnit> {
-        self.builtin.and_then(Builtin::unit).or_else(|| TimeUnit::from_name(&self.unit))
+        self.builtin.and_then(Builtin::time_unit).or_else(|| TimeUnit::from_name(&self.unit))
     }
 
     /// Returns the definition under a further name, with the unit of that name.
@@ -771,8 +772,34 @@ model_metrics:
         check(
             old,
             "m.yaml:3:14: ts_metrics.histogram[0].name: `nv_inference_queue_duration_histogram_us` is now named \
-             `pharos_queue_duration_seconds`; its `also_as` can give it the old name as well",
+             `pharos_queue_duration_seconds`, with unit and buckets in `Seconds`; its `also_as` can give it the old name as \
+             well",
         );
+        // Names of samples that a setting, or objectives, can add to the scrape.
+        check(&metric("pharos_batch_size_sum"), "is reserved for the built-in metric `pharos_batch_size`");
+        let requests = metric("pharos_slo_requests").replace("histogram", "gauge");
+        check(&requests, "is reserved for the built-in metric `pharos_slo_requests_total`");
+        check(&metric("{name: {name: b, unit: s}}"), "found a mapping where a metric's name is expected");
+    }
+
+    /// Values and buckets of these metrics are in the unit of the code, whatever the file says.
+    #[test]
+    fn the_unit_of_measured_times_is_fixed() {
+        let metric = |kind: &str, name: &str, unit: &str| {
+            format!("ts_metrics:\n  {kind}:\n    - {{name: {name}, unit: {unit}, dimensions: [model, version]}}\n")
+        };
+        for (kind, name, unit, fixed) in [
+            ("histogram", "pharos_queue_duration_seconds", "Microseconds", "Seconds"),
+            ("histogram", "nv_inference_first_response_histogram_ms", "s", "Milliseconds"),
+            ("counter", "nv_inference_request_duration_us", "ms", "Microseconds"),
+            ("counter", "nv_inference_queue_duration_us", "Count", "Microseconds"),
+        ] {
+            let expected = format!("the unit of `{name}` is `{unit}`; allowed is `{fixed}`");
+            check(&metric(kind, name, unit), &expected);
+            assert!(Catalog::parse(&metric(kind, name, fixed), "m.yaml").is_ok(), "{name}");
+        }
+        let text = metric("histogram", "pharos_queue_duration_seconds", "s");
+        assert!(Catalog::parse(&text, "m.yaml").is_ok(), "abbreviations are allowed");
     }
 
     #[test]

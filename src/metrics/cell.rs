@@ -1,7 +1,7 @@
 //! The value of one series.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::atomic::add;
 use super::catalog::{Kind, MetricSpec};
@@ -34,6 +34,8 @@ struct Histogram {
     bounds: Vec<f64>,
     buckets: Vec<AtomicU64>,
     sum: AtomicU64,
+    /// Whether any observation was negative.
+    negative: AtomicBool,
     native: Option<Box<Native>>,
 }
 
@@ -44,6 +46,9 @@ impl Histogram {
         if let Some(bucket) = self.buckets.get(at) {
             bucket.fetch_add(u64::from(times), Ordering::Relaxed);
             add(&self.sum, value * f64::from(times));
+        }
+        if value < 0.0 {
+            self.negative.store(true, Ordering::Relaxed);
         }
         if let Some(native) = &self.native {
             native.observe(value, u64::from(times));
@@ -60,6 +65,7 @@ impl Cell {
                 bounds: spec.buckets.clone(),
                 buckets: std::iter::repeat_with(AtomicU64::default).take(spec.buckets.len() + 1).collect(),
                 sum: AtomicU64::new(0),
+                negative: AtomicBool::new(false),
                 native: spec.native.map(|spec| Box::new(Native::new(spec))),
             }),
             Kind::Summary => CellValue::Summary(Summary::new(&spec.quantiles, clock)),
@@ -118,6 +124,7 @@ impl Cell {
                 Reading::Histogram(reading::Histogram {
                     sum,
                     buckets: bounds.zip(counts).collect(),
+                    negative: histogram.negative.load(Ordering::Relaxed),
                     native,
                     ..Default::default()
                 })

@@ -27,7 +27,7 @@ fn part(stage: Stage, timeline: &Timeline) -> u64 {
     }
 }
 
-/// A histogram of durations. Its sum is one of the model's counts.
+/// A histogram of durations, or of numbers.
 #[derive(Debug)]
 pub(super) struct Buckets {
     /// The unit of the bounds, the sum and the exemplars.
@@ -38,6 +38,8 @@ pub(super) struct Buckets {
     bounds_ns: Vec<u64>,
     /// One more than bounds, for the observations above the last bound.
     counts: Vec<Count>,
+    /// The sum of the observations in nanoseconds. A view reads it before the counts, so it may lack the latest observations.
+    sum_ns: Count,
     native: Option<Native>,
     /// The latest exemplar of each bucket. Only traced requests write it.
     exemplars: Mutex<BTreeMap<usize, Exemplar>>,
@@ -52,6 +54,7 @@ impl Buckets {
             bounds: bounds.to_vec(),
             bounds_ns: bounds.iter().map(|&bound| unit.bound_ns(bound)).collect(),
             counts: std::iter::repeat_with(Count::default).take(bounds.len() + 1).collect(),
+            sum_ns: Count::default(),
             native: spec.native.map(Native::new),
             exemplars: Mutex::default(),
         }
@@ -68,15 +71,17 @@ impl Buckets {
         if let Some(native) = &self.native {
             native.observe(self.unit.of_ns(ns), 1);
         }
+        self.sum_ns.add(ns);
     }
 
-    /// Returns the distribution with the requested details; `sum_ns` is the sum of its observations.
-    pub(super) fn read(&self, sum_ns: u64, details: Details) -> Histogram {
+    /// Returns the distribution with the requested details.
+    pub(super) fn read(&self, details: Details) -> Histogram {
+        let sum = self.unit.of_ns(self.sum_ns.get());
         let native = self.native.as_ref().filter(|_| details.native).map(Native::read);
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let buckets = bounds.zip(self.counts.iter().map(Count::get)).collect();
         let exemplars = if details.exemplars { self.exemplars().clone() } else { BTreeMap::new() };
-        Histogram { sum: self.unit.of_ns(sum_ns), buckets, exemplars, native }
+        Histogram { sum, buckets, negative: false, exemplars, native }
     }
 
     fn exemplars(&self) -> MutexGuard<'_, BTreeMap<usize, Exemplar>> {

@@ -3,16 +3,13 @@
 
 use std::borrow::Cow;
 
+use super::builtin::DURATIONS;
 use super::kind::Kind;
-use super::unit::TimeUnit;
+use super::unit::{TimeUnit, shifted};
 use crate::timeline::Instant;
 
 /// The number of characters of a refused line that are shown at most.
 const SHOWN: usize = 120;
-
-/// Upper bounds of a histogram in microseconds: 50 us to 10 s.
-const MICROSECOND_BUCKETS: [f64; 17] =
-    [50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7];
 
 /// Upper bounds of a histogram in seconds or in an unknown unit: those of Prometheus' Java client.
 pub const SECOND_BUCKETS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
@@ -45,7 +42,10 @@ pub fn default_buckets(kind: Kind, unit: &str) -> Vec<f64> {
         return Vec::new();
     }
     let bounds: &[f64] = match (TimeUnit::from_name(unit), unit) {
-        (Some(TimeUnit::Microseconds), _) => &MICROSECOND_BUCKETS,
+        (Some(unit @ TimeUnit::Microseconds), _) => {
+            let digits = TimeUnit::Seconds.digits_to(unit);
+            return DURATIONS.iter().map(|bound| shifted(*bound, digits)).collect();
+        }
         (Some(TimeUnit::Milliseconds), _) => &MILLISECOND_BUCKETS,
         (_, "%" | "Percent" | "percent") => &PERCENT_BUCKETS,
         (_, "B" | "Bytes" | "bytes") => &BYTE_BUCKETS,

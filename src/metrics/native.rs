@@ -159,7 +159,7 @@ impl Side {
 
 impl reading::Native {
     /// Merges each bucket with its neighbour: the same counts at the next lower schema.
-    fn lower(&mut self) {
+    pub(super) fn lower(&mut self) {
         self.schema -= 1;
         for buckets in [&mut self.positive, &mut self.negative] {
             // The upper bound of the merged bucket: half of the index, rounded up.

@@ -42,8 +42,8 @@ impl Objective {
         self.sli.as_str()
     }
 
-    /// Returns a number; `None` if the objective does not have it. Good requests must be read before all requests, so
-    /// that they are never more.
+    /// Returns a number; `None` if the objective does not have it. Views read in the order of the file: the shipped one has good
+    /// requests before all requests, so that they are never more.
     pub(super) fn read(&self, value: ObjectiveValue) -> Option<Number> {
         let (good, bad) = (self.requests.good.get(), self.requests.bad.get());
         let all = good.saturating_add(bad);

@@ -1,7 +1,7 @@
 //! The view for OpenTelemetry collectors: messages with every number that a scrape shows, under the same names and labels.
 //!
-//! Counters are monotonic sums, histograms have explicit bounds, and summaries are summaries. A metric is exported if its
-//! `modes` in `metrics.yaml` contain prometheus; the `mode` of the file has no effect here.
+//! Counters are monotonic sums, histograms have explicit bounds or exponential buckets, and summaries are summaries. A metric is
+//! exported if its `modes` in `metrics.yaml` contain prometheus; the `mode` of the file has no effect here.
 //!
 //! Source: the OpenTelemetry metrics data model (opentelemetry.io/docs/specs/otel/metrics/data-model), "Temporality" and
 //! "Resets and Gaps".
@@ -53,6 +53,20 @@ impl Temporality {
     }
 }
 
+named_enum! {
+    /// The buckets of histograms.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum Aggregation {
+        /// Those with the bounds in `metrics.yaml`.
+        #[default]
+        Explicit => "explicit_bucket_histogram",
+        /// Exponential buckets for histograms with `native` in `metrics.yaml`; the others have explicit bounds.
+        Exponential => "base2_exponential_bucket_histogram",
+    }
+    /// The name in OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION.
+    pub fn as_str;
+}
+
 /// What exports must remember of a series.
 #[derive(Debug)]
 struct Progress {
@@ -71,7 +85,7 @@ struct Progress {
 #[derive(Debug)]
 pub struct Encoder {
     resource: Resource,
-    temporality: Temporality,
+    form: (Temporality, Aggregation),
     series: HashMap<String, Progress>,
     /// The time of the last export, or of the start of the server.
     last_ns: u64,
@@ -80,16 +94,17 @@ pub struct Encoder {
 
 impl Encoder {
     /// Creates an encoder for a server with these attributes that started at `started_ns` (since 1970).
-    pub fn new(attributes: &[(String, String)], temporality: Temporality, started_ns: u64) -> Self {
+    pub fn new(attributes: &[(String, String)], form: (Temporality, Aggregation), started_ns: u64) -> Self {
         let resource = resource(attributes);
-        Self { resource, temporality, series: HashMap::new(), last_ns: started_ns, exports: 0 }
+        Self { resource, form, series: HashMap::new(), last_ns: started_ns, exports: 0 }
     }
 
     /// Encodes the present values, in messages of limited size. `now_ns` is the time since 1970.
     ///
     /// A delta begins at the last export that was [accepted](Self::accepted), so that a failed export loses nothing.
     pub fn encode(&mut self, cache: &Cache, now_ns: u64) -> Vec<Export> {
-        let readings = Readings::new(cache).with(Details { exemplars: true, native: false });
+        let native = self.form.1 == Aggregation::Exponential;
+        let readings = Readings::new(cache).with(Details { exemplars: true, native });
         // Wall clocks may go back; times of data points may not.
         let now_ns = now_ns.max(self.last_ns);
         self.exports += 1;
@@ -109,9 +124,9 @@ impl Encoder {
     /// Adds the point of one series.
     fn add(&mut self, messages: &mut Messages, spec: &MetricSpec, (labels, reading): (&[(&str, &str)], Reading)) {
         let now_ns = messages.now_ns();
-        let delta = self.temporality.is_delta(spec.kind);
+        let delta = self.form.0.is_delta(spec.kind);
         let Some(state) = State::of(spec.kind, &reading) else {
-            return messages.add((spec, delta), point(spec.kind, labels, reading, Span { start_ns: 0, now_ns }));
+            return messages.add((spec, delta), point(spec, labels, reading, Span { start_ns: 0, now_ns }));
         };
         let key = key(&spec.name, labels);
         let start_ns = self.last_ns;
@@ -130,11 +145,11 @@ impl Encoder {
                 Some(base) => base.growth(reading, span),
                 None => reading,
             };
-            messages.add((spec, delta), point(spec.kind, labels, grown, span));
+            messages.add((spec, delta), point(spec, labels, grown, span));
             messages.remember(key, state);
         } else {
             progress.base = Some(state);
-            messages.add((spec, delta), point(spec.kind, labels, reading, span));
+            messages.add((spec, delta), point(spec, labels, reading, span));
         }
     }
 

@@ -34,6 +34,8 @@ pub struct Histogram {
     pub sum: f64,
     /// The upper bound and the count of each bucket (not cumulative); the last bound is infinite.
     pub buckets: Vec<(f64, u64)>,
+    /// Whether any observation was negative, so that the sum may fall.
+    pub negative: bool,
     /// The latest traced observation of each bucket, by the bucket's position.
     pub exemplars: BTreeMap<usize, Exemplar>,
     /// The same observations in native buckets, if the metric has them and the view asks for them. Read before
@@ -118,10 +120,10 @@ impl Reading {
         match self {
             Self::Number(number) => Self::Number(Number::Float(shifted(number.as_f64(), digits))),
             // Native buckets have powers of two as bounds, which no power of ten shifts exactly.
-            Self::Histogram(Histogram { sum, mut buckets, mut exemplars, native: _ }) => {
+            Self::Histogram(Histogram { sum, mut buckets, negative, mut exemplars, native: _ }) => {
                 buckets.iter_mut().for_each(|(bound, _)| *bound = shifted(*bound, digits));
                 exemplars.values_mut().for_each(|exemplar| exemplar.value = shifted(exemplar.value, digits));
-                Self::Histogram(Histogram { sum: shifted(sum, digits), buckets, exemplars, native: None })
+                Self::Histogram(Histogram { sum: shifted(sum, digits), buckets, negative, exemplars, native: None })
             }
             Self::Summary(Summary { sum, count, mut quantiles }) => {
                 quantiles.iter_mut().for_each(|(_, value)| *value = shifted(*value, digits));

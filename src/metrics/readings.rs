@@ -210,14 +210,8 @@ impl<C: Deref<Target = Cache>> Readings<C> {
             ModelValue::Count(count, scale) => scaled(model.counts.get(count), scale),
             ModelValue::CacheCount(count, scale) if model.cached() => scaled(model.counts.get(count), scale),
             ModelValue::Pending => Reading::Number(Number::Signed(model.waiting())),
-            ModelValue::Durations(stage) => {
-                let sum_ns = model.counts.get(stage.sum());
-                Reading::Histogram(durations.histogram(stage)?.read(sum_ns, self.details))
-            }
-            ModelValue::FirstResponse => {
-                let sum_ns = model.responses.first_ns.get();
-                Reading::Histogram(durations.first_response()?.read(sum_ns, self.details))
-            }
+            ModelValue::Durations(stage) => Reading::Histogram(durations.histogram(stage)?.read(self.details)),
+            ModelValue::FirstResponse => Reading::Histogram(durations.first_response()?.read(self.details)),
             ModelValue::Stream(value) if model.responses.is_on() => model.streams.read(value, self.details)?,
             ModelValue::BatchSizes => Reading::Histogram(batch_sizes(model, spec, self.details)),
             // Triton does not show these for models whose requests are not all executed.

@@ -137,7 +137,6 @@ pub fn response_done(series: &ModelSeries, number: u64, kind: ResponseKind, time
 
 /// Records the first response to a request, `ns` after the request's start.
 pub fn first_response(series: &ModelSeries, ns: u64) {
-    series.responses.first_ns.add(ns);
     series.durations.observe_first_response(ns);
 }
 
@@ -242,7 +241,12 @@ pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeS
 pub fn inference_failed(series: &ModelSeries, error: impl Into<Failed>, request_ns: u64) {
     let Failed { reason, fault } = error.into();
     series.objectives.failed(fault, request_ns);
-    count_failure(series, reason, request_ns);
+    let Some(failure) = Failure::of(reason) else { return };
+    if let Some(cell) = series.failures.get(failure.index()) {
+        cell.add(1);
+        series.failure_ns.add(request_ns);
+        series.journal().notify();
+    }
 }
 
 /// Counts a request that was refused before it entered the queue: it is in no number of the model except those of its
@@ -267,15 +271,6 @@ impl From<Reason> for Failed {
 impl From<&InferError> for Failed {
     fn from(error: &InferError) -> Self {
         Self { reason: error.reason, fault: error.into() }
-    }
-}
-
-fn count_failure(series: &ModelSeries, reason: Reason, request_ns: u64) {
-    let Some(failure) = Failure::of(reason) else { return };
-    if let Some(cell) = series.failures.get(failure.index()) {
-        cell.add(1);
-        series.failure_ns.add(request_ns);
-        series.journal().notify();
     }
 }
 
@@ -330,8 +325,7 @@ pub struct EnsembleDone {
 pub fn ensemble_failed(series: &ModelSeries, error: impl Into<Failed>, request_ns: u64) {
     let Failed { reason, fault } = error.into();
     let reason = if reason == Reason::Cancelled { reason } else { Reason::Internal };
-    series.objectives.failed(fault, request_ns);
-    count_failure(series, reason, request_ns);
+    inference_failed(series, Failed { reason, fault }, request_ns);
 }
 
 fn step_series(cache: &Cache, series: &ModelSeries, (number, member): (usize, &str)) -> Option<Arc<Series>> {

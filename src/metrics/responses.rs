@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::atomic::Count;
-
 /// The number of responses that are counted separately. All later ones are counted with the last of these, since a
 /// model may send any number.
 pub(super) const MAX_RESPONSES: u64 = 1024;
@@ -46,8 +44,6 @@ pub(super) struct ResponseCell {
 pub(super) struct ResponseCells {
     /// Whether the model is decoupled; other models have no such series.
     on: AtomicBool,
-    /// Time to the first response, over all requests that had one.
-    pub(super) first_ns: Count,
     /// By number of the response. The lock is held for a few additions for each response.
     cells: Mutex<BTreeMap<u64, ResponseCell>>,
 }

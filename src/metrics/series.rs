@@ -14,7 +14,7 @@ use super::durations::Durations;
 use super::family::{Registry, Series};
 use super::journal::{Journal, Line};
 use super::labels::{Failure, GRPC_CODES, InstanceState, Outcome, Protocol, Route};
-use super::objectives::Objectives;
+use super::objectives::{Fault, Objectives};
 use super::responses::ResponseCells;
 use super::source::{HttpClass, LabelSet};
 use super::streams::StreamCells;
@@ -356,15 +356,17 @@ impl RequestSeries {
             let rows = routes().filter_map(|route| cells.get(route.index() * codes..(route.index() + 1) * codes));
             rows.flatten().map(Count::get).sum()
         };
-        let failed = |reasons: &[Reason]| -> u64 {
+        let failed = |counts: fn(Reason) -> bool| -> u64 {
             let places = Protocol::ALL.into_iter().flat_map(|protocol| routes().map(move |route| (protocol, route)));
             let cells = places.flat_map(|(protocol, route)| {
-                reasons.iter().filter_map(move |reason| self.failures.get(failure_index(protocol, route, *reason)))
+                let reasons = Reason::ALL.into_iter().filter(move |reason| counts(*reason));
+                reasons.filter_map(move |reason| self.failures.get(failure_index(protocol, route, reason)))
             });
             cells.map(Count::get).sum()
         };
         let answered = of_route(&self.http, STATUSES) + of_route(&self.grpc, GRPC_CODES.len());
-        (answered.saturating_sub(failed(&NO_ACCESS)), failed(&SERVER_FAULTS))
+        let without_access = failed(|reason| matches!(reason, Reason::Restricted | Reason::Unauthenticated));
+        (answered.saturating_sub(without_access), failed(|reason| Fault::from(reason) == Fault::Server))
     }
 
     /// Calls `each` with every series of failures that was counted, and with all reasons of `infer`.
@@ -382,13 +384,6 @@ impl RequestSeries {
         }
     }
 }
-
-/// The reasons of requests that no handler has seen.
-const NO_ACCESS: [Reason; 2] = [Reason::Restricted, Reason::Unauthenticated];
-
-/// The reasons that are not the client's: another server might have answered.
-const SERVER_FAULTS: [Reason; 6] =
-    [Reason::NotReady, Reason::QueueFull, Reason::Timeout, Reason::Backend, Reason::InstanceLost, Reason::Internal];
 
 fn failure_index(protocol: Protocol, route: Route, reason: Reason) -> usize {
     (protocol.index() * Route::ALL.len() + route.index()) * Reason::ALL.len() + reason as usize

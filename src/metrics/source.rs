@@ -2,6 +2,7 @@
 //! [`readings`](super::readings) reads values by them.
 
 use super::counts::ModelCount;
+use super::unit::TimeUnit;
 
 /// The source of a built-in metric's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +134,17 @@ pub(super) enum Scale {
     Seconds,
 }
 
+impl Scale {
+    /// Returns the unit of the shown values if they are times.
+    pub(super) fn unit(self) -> Option<TimeUnit> {
+        match self {
+            Self::One => None,
+            Self::Micros | Self::FractionalMicros => Some(TimeUnit::Microseconds),
+            Self::Seconds => Some(TimeUnit::Seconds),
+        }
+    }
+}
+
 /// Classes of HTTP status codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HttpClass {
@@ -174,15 +186,4 @@ impl Stage {
 
     /// The stages of a request that the response cache answers.
     pub(super) const OF_HITS: [Stage; 2] = [Self::Request, Self::Queue];
-
-    /// Returns the count that sums up this stage's nanoseconds over all successful requests.
-    pub(super) fn sum(self) -> ModelCount {
-        match self {
-            Self::Request => ModelCount::SuccessNs,
-            Self::Queue => ModelCount::QueueNs,
-            Self::ComputeInput => ModelCount::ComputeInputNs,
-            Self::ComputeInfer => ModelCount::ComputeInferNs,
-            Self::ComputeOutput => ModelCount::ComputeOutputNs,
-        }
-    }
 }

@@ -28,24 +28,12 @@ impl StreamProgress {
     }
 }
 
-/// A histogram of nanoseconds or of numbers, and their sum.
-#[derive(Debug, Default)]
-struct Distribution {
-    /// Created when a definition first enables the metric.
-    buckets: OnceLock<Buckets>,
-    sum: Count,
-}
+/// A histogram of nanoseconds or of numbers, created when a definition first enables its metric.
+type Distribution = OnceLock<Buckets>;
 
-impl Distribution {
-    fn observe(&self, value: u64) {
-        if let Some(buckets) = self.buckets.get() {
-            self.sum.add(value);
-            buckets.observe(value);
-        }
-    }
-
-    fn read(&self, details: Details) -> Option<Reading> {
-        Some(Reading::Histogram(self.buckets.get()?.read(self.sum.get(), details)))
+fn observe(distribution: &Distribution, value: u64) {
+    if let Some(buckets) = distribution.get() {
+        buckets.observe(value);
     }
 }
 
@@ -68,7 +56,7 @@ impl StreamCells {
             (StreamValue::Length, &self.length),
         ] {
             if let Some((spec, unit)) = definition(registry, ModelValue::Stream(value)) {
-                distribution.buckets.get_or_init(|| Buckets::new(own, &spec, unit));
+                distribution.get_or_init(|| Buckets::new(own, &spec, unit));
             }
         }
     }
@@ -76,8 +64,8 @@ impl StreamCells {
     /// Counts a response with `bytes` bytes of tensors to the request that began at `started`.
     pub(super) fn response(&self, progress: &StreamProgress, (started, now): (Instant, Instant), bytes: u64) {
         match progress.advance(now) {
-            None => self.first.observe(now.ns_since(started)),
-            Some(previous) => self.interval.observe(now.ns_since(previous)),
+            None => observe(&self.first, now.ns_since(started)),
+            Some(previous) => observe(&self.interval, now.ns_since(previous)),
         }
         self.responses.add(1);
         self.bytes.add(bytes);
@@ -85,15 +73,16 @@ impl StreamCells {
 
     /// Counts a request that has ended.
     pub(super) fn ended(&self, progress: &StreamProgress) {
-        self.length.observe(progress.responses.load(Ordering::Relaxed));
+        observe(&self.length, progress.responses.load(Ordering::Relaxed));
     }
 
     pub(super) fn read(&self, value: StreamValue, details: Details) -> Option<Reading> {
         let whole = |count: &Count| Some(Reading::Number(Number::Whole(count.get())));
+        let histogram = |distribution: &Distribution| Some(Reading::Histogram(distribution.get()?.read(details)));
         match value {
-            StreamValue::FirstResponse => self.first.read(details),
-            StreamValue::Interval => self.interval.read(details),
-            StreamValue::Length => self.length.read(details),
+            StreamValue::FirstResponse => histogram(&self.first),
+            StreamValue::Interval => histogram(&self.interval),
+            StreamValue::Length => histogram(&self.length),
             StreamValue::Responses => whole(&self.responses),
             StreamValue::Bytes => whole(&self.bytes),
         }

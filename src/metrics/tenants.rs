@@ -8,14 +8,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::atomic::Count;
-use super::catalog::TenantRule;
+use super::catalog::{NONE, OTHER, TenantRule};
 use super::source::TenantValue;
 use crate::id::TenantId;
 
-/// The label value of requests without a tenant.
-const NONE: &str = "none";
-/// The label value of requests whose tenant has no series: beyond the limit, or with an invalid name.
-const OTHER: &str = "other";
 /// The tenant of these requests. That of requests without a tenant is the default.
 const OTHER_ID: TenantId = TenantId(1);
 /// The number of tenants that are not in the table.

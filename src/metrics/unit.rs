@@ -25,6 +25,16 @@ impl TimeUnit {
         })
     }
 
+    /// Returns its name in `metrics.yaml`.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Nanoseconds => "Nanoseconds",
+            Self::Microseconds => "Microseconds",
+            Self::Milliseconds => "Milliseconds",
+            Self::Seconds => "Seconds",
+        }
+    }
+
     /// Returns its name in UCUM (ucum.org).
     pub(super) fn ucum(self) -> &'static str {
         match self {

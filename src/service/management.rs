@@ -63,8 +63,8 @@ pub trait Management: Service {
     /// Ends the sequence with this id of a model after the requests that it already has.
     fn end_sequence(&self, model: &str, id: &CorrelationId);
 
-    /// Counts a request by a client's name and version that no worker can take now.
-    fn record_refused(&self, model: &str, version: &str);
+    /// Counts a request that no worker of `serving` can take now, by the client's name and version.
+    fn record_refused(&self, named: (&str, &str), serving: &str);
 
     /// Renders the metrics with `view`, after the gauges that are computed on demand are updated. Takes milliseconds for
     /// thousands of series.

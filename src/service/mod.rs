@@ -29,6 +29,7 @@ use crate::error::{InferError, Reason};
 use crate::id::TenantId;
 use crate::infer::{InferRequest, InferResponse};
 use crate::load_report::LoadReport;
+use crate::metrics::catalog::TenantSource;
 use crate::metrics::exposition::{Encoding, Names};
 pub use crate::metrics::labels::{Protocol, Route};
 use crate::metrics::statistics::ModelStatistics;
@@ -230,8 +231,9 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
     /// Begins to trace a request to a model, if it is sampled. `header` gives the headers (or metadata) of the request by name.
     fn trace(&self, model: &str, header: impl Fn(&str) -> Option<String>) -> Option<Traced>;
 
-    /// Returns the tenant of a request, which is charged for it. `header` gives the value of a header (or metadata) by name.
-    fn tenant<'h>(&self, header: impl FnOnce(&str) -> Option<&'h [u8]>) -> TenantId;
+    /// Returns the tenant of a request, which is charged for it. `given` returns what the request has of the source: the value of
+    /// the header, its bearer token, or the name in the certificate of its connection.
+    fn tenant<'r>(&self, given: impl FnOnce(&TenantSource) -> Option<&'r [u8]>) -> TenantId;
 
     /// Returns the trace settings of a model, or (empty) of the server.
     ///

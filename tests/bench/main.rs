@@ -12,6 +12,7 @@ mod load;
 mod memory;
 mod messages;
 mod models;
+mod observed;
 mod report;
 mod server;
 mod stats;
@@ -232,12 +233,12 @@ mod tests {
 
     #[test]
     fn parses_selections() {
-        check("", 6, 37);
+        check("", 7, 37);
         check("echo", 1, 37);
-        check("simple/http", 6, 2);
+        check("simple/http", 7, 2);
         check("echo, pharos, grpc/8", 2, 3);
-        check("python", 6, 24);
-        check("python_16mib_batch_8", 6, 4);
+        check("python", 7, 24);
+        check("python_16mib_batch_8", 7, 4);
         check("torchserve, handler", 1, 3);
         assert!(Selection::parse("rest").is_err_and(|error| error.contains("simple/http/1")));
     }

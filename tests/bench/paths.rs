@@ -323,6 +323,7 @@ fn tslog_batch_paths(criterion: &mut Criterion) {
 
 fn load_report_paths(criterion: &mut Criterion) {
     let model = |name: &str| ModelSample {
+        id: 1,
         name: Arc::from(name),
         executing: 3,
         waiting: 5,

@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::client::Protocol;
 use crate::http_client::get_status;
 use crate::models::{Scratch, write_builtin, write_common, write_python};
+use crate::observed;
 use crate::torchserve;
 use crate::workload::Workload;
 
@@ -30,6 +31,8 @@ pub(crate) enum Kind {
     Pharos,
     /// This server without metrics.
     Bare,
+    /// This server with all metrics, tenants, objectives, times in answers, metric logs, and a push of metrics.
+    Observed,
     /// The peer for models.
     Triton,
     /// This server, started like TorchServe.
@@ -40,8 +43,8 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// All kinds, in the order of the report.
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Echo, Self::Pharos, Self::Bare, Self::Triton, Self::PharosTorchserve, Self::Torchserve];
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Echo, Self::Pharos, Self::Bare, Self::Observed, Self::Triton, Self::PharosTorchserve, Self::Torchserve];
 
     /// Returns the name in the report.
     pub(crate) fn name(self) -> &'static str {
@@ -49,6 +52,7 @@ impl Kind {
             Self::Echo => "echo",
             Self::Pharos => "pharos",
             Self::Bare => "pharos-no-metrics",
+            Self::Observed => "pharos-observed",
             Self::Triton => "triton",
             Self::PharosTorchserve => "pharos-torchserve",
             Self::Torchserve => "torchserve",
@@ -66,7 +70,7 @@ impl Kind {
         let handlers = matches!(self, Self::PharosTorchserve | Self::Torchserve);
         match workload {
             Workload::Simple => !handlers,
-            Workload::Identity => !handlers && self != Self::Bare,
+            Workload::Identity => !handlers && !matches!(self, Self::Bare | Self::Observed),
             Workload::Sequences => self == Self::Pharos,
             Workload::Python(_) => matches!(self, Self::Pharos | Self::Triton),
             Workload::Handler => handlers,
@@ -227,7 +231,7 @@ impl Programs {
     pub(crate) fn missing(&self, kind: Kind) -> Option<String> {
         let (script, marker) = (self.peers.join("triton"), self.peers_home.join("triton/ready"));
         match kind {
-            Kind::Pharos | Kind::Bare | Kind::PharosTorchserve if !self.pharos.is_file() => {
+            Kind::Pharos | Kind::Bare | Kind::Observed | Kind::PharosTorchserve if !self.pharos.is_file() => {
                 Some(format!("{} does not exist: `make build`, or set PHAROS_BIN", self.pharos.display()))
             }
             Kind::Triton if !script.is_file() => {
@@ -257,7 +261,7 @@ impl Programs {
         let models = scratch.path(&format!("{}-models", kind.name()));
         let mut command = match kind {
             Kind::Echo => Command::new(std::env::current_exe()?),
-            Kind::Pharos | Kind::Bare => Command::new(&self.pharos),
+            Kind::Pharos | Kind::Bare | Kind::Observed => Command::new(&self.pharos),
             Kind::Triton => Command::new(self.peers.join("triton")),
             Kind::PharosTorchserve => {
                 let mut command = torchserve::command(&self.pharos, ports, scratch)?;
@@ -270,7 +274,7 @@ impl Programs {
             Kind::Echo => {
                 command.args(["echo".to_owned(), ports.http.to_string(), ports.grpc.to_string()]);
             }
-            Kind::Pharos | Kind::Bare => {
+            Kind::Pharos | Kind::Bare | Kind::Observed => {
                 write_builtin(&models)?;
                 if kind == Kind::Pharos && self.no_python().is_none() {
                     write_common(&models)?;
@@ -281,8 +285,11 @@ impl Programs {
                     fs::write(&nothing, "mode: prometheus\n")?;
                     command.arg("--metrics-config").arg(nothing);
                 }
+                if kind == Kind::Observed {
+                    observed::switch_on(&mut command, scratch)?;
+                }
                 command.arg("--model-repository").arg(models);
-                command.arg("--metrics-location").arg(scratch.path("pharos-logs"));
+                command.arg("--metrics-location").arg(scratch.path(&format!("{}-logs", kind.name())));
                 // The largest request has eight rows of 16 MiB.
                 command.arg(format!("--http-max-input-size={}", 256 << 20));
                 for (listener, port) in [("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)] {

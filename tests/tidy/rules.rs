@@ -335,6 +335,7 @@ pub(crate) const PACKAGES: &[Package] = &[
     package("frontend/engine/Cargo.toml", &["pharos", "pharos-os", "pharos-telemetry"], &["axum", "tonic"]),
     package("frontend/listener/Cargo.toml", &["pharos", "pharos-os"], &[]),
     package("frontend/http/Cargo.toml", EDGE, &["tonic"]),
+    package("frontend/top/Cargo.toml", &["pharos", "pharos-os"], &["axum", "tonic"]),
     package("frontend/grpc/Cargo.toml", EDGE, &["axum", "serde_json"]),
     package("frontend/torchserve/Cargo.toml", EDGE, &[]),
     package(
@@ -347,6 +348,7 @@ pub(crate) const PACKAGES: &[Package] = &[
             "pharos-listener",
             "pharos-os",
             "pharos-telemetry",
+            "pharos-top",
             "pharos-torchserve",
         ],
         &[],

@@ -122,16 +122,21 @@ impl Engine {
         Ok(failures)
     }
 
-    /// Uses these tokens for the names of tenants, if the metrics definition assigns requests by token. Only the first call has
-    /// an effect.
+    /// Uses these tokens for the names of tenants, if the metrics definition assigns requests by token. `has_certificates` is
+    /// whether a listener requires client certificates. Only the first call has an effect.
     ///
     /// # Errors
-    /// The definition needs tokens, and none are configured.
-    pub fn name_tenants_by(&self, tokens: Option<&Arc<RwLock<Keyring>>>) -> Result<(), String> {
+    /// The definition needs tokens or certificates that are not configured.
+    pub fn name_tenants_by(&self, tokens: Option<&Arc<RwLock<Keyring>>>, has_certificates: bool) -> Result<(), String> {
         match (self.inner.cache.tenant_source(), tokens) {
             (Some(TenantSource::Token), None) => Err("metrics: `tenants` assigns requests by token, which needs \
                  --inference-token-file or --management-token-file"
                 .to_owned()),
+            (Some(TenantSource::Certificate), _) if !has_certificates => {
+                Err("metrics: `tenants` assigns requests by client certificate, which needs --http-use-ssl-mutual or \
+                     --grpc-use-ssl-mutual"
+                    .to_owned())
+            }
             (_, tokens) => {
                 if let Some(tokens) = tokens {
                     let _ = self.inner.tokens.set(Arc::clone(tokens));
@@ -141,11 +146,11 @@ impl Engine {
         }
     }
 
-    /// Returns the tenant that uses the token in a value of `Authorization`.
-    fn tenant_of_token(&self, authorization: &[u8]) -> TenantId {
+    /// Returns the tenant that uses a token.
+    fn tenant_of_token(&self, token: &[u8]) -> TenantId {
         let Some(tokens) = self.inner.tokens.get() else { return TenantId::default() };
         let tokens = tokens.read().unwrap_or_else(PoisonError::into_inner);
-        self.inner.cache.tenant(tokens.tenant(authorization).as_bytes())
+        self.inner.cache.tenant(tokens.tenant(token).as_bytes())
     }
 
     /// Reads the metrics definition again for the frontend and all workers, and returns the changes.
@@ -207,12 +212,10 @@ impl Engine {
             self.check_open()?;
         }
         let serving = self.inner.loader.models().serving_for(request)?;
-        let continuing = !self.exiting() || continues(request, &serving);
-        let ready = match continuing {
-            true => serving.check_ready(),
-            false => Err(InferError::not_ready(EXITING_TEXT)),
-        };
-        ready.inspect_err(|error| record::inference_refused(&serving.series, error.reason))?;
+        if self.exiting() && !continues(request, &serving) {
+            return Err(serving.refuse(InferError::not_ready(EXITING_TEXT)));
+        }
+        serving.accept()?;
         Ok(serving)
     }
 

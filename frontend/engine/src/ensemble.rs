@@ -46,9 +46,11 @@ pub(crate) trait Member: Send + Sync + 'static {
     /// `None` if it is not an ensemble.
     fn ensemble(&self) -> Option<&Ensemble>;
 
+    /// Accepts a request.
+    ///
     /// # Errors
     /// None of its instances can execute a request soon.
-    fn check_ready(&self) -> Result<(), InferError>;
+    fn accept(&self) -> Result<(), InferError>;
 }
 
 /// Finds the members of ensembles and executes the requests of steps. A type parameter of this module breaks the cycle between

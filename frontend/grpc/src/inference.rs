@@ -24,6 +24,7 @@ use super::stream::{self, Answers};
 use super::trace;
 use pharos_listener::request_trace::{self, GRPC};
 use pharos_listener::response_timing::ResponseTiming;
+use pharos_listener::tenants;
 
 /// The extensions advertised, in Triton's order.
 const EXTENSIONS: [&str; 13] = [
@@ -153,7 +154,7 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         let inputs = request.extensions_mut().remove::<large_tensors::Inputs>().unwrap_or_default();
         let allows_large_outputs = request.extensions().get::<large_tensors::AllowsLargeOutputs>().is_some();
         let infer = async {
-            let tenant = trace::tenant(&self.0, request.metadata());
+            let tenant = tenants::of(&self.0, request.metadata().as_ref(), request.extensions());
             let mut request = decode((request.into_inner(), inputs), &self.0)?;
             (request.trace, request.tenant) = (timing.trace(), tenant);
             forwarded.add_to(&mut request);
@@ -182,10 +183,12 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         account.counted_by_handler();
         let limit = deadline::of(request.metadata());
         let errors_as_status = request.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
+        let tenant = tenants::of(&self.0, request.metadata().as_ref(), request.extensions());
         let metadata = request.metadata().clone();
         let timing = self.1.of(metadata.as_ref());
         let forwarded = Forwarded::of(&request);
-        let options = stream::StreamOptions { errors_as_status, limit, forwarded, metadata, account };
+        let caller = (tenant, timing.trace());
+        let options = stream::StreamOptions { errors_as_status, limit, forwarded, caller, metadata, account };
         let answers = stream::answer(request.into_inner(), self.0.clone(), options);
         // The times of its requests are not known when a stream begins, and there may be any number of requests.
         trace::timed(timing, Ok((None, Response::new(answers))))

@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::id::{TenantId, TraceId};
 use pharos::infer::Parameter;
 use pharos::request_trace::Traced;
 use pharos::service::{Protocol, Responses, Route, Service, Streamed, UNREAD_RESPONSES};
@@ -111,6 +112,8 @@ pub(super) struct StreamOptions {
     pub(super) limit: Option<Duration>,
     /// The stream's headers that become parameters of each request.
     pub(super) forwarded: Forwarded,
+    /// The tenant of each request, and the trace of the client.
+    pub(super) caller: (TenantId, Option<TraceId>),
     /// The metadata of the call.
     pub(super) metadata: MetadataMap,
     pub(super) account: CallAccount,
@@ -125,9 +128,10 @@ pub(super) fn answer<S: Service>(
     let (sender, queue) = mpsc::unbounded_channel();
     let (producer, produced) = mpsc::channel(WAITING);
     let open = service.stream_open(Protocol::Grpc);
-    let StreamOptions { errors_as_status, limit, forwarded, metadata, account } = options;
+    let StreamOptions { errors_as_status, limit, forwarded, caller, metadata, account } = options;
     let window = Window::default();
-    let reading = Reading { service, queue: sender, producer, window: window.clone(), forwarded, metadata, account };
+    let reading =
+        Reading { service, queue: sender, producer, window: window.clone(), forwarded, caller, metadata, account };
     tokio::spawn(reading.read(requests));
     let deadline = limit.map(|limit| Box::pin(sleep(limit)));
     Answers {
@@ -153,6 +157,7 @@ struct Reading<S: Service> {
     producer: mpsc::Sender<Answer>,
     window: Window,
     forwarded: Forwarded,
+    caller: (TenantId, Option<TraceId>),
     metadata: MetadataMap,
     account: CallAccount,
 }
@@ -223,7 +228,7 @@ impl<S: Service> Reading<S> {
         let mut decoded = codec::decode_for((message, Inputs::default()), &self.service)?;
         self.forwarded.add_to(&mut decoded);
         decoded.timeline.received = received;
-        decoded.tenant = trace::tenant(&self.service, &self.metadata);
+        (decoded.tenant, decoded.trace) = self.caller;
         GRPC.received(traced, self.service.now(), &mut decoded);
         decoded.timeline.request_start = self.service.now();
         let wants_empty = decoded.empty_final_response;

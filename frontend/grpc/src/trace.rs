@@ -2,7 +2,6 @@
 
 use http::HeaderValue;
 use pharos::error::InferError;
-use pharos::id::TenantId;
 use pharos::request_trace::Traced;
 use pharos::service::{Service, unchangeable_trace_setting};
 use pharos::trace::settings::{Change, Update, count, levels, unsigned};
@@ -60,11 +59,6 @@ fn change<T>(text: Option<&str>, read: impl Fn(&str) -> Result<T, InferError>) -
 /// Starts the trace of a request if it is sampled.
 pub(super) fn begin<S: Service>(service: &S, model: &str, metadata: &MetadataMap) -> Option<Traced> {
     service.trace(model, |name| metadata.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned))
-}
-
-/// Returns the tenant that a request with this metadata belongs to.
-pub(super) fn tenant<S: Service>(service: &S, metadata: &MetadataMap) -> TenantId {
-    service.tenant(|name| metadata.get(name).map(MetadataValue::as_encoded_bytes))
 }
 
 /// Adds the times with this value, and the client's `traceparent`, to the metadata of an answer.

@@ -22,15 +22,21 @@ const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-const DOCUMENTS: [Document; 7] = [
+const DOCUMENTS: [Document; 8] = [
     ("/dashboard", HTML, include_str!("dashboard/index.html")),
     ("/dashboard/style.css", CSS, include_str!("dashboard/style.css")),
     ("/dashboard/measure.js", SCRIPT, include_str!("dashboard/measure.js")),
     ("/dashboard/charts.js", SCRIPT, include_str!("dashboard/charts.js")),
     ("/dashboard/streams.js", SCRIPT, include_str!("dashboard/streams.js")),
     ("/dashboard/usage.js", SCRIPT, include_str!("dashboard/usage.js")),
+    ("/dashboard/events.js", SCRIPT, include_str!("dashboard/events.js")),
     ("/dashboard/view.js", SCRIPT, include_str!("dashboard/view.js")),
 ];
+
+/// Returns the document at a path, for listeners with other routes.
+pub fn document(path: &str) -> Option<Response> {
+    DOCUMENTS.into_iter().find(|(known, ..)| *known == path).map(show)
+}
 
 /// Adds a route for each document.
 pub(super) fn add_to<S: Clone + Send + Sync + 'static>(router: Builder<S>) -> Builder<S> {

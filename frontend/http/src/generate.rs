@@ -21,7 +21,7 @@ use super::Edge;
 use super::answer::{self, Answer, Failure};
 use super::codec;
 use super::headers::text;
-use super::infer::{LONG, forward, on_a_thread_if, tenant};
+use super::infer::{LONG, forward, on_a_thread_if};
 use super::model::ModelPath;
 use super::trace;
 use events::Events;
@@ -29,6 +29,7 @@ use pharos_listener::answering::{Account, Outcome};
 use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::request_trace::{self, HTTP};
 use pharos_listener::response_timing::{AnswerTiming, SERVER_TIMING, accepts_trailers};
+use pharos_listener::tenants;
 
 /// The error for a model that does not send exactly one response.
 const NOT_ONE: &str = "generate expects model to produce exactly 1 response, use generate stream for model that generates \
@@ -161,7 +162,7 @@ async fn begin_traced<S: Service>(
     })
     .await?;
     forward(edge, &parts.headers, &mut request)?;
-    request.tenant = tenant(&edge.service, &parts.headers);
+    request.tenant = tenants::of(&edge.service, &parts.headers, &parts.extensions);
     HTTP.received(traced, edge.service.now(), &mut request);
     request.timeline.request_start = edge.service.now();
     edge.service.stream(request)

@@ -9,7 +9,6 @@ use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderValue};
 use http::{HeaderMap, Request};
 use pharos::error::{ErrorCode, InferError, Reason};
-use pharos::id::TenantId;
 use pharos::infer::{InferRequest, InferResponse, Parameter};
 use pharos::request_trace::Traced;
 use pharos::service::{Endpoint, Service};
@@ -26,6 +25,7 @@ use super::{Edge, answer, trace};
 use pharos_listener::receiving::Budget;
 use pharos_listener::receiving::body::{self, Read};
 use pharos_listener::request_trace::{self, HTTP};
+use pharos_listener::tenants;
 
 /// Tensors of at most this many bytes in total are copied behind the JSON instead of being sent as separate pieces.
 const SMALL: usize = 16 << 10;
@@ -65,7 +65,7 @@ pub(super) async fn answer<S: Service>(edge: &Edge<S>, path: ModelPath, request:
             received_request.map_err(|error| edge.service.model_metadata(&model, &version).err().unwrap_or(error))?;
         request.trace = timing.trace();
         forward(edge, &parts.headers, &mut request)?;
-        request.tenant = tenant(&edge.service, &parts.headers);
+        request.tenant = tenants::of(&edge.service, &parts.headers, &parts.extensions);
         let response = execute(&edge.service, request, traced.as_ref(), received).await?;
         times = timing.value(&response.timeline);
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
@@ -94,11 +94,6 @@ pub(super) async fn execute<S: Service>(
     let response = service.infer(request, Endpoint::HttpInfer).await;
     request_trace::complete(traced);
     response
-}
-
-/// Returns the tenant that a request with these headers belongs to.
-pub(super) fn tenant<S: Service>(service: &S, headers: &HeaderMap) -> TenantId {
-    service.tenant(|name| headers.get(name).map(HeaderValue::as_bytes))
 }
 
 /// Adds the headers that match the forward pattern as parameters.

@@ -8,7 +8,7 @@ mod answer;
 pub mod cloud;
 pub mod codec;
 mod compression;
-mod dashboard;
+pub mod dashboard;
 mod data;
 mod dispatch;
 pub mod fuzzing;

@@ -21,11 +21,12 @@ use serde_json::json;
 
 use super::answer::{Answer, Failure};
 use super::generate::{check_encoding, read};
-use super::infer::{LONG, execute, forward, on_a_thread_if, tenant};
+use super::infer::{LONG, execute, forward, on_a_thread_if};
 use super::model::ModelPath;
 use super::{Edge, answer, trace};
 use pharos_listener::request_trace::HTTP;
 use pharos_listener::routing::{Builder, RouteOf};
+use pharos_listener::tenants;
 
 /// The suffix of the model's name or version in the path of an inference request.
 const PREDICT: &str = ":predict";
@@ -96,6 +97,7 @@ async fn answer_predict<S: Service>(edge: &Edge<S>, model: (&str, &str), request
     let result = async {
         let (mut request, form) = receive(edge, model, &parts.headers, body).await?;
         request.trace = timing.trace();
+        request.tenant = tenants::of(&edge.service, &parts.headers, &parts.extensions);
         let response = execute(&edge.service, request, traced.as_ref(), received).await?;
         times = timing.value(&response.timeline);
         let size: usize = response.outputs.iter().map(|output| output.tensor.data.bytes_here()).sum();
@@ -124,7 +126,6 @@ async fn receive<S: Service>(
         ..InferRequest::default()
     };
     forward(edge, headers, &mut request)?;
-    request.tenant = tenant(&edge.service, headers);
     Ok((request, form))
 }
 

@@ -20,6 +20,7 @@ use tokio::io::{Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tower::Service;
 
+use super::tenants::CertificateName;
 use super::timeouts::{Activity, Watched};
 use super::traffic::{Stream, Traffic, WriteFlusher};
 use super::{HttpVersions, Shared};
@@ -47,10 +48,10 @@ impl Accepted {
         B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         let peer = stream.peer_addr().ok();
-        let Some(stream) = self.open(stream).await else { return };
+        let Some((stream, name)) = self.open(stream).await else { return };
         let (traffic, flusher) = Traffic::new(stream, self.activity.clone(), self.activity.is_http2());
         let adds_peer = self.shared.settings.adds_peer;
-        let service = Watched { service, activity: self.activity.clone(), peer: peer.filter(|_| adds_peer) };
+        let service = Watched { service, activity: self.activity.clone(), peer: peer.filter(|_| adds_peer), name };
         let connection = pin!(self.shared.builder.serve_connection(TokioIo::new(traffic), service));
         let Err(error) = self.until_end(connection, &flusher).await else { return };
         if let Some(status) = error.downcast_ref().and_then(refusal) {
@@ -61,8 +62,9 @@ impl Accepted {
         tracing::debug!(error, "connection ended with an error");
     }
 
-    /// Detects the client's protocol, and performs the TLS handshake. `None` if the connection was refused or lost.
-    async fn open(&self, stream: TcpStream) -> Option<Stream> {
+    /// Detects the client's protocol, and performs the TLS handshake. Returns the stream, and the name in the client's certificate if
+    /// it has one. `None` if the connection was refused or lost.
+    async fn open(&self, stream: TcpStream) -> Option<(Stream, Option<CertificateName>)> {
         let (shared, mut first) = (&*self.shared, [0; PREFACE.len()]);
         let count = peek(&stream, &mut first).await.ok()?;
         let first = first.get(..count).filter(|first| !first.is_empty())?;
@@ -85,20 +87,23 @@ impl Accepted {
         if shared.versions == HttpVersions::Http2 || first == PREFACE {
             self.activity.set_http2();
         }
-        Some(Stream::clear(stream))
+        Some((Stream::clear(stream), None))
     }
 
-    async fn handshake(&self, stream: TcpStream) -> Option<Stream> {
+    async fn handshake(&self, stream: TcpStream) -> Option<(Stream, Option<CertificateName>)> {
         let (shared, peer) = (&*self.shared, stream.peer_addr().ok());
         let (acceptor, limit) = (shared.settings.tls.as_ref()?.acceptor(), shared.settings.limits.handshake);
         let limit = if limit.is_zero() { Duration::MAX } else { limit };
         match tokio::time::timeout(limit, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => {
-                let agreed = stream.get_ref().1.alpn_protocol();
+                let session = stream.get_ref().1;
+                let agreed = session.alpn_protocol();
+                let certificate = session.peer_certificates().and_then(<[_]>::first);
+                let name = certificate.and_then(|certificate| CertificateName::of(certificate));
                 if agreed == Some(H2) || shared.versions == HttpVersions::Http2 {
                     self.activity.set_http2();
                 }
-                Some(Stream::tls(stream))
+                Some((Stream::tls(stream), name))
             }
             Ok(Err(error)) => {
                 shared.metrics.refused(Refused::Handshake, &peer, || format!("the TLS handshake failed: {error}"));

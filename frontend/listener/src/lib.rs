@@ -20,6 +20,7 @@ pub mod request_log;
 pub mod request_trace;
 pub mod response_timing;
 pub mod routing;
+pub mod tenants;
 mod timeouts;
 mod tls;
 mod traffic;

@@ -4,7 +4,6 @@
 //! The times are those of the timeline from which the statistics are counted, in full precision, so that sums over answers and
 //! the statistics agree.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -127,27 +126,29 @@ impl AnswerTiming {
 /// Formats the times of a request in milliseconds, with all nanoseconds.
 fn server_timing(timeline: &Timeline) -> String {
     let (input, infer, output) = timeline.compute.durations_ns();
-    let mut text = String::with_capacity(192);
+    let (mut text, mut digits) = (String::with_capacity(192), itoa::Buffer::new());
     for (name, ns) in [
-        ("queue", timeline.queue_ns()),
-        ("compute_input", input),
-        ("infer", infer),
-        ("output", output),
-        ("total", timeline.charged_ns()),
+        ("queue;dur=", timeline.queue_ns()),
+        (", compute_input;dur=", input),
+        (", infer;dur=", infer),
+        (", output;dur=", output),
+        (", total;dur=", timeline.charged_ns()),
     ] {
-        let comma = if text.is_empty() { "" } else { ", " };
-        // Writing into a String cannot fail.
-        let _ = write!(text, "{comma}{name};dur={}.{:06}", ns / 1_000_000, ns % 1_000_000);
+        text.push_str(name);
+        text.push_str(digits.format(ns / 1_000_000));
+        text.push('.');
+        // The additional first digit keeps the zeros.
+        text.push_str(digits.format(1_000_000 + ns % 1_000_000).get(1..).unwrap_or_default());
     }
-    if let Some(lookup) = timeline.cache {
-        let found = match lookup {
-            CacheLookup::Hit => "hit",
-            CacheLookup::Miss => "miss",
-        };
-        let _ = write!(text, ", cache;desc={found}");
+    match timeline.cache {
+        Some(CacheLookup::Hit) => text.push_str(", cache;desc=hit"),
+        Some(CacheLookup::Miss) => text.push_str(", cache;desc=miss"),
+        None => {}
     }
     if timeline.batch_size > 0 {
-        let _ = write!(text, ", batch;desc=\"{}\"", timeline.batch_size);
+        text.push_str(", batch;desc=\"");
+        text.push_str(digits.format(timeline.batch_size));
+        text.push('"');
     }
     text
 }

@@ -23,6 +23,7 @@ use tokio::task::AbortHandle;
 use tower::Service;
 
 use super::connection_metrics::ConnectionMetrics;
+use super::tenants::CertificateName;
 use super::unread_responses::{Pieces, Unread};
 use super::{Peer, Phase};
 
@@ -309,6 +310,8 @@ pub(super) struct Watched<S> {
     pub(super) activity: Arc<Activity>,
     /// The client's address, added to each request.
     pub(super) peer: Option<SocketAddr>,
+    /// The name in the client's certificate, added to each request.
+    pub(super) name: Option<CertificateName>,
 }
 
 impl<S, B> hyper::service::Service<Request<Incoming>> for Watched<S>
@@ -324,6 +327,9 @@ where
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         if let Some(peer) = self.peer {
             request.extensions_mut().insert(Peer(peer));
+        }
+        if let Some(name) = &self.name {
+            request.extensions_mut().insert(name.clone());
         }
         self.activity.begin();
         let busy = if request.version() == Version::HTTP_2 {

@@ -51,11 +51,29 @@ where
     with(&ClientTls::default(), Version::Http1)
 }
 
+/// The time after which an HTTP/2 connection with open requests is checked by a ping, and the time limit of the answer. A
+/// connection whose server vanished without a word would otherwise be used until the kernel gives up, after some 15 minutes.
+#[derive(Clone, Copy, Debug)]
+struct KeepAlive {
+    interval: Duration,
+    timeout: Duration,
+}
+
+const KEEP_ALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(5), timeout: Duration::from_secs(3) };
+
 /// Creates a client with these certificates.
 ///
 /// # Errors
 /// A file cannot be read or contains no certificate or key, or TLS cannot be set up.
 pub fn with<B>(files: &ClientTls, version: Version) -> Result<HttpsClient<B>, String>
+where
+    B: Body + Send,
+    B::Data: Send,
+{
+    build(files, version, KEEP_ALIVE)
+}
+
+fn build<B>(files: &ClientTls, version: Version, keep_alive: KeepAlive) -> Result<HttpsClient<B>, String>
 where
     B: Body + Send,
     B::Data: Send,
@@ -80,7 +98,9 @@ where
         Version::Http2 => connector.enable_http2().wrap_connector(tcp),
     };
     let mut client = Client::builder(TokioExecutor::new());
-    client.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE).http2_only(version == Version::Http2);
+    client.timer(TokioTimer::new()).pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE);
+    client.http2_only(version == Version::Http2);
+    client.http2_keep_alive_interval(keep_alive.interval).http2_keep_alive_timeout(keep_alive.timeout);
     Ok(client.build(connector))
 }
 
@@ -126,5 +146,30 @@ pub fn deepest(error: &dyn Error) -> String {
     match cause.to_string() == error.to_string() {
         true => error.to_string(),
         false => format!("{error}: {cause}"),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::net::TcpListener;
+
+    use tokio::runtime::Builder;
+
+    use super::*;
+
+    /// The server accepts the connection and sends nothing, like one that has vanished.
+    #[test]
+    fn an_http2_connection_without_answers_is_given_up() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let target = format!("http://{}/", silent.local_addr().unwrap());
+        let time = Duration::from_millis(20);
+        let ended = Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+            let keep_alive = KeepAlive { interval: time, timeout: time };
+            let client = build::<String>(&ClientTls::default(), Version::Http2, keep_alive).unwrap();
+            let request = hyper::Request::post(target).body(String::new()).unwrap();
+            tokio::time::timeout(Duration::from_secs(30), client.request(request)).await
+        });
+        assert!(ended.unwrap().is_err());
     }
 }

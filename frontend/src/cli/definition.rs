@@ -2,12 +2,14 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
+use std::time::Duration;
 
-use clap::{Command as Parser, Subcommand};
+use clap::{Args, Command as Parser, Subcommand};
 use pharos::metrics::catalog::listing::Form;
 use pharos::metrics::catalog::{Mode, Overrides, Setting};
 
 use super::TraceCommand;
+use pharos_os::client::ClientTls;
 use pharos_torchserve::Arguments;
 
 /// One `--metrics-config`.
@@ -83,9 +85,48 @@ pub enum Command {
     /// Summarize and convert trace files, without a server
     #[command(subcommand)]
     Trace(TraceCommand),
+    /// Show a server's metrics in the terminal, from /metrics alone; works with Triton too
+    Top(Top),
     /// Serve TorchServe's endpoints, with its arguments, config.properties and model archives
     #[command(name = "torchserve")]
     TorchServe(Box<Arguments>),
+}
+
+/// `pharos top`.
+#[derive(Clone, Debug, Args)]
+pub struct Top {
+    /// URL of the metrics
+    #[arg(value_name = "URL", default_value = "http://localhost:8082/metrics")]
+    url: String,
+    /// Seconds between two scrapes
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = interval)]
+    interval: Duration,
+    /// Print one page as text after two scrapes, and end
+    #[arg(long)]
+    once: bool,
+    /// PEM file of the authorities that verify the server [default: those of the system]
+    #[arg(long, value_name = "FILE")]
+    root_cert: Option<PathBuf>,
+    /// PEM file of this client's certificate
+    #[arg(long, value_name = "FILE", requires = "key")]
+    cert: Option<PathBuf>,
+    /// PEM file of the certificate's private key
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
+}
+
+impl Top {
+    /// Returns the options of the program.
+    pub fn options(&self) -> pharos_top::Options {
+        let Self { url, interval, once, root_cert, cert, key } = self.clone();
+        let tls = ClientTls { authorities: root_cert, identity: cert.zip(key) };
+        pharos_top::Options { url, interval, once, tls }
+    }
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("\"{text}\": allowed are 0.1 to 3600 seconds"))
 }
 
 /// Commands for metrics definitions.

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use http::Uri;
-use pharos::metrics::otlp::Temporality;
+use pharos::metrics::otlp::{Aggregation, Temporality};
 use pharos::otlp::{SERVICE_NAME, Signal};
 use pharos_os::client::ClientTls;
 use pharos_telemetry::metrics::push::Settings;
@@ -136,6 +136,23 @@ impl<V: Fn(&str) -> Option<String>> Variables<V> {
         milliseconds(given, usual)
     }
 
+    /// Returns the value that this signal's variable names, in upper or lower case, or the default. Unknown names are ignored
+    /// with a warning, as the specification requires.
+    fn preference<T: Copy + Default>(
+        &self,
+        (name, all, name_of): (&str, &[T], fn(T) -> &'static str),
+        warnings: &mut Vec<String>,
+    ) -> T {
+        let name = self.own(name);
+        let Some(value) = self.get(&name) else { return T::default() };
+        let known = all.iter().find(|known| value.trim().eq_ignore_ascii_case(name_of(**known)));
+        known.copied().unwrap_or_else(|| {
+            let allowed: Vec<&str> = all.iter().map(|known| name_of(*known)).collect();
+            warnings.push(format!("{name} \"{value}\" is ignored: allowed are {}", allowed.join(", ")));
+            T::default()
+        })
+    }
+
     /// Returns the attributes of this server. Options take precedence over variables, and those over the default of
     /// `service.name`.
     ///
@@ -226,25 +243,10 @@ fn settings<V: Fn(&str) -> Option<String>>(
         endpoint,
         interval: variables.time("OTEL_METRIC_EXPORT_INTERVAL", INTERVAL)?,
         limit: variables.time("OTEL_METRIC_EXPORT_TIMEOUT", EXPORT_TIMEOUT)?,
-        temporality: temporality(variables, warnings),
+        temporality: variables.preference(("TEMPORALITY_PREFERENCE", &Temporality::ALL, Temporality::as_str), warnings),
+        aggregation: variables
+            .preference(("DEFAULT_HISTOGRAM_AGGREGATION", &Aggregation::ALL, Aggregation::as_str), warnings),
         resource: variables.resource(&[])?,
-    })
-}
-
-/// Returns the temporality that a variable prefers. Unknown values are ignored, as the specification requires.
-fn temporality<V: Fn(&str) -> Option<String>>(variables: &Variables<V>, warnings: &mut Vec<String>) -> Temporality {
-    let aggregation = variables.own("DEFAULT_HISTOGRAM_AGGREGATION");
-    if let Some(value) = variables.get(&aggregation)
-        && !value.trim().eq_ignore_ascii_case("explicit_bucket_histogram")
-    {
-        warnings.push(format!("{aggregation} \"{value}\" is ignored: supported is explicit_bucket_histogram"));
-    }
-    let name = variables.own("TEMPORALITY_PREFERENCE");
-    let Some(value) = variables.get(&name) else { return Temporality::default() };
-    let known = Temporality::ALL.into_iter().find(|known| value.trim().eq_ignore_ascii_case(known.as_str()));
-    known.unwrap_or_else(|| {
-        warnings.push(format!("{name} \"{value}\" is ignored: allowed are cumulative, delta, lowmemory"));
-        Temporality::default()
     })
 }
 
@@ -344,6 +346,7 @@ mod tests {
                 ("OTEL_METRIC_EXPORT_INTERVAL", "250"),
                 ("OTEL_METRIC_EXPORT_TIMEOUT", "0"),
                 ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "LowMemory"),
+                ("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "BASE2_exponential_bucket_histogram"),
                 ("OTEL_RESOURCE_ATTRIBUTES", "service.name=x,zone=y"),
                 ("OTEL_SERVICE_NAME", "named"),
             ],
@@ -355,7 +358,7 @@ mod tests {
         let identity = Some(("client.pem".into(), "key.pem".into()));
         assert_eq!(settings.endpoint.tls, ClientTls { authorities: Some("ca.pem".into()), identity });
         assert_eq!((settings.interval, settings.limit), (Duration::from_millis(250), Duration::from_secs(30)));
-        assert_eq!(settings.temporality, Temporality::LowMemory);
+        assert_eq!((settings.temporality, settings.aggregation), (Temporality::LowMemory, Aggregation::Exponential));
         assert_eq!(settings.resource, [pair("zone", "y"), pair("service.name", "named")]);
     }
 
@@ -383,13 +386,15 @@ mod tests {
     #[test]
     fn unknown_preferences_are_ignored() {
         let temporality = ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "weekly");
-        let aggregation =
-            ("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "base2_exponential_bucket_histogram");
+        let aggregation = ("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "sum");
         let Push { settings, warnings } = read(None, &[ENDPOINT, temporality, aggregation]).unwrap();
-        assert_eq!(settings.unwrap().temporality, Temporality::Cumulative);
+        let settings = settings.unwrap();
+        assert_eq!((settings.temporality, settings.aggregation), (Temporality::Cumulative, Aggregation::Explicit));
         assert!(
-            warnings.len() == 2 && warnings.iter().all(|warning| warning.contains(" is ignored: ")),
+            warnings[0].ends_with("\"weekly\" is ignored: allowed are cumulative, delta, lowmemory"),
             "{warnings:?}"
         );
+        let allowed = "allowed are explicit_bucket_histogram, base2_exponential_bucket_histogram";
+        assert!(warnings[1].ends_with(&format!("\"sum\" is ignored: {allowed}")), "{warnings:?}");
     }
 }

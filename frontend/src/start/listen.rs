@@ -205,7 +205,8 @@ impl Listeners<'_> {
     fn access(&self) -> Result<Access, String> {
         let tokens = &self.options.tokens;
         let access = Access::new(tokens.inference.clone(), tokens.management.clone())?;
-        self.engine.name_tenants_by(access.keyring())?;
+        let has_certificates = self.options.http_tls.options().mutual || self.options.grpc_tls.options().mutual;
+        self.engine.name_tenants_by(access.keyring(), has_certificates)?;
         let counted = |count: usize| format!("{count} tokens");
         let (inference, management) = access.files();
         if let Some(path) = inference {

@@ -61,6 +61,7 @@ impl Endpoints {
             budget,
             event_loops,
             timing,
+            page: http::dashboard::document,
         };
         Ok(Self { registry, settings: plan.settings.clone(), start: Some(start) })
     }

@@ -112,19 +112,21 @@ impl Sender {
         Ok(Self { signal, timeout: endpoint.timeout, client })
     }
 
-    /// Sends a message once. Returns the data that the collector rejected, if any.
+    /// Sends a message once, for at most `limit`, if that is shorter than the endpoint's time limit. Returns the data that the
+    /// collector rejected, if any.
     ///
     /// # Errors
     /// The collector is unreachable, refuses the message, or does not answer in time.
-    pub async fn send(&self, message: &Bytes) -> Result<Option<Rejected>, Failure> {
+    pub async fn send(&self, message: &Bytes, limit: Duration) -> Result<Option<Rejected>, Failure> {
         let sent = async {
             match &self.client {
                 Client::Http(client) => client.post(message.clone()).await,
                 Client::Grpc(client) => client.export(message.clone()).await,
             }
         };
-        let in_time = tokio::time::timeout(self.timeout, sent).await;
-        let late = |_| Err(Failure::transient(format!("no response within {} ms", self.timeout.as_millis())));
+        let limit = self.timeout.min(limit);
+        let in_time = tokio::time::timeout(limit, sent).await;
+        let late = |_| Err(Failure::transient(format!("no response within {} ms", limit.as_millis())));
         in_time.unwrap_or_else(late).map(|answer| self.signal.rejected(&answer))
     }
 }

@@ -41,7 +41,7 @@ pub use policy::{BACKEND, Policy, metric_naming};
 pub use refused::Refused;
 pub use registration::RegistrationParameters;
 pub use registry::{Registry, Uncounted};
-pub use rest::V2Gate;
+pub use rest::{Page, V2Gate};
 pub use settings::{Address, LoadModels, ModelProperties, Settings, Token};
 pub use snapshot::Kind;
 pub use token::remove as remove_tokens;

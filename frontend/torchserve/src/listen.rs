@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use super::grpc::{self, Kserve, KserveGrpc};
 use super::guard::Guard;
 use super::ids::Ids;
-use super::rest::{BODY_TIMEOUT, Port, Shared, V2Gate};
+use super::rest::{BODY_TIMEOUT, Page, Port, Shared, V2Gate};
 use super::routes::Apis;
 use super::settings::Age;
 use super::token::Tokens;
@@ -52,6 +52,8 @@ pub struct Start<S: Management, D> {
     pub event_loops: EventLoops,
     /// `--response-timing`.
     pub timing: ResponseTiming,
+    /// The documents of the live page.
+    pub page: Page,
 }
 
 /// The access checks of the server's own ports, which TorchServe's ports apply too.
@@ -88,8 +90,20 @@ pub fn check_addresses(settings: &Settings) -> Result<(), String> {
 /// # Errors
 /// An address, a certificate or the key file is unusable.
 pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<JoinHandle<()>>, String> {
-    let Start { service, uncounted, kserve, metrics, settings, registry, phases, server, budget, event_loops, timing } =
-        start;
+    let Start {
+        service,
+        uncounted,
+        kserve,
+        metrics,
+        settings,
+        registry,
+        phases,
+        server,
+        budget,
+        event_loops,
+        timing,
+        page,
+    } = start;
     let failed = |what: &str, error: io::Error| format!("{what}: {error}");
     let tokens = settings.token.clone().map(Tokens::new).transpose();
     let tokens = tokens.map_err(|error| failed("cannot write the key file", error))?;
@@ -107,6 +121,7 @@ pub fn serve<S: Management, D: KserveGrpc>(start: Start<S, D>) -> Result<Vec<Joi
         budget,
         event_loops,
         timing,
+        page,
         ids: Ids::new().map_err(|error| failed("cannot generate request ids", error))?,
         settings: settings.clone(),
     });

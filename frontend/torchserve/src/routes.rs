@@ -71,6 +71,8 @@ pub enum Endpoint {
     ManageWorkflow(String),
     /// The metrics.
     Metrics,
+    /// A document of the live page, by its path.
+    Dashboard(String),
     /// The path is unknown.
     NotFound,
     /// The path does not support this method.
@@ -93,7 +95,7 @@ impl Endpoint {
             Self::Unregister(..) => Route::ModelUnregister,
             Self::V1Ready(_) => Route::ModelReady,
             Self::Token => Route::Token,
-            Self::Metrics => Route::Metrics,
+            Self::Metrics | Self::Dashboard(_) => Route::Metrics,
             Self::Kserve
             | Self::Workflows
             | Self::Workflow(_)
@@ -138,6 +140,10 @@ pub fn endpoint(apis: Apis, method: &Method, path: &str) -> Endpoint {
         [] => Endpoint::WrongMethod,
         ["api-description", ..] => Endpoint::ApiDescription,
         ["metrics", ..] if apis.metrics => Endpoint::Metrics,
+        ["dashboard", ..] if apis.metrics => match *method == Method::GET {
+            true => Endpoint::Dashboard(format!("/{}", segments.join("/"))),
+            false => Endpoint::WrongMethod,
+        },
         segments => {
             let found = apis.inference.then(|| inference(segments)).flatten();
             let found = found.or_else(|| apis.management.then(|| management(method, segments)).flatten());
@@ -298,6 +304,11 @@ mod tests {
         assert_eq!(endpoint(both, &Method::GET, "/v1/models/m"), Endpoint::V1Ready("m".into()));
         assert_eq!(endpoint(METRICS, &Method::POST, "/metrics/x"), Endpoint::Metrics);
         assert_eq!(endpoint(METRICS, &Method::GET, "/ping"), Endpoint::NotFound);
+        let page = |path: &str| Endpoint::Dashboard(path.to_owned());
+        assert_eq!(endpoint(METRICS, &Method::GET, "/dashboard/"), page("/dashboard"));
+        assert_eq!(endpoint(METRICS, &Method::GET, "/dashboard/style.css"), page("/dashboard/style.css"));
+        assert_eq!(endpoint(METRICS, &Method::POST, "/dashboard"), Endpoint::WrongMethod);
+        assert_eq!(endpoint(INFERENCE, &Method::GET, "/dashboard"), Endpoint::NotFound);
     }
 
     #[test]
@@ -314,6 +325,7 @@ mod tests {
         assert_eq!(purpose(MANAGEMENT, Method::GET, "/nowhere"), Some(Purpose::Management));
         assert_eq!(purpose(MANAGEMENT, Method::GET, "/token"), Some(Purpose::Renewal));
         assert_eq!(purpose(METRICS, Method::GET, "/metrics"), None);
+        assert_eq!(purpose(METRICS, Method::GET, "/dashboard"), None);
         assert_eq!(purpose(METRICS, Method::GET, "/nowhere"), None);
     }
 }

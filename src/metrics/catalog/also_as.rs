@@ -2,10 +2,10 @@
 
 use serde::de::{self, MapAccess, SeqAccess};
 
-use super::Kind;
 use super::fields::{Unit, within};
 use super::names::{self, Names};
 use super::node::{Key, Node, Seed};
+use super::{Kind, MetricSpec};
 use crate::metrics::unit::TimeUnit;
 
 /// A further name of a metric in scrapes.
@@ -71,23 +71,40 @@ impl<'de> Node<'de> for One<'_> {
         "a metric's name or a mapping with name and unit"
     }
     fn text<E: de::Error>(self, text: &str) -> Result<OtherName, E> {
-        names::check_other(text).map_err(E::custom)?;
-        self.taken.check_other(text, self.kind).map_err(E::custom)?;
-        self.taken.insert_other(text, self.kind);
-        Ok(OtherName { name: text.to_owned(), unit: None, digits: 0 })
+        let name = NameOnly { kind: self.kind, taken: self.taken }.text(text)?;
+        Ok(OtherName { name, unit: None, digits: 0 })
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<OtherName, A::Error> {
         let (mut name, mut unit, mut seen) = (None, None, Vec::new());
         while let Some(key) = map.next_key_seed(Seed(Key { allowed: &["name", "unit"], seen: &mut seen }))? {
             match key {
                 "name" => {
-                    name = Some(map.next_value_seed(Seed(One { kind: self.kind, taken: &mut *self.taken }))?);
+                    name = Some(map.next_value_seed(Seed(NameOnly { kind: self.kind, taken: &mut *self.taken }))?);
                 }
                 _ => unit = Some(map.next_value_seed(Seed(OtherUnit))?),
             }
         }
         let name = name.ok_or_else(|| de::Error::custom("an entry of `also_as` has no name"))?;
-        Ok(OtherName { unit, ..name })
+        Ok(OtherName { name, unit, digits: 0 })
+    }
+}
+
+/// The name alone.
+struct NameOnly<'a> {
+    kind: Kind,
+    taken: &'a mut Names,
+}
+
+impl Node<'_> for NameOnly<'_> {
+    type Out = String;
+    fn expected(&self) -> &'static str {
+        "a metric's name"
+    }
+    fn text<E: de::Error>(self, text: &str) -> Result<String, E> {
+        names::check_other(text, self.kind).map_err(E::custom)?;
+        self.taken.check_other(text, self.kind).map_err(E::custom)?;
+        self.taken.insert_other(text, self.kind);
+        Ok(text.to_owned())
     }
 }
 
@@ -109,12 +126,12 @@ impl Node<'_> for OtherUnit {
     }
 }
 
-/// Completes the names of the metric `metric`, whose values have the unit `unit`: `time` if it is one of time.
-pub(super) fn complete(
-    names: Vec<OtherName>,
-    (metric, unit): (&str, &str),
-    time: Option<TimeUnit>,
-) -> Result<Vec<OtherName>, String> {
+/// Completes the further names of a metric.
+///
+/// # Errors
+/// A name has a unit of time, and the metric has none.
+pub(super) fn complete(names: Vec<OtherName>, spec: &MetricSpec) -> Result<Vec<OtherName>, String> {
+    let (metric, unit, time) = (&spec.name, &spec.unit, spec.time_unit());
     let one = |other: OtherName| {
         let Some(wanted) = other.unit.as_deref().and_then(TimeUnit::from_name) else { return Ok(other) };
         let time = time.ok_or_else(|| {

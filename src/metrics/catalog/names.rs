@@ -44,8 +44,11 @@ pub(super) fn check(name: &str, kind: Kind, section: Section) -> Result<(), Stri
         };
     }
     if let Some(present) = Builtin::formerly(name) {
+        let unit = present
+            .time_unit()
+            .map_or_else(String::new, |unit| format!(", with unit and buckets in `{}`", unit.name()));
         let present = present.name();
-        return Err(format!("`{name}` is now named `{present}`; its `also_as` can give it the old name as well"));
+        return Err(format!("`{name}` is now named `{present}`{unit}; its `also_as` can give it the old name as well"));
     }
     let prefix = FRONTEND_PREFIXES.iter().find(|prefix| section == Section::Frontend && name.starts_with(**prefix));
     if let Some(prefix) = prefix {
@@ -54,10 +57,16 @@ pub(super) fn check(name: &str, kind: Kind, section: Section) -> Result<(), Stri
     check_reserved(name)
 }
 
-/// Checks a further name of a metric. Old names of built-in metrics are allowed, also with reserved prefixes.
-pub(super) fn check_other(name: &str) -> Result<(), String> {
+/// Checks a further name of a metric. Old names of built-in metrics are allowed, also with reserved prefixes. Names of their
+/// samples are not, even if the file omits the metric: a setting can switch it on.
+pub(super) fn check_other(name: &str, kind: Kind) -> Result<(), String> {
     check_letters(name)?;
-    if let Some(builtin) = Builtin::ALL.iter().find(|builtin| builtin.name().eq_ignore_ascii_case(name)) {
+    let samples = taken(name, kind);
+    let collides = |builtin: &&Builtin| {
+        let own = taken(builtin.name(), builtin.kind());
+        own.iter().any(|own| samples.iter().any(|sample| own.eq_ignore_ascii_case(sample)))
+    };
+    if let Some(builtin) = Builtin::ALL.iter().find(collides) {
         return Err(format!("`{name}` in `also_as` is reserved for the built-in metric `{}`", builtin.name()));
     }
     check_prefix(name)

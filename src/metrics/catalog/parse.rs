@@ -351,6 +351,17 @@ impl<'de> Node<'de> for Metric<'_> {
     }
 }
 
+/// Checks the unit of a metric whose values the server measures as times. Bounds of buckets are in this unit as well.
+fn check_unit(name: &str, unit: &str, builtin: Option<Builtin>) -> Result<(), String> {
+    match builtin.and_then(Builtin::time_unit) {
+        Some(fixed) if TimeUnit::from_name(unit) != Some(fixed) => {
+            let fixed = fixed.name();
+            Err(format!("the unit of `{name}` is `{unit}`; allowed is `{fixed}`, the unit of its values and buckets"))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Fields {
     fn into_spec(self, kind: Kind, section: Section) -> Result<MetricSpec, String> {
         let name = self.name.clone().ok_or("a metric has no name")?;
@@ -368,25 +379,25 @@ impl Fields {
             _ => Vec::new(),
         });
         let modes = self.modes.unwrap_or(Views::ALL);
-        let time = builtin.and_then(Builtin::unit).or_else(|| TimeUnit::from_name(&unit));
-        let also_as = also_as::complete(self.also_as, (&name, &unit), time)?;
-        let dimensions = self.dimensions;
-        Ok(MetricSpec {
+        check_unit(&name, &unit, builtin)?;
+        let mut spec = MetricSpec {
             name,
             section,
             kind,
             unit,
-            dimensions,
+            dimensions: self.dimensions,
             help,
             buckets,
             quantiles,
             native: self.native,
             modes,
-            also_as,
+            also_as: Vec::new(),
             builtin,
             detected: false,
             extensible: false,
-        })
+        };
+        spec.also_as = also_as::complete(self.also_as, &spec)?;
+        Ok(spec)
     }
 
     /// Checks the labels of a metric that code records.

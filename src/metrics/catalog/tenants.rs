@@ -9,6 +9,10 @@ use crate::id::TenantId;
 /// The number of tenants with separate series, if the file does not set it, and the largest allowed one.
 const DEFAULT_LIMIT: usize = 100;
 const MAX_LIMIT: usize = 1000;
+/// The label value of requests without a tenant.
+pub(in crate::metrics) const NONE: &str = "none";
+/// The label value of requests whose tenant has no series: beyond the limit, or with an invalid name.
+pub(in crate::metrics) const OTHER: &str = "other";
 /// The longest name of a header, in bytes.
 const MAX_HEADER: usize = 64;
 
@@ -19,6 +23,8 @@ pub enum TenantSource {
     Header(String),
     /// From the file of bearer tokens, which names the tenants of its tokens.
     Token,
+    /// From the certificate with which the client identified itself in the TLS handshake.
+    Certificate,
 }
 
 /// How requests are assigned to tenants.
@@ -38,23 +44,24 @@ pub(super) struct Tenants;
 impl<'de> Node<'de> for Tenants {
     type Out = TenantRule;
     fn expected(&self) -> &'static str {
-        "a mapping with header or token, limit and names"
+        "a mapping with header, token or certificate, limit and names"
     }
     fn mapping<A: MapAccess<'de>>(self, mut map: A) -> Result<TenantRule, A::Error> {
         let (mut seen, mut limit, mut names) = (Vec::new(), DEFAULT_LIMIT, Vec::new());
-        let (mut header, mut token) = (None, None);
-        let allowed = &["header", "token", "limit", "names"];
+        let (mut sources, allowed) = (Vec::new(), &["header", "token", "certificate", "limit", "names"]);
         while let Some(key) = map.next_key_seed(Seed(Key { allowed, seen: &mut seen }))? {
             match key {
-                "header" => header = Some(TenantSource::Header(map.next_value_seed(Seed(Header))?)),
-                "token" => token = Some(map.next_value_seed(Seed(Token))?),
+                "header" => sources.push(TenantSource::Header(map.next_value_seed(Seed(Header))?)),
+                "token" => sources.push(map.next_value_seed(Seed(Verified("token", TenantSource::Token)))?),
+                "certificate" => {
+                    sources.push(map.next_value_seed(Seed(Verified("certificate", TenantSource::Certificate)))?);
+                }
                 "limit" => limit = map.next_value_seed(Seed(Limit))?,
                 _ => names = map.next_value_seed(Seed(Names))?,
             }
         }
-        let source = match (header, token) {
-            (Some(source), None) | (None, Some(source)) => source,
-            _ => return Err(de::Error::custom("`tenants` needs either the key `header` or the key `token`")),
+        let (Some(source), None) = (sources.pop(), sources.pop()) else {
+            return Err(de::Error::custom("`tenants` needs one of the keys `header`, `token` and `certificate`"));
         };
         if names.len() > limit {
             let given = names.len();
@@ -85,18 +92,18 @@ impl Node<'_> for Header {
     }
 }
 
-/// `token: true`.
-struct Token;
+/// A key with the value `true` that selects a source which the server verifies.
+struct Verified(&'static str, TenantSource);
 
-impl Node<'_> for Token {
+impl Node<'_> for Verified {
     type Out = TenantSource;
     fn expected(&self) -> &'static str {
         "`true`"
     }
     fn text<E: de::Error>(self, text: &str) -> Result<TenantSource, E> {
         match text {
-            "true" => Ok(TenantSource::Token),
-            _ => Err(E::custom(format!("`token` is `{}`; allowed is `true`", shortened(text)))),
+            "true" => Ok(self.1),
+            _ => Err(E::custom(format!("`{}` is `{}`; allowed is `true`", self.0, shortened(text)))),
         }
     }
 }
@@ -139,9 +146,13 @@ impl Node<'_> for Name<'_> {
     }
     fn text<E: de::Error>(self, text: &str) -> Result<(), E> {
         if !TenantId::is_name(text.as_bytes()) {
-            let most = TenantId::LONGEST_NAME;
-            let allowed = format!("allowed are up to {most} letters, digits and `-_.:@/+=`");
-            return Err(E::custom(format!("`{}` is not a valid name of a tenant; {allowed}", shortened(text))));
+            let allowed = TenantId::ALLOWED;
+            let text = shortened(text);
+            return Err(E::custom(format!("`{text}` is not a valid name of a tenant; allowed are {allowed}")));
+        }
+        if [NONE, OTHER].contains(&text) {
+            let meaning = "requests without a tenant, or of tenants without separate series";
+            return Err(E::custom(format!("`{text}` cannot be a tenant: this label is that of {meaning}")));
         }
         if self.0.iter().any(|other| other == text) {
             return Err(E::custom(format!("tenant `{text}` is given twice")));
@@ -172,6 +183,7 @@ mod tests {
         assert_eq!((rule.limit, rule.names), (7, vec!["a".to_owned(), "b@c".to_owned()]));
         let rule = parse("{token: true}").unwrap();
         assert_eq!((rule.source, rule.limit), (TenantSource::Token, 100));
+        assert_eq!(parse("{certificate: true}").unwrap().source, TenantSource::Certificate);
         assert!(Catalog::shipped().tenants().is_none());
     }
 
@@ -185,10 +197,12 @@ mod tests {
     #[test]
     fn errors_name_the_value_and_what_is_allowed() {
         for (rule, expected) in [
-            ("x-tenant", "found `x-tenant` where a mapping with header or token, limit and names is expected"),
-            ("{limit: 3}", "`tenants` needs either the key `header` or the key `token`"),
-            ("{header: a, token: true}", "needs either the key `header` or the key `token`"),
+            ("x-tenant", "found `x-tenant` where a mapping with header, token or certificate, limit"),
+            ("{limit: 3}", "`tenants` needs one of the keys `header`, `token` and `certificate`"),
+            ("{header: a, token: true}", "needs one of the keys `header`, `token` and `certificate`"),
+            ("{certificate: true, token: true, header: a}", "needs one of the keys"),
             ("{token: yes}", "`token` is `yes`; allowed is `true`"),
+            ("{certificate: false}", "`certificate` is `false`; allowed is `true`"),
             ("{header: Authorization}", "`Authorization` is not a valid header of tenants; allowed are letters"),
             ("{header: tenant-bin}", "`tenant-bin` is not a valid header"),
             ("{header: 'a b'}", "`a b` is not a valid header"),
@@ -196,8 +210,10 @@ mod tests {
             ("{header: t, limit: 1001}", "`1001` is not a valid limit"),
             ("{header: t, names: ['a b']}", "`a b` is not a valid name of a tenant; allowed are up to 64 letters"),
             ("{header: t, names: [a, a]}", "tenant `a` is given twice"),
+            ("{header: t, names: [none]}", "`none` cannot be a tenant"),
+            ("{header: t, names: [other]}", "`other` cannot be a tenant"),
             ("{header: t, limit: 1, names: [a, b]}", "`names` has 2 tenants, but `limit` allows 1"),
-            ("{key: a}", "unknown key `key`; allowed are `header`, `token`, `limit`, `names`"),
+            ("{key: a}", "unknown key `key`; allowed are `header`, `token`, `certificate`, `limit`, `names`"),
         ] {
             let message = parse(rule).unwrap_err();
             assert!(message.contains(expected), "{rule}: {message}");

@@ -5,12 +5,12 @@ use prost::Message;
 
 use super::points::Point;
 use super::state::State;
-use crate::metrics::catalog::{Kind, MetricSpec};
+use crate::metrics::catalog::MetricSpec;
 use crate::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
 use crate::otlp::proto::common::v1::InstrumentationScope;
 use crate::otlp::proto::metrics::v1::metric::Data;
 use crate::otlp::proto::metrics::v1::{
-    AggregationTemporality, Gauge, Histogram, Metric, ResourceMetrics, ScopeMetrics, Sum, Summary,
+    AggregationTemporality, ExponentialHistogram, Gauge, Histogram, Metric, ResourceMetrics, ScopeMetrics, Sum, Summary,
 };
 use crate::otlp::proto::resource::v1::Resource;
 
@@ -62,8 +62,8 @@ impl Messages {
         if self.size + size > MESSAGE_BYTES {
             self.flush();
         }
-        if self.metrics.last().is_none_or(|metric| metric.name != spec.name) {
-            let metric = metric(spec, delta);
+        if self.metrics.last().is_none_or(|metric| metric.name != spec.name || !holds(metric, &point)) {
+            let metric = metric((spec, delta), &point);
             self.size += metric.encoded_len() + FRAMING;
             self.metrics.push(metric);
         }
@@ -73,8 +73,9 @@ impl Messages {
             (Some(Data::Gauge(data)), Point::Gauge(point)) => data.data_points.push(point),
             (Some(Data::Sum(data)), Point::Sum(point)) => data.data_points.push(point),
             (Some(Data::Histogram(data)), Point::Histogram(point)) => data.data_points.push(point),
+            (Some(Data::ExponentialHistogram(data)), Point::Exponential(point)) => data.data_points.push(point),
             (Some(Data::Summary(data)), Point::Summary(point)) => data.data_points.push(point),
-            // A metric's readings have its type.
+            // The metric was created for points of this type.
             _ => self.points -= 1,
         }
     }
@@ -107,15 +108,25 @@ impl Messages {
     }
 }
 
-/// Creates a metric without data points.
-fn metric(spec: &MetricSpec, delta: bool) -> Metric {
+/// Returns whether a metric has data points of this type. Series of one histogram differ while a changed `native` applies
+/// only to models that were loaded after the change.
+fn holds(metric: &Metric, point: &Point) -> bool {
+    matches!(metric.data, Some(Data::ExponentialHistogram(_))) == matches!(point, Point::Exponential(_))
+}
+
+/// Creates a metric without data points, for points like this one.
+fn metric((spec, delta): (&MetricSpec, bool), point: &Point) -> Metric {
     let temporality = if delta { AggregationTemporality::Delta } else { AggregationTemporality::Cumulative };
     let aggregation_temporality = temporality.into();
-    let data = match spec.kind {
-        Kind::Counter => Data::Sum(Sum { aggregation_temporality, is_monotonic: true, ..Sum::default() }),
-        Kind::Gauge => Data::Gauge(Gauge::default()),
-        Kind::Histogram => Data::Histogram(Histogram { aggregation_temporality, ..Histogram::default() }),
-        Kind::Summary => Data::Summary(Summary::default()),
+    let data = match point {
+        Point::Sum(_) => Data::Sum(Sum { aggregation_temporality, is_monotonic: true, ..Sum::default() }),
+        Point::Gauge(_) => Data::Gauge(Gauge::default()),
+        Point::Histogram(_) => Data::Histogram(Histogram { aggregation_temporality, ..Histogram::default() }),
+        Point::Exponential(_) => Data::ExponentialHistogram(ExponentialHistogram {
+            aggregation_temporality,
+            ..ExponentialHistogram::default()
+        }),
+        Point::Summary(_) => Data::Summary(Summary::default()),
     };
     Metric {
         name: spec.name.clone(),

@@ -11,7 +11,7 @@ use crate::otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
 use crate::otlp::proto::common::v1::{KeyValue, any_value};
 use crate::otlp::proto::metrics::v1::metric::Data;
 use crate::otlp::proto::metrics::v1::number_data_point::Value;
-use crate::otlp::proto::metrics::v1::{HistogramDataPoint, Metric, NumberDataPoint};
+use crate::otlp::proto::metrics::v1::{ExponentialHistogramDataPoint, HistogramDataPoint, Metric, NumberDataPoint};
 use crate::timeline::{ComputeStamps, Instant, Timeline};
 
 const TIMELINE: Timeline = Timeline {
@@ -43,7 +43,11 @@ fn shipped() -> Cache {
 }
 
 fn encoder(temporality: Temporality) -> Encoder {
-    Encoder::new(&[("service.name".to_owned(), "s".to_owned())], temporality, START)
+    encoder_of(temporality, Aggregation::Explicit)
+}
+
+fn encoder_of(temporality: Temporality, aggregation: Aggregation) -> Encoder {
+    Encoder::new(&[("service.name".to_owned(), "s".to_owned())], (temporality, aggregation), START)
 }
 
 /// The metrics of all messages, by name.
@@ -166,7 +170,7 @@ fn every_family_of_a_scrape_is_exported_once() {
 #[test]
 fn a_metric_has_its_own_name_and_unit_only() {
     let yaml = format!(
-        "ts_metrics:\n  histogram:\n    - {{name: {HISTOGRAM}, unit: Milliseconds, dimensions: [model, version], \
+        "ts_metrics:\n  histogram:\n    - {{name: {HISTOGRAM}, unit: s, dimensions: [model, version], \
          also_as: {{name: old_us, unit: us}}}}\nmodel_metrics:\n  gauge:\n    - {{name: Age, unit: milliseconds}}\n"
     );
     let cache = Cache::new(Catalog::parse(&yaml, "m.yaml").unwrap(), Settings::new("h"));
@@ -284,4 +288,101 @@ fn messages_have_a_limited_size() {
     let shops: std::collections::HashSet<String> =
         orders.data_points.iter().map(|point| string(&point.attributes, "shop")).collect();
     assert_eq!(shops.len(), 5000);
+}
+
+const VALUES: &str = "Values";
+
+/// A cache with the histogram `Values`, and what records an observation.
+fn values(native: &str) -> Cache {
+    let yaml = format!("model_metrics:\n  histogram:\n    - {{name: {VALUES}, unit: Count, native: {native}}}\n");
+    Cache::new(Catalog::parse(&yaml, "m.yaml").unwrap(), Settings::new("h"))
+}
+
+fn observe(cache: &Cache, values: impl IntoIterator<Item = f64>) {
+    let histogram = cache.histogram(VALUES, &[]).unwrap();
+    values.into_iter().for_each(|value| histogram.add_or_update(value).unwrap());
+}
+
+fn exponential(exports: &[Export]) -> ExponentialHistogramDataPoint {
+    match decoded(exports).get(VALUES).and_then(|metric| metric.data.clone()) {
+        Some(Data::ExponentialHistogram(histogram)) => histogram.data_points[0].clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Returns the lower bound and the count of each bucket that is not empty, by the definition of OpenTelemetry: the bucket at
+/// `offset + position` holds the values above 2^(index / 2^scale).
+fn bounds(point: &ExponentialHistogramDataPoint, negative: bool) -> Vec<(f64, u64)> {
+    let side = if negative { &point.negative } else { &point.positive };
+    let Some(side) = side else { return Vec::new() };
+    let bound = |index: i32| (f64::from(index) * f64::from(-point.scale).exp2()).exp2();
+    let counts = (side.offset..).zip(side.bucket_counts.iter().copied());
+    counts.filter(|(_, count)| *count > 0).map(|(index, count)| (bound(index), count)).collect()
+}
+
+#[test]
+fn native_buckets_are_exponential_histograms_if_chosen() {
+    let cache = values("{schema: 1, zero_threshold: 0.001}");
+    observe(&cache, [0.0, 0.0005, 1.0, 1.1, 4.0, -3.0]);
+    let mut encoder = encoder_of(Temporality::Cumulative, Aggregation::Exponential);
+    let point = exponential(&encoder.encode(&cache, at(1)));
+    assert_eq!((point.count, point.sum, point.scale), (6, None, 1));
+    assert_eq!((point.zero_count, point.zero_threshold), (2, 0.001));
+    let root = 2f64.sqrt();
+    assert_eq!(bounds(&point, false), [(0.5 * root, 1), (1.0, 1), (2.0 * root, 1)]);
+    assert_eq!(bounds(&point, true), [(2.0 * root, 1)]);
+    // 1.0 is in the bucket with the index -1, and 4.0 in the one with the index 3.
+    let positive = point.positive.unwrap();
+    assert_eq!((positive.offset, positive.bucket_counts), (-1, vec![1, 1, 0, 0, 1]));
+    let explicit = decoded(&self::encoder(Temporality::Cumulative).encode(&cache, at(1)));
+    assert_eq!(histogram(&explicit, VALUES).count, 6);
+}
+
+#[test]
+fn histograms_without_native_buckets_stay_explicit() {
+    let cache = values("false");
+    observe(&cache, [1.0]);
+    let mut encoder = encoder_of(Temporality::Cumulative, Aggregation::Exponential);
+    assert_eq!(histogram(&decoded(&encoder.encode(&cache, at(1))), VALUES).count, 1);
+}
+
+/// Values far apart have few native buckets, but OTLP lists all between the first and the last one.
+#[test]
+fn buckets_without_gaps_are_as_few_as_configured() {
+    let cache = values("{schema: 8, max_buckets: 20}");
+    observe(&cache, [1e-15, 1e15, f64::INFINITY]);
+    let mut encoder = encoder_of(Temporality::Cumulative, Aggregation::Exponential);
+    let point = exponential(&encoder.encode(&cache, at(1)));
+    let positive = point.positive.as_ref().unwrap();
+    assert!(positive.bucket_counts.len() <= 20 && point.scale >= -10, "{point:?}");
+    assert_eq!(positive.bucket_counts.iter().sum::<u64>(), 3);
+    assert!(bounds(&point, false)[0].0 < 1e-15);
+}
+
+/// The scale falls while values spread; each delta continues at the new one.
+#[test]
+fn exponential_deltas_add_up_at_falling_scales() {
+    let cache = values("{schema: 8, max_buckets: 30}");
+    let form = |temporality| encoder_of(temporality, Aggregation::Exponential);
+    let (mut deltas, mut cumulative) = (form(Temporality::Delta), form(Temporality::Cumulative));
+    let (mut sums, mut scales): (HashMap<i64, u64>, Vec<i32>) = (HashMap::new(), Vec::new());
+    for round in 1..=8 {
+        observe(&cache, (0..10).map(|step| f64::from(step * 7 + 1) * f64::from(round).exp2()));
+        let exports = deltas.encode(&cache, at(round as u64));
+        let point = exponential(&exports);
+        assert_eq!(point.count, 10);
+        scales.push(point.scale);
+        for (bound, count) in bounds(&point, false) {
+            // All scales at the end are at most 0: sum up by powers of two.
+            *sums.entry(bound.log2().floor() as i64).or_default() += count;
+        }
+        exports.into_iter().for_each(|export| deltas.accepted(export));
+    }
+    assert!(scales.is_sorted_by(|a, b| a >= b) && scales[0] > scales[7], "{scales:?}");
+    let mut total: HashMap<i64, u64> = HashMap::new();
+    let point = exponential(&cumulative.encode(&cache, at(9)));
+    for (bound, count) in bounds(&point, false) {
+        *total.entry(bound.log2().floor() as i64).or_default() += count;
+    }
+    assert_eq!((sums, point.count), (total, 80));
 }

@@ -4,12 +4,13 @@ use super::Failure;
 use crate::error::Reason;
 use crate::id::TenantId;
 use crate::metrics::series::ModelSeries;
+use crate::metrics::tenants::Usage;
 use crate::timeline::Timeline;
 
 /// Charges a successful request to its tenant. Call it where the request counts as done or as a hit of the response cache.
 pub fn tenant_served(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {
-    tenant_rescheduled(series, tenant, timeline);
     if let Some(usage) = series.tenants.of(tenant) {
+        executed(usage, timeline);
         usage.succeeded();
     }
 }
@@ -17,9 +18,13 @@ pub fn tenant_served(series: &ModelSeries, tenant: TenantId, timeline: &Timeline
 /// Charges one execution of a request that will be executed again.
 pub fn tenant_rescheduled(series: &ModelSeries, tenant: TenantId, timeline: &Timeline) {
     if let Some(usage) = series.tenants.of(tenant) {
-        let (input, infer, output) = timeline.compute.durations_ns();
-        usage.executed(timeline.queue_ns(), input.saturating_add(infer).saturating_add(output));
+        executed(usage, timeline);
     }
+}
+
+fn executed(usage: &Usage, timeline: &Timeline) {
+    let (input, infer, output) = timeline.compute.durations_ns();
+    usage.executed(timeline.queue_ns(), input.saturating_add(infer).saturating_add(output));
 }
 
 /// Counts a failed request of a tenant, if the model counts it as failed.

@@ -385,6 +385,24 @@ fn cost_of_recording() {
     time("request_pending", &|| request_pending(&series, 0));
 }
 
+/// A histogram that a reload switches on has observed nothing, whatever the model's counters say.
+#[test]
+fn the_sum_of_a_histogram_is_that_of_its_observations() {
+    let yaml = "ts_metrics:\n  histogram:\n    - {name: pharos_queue_duration_seconds, unit: s, dimensions: [model, version]}\n";
+    let cache = Arc::new(Cache::new(Catalog::parse("mode: prometheus\n", "m.yaml").unwrap(), Settings::new("h")));
+    let series = cache.model_loaded(&ModelVersion::new("m", 1), &[]);
+    inference_done(&series, &TIMELINE, 1);
+    cache.reload(Catalog::parse(yaml, "m.yaml").unwrap());
+    let read = || {
+        ["pharos_queue_duration_seconds_count", "pharos_queue_duration_seconds_sum"].map(|name| metric(&cache, name))
+    };
+    assert_eq!(read(), [0.0, 0.0]);
+    inference_done(&series, &TIMELINE, 1);
+    // Executed again later: it adds to the counters only.
+    inference_rescheduled(&series, &TIMELINE);
+    assert_eq!(read(), [1.0, TIMELINE.queue_ns() as f64 / 1e9]);
+}
+
 #[test]
 fn objectives_count_requests_and_follow_a_reload() {
     let catalog = |slos: &str| Catalog::parse(&format!("slos: [{slos}]"), "m.yaml").unwrap();

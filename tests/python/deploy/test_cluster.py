@@ -1,10 +1,13 @@
 """`examples/cluster`: three real servers behind a real Envoy, with an S3-compatible store and a Redis. Restarts and a killed server
 lose no request that a client may not send again, and sequences stay with their server."""
 
+import http.client
 import importlib.util
 import json
+import re
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 
 import numpy as np
@@ -13,8 +16,9 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from deploy import schemas
-from harness import redis_server
+from harness import prometheus, redis_server
 from harness.ports import free_ports
+from harness.prometheus import Prometheus
 from harness.server import ROOT, binary
 from harness.waiting import DEADLINE_S, eventually, run_for
 
@@ -266,3 +270,61 @@ def test_the_servers_share_the_response_cache(cluster):
     found = [new - old for old, new in zip(hits, counts("nv_cache_num_hits_per_model"))]
     assert sum(counts("nv_inference_exec_count")) == executed + 1
     assert sum(found) == 30 and sum(count > 0 for count in found) >= 2
+
+
+def test_the_proxy_knows_the_load_of_each_server(cluster):
+    """The weights of servers come from their load reports; clients over HTTP do not get these."""
+    with Load(cluster):
+
+        def weighted() -> bool:
+            weights = re.findall(r"(?m)^http::127\.0\.0\.1:\d+::weight::(\d+)$", cluster.admin("/clusters"))
+            return len(weights) == len(SERVERS) and all(int(weight) > 1 for weight in weights)
+
+        eventually("each server has a weight", weighted)
+        connection = http.client.HTTPConnection("127.0.0.1", cluster.ports[PROXY], timeout=DEADLINE_S)
+        connection.request("POST", "/v2/models/simple/infer", SIMPLE)
+        assert "endpoint-load-metrics" not in connection.getresponse().headers
+        connection.close()
+
+
+def value(seen: Prometheus, expression: str) -> float:
+    """Returns the value of an expression with one result; 0 without one."""
+    results = seen.query(expression) if seen.ready() else []
+    return float(results[0]["value"][1]) if results else 0.0
+
+
+@pytest.mark.skipif(bool(prometheus.missing()), reason=prometheus.missing())
+def test_prometheus_adds_up_the_servers(cluster, tmp_path):
+    """It sees each server, and sums over them equal the numbers that the servers have."""
+    addresses = [f"127.0.0.1:{cluster.ports[port + 2]}" for port in SERVERS]
+    with Load(cluster), Prometheus(tmp_path, *addresses) as seen:
+        eventually("it sees all servers", lambda: value(seen, "sum(up)") == len(SERVERS))
+        quantile = 'fleet:pharos_request_duration_seconds:p99_5m{model="simple"}'
+        eventually("the rule over all servers has a value", lambda: value(seen, quantile) > 0)
+        eventually("requests have gone to all", lambda: value(seen, 'count(rate(nv_inference_request_success{model="simple"}[10s]) > 0)') == 3)
+    # Without load both have the same numbers.
+    with Prometheus(tmp_path, *addresses) as seen:
+        expected = sum(successes(cluster, at) for at in range(len(SERVERS)))
+        eventually("the sums are equal", lambda: value(seen, 'sum(nv_inference_request_success{model="simple"})') == expected)
+
+
+def test_a_new_version_is_rolled_out_with_a_share(cluster):
+    """The share of the canary gets the new version, and the rest the old one, without a failed request."""
+
+    def versions() -> dict:
+        return {
+            version: sum(cluster.metric(at, "nv_inference_request_success", model="simple", version=version) for at in range(len(SERVERS)))
+            for version in ("1", "2")
+        }
+
+    with Load(cluster) as load:
+        cluster.add_version(2)
+    assert {kind: set(count) for kind, count in load.answers.items()} == {"http": {"ok"}, "grpc": {"ok"}}
+    for percent, low, high in [(0, 0, 0), (25, 0.15, 0.35), (100, 1, 1), (0, 0, 0)]:
+        cluster.set_canary(percent)
+        run_for("the new share reaches each thread of Envoy", 0.5)
+        before = versions()
+        with ThreadPoolExecutor(4) as pool:
+            assert set(pool.map(lambda _: http_answer(cluster), range(400))) == {"ok"}
+        grown = {version: count - before[version] for version, count in versions().items()}
+        assert sum(grown.values()) == 400 and low <= grown["2"] / 400 <= high, (percent, grown)

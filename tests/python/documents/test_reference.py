@@ -14,7 +14,7 @@ from security import access_table
 BOOK = ROOT / "docs/src"
 PAGES = [ROOT / "README.md", *sorted(BOOK.rglob("*.md"))]
 COMMANDS = [
-    (), ("torchserve",), ("metrics", "check"), ("metrics", "list"), ("trace", "summary"), ("trace", "chrome"),
+    (), ("torchserve",), ("metrics", "check"), ("metrics", "list"), ("top",), ("trace", "summary"), ("trace", "chrome"),
 ]  # fmt: skip
 
 OTHER_FLAGS = {

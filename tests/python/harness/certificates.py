@@ -41,28 +41,29 @@ class Authority:
         """The certificate in PEM."""
         return self.certificate.public_bytes(PEM)
 
-    def issue(self, name: str, key=None) -> tuple:
-        """Returns a certificate for `name` on this machine, followed by its chain, and its key (PKCS#8); both in PEM."""
+    def issue(self, name: str, key=None, alternative=()) -> tuple:
+        """Returns a certificate for `name` on this machine, followed by its chain, and its key (PKCS#8); both in PEM. `alternative`
+        are further alternative names; an empty `name` is no common name."""
         key = key or new_key()
-        chain, above = sign(name, key, self).public_bytes(PEM), self
+        chain, above = sign(name, key, self, alternative=alternative).public_bytes(PEM), self
         while above.issuer:
             chain, above = chain + above.pem, above.issuer
         return chain, key_pem(key)
 
 
-def sign(name: str, key, issuer: Authority, authority: bool = False):
+def sign(name: str, key, issuer: Authority, authority: bool = False, alternative=()):
     """Returns a certificate for `key`, valid for a day."""
     now = datetime.datetime.now(datetime.timezone.utc)
     hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     return (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] if name else []))
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer.name)]))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        .add_extension(x509.SubjectAlternativeName([*hosts, *alternative]), critical=not name)
         .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
         .sign(issuer.key, hashes.SHA256())
     )

@@ -85,10 +85,10 @@ def version() -> tuple:
 
 
 class Prometheus:
-    """A Prometheus on loopback that scrapes `target` (host:port) each second and evaluates Pharos' rules; with `native`, it scrapes
+    """A Prometheus on loopback that scrapes `targets` (host:port) each second and evaluates Pharos' rules; with `native`, it scrapes
     native histograms. Use it with `with`."""
 
-    def __init__(self, folder: Path, target: str, native: bool = False):
+    def __init__(self, folder: Path, *targets: str, native: bool = False):
         self.folder = folder
         self.address = f"127.0.0.1:{free_ports(1)[0]}"
         rules = "".join(f"  - {path}\n" for path in RULES)
@@ -99,7 +99,7 @@ class Prometheus:
         self.config.write_text(
             f"global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s{setting}}}\n"
             f"rule_files:\n{rules}"
-            f"scrape_configs:\n  - job_name: pharos\n    static_configs: [{{targets: ['{target}']}}]\n"
+            f"scrape_configs:\n  - job_name: pharos\n    static_configs: [{{targets: {json.dumps(targets)}}}]\n"
         )
         self.process = None
 

@@ -34,7 +34,10 @@ def samples(message) -> dict:
         data = getattr(metric, metric.WhichOneof("data"))
         for point in data.data_points:
             labels = [(item.key, item.value.string_value) for item in point.attributes]
-            if metric.HasField("histogram"):
+            if metric.HasField("exponential_histogram"):
+                count = point.zero_count + sum(point.positive.bucket_counts) + sum(point.negative.bucket_counts)
+                assert point.count == count, metric.name
+            elif metric.HasField("histogram"):
                 bounds, count = [*point.explicit_bounds, math.inf], 0
                 assert len(bounds) == len(point.bucket_counts) and point.count == sum(point.bucket_counts), metric.name
                 for bound, own in zip(bounds, point.bucket_counts):
@@ -61,7 +64,7 @@ def names(message, delta: bool) -> set:
     found = set()
     for metric in metrics_of(message):
         data = getattr(metric, metric.WhichOneof("data"))
-        if metric.WhichOneof("data") in ("sum", "histogram") and (data.aggregation_temporality == DELTA) == delta:
+        if metric.WhichOneof("data") in ("sum", "histogram", "exponential_histogram") and (data.aggregation_temporality == DELTA) == delta:
             found |= {metric.name + suffix for suffix in ("", "_bucket", "_sum", "_count")}
     return found
 
@@ -75,3 +78,10 @@ def summed(messages) -> dict:
             if key[0] in deltas:
                 totals[key] += value
     return dict(totals)
+
+
+def exponential_buckets(point) -> dict:
+    """Returns the upper bound -> count of each bucket of positive values that is not empty. The bucket at `offset + position` ends
+    at base^(offset + position + 1), where base is 2^(2^-scale)."""
+    found = enumerate(point.positive.bucket_counts, start=point.positive.offset + 1)
+    return {2.0 ** (index / 2.0**point.scale): count for index, count in found if count}

@@ -1,5 +1,5 @@
-"""After a random load with failures, kills, cancellations and reloaded definitions, the statistics, the metrics, the sums
-over the lines of the metric logs and the client's own counts agree exactly.
+"""After a random load with failures, kills, cancellations and reloaded definitions, the statistics, the metrics as text and in
+protobuf, those pushed over OTLP, the sums over the lines of the metric logs and the client's own counts agree exactly.
 
 `PHAROS_SEED` repeats a run; `PHAROS_SOAK_S` sets its duration.
 """
@@ -8,6 +8,7 @@ import collections
 import concurrent.futures
 import http.client
 import json
+import math
 import os
 import random
 import signal
@@ -18,14 +19,17 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
 
+from harness import metric_families
 from harness.inference import one
 from harness.models import copy_models
+from harness.otlp_collector import HttpCollector
 from harness.processes import worker_model
 from harness.server import ROOT, alive, total
 from harness.waiting import DEADLINE_S, eventually, every, pause_as_client
 from harness.wire import grpc_tensor
 from metrics.emitter import emitter
 from metrics.log_lines import lines, sums
+from metrics.otlp_points import names, normal, samples, summed
 
 SECONDS = int(os.environ.get("PHAROS_SOAK_S", "0")) or 6
 SEED = int(os.environ.get("PHAROS_SEED", "0")) or random.randrange(1 << 30)
@@ -34,6 +38,8 @@ MODELS = ["identity_fp32", "batched", "delay_20_two_instances", "fail", "crash",
 KILLED = {"identity_fp32", "batched", "delay_20_two_instances"}
 """Models whose workers are killed; `crash` crashes by itself."""
 RING = {"shop": "0", "ModelName": "emit"}
+COUNTED = ("nv_inference_", "ts_", "Orders", *(f"pharos_{name}" for name in ("request_duration", "queue_duration", "compute_", "batch")))
+"""Prefixes of counters and histograms of models, which no scrape and no passage of time changes."""
 
 
 class Client:
@@ -126,8 +132,17 @@ def disturb(server, definition, end: float, dice):
 
 
 @pytest.mark.soak
-def test_statistics_metrics_and_clients_agree(start, tmp_path):
+@pytest.mark.parametrize("temporality", ["cumulative", "delta"])
+def test_statistics_metrics_and_clients_agree(start, tmp_path, monkeypatch, temporality):
     """A random load from many clients; afterwards all counts are compared."""
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "300")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", temporality)
+    with HttpCollector() as collector:
+        agree(start, tmp_path, collector)
+
+
+def agree(start, tmp_path, collector):
+    """Runs the load and the comparison."""
     print(f"\nPHAROS_SEED={SEED}")
     models = copy_models(tmp_path / "models", MODELS)
     emitter(models, "emit", metrics="counter Orders Count shop", samples=3)
@@ -136,7 +151,7 @@ def test_statistics_metrics_and_clients_agree(start, tmp_path):
     assert "  counter: []\n  gauge:\n    - name: HandlerTime" in shipped
     head, _, tail = shipped.rpartition("  counter: []\n")
     definition.write_text(f"{head}{tail}  counter:\n{orders}")
-    server = start([], f"--metrics-config={definition}", repository=models)
+    server = start([], f"--metrics-config={definition}", f"--otlp-metrics-endpoint=http://127.0.0.1:{collector.port}", repository=models)
     end = time.monotonic() + SECONDS
     clients = [Client(server, SEED + n) for n in range(THREADS)]
     disturber = threading.Thread(target=disturb, args=(server, definition, end, random.Random(SEED)))
@@ -162,6 +177,20 @@ def test_statistics_metrics_and_clients_agree(start, tmp_path):
     assert total(metrics, "pharos_metric_samples_dropped_total") == 0
     assert total(metrics, "pharos_instance_restarts_total") > 0
     eventually("the lines are written", lambda: logs_agree(server, metrics))
+    counted = {key: value for key, value in normal(metrics).items() if key[0].startswith(COUNTED) and not key[0].endswith("pending_request_count")}
+    assert len(counted) > 500
+    protobuf = metric_families.samples(metric_families.scrape(server.metrics))
+    assert {key: protobuf.get(key) for key in counted} == counted
+    eventually("the exports have the same numbers", lambda: pushed(collector, counted))
+
+
+def pushed(collector, counted: dict) -> bool:
+    """Returns whether the last export, or the sum over all deltas, has these numbers."""
+    messages = list(collector.metrics)
+    last = messages[-1]
+    values = summed(messages) if names(last, delta=True) else normal(samples(last))
+    # Sums of deltas are rounded at each export.
+    return all(math.isclose(values.get(key, 0), value, rel_tol=1e-9, abs_tol=1e-9) for key, value in counted.items())
 
 
 def requests_agree(client: Client, metrics: dict):

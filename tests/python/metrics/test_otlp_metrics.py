@@ -6,8 +6,11 @@ import socket
 import time
 
 import grpc
+import numpy as np
 import pytest
+import tritonclient.grpc
 
+from harness import metric_families
 from harness.certificates import Files
 from harness.inference import one
 from harness.models import copy_models
@@ -15,7 +18,7 @@ from harness.otlp_collector import GrpcCollector, HttpCollector, values
 from harness.ports import free_ports
 from harness.server import Server, kill_all, total
 from harness.waiting import eventually
-from metrics.otlp_points import metrics_of, names, normal, samples, summed
+from metrics.otlp_points import exponential_buckets, metrics_of, names, normal, samples, summed
 
 MODEL = {"model": "identity_fp32", "version": "1"}
 SUCCESS = "nv_inference_request_success"
@@ -112,12 +115,23 @@ def test_an_export_agrees_with_a_scrape(pushing, make, compression):
         server.stop()
 
 
-def test_an_exemplar_has_the_trace(pushing):
-    """A traced request is an exemplar of the histogram of its duration."""
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_exemplar_has_the_trace(pushing, streamed):
+    """A traced request is an exemplar of the histogram of its duration, also in a stream over gRPC."""
     with HttpCollector() as collector:
         server = pushing(collector, "--metrics-config=histogram_latencies=true")
         body, headers = json.dumps(one("FP32", [1, 1], [1])), {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
-        assert server.ask("POST", "/v2/models/identity_fp32/infer", body, headers=headers)[0] == 200
+        if streamed:
+            tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "FP32")
+            tensor.set_data_from_numpy(np.ones((1, 1), "float32"))
+            with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+                answers = []
+                client.start_stream(lambda result, error: answers.append(error), headers=headers)
+                client.async_stream_infer("identity_fp32", [tensor])
+                eventually("the stream is answered", lambda: answers == [None])
+                client.stop_stream()
+        else:
+            assert server.ask("POST", "/v2/models/identity_fp32/infer", body, headers=headers)[0] == 200
 
         def traced():
             histograms = [metric.histogram for message in collector.metrics for metric in metrics_of(message)]
@@ -133,7 +147,7 @@ def test_deltas_add_up_although_exports_fail(pushing, make, busy):
     """The sum over all deltas is the number of requests. An export that fails is part of the next one."""
     with make() as collector:
         preference = {"OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "delta"}
-        server = pushing(collector, OTEL_METRIC_EXPORT_TIMEOUT="1", **preference)
+        server = pushing(collector, OTEL_METRIC_EXPORT_TIMEOUT="300", **preference)
         for round_ in range(4):
             ask(server, count=5)
             failed = exports(server, "failed")
@@ -153,6 +167,38 @@ def test_deltas_add_up_although_exports_fail(pushing, make, busy):
         times = [metric.sum.data_points[0] for metric in metrics]
         starts, ends = [point.start_time_unix_nano for point in times], [point.time_unix_nano for point in times]
         assert starts[1:] == ends[:-1], "each delta starts at the end of the last one"
+
+
+def test_exponential_histograms_have_the_native_buckets_of_a_scrape(pushing):
+    """Chosen by OpenTelemetry's variable, for the histograms with `native`; the others keep their bounds."""
+    aggregation = {"OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION": "base2_exponential_bucket_histogram"}
+    with HttpCollector() as collector:
+        server = pushing(collector, "--metrics-config=histogram_latencies=true", **aggregation)
+        ask(server, count=20)
+        received = len(collector.metrics)
+        eventually("two more exports are received", lambda: len(collector.metrics) >= received + 2)
+        message = collector.metrics[received + 1]
+        families = metric_families.scrape(server.metrics)
+        server.stop()
+    metrics = {metric.name: metric for metric in metrics_of(message)}
+    compared = 0
+    for name, family in families.items():
+        native = [metric for metric in family.metric if metric_families.is_native(metric.histogram)]
+        if not native:
+            assert name not in metrics or not metrics[name].HasField("exponential_histogram"), name
+            continue
+        points = {values(point.attributes)["model"]: point for point in metrics[name].exponential_histogram.data_points}
+        for metric in native:
+            point = points[metric_families.labels(metric)["model"]]
+            buckets = {high: count for low, high, count in metric_families.native_buckets(metric.histogram) if low > 0}
+            assert (point.scale, point.count, point.sum) == (
+                metric.histogram.schema,
+                metric.histogram.sample_count,
+                pytest.approx(metric.histogram.sample_sum),
+            )
+            assert exponential_buckets(point) == buckets
+            compared += point.count
+    assert compared >= 60, "three histograms of 20 requests"
 
 
 def test_the_last_values_are_exported_at_exit(pushing):
@@ -221,6 +267,13 @@ def test_tls_with_a_client_certificate(pushing, tmp_path, make):
         eventually("exports fail", lambda: "does not accept exports" in stranger.log_tail())
         assert exports(stranger, "accepted") == 0
         stranger.stop()
+
+
+def test_an_export_ends_at_its_time_limit(pushing):
+    """Also while the collector has not answered, which the longer limit of one attempt would allow."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        server = pushing(None, port=deaf.getsockname()[1], OTEL_METRIC_EXPORT_TIMEOUT="300", OTEL_EXPORTER_OTLP_TIMEOUT="600000")
+        eventually("several exports have failed", lambda: exports(server, "failed") >= 3)
 
 
 def test_exit_does_not_wait_for_a_collector_that_hangs(pushing):

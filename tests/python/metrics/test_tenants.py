@@ -3,15 +3,19 @@
 import http.client
 import json
 import signal
+import ssl
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import tritonclient.grpc
+from cryptography import x509
 
+from harness.certificates import Files
 from harness.inference import one
 from harness.server import MODELS, ROOT, binary, total
+from harness.tls_server import TlsServer
 from harness.waiting import DEADLINE_S, eventually
 
 TENANTS = "tenants: {header: X-Tenant, limit: 5, names: [known]}\n"
@@ -181,20 +185,80 @@ def test_tokens_name_their_tenants(start, tmp_path):
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         client.infer("identity_fp32", [tensor], headers={"authorization": "Bearer other"})
     assert requests(server.scrape()) == {"none": 1, "acme": 2, "globex": 1}
+    # A value of another scheme gives no access, and does not hide the tenant of the token either.
+    connection = http.client.HTTPConnection(server.http, timeout=DEADLINE_S)
+    connection.putrequest("POST", "/v2/models/identity_fp32/infer")
+    for value in ("Basic x", "Bearer old"):
+        connection.putheader("Authorization", value)
+    body = json.dumps(ONE).encode()
+    connection.putheader("Content-Length", str(len(body)))
+    connection.endheaders(body)
+    assert connection.getresponse().status == 200
+    connection.close()
+    assert requests(server.scrape()) == {"none": 1, "acme": 3, "globex": 1}
     tokens.write_text("# tenant: initech\nother\n")
     eventually("the token is read again", lambda: ask("old") == 401)
     assert ask("other") == 200
     assert requests(server.scrape())["initech"] == 1
 
 
-def test_tenants_by_token_need_tokens(tmp_path):
+def test_certificates_name_their_tenants(tmp_path):
+    """By the common name, over HTTP, its streams, gRPC and its streams; without one, by a URI or by the DNS name. Headers change
+    nothing."""
+    files = Files(tmp_path / "files")
+    definition = tmp_path / "metrics.yaml"
+    definition.write_text("tenants: {certificate: true}\n")
+    options = [f"--metrics-config={definition}", "--metrics-mode=prometheus"]
+
+    def identity(name: str, alternative=()) -> tuple:
+        paths = tmp_path / "tenant-cert.pem", tmp_path / "tenant-key.pem"
+        for path, text in zip(paths, files.authority.issue(name, alternative=alternative)):
+            path.write_bytes(text)
+        return paths
+
+    tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 1), "float32"))
+
+    def ask(server, name: str, alternative=()):
+        """Sends four requests."""
+        certificate, key = identity(name, alternative)
+        context = ssl.create_default_context(cafile=files.root)
+        context.load_cert_chain(certificate, key)
+        connection = http.client.HTTPSConnection(f"localhost:{server.http_port}", timeout=DEADLINE_S, context=context)
+        for path in ("infer", "generate"):
+            body = ONE if path == "infer" else {"INPUT0": [[1]]}
+            connection.request("POST", f"/v2/models/identity_fp32/{path}", json.dumps(body), headers={"x-tenant": "ignored"})
+            response = connection.getresponse()
+            assert response.status == 200, response.read()
+            response.read()
+        connection.close()
+        credentials = {"root_certificates": str(files.root), "private_key": str(key), "certificate_chain": str(certificate)}
+        with tritonclient.grpc.InferenceServerClient(f"localhost:{server.grpc_port}", ssl=True, **credentials) as client:
+            client.infer("identity_fp32", [tensor])
+            answers = []
+            client.start_stream(lambda result, error, answers=answers: answers.append(error))
+            client.async_stream_infer("identity_fp32", [tensor])
+            eventually("the stream is answered", lambda answers=answers: answers == [None])
+            client.stop_stream()
+
+    with TlsServer(tmp_path, files, *options, mutual=True) as server:
+        for name in ("acme", "globex", "not a tenant", "acme"):
+            ask(server, name)
+        ask(server, "", [x509.UniformResourceIdentifier("spiffe://here/initech")])
+        ask(server, "")
+        expected = {"acme": 8, "globex": 4, "other": 4, "spiffe://here/initech": 4, "localhost": 4}
+        assert requests(server.scrape()) == expected
+
+
+@pytest.mark.parametrize("source, needed", [("token", "--inference-token-file"), ("certificate", "--http-use-ssl-mutual")])
+def test_tenants_need_their_source(tmp_path, source, needed):
     """The start fails instead of counting everything as `none`."""
     file = tmp_path / "metrics.yaml"
-    file.write_text("tenants: {token: true}\n")
+    file.write_text(f"tenants: {{{source}: true}}\n")
     command = [binary(), f"--model-repository={MODELS}", f"--metrics-config={file}", "--model-control-mode=explicit"]
     command += [f"--{listener}-port=0" for listener in ("http", "grpc", "metrics")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert result.returncode == 1 and "which needs --inference-token-file" in result.stderr, result.stderr
+    assert result.returncode == 1 and f"which needs {needed}" in result.stderr, result.stderr
 
 
 def test_without_a_rule_no_tenants(start):

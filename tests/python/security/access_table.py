@@ -84,6 +84,7 @@ GET     /dashboard/measure.js                    Unknown                       o
 GET     /dashboard/charts.js                     Unknown                       open              200
 GET     /dashboard/streams.js                    Unknown                       open              200
 GET     /dashboard/usage.js                      Unknown                       open              200
+GET     /dashboard/events.js                     Unknown                       open              200
 GET     /dashboard/view.js                       Unknown                       open              200
 POST    /v2/repository/index                     Unknown                       unknown           404
 POST    /v2/repository/models/other/load         Unknown                       unknown           404
@@ -182,6 +183,8 @@ GET     /v2/logging                              Unknown                       u
 
 TORCHSERVE_METRICS = """
 GET     /metrics                                 Metrics                       open              200
+GET     /dashboard                               Metrics                       open              200
+GET     /dashboard/style.css                     Metrics                       open              200
 OPTIONS /                                        ApiDescription                open              200
 GET     /api-description                         ApiDescription                open              200
 GET     /models                                  Unknown                       unknown           404

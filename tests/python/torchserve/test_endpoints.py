@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from harness import metric_families, orca
+from harness import browser, metric_families, orca
 from harness.metric_families import CONTENT_TYPE
 from harness.processes import held
 from harness.server import samples, total
@@ -373,6 +373,33 @@ def test_metrics_are_protobuf_for_scrapers_that_prefer_it(home):
     assert total == sum(text.values()) > 0
     accept = {"Accept": "application/openmetrics-text"}
     assert home.ask("GET", "/metrics", headers=accept, port=home.metrics)[1]["content-type"].startswith("text/plain")
+
+
+def test_the_live_page_is_on_the_metrics_port(home):
+    """Its documents, and nothing else beside them; other ports do not have it."""
+    status, headers, body = home.ask("GET", "/dashboard", port=home.metrics)
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert headers["content-security-policy"].startswith("default-src 'none'")
+    assert home.ask("GET", "/dashboard/events.js", port=home.metrics)[0] == 200
+    assert home.ask("GET", "/dashboard/none.js", port=home.metrics)[0] == 404
+    assert home.ask("POST", "/dashboard", port=home.metrics)[0] == 405
+    assert home.ask("GET", "/dashboard")[0] == 404
+
+
+@pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
+def test_the_live_page_draws_torchserves_text(home, tmp_path):
+    """The page reads the scrape in TorchServe's form, and shows the models by their names here."""
+    with browser.Browser(tmp_path / "profile") as page:
+        page.open(f"http://{HOST}:{home.metrics}/dashboard")
+        text = "document.getElementById('models')?.innerText ?? ''"
+
+        def shown():
+            home.predict("m", b"pid")
+            return re.search(r"\bm\s+1\s+1 of 1 ready\s+[\d.]+/s\s", page.ask(text))
+
+        eventually("the model has a row with its rate", shown)
+        assert page.ask("document.querySelectorAll('#latency path.line').length") == 3
+        assert page.complaints == []
 
 
 def test_requests_are_counted_by_class_and_by_url(home):

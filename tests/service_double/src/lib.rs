@@ -15,6 +15,7 @@ use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::TenantId;
 use pharos::infer::{InferOutput, InferRequest, InferResponse};
 use pharos::load_report::{LoadReport, Values};
+use pharos::metrics::catalog::TenantSource;
 use pharos::metrics::exposition::{Encoding, Format, Names};
 use pharos::metrics::statistics::ModelStatistics;
 use pharos::model::{ModelMetadata, TensorMetadata};
@@ -266,7 +267,7 @@ impl Service for EchoService {
         None
     }
 
-    fn tenant<'h>(&self, _: impl FnOnce(&str) -> Option<&'h [u8]>) -> TenantId {
+    fn tenant<'r>(&self, _: impl FnOnce(&TenantSource) -> Option<&'r [u8]>) -> TenantId {
         TenantId::default()
     }
 

@@ -1,46 +1,70 @@
-//! Keeps the load reports: samples the counters at intervals, so that a request only takes the latest report.
+//! Keeps the load reports: samples the counters at intervals, so that a request only takes the latest report. Without requests for
+//! reports nothing is sampled.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use pharos::load_report::{LoadReport, PERIOD, Reports, Sample, Tracker};
+use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Engine;
 use pharos_os::clock;
 
+/// The number of periods without a request for a report after which sampling ends.
+const IDLE_PERIODS: u32 = 60;
+
 /// The latest reports.
 #[derive(Default)]
-pub(super) struct LoadReports(
-    // Held only to copy or replace the pointer.
-    RwLock<Arc<Reports>>,
-);
+pub(super) struct LoadReports {
+    // Held only to copy or replace the pointer. `None` while nothing is sampled.
+    latest: RwLock<Option<Arc<Reports>>>,
+    /// Whether a report was requested since the last sample.
+    requested: AtomicBool,
+    begin: Notify,
+}
 
 impl LoadReports {
-    fn latest(&self) -> Arc<Reports> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Returns the latest reports. `None` if sampling only begins now.
+    fn latest(&self) -> Option<Arc<Reports>> {
+        if !self.requested.load(Ordering::Relaxed) {
+            self.requested.store(true, Ordering::Relaxed);
+        }
+        let latest = self.latest.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if latest.is_none() {
+            self.begin.notify_one();
+        }
+        latest
     }
 
-    fn set(&self, reports: Reports) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(reports);
+    fn set(&self, reports: Option<Reports>) {
+        *self.latest.write().unwrap_or_else(PoisonError::into_inner) = reports.map(Arc::new);
     }
 }
 
 impl Engine {
-    /// Keeps the load reports up to date. Never ends; run it on a runtime that serves no requests, because each sample locks every
-    /// model once.
+    /// Keeps the load reports up to date while they are requested. Never ends; run it on a runtime that serves no requests, because
+    /// each sample locks every model once.
     pub async fn keep_load_reports(self) {
-        let mut tracker = Tracker::default();
-        let mut period = interval(PERIOD);
-        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let reports = &self.inner.load_reports;
         loop {
-            period.tick().await;
-            self.inner.load_reports.set(tracker.add(clock::now(), self.sample()));
+            reports.begin.notified().await;
+            let (mut tracker, mut idle, mut period) = (Tracker::default(), 0, interval(PERIOD));
+            period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            while idle < IDLE_PERIODS {
+                period.tick().await;
+                idle = if reports.requested.swap(false, Ordering::Relaxed) { 0 } else { idle + 1 };
+                reports.set(Some(tracker.add(clock::now(), self.sample())));
+            }
+            reports.set(None);
         }
     }
 
     /// Returns the latest report with the metrics of a model of the repository; that of the server if the model is unknown.
     pub(super) fn latest_report(&self, model: &str) -> Arc<LoadReport> {
-        let reports = self.inner.load_reports.latest();
+        // The first report has only levels, as the first sample of the tracker has.
+        let first = || Arc::new(Tracker::default().add(clock::now(), self.sample()));
+        let reports = self.inner.load_reports.latest().unwrap_or_else(first);
         let in_namespace = || reports.of(&self.inner.loader.models().full_name(model).ok()?);
         reports.of(model).or_else(in_namespace).unwrap_or_else(|| reports.of_server())
     }

@@ -231,11 +231,12 @@ impl Service for Engine {
         self.inner.traces.sample(model, header)
     }
 
-    fn tenant<'h>(&self, header: impl FnOnce(&str) -> Option<&'h [u8]>) -> TenantId {
-        match self.inner.cache.tenant_source() {
-            None => TenantId::default(),
-            Some(TenantSource::Header(name)) => self.inner.cache.tenant(header(name).unwrap_or_default()),
-            Some(TenantSource::Token) => self.tenant_of_token(header("authorization").unwrap_or_default()),
+    fn tenant<'r>(&self, given: impl FnOnce(&TenantSource) -> Option<&'r [u8]>) -> TenantId {
+        let Some(source) = self.inner.cache.tenant_source() else { return TenantId::default() };
+        let given = given(source).unwrap_or_default();
+        match source {
+            TenantSource::Header(_) | TenantSource::Certificate => self.inner.cache.tenant(given),
+            TenantSource::Token => self.tenant_of_token(given),
         }
     }
 

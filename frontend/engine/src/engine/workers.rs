@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use pharos::error::Reason;
 use pharos::id::CorrelationId;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::record;
@@ -61,7 +62,10 @@ impl Management for Engine {
         }
     }
 
-    fn record_refused(&self, model: &str, version: &str) {
+    fn record_refused(&self, (model, version): (&str, &str), serving: &str) {
+        if let Ok(serving) = self.inner.loader.models().serving(serving, "") {
+            record::inference_refused(&serving.series, Reason::QueueFull);
+        }
         if let Some(named) = self.inner.cache.alias(model, version) {
             record::alias_requested(&self.inner.cache, &named);
         }

@@ -298,7 +298,7 @@ struct StepCall<M: Members> {
 impl<M: Members> StepCall<M> {
     async fn answer(mut self, permit: StepPermit) -> Event<M::Responses> {
         self.request.timeline.request_start = clock::now();
-        let answer = match self.member.check_ready() {
+        let answer = match self.member.accept() {
             Ok(()) => self.models.infer(&self.member, self.request).await,
             Err(error) => Err(error),
         };
@@ -312,7 +312,7 @@ impl<M: Members> StepCall<M> {
 
     fn begin(mut self, permit: StepPermit) -> Result<Stream<M::Responses>, InferError> {
         self.request.timeline.request_start = clock::now();
-        self.member.check_ready()?;
+        self.member.accept()?;
         let responses = self.models.stream(&self.member, self.request)?;
         Ok(Stream { id: self.id, responses, permit })
     }

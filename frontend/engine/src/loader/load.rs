@@ -361,8 +361,9 @@ pub(super) fn log_warnings(model: &ModelVersion, config: &ModelConfig) {
     }
     let is_histogram = |family: &str| Builtin::from_name(family).is_some_and(|metric| metric.kind() == Kind::Histogram);
     for (family, _) in config.histogram_buckets.iter().filter(|(family, _)| !is_histogram(family)) {
-        let renamed = Builtin::formerly(family).map(|present| format!("; it is now named '{}'", present.name()));
-        let renamed = renamed.unwrap_or_default();
+        let renamed = Builtin::formerly(family)
+            .map(|present| format!("; it is now named '{}', with buckets in seconds", present.name()))
+            .unwrap_or_default();
         tracing::warn!(%model, "'model_metrics' has buckets for '{family}', which is not a histogram of this server{renamed}");
     }
     let Scheduling::Ensemble { steps, .. } = &config.scheduling else { return };

@@ -19,7 +19,7 @@ use crate::serving::Responses;
 impl Models for Loader {
     fn infer(self: Arc<Self>, mut request: InferRequest, may_be_many: bool) -> Result<Box<dyn Answers>, InferError> {
         let name = request.model_name.clone();
-        let serving = self.models.serving_for(&request).and_then(|serving| serving.check_ready().map(|()| serving));
+        let serving = self.models.serving_for(&request).and_then(|serving| serving.accept().map(|()| serving));
         let serving = serving.map_err(|error| refused(&name, InferError { message: not_ready(&name), ..error }))?;
         if serving.config.decoupled && !may_be_many {
             return Err(refused(&name, InferError::unsupported(decoupled(&name))));

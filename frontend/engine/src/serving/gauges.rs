@@ -1,15 +1,14 @@
 //! Gauges that are updated before a scrape: queues, instance states, memory, sequences, resources.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError};
 
 use pharos::ensemble::Step;
-use pharos::id::ModelVersion;
+use pharos::id::{InstanceId, ModelVersion};
 use pharos::load_report::ModelSample;
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::labels::InstanceState;
 use pharos::repository::State as ModelState;
-use pharos::scheduler::SequenceCounts;
 
 use super::{Executor, ModelTable, Serving};
 use crate::ensemble::Ensemble;
@@ -63,7 +62,7 @@ impl ModelTable {
     fn observe_load(&self, drivers: &[(Arc<Driver>, String)], instances: &[Vec<InstanceStatus>]) {
         let now = clock::now();
         let (mut executing, mut waiting) = (Rows::new(), Rows::new());
-        let (mut slots, mut free) = (Rows::new(), Rows::new());
+        let (mut slots, mut free, mut busy) = (Rows::new(), Rows::new(), Rows::new());
         for ((driver, version), instances) in drivers.iter().zip(instances) {
             let load = driver.load(now);
             let labels = || vec![&*driver.model.name, version.as_str()];
@@ -71,23 +70,13 @@ impl ModelTable {
             waiting.push((labels(), load.waiting as f64));
             slots.push((labels(), load.slots as f64));
             free.push((labels(), driver.free_batch_slots() as f64));
-            for (id, ns) in driver.take_busy_ns(now) {
-                let Some(instance) = instances.iter().find(|instance| instance.id == id) else { continue };
-                let labels = [&*driver.model.name, version.as_str(), instance.name.as_str()];
-                self.shared.metrics.count(Builtin::InstanceBusy, &labels, ns as f64 / 1e9);
-            }
+            let taken: HashMap<InstanceId, u64> = driver.take_busy_ns(now).into_iter().collect();
+            busy.extend(instances.iter().map(|instance| {
+                let ns = taken.get(&instance.id).copied().unwrap_or_default();
+                ([labels(), vec![instance.name.as_str()]].concat(), ns as f64 / 1e9)
+            }));
         }
-        let exists = |labels: &[String]| {
-            drivers.iter().zip(instances).any(|((driver, version), instances)| match labels {
-                [model, number, name] => {
-                    model.as_str() == &*driver.model.name
-                        && number == version
-                        && instances.iter().any(|one| one.name == *name)
-                }
-                _ => false,
-            })
-        };
-        self.shared.metrics.remove_series(Builtin::InstanceBusy.name(), |series| !exists(series.labels()));
+        self.shared.metrics.count_all(Builtin::InstanceBusy, &busy);
         for (server, model, rows) in [
             (Builtin::ExecutingRequests, Builtin::ModelExecuting, executing),
             (Builtin::WaitingRequests, Builtin::ModelWaiting, waiting),
@@ -108,6 +97,7 @@ impl ModelTable {
             let (load, (succeeded, queue_ns)) = (driver.load(now), driver.series.queued());
             Some(ModelSample {
                 name: live.model.name.full().into(),
+                id: Arc::as_ptr(driver).addr(),
                 executing: load.executing as u64,
                 waiting: load.waiting as u64,
                 slots: load.slots,
@@ -169,15 +159,14 @@ impl ModelTable {
     /// Sets the gauges of the rate limiter: waiting requests, limits and use. They exist only with a rate limiter.
     fn observe_limits(&self, drivers: &[(Arc<Driver>, String)]) {
         let Some(limits) = &self.shared.limits else { return };
-        let mut waiting = Rows::new();
+        let (mut waiting, mut waited) = (Rows::new(), Rows::new());
         for (driver, version) in drivers {
-            let Some((count, waited)) = driver.resource_waits() else { continue };
-            let labels = [&*driver.model.name, version.as_str()];
-            self.shared.metrics.count(Builtin::RateLimiterWait, &labels, waited.as_secs_f64());
-            waiting.push((labels.to_vec(), count as f64));
+            let Some((count, time)) = driver.resource_waits() else { continue };
+            let labels = vec![&*driver.model.name, version.as_str()];
+            waiting.push((labels.clone(), count as f64));
+            waited.push((labels, time.as_secs_f64()));
         }
-        let exists = |labels: &[String]| waiting.iter().any(|(there, _)| labels.iter().eq(there.iter().copied()));
-        self.shared.metrics.remove_series(Builtin::RateLimiterWait.name(), |series| !exists(series.labels()));
+        self.shared.metrics.count_all(Builtin::RateLimiterWait, &waited);
         self.shared.metrics.set_gauges(Builtin::RateLimiterWaiting, &summed(waiting));
         let usage = limits.usage();
         let device = |device: Option<u32>| device.map_or_else(|| "global".to_owned(), |device| device.to_string());
@@ -192,31 +181,31 @@ impl ModelTable {
     /// Sets the gauges of sequences. Only models with sequences have these series.
     fn observe_sequences(&self, drivers: &[(Arc<Driver>, String)]) {
         let (mut sequences, mut slots, mut used) = (Rows::new(), Rows::new(), Rows::new());
+        let mut events = SEQUENCE_COUNTERS.map(|_| Rows::new());
         for (driver, version) in drivers {
-            let Some(now) = self.count_sequences(driver) else { continue };
+            let Some((now, new)) = driver.sequences() else { continue };
             let labels = [&*driver.model.name, version.as_str()];
             sequences.push(([labels[0], labels[1], "active"].to_vec(), now.active as f64));
             sequences.push(([labels[0], labels[1], "backlogged"].to_vec(), now.backlogged as f64));
             slots.push((labels.to_vec(), now.slots as f64));
             used.push((labels.to_vec(), now.slots_used as f64));
+            events.iter_mut().zip(new).for_each(|(rows, count)| rows.push((labels.to_vec(), count as f64)));
         }
-        let exists = |labels: &[String]| slots.iter().any(|(there, _)| labels.iter().eq(there.iter().copied()));
-        for counter in SEQUENCE_COUNTERS {
-            self.shared.metrics.remove_series(counter.name(), |series| !exists(series.labels()));
+        for (counter, rows) in SEQUENCE_COUNTERS.into_iter().zip(&events) {
+            self.shared.metrics.count_all(counter, rows);
         }
         self.shared.metrics.set_gauges(Builtin::Sequences, &summed(sequences));
         self.shared.metrics.set_gauges(Builtin::SequenceSlots, &summed(slots));
         self.shared.metrics.set_gauges(Builtin::SequenceSlotsUsed, &summed(used));
     }
 
-    /// Returns a driver's sequence counts if its model has sequences, and counts the sequence events since the last call.
-    pub(super) fn count_sequences(&self, driver: &Driver) -> Option<SequenceCounts> {
-        let (now, new) = driver.sequences()?;
+    /// Counts the sequence events of a driver since the last scrape, if its model has sequences.
+    pub(super) fn count_sequences(&self, driver: &Driver) {
+        let Some((_, new)) = driver.sequences() else { return };
         let version = driver.model.version.to_string();
         for (counter, count) in SEQUENCE_COUNTERS.into_iter().zip(new) {
             self.shared.metrics.count(counter, &[&*driver.model.name, version.as_str()], count as f64);
         }
-        Some(now)
     }
 
     fn observe_queues(&self, drivers: &[(Arc<Driver>, String)]) {

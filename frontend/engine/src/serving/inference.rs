@@ -85,8 +85,8 @@ impl Member for Serving {
         self.executor.ensemble()
     }
 
-    fn check_ready(&self) -> Result<(), InferError> {
-        Self::check_ready(self)
+    fn accept(&self) -> Result<(), InferError> {
+        Self::accept(self)
     }
 }
 

@@ -116,23 +116,25 @@ impl Serving {
         self.executor.ensemble()
     }
 
-    /// Checks whether the version can execute a request soon.
+    /// Accepts a request if the version can execute it soon. A refused request counts for the objectives of the model.
     ///
     /// # Errors
     /// No instance can execute a request soon. An ensemble's members are checked at each step instead.
-    pub(crate) fn check_ready(&self) -> Result<(), InferError> {
-        match self.instances().is_none_or(Instances::can_serve) {
-            true => Ok(()),
-            false => {
-                let mut error = not_at_ready_state(&self.model.name, self.model.version);
-                if let Some(reason) =
-                    self.instances().and_then(|instances| instances.failure_reasons().into_iter().next())
-                {
-                    error.message = format!("{}: {reason}", error.message);
-                }
-                Err(error)
-            }
+    pub(crate) fn accept(&self) -> Result<(), InferError> {
+        if self.instances().is_none_or(Instances::can_serve) {
+            return Ok(());
         }
+        let mut error = not_at_ready_state(&self.model.name, self.model.version);
+        if let Some(reason) = self.instances().and_then(|instances| instances.failure_reasons().into_iter().next()) {
+            error.message = format!("{}: {reason}", error.message);
+        }
+        Err(self.refuse(error))
+    }
+
+    /// Counts a request that the version cannot take now, and returns the error.
+    pub(crate) fn refuse(&self, error: InferError) -> InferError {
+        record::inference_refused(&self.series, error.reason);
+        error
     }
 
     /// Counts a request and checks it.

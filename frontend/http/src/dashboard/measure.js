@@ -284,6 +284,7 @@ class History {
     this.known = new Map();
     this.points = new Map([[ALL, []]]);
     this.host = [];
+    this.events = new Events(keepMs);
   }
   add(text, at) {
     this.scrapes.push(new Scrape(text, at, this.known));
@@ -291,6 +292,7 @@ class History {
     if (this.known.size > 4 * this.latest.count + 1000) this.known.clear();
     const step = this.step();
     if (step === null) return;
+    this.events.add(step);
     this.keep(this.points.get(ALL), point(step));
     this.keep(this.host, hostPoint(step));
     const parts = split(step);

@@ -439,7 +439,7 @@ function show() {
   const one = state.chosen !== null, known = !one || models(history_.latest).has(state.chosen);
   $("scope-title").textContent = one ? `${modelName(state.chosen)}, version ${modelVersion(state.chosen)}${known ? "" : " (not loaded now)"}` : "All models";
   $("scope-all").hidden = !one;
-  for (const part of [showHeader, showTiles, showTable, showCharts, showStreams, showInstances, showFailures, showUsage, showMachine, showGpus, showHealth]) part();
+  for (const part of [showHeader, showTiles, showTable, showCharts, showStreams, showEvents, showInstances, showFailures, showUsage, showMachine, showGpus, showHealth]) part();
 }
 
 function notice(text) {
@@ -503,6 +503,7 @@ function start() {
   makeTable();
   makeCharts();
   makeStreamCharts();
+  makeLanes();
   chooseFromAddress();
   setTheme(THEMES.includes(remembered()) ? remembered() : "system");
   $("theme").addEventListener("click", () => setTheme(THEMES[(THEMES.indexOf($("theme").dataset.now) + 1) % THEMES.length]));

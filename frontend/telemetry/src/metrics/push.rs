@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::cache::Cache;
-use pharos::metrics::otlp::{Encoder, Export, Temporality};
+use pharos::metrics::otlp::{Aggregation, Encoder, Export, Temporality};
 use pharos::otlp::{Random, Rejected, Signal, SplitMix, resource_attributes};
 use pharos::timeline::Instant;
 use pharos_os::clock;
@@ -30,6 +30,8 @@ pub struct Settings {
     pub limit: Duration,
     /// Whether values are cumulative.
     pub temporality: Temporality,
+    /// The buckets of histograms.
+    pub aggregation: Aggregation,
     /// Attributes of this server, in addition to those of every server.
     pub resource: Vec<(String, String)>,
 }
@@ -62,11 +64,12 @@ impl Push {
         for result in [ACCEPTED, REJECTED] {
             cache.count(Builtin::OtlpPoints, &[result], 0.0);
         }
+        let form = (settings.temporality, settings.aggregation);
         let url = settings.endpoint.url.clone();
         tracing::info!("metrics are pushed to {url} every {} ms", settings.interval.as_millis());
         let pusher = Pusher {
             sender,
-            encoder: Arc::new(Mutex::new(Encoder::new(&attributes, settings.temporality, clock::wall_ns()))),
+            encoder: Arc::new(Mutex::new(Encoder::new(&attributes, form, clock::wall_ns()))),
             observe: Arc::new(observe),
             cache: Arc::clone(cache),
             settings,
@@ -141,7 +144,7 @@ impl Pusher {
         }
     }
 
-    /// Exports the present values. After a failure, the remaining messages are not sent.
+    /// Exports the present values, within the time limit. After a failure, the remaining messages are not sent.
     async fn export(&mut self) {
         let deadline = clock::now() + self.settings.limit;
         let mut exports = self.encode().await.into_iter();
@@ -173,7 +176,7 @@ impl Pusher {
     async fn deliver(&mut self, export: &Export, deadline: Instant) -> Result<Option<Rejected>, Failure> {
         let mut pauses = Pauses::default();
         loop {
-            let failure = match self.sender.send(&export.message).await {
+            let failure = match self.sender.send(&export.message, deadline - clock::now()).await {
                 Ok(rejected) => return Ok(rejected),
                 Err(failure) => failure,
             };

@@ -7,24 +7,29 @@ use pharos::timeline::Instant;
 use super::gpu::GpuReading;
 use super::host::HostReading;
 
-/// The latest readings of the GPUs.
-#[derive(Debug, Default)]
-pub struct LatestGpus {
-    /// The time until which the readings are valid, and the readings. Locked briefly.
-    last: Mutex<Option<(Instant, Vec<GpuReading>)>>,
+/// A value that is valid for a limited time.
+#[derive(Debug)]
+struct Recent<T> {
+    /// The time until which the value is valid, and the value. Locked briefly.
+    last: Mutex<Option<(Instant, T)>>,
 }
 
-impl LatestGpus {
-    /// Replaces the readings.
-    pub(super) fn set(&self, gpus: Vec<GpuReading>, until: Instant) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((until, gpus));
+// Derived, it would require `T: Default`.
+impl<T> Default for Recent<T> {
+    fn default() -> Self {
+        Self { last: Mutex::new(None) }
+    }
+}
+
+impl<T> Recent<T> {
+    fn set(&self, value: T, until: Instant) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((until, value));
     }
 
-    /// Returns the latest reading of a whole device. `None` without a recent one, because the driver may hang.
-    pub fn of(&self, number: u32, now: Instant) -> Option<GpuReading> {
+    /// Returns what `of` returns for the value; `None` without a valid one.
+    fn read<R>(&self, now: Instant, of: impl FnOnce(&T) -> Option<R>) -> Option<R> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, gpus) = last.as_ref().filter(|(until, _)| now <= *until)?;
-        gpus.iter().find(|gpu| gpu.index == number && !gpu.mig).cloned()
+        last.as_ref().filter(|(until, _)| now <= *until).and_then(|(_, value)| of(value))
     }
 }
 
@@ -37,25 +42,39 @@ pub struct Latest {
     pub host: Arc<LatestHost>,
 }
 
+/// The latest readings of the GPUs.
+#[derive(Debug, Default)]
+pub struct LatestGpus(Recent<Vec<GpuReading>>);
+
+impl LatestGpus {
+    /// Replaces the readings.
+    pub(super) fn set(&self, gpus: Vec<GpuReading>, until: Instant) {
+        self.0.set(gpus, until);
+    }
+
+    /// Returns the latest reading of a whole device. `None` without a recent one, because the driver may hang.
+    pub fn of(&self, number: u32, now: Instant) -> Option<GpuReading> {
+        self.0.read(now, |gpus| gpus.iter().find(|gpu| gpu.index == number && !gpu.mig).cloned())
+    }
+}
+
 /// The latest reading of the host.
 #[derive(Debug, Default)]
-pub struct LatestHost {
-    /// The time until which the reading is valid, and the reading. Locked briefly.
-    last: Mutex<Option<(Instant, HostReading)>>,
-}
+pub struct LatestHost(Recent<HostReading>);
 
 impl LatestHost {
     /// Replaces the reading.
     pub(super) fn set(&self, host: HostReading, until: Instant) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((until, host));
+        self.0.set(host, until);
     }
 
     /// Returns the busy fraction of the processors and the used fraction of the memory; `None` without a recent reading.
     pub fn utilization(&self, now: Instant) -> (Option<f64>, Option<f64>) {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((_, host)) = last.as_ref().filter(|(until, _)| now <= *until) else { return (None, None) };
-        let total = host.memory.total;
-        (host.cpu, (total > 0).then(|| (host.memory.used() as f64 / total as f64).min(1.0)))
+        let fractions = |host: &HostReading| {
+            let total = host.memory.total;
+            Some((host.cpu, (total > 0).then(|| (host.memory.used() as f64 / total as f64).min(1.0))))
+        };
+        self.0.read(now, fractions).unwrap_or_default()
     }
 }
 

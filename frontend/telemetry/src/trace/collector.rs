@@ -190,7 +190,7 @@ impl CollectorThread {
         let message = otlp::request(batch, &self.resource, offset, &mut self.random);
         let mut pauses = Pauses::default();
         for attempt in 1..=TRIES {
-            match self.sender.send(&message).await {
+            match self.sender.send(&message, Duration::MAX).await {
                 Ok(rejected) => return self.sent(batch.len(), spans, rejected),
                 Err(failure) => {
                     self.failed(&failure);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::stream;
 use pharos::error::InferError;
-use pharos::id::{CorrelationId, TenantId};
+use pharos::id::{CorrelationId, TenantId, TraceId};
 use pharos::infer::InferRequest;
 use pharos::service::{Management, Responses, Streamed};
 use pharos::timeline::{Instant, Timeline};
@@ -54,6 +54,9 @@ impl<S: Management> Stage<S> {
     }
 }
 
+/// The tenant of a request, and the trace of the client.
+pub(super) type Caller = (TenantId, Option<TraceId>);
+
 impl<S: Management> Call<S> {
     /// Starts a request. The engine gets it now or, while the first worker loads the model, when the response is first polled.
     ///
@@ -62,7 +65,7 @@ impl<S: Management> Call<S> {
     pub(super) fn begin(
         shared: &Arc<Shared<S>>,
         asked: PredictionsRequest,
-        (starts, tenant): (bool, TenantId),
+        (starts, (tenant, trace)): (bool, Caller),
     ) -> Result<Self, Status> {
         let PredictionsRequest { model_name, model_version, input, sequence_id } = asked;
         if model_name.is_empty() {
@@ -94,7 +97,7 @@ impl<S: Management> Call<S> {
             request.correlation_id = CorrelationId::String(id);
             request.sequence_start = starts;
         }
-        request.tenant = tenant;
+        (request.tenant, request.trace) = (tenant, trace);
         request.timeline.received = received;
         request.timeline.request_start = received;
         let (model, asked_version, shared) = (model_name, model_version, shared.clone());

@@ -4,17 +4,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::StreamExt;
-use pharos::id::TenantId;
 use pharos::service::Management;
 use tonic::codegen::tokio_stream::Stream;
-use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::call::Call;
+use super::call::{Call, Caller};
 use super::proto::inference::inference_ap_is_service_server::InferenceApIsService;
 use super::proto::inference::{PredictionResponse, PredictionsRequest, TorchServeHealthResponse};
 use super::sequences;
 use crate::rest::Shared;
+use pharos_listener::response_timing::AnswerTiming;
+use pharos_listener::tenants;
 
 /// The implementation of `InferenceAPIsService`.
 pub(super) struct Inference<S: Management>(pub(super) Arc<Shared<S>>);
@@ -22,9 +22,8 @@ pub(super) struct Inference<S: Management>(pub(super) Arc<Shared<S>>);
 type Parts = Pin<Box<dyn Stream<Item = Result<PredictionResponse, Status>> + Send>>;
 
 impl<S: Management> Inference<S> {
-    /// Returns the tenant that a request with this metadata belongs to.
-    fn tenant(&self, metadata: &MetadataMap) -> TenantId {
-        self.0.service.tenant(|name| metadata.get(name).map(MetadataValue::as_encoded_bytes))
+    fn caller<T>(&self, request: &Request<T>, timing: &AnswerTiming) -> Caller {
+        (tenants::of(&self.0.service, request.metadata().as_ref(), request.extensions()), timing.trace())
     }
 }
 
@@ -40,8 +39,8 @@ impl<S: Management> InferenceApIsService for Inference<S> {
         request: Request<PredictionsRequest>,
     ) -> Result<Response<PredictionResponse>, Status> {
         let timing = self.0.timing.of(request.metadata().as_ref());
-        let tenant = self.tenant(request.metadata());
-        let mut call = Call::begin(&self.0, request.into_inner(), (true, tenant))?;
+        let caller = self.caller(&request, &timing);
+        let mut call = Call::begin(&self.0, request.into_inner(), (true, caller))?;
         let answer = match call.next().await {
             Some((part, _)) => part?,
             None => PredictionResponse::default(),
@@ -58,9 +57,10 @@ impl<S: Management> InferenceApIsService for Inference<S> {
         self: Arc<Self>,
         request: Request<PredictionsRequest>,
     ) -> Result<Response<Parts>, Status> {
-        let tenant = self.tenant(request.metadata());
-        let call = Call::begin(&self.0, request.into_inner(), (true, tenant))?;
-        Ok(Response::new(call.parts().boxed()))
+        let timing = self.0.timing.of(request.metadata().as_ref());
+        let caller = self.caller(&request, &timing);
+        let call = Call::begin(&self.0, request.into_inner(), (true, caller))?;
+        Ok(traced(timing, call.parts().boxed()))
     }
 
     type StreamPredictions2Stream = Parts;
@@ -69,7 +69,15 @@ impl<S: Management> InferenceApIsService for Inference<S> {
         self: Arc<Self>,
         request: Request<Streaming<PredictionsRequest>>,
     ) -> Result<Response<Parts>, Status> {
-        let tenant = self.tenant(request.metadata());
-        Ok(Response::new(sequences::answers(self.0.clone(), request.into_inner(), tenant).boxed()))
+        let timing = self.0.timing.of(request.metadata().as_ref());
+        let caller = self.caller(&request, &timing);
+        Ok(traced(timing, sequences::answers(self.0.clone(), request.into_inner(), caller).boxed()))
     }
+}
+
+/// Returns a streamed answer with the client's `traceparent`. The times of its requests are not known when the stream begins.
+fn traced(timing: AnswerTiming, parts: Parts) -> Response<Parts> {
+    let mut response = Response::new(parts);
+    timing.add_to(response.metadata_mut().as_mut(), None);
+    response
 }

@@ -1,7 +1,6 @@
 //! `StreamPredictions2`: requests of any number of sequences in one stream. Different sequences are executed concurrently;
 //! requests of one sequence are executed in order, unless the model allows them to overlap. Errors are sent as responses.
 
-use pharos::id::TenantId;
 use pharos::service::Management;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use tonic::codegen::tokio_stream::Stream;
 use tonic::{Status, Streaming};
 
 use super::RpcStatus;
-use super::call::Call;
+use super::call::{Call, Caller};
 use super::proto::inference::{PredictionResponse, PredictionsRequest};
 use crate::rest::Shared;
 
@@ -26,11 +25,11 @@ const MAX_BEGUN: usize = 1024;
 pub(super) fn answers<S: Management>(
     shared: Arc<Shared<S>>,
     requests: Streaming<PredictionsRequest>,
-    tenant: TenantId,
+    caller: Caller,
 ) -> impl Stream<Item = Result<PredictionResponse, Status>> + Send {
     let sequences = Sequences {
         shared,
-        tenant,
+        caller,
         requests: Some(requests),
         calls: SelectAll::new(),
         waiting: HashMap::new(),
@@ -53,7 +52,7 @@ enum Part {
 
 struct Sequences<S: Management> {
     shared: Arc<Shared<S>>,
-    tenant: TenantId,
+    caller: Caller,
     /// The client's requests; `None` at the end of the stream.
     requests: Option<Streaming<PredictionsRequest>>,
     /// Running requests: at most one of each sequence, unless they overlap.
@@ -139,7 +138,7 @@ impl<S: Management> Sequences<S> {
     /// Starts a request, or queues an error response. Returns whether it was started.
     fn begin(&mut self, id: &str, asked: PredictionsRequest) -> bool {
         let starts = self.starts(id);
-        match Call::begin(&self.shared, asked, (starts, self.tenant)) {
+        match Call::begin(&self.shared, asked, (starts, self.caller)) {
             Ok(call) => {
                 self.calls.push(parts(call, id.to_owned()).boxed());
                 true

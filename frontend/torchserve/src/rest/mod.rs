@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
-use http::{HeaderMap, Method, Request, Uri, Version};
+use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
 use pharos::error::Reason;
 use pharos::metrics::cache::Cache;
 use pharos::service::{Management, Protocol};
@@ -66,7 +66,12 @@ pub(crate) struct Shared<S: Management> {
     pub(super) event_loops: EventLoops,
     pub(super) timing: ResponseTiming,
     pub(super) ids: Ids,
+    /// Returns a document of the live page.
+    pub(super) page: Page,
 }
+
+/// Returns the document of the live page at a path.
+pub type Page = fn(&str) -> Option<Response>;
 
 /// The service of one listener.
 #[derive(Clone)]
@@ -83,12 +88,17 @@ struct RequestHead {
     uri: Uri,
     version: Version,
     headers: HeaderMap,
-    peer: Option<SocketAddr>,
+    extensions: Extensions,
     id: String,
     received: Instant,
 }
 
 impl RequestHead {
+    /// Returns the client's address.
+    fn peer(&self) -> Option<SocketAddr> {
+        self.extensions.get::<Peer>().map(|peer| peer.0)
+    }
+
     /// Returns the decoded value of a query parameter; the first one if there are several.
     fn query(&self, name: &str) -> Option<String> {
         let pairs = super::form::pairs(self.uri.query().unwrap_or_default());
@@ -110,7 +120,7 @@ impl<S: Management> Handle for Port<S> {
     async fn handle(self, request: Request<Body>) -> Response {
         let (parts, body) = request.into_parts();
         let head = RequestHead {
-            peer: parts.extensions.get::<Peer>().map(|peer| peer.0),
+            extensions: parts.extensions,
             method: parts.method,
             uri: parts.uri,
             version: parts.version,
@@ -188,6 +198,7 @@ impl<S: Management> Port<S> {
             Endpoint::Workflows => Ok(answer::json(&serde_json::json!({ "workflows": [] }))),
             Endpoint::Workflow(name) | Endpoint::ManageWorkflow(name) => Err(answer::no_workflow(&name)),
             Endpoint::Metrics => metrics::metrics(shared, head).await,
+            Endpoint::Dashboard(path) => (shared.page)(&path).ok_or_else(answer::not_found),
             Endpoint::Kserve | Endpoint::NotFound => Err(answer::not_found()),
             Endpoint::WrongMethod => Err(answer::wrong_method()),
         }
@@ -198,7 +209,7 @@ impl<S: Management> Port<S> {
             return;
         }
         let RequestHead { method, uri, version, received, .. } = head;
-        let peer = head.peer.map_or_else(|| "0.0.0.0".to_owned(), |peer| peer.to_string());
+        let peer = head.peer().map_or_else(|| "0.0.0.0".to_owned(), |peer| peer.to_string());
         let ms = (clock::now() - *received).as_millis();
         request_log::answered_line(&format!("/{peer} \"{method} {uri} {version:?}\" {status} {ms}"));
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::Response;
 use http::header::EXPECT;
-use http::{HeaderValue, Method, StatusCode};
+use http::{Method, StatusCode};
 use hyper::ext::ReasonPhrase;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::id::CorrelationId;
@@ -25,6 +25,7 @@ use crate::handler_call::{self, HandlerCall};
 use crate::registry::{InFlight, Version};
 use crate::routes::Target;
 use pharos_listener::receiving::body::{self, Read};
+use pharos_listener::tenants;
 use pharos_os::clock;
 
 /// How long to wait for the exit status of a worker whose connection was lost.
@@ -61,7 +62,7 @@ pub(super) async fn predict<S: Management>(
     let timing = shared.timing.of(&head.headers);
     let mut request = complete(request, head, sequence);
     request.trace = timing.trace();
-    request.tenant = shared.service.tenant(|name| head.headers.get(name).map(HeaderValue::as_bytes));
+    request.tenant = tenants::of(&shared.service, &head.headers, &head.extensions);
     let answered = async {
         let mut responses = shared.service.stream(request)?;
         let first = first_of(&mut responses, &version, head.received).await?;
@@ -109,7 +110,7 @@ pub(crate) fn enter<S: Management>(
     found: &Arc<Version>,
 ) -> Result<InFlight, Refused> {
     let refuse = |more: &str| {
-        shared.service.record_refused(model, version);
+        shared.service.record_refused((model, version), &found.engine_name);
         failure::no_worker(model, version, more)
     };
     if found.deployment().min_workers == 0 {
@@ -141,7 +142,7 @@ pub(crate) async fn loaded<S: Management>(
         }
     };
     waited.ok_or_else(|| {
-        shared.service.record_refused(model, version);
+        shared.service.record_refused((model, version), &found.engine_name);
         failure::no_worker(model, version, ". Its queue is full: Exceeds maximum queue size")
     })
 }

@@ -51,6 +51,7 @@ impl<S: Management> Port<S> {
         *request.uri_mut() = head.uri.clone();
         *request.version_mut() = head.version;
         request.headers_mut().clone_from(&head.headers);
+        request.extensions_mut().clone_from(&head.extensions);
         self.v2.answer(request).await
     }
 }

@@ -1,0 +1,16 @@
+//! `pharos top`: a server's metrics in a terminal.
+
+use std::process::ExitCode;
+
+use crate::cli::Top;
+
+/// Runs the command.
+pub(crate) fn run(command: &Top) -> ExitCode {
+    match pharos_top::run(command.options()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("{reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
