@@ -109,7 +109,11 @@ impl AnswerTiming {
         if !self.times {
             return None;
         }
-        HeaderValue::try_from(server_timing(timeline)).ok()
+        let mut value = HeaderValue::from_bytes(server_timing(timeline).text()).ok()?;
+        // HTTP/2 then leaves it out of its table of headers (RFC 7541, 7.1.3), where a value that never occurs again takes the
+        // room of others.
+        value.set_sensitive(true);
+        Some(value)
     }
 
     /// Adds the client's `traceparent` and the times to the headers, or metadata, of an answer.
@@ -123,10 +127,54 @@ impl AnswerTiming {
     }
 }
 
-/// Formats the times of a request in milliseconds, with all nanoseconds.
-fn server_timing(timeline: &Timeline) -> String {
+/// The text of a header, of limited length. It needs no memory until the header is complete.
+struct Line {
+    bytes: [u8; LONGEST],
+    length: usize,
+}
+
+/// The greatest length of the times: five with 21 characters each, their names, the cache and the batch size.
+const LONGEST: usize = 256;
+
+impl Line {
+    fn push(&mut self, text: &[u8]) {
+        if let Some(room) = self.bytes.get_mut(self.length..self.length + text.len()) {
+            room.copy_from_slice(text);
+            self.length += text.len();
+        }
+    }
+
+    /// Adds a number of nanoseconds as milliseconds, exactly and without trailing zeros: over HTTP/2, each character is encoded.
+    fn push_ms(&mut self, ns: u64) {
+        self.push_number(ns / 1_000_000);
+        let (mut decimals, mut rest) = (*b".000000", ns % 1_000_000);
+        if rest == 0 {
+            return;
+        }
+        for digit in decimals.iter_mut().skip(1).rev() {
+            *digit += (rest % 10) as u8;
+            rest /= 10;
+        }
+        let zeros = decimals.iter().rev().take_while(|digit| **digit == b'0').count();
+        self.push(decimals.get(..decimals.len() - zeros).unwrap_or_default());
+    }
+
+    fn push_number(&mut self, number: u64) {
+        match u8::try_from(number) {
+            Ok(digit @ 0..=9) => self.push(&[b'0' + digit]),
+            _ => self.push(itoa::Buffer::new().format(number).as_bytes()),
+        }
+    }
+
+    fn text(&self) -> &[u8] {
+        self.bytes.get(..self.length).unwrap_or_default()
+    }
+}
+
+/// Formats the times of a request in milliseconds, exactly.
+fn server_timing(timeline: &Timeline) -> Line {
     let (input, infer, output) = timeline.compute.durations_ns();
-    let (mut text, mut digits) = (String::with_capacity(192), itoa::Buffer::new());
+    let mut line = Line { bytes: [0; LONGEST], length: 0 };
     for (name, ns) in [
         ("queue;dur=", timeline.queue_ns()),
         (", compute_input;dur=", input),
@@ -134,23 +182,20 @@ fn server_timing(timeline: &Timeline) -> String {
         (", output;dur=", output),
         (", total;dur=", timeline.charged_ns()),
     ] {
-        text.push_str(name);
-        text.push_str(digits.format(ns / 1_000_000));
-        text.push('.');
-        // The additional first digit keeps the zeros.
-        text.push_str(digits.format(1_000_000 + ns % 1_000_000).get(1..).unwrap_or_default());
+        line.push(name.as_bytes());
+        line.push_ms(ns);
     }
     match timeline.cache {
-        Some(CacheLookup::Hit) => text.push_str(", cache;desc=hit"),
-        Some(CacheLookup::Miss) => text.push_str(", cache;desc=miss"),
+        Some(CacheLookup::Hit) => line.push(b", cache;desc=hit"),
+        Some(CacheLookup::Miss) => line.push(b", cache;desc=miss"),
         None => {}
     }
     if timeline.batch_size > 0 {
-        text.push_str(", batch;desc=\"");
-        text.push_str(digits.format(timeline.batch_size));
-        text.push('"');
+        line.push(b", batch;desc=\"");
+        line.push_number(timeline.batch_size);
+        line.push(b"\"");
     }
-    text
+    line
 }
 
 #[cfg(test)]
@@ -185,13 +230,20 @@ mod tests {
             request_end: Instant(1_003_000_000),
             ..Timeline::default()
         };
-        let common =
-            "queue;dur=0.080000, compute_input;dur=0.000001, infer;dur=2.000000, output;dur=0.050000, total;dur=";
-        assert_eq!(server_timing(&timeline), format!("{common}1002.000000"));
+        let server_timing = |timeline: &Timeline| String::from_utf8(server_timing(timeline).text().to_vec()).unwrap();
+        let common = "queue;dur=0.08, compute_input;dur=0.000001, infer;dur=2, output;dur=0.05, total;dur=";
+        assert_eq!(server_timing(&timeline), format!("{common}1002"));
         let missed = Timeline { cache_miss_ns: 5, cache: Some(CacheLookup::Miss), batch_size: 8, ..timeline };
         assert_eq!(server_timing(&missed), format!("{common}1002.000005, cache;desc=miss, batch;desc=\"8\""));
         let hit = Timeline { cache: Some(CacheLookup::Hit), ..timeline };
-        assert_eq!(server_timing(&hit), format!("{common}1002.000000, cache;desc=hit"));
+        assert_eq!(server_timing(&hit), format!("{common}1002, cache;desc=hit"));
+        let most = Timeline { request_end: Instant(u64::MAX), batch_size: u64::MAX, cache_miss_ns: u64::MAX, ..missed };
+        let most = server_timing(&Timeline {
+            queue_start: Instant(0),
+            compute: ComputeStamps { end: Instant(u64::MAX), start: Instant(u64::MAX), ..compute },
+            ..most
+        });
+        assert!(most.ends_with("batch;desc=\"18446744073709551615\""), "the longest times fit: {most}");
     }
 
     #[test]
