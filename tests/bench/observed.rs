@@ -26,12 +26,13 @@ fn definition() -> io::Result<String> {
     Ok(text)
 }
 
-/// Adds the options: all metrics, both kinds of metric output, times in every answer, and a push each second.
+/// Adds the options: all metrics, times in every answer, and a push each second. Metric lines are not among them: another
+/// thread writes them.
 pub(crate) fn switch_on(command: &mut Command, scratch: &Scratch) -> io::Result<()> {
     let file = scratch.path("observed-metrics.yaml");
     fs::write(&file, definition()?)?;
     command.arg("--metrics-config").arg(file).arg("--metrics-config=histogram_latencies=true;summary_latencies=true");
-    command.args(["--metrics-mode=both", "--response-timing=always"]);
+    command.args(["--metrics-mode=prometheus", "--response-timing=always"]);
     command.arg(format!("--otlp-metrics-endpoint=http://127.0.0.1:{}", collector()?));
     command.env("OTEL_METRIC_EXPORT_INTERVAL", "1000");
     Ok(())
