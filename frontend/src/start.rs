@@ -5,9 +5,9 @@ mod ends;
 mod executable;
 mod listen;
 mod open_loading;
+mod protection;
 mod torchserve;
 
-use std::ffi::OsString;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -39,7 +39,7 @@ use pharos_listener::request_log;
 use pharos_os::descriptors::{self, Descriptors};
 use pharos_os::directories;
 use pharos_os::event_loops::EventLoops;
-use pharos_os::service_manager::{self, ServiceManager};
+use pharos_os::service_manager::ServiceManager;
 use pharos_telemetry::log;
 use pharos_telemetry::metrics::push::Push;
 use pharos_telemetry::metrics::{Definition, Source};
@@ -55,6 +55,9 @@ const LAST_ANSWERS: Duration = Duration::from_secs(5);
 const LAST_EXPORTS: Duration = Duration::from_secs(5);
 /// Additional time for an exporter that exceeds this limit to log that.
 const LOGGED: Duration = Duration::from_secs(1);
+
+/// Maximum time to remove temporary files after that.
+const LAST_REMOVALS: Duration = Duration::from_secs(1);
 
 /// Maximum time to write the last lines of the metric logs, so that a file system that hangs does not block the exit.
 const LAST_LINES: Duration = Duration::from_secs(5);
@@ -88,6 +91,7 @@ pub fn main() -> ExitCode {
 
 /// Runs the server with these options, and TorchServe's endpoints if there is a plan.
 fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
+    protection::apply();
     request_log::enable(options.log.access);
     let log = match plan {
         Some(plan) => log::start_torchserve(&options.log.options(), &plan.logs),
@@ -110,7 +114,8 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
         Err(error) => return failed(&format!("cannot start the async runtimes: {error}")),
     };
     let result = runtime.block_on(serve(options, plan, (descriptors, event_loops)));
-    runtime.shutdown_background();
+    // Blocking threads may be removing temporary files.
+    runtime.shutdown_timeout(LAST_REMOVALS);
     drop(log);
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -449,23 +454,17 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
     }
     let beside =
         || std::env::current_exe().ok().map(|path| path.with_file_name("backends")).filter(|path| path.is_dir());
+    protection::report_sandbox(&worker, workers)?;
     Ok(Program {
         worker,
         onnxruntime,
         python: workers.python.clone(),
         backends: workers.backend_directory.clone().or_else(beside),
-        hidden: hidden_variables(workers),
+        hidden: protection::hidden_variables(workers),
+        sandboxes: workers.sandboxes(),
         deployment_backends: vec![pharos_torchserve::BACKEND],
         environments: workers.environment_cache_directory.clone().unwrap_or_else(Program::default_environments),
     })
-}
-
-/// Returns the environment variables that workers do not inherit: those of systemd, and those that match the pattern.
-fn hidden_variables(workers: &cli::Workers) -> Vec<OsString> {
-    let pattern = workers.worker_hidden_variables.as_ref();
-    let matches = |name: &str| pattern.is_some_and(|pattern| pattern.is_match(name));
-    let hidden = |name: &str| service_manager::VARIABLES.contains(&name) || matches(name);
-    std::env::vars_os().map(|(name, _)| name).filter(|name| name.to_str().is_some_and(hidden)).collect()
 }
 
 /// Returns the host name, for labels.

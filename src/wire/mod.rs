@@ -15,6 +15,7 @@ mod error;
 pub mod flags;
 pub mod regions;
 pub mod ring;
+pub mod sandbox;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;

@@ -12,15 +12,18 @@ mod instance;
 #[allow(unsafe_code)]
 mod pinning;
 mod regions;
+mod sandbox;
 mod state;
 mod watch;
 
+use std::ffi::OsStr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pharos::error::InferError;
 use pharos::wire::regions::PROBE;
+use pharos::wire::sandbox::{CHECK, SANDBOX};
 use pharos::wire::{Load, ToFrontend, ToWorker, VERSION};
 use pharos_backend::runtime::{Reader, Sender, SessionParts, connect, map};
 use pharos_backend::{Create, Metrics, Runtime, load_error};
@@ -90,10 +93,16 @@ impl Worker {
     ///
     /// Only the frontend can start a worker: the descriptors that [`pharos::wire::descriptors`] lists must have been inherited.
     pub fn run(self) -> ExitCode {
-        let mut arguments = std::env::args().skip(1);
-        if arguments.next().as_deref() == Some(PROBE) {
-            println!("{}", regions::probe(&arguments.next().unwrap_or_default()).line());
-            return ExitCode::SUCCESS;
+        let mut arguments = std::env::args_os().skip(1);
+        match arguments.next().as_deref().and_then(OsStr::to_str) {
+            Some(PROBE) => {
+                let device = arguments.next().unwrap_or_default();
+                println!("{}", regions::probe(&device.to_string_lossy()).line());
+                return ExitCode::SUCCESS;
+            }
+            Some(SANDBOX) => return sandbox::run(arguments),
+            Some(CHECK) => return sandbox::check(),
+            _ => {}
         }
         let inherited = match Inherited::take() {
             Ok(inherited) => inherited,

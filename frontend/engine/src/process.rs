@@ -4,6 +4,7 @@
 mod affinity;
 mod complete;
 mod diagnosis;
+mod temporary;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -28,6 +29,7 @@ pub(crate) use diagnosis::{why_not_loaded, why_not_started};
 use pharos_os::event_loops::EventLoop;
 use pharos_telemetry::metrics::{RefusedLinesLog, Ring};
 use pharos_telemetry::system::ChosenDevice;
+pub(crate) use temporary::TemporaryFiles;
 
 /// The longest log line of a worker; a longer line is split.
 const MAX_LINE: u64 = 8 << 10;
@@ -36,6 +38,8 @@ const MAX_LINE: u64 = 8 << 10;
 pub(crate) struct Worker {
     pub(crate) child: Child,
     pub(crate) link: Link,
+    /// The directory for temporary files of a process in a sandbox.
+    pub(crate) temporary: Option<TemporaryFiles>,
 }
 
 /// The destination of a worker's output.
@@ -80,7 +84,8 @@ pub(crate) fn start(
     let (regions, worker_regions) = regions_socket()?;
     let theirs = OwnedFd::from(theirs.into_std()?);
     rustix::io::ioctl_fionbio(&theirs, false)?;
-    let mut command = command(launch);
+    let temporary = launch.sandbox.is_some().then(TemporaryFiles::new).transpose()?;
+    let mut command = Command::from(launch.command(temporary.as_ref().map(TemporaryFiles::path)));
     // Separate process groups: Ctrl-C in a terminal signals only the frontend, which drains before it ends its workers.
     command
         .arg(instance)
@@ -110,7 +115,7 @@ pub(crate) fn start(
     forward_errors(child.stderr.take(), &printed.name);
     forward_output(child.stdout.take(), printed);
     let parts = LinkParts { socket: ours, event_loop, frames: rings, regions, arenas, ring };
-    Ok(Worker { child, link: Link::new(parts) })
+    Ok(Worker { child, link: Link::new(parts), temporary })
 }
 
 /// Returns whether a process was killed by SIGKILL, as by the kernel when memory runs out.
@@ -136,22 +141,6 @@ fn regions_socket() -> io::Result<(OwnedFd, OwnedFd)> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
-}
-
-/// Returns the command with its environment, without the worker's own arguments.
-fn command(launch: &Launch) -> Command {
-    let mut command = Command::new(&launch.executable);
-    command.args(&launch.arguments);
-    for name in &launch.hidden {
-        command.env_remove(name);
-    }
-    for (name, value) in &launch.variables {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    command
 }
 
 fn cannot_start(launch: &Launch, error: &io::Error) -> io::Error {

@@ -26,7 +26,7 @@ use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 use crate::calls::Models;
 use crate::launch::Launch;
 use crate::memory::PinnedPool;
-use crate::process::{self, Printed};
+use crate::process::{self, Printed, TemporaryFiles};
 use crate::scheduler::Driver;
 use crate::scheduler::placement::Placement;
 use crate::wire::SharedLink;
@@ -105,6 +105,8 @@ struct Instance {
 /// The current process of an instance.
 struct Running {
     child: Child,
+    /// Keeps the temporary files of its process.
+    _temporary: Option<TemporaryFiles>,
     link: SharedLink,
     events: mpsc::UnboundedReceiver<Event>,
     loaded: Option<Loaded>,
@@ -219,6 +221,7 @@ impl Instance {
         tracing::debug!(instance = %self.name(), pid = worker.child.id(), "worker started");
         Ok(Running {
             child: worker.child,
+            _temporary: worker.temporary,
             link,
             events,
             loaded: None,

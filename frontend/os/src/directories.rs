@@ -26,14 +26,14 @@ const PREFIX: &str = "pharos-";
 pub struct Kind(&'static str);
 
 impl Kind {
-    /// The result of auto-complete by a model's code.
-    pub const COMPLETE: Self = Self("complete");
     /// Files of load requests.
     pub const LOAD: Self = Self("load");
     /// Copies of objects from an object store.
     pub const STORE: Self = Self("store");
+    /// Files of a process that runs a model.
+    pub const WORKER: Self = Self("worker");
 
-    const ALL: [Self; 3] = [Self::COMPLETE, Self::LOAD, Self::STORE];
+    const ALL: [Self; 3] = [Self::LOAD, Self::STORE, Self::WORKER];
 
     /// Creates another kind. Lower-case letters only.
     pub const fn new(name: &'static str) -> Self {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use pharos_engine::launch::sandbox::{SandboxMode, Sandboxes};
 use regex::Regex;
 
 use super::{WORKERS, positive_seconds, seconds, whole};
@@ -40,9 +41,24 @@ pub struct Workers {
     /// Python interpreter for models without their own; requires the package pharos-worker [default: python3 on the PATH]
     #[arg(long, value_name = "FILE", env = "PHAROS_PYTHON", help_heading = WORKERS)]
     pub python: Option<PathBuf>,
+    /// Regular expression of further environment variables that workers inherit; it must match the whole name. They inherit those
+    /// of the locale, Python, thread pools, GPUs and machine learning frameworks, but no credentials
+    #[arg(long, value_name = "REGEX", env = "PHAROS_WORKER_VARIABLES", value_parser = whole_name, help_heading = WORKERS)]
+    pub worker_variables: Option<Regex>,
     /// Regular expression of environment variables to hide from workers; it must match the whole name
     #[arg(long, value_name = "REGEX", env = "PHAROS_WORKER_HIDDEN_VARIABLES", value_parser = whole_name, help_heading = WORKERS)]
     pub worker_hidden_variables: Option<Regex>,
+    /// Run models in a sandbox: they may read only their own files and the system's libraries, write only a temporary directory,
+    /// open no sockets, and reach no other processes: off (only models with the parameter sandbox), auto (as far as the kernel
+    /// supports it), or on
+    #[arg(long, value_name = "WHEN", default_value = "off", env = "PHAROS_WORKER_SANDBOX", value_parser = sandbox, help_heading = WORKERS)]
+    pub worker_sandbox: SandboxMode,
+    /// Further file or directory that models in a sandbox may read; may be repeated
+    #[arg(long, value_name = "PATH", env = "PHAROS_WORKER_SANDBOX_READ", value_delimiter = ':', help_heading = WORKERS)]
+    pub worker_sandbox_read: Vec<PathBuf>,
+    /// Further file or directory that models in a sandbox may read and write; may be repeated
+    #[arg(long, value_name = "PATH", env = "PHAROS_WORKER_SANDBOX_WRITE", value_delimiter = ':', help_heading = WORKERS)]
+    pub worker_sandbox_write: Vec<PathBuf>,
     /// Directory of additional backends: DIR/NAME/libpharos_NAME.so, DIR/NAME/pharos-worker-NAME or DIR/NAME/model.py
     /// [default: backends next to this executable, if it exists]
     #[arg(long, value_name = "DIR", env = "PHAROS_BACKEND_DIRECTORY", help_heading = WORKERS)]
@@ -51,6 +67,23 @@ pub struct Workers {
     /// [default: pharos/environments in the user's cache directory]
     #[arg(long, value_name = "DIR", env = "PHAROS_ENVIRONMENT_CACHE_DIRECTORY", help_heading = WORKERS)]
     pub environment_cache_directory: Option<PathBuf>,
+}
+
+impl Workers {
+    /// Returns the sandboxes of models.
+    pub fn sandboxes(&self) -> Sandboxes {
+        let (read, write) = (self.worker_sandbox_read.clone(), self.worker_sandbox_write.clone());
+        Sandboxes { mode: self.worker_sandbox, read, write }
+    }
+}
+
+fn sandbox(text: &str) -> Result<SandboxMode, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "off" => Ok(SandboxMode::Off),
+        "auto" => Ok(SandboxMode::Auto),
+        "on" => Ok(SandboxMode::On),
+        _ => Err("allowed are off, auto and on".to_owned()),
+    }
 }
 
 /// Parses a regular expression that must match whole names.

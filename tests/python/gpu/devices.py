@@ -16,7 +16,7 @@ class Devices:
         folder.mkdir()
         source = ROOT / "tests/python/gpu/fake_cuda/cuda.c"
         subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libcuda.so", source], check=True)
-        self.environment = {"LD_LIBRARY_PATH": str(folder), "PHAROS_FAKE_CUDA": str(folder)}
+        self.environment = {"LD_LIBRARY_PATH": str(folder), "PHAROS_FAKE_CUDA": str(folder), "PHAROS_WORKER_VARIABLES": "PHAROS_FAKE_CUDA"}
 
     def allocate(self, name, content: bytes):
         """Allocates memory of a device; returns its handle as text."""

@@ -305,7 +305,7 @@ def test_what_instances_have_pinned(world):
     for name, pinned in (("pins", 8 * MIB), ("fails", 0), ("cpu", 5 * MIB)):
         (standin / f"{name}.json").write_text(json.dumps({"pinned": pinned}))
         world.model(name, "instance_group { kind: %s }" % ("KIND_CPU" if name == "cpu" else "KIND_GPU gpus: [ 0 ]"))
-    server = world.start(TWO, f"--pinned-memory-pool-byte-size={64 * MIB}")
+    server = world.start(TWO, f"--pinned-memory-pool-byte-size={64 * MIB}", "--worker-variables=PHAROS_STANDIN|PHAROS_FAKE_CUDA")
     assert world.pinned() == (64 * MIB, 8 * MIB)
     usage = {entry["type"]: entry["byte_size"] for entry in server.statistics("pins")["memory_usage"]}
     assert usage == {"CPU_PINNED": 8 * MIB}

@@ -161,7 +161,7 @@ def test_the_checks_of_cuda_shared_memory(tmp_path):
     gpus.tell(TWO)
     program = tmp_path / "pharos"
     # Variables with this prefix configure the server under test and are not inherited.
-    program.write_text(f'#!/bin/sh\nPHAROS_FAKE_CUDA={devices.folder} exec {binary().absolute()} "$@"\n')
+    program.write_text(f'#!/bin/sh\nPHAROS_FAKE_CUDA={devices.folder} PHAROS_WORKER_VARIABLES=PHAROS_FAKE_CUDA exec {binary().absolute()} "$@"\n')
     program.chmod(0o755)
     given = os.environ | devices.environment | {"PHAROS_BIN": str(program)}
     given["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests/python/gpu/fake_cuda"), os.environ.get("PYTHONPATH", "")])

@@ -55,6 +55,9 @@ class Server:
             self.command += [f"--{name}-address=127.0.0.1", f"--{name}-port={getattr(self, f'{name}_port')}"]
         self.command += [f"--model-repository={path}" for path in repositories]
         self.command += options
+        if not any(str(option).startswith("--allow-client-shm") for option in options):
+            # Off by default; most tests with shared memory are not about that.
+            self.command.append("--allow-client-shm")
         self.environment = {}
         self.process = None
 

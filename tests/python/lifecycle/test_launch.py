@@ -69,7 +69,7 @@ class Place:
     def server(self, *options, package=True) -> Server:
         """Returns a server for the repository that continues if a load fails."""
         options = ["--exit-on-error=false", "--strict-readiness=false", *options]
-        options.append(f"--environment-cache-directory={self.folder / 'environments'}")
+        options += [f"--environment-cache-directory={self.folder / 'environments'}", "--worker-variables=PHAROS_STANDIN"]
         server = Server(self.folder, [self.repository], options)
         server.environment = {"PHAROS_STANDIN": str(self.standin)}
         if package:

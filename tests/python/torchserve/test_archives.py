@@ -385,16 +385,17 @@ def test_requirements_are_installed_if_the_configuration_says_so(tmp_path):
 
 
 def test_variables_that_workers_do_not_get(tmp_path):
-    """`blacklist_env_vars` hides variables whose whole name it matches."""
+    """`blacklist_env_vars` hides variables whose whole name it matches, and the server hides those that are not usual."""
     source = "import os\ndef handle(data, context):\n    return [' '.join(sorted(os.environ))] * len(data) if data else None\n"
     server = TorchServe(
-        tmp_path, {"env.mar": zipped(files("env", source))}, "blacklist_env_vars=.*SECRET.*|ONE\n", ["--models", "env.mar"]
+        tmp_path, {"env.mar": zipped(files("env", source))}, "blacklist_env_vars=.*SECRET.*|ONE\n", ["--models", "env.mar"],
+        ["--worker-variables=ONE.*|A_.*"],
     )
-    server.environment = {"A_SECRET_KEY": "1", "ONE": "1", "ONE_MORE": "1"}
+    server.environment = {"A_SECRET_KEY": "1", "ONE": "1", "ONE_MORE": "1", "OTHER": "1"}
     with server:
         server.ready("env")
         names = server.predict("env")[1].split()
-        assert "ONE_MORE" in names and not {"A_SECRET_KEY", "ONE"} & set(names)
+        assert "ONE_MORE" in names and not {"A_SECRET_KEY", "ONE", "OTHER"} & set(names)
 
 
 TS = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"

@@ -9,6 +9,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
@@ -47,14 +48,15 @@ impl Environment {
     }
 }
 
-/// Returns the environment of an archive, unpacking it into `folder` if necessary. `interpreter` finds its Python.
+/// Returns the environment of an archive, unpacking it into `folder` if necessary. `interpreter` returns the command
+/// of its Python.
 ///
 /// # Errors
 /// The archive or the folder cannot be used.
 pub(super) fn unpacked(
     folder: &Path,
     archive: &Path,
-    interpreter: impl FnOnce(&Path) -> Result<PathBuf, String>,
+    interpreter: impl FnOnce(&Path) -> Result<Command, String>,
 ) -> Result<Environment, String> {
     let in_folder = |error: io::Error| format!("the folder '{}' of environments: {error}", folder.display());
     let own = prepare(folder).map_err(in_folder)?;
@@ -75,7 +77,7 @@ pub(super) fn unpacked(
         tracing::info!("unpacking the environment '{}' into '{}'", archive.display(), path.display());
         file.rewind().map_err(unreadable)?;
         let whole = unpack(file, &path, &Limits::default()).map_err(|error| format!("it cannot be unpacked: {error}"));
-        if let Err(error) = whole.and_then(|()| relocate(&path, &interpreter(&path)?)) {
+        if let Err(error) = whole.and_then(|()| relocate(&path, interpreter(&path)?)) {
             let _ = remove(&path);
             return Err(error);
         }
@@ -225,8 +227,10 @@ mod tests {
         builder.into_inner().unwrap().finish().unwrap();
     }
 
-    fn python(home: &Path) -> Result<PathBuf, String> {
-        Ok(home.join("bin/python3"))
+    fn python(home: &Path) -> Result<Command, String> {
+        let mut command = Command::new(home.join("bin/python3"));
+        command.env("VIRTUAL_ENV", home);
+        Ok(command)
     }
 
     #[test]

@@ -6,7 +6,6 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use super::activation;
 use pharos_os::clock;
 
 /// The time limit of `conda-unpack`.
@@ -15,23 +14,17 @@ const TIMEOUT: Duration = Duration::from_mins(10);
 /// The time limit of reading the output of `conda-unpack` after it has exited.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs `conda-unpack`, which writes the environment's new location into its files. Does nothing without the script.
+/// Runs `conda-unpack` with the command of the environment's interpreter. The script writes the new location into the files of
+/// the environment. Does nothing without the script.
 ///
 /// # Errors
 /// The script fails or exceeds its time limit.
-pub(super) fn relocate(home: &Path, interpreter: &Path) -> Result<(), String> {
+pub(super) fn relocate(home: &Path, mut command: Command) -> Result<(), String> {
     let script = home.join("bin/conda-unpack");
     if !script.is_file() {
         return Ok(());
     }
-    let mut command = Command::new(interpreter);
     command.arg(&script).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    for (name, value) in activation::variables(home) {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
     let failed = |why: String| format!("its bin/conda-unpack failed: {why}");
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
     let last_line_of_stderr = last_line(child.stderr.take());

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::archive::{self, Environment};
 use super::backends::absolute;
-use super::{ENVIRONMENT, MODEL_DIRECTORY, Model, Program};
+use super::{ENVIRONMENT, Launch, MODEL_DIRECTORY, Model, Program, activation, sandbox};
 
 /// A Python interpreter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,7 +112,11 @@ fn by_parameter(program: &Program, model: &Model<'_>, value: &str) -> Result<Nam
     let prepare = |home: &Path| {
         let interpreter = in_environment(model.name, home.to_owned(), BY_PARAMETER)?;
         check(model.name, &interpreter)?;
-        Ok(interpreter.path)
+        let mut sandbox = sandbox::of(program, model)?;
+        sandbox.iter_mut().for_each(|sandbox| sandbox.permit(sandbox::of_interpreter(&interpreter.path)));
+        let (variables, hidden) = (activation::variables(home), program.hidden.clone());
+        let launch = Launch { executable: interpreter.path, variables, hidden, sandbox, ..Launch::default() };
+        Ok(launch.command(Some(home)))
     };
     let unpacked = archive::unpacked(&program.environments, &path, prepare).map_err(|error| {
         format!("model '{}': the environment '{}' cannot be used: {error}", model.name, path.display())

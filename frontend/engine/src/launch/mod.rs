@@ -9,11 +9,14 @@ mod archive;
 pub(crate) mod backends;
 mod conda;
 mod interpreter;
+pub mod sandbox;
 mod settings;
 mod unpack;
+pub mod variables;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 pub(crate) use archive::Environment;
@@ -21,6 +24,7 @@ pub(crate) use interpreter::Interpreter;
 pub use settings::Program;
 
 use backends::Found;
+use sandbox::Sandbox;
 
 /// The backends of the ordinary worker.
 pub(crate) const ORDINARY: [&str; 3] = ["builtin", "onnxruntime", "tract"];
@@ -42,6 +46,8 @@ pub(crate) struct Model<'a> {
     pub(crate) backend: &'a str,
     /// The value of its parameter [`ENVIRONMENT`].
     pub(crate) environment: Option<&'a str>,
+    /// The value of its parameter [`sandbox::PARAMETER`].
+    pub(crate) sandbox: Option<&'a str>,
     /// The model's directory.
     pub(crate) directory: &'a Path,
     /// The directory of the version.
@@ -60,6 +66,8 @@ pub(crate) struct Launch {
     pub(crate) hidden: Vec<OsString>,
     /// The interpreter, if the executable is one.
     pub(crate) interpreter: Option<Interpreter>,
+    /// The restrictions of the process.
+    pub(crate) sandbox: Option<Sandbox>,
     /// Keeps the unpacked environment on disk.
     _unpacked: Option<Arc<Environment>>,
 }
@@ -69,6 +77,31 @@ impl Launch {
     pub(crate) fn with_arguments(&self, arguments: Vec<OsString>) -> Self {
         Self { arguments, ..self.clone() }
     }
+
+    /// Returns the command with its environment. In a sandbox, it may write its directory for temporary files, which it finds in
+    /// the usual variable.
+    pub(crate) fn command(&self, temporary: Option<&Path>) -> Command {
+        let mut command = match &self.sandbox {
+            Some(sandbox) => {
+                let mut command = Command::new(&sandbox.worker);
+                command.args(sandbox.arguments(&self.executable, temporary));
+                temporary.map(|directory| command.env(TEMPORARY, directory));
+                command
+            }
+            None => Command::new(&self.executable),
+        };
+        command.args(&self.arguments);
+        for name in &self.hidden {
+            command.env_remove(name);
+        }
+        for (name, value) in &self.variables {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command
+    }
 }
 
 /// Chooses the program for a model. Blocks, for minutes if it unpacks an environment.
@@ -77,7 +110,23 @@ impl Launch {
 /// The program is missing or cannot be used. The text names the model, the paths that were checked, and a remedy.
 pub(crate) fn choose(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
     let launch = of_backend(program, model)?;
-    Ok(Launch { hidden: program.hidden.clone(), ..launch })
+    let sandbox = sandbox::of(program, model)?.map(|sandbox| permitted(sandbox, &launch));
+    Ok(Launch { hidden: program.hidden.clone(), sandbox, ..launch })
+}
+
+/// Adds what the program itself consists of.
+fn permitted(mut sandbox: Sandbox, launch: &Launch) -> Sandbox {
+    sandbox.permit([launch.executable.clone()]);
+    sandbox.permit(launch.interpreter.iter().flat_map(|interpreter| sandbox::of_interpreter(&interpreter.path)));
+    for (name, value) in &launch.variables {
+        let value = value.clone().unwrap_or_default();
+        match *name {
+            LIBRARY_PATH => sandbox.permit(std::env::split_paths(&value)),
+            LIBRARY | PYTHON_BACKEND => sandbox.permit(Path::new(&value).parent().map(Path::to_owned)),
+            _ => {}
+        }
+    }
+    sandbox
 }
 
 fn of_backend(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
@@ -91,11 +140,11 @@ fn of_backend(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
     let places = [model.version, model.directory];
     match backends::find(program, (model.name, model.backend), &places)? {
         Found::Library(path) => {
-            let library = ("PHAROS_BACKEND_LIBRARY", Some(path.into_os_string()));
+            let library = (LIBRARY, Some(path.into_os_string()));
             Ok(native(program, program.worker.clone(), vec![library]))
         }
         Found::Worker(path) => Ok(native(program, path, Vec::new())),
-        Found::Python(path) => python(program, model, vec![("PHAROS_PYTHON_BACKEND", Some(path.into_os_string()))]),
+        Found::Python(path) => python(program, model, vec![(PYTHON_BACKEND, Some(path.into_os_string()))]),
     }
 }
 
@@ -117,6 +166,13 @@ fn with_packages(program: &Program) -> Variables {
     let all = own.iter().flat_map(std::env::split_paths).chain(folders);
     std::env::join_paths(all).ok().map(|all| (LIBRARY_PATH, Some(all))).into_iter().collect()
 }
+
+/// The variables that name a backend's shared library or its Python code.
+const LIBRARY: &str = "PHAROS_BACKEND_LIBRARY";
+const PYTHON_BACKEND: &str = "PHAROS_PYTHON_BACKEND";
+
+/// The variable with the directory for temporary files.
+const TEMPORARY: &str = "TMPDIR";
 
 /// The variable with the search path of the dynamic loader.
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
@@ -145,9 +201,9 @@ fn python(program: &Program, model: &Model<'_>, mut variables: Variables) -> Res
         executable: interpreter.path.clone(),
         arguments: vec!["-m".into(), "pharos_worker".into()],
         variables,
-        hidden: Vec::new(),
         interpreter: Some(interpreter),
         _unpacked: unpacked,
+        ..Launch::default()
     })
 }
 

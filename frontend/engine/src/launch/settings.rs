@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::PYTHON;
+use super::sandbox::Sandboxes;
 
 /// Settings of the programs that run models.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +23,8 @@ pub struct Program {
     pub environments: PathBuf,
     /// Environment variables of this process that workers do not inherit.
     pub hidden: Vec<OsString>,
+    /// The sandboxes of these programs.
+    pub sandboxes: Sandboxes,
 }
 
 impl Program {

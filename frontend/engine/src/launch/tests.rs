@@ -27,6 +27,7 @@ impl Fixture {
             environments: root.join("environments"),
             hidden: Vec::new(),
             deployment_backends: vec!["rows"],
+            sandboxes: sandbox::Sandboxes::default(),
         };
         Self { folder, program }
     }
@@ -46,7 +47,8 @@ impl Fixture {
 
     fn choose(&self, backend: &str, environment: Option<&str>) -> Result<Launch, String> {
         let (directory, version) = (self.root().join("m"), self.root().join("m/1"));
-        choose(&self.program, &Model { name: "m", backend, environment, directory: &directory, version: &version })
+        let model = Model { name: "m", backend, environment, sandbox: None, directory: &directory, version: &version };
+        choose(&self.program, &model)
     }
 
     /// Returns the command without the fixture's root, with the variables that it sets.

@@ -23,6 +23,7 @@ impl Loader {
                 name: &prepared.name,
                 backend: prepared.configuration.backend(),
                 environment: prepared.configuration.parameter(launch::ENVIRONMENT),
+                sandbox: prepared.configuration.parameter(launch::sandbox::PARAMETER),
                 directory: prepared.model_files.path(),
                 version: &version.directory,
             };

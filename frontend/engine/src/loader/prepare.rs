@@ -309,6 +309,7 @@ fn versions_made(
             name: files.model,
             backend: configuration.backend(),
             environment: configuration.parameter(launch::ENVIRONMENT),
+            sandbox: configuration.parameter(launch::sandbox::PARAMETER),
             directory: files.directory,
             version: &directory,
         };

@@ -9,14 +9,13 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncWriteExt, BufReader};
-use tokio::process::Child;
+use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::Level;
 
-use super::{cannot_start, command, leveled, read_line, why_not_started};
+use super::{TemporaryFiles, cannot_start, leveled, read_line, why_not_started};
 use crate::launch::Launch;
-use pharos_os::directories::{Kind, Temporary};
 
 /// The maximum length of an answer in bytes.
 const LONGEST: u64 = 64 << 20;
@@ -35,9 +34,9 @@ pub(crate) async fn complete(
     limit: Duration,
 ) -> Result<String, String> {
     let failed = |why: String| format!("auto-complete of model '{model}' failed: {why}");
-    let place = Temporary::new(Kind::COMPLETE).map_err(|error| failed(format!("no temporary directory: {error}")))?;
-    let out = place.path().join("answer.json");
-    let run = run_program(launch, model, question, &out);
+    let files = TemporaryFiles::new().map_err(|error| failed(format!("no temporary directory: {error}")))?;
+    let out = files.path().join("answer.json");
+    let run = run_program((launch, &files), model, question, &out);
     let status = match timeout(limit, run).await {
         Ok(status) => status.map_err(|error| failed(error.to_string()))?,
         Err(_) => {
@@ -58,8 +57,13 @@ pub(crate) async fn complete(
 }
 
 /// Runs the program to its end. Dropping the future kills it.
-async fn run_program(launch: &Launch, model: &str, question: String, out: &Path) -> io::Result<ExitStatus> {
-    let mut command = command(launch);
+async fn run_program(
+    (launch, files): (&Launch, &TemporaryFiles),
+    model: &str,
+    question: String,
+    out: &Path,
+) -> io::Result<ExitStatus> {
+    let mut command = Command::from(launch.command(Some(files.path())));
     command.arg("--auto-complete").arg(out);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child =

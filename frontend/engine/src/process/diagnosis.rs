@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use pharos::wire::VERSION;
 use tokio::io::AsyncReadExt;
+use tokio::process::Command;
 use tokio::time::timeout;
 
-use super::command;
 use crate::launch::{Interpreter, Launch};
 
 /// The oldest Python that the package supports.
@@ -77,7 +77,7 @@ fn another_build(interpreter: &Interpreter, model: &str, how: &str) -> String {
 /// the worker is not a Python worker.
 pub(crate) async fn why_not_started(launch: &Launch, model: &str) -> Option<String> {
     let interpreter = launch.interpreter.as_ref()?;
-    let mut command = command(&launch.with_arguments(vec!["-c".into(), PROBE.into()]));
+    let mut command = Command::from(launch.with_arguments(vec!["-c".into(), PROBE.into()]).command(None));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true).process_group(0);
     let run = async {
         let mut child = command.spawn()?;

@@ -1,0 +1,276 @@
+//! The sandbox of the programs that run models: which files, directories and devices they may use.
+//!
+//! The worker's executable restricts itself and then becomes the program ([`pharos::wire::sandbox`]), so that the restrictions
+//! apply before any code of the model or of its Python environment runs.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use pharos::wire::sandbox::{CHECK, ESSENTIAL, Permissions};
+
+use super::Model;
+use super::settings::Program;
+
+/// The model's parameter about its sandbox.
+pub(crate) const PARAMETER: &str = "sandbox";
+
+/// When the programs that run models are in a sandbox (`--worker-sandbox`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SandboxMode {
+    /// Only for models whose configuration asks for it.
+    #[default]
+    Off,
+    /// As far as the kernel supports it, except for models whose configuration switches it off.
+    Auto,
+    /// Always. Models do not run without it.
+    On,
+}
+
+/// The sandboxes of a server.
+#[derive(Clone, Debug, Default)]
+pub struct Sandboxes {
+    /// When there is a sandbox.
+    pub mode: SandboxMode,
+    /// Further paths that models may read.
+    pub read: Vec<PathBuf>,
+    /// Further paths that models may read and write.
+    pub write: Vec<PathBuf>,
+}
+
+/// The parts of the system that interpreters and libraries read: programs, libraries, and the settings of users, time zones,
+/// certificates and drivers, but no others of `/etc`.
+const SYSTEM: [&str; 26] = [
+    "/bin",
+    "/etc/OpenCL",
+    "/etc/alternatives",
+    "/etc/ca-certificates",
+    "/etc/group",
+    "/etc/host.conf",
+    "/etc/hosts",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/mime.types",
+    "/etc/nsswitch.conf",
+    "/etc/passwd",
+    "/etc/pki",
+    "/etc/resolv.conf",
+    "/etc/ssl",
+    "/etc/timezone",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/proc",
+    "/run/opengl-driver",
+    "/sbin",
+    "/sys",
+    "/usr",
+];
+
+/// The devices that every program may use.
+const DEVICES: [&str; 6] = ["/dev/full", "/dev/null", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero"];
+
+/// The start of the names of GPU devices in `/dev`. CUDA opens `nvidiactl`, `nvidia-uvm`, `nvidia-caps` and one device for each
+/// GPU; ROCm opens `kfd` and `dri`.
+const GPUS: [&str; 3] = ["nvidia", "kfd", "dri"];
+
+/// The directories of a Python installation that are not only of this Python: in `/usr/local` or a home directory, others are
+/// beside them.
+const PYTHON: [&str; 5] = ["bin", "include", "lib", "lib64", "share"];
+
+/// A program's sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sandbox {
+    /// The worker's executable.
+    pub(crate) worker: PathBuf,
+    permissions: Permissions,
+}
+
+impl Sandbox {
+    /// Returns the arguments of the worker's executable with which it becomes `program`, which may also write `writable`.
+    pub(crate) fn arguments(&self, program: &Path, writable: Option<&Path>) -> Vec<OsString> {
+        let mut permissions = self.permissions.clone();
+        permissions.write.extend(writable.map(Path::to_owned));
+        permissions.arguments(program.as_os_str())
+    }
+
+    /// Permits to read further paths.
+    pub(super) fn permit(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
+        self.permissions.read.extend(paths);
+    }
+}
+
+/// Returns the sandbox of a model's programs, which may read its files and the system; `None` for none.
+///
+/// # Errors
+/// The model's parameter is invalid, or switches off what must not be.
+pub(super) fn of(program: &Program, model: &Model<'_>) -> Result<Option<Sandbox>, String> {
+    let Sandboxes { mode, read, write } = &program.sandboxes;
+    let refused = |what: String| Err(format!("model '{}': its parameter '{PARAMETER}' is {what}", model.name));
+    let network = match (model.sandbox, mode) {
+        (None | Some("off"), SandboxMode::Off) | (Some("off"), SandboxMode::Auto) => return Ok(None),
+        (Some("off"), SandboxMode::On) => return refused("'off', which --worker-sandbox=on does not allow".to_owned()),
+        (None | Some("on"), _) => false,
+        (Some("network"), _) => true,
+        (Some(other), _) => return refused(format!("'{}'; allowed are on, off and network", other.escape_debug())),
+    };
+    let mut permissions = Permissions { required: *mode != SandboxMode::Auto, network, ..Permissions::default() };
+    permissions.read.extend(SYSTEM.iter().map(PathBuf::from));
+    permissions.read.extend([model.directory.to_owned(), model.version.to_owned(), program.worker.clone()]);
+    permissions.read.extend(program.onnxruntime.iter().filter_map(|library| Some(library.parent()?.to_owned())));
+    for variable in ["PYTHONPATH", super::LIBRARY_PATH] {
+        permissions.read.extend(paths_of(variable));
+    }
+    // The packages that `pip install --user` installs.
+    permissions.read.extend(std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/lib")));
+    permissions.read.extend(read.iter().cloned());
+    permissions.write.extend(DEVICES.iter().map(PathBuf::from).chain(gpu_devices(Path::new("/dev"))));
+    permissions.write.extend(write.iter().cloned());
+    Ok(Some(Sandbox { worker: program.worker.clone(), permissions }))
+}
+
+/// Returns the paths in a variable of this process, which workers inherit.
+fn paths_of(variable: &str) -> Vec<PathBuf> {
+    let value = std::env::var_os(variable).unwrap_or_default();
+    std::env::split_paths(&value).filter(|path| path.is_absolute()).collect()
+}
+
+fn gpu_devices(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let is_gpu = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        GPUS.iter().any(|start| name.starts_with(start))
+    };
+    entries.map(|entry| entry.path()).filter(is_gpu).collect()
+}
+
+/// Returns the files that a Python interpreter reads: its virtual environment, and the installation to which its links lead.
+pub(super) fn of_interpreter(interpreter: &Path) -> Vec<PathBuf> {
+    let home = |path: &Path| Some(path.parent()?.parent()?.to_owned());
+    let mut paths = Vec::new();
+    if let Some(home) = home(interpreter).filter(|home| is_environment(home)) {
+        paths.push(home);
+    }
+    let installation = fs::canonicalize(interpreter).ok();
+    let installation = installation.as_deref().and_then(home).filter(|home| home != Path::new("/"));
+    paths.extend(installation.into_iter().flat_map(|home| {
+        let all = is_environment(&home);
+        if all { vec![home] } else { PYTHON.map(|name| home.join(name)).to_vec() }
+    }));
+    paths.push(interpreter.to_owned());
+    paths
+}
+
+/// Returns whether a directory contains nothing but a virtual or conda environment.
+fn is_environment(home: &Path) -> bool {
+    home.join("pyvenv.cfg").is_file() || home.join("conda-meta").is_dir()
+}
+
+/// Returns the protections that this machine lacks, each as a sentence. Blocks while a process checks.
+///
+/// # Errors
+/// Sandboxes must be used, and cannot be made here; the text contains the reason.
+pub fn check(worker: &Path, mode: SandboxMode) -> Result<Vec<String>, String> {
+    if mode == SandboxMode::Off {
+        return Ok(Vec::new());
+    }
+    let output = Command::new(worker).arg(CHECK).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let lines = match output {
+        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).into_owned(),
+        Ok(output) => format!("{ESSENTIAL}the check failed ({})", output.status),
+        Err(error) => format!("{ESSENTIAL}'{}': {error}", worker.display()),
+    };
+    match lines.lines().find_map(|line| line.strip_prefix(ESSENTIAL)).filter(|_| mode == SandboxMode::On) {
+        Some(why) => Err(format!("--worker-sandbox=on: workers cannot be restricted here: {why}")),
+        None => Ok(lines.lines().map(str::to_owned).collect()),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn sandbox(mode: SandboxMode, parameter: Option<&str>) -> Result<Option<Sandbox>, String> {
+        let sandboxes = Sandboxes { mode, read: vec!["/data".into()], write: vec!["/cache".into()] };
+        let program = Program { worker: "/opt/pharos-worker".into(), sandboxes, ..Program::default() };
+        let (directory, version) = (Path::new("/models/m"), Path::new("/models/m/1"));
+        of(&program, &Model { name: "m", backend: "python", environment: None, sandbox: parameter, directory, version })
+    }
+
+    #[test]
+    fn the_flag_and_the_model_select_the_sandbox() {
+        use SandboxMode::{Auto, Off, On};
+        let form = |mode, parameter| match sandbox(mode, parameter) {
+            Ok(None) => "none",
+            Ok(Some(Sandbox { permissions: Permissions { required, network, .. }, .. })) => match (required, network) {
+                (true, true) => "required, network",
+                (true, false) => "required",
+                (false, true) => "possible, network",
+                (false, false) => "possible",
+            },
+            Err(_) => "error",
+        };
+        for (parameter, expected) in [
+            (None, ["none", "possible", "required"]),
+            (Some("off"), ["none", "none", "error"]),
+            (Some("on"), ["required", "possible", "required"]),
+            (Some("network"), ["required, network", "possible, network", "required, network"]),
+            (Some("ON"), ["error", "error", "error"]),
+        ] {
+            assert_eq!([Off, Auto, On].map(|mode| form(mode, parameter)), expected, "{parameter:?}");
+        }
+        let error = sandbox(On, Some("off")).unwrap_err();
+        assert_eq!(error, "model 'm': its parameter 'sandbox' is 'off', which --worker-sandbox=on does not allow");
+        let error = sandbox(Auto, Some("no")).unwrap_err();
+        assert_eq!(error, "model 'm': its parameter 'sandbox' is 'no'; allowed are on, off and network");
+    }
+
+    #[test]
+    fn a_model_may_read_its_files_and_write_its_directory() {
+        let sandbox = sandbox(SandboxMode::On, None).unwrap().unwrap();
+        let Permissions { read, write, .. } = &sandbox.permissions;
+        let has = |paths: &[PathBuf], path: &str| paths.iter().any(|known| known == Path::new(path));
+        assert!(["/usr", "/models/m", "/models/m/1", "/opt/pharos-worker", "/data"].iter().all(|path| has(read, path)));
+        assert!(has(write, "/dev/null") && has(write, "/cache"));
+        let everything = |path: &&str| has(read, path) || has(write, path);
+        assert_eq!(
+            ["/", "/etc", "/home", "/root", "/tmp", "/dev", "/dev/shm"].iter().find(|path| everything(path)),
+            None
+        );
+        let arguments = sandbox.arguments(Path::new("python3"), Some(Path::new("/tmp/own")));
+        let (permissions, program, _) = Permissions::parse(arguments.into_iter().skip(1)).unwrap();
+        assert_eq!((permissions.write.last().unwrap(), program), (&PathBuf::from("/tmp/own"), "python3".into()));
+    }
+
+    #[test]
+    fn an_interpreter_reads_its_environment_and_its_installation() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(folder.path()).unwrap();
+        let (home, python) = (root.join("home"), root.join("venv/bin/python3"));
+        for directory in [home.join("bin"), root.join("venv/bin")] {
+            fs::create_dir_all(directory).unwrap();
+        }
+        fs::write(home.join("bin/python3.11"), "").unwrap();
+        fs::write(root.join("venv/pyvenv.cfg"), "").unwrap();
+        std::os::unix::fs::symlink(home.join("bin/python3.11"), &python).unwrap();
+        let paths = of_interpreter(&python);
+        assert!([root.join("venv"), home.join("lib"), python.clone()].iter().all(|path| paths.contains(path)));
+        assert!(!paths.contains(&home), "others may be beside an installation in a home directory");
+    }
+
+    #[test]
+    fn gpu_devices_are_found_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["nvidia0", "nvidiactl", "null", "sda", "kfd"] {
+            fs::write(folder.path().join(name), "").unwrap();
+        }
+        let mut names: Vec<_> =
+            gpu_devices(folder.path()).iter().map(|path| path.file_name().unwrap().to_owned()).collect();
+        names.sort();
+        assert_eq!(names, ["kfd", "nvidia0", "nvidiactl"]);
+    }
+}

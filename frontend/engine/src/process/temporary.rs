@@ -1,0 +1,66 @@
+//! A directory for the temporary files of a process in a sandbox, which may write no other.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use pharos_os::directories::{Kind, Temporary};
+use tokio::runtime::Handle;
+
+/// A directory that is removed with its contents when dropped.
+#[derive(Debug)]
+pub(crate) struct TemporaryFiles {
+    /// The parent, with the marker and the lock of this server, which the process must not write.
+    parent: Option<Temporary>,
+    path: PathBuf,
+}
+
+impl TemporaryFiles {
+    /// Creates an empty directory.
+    ///
+    /// # Errors
+    /// The directory cannot be created.
+    pub(crate) fn new() -> io::Result<Self> {
+        let parent = Temporary::new(Kind::WORKER)?;
+        let path = parent.path().join("files");
+        DirBuilder::new().mode(0o700).create(&path)?;
+        Ok(Self { parent: Some(parent), path })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for TemporaryFiles {
+    fn drop(&mut self) {
+        let parent = self.parent.take();
+        // A model can leave many files.
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn_blocking(move || drop(parent));
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_removed_with_its_contents() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let outside = TemporaryFiles::new().unwrap();
+        let parents = [&outside, &runtime.block_on(async { TemporaryFiles::new().unwrap() })]
+            .map(|files| files.parent.as_ref().unwrap().path().to_owned());
+        runtime.block_on(async {
+            let files = TemporaryFiles::new().unwrap();
+            std::fs::write(files.path().join("left"), "x").unwrap();
+        });
+        drop(outside);
+        // Ends when the blocking threads have ended.
+        drop(runtime);
+        assert!(parents.iter().all(|path| !path.exists()), "{parents:?}");
+    }
+}

@@ -1,0 +1,113 @@
+//! The command line with which a frontend starts a program in a sandbox: `pharos-worker --sandbox [OPTION...] -- PROGRAM [ARGUMENT...]`.
+//! The worker's executable restricts itself and becomes the program, so that the restrictions apply before any code of a model
+//! or of its Python environment runs.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+/// The first argument of a command line that starts a program in a sandbox.
+pub const SANDBOX: &str = "--sandbox";
+
+/// The first argument of a command line that restricts the process, and prints each protection that the kernel does not have on
+/// a line of standard output.
+pub const CHECK: &str = "--check-sandbox";
+
+/// The start of a line of [`CHECK`] about files or system calls, which a sandbox must restrict.
+pub const ESSENTIAL: &str = "not available: ";
+
+const REQUIRED: &str = "--required";
+const NETWORK: &str = "--network";
+const READ: &str = "--read";
+const WRITE: &str = "--write";
+const END: &str = "--";
+
+/// What a program in a sandbox may use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Permissions {
+    /// Whether the program must not start where the kernel cannot restrict files and system calls.
+    pub required: bool,
+    /// Whether it may create sockets.
+    pub network: bool,
+    /// Files and directories that it may read and execute, with all that is in them. Missing ones are ignored.
+    pub read: Vec<PathBuf>,
+    /// Files and directories that it may also write, with all that is in them. Missing ones are ignored.
+    pub write: Vec<PathBuf>,
+}
+
+impl Permissions {
+    /// Returns the arguments of the worker's executable; those of the program follow.
+    pub fn arguments(&self, program: &OsStr) -> Vec<OsString> {
+        let mut all = vec![SANDBOX.into()];
+        for (option, is_set) in [(REQUIRED, self.required), (NETWORK, self.network)] {
+            all.extend(is_set.then(|| option.into()));
+        }
+        for (option, paths) in [(READ, &self.read), (WRITE, &self.write)] {
+            all.extend(paths.iter().flat_map(|path| [option.into(), path.clone().into_os_string()]));
+        }
+        all.extend([END.into(), program.to_owned()]);
+        all
+    }
+
+    /// Parses the arguments after [`SANDBOX`]. Returns also the program and its arguments.
+    ///
+    /// # Errors
+    /// An argument is unknown, or a value or the program is missing.
+    pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<(Self, OsString, Vec<OsString>), String> {
+        let (mut permissions, mut arguments) = (Self::default(), arguments.into_iter());
+        loop {
+            let option = arguments.next().ok_or_else(|| format!("'{END}' is missing"))?;
+            let paths = match option.to_str() {
+                Some(END) => break,
+                Some(REQUIRED) => {
+                    permissions.required = true;
+                    continue;
+                }
+                Some(NETWORK) => {
+                    permissions.network = true;
+                    continue;
+                }
+                Some(READ) => &mut permissions.read,
+                Some(WRITE) => &mut permissions.write,
+                _ => return Err(format!("unknown argument '{}'", option.display())),
+            };
+            paths.push(arguments.next().ok_or_else(|| format!("'{}' has no value", option.display()))?.into());
+        }
+        let program = arguments.next().ok_or("the program is missing")?;
+        Ok((permissions, program, arguments.collect()))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_parsed_again() {
+        let permissions = Permissions {
+            required: true,
+            network: true,
+            read: vec!["/usr".into(), "--".into()],
+            write: vec!["--write".into()],
+        };
+        for permissions in [permissions, Permissions::default()] {
+            let mut arguments = permissions.arguments(OsStr::new("python3")).into_iter();
+            assert_eq!(arguments.next().unwrap(), SANDBOX);
+            let arguments = arguments.chain(["-m".into(), "--".into()]);
+            let expected = (permissions, "python3".into(), vec!["-m".into(), "--".into()]);
+            assert_eq!(Permissions::parse(arguments).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn invalid_arguments_are_refused() {
+        for (arguments, expected) in [
+            (&[][..], "'--' is missing"),
+            (&["--"], "the program is missing"),
+            (&["--read"], "'--read' has no value"),
+            (&["--all", "--", "sh"], "unknown argument '--all'"),
+        ] {
+            assert_eq!(Permissions::parse(arguments.iter().map(OsString::from)).unwrap_err(), expected);
+        }
+    }
+}

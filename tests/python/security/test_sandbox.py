@@ -1,0 +1,220 @@
+"""What a hostile model can reach: variables, files, processes, sockets and system calls, with and without `--worker-sandbox`."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness.processes import worker_model
+from harness.server import Server, binary
+from harness.waiting import eventually
+
+CONFIG = """backend: "python"
+input [ {{ name: "ATTACK" data_type: TYPE_STRING dims: [ 2 ] }} ]
+output [ {{ name: "RESULT" data_type: TYPE_STRING dims: [ 1 ] }} ]
+{}
+"""
+CODE = Path(__file__).with_name("hostile_model.py")
+VARIABLES = {
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "PHAROS_HTTP_RESTRICTED_API": "trace:admin-key=secret",
+    "HF_TOKEN": "secret",
+    "HF_HOME": "/data/models",
+    "MY_SETTING": "7",
+}
+
+
+def write_model(repository: Path, name: str, parameter: str = ""):
+    """Writes the hostile model, with this value of its parameter `sandbox`."""
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "1/model.py").write_text(CODE.read_text())
+    text = f'parameters {{ key: "sandbox" value {{ string_value: "{parameter}" }} }}' if parameter else ""
+    (repository / name / "config.pbtxt").write_text(CONFIG.format(text))
+
+
+def attack(server, kind: str, target="", model="hostile") -> str:
+    """Lets the model attack; returns `done`, what it found, or the name of the error."""
+    request = {"inputs": [{"name": "ATTACK", "datatype": "BYTES", "shape": [2], "data": [kind, str(target)]}]}
+    status, answer = server.infer(model, request)
+    assert status == 200, answer
+    return answer["outputs"][0]["data"][0]
+
+
+def started(tmp_path, *options, parameter="") -> Server:
+    """Returns a server with the hostile model and an innocent one."""
+    repository = tmp_path / "models"
+    write_model(repository, "hostile", parameter)
+    write_model(repository, "innocent")
+    server = Server(tmp_path, [repository], options)
+    server.environment = dict(VARIABLES)
+    return server
+
+
+def worker(server, model: str) -> int:
+    """Returns the process id of a model's worker."""
+    pids = [pid for pid in server.workers() if worker_model(pid) == model]
+    assert len(pids) == 1, pids
+    return pids[0]
+
+
+def test_workers_inherit_no_credentials(tmp_path):
+    with started(tmp_path) as server:
+        environment = json.loads(attack(server, "environment"))
+        assert environment["HF_HOME"] == "/data/models" and "PATH" in environment and "PHAROS_BIN" not in environment
+        assert not {"AWS_SECRET_ACCESS_KEY", "PHAROS_HTTP_RESTRICTED_API", "HF_TOKEN", "MY_SETTING"} & set(environment)
+        # Neither do they inherit descriptors of the server or of other workers.
+        opened = json.loads(attack(server, "descriptors"))
+        assert set(opened) <= {str(number) for number in range(12)}, opened
+        assert attack(server, "new privileges") == "1"
+    with started(tmp_path / "named", "--worker-variables=MY_.*|HF_TOKEN", "--worker-hidden-variables=HF_.*") as server:
+        environment = json.loads(attack(server, "environment"))
+        assert environment["MY_SETTING"] == "7" and "HF_TOKEN" not in environment and "HF_HOME" not in environment
+
+
+def test_the_server_is_closed_to_processes_of_its_user(tmp_path):
+    # Root may read every process, so that the server runs as another user here.
+    assert os.geteuid() == 0, "needs root"
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("pharos", "pharos-worker"):
+        (programs / name).write_bytes(binary().with_name(name).read_bytes())
+        (programs / name).chmod(0o755)
+    folder = tmp_path
+    while folder != Path("/tmp"):
+        folder.chmod(0o755)
+        folder = folder.parent
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, 65534, 65534)
+    (tmp_path / "models").mkdir()
+    server = Server(tmp_path, [tmp_path / "models"])
+    server.command[0] = str(programs / "pharos")
+    server.command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *server.command]
+    server.environment = {"HOME": str(home), "PHAROS_METRICS_LOCATION": str(home / "logs"), "SECRET": "value"}
+    with server:
+        read = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "cat", f"/proc/{server.process.pid}/environ"]
+        result = subprocess.run(read, capture_output=True, text=True)
+        assert result.returncode != 0 and "Permission denied" in result.stderr and "SECRET" not in result.stdout
+        assert server.get("/v2/health/ready")[0] == 200 and "pharos_" in server.get("/metrics", server.metrics)[1]
+
+
+REFUSED = {
+    ("read", "/etc/shadow"): "PermissionError",
+    ("read", "/root"): "PermissionError",
+    ("read", "/proc/{server}/environ"): "PermissionError",
+    ("read", "/proc/{innocent}/environ"): "PermissionError",
+    ("read", "/proc/{innocent}/mem"): "PermissionError",
+    ("link", "/proc/{innocent}/fd/0"): "PermissionError",
+    ("list", "/dev/shm"): "PermissionError",
+    ("list", "{folder}"): "PermissionError",
+    ("read", "{innocent_code}"): "PermissionError",
+    ("write", "{folder}/new"): "PermissionError",
+    ("write", "{code}"): "PermissionError",
+    ("write", "/dev/shm/new"): "PermissionError",
+    ("truncate", "{code}"): "PermissionError",
+    ("kill", "{innocent}"): "PermissionError",
+    ("kill", "{server}"): "PermissionError",
+    ("ptrace", "{innocent}"): "PermissionError",
+    ("read memory", "{innocent}"): "PermissionError",
+    ("unshare", ""): "PermissionError",
+    ("io_uring", ""): "PermissionError",
+    ("connect", "{port}"): "PermissionError",
+    ("abstract socket", ""): "PermissionError",
+}
+"""Each attack, and the error that a sandbox gives to it."""
+
+PERMITTED = {
+    ("read", "{code}"): "done",
+    ("read", "/proc/cpuinfo"): "done",
+    ("write", "/dev/null"): "done",
+    ("temporary file", ""): "done",
+    ("child process", ""): "done",
+    ("threads", ""): "done",
+    ("socket pair", ""): "done",
+    ("numpy", ""): "done",
+}
+
+
+def targets(server, tmp_path) -> dict:
+    """Returns the values in the names of attacks."""
+    code = tmp_path / "models/hostile/1/model.py"
+    return {
+        "server": server.process.pid,
+        "innocent": worker(server, "innocent"),
+        "folder": tmp_path,
+        "code": code,
+        "innocent_code": tmp_path / "models/innocent/1/model.py",
+        "port": server.http_port,
+    }
+
+
+def outcomes(server, attacks, values, model="hostile") -> dict:
+    """Returns the result of each attack; files that were read count as `done`."""
+    found = {}
+    for kind, target in attacks:
+        found[kind, target] = attack(server, kind, target.format(**values), model)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["on", "auto"])
+def test_a_sandbox_stops_a_hostile_model(tmp_path, mode):
+    with started(tmp_path, f"--worker-sandbox={mode}") as server:
+        values = targets(server, tmp_path)
+        expected = REFUSED | PERMITTED
+        assert outcomes(server, expected, values) == expected
+        # The process that outlives its model dies with the sandbox's server at the latest; it is as restricted.
+        assert attack(server, "orphan") == "done"
+        # The directory for temporary files is removed when the process ends.
+        directory = Path(attack(server, "temporary directory"))
+        assert directory.is_dir() and directory.parent.stat().st_mode & 0o777 == 0o700
+        assert not (tmp_path / "new").exists() and CODE.read_text() == values["code"].read_text()
+        os.kill(worker(server, "hostile"), signal.SIGKILL)
+        eventually("the temporary files are removed", lambda: not directory.parent.exists())
+        eventually("the model is back", lambda: server.get("/v2/models/hostile/ready")[0] == 200)
+        last = Path(attack(server, "temporary directory"))
+    assert not last.exists()
+
+
+def test_without_a_sandbox_the_attacks_succeed(tmp_path):
+    """Shows that the attacks work where nothing prevents them."""
+    with started(tmp_path) as server:
+        values = targets(server, tmp_path)
+        attacks = [key for key in REFUSED if key[0] not in ("kill", "ptrace", "read memory", "unshare", "io_uring", "truncate")]
+        attacks.remove(("write", "{code}"))
+        found = outcomes(server, attacks, values)
+        assert set(found.values()) == {"done"}, found
+        Path("/dev/shm/new").unlink()
+
+
+def test_models_choose_their_sandbox_within_the_flag(tmp_path):
+    with started(tmp_path, parameter="on") as server:
+        values = targets(server, tmp_path)
+        assert attack(server, "read", "/etc/shadow") == "PermissionError"
+        assert attack(server, "read", "/etc/shadow", "innocent") == "done"
+    with started(tmp_path / "network", "--worker-sandbox=on", parameter="network") as server:
+        assert attack(server, "connect", server.http_port) == "done"
+        assert attack(server, "read", "/etc/shadow") == "PermissionError"
+        assert attack(server, "connect", values["port"], "innocent") == "PermissionError"
+    with started(tmp_path / "off", "--worker-sandbox=auto", parameter="off") as server:
+        assert attack(server, "read", "/etc/shadow") == "done"
+    with started(tmp_path / "refused", "--worker-sandbox=on", "--exit-on-error=false", "--strict-readiness=false", parameter="off") as server:
+        reason = server.index()["hostile"][0]["reason"]
+        assert "its parameter 'sandbox' is 'off', which --worker-sandbox=on does not allow" in reason, reason
+        assert attack(server, "read", "/etc/shadow", "innocent") == "PermissionError"
+
+
+def test_further_paths_are_permitted(tmp_path):
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    for folder in (data, cache):
+        folder.mkdir()
+        (folder / "file").write_text("x")
+    options = [f"--worker-sandbox-read={data}", f"--worker-sandbox-write={cache}"]
+    with started(tmp_path, "--worker-sandbox=on", *options) as server:
+        found = {
+            (kind, folder.name): attack(server, kind, folder / "file") for kind in ("read", "write") for folder in (data, cache)
+        }
+    assert found.pop(("write", "data")) == "PermissionError"
+    assert set(found.values()) == {"done"}, found

@@ -1,0 +1,217 @@
+//! Runs a program in a sandbox of the kernel: Landlock restricts files, sockets and signals, seccomp restricts system calls, and
+//! the capabilities of root are dropped.
+//!
+//! See `landlock(7)` and `seccomp(2)`. The restrictions hold for the program and for all processes that it starts, and none of
+//! them can remove them.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, LandlockStatus, RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    Scope, path_beneath_rules,
+};
+use pharos::wire::sandbox::{ESSENTIAL, Permissions};
+use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, CapabilitySets, remove_capability_from_bounding_set, set_capabilities};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
+};
+
+/// The exit status of a sandbox that cannot be made, as of `env` and `timeout`.
+const FAILED: u8 = 125;
+
+/// The newest version of Landlock whose rights are used.
+const LANDLOCK: ABI = ABI::V6;
+
+/// System calls that no model needs: of debuggers, of the machine's administration, and those that reach other processes. Calls
+/// of `io_uring` are among them, because its operations bypass the filter.
+const REFUSED: [i64; 45] = [
+    libc::SYS_acct,
+    libc::SYS_add_key,
+    libc::SYS_adjtimex,
+    libc::SYS_bpf,
+    libc::SYS_chroot,
+    libc::SYS_clock_adjtime,
+    libc::SYS_clock_settime,
+    libc::SYS_delete_module,
+    libc::SYS_finit_module,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fsopen,
+    libc::SYS_fspick,
+    libc::SYS_init_module,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_uring_setup,
+    libc::SYS_kcmp,
+    libc::SYS_kexec_file_load,
+    libc::SYS_kexec_load,
+    libc::SYS_keyctl,
+    libc::SYS_mount,
+    libc::SYS_mount_setattr,
+    libc::SYS_move_mount,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_open_tree,
+    libc::SYS_perf_event_open,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_pivot_root,
+    libc::SYS_process_madvise,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_ptrace,
+    libc::SYS_quotactl,
+    libc::SYS_reboot,
+    libc::SYS_request_key,
+    libc::SYS_setdomainname,
+    libc::SYS_sethostname,
+    libc::SYS_setns,
+    libc::SYS_settimeofday,
+    libc::SYS_swapoff,
+    libc::SYS_swapon,
+    libc::SYS_umount2,
+    libc::SYS_unshare,
+    libc::SYS_userfaultfd,
+];
+
+/// The flags of `clone` that create namespaces.
+const NAMESPACES: [i32; 7] = [
+    libc::CLONE_NEWCGROUP,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWNET,
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWUTS,
+];
+
+/// Runs a program in a sandbox, in place of this one.
+pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let failed = |error: &dyn std::fmt::Display| {
+        eprintln!("pharos-worker: cannot start a program in a sandbox: {error}");
+        ExitCode::from(FAILED)
+    };
+    let (permissions, program, arguments) = match Permissions::parse(arguments) {
+        Ok(parsed) => parsed,
+        Err(error) => return failed(&error),
+    };
+    if let Err(error) = restrict(&permissions) {
+        return failed(&error);
+    }
+    let error = Command::new(&program).args(arguments).exec();
+    failed(&format!("'{}': {error}", program.display()))
+}
+
+/// Restricts this process, and prints each protection that the kernel does not have.
+pub(crate) fn check() -> ExitCode {
+    let missing = match (restrict_files(&Permissions::default()), restrict_calls(&Permissions::default())) {
+        (Ok(status), Ok(())) => missing(status.landlock),
+        (Err(error), _) | (_, Err(error)) => vec![format!("{ESSENTIAL}{error}")],
+    };
+    missing.iter().for_each(|text| println!("{text}"));
+    ExitCode::SUCCESS
+}
+
+/// Returns the protections that this version of Landlock does not have.
+fn missing(landlock: LandlockStatus) -> Vec<String> {
+    let LandlockStatus::Available { effective_abi, .. } = landlock else {
+        return vec![format!("{ESSENTIAL}{}", without_landlock(landlock))];
+    };
+    let mut missing = vec![
+        (ABI::V3, "files that it may only read can be truncated (Linux 6.2 prevents it)"),
+        (ABI::V5, "control operations of devices are not restricted (Linux 6.10 restricts them)"),
+        (ABI::V6, "other processes of the same user can be signalled (Linux 6.12 prevents it)"),
+    ];
+    missing.retain(|(since, _)| effective_abi < *since);
+    missing.into_iter().map(|(_, text)| text.to_owned()).collect()
+}
+
+fn without_landlock(landlock: LandlockStatus) -> &'static str {
+    match landlock {
+        LandlockStatus::NotEnabled => "Landlock is not enabled in the kernel",
+        _ => "the kernel has no Landlock, which Linux has since 5.13",
+    }
+}
+
+/// Restricts this process.
+///
+/// # Errors
+/// The kernel cannot restrict files or system calls, and that is required.
+fn restrict(permissions: &Permissions) -> Result<(), Box<dyn Error>> {
+    let files = restrict_files(permissions).and_then(|status| match status.landlock {
+        LandlockStatus::Available { .. } => Ok(()),
+        landlock => Err(without_landlock(landlock).into()),
+    });
+    let result = files.and_then(|()| drop_capabilities()).and(restrict_calls(permissions));
+    if permissions.required { result } else { Ok(()) }
+}
+
+/// Drops the capabilities of root, which could read other processes; the program cannot regain them.
+fn drop_capabilities() -> Result<(), Box<dyn Error>> {
+    for capability in CapabilitySet::all().iter() {
+        match remove_capability_from_bounding_set(capability) {
+            // The kernel does not know it, or this process does not have the right to drop any, and so hardly any to lose.
+            Ok(()) | Err(Errno::INVAL | Errno::PERM) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let none = CapabilitySet::empty();
+    Ok(set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?)
+}
+
+fn restrict_files(permissions: &Permissions) -> Result<RestrictionStatus, Box<dyn Error>> {
+    let mut rules = Ruleset::default()
+        .handle_access(AccessFs::from_all(LANDLOCK))?
+        .scope(Scope::Signal | Scope::AbstractUnixSocket)?;
+    if !permissions.network {
+        rules = rules.handle_access(AccessNet::from_all(LANDLOCK))?;
+    }
+    let rules = rules
+        .create()?
+        .add_rules(path_beneath_rules(&permissions.read, AccessFs::from_read(LANDLOCK)))?
+        .add_rules(path_beneath_rules(&permissions.write, AccessFs::from_all(LANDLOCK)))?;
+    Ok(rules.restrict_self()?)
+}
+
+fn restrict_calls(permissions: &Permissions) -> Result<(), Box<dyn Error>> {
+    let mut filters = vec![filter(libc::EPERM, &REFUSED)?, namespaces()?];
+    // Its flags are in memory, where a filter cannot check them. Libraries then call `clone`.
+    filters.push(filter(libc::ENOSYS, &[libc::SYS_clone3])?);
+    if !permissions.network {
+        // Pairs of connected sockets remain possible.
+        filters.push(filter(libc::EACCES, &[libc::SYS_socket])?);
+    }
+    filters.iter().try_for_each(|filter| Ok(seccompiler::apply_filter(filter)?))
+}
+
+/// Returns a filter that fails these system calls with an error number.
+fn filter(error: i32, calls: &[i64]) -> Result<BpfProgram, Box<dyn Error>> {
+    compiled(error, &calls.iter().map(|call| (*call, Vec::new())).collect())
+}
+
+/// Returns a filter that fails `clone` for new namespaces.
+fn namespaces() -> Result<BpfProgram, Box<dyn Error>> {
+    let rule = |flag: &i32| {
+        let flag = u64::from(flag.unsigned_abs());
+        let is_set = SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(flag), flag)?;
+        SeccompRule::new(vec![is_set])
+    };
+    let rules = NAMESPACES.iter().map(rule).collect::<Result<Vec<_>, _>>()?;
+    compiled(libc::EPERM, &BTreeMap::from([(libc::SYS_clone, rules)]))
+}
+
+fn compiled(error: i32, rules: &BTreeMap<i64, Vec<SeccompRule>>) -> Result<BpfProgram, Box<dyn Error>> {
+    /// The bit in the numbers of the calls of x32, an additional ABI on x86-64.
+    const X32: i64 = 0x4000_0000;
+    let mut all = rules.clone();
+    if cfg!(target_arch = "x86_64") {
+        all.extend(rules.iter().map(|(call, rules)| (call | X32, rules.clone())));
+    }
+    let action = SeccompAction::Errno(error.unsigned_abs());
+    // Calls of other architectures end the process.
+    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+    Ok(SeccompFilter::new(all, SeccompAction::Allow, action, arch)?.try_into()?)
+}
