@@ -306,8 +306,10 @@ fn start(number: usize) -> io::Result<Loop> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use std::time::{Duration, Instant};
+    use crate::clock;
 
     fn thread_of(event_loop: &EventLoop) -> String {
         let name = event_loop.spawn(async { thread::current().name().unwrap_or_default().to_owned() });
@@ -376,8 +378,8 @@ mod tests {
         assert_eq!(events.handled.load(Ordering::SeqCst), 100);
         // Without events, the loop drops the source after some sleeps; `forget` drops it at once.
         // A task may come before the loop sleeps, so the number of sleeps is unknown.
-        let end = Instant::now() + Duration::from_secs(60);
-        while Arc::strong_count(&events) > 1 && Instant::now() < end {
+        let end = clock::now() + Duration::from_secs(60);
+        while Arc::strong_count(&events) > 1 && clock::now() < end {
             thread_of(&event_loop);
         }
         assert!(events.asleep.load(Ordering::SeqCst) && Arc::strong_count(&events) == 1);

@@ -4,12 +4,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from harness.processes import worker_model
-from harness.server import Server, binary
+from harness.server import EXAMPLES, Server, binary
 from harness.waiting import eventually
 
 CONFIG = """backend: "python"
@@ -218,3 +220,46 @@ def test_further_paths_are_permitted(tmp_path):
         }
     assert found.pop(("write", "data")) == "PermissionError"
     assert set(found.values()) == {"done"}, found
+
+
+def test_other_backends_run_in_a_sandbox(tmp_path):
+    """ONNX Runtime or the embedded runtime, `builtin`, and an ensemble."""
+    with Server(tmp_path, [EXAMPLES], ["--worker-sandbox=on"]) as server:
+        assert {entry["state"] for entries in server.index().values() for entry in entries} == {"READY"}
+        image = {"name": "image", "datatype": "FP32", "shape": [1, 8, 8], "data": [0.0] * 64}
+        status, answer = server.infer("digits", {"inputs": [image]})
+        assert status == 200 and len(answer["outputs"]) == 2, answer
+
+
+def test_code_of_an_environment_runs_in_a_sandbox(tmp_path):
+    """The script `conda-unpack` of an archive, which runs before the model is loaded."""
+    repository, script = tmp_path / "models", tmp_path / "conda-unpack"
+    write_model(repository, "hostile")
+    script.write_text(
+        "import os, sys\n"
+        "home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))\n"
+        "open(home + '/relocated', 'w').close()\n"
+        "try: open('/etc/shadow')\n"
+        "except PermissionError: sys.exit('the script was restricted, TOKEN ' + os.environ.get('HF_TOKEN', 'hidden'))\n"
+    )
+    home = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    with tarfile.open(repository / "hostile/env.tar.gz", "w:gz") as archive:
+        archive.add(home, ".")
+        archive.add(script, "bin/conda-unpack")
+    with (repository / "hostile/config.pbtxt").open("a") as config:
+        config.write('parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }')
+    options = ["--worker-sandbox=on", "--exit-on-error=false", "--strict-readiness=false"]
+    server = Server(tmp_path, [repository], [*options, f"--environment-cache-directory={tmp_path / 'environments'}"])
+    server.environment = dict(VARIABLES)
+    with server:
+        reason = server.index()["hostile"][0]["reason"]
+        assert "the script was restricted, TOKEN hidden" in reason, reason
+
+
+def test_an_unknown_sandbox_is_refused(tmp_path):
+    (tmp_path / "models").mkdir()
+    result = subprocess.run(
+        [binary(), f"--model-repository={tmp_path / 'models'}", "--worker-sandbox=yes"], capture_output=True, text=True
+    )
+    assert result.returncode == 2 and "allowed are off, auto and on" in result.stderr, result.stderr

@@ -227,7 +227,10 @@ fn lists_files_outside_the_model() {
     let path = fixture.file("backends/mine/libpharos_mine.so", 0o644);
     let (directory, version) = (fixture.root().join("m"), fixture.root().join("m/1"));
     let of = |backend, environment| {
-        outside(&fixture.program, &Model { name: "m", backend, environment, directory: &directory, version: &version })
+        outside(
+            &fixture.program,
+            &Model { name: "m", backend, environment, sandbox: None, directory: &directory, version: &version },
+        )
     };
     assert_eq!(of("mine", None), [path]);
     assert_eq!(of("python", Some("/env.tar.gz")), [PathBuf::from("/env.tar.gz")]);
