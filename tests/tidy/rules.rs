@@ -154,7 +154,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
         floors: &[
             independent(&["instance"]),
             independent(&["backend"]),
-            independent(&["regions", "pinning", "state", "watch"]),
+            independent(&["regions", "pinning", "sandbox", "state", "watch"]),
             independent(&["descriptors", "device"]),
         ],
     },

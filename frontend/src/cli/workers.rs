@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use pharos_engine::launch::sandbox::{SandboxMode, Sandboxes};
+use pharos_engine::launch::{SandboxMode, Sandboxes};
 use regex::Regex;
 
 use super::{WORKERS, positive_seconds, seconds, whole};

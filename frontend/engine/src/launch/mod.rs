@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 pub(crate) use archive::Environment;
 pub(crate) use interpreter::Interpreter;
-pub use settings::Program;
+pub use settings::{Program, SandboxMode, Sandboxes};
 
 use backends::Found;
 use sandbox::Sandbox;

@@ -11,33 +11,10 @@ use std::process::{Command, Stdio};
 use pharos::wire::sandbox::{CHECK, ESSENTIAL, Permissions};
 
 use super::Model;
-use super::settings::Program;
+use super::settings::{Program, SandboxMode, Sandboxes};
 
 /// The model's parameter about its sandbox.
 pub(crate) const PARAMETER: &str = "sandbox";
-
-/// When the programs that run models are in a sandbox (`--worker-sandbox`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SandboxMode {
-    /// Only for models whose configuration asks for it.
-    #[default]
-    Off,
-    /// As far as the kernel supports it, except for models whose configuration switches it off.
-    Auto,
-    /// Always. Models do not run without it.
-    On,
-}
-
-/// The sandboxes of a server.
-#[derive(Clone, Debug, Default)]
-pub struct Sandboxes {
-    /// When there is a sandbox.
-    pub mode: SandboxMode,
-    /// Further paths that models may read.
-    pub read: Vec<PathBuf>,
-    /// Further paths that models may read and write.
-    pub write: Vec<PathBuf>,
-}
 
 /// The parts of the system that interpreters and libraries read: programs, libraries, and the settings of users, time zones,
 /// certificates and drivers, but no others of `/etc`.

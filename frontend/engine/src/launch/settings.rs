@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::PYTHON;
-use super::sandbox::Sandboxes;
 
 /// Settings of the programs that run models.
 #[derive(Clone, Debug, Default)]
@@ -49,4 +48,27 @@ impl Program {
         let own = || std::env::temp_dir().join(format!("pharos-{}", rustix::process::geteuid().as_raw()));
         cache.map_or_else(own, |cache| cache.join("pharos")).join("environments")
     }
+}
+
+/// When the programs that run models are in a sandbox (`--worker-sandbox`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SandboxMode {
+    /// Only for models whose configuration asks for it.
+    #[default]
+    Off,
+    /// As far as the kernel supports it, except for models whose configuration switches it off.
+    Auto,
+    /// Always. Models do not run without it.
+    On,
+}
+
+/// The sandboxes of a server.
+#[derive(Clone, Debug, Default)]
+pub struct Sandboxes {
+    /// When there is a sandbox.
+    pub mode: SandboxMode,
+    /// Further paths that models may read.
+    pub read: Vec<PathBuf>,
+    /// Further paths that models may read and write.
+    pub write: Vec<PathBuf>,
 }

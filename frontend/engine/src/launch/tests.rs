@@ -27,7 +27,7 @@ impl Fixture {
             environments: root.join("environments"),
             hidden: Vec::new(),
             deployment_backends: vec!["rows"],
-            sandboxes: sandbox::Sandboxes::default(),
+            sandboxes: Sandboxes::default(),
         };
         Self { folder, program }
     }
