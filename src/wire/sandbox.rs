@@ -19,6 +19,8 @@ const REQUIRED: &str = "--required";
 const NETWORK: &str = "--network";
 const READ: &str = "--read";
 const WRITE: &str = "--write";
+const SET: &str = "--set";
+const UNSET: &str = "--unset";
 const END: &str = "--";
 
 /// What a program in a sandbox may use.
@@ -32,6 +34,9 @@ pub struct Permissions {
     pub read: Vec<PathBuf>,
     /// Files and directories that it may also write, with all that is in them. Missing ones are ignored.
     pub write: Vec<PathBuf>,
+    /// Environment variables that the program gets or, without a value, does not get. The process that restricts itself must not
+    /// have them: a search path of libraries would lead it into the files of the model.
+    pub variables: Vec<(OsString, Option<OsString>)>,
 }
 
 impl Permissions {
@@ -43,6 +48,12 @@ impl Permissions {
         }
         for (option, paths) in [(READ, &self.read), (WRITE, &self.write)] {
             all.extend(paths.iter().flat_map(|path| [option.into(), path.clone().into_os_string()]));
+        }
+        for (name, value) in &self.variables {
+            match value {
+                Some(value) => all.extend([SET.into(), name.clone(), value.clone()]),
+                None => all.extend([UNSET.into(), name.clone()]),
+            }
         }
         all.extend([END.into(), program.to_owned()]);
         all
@@ -56,21 +67,17 @@ impl Permissions {
         let (mut permissions, mut arguments) = (Self::default(), arguments.into_iter());
         loop {
             let option = arguments.next().ok_or_else(|| format!("'{END}' is missing"))?;
-            let paths = match option.to_str() {
+            let mut value = || arguments.next().ok_or_else(|| format!("'{}' has no value", option.display()));
+            match option.to_str() {
                 Some(END) => break,
-                Some(REQUIRED) => {
-                    permissions.required = true;
-                    continue;
-                }
-                Some(NETWORK) => {
-                    permissions.network = true;
-                    continue;
-                }
-                Some(READ) => &mut permissions.read,
-                Some(WRITE) => &mut permissions.write,
+                Some(REQUIRED) => permissions.required = true,
+                Some(NETWORK) => permissions.network = true,
+                Some(READ) => permissions.read.push(value()?.into()),
+                Some(WRITE) => permissions.write.push(value()?.into()),
+                Some(SET) => permissions.variables.push((value()?, Some(value()?))),
+                Some(UNSET) => permissions.variables.push((value()?, None)),
                 _ => return Err(format!("unknown argument '{}'", option.display())),
-            };
-            paths.push(arguments.next().ok_or_else(|| format!("'{}' has no value", option.display()))?.into());
+            }
         }
         let program = arguments.next().ok_or("the program is missing")?;
         Ok((permissions, program, arguments.collect()))
@@ -89,6 +96,7 @@ mod tests {
             network: true,
             read: vec!["/usr".into(), "--".into()],
             write: vec!["--write".into()],
+            variables: vec![("A".into(), Some("=1".into())), ("B".into(), None)],
         };
         for permissions in [permissions, Permissions::default()] {
             let mut arguments = permissions.arguments(OsStr::new("python3")).into_iter();
@@ -105,6 +113,7 @@ mod tests {
             (&[][..], "'--' is missing"),
             (&["--"], "the program is missing"),
             (&["--read"], "'--read' has no value"),
+            (&["--set", "A"], "'--set' has no value"),
             (&["--all", "--", "sh"], "unknown argument '--all'"),
         ] {
             assert_eq!(Permissions::parse(arguments.iter().map(OsString::from)).unwrap_err(), expected);

@@ -139,15 +139,19 @@ pub(crate) const LAYERINGS: &[Layering] = &[
     },
     Layering {
         source: "frontend/os/src/",
-        floors: &[independent(&[
-            "client",
-            "clock",
-            "descriptors",
-            "directories",
-            "event_loops",
-            "file_watch",
-            "service_manager",
-        ])],
+        floors: &[
+            independent(&[
+                "client",
+                "clock",
+                "descriptors",
+                "directories",
+                "event_loops",
+                "file_watch",
+                "service_manager",
+                "variables",
+            ]),
+            independent(&["removal"]),
+        ],
     },
     Layering {
         source: "worker/src/",

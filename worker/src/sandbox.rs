@@ -27,9 +27,9 @@ const FAILED: u8 = 125;
 /// The newest version of Landlock whose rights are used.
 const LANDLOCK: ABI = ABI::V6;
 
-/// System calls that no model needs: of debuggers, of the machine's administration, and those that reach other processes. Calls
-/// of `io_uring` are among them, because its operations bypass the filter.
-const REFUSED: [i64; 45] = [
+/// System calls that no model needs: of debuggers, of the machine's administration, and those that reach other processes, such as
+/// System V memory. Calls of `io_uring` are among them, because its operations bypass the filter.
+const REFUSED: [i64; 60] = [
     libc::SYS_acct,
     libc::SYS_add_key,
     libc::SYS_adjtimex,
@@ -38,12 +38,14 @@ const REFUSED: [i64; 45] = [
     libc::SYS_clock_adjtime,
     libc::SYS_clock_settime,
     libc::SYS_delete_module,
+    libc::SYS_fanotify_init,
     libc::SYS_finit_module,
     libc::SYS_fsconfig,
     libc::SYS_fsmount,
     libc::SYS_fsopen,
     libc::SYS_fspick,
     libc::SYS_init_module,
+    libc::SYS_inotify_add_watch,
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
     libc::SYS_io_uring_setup,
@@ -54,6 +56,12 @@ const REFUSED: [i64; 45] = [
     libc::SYS_mount,
     libc::SYS_mount_setattr,
     libc::SYS_move_mount,
+    libc::SYS_mq_open,
+    libc::SYS_mq_unlink,
+    libc::SYS_msgctl,
+    libc::SYS_msgget,
+    libc::SYS_msgrcv,
+    libc::SYS_msgsnd,
     libc::SYS_open_by_handle_at,
     libc::SYS_open_tree,
     libc::SYS_perf_event_open,
@@ -66,16 +74,69 @@ const REFUSED: [i64; 45] = [
     libc::SYS_quotactl,
     libc::SYS_reboot,
     libc::SYS_request_key,
+    libc::SYS_semctl,
+    libc::SYS_semget,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
     libc::SYS_setdomainname,
     libc::SYS_sethostname,
     libc::SYS_setns,
     libc::SYS_settimeofday,
+    libc::SYS_shmat,
+    libc::SYS_shmctl,
+    libc::SYS_shmget,
     libc::SYS_swapoff,
     libc::SYS_swapon,
     libc::SYS_umount2,
     libc::SYS_unshare,
     libc::SYS_userfaultfd,
 ];
+
+/// System calls that change modes, owners, times and attributes of files. Landlock does not restrict them, so that they would
+/// work on all files of the user. They do nothing and report success, because functions that copy files call them.
+const WITHOUT_EFFECT: [i64; 14] = [
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    FCHMODAT2,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_fremovexattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_removexattr,
+    libc::SYS_setxattr,
+    SETXATTRAT,
+    REMOVEXATTRAT,
+    libc::SYS_utimensat,
+];
+
+/// Older forms of these calls, which other architectures than x86-64 do not have.
+#[cfg(target_arch = "x86_64")]
+const OLD_WITHOUT_EFFECT: [i64; 6] =
+    [libc::SYS_chmod, libc::SYS_chown, libc::SYS_futimesat, libc::SYS_lchown, libc::SYS_utime, libc::SYS_utimes];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_WITHOUT_EFFECT: [i64; 0] = [];
+
+/// System calls whose numbers are the same on all architectures, and not all in the crate `libc`.
+const FCHMODAT2: i64 = 452;
+const SETXATTRAT: i64 = 463;
+const REMOVEXATTRAT: i64 = 466;
+const FILE_SETATTR: i64 = 469;
+
+/// Calls that change the limits or the scheduling of another process: each with the position of the argument with its number,
+/// which is 0 for the own one.
+const OF_OTHERS: [(i64, u8); 6] = [
+    (libc::SYS_ioprio_set, 1),
+    (libc::SYS_prlimit64, 0),
+    (libc::SYS_sched_setattr, 0),
+    (libc::SYS_sched_setparam, 0),
+    (libc::SYS_sched_setscheduler, 0),
+    (libc::SYS_setpriority, 1),
+];
+
+/// Operations of `ioctl` that type into a terminal.
+const TYPING: [u64; 2] = [0x5412, 0x541c];
 
 /// The flags of `clone` that create namespaces.
 const NAMESPACES: [i32; 7] = [
@@ -101,7 +162,14 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     if let Err(error) = restrict(&permissions) {
         return failed(&error);
     }
-    let error = Command::new(&program).args(arguments).exec();
+    let mut command = Command::new(&program);
+    for (name, value) in &permissions.variables {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let error = command.args(arguments).exec();
     failed(&format!("'{}': {error}", program.display()))
 }
 
@@ -136,7 +204,7 @@ fn without_landlock(landlock: LandlockStatus) -> &'static str {
     }
 }
 
-/// Restricts this process.
+/// Restricts this process, each kind of restriction independently of the others.
 ///
 /// # Errors
 /// The kernel cannot restrict files or system calls, and that is required.
@@ -145,8 +213,8 @@ fn restrict(permissions: &Permissions) -> Result<(), Box<dyn Error>> {
         LandlockStatus::Available { .. } => Ok(()),
         landlock => Err(without_landlock(landlock).into()),
     });
-    let result = files.and_then(|()| drop_capabilities()).and(restrict_calls(permissions));
-    if permissions.required { result } else { Ok(()) }
+    let results = [files, drop_capabilities(), restrict_calls(permissions)];
+    if permissions.required { results.into_iter().collect() } else { Ok(()) }
 }
 
 /// Drops the capabilities of root, which could read other processes; the program cannot regain them.
@@ -177,33 +245,67 @@ fn restrict_files(permissions: &Permissions) -> Result<RestrictionStatus, Box<dy
 }
 
 fn restrict_calls(permissions: &Permissions) -> Result<(), Box<dyn Error>> {
-    let mut filters = vec![filter(libc::EPERM, &REFUSED)?, namespaces()?];
-    // Its flags are in memory, where a filter cannot check them. Libraries then call `clone`.
-    filters.push(filter(libc::ENOSYS, &[libc::SYS_clone3])?);
-    if !permissions.network {
-        // Pairs of connected sockets remain possible.
-        filters.push(filter(libc::EACCES, &[libc::SYS_socket])?);
-    }
+    let without_effect: Vec<i64> =
+        WITHOUT_EFFECT.iter().chain(&OLD_WITHOUT_EFFECT).chain([&FILE_SETATTR]).copied().collect();
+    let filters = [
+        filter(libc::EPERM, &REFUSED)?,
+        filter(0, &without_effect)?,
+        // Its flags are in memory, where a filter cannot check them. Libraries then call `clone`.
+        filter(libc::ENOSYS, &[libc::SYS_clone3])?,
+        compiled(libc::EPERM, &conditional()?)?,
+        compiled(libc::EACCES, &sockets(permissions.network)?)?,
+    ];
     filters.iter().try_for_each(|filter| Ok(seccompiler::apply_filter(filter)?))
 }
 
-/// Returns a filter that fails these system calls with an error number.
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+/// Returns a rule for calls with an argument, of which only the bits of `mask` count, that has a value.
+fn masked(argument: u8, mask: u64, value: u64) -> Result<SeccompRule, seccompiler::BackendError> {
+    let is_equal = SeccompCmpOp::MaskedEq(mask);
+    SeccompRule::new(vec![SeccompCondition::new(argument, SeccompCmpArgLen::Qword, is_equal, value)?])
+}
+
+/// Returns a rule for calls with an argument that has none of these values; the argument is 32 bits wide.
+fn none_of(argument: u8, values: &[i32]) -> Result<SeccompRule, seccompiler::BackendError> {
+    let differs = |value: &i32| {
+        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, u64::from(value.unsigned_abs()))
+    };
+    SeccompRule::new(values.iter().map(differs).collect::<Result<_, _>>()?)
+}
+
+/// Returns the rules for calls that depend on their arguments: `clone` for new namespaces, typing into a terminal, and settings of
+/// other processes.
+fn conditional() -> Result<Rules, seccompiler::BackendError> {
+    let flags = NAMESPACES.iter().map(|flag| u64::from(flag.unsigned_abs()));
+    let namespaces = flags.map(|flag| masked(0, flag, flag)).collect::<Result<_, _>>()?;
+    let typing = TYPING.iter().map(|operation| masked(1, u64::from(u32::MAX), *operation)).collect::<Result<_, _>>()?;
+    let mut rules = Rules::from([(libc::SYS_clone, namespaces), (libc::SYS_ioctl, typing)]);
+    for (call, argument) in OF_OTHERS {
+        rules.insert(call, vec![none_of(argument, &[0])?]);
+    }
+    Ok(rules)
+}
+
+/// Returns the rules for sockets: those of the internet only with a network, and pairs without datagrams, because a datagram
+/// socket can send to any other one of the machine.
+fn sockets(network: bool) -> Result<Rules, seccompiler::BackendError> {
+    /// The bits of a socket's type; the others are flags.
+    const TYPE: u64 = 0xf;
+    let kinds = [libc::SOCK_DGRAM, libc::SOCK_RAW].map(|kind| u64::from(kind.unsigned_abs()));
+    let pairs = kinds.iter().map(|kind| masked(1, TYPE, *kind)).collect::<Result<_, _>>()?;
+    // Netlink: the resolver of names sorts addresses by their routes.
+    let others =
+        if network { vec![none_of(0, &[libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK])?] } else { Vec::new() };
+    Ok(Rules::from([(libc::SYS_socket, others), (libc::SYS_socketpair, pairs)]))
+}
+
+/// Returns a filter that fails these system calls with an error number, or skips them with success if the number is 0.
 fn filter(error: i32, calls: &[i64]) -> Result<BpfProgram, Box<dyn Error>> {
     compiled(error, &calls.iter().map(|call| (*call, Vec::new())).collect())
 }
 
-/// Returns a filter that fails `clone` for new namespaces.
-fn namespaces() -> Result<BpfProgram, Box<dyn Error>> {
-    let rule = |flag: &i32| {
-        let flag = u64::from(flag.unsigned_abs());
-        let is_set = SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(flag), flag)?;
-        SeccompRule::new(vec![is_set])
-    };
-    let rules = NAMESPACES.iter().map(rule).collect::<Result<Vec<_>, _>>()?;
-    compiled(libc::EPERM, &BTreeMap::from([(libc::SYS_clone, rules)]))
-}
-
-fn compiled(error: i32, rules: &BTreeMap<i64, Vec<SeccompRule>>) -> Result<BpfProgram, Box<dyn Error>> {
+fn compiled(error: i32, rules: &Rules) -> Result<BpfProgram, Box<dyn Error>> {
     /// The bit in the numbers of the calls of x32, an additional ABI on x86-64.
     const X32: i64 = 0x4000_0000;
     let mut all = rules.clone();

@@ -11,6 +11,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::removal::{empty_except, remove_tree};
+
 /// The name and content of the file that marks a directory.
 const MARKER: &str = ".pharos-directory";
 const MARK: &[u8] = b"This directory was made by Pharos, which removes what is in it.\n";
@@ -86,7 +88,7 @@ impl Temporary {
     /// Removes the directory with its content, even if it is still in use.
     pub fn remove(&self) {
         if !self.removed.swap(true, Ordering::Relaxed)
-            && let Err(error) = fs::remove_dir_all(&self.path)
+            && let Err(error) = removed(&self.path)
             && error.kind() != ErrorKind::NotFound
         {
             tracing::warn!("cannot remove '{}': {error}", self.path.display());
@@ -112,13 +114,20 @@ fn remove_abandoned_in(parent: &Path, kinds: &[Kind]) {
             && let Some(lock) = abandoned(&entry.path())
         {
             let path = entry.path();
-            match fs::remove_dir_all(&path) {
+            match removed(&path) {
                 Ok(()) => tracing::info!("removed '{}', left behind by a killed server", path.display()),
                 Err(error) => tracing::warn!("cannot remove '{}': {error}", path.display()),
             }
             drop(lock);
         }
     }
+}
+
+/// Removes a temporary directory. Its lock and its marker are removed last: if something cannot be removed, a later server tries
+/// again.
+fn removed(path: &Path) -> io::Result<()> {
+    empty_except(path, &[LOCK, MARKER])?;
+    remove_tree(path)
 }
 
 /// Returns whether [`Temporary`] creates directories of these kinds with this name.
@@ -188,6 +197,25 @@ const MAX_BYTES: u64 = 64 << 10;
 /// # Errors
 /// The file cannot be read, or is not a regular file.
 pub fn read(path: &Path) -> io::Result<Option<(String, u32)>> {
+    let Some((file, owner)) = regular(path)? else { return Ok(None) };
+    let mut text = String::new();
+    file.take(MAX_BYTES).read_to_string(&mut text)?;
+    Ok(Some((text, owner)))
+}
+
+/// Returns the first bytes of a regular file as text; does not follow a link at its name. `None` if the file does not exist.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_within(path: &Path, limit: u64) -> io::Result<Option<String>> {
+    let Some((file, _)) = regular(path)? else { return Ok(None) };
+    let mut text = String::new();
+    file.take(limit).read_to_string(&mut text)?;
+    Ok(Some(text))
+}
+
+/// Opens a regular file, and returns its owner.
+fn regular(path: &Path) -> io::Result<Option<(File, u32)>> {
     let file = match opened(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         file => file?,
@@ -196,9 +224,7 @@ pub fn read(path: &Path) -> io::Result<Option<(String, u32)>> {
     if !found.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
-    let mut text = String::new();
-    file.take(MAX_BYTES).read_to_string(&mut text)?;
-    Ok(Some((text, found.uid())))
+    Ok(Some((file, found.uid())))
 }
 
 /// Writes a file under a temporary name, then renames it. Replaces an existing file only if it is a regular file of this user

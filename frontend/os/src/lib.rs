@@ -7,4 +7,6 @@ pub mod descriptors;
 pub mod directories;
 pub mod event_loops;
 pub mod file_watch;
+pub mod removal;
 pub mod service_manager;
+pub mod variables;

@@ -49,14 +49,14 @@ pub struct Workers {
     #[arg(long, value_name = "REGEX", env = "PHAROS_WORKER_HIDDEN_VARIABLES", value_parser = whole_name, help_heading = WORKERS)]
     pub worker_hidden_variables: Option<Regex>,
     /// Run models in a sandbox: they may read only their own files and the system's libraries, write only a temporary directory,
-    /// open no sockets, and reach no other processes: off (only models with the parameter sandbox), auto (as far as the kernel
+    /// open no sockets to others, and reach no other processes: off (only models with the parameter sandbox), auto (as far as the kernel
     /// supports it), or on
     #[arg(long, value_name = "WHEN", default_value = "off", env = "PHAROS_WORKER_SANDBOX", value_parser = sandbox, help_heading = WORKERS)]
     pub worker_sandbox: SandboxMode,
-    /// Further file or directory that models in a sandbox may read; may be repeated
+    /// Further file or directory that models in a sandbox may read; may be repeated, and `:` separates several
     #[arg(long, value_name = "PATH", env = "PHAROS_WORKER_SANDBOX_READ", value_delimiter = ':', help_heading = WORKERS)]
     pub worker_sandbox_read: Vec<PathBuf>,
-    /// Further file or directory that models in a sandbox may read and write; may be repeated
+    /// Further file or directory that models in a sandbox may read and write; may be repeated, and `:` separates several
     #[arg(long, value_name = "PATH", env = "PHAROS_WORKER_SANDBOX_WRITE", value_delimiter = ':', help_heading = WORKERS)]
     pub worker_sandbox_write: Vec<PathBuf>,
     /// Directory of additional backends: DIR/NAME/libpharos_NAME.so, DIR/NAME/pharos-worker-NAME or DIR/NAME/model.py

@@ -9,14 +9,14 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::set_no_new_privs;
 
 use crate::cli;
-use pharos_engine::launch::{sandbox, variables};
-use pharos_os::service_manager;
+use pharos_engine::launch::sandbox;
+use pharos_os::{service_manager, variables};
 
 /// Restricts this process and all that it will start. Call it before there are other threads.
 ///
 /// Programs with the set-user-ID bit gain no rights (`prctl(2)`, `PR_SET_NO_NEW_PRIVS`). Other processes of the same user, such
-/// as workers, cannot read the memory and the environment of this process, which contain tokens (`PR_SET_DUMPABLE`); workers
-/// themselves can be debugged.
+/// as workers, cannot read the memory and the environment of this process, which contain tokens (`PR_SET_DUMPABLE`). Neither can
+/// debuggers of that user, and the process leaves no core dump; both remain possible for workers, and for root.
 pub(super) fn apply() {
     // A kernel without these functions is no reason not to serve.
     let _ = set_no_new_privs(true);
@@ -28,7 +28,7 @@ pub(super) fn apply() {
 /// # Errors
 /// Sandboxes are required, and cannot be made here.
 pub(super) fn report_sandbox(worker: &Path, workers: &cli::Workers) -> Result<(), String> {
-    for gap in sandbox::check(worker, workers.worker_sandbox)? {
+    for gap in sandbox::check(worker, &workers.sandboxes())? {
         tracing::warn!("sandboxes of workers: {gap}");
     }
     Ok(())
@@ -49,7 +49,8 @@ pub(super) fn hidden_variables(workers: &cli::Workers) -> Vec<OsString> {
     hidden.sort();
     if !hidden.is_empty() {
         let names: Vec<_> = hidden.iter().map(|name| name.to_string_lossy()).collect();
-        tracing::debug!("workers do not inherit these environment variables: {}", names.join(", "));
+        tracing::info!("workers do not inherit {} environment variables (--worker-variables passes more)", names.len());
+        tracing::debug!("workers do not inherit {}", names.join(", "));
     }
     hidden
 }

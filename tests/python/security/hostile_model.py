@@ -3,6 +3,8 @@
 import ctypes
 import json
 import os
+import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -63,6 +65,53 @@ def read_memory(target):
     checked(libc.process_vm_readv(int(target), ctypes.byref(here), 1, ctypes.byref(there), 1, 0))
 
 
+def limit_files(target):
+    resource.prlimit(int(target), resource.RLIMIT_NOFILE, (64, 64))
+
+
+def datagram(target):
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with one, other:
+        one.sendto(b"x", target)
+
+
+def system_v_memory(_target):
+    identifier = libc.shmget(0x7068, 4096, 0o1600)
+    checked(identifier)
+    libc.shmctl(identifier, 0, None)
+
+
+def change_mode(target):
+    before = os.stat(target).st_mode
+    os.chmod(target, 0o777)
+    if os.stat(target).st_mode == before:
+        raise PermissionError
+
+
+def type_into_terminal(_target):
+    with open("/dev/tty", "w"):
+        pass
+
+
+def unix_socket(_target):
+    with socket.socket(socket.AF_UNIX):
+        pass
+
+
+def copy_file(_target):
+    with tempfile.TemporaryDirectory() as folder:
+        with open(f"{folder}/a", "w") as file:
+            file.write("x")
+        shutil.copy2(f"{folder}/a", f"{folder}/b")
+
+
+def deep_directories(_target):
+    os.chdir(tempfile.gettempdir())
+    for _ in range(2_000):
+        os.mkdir("d")
+        os.chdir("d")
+
+
 def orphan(_target):
     code = "import time; time.sleep(60)"
     subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdin=subprocess.DEVNULL)
@@ -104,6 +153,15 @@ ATTACKS = {
     "socket pair": lambda target: [one.close() for one in socket.socketpair()],
     "numpy": lambda target: np.linalg.inv(np.eye(64)),
     "orphan": orphan,
+    "limit files": limit_files,
+    "datagram": datagram,
+    "system v memory": system_v_memory,
+    "change mode": change_mode,
+    "watch": lambda target: checked(libc.inotify_add_watch(libc.inotify_init(), target.encode(), 0xFFF)),
+    "type into terminal": type_into_terminal,
+    "unix socket": unix_socket,
+    "copy file": copy_file,
+    "deep directories": deep_directories,
 }
 FACTS = {
     "environment": lambda: json.dumps(dict(os.environ)),

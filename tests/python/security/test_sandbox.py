@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -125,6 +126,13 @@ REFUSED = {
     ("io_uring", ""): "PermissionError",
     ("connect", "{port}"): "PermissionError",
     ("abstract socket", ""): "PermissionError",
+    ("limit files", "{innocent}"): "PermissionError",
+    ("datagram", "{datagram}"): "PermissionError",
+    ("system v memory", ""): "PermissionError",
+    ("change mode", "{innocent_code}"): "PermissionError",
+    ("watch", "{folder}"): "PermissionError",
+    ("type into terminal", ""): "PermissionError",
+    ("read", "/etc/ssl/private"): "PermissionError",
 }
 """Each attack, and the error that a sandbox gives to it."""
 
@@ -137,6 +145,7 @@ PERMITTED = {
     ("threads", ""): "done",
     ("socket pair", ""): "done",
     ("numpy", ""): "done",
+    ("copy file", ""): "done",
 }
 
 
@@ -150,6 +159,7 @@ def targets(server, tmp_path) -> dict:
         "code": code,
         "innocent_code": tmp_path / "models/innocent/1/model.py",
         "port": server.http_port,
+        "datagram": tmp_path / "datagram",
     }
 
 
@@ -163,14 +173,14 @@ def outcomes(server, attacks, values, model="hostile") -> dict:
 
 @pytest.mark.parametrize("mode", ["on", "auto"])
 def test_a_sandbox_stops_a_hostile_model(tmp_path, mode):
-    with started(tmp_path, f"--worker-sandbox={mode}") as server:
+    with started(tmp_path, f"--worker-sandbox={mode}") as server, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
         values = targets(server, tmp_path)
+        datagrams.bind(str(values["datagram"]))
         expected = REFUSED | PERMITTED
         assert outcomes(server, expected, values) == expected
-        # The process that outlives its model dies with the sandbox's server at the latest; it is as restricted.
-        assert attack(server, "orphan") == "done"
         # The directory for temporary files is removed when the process ends.
         directory = Path(attack(server, "temporary directory"))
+        assert attack(server, "deep directories") == "done"
         assert directory.is_dir() and directory.parent.stat().st_mode & 0o777 == 0o700
         assert not (tmp_path / "new").exists() and CODE.read_text() == values["code"].read_text()
         os.kill(worker(server, "hostile"), signal.SIGKILL)
@@ -184,9 +194,11 @@ def test_without_a_sandbox_the_attacks_succeed(tmp_path):
     """Shows that the attacks work where nothing prevents them."""
     with started(tmp_path) as server:
         values = targets(server, tmp_path)
-        attacks = [key for key in REFUSED if key[0] not in ("kill", "ptrace", "read memory", "unshare", "io_uring", "truncate")]
-        attacks.remove(("write", "{code}"))
-        found = outcomes(server, attacks, values)
+        harmful = ("kill", "ptrace", "read memory", "unshare", "io_uring", "truncate", "limit files", "type into terminal")
+        attacks = [key for key in REFUSED if key[0] not in harmful and key not in (("write", "{code}"), ("read", "/etc/ssl/private"))]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+            datagrams.bind(str(values["datagram"]))
+            found = outcomes(server, attacks, values)
         assert set(found.values()) == {"done"}, found
         Path("/dev/shm/new").unlink()
 
@@ -198,6 +210,7 @@ def test_models_choose_their_sandbox_within_the_flag(tmp_path):
         assert attack(server, "read", "/etc/shadow", "innocent") == "done"
     with started(tmp_path / "network", "--worker-sandbox=on", parameter="network") as server:
         assert attack(server, "connect", server.http_port) == "done"
+        assert attack(server, "unix socket") == "PermissionError"
         assert attack(server, "read", "/etc/shadow") == "PermissionError"
         assert attack(server, "connect", values["port"], "innocent") == "PermissionError"
     with started(tmp_path / "off", "--worker-sandbox=auto", parameter="off") as server:
@@ -263,3 +276,17 @@ def test_an_unknown_sandbox_is_refused(tmp_path):
         [binary(), f"--model-repository={tmp_path / 'models'}", "--worker-sandbox=yes"], capture_output=True, text=True
     )
     assert result.returncode == 2 and "allowed are off, auto and on" in result.stderr, result.stderr
+
+
+def test_the_answer_of_auto_complete_may_be_anything(tmp_path):
+    """A pipe, or a link to a file of the server, in place of the answer: the model fails, and the server continues."""
+    code = "import os, tempfile\nclass TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config):\n        {}\n        os._exit(0)\n"
+    answers = {"pipe": "os.mkfifo(tempfile.gettempdir() + '/answer.json')", "link": "os.symlink('/etc/hosts', tempfile.gettempdir() + '/answer.json')"}
+    for name, line in answers.items():
+        directory = tmp_path / "models" / name / "1"
+        directory.mkdir(parents=True)
+        (directory / "model.py").write_text(code.format(line))
+    options = ["--worker-sandbox=on", "--exit-on-error=false", "--strict-readiness=false"]
+    with Server(tmp_path, [tmp_path / "models"], options) as server:
+        reasons = {name: entries[0]["reason"] for name, entries in server.index().items()}
+    assert set(reasons) == set(answers) and all("its answer cannot be read" in reason for reason in reasons.values()), reasons

@@ -19,6 +19,7 @@ use super::conda::relocate;
 use super::unpack::{Limits, unpack};
 use pharos_os::clock;
 use pharos_os::directories;
+use pharos_os::removal::remove_tree;
 
 /// The subdirectory for environments.
 const SUBDIR: &str = "pharos-environments";
@@ -162,7 +163,7 @@ fn is_ready(lock: &mut (impl Read + Seek)) -> io::Result<bool> {
 }
 
 fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(path) {
+    match remove_tree(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }

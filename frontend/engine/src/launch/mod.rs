@@ -12,7 +12,6 @@ mod interpreter;
 pub mod sandbox;
 mod settings;
 mod unpack;
-pub mod variables;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -83,22 +82,26 @@ impl Launch {
     pub(crate) fn command(&self, temporary: Option<&Path>) -> Command {
         let mut command = match &self.sandbox {
             Some(sandbox) => {
+                let mut variables = self.variables.clone();
+                variables.extend(temporary.map(|directory| (TEMPORARY, Some(directory.as_os_str().to_owned()))));
                 let mut command = Command::new(&sandbox.worker);
-                command.args(sandbox.arguments(&self.executable, temporary));
-                temporary.map(|directory| command.env(TEMPORARY, directory));
+                command.args(sandbox.arguments(&self.executable, temporary, variables));
                 command
             }
-            None => Command::new(&self.executable),
+            None => {
+                let mut command = Command::new(&self.executable);
+                for (name, value) in &self.variables {
+                    match value {
+                        Some(value) => command.env(name, value),
+                        None => command.env_remove(name),
+                    };
+                }
+                command
+            }
         };
         command.args(&self.arguments);
         for name in &self.hidden {
             command.env_remove(name);
-        }
-        for (name, value) in &self.variables {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
         }
         command
     }
@@ -116,7 +119,10 @@ pub(crate) fn choose(program: &Program, model: &Model<'_>) -> Result<Launch, Str
 
 /// Adds what the program itself consists of.
 fn permitted(mut sandbox: Sandbox, launch: &Launch) -> Sandbox {
-    sandbox.permit([launch.executable.clone()]);
+    // Beside an executable of a backend, its libraries.
+    let is_backend = launch.interpreter.is_none() && launch.executable != sandbox.worker;
+    let beside = launch.executable.parent().filter(|_| is_backend).map(Path::to_owned);
+    sandbox.permit(beside.into_iter().chain([launch.executable.clone()]));
     sandbox.permit(launch.interpreter.iter().flat_map(|interpreter| sandbox::of_interpreter(&interpreter.path)));
     for (name, value) in &launch.variables {
         let value = value.clone().unwrap_or_default();

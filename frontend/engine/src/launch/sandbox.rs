@@ -10,19 +10,20 @@ use std::process::{Command, Stdio};
 
 use pharos::wire::sandbox::{CHECK, ESSENTIAL, Permissions};
 
-use super::Model;
 use super::settings::{Program, SandboxMode, Sandboxes};
+use super::{Model, Variables};
 
 /// The model's parameter about its sandbox.
 pub(crate) const PARAMETER: &str = "sandbox";
 
 /// The parts of the system that interpreters and libraries read: programs, libraries, and the settings of users, time zones,
 /// certificates and drivers, but no others of `/etc`.
-const SYSTEM: [&str; 26] = [
+const SYSTEM: [&str; 34] = [
     "/bin",
     "/etc/OpenCL",
     "/etc/alternatives",
     "/etc/ca-certificates",
+    "/etc/crypto-policies",
     "/etc/group",
     "/etc/host.conf",
     "/etc/hosts",
@@ -33,13 +34,20 @@ const SYSTEM: [&str; 26] = [
     "/etc/mime.types",
     "/etc/nsswitch.conf",
     "/etc/passwd",
-    "/etc/pki",
+    "/etc/pki/ca-trust",
+    "/etc/pki/tls/cert.pem",
+    "/etc/pki/tls/certs",
+    "/etc/pki/tls/openssl.cnf",
     "/etc/resolv.conf",
-    "/etc/ssl",
+    "/etc/ssl/cert.pem",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
     "/etc/timezone",
     "/lib",
     "/lib32",
     "/lib64",
+    "/nix/store",
+    "/opt/rocm",
     "/proc",
     "/run/opengl-driver",
     "/sbin",
@@ -47,8 +55,8 @@ const SYSTEM: [&str; 26] = [
     "/usr",
 ];
 
-/// The devices that every program may use.
-const DEVICES: [&str; 6] = ["/dev/full", "/dev/null", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero"];
+/// The devices that every program may use. Terminals are not among them: a program could type into one.
+const DEVICES: [&str; 5] = ["/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/dev/zero"];
 
 /// The start of the names of GPU devices in `/dev`. CUDA opens `nvidiactl`, `nvidia-uvm`, `nvidia-caps` and one device for each
 /// GPU; ROCm opens `kfd` and `dri`.
@@ -67,10 +75,12 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
-    /// Returns the arguments of the worker's executable with which it becomes `program`, which may also write `writable`.
-    pub(crate) fn arguments(&self, program: &Path, writable: Option<&Path>) -> Vec<OsString> {
+    /// Returns the arguments of the worker's executable with which it becomes `program`, which may also write `writable` and
+    /// gets these variables.
+    pub(super) fn arguments(&self, program: &Path, writable: Option<&Path>, variables: Variables) -> Vec<OsString> {
         let mut permissions = self.permissions.clone();
         permissions.write.extend(writable.map(Path::to_owned));
+        permissions.variables = variables.into_iter().map(|(name, value)| (name.into(), value)).collect();
         permissions.arguments(program.as_os_str())
     }
 
@@ -94,10 +104,15 @@ pub(super) fn of(program: &Program, model: &Model<'_>) -> Result<Option<Sandbox>
         (Some("network"), _) => true,
         (Some(other), _) => return refused(format!("'{}'; allowed are on, off and network", other.escape_debug())),
     };
-    let mut permissions = Permissions { required: *mode != SandboxMode::Auto, network, ..Permissions::default() };
+    let mut permissions = Permissions {
+        required: *mode != SandboxMode::Auto || model.sandbox.is_some(),
+        network,
+        ..Permissions::default()
+    };
     permissions.read.extend(SYSTEM.iter().map(PathBuf::from));
     permissions.read.extend([model.directory.to_owned(), model.version.to_owned(), program.worker.clone()]);
-    permissions.read.extend(program.onnxruntime.iter().filter_map(|library| Some(library.parent()?.to_owned())));
+    permissions.read.extend(of_python_in_etc());
+    permissions.read.extend(program.onnxruntime.iter().flat_map(|library| of_library(library)));
     for variable in ["PYTHONPATH", super::LIBRARY_PATH] {
         permissions.read.extend(paths_of(variable));
     }
@@ -115,13 +130,26 @@ fn paths_of(variable: &str) -> Vec<PathBuf> {
     std::env::split_paths(&value).filter(|path| path.is_absolute()).collect()
 }
 
-fn gpu_devices(directory: &Path) -> Vec<PathBuf> {
+/// Returns the settings of Python in `/etc`, where Debian's `sitecustomize` is.
+fn of_python_in_etc() -> Vec<PathBuf> {
+    beside(Path::new("/etc"), "python3")
+}
+
+/// Returns ONNX Runtime's library and its providers, but nothing else of their directory.
+fn of_library(library: &Path) -> Vec<PathBuf> {
+    let library = fs::canonicalize(library).unwrap_or_else(|_| library.to_owned());
+    library.parent().map(|directory| beside(directory, "libonnxruntime")).unwrap_or_default()
+}
+
+/// Returns the entries of a directory whose names have this beginning.
+fn beside(directory: &Path, beginning: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let is_gpu = |path: &PathBuf| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        GPUS.iter().any(|start| name.starts_with(start))
-    };
-    entries.map(|entry| entry.path()).filter(is_gpu).collect()
+    let found = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(beginning));
+    found.map(|entry| entry.path()).collect()
+}
+
+fn gpu_devices(directory: &Path) -> Vec<PathBuf> {
+    GPUS.iter().flat_map(|beginning| beside(directory, beginning)).collect()
 }
 
 /// Returns the files that a Python interpreter reads: its virtual environment, and the installation to which its links lead.
@@ -149,9 +177,14 @@ fn is_environment(home: &Path) -> bool {
 /// Returns the protections that this machine lacks, each as a sentence. Blocks while a process checks.
 ///
 /// # Errors
-/// Sandboxes must be used, and cannot be made here; the text contains the reason.
-pub fn check(worker: &Path, mode: SandboxMode) -> Result<Vec<String>, String> {
-    if mode == SandboxMode::Off {
+/// A permitted path does not exist, or sandboxes must be used and cannot be made here; the text contains the reason.
+pub fn check(worker: &Path, sandboxes: &Sandboxes) -> Result<Vec<String>, String> {
+    let Sandboxes { mode, read, write } = sandboxes;
+    let missing = read.iter().chain(write).find_map(|path| Some((path, path.symlink_metadata().err()?)));
+    if let Some((path, error)) = missing {
+        return Err(format!("--worker-sandbox-read or --worker-sandbox-write: '{}': {error}", path.display()));
+    }
+    if *mode == SandboxMode::Off {
         return Ok(Vec::new());
     }
     let output = Command::new(worker).arg(CHECK).stdin(Stdio::null()).stderr(Stdio::null()).output();
@@ -160,7 +193,7 @@ pub fn check(worker: &Path, mode: SandboxMode) -> Result<Vec<String>, String> {
         Ok(output) => format!("{ESSENTIAL}the check failed ({})", output.status),
         Err(error) => format!("{ESSENTIAL}'{}': {error}", worker.display()),
     };
-    match lines.lines().find_map(|line| line.strip_prefix(ESSENTIAL)).filter(|_| mode == SandboxMode::On) {
+    match lines.lines().find_map(|line| line.strip_prefix(ESSENTIAL)).filter(|_| *mode == SandboxMode::On) {
         Some(why) => Err(format!("--worker-sandbox=on: workers cannot be restricted here: {why}")),
         None => Ok(lines.lines().map(str::to_owned).collect()),
     }
@@ -194,8 +227,8 @@ mod tests {
         for (parameter, expected) in [
             (None, ["none", "possible", "required"]),
             (Some("off"), ["none", "none", "error"]),
-            (Some("on"), ["required", "possible", "required"]),
-            (Some("network"), ["required, network", "possible, network", "required, network"]),
+            (Some("on"), ["required"; 3]),
+            (Some("network"), ["required, network"; 3]),
             (Some("ON"), ["error", "error", "error"]),
         ] {
             assert_eq!([Off, Auto, On].map(|mode| form(mode, parameter)), expected, "{parameter:?}");
@@ -215,10 +248,12 @@ mod tests {
         assert!(has(write, "/dev/null") && has(write, "/cache"));
         let everything = |path: &&str| has(read, path) || has(write, path);
         assert_eq!(
-            ["/", "/etc", "/home", "/root", "/tmp", "/dev", "/dev/shm"].iter().find(|path| everything(path)),
+            ["/", "/etc", "/etc/ssl", "/home", "/root", "/tmp", "/dev", "/dev/shm", "/dev/tty"]
+                .iter()
+                .find(|path| everything(path)),
             None
         );
-        let arguments = sandbox.arguments(Path::new("python3"), Some(Path::new("/tmp/own")));
+        let arguments = sandbox.arguments(Path::new("python3"), Some(Path::new("/tmp/own")), Vec::new());
         let (permissions, program, _) = Permissions::parse(arguments.into_iter().skip(1)).unwrap();
         assert_eq!((permissions.write.last().unwrap(), program), (&PathBuf::from("/tmp/own"), "python3".into()));
     }

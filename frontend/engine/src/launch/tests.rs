@@ -236,3 +236,21 @@ fn lists_files_outside_the_model() {
     assert_eq!(of("python", Some("/env.tar.gz")), [PathBuf::from("/env.tar.gz")]);
     assert!(of("python", None).is_empty() && of("builtin", None).is_empty() && of("none", None).is_empty());
 }
+
+#[test]
+fn the_program_that_makes_a_sandbox_does_not_get_the_variables_of_the_model() {
+    let mut fixture = Fixture::new();
+    fixture.program.sandboxes.mode = SandboxMode::On;
+    fixture.file("m/venv/bin/python3", 0o755);
+    let launch = fixture.choose("python", None).unwrap();
+    assert!(variable(&launch, LIBRARY_PATH).unwrap().contains("/m/venv/lib"));
+    let command = launch.command(Some(Path::new("/tmp/own")));
+    assert_eq!(command.get_program(), "/opt/pharos-worker");
+    // Its loader would search for libraries in the environment of the model.
+    assert!(command.get_envs().all(|(_, value)| value.is_none()), "{command:?}");
+    let text: Vec<_> = command.get_args().map(|argument| argument.to_string_lossy()).collect();
+    for (name, value) in [(LIBRARY_PATH, "/m/venv/lib"), (TEMPORARY, "/tmp/own")] {
+        let at = text.iter().position(|argument| argument == name).unwrap();
+        assert!(text[at - 1] == "--set" && text[at + 1].contains(value), "{text:?}");
+    }
+}

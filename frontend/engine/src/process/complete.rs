@@ -1,8 +1,7 @@
 //! Lets a model's code complete its configuration: runs `INTERPRETER -m pharos_worker --auto-complete OUT`, which reads the
 //! question from standard input and writes its answer to the file OUT.
 
-use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -16,6 +15,7 @@ use tracing::Level;
 
 use super::{TemporaryFiles, cannot_start, leveled, read_line, why_not_started};
 use crate::launch::Launch;
+use pharos_os::directories;
 
 /// The maximum length of an answer in bytes.
 const LONGEST: u64 = 64 << 20;
@@ -46,9 +46,11 @@ pub(crate) async fn complete(
             )));
         }
     };
-    match read(&out) {
-        Ok(answer) => Ok(answer),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+    // The model's code may have made anything at this path.
+    let answer = tokio::task::spawn_blocking(move || directories::read_within(&out, LONGEST)).await;
+    match answer.map_err(|error| failed(error.to_string()))? {
+        Ok(Some(answer)) => Ok(answer),
+        Ok(None) => {
             let why = why_not_started(launch, model).await;
             Err(why.unwrap_or_else(|| failed(format!("it ended without an answer ({})", super::describe(status)))))
         }
@@ -124,10 +126,4 @@ fn forward(
             }
         }
     }))
-}
-
-fn read(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    fs::File::open(path)?.take(LONGEST).read_to_string(&mut text)?;
-    Ok(text)
 }

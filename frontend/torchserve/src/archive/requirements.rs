@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::{Archive, Unpacked, new_directory};
 use crate::{Refused, Settings};
 use pharos_os::clock;
+use pharos_os::variables::is_inherited;
 
 /// The longest run of pip.
 const PIP_TIMEOUT: Duration = Duration::from_mins(10);
@@ -41,6 +42,10 @@ pub(super) fn install(settings: &Settings, archive: &Archive) -> Result<Option<U
     Ok(separate)
 }
 
+fn is_for_pip(name: &str) -> bool {
+    is_inherited(name) || name.starts_with("PIP_") || name.to_ascii_lowercase().ends_with("_proxy")
+}
+
 /// Installs the packages listed in a file of a directory into `target`. Paths in the file are relative to the directory.
 fn pip(python: &Path, (directory, file): (&Path, &str), target: &Path) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("cannot start '{}': {error}", python.display());
@@ -49,6 +54,12 @@ fn pip(python: &Path, (directory, file): (&Path, &str), target: &Path) -> Result
     let mut command = Command::new(python);
     command.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--target"]).arg(target);
     command.args(["-r", file]);
+    // An archive's packages can run code while they are installed, which gets no more than a model and pip's own settings.
+    for (name, _) in std::env::vars_os() {
+        if !name.to_str().is_some_and(is_for_pip) {
+            command.env_remove(name);
+        }
+    }
     command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
     let mut child = command.spawn().map_err(failed)?;
     let begun = clock::now();

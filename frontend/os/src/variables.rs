@@ -1,22 +1,29 @@
 //! The environment variables that the programs of models inherit. Others stay with the server: credentials of object stores and
 //! clouds, tokens, and passwords in the server's own settings.
 
-/// Variables of the system.
-const NAMES: [&str; 24] = [
+/// Variables of the system, of distributed programs, and single ones of libraries.
+const NAMES: [&str; 33] = [
     "AWS_DEFAULT_REGION",
     "AWS_REGION",
     "CURL_CA_BUNDLE",
     "ENABLE_TORCH_PROFILER",
+    "GLIBC_TUNABLES",
     "HOME",
     "HOSTNAME",
     "LANG",
     "LANGUAGE",
     "LD_LIBRARY_PATH",
     "LD_PRELOAD",
+    "LOCAL_RANK",
     "LOGNAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "MODELSCOPE_CACHE",
     "NLTK_DATA",
+    "NO_PROXY",
     "PATH",
     "PWD",
+    "RANK",
     "REQUESTS_CA_BUNDLE",
     "SENTENCE_TRANSFORMERS_HOME",
     "SHELL",
@@ -27,18 +34,23 @@ const NAMES: [&str; 24] = [
     "TMPDIR",
     "TZ",
     "USER",
+    "WORLD_SIZE",
+    "no_proxy",
 ];
 
 /// The beginnings of the names of variables: of the locale, of Python and its environments, of thread pools and allocators, of
 /// GPUs, of machine learning frameworks, and of the containers of SageMaker and Vertex AI.
-const FAMILIES: [&str; 51] = [
+const FAMILIES: [&str; 66] = [
     "AIP_",
     "BLIS_",
     "CONDA_",
     "CUBLAS",
     "CUDA_",
     "CUDNN_",
+    "CUPY_",
     "DNNL_",
+    "FLAGS_",
+    "GLOO_",
     "GOMP_",
     "GOTO_",
     "HF_",
@@ -46,22 +58,29 @@ const FAMILIES: [&str; 51] = [
     "HSA_",
     "JAX_",
     "JEMALLOC",
+    "JOBLIB_",
+    "KERAS_",
     "KMP_",
     "LC_",
     "LIGHTGBM_",
+    "LOKY_",
     "MALLOC_",
     "MIMALLOC_",
     "MIOPEN_",
     "MKL_",
+    "MPL",
     "NCCL_",
+    "NEURON_",
     "NUMBA_",
     "NUMEXPR_",
     "NVIDIA_",
     "OMP_",
     "ONEDNN_",
     "OPENBLAS_",
+    "OPENCV_",
     "OPENVINO_",
     "ORT_",
+    "PADDLE_",
     "PYENV_",
     "PYTHON",
     "PYTORCH_",
@@ -69,15 +88,20 @@ const FAMILIES: [&str; 51] = [
     "ROCR_",
     "RUST_",
     "SAGEMAKER_",
+    "SCIPY_",
+    "SKLEARN_",
     "SM_",
     "TCMALLOC_",
+    "TFHUB_",
     "TF_",
     "TOKENIZERS_",
     "TORCH",
     "TRANSFORMERS_",
     "TRITON_",
     "TS_IPEX_",
+    "TS_REQUEST_SEQUENCE_",
     "TVM_",
+    "UCX_",
     "VECLIB_",
     "VIRTUAL_ENV",
     "VLLM_",
@@ -85,12 +109,12 @@ const FAMILIES: [&str; 51] = [
     "XLA_",
 ];
 
-/// Parts of names of credentials, which are not inherited even if they belong to a family: `HF_TOKEN`, `VLLM_API_KEY`.
-const SECRETS: [&str; 6] = ["API_KEY", "CREDENTIAL", "PASSWORD", "PRIVATE", "SECRET", "_TOKEN"];
+/// Words in names of credentials, which are not inherited even if they belong to a family: `HF_TOKEN`, `VLLM_API_KEY`.
+const SECRETS: [&str; 8] = ["APIKEY", "CREDENTIAL", "CREDENTIALS", "KEY", "PASSWORD", "PRIVATE", "SECRET", "TOKEN"];
 
 /// Returns whether the programs of models inherit a variable of this name.
 pub fn is_inherited(name: &str) -> bool {
-    let is_secret = SECRETS.iter().any(|part| name.contains(part));
+    let is_secret = name.split('_').any(|word| SECRETS.contains(&word));
     NAMES.contains(&name) || (FAMILIES.iter().any(|family| name.starts_with(family)) && !is_secret)
 }
 
@@ -114,6 +138,7 @@ mod tests {
             "KUBERNETES_SERVICE_HOST",
             "HTTPS_PROXY",
             "DATABASE_URL",
+            "PYTHON_KEYRING_PASSWORD",
             "path",
         ] {
             assert!(!is_inherited(name), "{name}");
