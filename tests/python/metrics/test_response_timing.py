@@ -130,7 +130,7 @@ def times(value: str) -> tuple:
         name, _, rest = entry.partition(";")
         key, _, text = rest.partition("=")
         if key == "dur":
-            assert re.fullmatch(r"\d+\.\d{6}", text), value
+            assert re.fullmatch(r"\d+(\.\d{0,5}[1-9])?", text), value
             durations[name] = int(Decimal(text) * 1_000_000)
         else:
             assert key == "desc", value

@@ -215,7 +215,7 @@ def is_ready(server) -> bool:
 def torchserve(folder: Path, case: str):
     """`pharos torchserve` with these credentials and no model."""
     home = Home(folder, arguments=[] if "keys" in case else ["--disable-token-auth"])
-    home.command += token_files(folder, case) + (restrictions() if "restricted" in case else [])
+    home.command += token_files(folder, case) + (restrictions() if "restricted" in case else []) + ["--allow-client-shm"]
     ports = {
         "torchserve_inference": home.inference, "torchserve_management": home.management,
         "torchserve_metrics": home.metrics, "torchserve_grpc": home.grpc, "torchserve_grpc_management": home.grpc_management,
