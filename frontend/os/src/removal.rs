@@ -154,7 +154,7 @@ mod tests {
         fs::write(top.join("a/b/file"), "").unwrap();
         symlink(&outside, top.join("link")).unwrap();
         symlink(&outside, top.join("a/b/link")).unwrap();
-        fs::set_permissions(top.join("a/b"), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(top.join("a/b"), fs::Permissions::from_mode(0o0)).unwrap();
         fs::set_permissions(top.join("a"), fs::Permissions::from_mode(0o500)).unwrap();
         remove_tree(&top).unwrap();
         assert!(!top.exists() && outside.join("file").exists());
