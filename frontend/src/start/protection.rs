@@ -49,7 +49,10 @@ pub(super) fn hidden_variables(workers: &cli::Workers) -> Vec<OsString> {
     hidden.sort();
     if !hidden.is_empty() {
         let names: Vec<_> = hidden.iter().map(|name| name.to_string_lossy()).collect();
-        tracing::info!("workers do not inherit {} environment variables (--worker-variables passes more)", names.len());
+        tracing::info!(
+            "environment variables that workers do not inherit: {} (--worker-variables passes them)",
+            names.len()
+        );
         tracing::debug!("workers do not inherit {}", names.join(", "));
     }
     hidden

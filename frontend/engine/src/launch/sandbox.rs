@@ -180,9 +180,10 @@ fn is_environment(home: &Path) -> bool {
 /// A permitted path does not exist, or sandboxes must be used and cannot be made here; the text contains the reason.
 pub fn check(worker: &Path, sandboxes: &Sandboxes) -> Result<Vec<String>, String> {
     let Sandboxes { mode, read, write } = sandboxes;
-    let missing = read.iter().chain(write).find_map(|path| Some((path, path.symlink_metadata().err()?)));
-    if let Some((path, error)) = missing {
-        return Err(format!("--worker-sandbox-read or --worker-sandbox-write: '{}': {error}", path.display()));
+    for (flag, paths) in [("--worker-sandbox-read", read), ("--worker-sandbox-write", write)] {
+        if let Some((path, error)) = paths.iter().find_map(|path| Some((path, path.metadata().err()?))) {
+            return Err(format!("{flag}: '{}' cannot be permitted: {error}", path.display()));
+        }
     }
     if *mode == SandboxMode::Off {
         return Ok(Vec::new());
