@@ -96,10 +96,9 @@ def test_the_server_is_closed_to_processes_of_its_user(tmp_path):
     for name in ("pharos", "pharos-worker"):
         (programs / name).write_bytes(binary().with_name(name).read_bytes())
         (programs / name).chmod(0o755)
-    folder = tmp_path
-    while folder != Path("/tmp"):
-        folder.chmod(0o755)
-        folder = folder.parent
+    for folder in (tmp_path, *tmp_path.parents):
+        if not folder.stat().st_mode & 0o001:
+            folder.chmod(0o711)
     home = tmp_path / "home"
     home.mkdir()
     os.chown(home, 65534, 65534)
