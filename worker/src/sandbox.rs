@@ -124,16 +124,22 @@ const SETXATTRAT: i64 = 463;
 const REMOVEXATTRAT: i64 = 466;
 const FILE_SETATTR: i64 = 469;
 
-/// Calls that change the limits or the scheduling of another process: each with the position of the argument with its number,
-/// which is 0 for the own one.
-const OF_OTHERS: [(i64, u8); 6] = [
-    (libc::SYS_ioprio_set, 1),
-    (libc::SYS_prlimit64, 0),
-    (libc::SYS_sched_setattr, 0),
-    (libc::SYS_sched_setparam, 0),
-    (libc::SYS_sched_setscheduler, 0),
-    (libc::SYS_setpriority, 1),
+/// Calls that can change the limits or the scheduling of other processes: each with the position of an argument and the only value
+/// that it may have. A process has the number 0 for itself; two calls can also name a process group or a user.
+const OF_OTHERS: [(i64, u8, i32); 8] = [
+    (libc::SYS_ioprio_set, 0, IOPRIO_WHO_PROCESS),
+    (libc::SYS_ioprio_set, 1, 0),
+    (libc::SYS_prlimit64, 0, 0),
+    (libc::SYS_sched_setattr, 0, 0),
+    (libc::SYS_sched_setparam, 0, 0),
+    (libc::SYS_sched_setscheduler, 0, 0),
+    (libc::SYS_setpriority, 0, PRIO_PROCESS),
+    (libc::SYS_setpriority, 1, 0),
 ];
+
+/// The kinds of `setpriority(2)` and `ioprio_set(2)` that name a process.
+const PRIO_PROCESS: i32 = 0;
+const IOPRIO_WHO_PROCESS: i32 = 1;
 
 /// Operations of `ioctl` that type into a terminal.
 const TYPING: [u64; 2] = [0x5412, 0x541c];
@@ -281,8 +287,8 @@ fn conditional() -> Result<Rules, seccompiler::BackendError> {
     let namespaces = flags.map(|flag| masked(0, flag, flag)).collect::<Result<_, _>>()?;
     let typing = TYPING.iter().map(|operation| masked(1, u64::from(u32::MAX), *operation)).collect::<Result<_, _>>()?;
     let mut rules = Rules::from([(libc::SYS_clone, namespaces), (libc::SYS_ioctl, typing)]);
-    for (call, argument) in OF_OTHERS {
-        rules.insert(call, vec![none_of(argument, &[0])?]);
+    for (call, argument, own) in OF_OTHERS {
+        rules.entry(call).or_default().push(none_of(argument, &[own])?);
     }
     Ok(rules)
 }

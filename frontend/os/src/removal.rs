@@ -33,10 +33,14 @@ pub(crate) fn empty_except(path: &Path, kept: &[&str]) -> io::Result<()> {
     let mut number = 0;
     loop {
         let mut found = false;
-        for name in names(top.as_fd())?.iter().filter(|name| !is_kept(name)) {
+        for name in names(top.as_fd())? {
+            let name = name?;
+            if is_kept(&name) {
+                continue;
+            }
             found = true;
-            if !unlinked(top.as_fd(), name)? {
-                let directory = opened(top.as_fd(), name)?;
+            if !unlinked(top.as_fd(), &name)? {
+                let directory = opened(top.as_fd(), &name)?;
                 flatten(&directory, top.as_fd(), &mut number)?;
                 match unlinkat(&top, name.as_c_str(), AtFlags::REMOVEDIR) {
                     // A process is still writing there: the next round removes it.
@@ -54,6 +58,7 @@ pub(crate) fn empty_except(path: &Path, kept: &[&str]) -> io::Result<()> {
 /// Removes the files of a directory, and moves its subdirectories to the top under new names.
 fn flatten(directory: &OwnedFd, top: BorrowedFd<'_>, number: &mut u64) -> io::Result<()> {
     for name in names(directory.as_fd())? {
+        let name = name?;
         if unlinked(directory.as_fd(), &name)? {
             continue;
         }
@@ -106,16 +111,11 @@ fn opened(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     Ok(directory)
 }
 
-/// Returns the names in a directory.
-fn names(directory: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
-    let mut names = Vec::new();
-    for entry in Dir::read_from(directory)? {
-        let name = entry?.file_name().to_owned();
-        if ![c".", c".."].contains(&name.as_c_str()) {
-            names.push(name);
-        }
-    }
-    Ok(names)
+/// Returns the names in a directory, read as they are used: there may be any number.
+fn names(directory: BorrowedFd<'_>) -> io::Result<impl Iterator<Item = io::Result<CString>>> {
+    let names = Dir::read_from(directory)?.map(|entry| Ok(entry?.file_name().to_owned()));
+    let is_itself = |name: &CString| [c".", c".."].contains(&name.as_c_str());
+    Ok(names.filter(move |name| !name.as_ref().is_ok_and(is_itself)))
 }
 
 #[cfg(test)]

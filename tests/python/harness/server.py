@@ -112,9 +112,13 @@ class Server:
         """Sends a GET request; returns the status and the body as text."""
         return self.ask("GET", path, address=address, headers=headers)
 
+    def connect(self, address: str = "") -> http.client.HTTPConnection:
+        """Returns a connection that stays open."""
+        return http.client.HTTPConnection(address or self.http, timeout=DEADLINE_S)
+
     def ask(self, method: str, path: str, body=None, address: str = "", headers=None) -> tuple:
         """Sends one HTTP request on a new connection; returns the status and the body as text."""
-        connection = http.client.HTTPConnection(address or self.http, timeout=DEADLINE_S)
+        connection = self.connect(address)
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()

@@ -32,15 +32,6 @@ class TlsServer(Server):
         """Returns a connection that stays open."""
         return http.client.HTTPSConnection(address or self.http, timeout=DEADLINE_S, context=self.context())
 
-    def ask(self, method, path, body=None, address="", headers=None):
-        connection = self.connect(address)
-        try:
-            connection.request(method, path, body, headers or {})
-            response = connection.getresponse()
-            return response.status, response.read().decode(errors="replace")
-        finally:
-            connection.close()
-
     def certificate_of(self, address: str = "") -> str:
         """Returns the common name in the certificate that a new connection receives."""
         host, port = (address or self.http).split(":")

@@ -154,6 +154,7 @@ ATTACKS = {
     "numpy": lambda target: np.linalg.inv(np.eye(64)),
     "orphan": orphan,
     "limit files": limit_files,
+    "priority of the user": lambda target: os.setpriority(os.PRIO_USER, 0, os.getpriority(os.PRIO_PROCESS, 0)),
     "datagram": datagram,
     "system v memory": system_v_memory,
     "change mode": change_mode,

@@ -32,6 +32,7 @@ input [ {{ name: "ATTACK" data_type: TYPE_STRING dims: [ 2 ] }} ]
 output [ {{ name: "RESULT" data_type: TYPE_STRING dims: [ 1 ] }} ]
 {}
 """
+AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 CODE = Path(__file__).with_name("hostile_model.py")
 VARIABLES = {
     "AWS_SECRET_ACCESS_KEY": "secret",
@@ -105,10 +106,10 @@ def test_the_server_is_closed_to_processes_of_its_user(tmp_path):
     (tmp_path / "models").mkdir()
     server = Server(tmp_path, [tmp_path / "models"])
     server.command[0] = str(programs / "pharos")
-    server.command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *server.command]
+    server.command = [*AS_NOBODY, *server.command]
     server.environment = {"HOME": str(home), "PHAROS_METRICS_LOCATION": str(home / "logs"), "SECRET": "value"}
     with server:
-        read = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "cat", f"/proc/{server.process.pid}/environ"]
+        read = [*AS_NOBODY, "cat", f"/proc/{server.process.pid}/environ"]
         result = subprocess.run(read, capture_output=True, text=True)
         assert result.returncode != 0 and "Permission denied" in result.stderr and "SECRET" not in result.stdout
         assert server.get("/v2/health/ready")[0] == 200 and "pharos_" in server.get("/metrics", server.metrics)[1]
@@ -137,6 +138,7 @@ REFUSED = {
     ("connect", "{port}"): "PermissionError",
     ("abstract socket", ""): "PermissionError",
     ("limit files", "{innocent}"): "PermissionError",
+    ("priority of the user", ""): "PermissionError",
     ("datagram", "{datagram}"): "PermissionError",
     ("system v memory", ""): "PermissionError",
     ("change mode", "{innocent_code}"): "PermissionError",
@@ -204,7 +206,7 @@ def test_without_a_sandbox_the_attacks_succeed(tmp_path):
     """Shows that the attacks work where nothing prevents them."""
     with started(tmp_path) as server:
         values = targets(server, tmp_path)
-        harmful = ("kill", "ptrace", "read memory", "unshare", "io_uring", "truncate", "limit files", "type into terminal")
+        harmful = ("kill", "ptrace", "read memory", "unshare", "io_uring", "truncate", "limit files", "type into terminal", "priority of the user")
         attacks = [key for key in REFUSED if key[0] not in harmful and key not in (("write", "{code}"), ("read", "/etc/ssl/private"))]
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
             datagrams.bind(str(values["datagram"]))

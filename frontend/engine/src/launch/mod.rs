@@ -80,29 +80,27 @@ impl Launch {
     /// Returns the command with its environment. In a sandbox, it may write its directory for temporary files, which it finds in
     /// the usual variable.
     pub(crate) fn command(&self, temporary: Option<&Path>) -> Command {
-        let mut command = match &self.sandbox {
+        let mut command = Command::new(self.sandbox.as_ref().map_or(&self.executable, |sandbox| &sandbox.worker));
+        // First: the program gets its variables also if they have hidden names.
+        for name in &self.hidden {
+            command.env_remove(name);
+        }
+        match &self.sandbox {
             Some(sandbox) => {
                 let mut variables = self.variables.clone();
                 variables.extend(temporary.map(|directory| (TEMPORARY, Some(directory.as_os_str().to_owned()))));
-                let mut command = Command::new(&sandbox.worker);
                 command.args(sandbox.arguments(&self.executable, temporary, variables));
-                command
             }
             None => {
-                let mut command = Command::new(&self.executable);
                 for (name, value) in &self.variables {
                     match value {
                         Some(value) => command.env(name, value),
                         None => command.env_remove(name),
                     };
                 }
-                command
             }
-        };
-        command.args(&self.arguments);
-        for name in &self.hidden {
-            command.env_remove(name);
         }
+        command.args(&self.arguments);
         command
     }
 }

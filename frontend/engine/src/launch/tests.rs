@@ -254,3 +254,14 @@ fn the_program_that_makes_a_sandbox_does_not_get_the_variables_of_the_model() {
         assert!(text[at - 1] == "--set" && text[at + 1].contains(value), "{text:?}");
     }
 }
+
+#[test]
+fn a_program_gets_its_variables_also_if_they_have_hidden_names() {
+    let mut fixture = Fixture::new();
+    fixture.program.hidden = vec!["PATH".into(), "SECRET".into()];
+    fixture.file("m/venv/bin/python3", 0o755);
+    let command = fixture.choose("python", None).unwrap().command(None);
+    let value = |name: &str| command.get_envs().find(|(known, _)| *known == name).unwrap().1;
+    assert!(value("PATH").unwrap().to_str().unwrap().contains("/m/venv/bin"));
+    assert_eq!(value("SECRET"), None);
+}
