@@ -7,6 +7,9 @@ use super::onnx::ModelSignature;
 use super::{Completion, ConfigError, ModelConfig};
 use super::{agents, autocomplete, json, normalize, proto, text, validate, warnings};
 
+/// The parameter that decides whether a model runs in a sandbox.
+pub const SANDBOX: &str = "sandbox";
+
 /// A configuration that follows the schema. Its content is not checked: fields may be missing or contradict each other.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Draft {
@@ -62,6 +65,17 @@ impl Draft {
     pub fn may_be_onnx(&self) -> bool {
         let proto::ModelConfig { backend, platform, .. } = &self.proto;
         matches!(backend.as_str(), "" | "onnxruntime" | "tract") && matches!(platform.as_str(), "" | "onnxruntime_onnx")
+    }
+
+    /// Returns whether a model of this configuration can run other code than that of the server: its backend is not one of those
+    /// that only read the model's file, or is not named, or the configuration decides about the sandbox.
+    pub fn can_run_code(&self) -> bool {
+        let proto::ModelConfig { backend, platform, parameters, .. } = &self.proto;
+        let reads_files = match backend.as_str() {
+            "" => matches!(platform.as_str(), "ensemble" | "onnxruntime_onnx"),
+            name => matches!(name, "builtin" | "onnxruntime" | "tract"),
+        };
+        !reads_files || parameters.contains_key(SANDBOX)
     }
 
     /// Encodes the draft as protobuf bytes of `inference.ModelConfig`.

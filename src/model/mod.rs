@@ -44,7 +44,7 @@ pub use config::{
     InstanceGroup, InstanceKind, ModelConfig, TensorSpec, VersionPolicy, Warmup, WarmupData, WarmupInput,
 };
 pub use controls::{ControlInput, ControlKind, ControlValues, FalseTrue};
-pub use draft::Draft;
+pub use draft::{Draft, SANDBOX};
 pub use error::ConfigError;
 pub use normalize::default_model_file;
 pub use onnx::{ModelSignature, SignatureTensor};

@@ -6,6 +6,7 @@ mod push;
 mod responses;
 mod service;
 mod trace;
+mod uploads;
 mod workers;
 
 use std::borrow::Cow;
@@ -91,6 +92,8 @@ pub struct Engine {
     inner: Arc<Inner>,
     /// Translates model names of clients; `None` if clients use the repository's names.
     naming: Option<Arc<dyn Naming>>,
+    /// Whether loads may bring files and configurations that run code.
+    uploads: bool,
 }
 
 impl Engine {
@@ -109,7 +112,12 @@ impl Engine {
         let (phase, tokens) = (AtomicU8::new(LOADING), OnceLock::new());
         let inner = Inner { settings, cache, loader, shared_memory, traces, latest, load_reports, phase, tokens };
         let inner = Arc::new(inner);
-        Ok(Self { inner, naming: None })
+        Ok(Self { inner, naming: None, uploads: false })
+    }
+
+    /// Returns the server for clients whose loads may bring files and configurations that run code, if `permitted`.
+    pub fn with_uploads(&self, permitted: bool) -> Self {
+        Self { uploads: permitted, ..self.clone() }
     }
 
     /// Loads all models. Returns the names and reasons of those that could not be loaded.

@@ -40,6 +40,10 @@ pub struct Models {
     /// Allow models of the same name in several repositories; the repository is their namespace
     #[arg(id = "model-namespacing", long = "model-namespacing", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_MODEL_NAMESPACING", value_parser = boolean, help_heading = MODELS)]
     pub namespacing: bool,
+    /// Permit loads by request to bring files, and configurations of models that can run code [default: true if loading by
+    /// request requires a token or a key of a restricted API, else false]
+    #[arg(id = "allow-model-upload", long = "allow-model-upload", value_name = "BOOL", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_MODEL_UPLOAD", value_parser = boolean, help_heading = MODELS)]
+    pub allow_upload: Option<bool>,
     /// Maximum number of models to load concurrently, at start and by requests
     #[arg(id = "model-load-thread-count", long = "model-load-thread-count", value_name = "N", default_value_t = 4, env = "PHAROS_MODEL_LOAD_THREAD_COUNT", value_parser = whole(1..=1024u32), help_heading = MODELS)]
     pub load_thread_count: u32,

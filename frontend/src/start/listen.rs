@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
+use super::open_loading;
 use super::torchserve::PortSettings;
 use crate::cli::{Options, TlsOptions};
 use pharos_engine::engine::Engine;
@@ -92,6 +93,11 @@ impl Listeners<'_> {
         PortSettings { phases, server, budget, event_loops, timing: self.timing.clone() }
     }
 
+    /// Returns the server for the clients of a listener with these restrictions.
+    fn engine_with_uploads(&self, guards: &ServerAccess, rules: &Restrictions) -> Engine {
+        open_loading::with_uploads(self.engine, self.options, open_loading::is_protected(guards, rules))
+    }
+
     fn http(&self, guards: &ServerAccess) -> Result<JoinHandle<()>, String> {
         let options = self.options;
         let clients = &options.http_clients;
@@ -102,7 +108,8 @@ impl Listeners<'_> {
         let listener = bind("HTTP", "--http-port", wanted)?;
         let most = clients.max_connections.unwrap_or_else(descriptors::connections);
         let connections = self.connections(Listener::Http, tls, most);
-        Ok(tokio::spawn(http::serve(listener, self.engine.clone(), (settings, connections), self.phases.clone())))
+        let engine = self.engine_with_uploads(guards, &guards.http);
+        Ok(tokio::spawn(http::serve(listener, engine, (settings, connections), self.phases.clone())))
     }
 
     /// Returns the settings shared by all HTTP listeners of the v2 protocol; they forward no headers.
@@ -156,7 +163,8 @@ impl Listeners<'_> {
         limits.ping_timeout = clients.keepalive_timeout;
         limits.age = clients.max_age.unwrap_or_default();
         limits.age_grace = clients.max_age_grace.unwrap_or_default();
-        let (engine, phases) = (self.engine.clone(), self.phases.clone());
+        let engine = self.engine_with_uploads(guards, &guards.grpc);
+        let phases = self.phases.clone();
         Ok(tokio::spawn(async move {
             if let Err(error) = grpc::serve(listener, engine, (settings, connections), phases).await {
                 tracing::error!("gRPC listener failed: {error}");

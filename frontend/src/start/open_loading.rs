@@ -1,5 +1,5 @@
-//! Warns when models can be loaded by request without a token from other machines: a model is code, so every
-//! client that reaches such an address can run code on this machine.
+//! Loading models by request: whether a load may bring code, and a warning when other machines can load models without a
+//! token.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,25 +7,43 @@ use pharos::access::tokens::Scope;
 use pharos::access::{Api, Restrictions};
 
 use crate::cli::{ControlMode, Options};
+use pharos_engine::engine::Engine;
 use pharos_torchserve::{Plan, ServerAccess, Settings};
 
-/// Logs a warning with the addresses that allow this.
+/// Returns the server for the clients of a listener. Their loads may bring code if `--allow-model-upload` permits it; without that
+/// flag, if loading is protected.
+pub(super) fn with_uploads(engine: &Engine, options: &Options, protected: bool) -> Engine {
+    engine.with_uploads(options.models.allow_upload.unwrap_or(protected))
+}
+
+/// Returns whether loading by request requires a token of the server or a key of a restricted API.
+pub(super) fn is_protected(guards: &ServerAccess, rules: &Restrictions) -> bool {
+    guards.tokens.guards(Scope::Management) || rules.restricts(Api::ModelRepository)
+}
+
+/// Logs a warning with the addresses at which other machines can load models without a token.
 pub(super) fn warn(options: &Options, plan: Option<&Plan<Options>>, guards: &ServerAccess) {
     if guards.tokens.guards(Scope::Management) {
         return;
     }
     let mut open = of_server(options, guards);
-    if plan.is_none() {
-        open.extend(of_clouds(options, guards));
-    }
-    open.extend(plan.map(|plan| of_torchserve(&plan.settings, guards)).unwrap_or_default());
+    // Registrations name files and addresses outside of the repositories.
+    let registers = match plan {
+        None => of_clouds(options, guards),
+        Some(plan) => of_torchserve(&plan.settings, guards),
+    };
+    let runs_code = !registers.is_empty() || options.models.allow_upload == Some(true);
+    open.extend(registers);
     if open.is_empty() {
         return;
     }
+    let can = match runs_code {
+        true => "run code on this machine",
+        false => "load and unload the models of the repositories",
+    };
     // One event per line, because the log escapes line breaks.
     tracing::warn!(
-        "models can be loaded by request without a token: every client that reaches one of these addresses can run code on \
-         this machine"
+        "models can be loaded by request without a token: every client that reaches one of these addresses can {can}"
     );
     open.iter().for_each(|address| tracing::warn!("    {address}"));
     tracing::warn!(

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use pharos::service::Management as _;
 use tokio::task::JoinHandle;
 
+use super::open_loading;
 use crate::cli::Options;
 use pharos_engine::engine::Engine;
 use pharos_grpc as grpc;
@@ -48,6 +49,8 @@ impl Endpoints {
         torchserve::check_addresses(&plan.settings)?;
         engine.cache().count_by_alias(torchserve::metric_naming(plan.settings.initial_worker_port));
         let registry = Registry::new(engine.clone(), plan.settings.clone(), plan.repository.clone());
+        let protected = plan.settings.token.is_some() || open_loading::is_protected(&server, &server.http);
+        let engine = &open_loading::with_uploads(engine, &plan.options, protected);
         let service = engine.with_naming(registry.clone());
         let start = Start {
             kserve: kserve(&service, &plan.settings, (&budget, &timing))?,

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import urllib.request
 import venv
 import zipfile
 from pathlib import Path
@@ -11,9 +12,20 @@ from pathlib import Path
 import pytest
 
 from deploy.wheels import NATIVE, elf, packer
+from harness.ports import free_ports
 from harness.server import EXAMPLES, Server, binary
+from harness.waiting import DEADLINE_S, eventually
 
 MOST_BYTES = 40e6
+HANDLER = "def handle(data, context):\n    return None if data is None else ['from the archive'] * len(data)\n"
+PROPERTIES = """
+inference_address=http://127.0.0.1:{}
+management_address=http://127.0.0.1:{}
+metrics_address=http://127.0.0.1:{}
+grpc_inference_port={}
+grpc_management_port={}
+disable_token_authorization=true
+"""
 MODEL = """
 import sys
 import numpy as np
@@ -128,3 +140,30 @@ def test_python_models_run_with_the_python_of_the_environment(scripts, tmp_path)
         status, answer = server.infer("where", {"inputs": [tensor]})
         assert status == 200, answer
         assert answer["outputs"][0]["data"] == [str(scripts.parent)]
+
+
+def test_torchserve_serves_an_archive(scripts, tmp_path):
+    """An archive of PyPI's torch-model-archiver."""
+    (tmp_path / "handler.py").write_text(HANDLER)
+    (tmp_path / "store").mkdir()
+    pack = [sys.executable, "-m", "model_archiver.model_packaging", "--model-name=m", "--version=1.0", "--handler=handler.py"]
+    subprocess.run([*pack, "--export-path=store"], cwd=tmp_path, check=True, capture_output=True, timeout=DEADLINE_S)
+    ports = free_ports(5)
+    (tmp_path / "config.properties").write_text(PROPERTIES.format(*ports))
+    command = [scripts / "torchserve", "--start", "--foreground", "--model-store=store", "--models=m=m.mar", "--ts-config=config.properties"]
+    with open(tmp_path / "log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}, cwd=tmp_path)
+    try:
+
+        def predicted() -> bool:
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/predictions/m", b"x", DEADLINE_S) as answer:
+                    return answer.read() == b"from the archive"
+            except OSError:
+                return False
+
+        eventually("the model answers", predicted)
+    finally:
+        process.terminate()
+        process.wait(DEADLINE_S)

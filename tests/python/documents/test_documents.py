@@ -223,7 +223,7 @@ def test_clients_load_and_unload(tmp_path):
     (tmp_path / "model.onnx").write_bytes(BASES["onnx"][1]["1/model.onnx"])
     (shell,) = of_test("test_clients_load_and_unload", language="sh")
     (code,) = of_test("test_clients_load_and_unload", language="python")
-    with Shown(tmp_path, "pharos --model-repository models --model-control-mode explicit") as server:
+    with Shown(tmp_path, "pharos --model-repository models --model-control-mode explicit --allow-model-upload") as server:
         load, index, unload = commands(shell)
         server.shell(load)
         assert json.loads(server.shell(index))[0]["state"] == "READY"

@@ -55,9 +55,10 @@ class Server:
             self.command += [f"--{name}-address=127.0.0.1", f"--{name}-port={getattr(self, f'{name}_port')}"]
         self.command += [f"--model-repository={path}" for path in repositories]
         self.command += options
-        if not any(str(option).startswith("--allow-client-shm") for option in options):
-            # Off by default; most tests with shared memory are not about that.
-            self.command.append("--allow-client-shm")
+        # Off by default; most tests with shared memory or with files of a load are not about that.
+        for flag in ("--allow-client-shm", "--allow-model-upload"):
+            if not any(str(option).startswith(flag) for option in options):
+                self.command.append(flag)
         self.environment = {}
         self.process = None
 

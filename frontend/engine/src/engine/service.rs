@@ -24,7 +24,7 @@ use pharos::timeline::Instant;
 use pharos::trace::settings::Update;
 
 use super::exchange::Exchange;
-use super::{EXITING, Engine, OpenStream, Responses, SERVING, check_text};
+use super::{EXITING, Engine, OpenStream, Responses, SERVING, check_text, uploads};
 use pharos_os::clock;
 use pharos_telemetry::log;
 
@@ -183,6 +183,9 @@ impl Service for Engine {
         let overrides = Override::new(parameters).map_err(|reason| {
             InferError::internal(format!("failed to load '{model}', failed to poll from model repository: {reason}"))
         })?;
+        if !self.uploads {
+            overrides.as_ref().map_or(Ok(()), |sent| uploads::check(model, sent))?;
+        }
         self.inner.loader.load_model(model, overrides).await
     }
 

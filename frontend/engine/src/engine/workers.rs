@@ -17,7 +17,7 @@ use pharos_telemetry::system::process_of;
 
 impl Management for Engine {
     fn with_naming(&self, naming: Arc<dyn Naming>) -> Self {
-        Self { inner: self.inner.clone(), naming: Some(naming) }
+        Self { naming: Some(naming), ..self.clone() }
     }
 
     fn workers(&self, model: &str) -> Vec<WorkerStatus> {

@@ -45,7 +45,7 @@ pub(crate) struct Model<'a> {
     pub(crate) backend: &'a str,
     /// The value of its parameter [`ENVIRONMENT`].
     pub(crate) environment: Option<&'a str>,
-    /// The value of its parameter [`sandbox::PARAMETER`].
+    /// The value of its parameter [`pharos::model::SANDBOX`].
     pub(crate) sandbox: Option<&'a str>,
     /// The model's directory.
     pub(crate) directory: &'a Path,

@@ -8,13 +8,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use pharos::model::SANDBOX;
 use pharos::wire::sandbox::{CHECK, ESSENTIAL, Permissions};
 
 use super::settings::{Program, SandboxMode, Sandboxes};
 use super::{Model, Variables};
-
-/// The model's parameter about its sandbox.
-pub(crate) const PARAMETER: &str = "sandbox";
 
 /// The parts of the system that interpreters and libraries read: programs, libraries, and the settings of users, time zones,
 /// certificates and drivers, but no others of `/etc`.
@@ -96,7 +94,7 @@ impl Sandbox {
 /// The model's parameter is invalid, or switches off what must not be.
 pub(super) fn of(program: &Program, model: &Model<'_>) -> Result<Option<Sandbox>, String> {
     let Sandboxes { mode, read, write } = &program.sandboxes;
-    let refused = |what: String| Err(format!("model '{}': its parameter '{PARAMETER}' is {what}", model.name));
+    let refused = |what: String| Err(format!("model '{}': its parameter '{SANDBOX}' is {what}", model.name));
     let network = match (model.sandbox, mode) {
         (None | Some("off"), SandboxMode::Off) | (Some("off"), SandboxMode::Auto) => return Ok(None),
         (Some("off"), SandboxMode::On) => return refused("'off', which --worker-sandbox=on does not allow".to_owned()),

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use pharos::model::{CodeLocation, ModelConfig};
+use pharos::model::{CodeLocation, ModelConfig, SANDBOX};
 use pharos::supervisor::{self, Backoff, RestartPolicy};
 
 use super::Loader;
@@ -23,7 +23,7 @@ impl Loader {
                 name: &prepared.name,
                 backend: prepared.configuration.backend(),
                 environment: prepared.configuration.parameter(launch::ENVIRONMENT),
-                sandbox: prepared.configuration.parameter(launch::sandbox::PARAMETER),
+                sandbox: prepared.configuration.parameter(SANDBOX),
                 directory: prepared.model_files.path(),
                 version: &version.directory,
             };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use memmap2::Mmap;
 use pharos::ensemble::Plan as EnsemblePlan;
 use pharos::model::{
-    Completion, ConfigError, Draft, ModelConfig, ModelSignature, VersionPolicy, may_auto_complete, onnx,
+    Completion, ConfigError, Draft, ModelConfig, ModelSignature, SANDBOX, VersionPolicy, may_auto_complete, onnx,
 };
 use pharos::repository::{self, Stamp, VersionFingerprint};
 
@@ -309,7 +309,7 @@ fn versions_made(
             name: files.model,
             backend: configuration.backend(),
             environment: configuration.parameter(launch::ENVIRONMENT),
-            sandbox: configuration.parameter(launch::sandbox::PARAMETER),
+            sandbox: configuration.parameter(SANDBOX),
             directory: files.directory,
             version: &directory,
         };

@@ -1,0 +1,92 @@
+"""Loads with files or with configurations that run code: permitted by a token, a restricted API or `--allow-model-upload`."""
+
+import base64
+import json
+
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from harness.server import EXAMPLES, Server
+
+FLAG = "--allow-model-upload"
+CODE = (
+    "import triton_python_backend_utils as pb_utils\n"
+    "class TritonPythonModel:\n"
+    "    def execute(self, requests):\n"
+    "        return [pb_utils.InferenceResponse([]) for _ in requests]\n"
+)
+CONFIG = json.dumps({"backend": "python", "input": [{"name": "A", "data_type": "TYPE_FP32", "dims": [1]}]})
+MODEL = (EXAMPLES / "digits/1/model.onnx").read_bytes()
+FILES = {"file:1/model.py": CODE.encode()}
+UPLOADS = {
+    "code": {"config": CONFIG, **FILES},
+    "a file without code": {"config": json.dumps({"backend": "onnxruntime"}), "file:1/model.onnx": MODEL},
+    "a backend with code": {"config": CONFIG},
+    "no backend": {"config": json.dumps({"max_batch_size": 2})},
+    "a parameter of the sandbox": {
+        "config": json.dumps({"backend": "onnxruntime", "parameters": {"sandbox": {"string_value": "off"}}})
+    },
+}
+"""The parameters of loads that need a permission."""
+TOKEN = {"Authorization": "Bearer manager"}
+KEY = {"admin": "yes"}
+PERMISSIONS = {
+    "no token": (lambda folder: [], {}, False),
+    "a token": (lambda folder: [f"--management-token-file={folder / 'tokens'}"], TOKEN, True),
+    "a restricted API": (lambda folder: ["--http-restricted-api=model-repository:admin=yes"], KEY, True),
+    "a restricted API of the other protocol": (lambda folder: ["--grpc-restricted-protocol=model-repository:admin=yes"], {}, False),
+    "a token for inference": (lambda folder: [f"--inference-token-file={folder / 'tokens'}"], TOKEN, True),
+    "the flag": (lambda folder: [FLAG], {}, True),
+    "the flag off, with a token": (lambda folder: [f"{FLAG}=false", f"--management-token-file={folder / 'tokens'}"], TOKEN, False),
+}
+"""The options of a server, the headers of a client, and whether it may bring code."""
+
+
+def server_with(folder, *options) -> Server:
+    """Returns a server that has only these options."""
+    (folder / "tokens").write_text("manager\n")
+    server = Server(folder, [EXAMPLES], ["--model-control-mode=explicit", *options])
+    if FLAG not in options and FLAG in server.command:
+        server.command.remove(FLAG)
+    return server
+
+
+def load(server: Server, model: str, parameters: dict, headers=None) -> tuple:
+    """Loads a model over HTTP; returns the status and the answer."""
+    encoded = {
+        name: base64.b64encode(value).decode() if isinstance(value, bytes) else value for name, value in parameters.items()
+    }
+    return server.ask("POST", f"/v2/repository/models/{model}/load", json.dumps({"parameters": encoded}), headers=headers)
+
+
+@pytest.mark.parametrize("case", PERMISSIONS)
+def test_a_permission_is_needed_to_bring_code(tmp_path, case):
+    options, headers, permitted = PERMISSIONS[case]
+    with server_with(tmp_path, *options(tmp_path)) as server:
+        status, answer = load(server, "code", UPLOADS["code"], headers)
+        if permitted:
+            assert status == 200, answer
+            assert load(server, "file", UPLOADS["a file without code"], headers)[0] == 200
+        else:
+            assert status == 501 and f"{FLAG}=true" in answer, answer
+            assert '"code"' not in server.ask("POST", "/v2/repository/index", b"", headers=headers)[1]
+        assert load(server, "digits", {}, headers)[0] == 200
+
+
+def test_everything_that_can_run_code_is_refused_over_both_protocols(tmp_path):
+    with server_with(tmp_path) as server:
+        client = tritonclient.grpc.InferenceServerClient(server.grpc)
+        for case, parameters in UPLOADS.items():
+            status, answer = load(server, "digits", parameters)
+            files = {name: value for name, value in parameters.items() if name.startswith("file:")}
+            with pytest.raises(InferenceServerException) as refused:
+                client.load_model("digits", config=parameters["config"], files=files or None)
+            assert status == 501 and json.loads(answer)["error"] == refused.value.message(), case
+            assert refused.value.status() == "StatusCode.UNIMPLEMENTED", case
+            assert "failed to load 'digits', " in answer and FLAG in answer, case
+        assert not client.is_model_ready("digits")
+        assert server.workers() == set(), "no process was started for a refused load"
+        client.load_model("digits", config=json.dumps({"backend": "onnxruntime", "max_batch_size": 2}))
+        assert client.get_model_config("digits", as_json=True)["config"]["max_batch_size"] == 2
+        client.close()
