@@ -81,10 +81,12 @@ python-worker: tools $(VENV)/ready
 # for other architectures. Its own target folder, because the linker and the stripped symbols would compile everything again.
 WHEEL_MACHINES ?= x86_64 aarch64
 WHEEL_TOOLS := $(TARGET)/venv-wheel
-# Messages of panics name source files. With the same names on every machine, the same source makes the same wheels: of several
-# prefixes of a path, the last one holds.
+# The same source makes the same wheels on every machine with the same versions of Rust and Python's zlib. Messages of panics name
+# source files: of several prefixes of a path, the last one holds. The allocator contains the time of its compilation, and zig's cache
+# returns objects that were compiled with another time.
 SAME_PATHS := --remap-path-prefix=$(CURDIR)=/pharos --remap-path-prefix=$(abspath $(TARGET))=/target \
   --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo
+SAME_TIMES := SOURCE_DATE_EPOCH=315532800 ZIG_GLOBAL_CACHE_DIR=$(abspath $(TARGET))/wheel-build/zig
 wheel: tools
 	$(PYTHON) -m venv $(WHEEL_TOOLS)
 	$(WHEEL_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check ziglang==0.17.1 cargo-zigbuild==0.24.0 auditwheel==6.8.2 tomli
@@ -92,7 +94,7 @@ wheel: tools
 	rm -f $(WHEELS)/pharos_server-*.whl
 	for machine in $(WHEEL_MACHINES); do \
 	  if command -v rustup >/dev/null; then rustup target add $$machine-unknown-linux-gnu || exit 1; fi; \
-	  PATH=$(abspath $(WHEEL_TOOLS))/bin:$$PATH RUSTFLAGS="$(SAME_PATHS)" CARGO_PROFILE_RELEASE_STRIP=symbols $(CARGO) zigbuild $(PROFILE) --locked \
+	  PATH=$(abspath $(WHEEL_TOOLS))/bin:$$PATH $(SAME_TIMES) RUSTFLAGS="$(SAME_PATHS)" CARGO_PROFILE_RELEASE_STRIP=symbols $(CARGO) zigbuild $(PROFILE) --locked \
 	    --target $$machine-unknown-linux-gnu.2.28 --target-dir $(TARGET)/wheel-build -p pharos -p pharos-frontend -p pharos-worker -p pharos-worker-python && \
 	  $(WHEEL_TOOLS)/bin/python deploy/wheel/pack.py --from $(TARGET)/wheel-build/$$machine-unknown-linux-gnu/release --to $(WHEELS) --notices $(TARGET)/notices && \
 	  $(WHEEL_TOOLS)/bin/auditwheel show $(WHEELS)/pharos_server-*_$$machine.whl || exit 1; done

@@ -40,6 +40,7 @@ use pharos_os::descriptors::{self, Descriptors};
 use pharos_os::directories;
 use pharos_os::event_loops::EventLoops;
 use pharos_os::service_manager::ServiceManager;
+use pharos_os::threads;
 use pharos_telemetry::log;
 use pharos_telemetry::metrics::push::Push;
 use pharos_telemetry::metrics::{Definition, Source};
@@ -61,6 +62,9 @@ const LAST_REMOVALS: Duration = Duration::from_secs(1);
 
 /// Maximum time to write the last lines of the metric logs, so that a file system that hangs does not block the exit.
 const LAST_LINES: Duration = Duration::from_secs(5);
+
+/// Threads of the server beside its event loops: those for logs, timers and measurements, and some that load models.
+const OTHER_THREADS: usize = 12;
 
 /// How long workers look for their next frame before they sleep, in microseconds, where processors are to spare.
 const SPIN_US: u32 = 200;
@@ -92,6 +96,14 @@ pub fn main() -> ExitCode {
 /// Runs the server with these options, and TorchServe's endpoints if there is a plan.
 fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     protection::apply();
+    let loops = options.http_clients.threads.map_or_else(processors, |count| count as usize);
+    if let Err(error) = threads::check(loops + OTHER_THREADS) {
+        return failed(&format!(
+            "cannot start {} threads: {error}. Raise the limit of processes and threads of this user (ulimit -u), service \
+             (TasksMax) or container (pids)",
+            loops + OTHER_THREADS
+        ));
+    }
     request_log::enable(options.log.access);
     let log = match plan {
         Some(plan) => log::start_torchserve(&options.log.options(), &plan.logs),
@@ -108,8 +120,7 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     directories::remove_abandoned(&[pharos_torchserve::DIRECTORY]);
     // Requests are served by the event loops; this runtime does the rest: loading, supervision, scrapes.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let loops = || EventLoops::start(options.http_clients.threads.map_or_else(processors, |count| count as usize));
-    let (runtime, event_loops) = match runtime.and_then(|runtime| Ok((runtime, loops()?))) {
+    let (runtime, event_loops) = match runtime.and_then(|runtime| Ok((runtime, EventLoops::start(loops)?))) {
         Ok(started) => started,
         Err(error) => return failed(&format!("cannot start the async runtimes: {error}")),
     };

@@ -11,10 +11,6 @@ impl Count {
         self.0.fetch_add(amount, Ordering::Relaxed);
     }
 
-    pub(super) fn raise_to(&self, value: u64) {
-        self.0.fetch_max(value, Ordering::Relaxed);
-    }
-
     pub(super) fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }

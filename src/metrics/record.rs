@@ -229,7 +229,7 @@ pub fn batch_executed(series: &ModelSeries, total_batch: u64, compute: &ComputeS
         cell.compute_output_ns = cell.compute_output_ns.wrapping_add(output);
     }
     series.counts.execution_count.add(1);
-    series.last_inference_ms.raise_to(now_ms);
+    series.last_inference_ms.set(now_ms);
     series.journal().notify();
 }
 

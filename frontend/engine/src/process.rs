@@ -27,6 +27,7 @@ use crate::wire::{Link, LinkParts};
 pub(crate) use complete::complete;
 pub(crate) use diagnosis::{why_not_loaded, why_not_started};
 use pharos_os::event_loops::EventLoop;
+use pharos_os::out_of_memory;
 use pharos_telemetry::metrics::{RefusedLinesLog, Ring};
 use pharos_telemetry::system::ChosenDevice;
 pub(crate) use temporary::TemporaryFiles;
@@ -112,6 +113,9 @@ pub(crate) fn start(
     let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
     command.fd_mappings(mappings.into()).map_err(|error| io::Error::other(error.to_string()))?;
     let mut child = affinity::on(processors, || command.spawn()).map_err(|error| cannot_start(launch, &error))?;
+    if let Some(pid) = child.id() {
+        out_of_memory::end_first(pid);
+    }
     forward_errors(child.stderr.take(), &printed.name);
     forward_output(child.stdout.take(), printed);
     let parts = LinkParts { socket: ours, event_loop, frames: rings, regions, arenas, ring };

@@ -1,5 +1,5 @@
 //! Operating system services of the frontend: the clock, the server's directories, the limit of file descriptors, watched files,
-//! connections to other servers, and messages to systemd.
+//! connections to other servers, the order of processes when memory runs out, threads, and messages to systemd.
 
 pub mod client;
 pub mod clock;
@@ -7,6 +7,8 @@ pub mod descriptors;
 pub mod directories;
 pub mod event_loops;
 pub mod file_watch;
+pub mod out_of_memory;
 pub mod removal;
 pub mod service_manager;
+pub mod threads;
 pub mod variables;

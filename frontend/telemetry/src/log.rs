@@ -167,9 +167,11 @@ pub fn announce(line: &str) {
 
 /// Writes a line to standard error even if logging is off, before the process exits. Waits for a limited time.
 pub fn write_final_line(line: &str) {
-    let line = format!("{line}\n");
-    if let Some(written) = written_by_a_thread(move || sinks::write(rustix::stdio::stderr(), &line)) {
-        let _ = written.recv_timeout(LAST_LINES);
+    let line: Arc<str> = format!("{line}\n").into();
+    let shared = line.clone();
+    match written_by_a_thread(move || sinks::write(rustix::stdio::stderr(), &shared)) {
+        Some(written) => drop(written.recv_timeout(LAST_LINES)),
+        None => drop(sinks::write(rustix::stdio::stderr(), &line)),
     }
 }
 

@@ -10,7 +10,7 @@ mod unpack;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -135,8 +135,8 @@ fn find(settings: &Settings, url: &str, at_start: bool) -> Result<Found, Refused
     if url.is_empty() {
         return Err(Refused::not_found("empty url"));
     }
-    if Path::new(url).components().any(|part| part == Component::ParentDir) {
-        return Err(Refused::not_found(format!("Relative path is not allowed in url: {url}")));
+    if names_parent(url) {
+        return Err(relative(url));
     }
     if is_remote(url) {
         allow(settings, url, url)?;
@@ -145,6 +145,10 @@ fn find(settings: &Settings, url: &str, at_start: bool) -> Result<Found, Refused
     let missing = || Refused::not_found(format!("Model not found at: {url}"));
     if let Some(path) = file_url(url) {
         allow(settings, url, url)?;
+        // The patterns were compared with the path as written: an encoded slash would add a directory that they do not see.
+        if url.to_ascii_lowercase().contains("%2f") {
+            return Err(relative(url));
+        }
         let failed = |why: &str| Refused::download(format!("Failed to download archive from: {url}{why}"));
         let inside = path.parent().and_then(|above| above.canonicalize().ok())
             == settings.model_store.as_ref().and_then(|store| store.canonicalize().ok());
@@ -169,6 +173,17 @@ fn find(settings: &Settings, url: &str, at_start: bool) -> Result<Found, Refused
     };
     let path = store.join(path);
     if path.exists() { Ok(Found::at(path)) } else { Err(missing()) }
+}
+
+/// Returns whether a part of the URL is `..`, as written or percent-encoded: both mean the same (RFC 3986, 6.2.2.2). Such a URL leads
+/// out of a directory that a pattern of `allowed_urls` names.
+fn names_parent(url: &str) -> bool {
+    let has_parent = |text: &str| text.split(['/', '\\']).any(|part| part == "..");
+    has_parent(url) || has_parent(&percent_decode_str(url).decode_utf8_lossy())
+}
+
+fn relative(url: &str) -> Refused {
+    Refused::not_found(format!("Relative path is not allowed in url: {url}"))
 }
 
 fn is_remote(url: &str) -> bool {
@@ -238,8 +253,12 @@ fn fetched(
     }
 }
 
-/// Returns an error if no pattern of `allowed_urls` matches.
+/// Returns an error if `whole`, which `url` names or redirects to, names a parent directory, or if no pattern of `allowed_urls`
+/// matches it.
 fn allow(settings: &Settings, url: &str, whole: &str) -> Result<(), Refused> {
+    if names_parent(whole) {
+        return Err(relative(url));
+    }
     if settings.allowed_urls.iter().any(|pattern| pattern.is_match(whole)) {
         return Ok(());
     }

@@ -10,6 +10,10 @@ use super::ModelParameters;
 /// The largest size of the file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
+/// The most opening brackets in the file. The parser takes a time that grows with the square of the nested ones, before it finds them
+/// too deep.
+const MAX_BRACKETS: usize = 4096;
+
 /// The values that a key allows.
 #[derive(Clone, Copy)]
 enum Allowed {
@@ -154,6 +158,10 @@ impl ModelYaml {
     /// # Errors
     /// The text is not YAML, or not a mapping.
     pub fn parse(text: &str, warn: &mut dyn FnMut(String)) -> Result<Self, String> {
+        let brackets = text.bytes().filter(|byte| b"[{".contains(byte)).count();
+        if brackets > MAX_BRACKETS {
+            return Err(format!("it has {brackets} opening brackets; at most {MAX_BRACKETS} are allowed"));
+        }
         let mut document: serde_yaml::Value = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
         document.apply_merge().map_err(|error| error.to_string())?;
         let whole: Value = serde_yaml::from_value(document).map_err(|error| error.to_string())?;

@@ -19,7 +19,6 @@ from tritonclient.utils import InferenceServerException
 
 from harness.certificates import Authority, Files, key_pem, new_key
 from harness.inference import one
-from harness.models import copy_models
 from harness.prometheus import Prometheus, missing
 from harness.server import kill_all, total
 from harness.tls_server import LISTENERS, MODEL, TlsServer

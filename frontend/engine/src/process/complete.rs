@@ -15,7 +15,7 @@ use tracing::Level;
 
 use super::{TemporaryFiles, cannot_start, leveled, read_line, why_not_started};
 use crate::launch::Launch;
-use pharos_os::directories;
+use pharos_os::{directories, out_of_memory};
 
 /// The maximum length of an answer in bytes.
 const LONGEST: u64 = 64 << 20;
@@ -70,6 +70,9 @@ async fn run_program(
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child =
         command.process_group(0).kill_on_drop(true).spawn().map_err(|error| cannot_start(launch, &error))?;
+    if let Some(pid) = child.id() {
+        out_of_memory::end_first(pid);
+    }
     let mut group = Group(child.id());
     let printed = [forward(child.stdout.take(), model, false), forward(child.stderr.take(), model, true)];
     let status = write_and_wait(&mut child, question).await?;

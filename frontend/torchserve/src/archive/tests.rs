@@ -130,7 +130,10 @@ fn refuses_invalid_archives_with_the_reason() {
     };
     check("none.mar", 404, "Model not found at: none.mar");
     check("../secret.mar", 404, "Relative path is not allowed in url: ../secret.mar");
-    check("file:///nowhere/../etc/m.mar", 404, "Relative path is not allowed");
+    for encoded in ["..", "%2e%2e", "%2E.", "..%2fx", "a%2Fx"] {
+        check(&format!("file:///nowhere/{encoded}/etc/m.mar"), 404, "Relative path is not allowed");
+    }
+    check("https://models.example/%2e%2e/m.mar", 404, "Relative path is not allowed");
     check("", 404, "empty url");
     check(
         "http://models.example/m.mar",

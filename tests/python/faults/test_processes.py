@@ -1,0 +1,85 @@
+"""A limit of processes and threads (`ulimit -u`) that the server or its workers reach."""
+
+import os
+import shutil
+
+import pytest
+
+from harness.inference import one
+from harness.models import copy_models
+from harness.server import Server, binary
+from harness.waiting import eventually
+
+PROCESSORS = len(os.sched_getaffinity(0))
+USER = 65533
+"""A user without other processes."""
+MISSING = [name for name in ("setpriv", "prlimit") if not shutil.which(name)]
+WHY_NOT = f"not installed: {', '.join(MISSING)}" if MISSING else "" if os.geteuid() == 0 else "needs root to start processes of another user"
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+REASON = "Resource temporarily unavailable"
+ENDED = ("READY", "UNAVAILABLE")
+LIMITS = [2, 3, 5, 9, *range(10 + PROCESSORS, 24 + PROCESSORS), 40 + PROCESSORS]
+
+
+class Limited(Server):
+    """A server of a user that may have a limited number of processes and threads."""
+
+    def __init__(self, folder, programs, models, limit: int):
+        super().__init__(folder, [models], ["--exit-on-error=false"])
+        self.command[0] = str(programs / "pharos")
+        as_user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "prlimit", f"--nproc={limit}"]
+        self.command = [*as_user, *self.command]
+        self.logs = folder / "logs"
+        self.environment = {"HOME": str(folder), "TMPDIR": str(folder)}
+
+    def answers(self) -> bool:
+        """Returns whether the server is live; fails if it ended with a panic or without a reason."""
+        if self.process.poll() is not None:
+            log = self.log_path.read_text()
+            assert self.process.returncode == 1 and "panicked" not in log, log
+            assert "cannot start" in log and "Raise the limit of processes and threads" in log and REASON in log, log
+            return False
+        try:
+            return self.get("/v2/health/live")[0] == 200
+        except OSError:
+            return False
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Programs and models that the other user can read, and a folder that it can write to."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if not folder.stat().st_mode & 0o001:
+            folder.chmod(0o711)
+    for name in ("pharos", "pharos-worker"):
+        shutil.copy(binary().with_name(name), tmp_path)
+    copy_models(tmp_path / "models", ["identity_fp32"])
+    (tmp_path / "writable").mkdir()
+    os.chown(tmp_path / "writable", USER, USER)
+    return tmp_path
+
+
+def of_model(server) -> str:
+    """Returns whether the model is loaded; if not, its reason is the limit."""
+    (entry,) = eventually("the load has ended", lambda: [e for e in server.index()["identity_fp32"] if e.get("state") in ENDED])
+    if entry["state"] == "READY":
+        assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
+        return "loaded"
+    assert REASON in entry["reason"], entry
+    return "not loaded"
+
+
+def test_every_limit_gives_a_reason_or_a_server(place):
+    """Below some limit the server exits with the reason; above it, models may fail to load with the reason; then all works."""
+    outcomes = []
+    for limit in LIMITS:
+        server = Limited(place / "writable", place, place / "models", limit)
+        server.launch()
+        try:
+            eventually("the server is live or has ended", lambda: server.answers() or server.process.poll() is not None)
+            outcomes.append("ended" if server.process.poll() is not None else of_model(server))
+        finally:
+            if server.process.poll() is None:
+                server.kill()
+    order = ["ended", "not loaded", "loaded"]
+    assert outcomes == sorted(outcomes, key=order.index) and outcomes[0] == "ended" and outcomes[-1] == "loaded", outcomes
