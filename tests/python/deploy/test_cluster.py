@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
@@ -17,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from deploy import schemas
 from harness import prometheus, redis_server
+from harness.dashboards import DASHBOARDS, expressions, load
 from harness.ports import free_ports
 from harness.prometheus import Prometheus
 from harness.server import ROOT, binary
@@ -293,6 +295,32 @@ def value(seen: Prometheus, expression: str) -> float:
     return float(results[0]["value"][1]) if results else 0.0
 
 
+SUM = re.compile(r"sum( by \([^)]*\))? ?\((?P<summed>[^()]+|rate\([^()]+\))\)")
+"""An expression that is a sum of series or of their rates."""
+
+
+def by_labels(results: list) -> dict:
+    """Returns the values of an instant vector by their labels."""
+    return {tuple(sorted(result["metric"].items())): float(result["value"][1]) for result in results}
+
+
+def check_sums_of_dashboards(seen: Prometheus, addresses: list) -> int:
+    """Checks that each sum in a dashboard over all servers is that of the sums of each server at the same time. Returns the number of
+    the sums with data."""
+    now, checked = time.time(), 0
+    for where, expression in {pair for path in DASHBOARDS for pair in expressions(load(path)) if SUM.fullmatch(pair[1])}:
+        assert 'instance=~".*"' in expression, where
+        whole = by_labels(seen.ask("query", query=expression, time=now)["result"])
+        parts = Counter()
+        for address in addresses:
+            of_one = expression.replace('instance=~".*"', f'instance="{address}"')
+            for labels, found in by_labels(seen.ask("query", query=of_one, time=now)["result"]).items():
+                parts[labels] += found
+        assert whole == pytest.approx(dict(parts)), where
+        checked += bool(whole)
+    return checked
+
+
 @pytest.mark.skipif(bool(prometheus.missing()), reason=prometheus.missing())
 def test_prometheus_adds_up_the_servers(cluster, tmp_path):
     """It sees each server, and sums over them equal the numbers that the servers have."""
@@ -302,6 +330,7 @@ def test_prometheus_adds_up_the_servers(cluster, tmp_path):
         quantile = 'fleet:pharos_request_duration_seconds:p99_5m{model="simple"}'
         eventually("the rule over all servers has a value", lambda: value(seen, quantile) > 0)
         eventually("requests have gone to all", lambda: value(seen, 'count(rate(nv_inference_request_success{model="simple"}[10s]) > 0)') == 3)
+        assert check_sums_of_dashboards(seen, addresses) > 30
     # Without load both have the same numbers.
     with Prometheus(tmp_path, *addresses) as seen:
         expected = sum(successes(cluster, at) for at in range(len(SERVERS)))

@@ -17,6 +17,7 @@ import tritonclient.grpc
 
 from ensembles.ensemble_tables import Ensemble, chain
 from harness import prometheus
+from harness.dashboards import DASHBOARDS, expressions, filled, load, panels
 from harness.inference import one, simple
 from harness.models import copy_models, write
 from harness.ports import free_ports
@@ -26,7 +27,6 @@ from harness.waiting import DEADLINE_S, eventually, every
 from sequences import iterative_models
 from sequences.state_models import TWO, builtin, sequences, tensors
 
-DASHBOARDS = sorted((ROOT / "grafana/dashboards").glob("*.json"))
 COLUMNS = 24
 LOAD_S = 25
 """The maximum time until an expression has data."""
@@ -55,36 +55,6 @@ QUIET = {
     r"pharos_instance_restarts_total": "no worker was lost in the time of this point",
 }
 """A filter (`> 0`) on one of these may have an empty result."""
-
-
-def load(path) -> dict:
-    return json.loads(path.read_text())
-
-
-def panels(dashboard: dict) -> list:
-    """Returns all panels, including those in collapsed rows."""
-    found = []
-    for panel in dashboard["panels"]:
-        found += [panel, *panel.get("panels", [])]
-    return found
-
-
-def expressions(dashboard: dict) -> list:
-    """Returns (location, PromQL) of each panel and annotation, with the variables replaced as Grafana does for "All"."""
-    found = []
-    for panel in panels(dashboard):
-        found += [(f"{dashboard['title']}: {panel['title']}", t["expr"]) for t in panel.get("targets", [])]
-    for annotation in dashboard["annotations"]["list"]:
-        found.append((f"{dashboard['title']}: annotation {annotation['name']}", annotation["expr"]))
-    return [(where, filled(expression)) for where, expression in found]
-
-
-def filled(expression: str) -> str:
-    """Replaces Grafana's variables: `$__rate_interval` by a duration that fits one scrape per second, others by "all"."""
-    expression = expression.replace("$__rate_interval", "5s")
-    expression = re.sub(r"\$\w+", ".*", expression)
-    assert "$" not in expression, expression
-    return expression
 
 
 def all_expressions() -> list:
