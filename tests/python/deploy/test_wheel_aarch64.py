@@ -40,6 +40,8 @@ def missing() -> str:
     """Returns why the wheel cannot be run; empty if it can."""
     if not WHEELS:
         return "no wheel for aarch64: make wheel builds it"
+    if WHEELS[-1].stat().st_mtime < binary().stat().st_mtime:
+        return f"{WHEELS[-1].name} is older than the tested executables: make wheel builds it again"
     return "" if QEMU and shutil.which("mmdebstrap") else "not installed: qemu-user-static, mmdebstrap"
 
 

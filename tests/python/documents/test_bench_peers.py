@@ -43,12 +43,17 @@ def test_table_has_medians_ranges_and_shares():
     """The servers are in the order of the results, each with its share of the largest limit."""
     lines = report.table(results(*BOTH), "encoder", 8)
     assert [line.split(" | ")[0] for line in lines[4:]] == ["| Pharos", "| Peer <A>", "| Peer B"]
-    assert lines[4] == "| Pharos | 196 (190 to 198) | 40.0 (40.0 to 40.0) | 55.5 (55.5 to 55.5) | 0.980 (0.950 to 0.990) | 9.90 | 0.02 |"
+    assert lines[4].startswith("| Pharos | 196 (190 to 198) | 40.0 (40.0 to 40.0) | 55.5 (55.5 to 55.5) | 0.980 (0.950 to 0.990) |")
+    assert lines[4].endswith("| 9.90 | 0.02 |")
 
 
 @pytest.mark.parametrize(
     "own, verdicts",
-    [([196.0, 190.0, 198.0], ["reached", "reached"]), ([190.0, 193.0, 192.0], ["MISSED", "reached"]), ([150.0, 150.0, 150.0], ["MISSED", "MISSED"])],
+    [
+        ([196.0, 190.0, 198.0], ["reached", "reached"]),
+        ([190.0, 193.0, 192.0], ["MISSED", "reached"]),
+        ([150.0, 150.0, 150.0], ["MISSED", "MISSED"]),
+    ],
 )
 def test_goals(own, verdicts):
     """Pharos is compared with the limit, and with the fastest peer in the same rounds."""
@@ -59,14 +64,19 @@ def test_goals(own, verdicts):
 
 def test_failed_rounds_are_listed_and_not_counted():
     """A round with an error has no part in medians and ratios; a server that never started has no row."""
-    found = results(row("Pharos", [196.0, "no response\nmore", 198.0]), row("Peer B", [150.0, 400.0, 155.0]), row("Peer <A>", ["ended"], clients=0))
+    found = results(
+        row("Pharos", [196.0, "no response\nmore", 198.0]), row("Peer B", [150.0, 400.0, 155.0]), row("Peer <A>", ["ended"])
+    )
     text = report.markdown(found)
-    assert "### Failures\n\n- encoder, Pharos: no response\n- encoder, Peer <A>: ended\n" in text
+    assert "### Failures\n\n- encoder, 8 clients, Pharos: no response\n- encoder, 8 clients, Peer <A>: ended\n" in text
     assert "| Pharos | 197 (196 to 198) |" in text and text.count("| Peer <A> |") == 1
     assert "1.29 (1.28 to 1.31) times the fastest" in text
 
 
-@pytest.mark.parametrize("value, text", [(25_432.1, "25,400"), (196.4, "196"), (40.04, "40.0"), (1.234, "1.23"), (0.9784, "0.978"), (0.0123, "0.012")])
+@pytest.mark.parametrize(
+    "value, text",
+    [(25_432.1, "25,400"), (196.4, "196"), (40.04, "40.0"), (1.234, "1.23"), (0.9784, "0.978"), (0.0123, "0.012")],
+)
 def test_numbers(value, text):
     """Numbers have at most three significant digits."""
     assert report.number(value) == text
