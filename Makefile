@@ -170,16 +170,6 @@ bench-peers: build python-worker
 	  $(PEERS)-mlserver/bin/python -m pip install --quiet --disable-pip-version-check -r tests/bench_peers/requirements-mlserver.txt; fi
 	$(PEERS)/bin/python tests/bench_peers/run.py --server $(TARGET)/release/pharos --to $(TARGET)/bench-peers $(BENCH_FLAGS)
 
-# Compares this server with other servers of ONNX models and with ONNX Runtime alone, in one run; writes target/bench-peers.
-# Example: BENCH_PEERS_FLAGS="--rounds 9 --only Pharos LitServe".
-PEERS := $(abspath $(TARGET))/venv-peers
-bench-peers: build python-worker
-	$(PYTHON) -m venv $(PEERS) && $(PYTHON) -m venv $(PEERS)-mlserver
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/bench_peers/requirements.txt
-	$(PEERS)-mlserver/bin/python -m pip install --quiet --disable-pip-version-check -r tests/bench_peers/requirements-mlserver.txt \
-	  || echo "MLServer cannot be installed for this Python: it is left out"
-	$(PEERS)/bin/python tests/bench_peers/run.py --server $(abspath $(TARGET))/release/pharos --to $(TARGET)/bench-peers $(BENCH_PEERS_FLAGS)
-
 # Runs each target for one minute; requires cargo-fuzz (cargo install cargo-fuzz).
 SECONDS_EACH ?= 60
 fuzz: tools
