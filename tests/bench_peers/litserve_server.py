@@ -10,9 +10,8 @@ import sys
 
 import litserve
 from models import MAX_BATCH_SIZE
-from session import PROCESSES, Session
+from session import PROCESSES, Session, wait_s
 
-BATCH_TIMEOUT_S = 0.001
 API_SERVERS = 2
 """Two web servers answer more requests of small models than one."""
 
@@ -38,7 +37,7 @@ class Classifier(litserve.LitAPI):
 
 
 if __name__ == "__main__":
-    api = Classifier(max_batch_size=MAX_BATCH_SIZE, batch_timeout=BATCH_TIMEOUT_S)
+    api = Classifier(max_batch_size=MAX_BATCH_SIZE, batch_timeout=wait_s())
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=int(os.environ[PROCESSES]), fast_queue=True)
     general = {"num_api_servers": API_SERVERS, "generate_client_file": False, "log_level": "warning", "access_log": False}
     server.run(host="127.0.0.1", port=int(sys.argv[1]), **general)

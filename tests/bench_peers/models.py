@@ -33,6 +33,12 @@ class Model:
     shape: tuple
     """The shape of one row of the input."""
     output: str
+    spinning: bool
+    """Whether the threads of ONNX Runtime spin while they wait: its default, which makes large models faster and takes the
+    processors from everything else between the runs of small ones."""
+    wait_ms: int
+    """How long a server waits for more requests before it runs a batch. Without a wait, the requests of a few clients can remain
+    divided into batches of one and of all others. Small models gain nothing from waiting."""
 
     def rows(self) -> np.ndarray:
         """Returns the inputs, `[INPUTS, *shape]`."""
@@ -48,8 +54,8 @@ def all_models(folder: Path) -> list:
     path = folder / "encoder.onnx"
     path.write_bytes(encoder())
     return [
-        Model("digits", ROOT / "examples/models/digits/1/model.onnx", "image", "FP32", (8, 8), "probabilities"),
-        Model("encoder", path, "tokens", "INT64", (TOKENS,), "logits"),
+        Model("digits", ROOT / "examples/models/digits/1/model.onnx", "image", "FP32", (8, 8), "probabilities", False, 0),
+        Model("encoder", path, "tokens", "INT64", (TOKENS,), "logits", True, 1),
     ]
 
 

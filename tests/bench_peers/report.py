@@ -7,7 +7,7 @@ Both are functions of the results that `run.py` collects and writes to `results.
 The results are a JSON object:
 
 - `machine`: name -> text
-- `setting`: `rounds`, `seconds`, `threads`, `processes`, `spinning`
+- `setting`: `rounds`, `seconds`, `threads`, `processes`
 - `servers`: a list of `name`, `version`, `setup`; Pharos is the first
 - `limits`: model -> for each round, the rows per second of each batch size
 - `rows`: a list of `model`, `server`, `clients` and `rounds`, which has for each round the result of `client.py` with
@@ -145,12 +145,12 @@ def markdown(results: dict) -> str:
     lines += ["| server | version | setting |", "|---|---|---|"]
     lines += [f"| {server['name']} | {server['version']} | {server['setup']} |" for server in results["servers"]]
     others = [one["others"] for row in results["rows"] for one in good(row)]
-    spinning = "spin" if setting["spinning"] else "do not spin"
     lines += [
         "",
         f"Medians (least to largest) of {setting['rounds']} rounds of {setting['seconds']:g} s. Every server has "
-        f"{setting['processes']} processes with the model and {setting['threads']} threads of ONNX Runtime in each, which {spinning} "
-        f"while they wait. The client runs on the same processors. Other processes used {spread(others)} processors meanwhile.",
+        f"{setting['processes']} processes with the model and {setting['threads']} threads of ONNX Runtime in each. For encoder, "
+        "servers wait up to 1 ms for more requests of a batch, and the threads spin while they wait; for digits, neither (mosec and "
+        f"MLServer cannot batch without a wait: 1 ms). The client runs on the same processors. Other processes used {spread(others)} processors meanwhile.",
         "",
         *(line for case in cases(results) for line in [*table(results, *case), ""]),
         *limit_table(results),

@@ -50,7 +50,6 @@ def arguments() -> argparse.Namespace:
         "--threads", type=int, default=processors, help="threads of ONNX Runtime in a process (default: %(default)s)"
     )
     parser.add_argument("--processes", type=int, default=1, help="processes with the model in every server (default: %(default)s)")
-    parser.add_argument("--spinning", action="store_true", help="let these threads of all servers spin while they wait")
     parser.add_argument("--to", type=Path, default=ROOT / "target/bench-peers", help="folder of the results (default: %(default)s)")
     options = parser.parse_args()
     options.server, options.mlserver = options.server.absolute(), options.mlserver.absolute()
@@ -135,11 +134,9 @@ class Benchmark:
                     self.measure(server, model, number)
 
     def limit(self, model) -> dict:
-        """Returns the rows per second of ONNX Runtime in a loop: the better of both settings of spinning for each batch size."""
-        seconds = self.options.seconds / 2
-        kinds = [session.describe(model, self.options.threads, spinning) for spinning in (False, True)]
-        found = [run_program("limit.py", "", str(seconds), **{session.VARIABLE: described}) for described in kinds]
-        return {size: max(one[size] for one in found) for size in found[0]}
+        """Returns the rows per second of ONNX Runtime in a loop, for each batch size."""
+        described = session.describe(model, self.options.threads)
+        return run_program("limit.py", "", str(self.options.seconds), **{session.VARIABLE: described})
 
     def measure(self, server, model, number: int):
         """Measures one server with one model and all numbers of clients. Each gets a result or an error, so that the results of a
@@ -176,14 +173,14 @@ class Benchmark:
 
     def expected(self, model) -> np.ndarray:
         """Returns ONNX Runtime's outputs for the inputs of a model."""
-        return session.Session(session.describe(model, self.options.threads, False)).run(model.rows())
+        return session.Session(session.describe(model, self.options.threads)).run(model.rows())
 
     def results(self) -> dict:
         """Returns everything that the report shows."""
         rows = [dict(zip(("model", "server", "clients"), key)) | {"rounds": rounds} for key, rounds in self.rows.items()]
         return {
             "machine": machine(),
-            "setting": {name: getattr(self.options, name) for name in ("rounds", "seconds", "threads", "processes", "spinning")},
+            "setting": {name: getattr(self.options, name) for name in ("rounds", "seconds", "threads", "processes")},
             "servers": [server.description() for server in self.servers],
             "limits": self.limits,
             "rows": rows,

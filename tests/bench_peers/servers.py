@@ -82,7 +82,7 @@ class Server:
         """Starts the server and waits until it answers a request."""
         self.model, self.port = model, free_ports(1)[0]
         self.folder.mkdir(parents=True, exist_ok=True)
-        described = session.describe(model, self.options.threads, self.options.spinning)
+        described = session.describe(model, self.options.threads)
         own = {session.VARIABLE: described, session.PROCESSES: str(self.options.processes), "PYTHONPATH": str(HERE)}
         environment = os.environ | own | self.variables()
         with open(self.folder / "log", "ab") as log:
@@ -160,6 +160,10 @@ class KServe(Server):
         """See `Server`."""
         return answer["outputs"][0]["data"]
 
+    def batching(self) -> str:
+        """Returns the dynamic batching of a model configuration."""
+        return f"dynamic_batching {{ max_queue_delay_microseconds: {1000 * self.model.wait_ms} }}"
+
     @property
     def path(self) -> str:
         """The path of requests for the model."""
@@ -178,7 +182,7 @@ class Pharos(KServe):
     """This server, with ONNX Runtime's library from the package of this Python."""
 
     name = "Pharos"
-    setup = f"`max_batch_size: {MAX_BATCH_SIZE}`, `dynamic_batching {{ }}`, `count: PROCESSES`"
+    setup = f"`max_batch_size: {MAX_BATCH_SIZE}`, `dynamic_batching` with the wait, `count: PROCESSES`"
 
     def missing(self) -> str:
         """See `Server`."""
@@ -190,11 +194,11 @@ class Pharos(KServe):
 
     def command(self) -> list:
         """See `Server`."""
-        config = f'backend: "onnxruntime"\nmax_batch_size: {MAX_BATCH_SIZE}\ndynamic_batching {{ }}\n'
+        config = f'backend: "onnxruntime"\nmax_batch_size: {MAX_BATCH_SIZE}\n{self.batching()}\n'
         config += f"instance_group [ {{ count: {self.options.processes} kind: KIND_CPU }} ]\n"
         for name, value in (
             ("intra_op_thread_count", self.options.threads),
-            ("session.intra_op.allow_spinning", int(self.options.spinning)),
+            ("session.intra_op.allow_spinning", int(self.model.spinning)),
         ):
             config += f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n'
         repository = self.write_model(config, self.model.path, "model.onnx")
@@ -212,7 +216,7 @@ class Triton(KServe):
     """Triton's Python backend, where the peer is installed: see `harness/peers.py`."""
 
     name = "Triton (Python backend)"
-    setup = f"`max_batch_size: {MAX_BATCH_SIZE}`, `dynamic_batching {{ }}`, `count: PROCESSES`, a `model.py` with ONNX Runtime"
+    setup = f"{Pharos.setup}, a `model.py` with ONNX Runtime"
 
     def missing(self) -> str:
         """See `Server`."""
@@ -236,7 +240,7 @@ class Triton(KServe):
     def command(self) -> list:
         """See `Server`."""
         dims = ", ".join(map(str, self.model.shape))
-        config = f'backend: "python"\nmax_batch_size: {MAX_BATCH_SIZE}\ndynamic_batching {{ }}\n'
+        config = f'backend: "python"\nmax_batch_size: {MAX_BATCH_SIZE}\n{self.batching()}\n'
         config += f"instance_group [ {{ count: {self.options.processes} kind: KIND_CPU }} ]\n"
         config += f'input [ {{ name: "{self.model.input}" data_type: TYPE_{self.model.datatype} dims: [ {dims} ] }} ]\n'
         config += f'output [ {{ name: "{self.model.output}" data_type: TYPE_FP32 dims: [ -1 ] }} ]\n'
@@ -256,7 +260,7 @@ class LitServe(Server):
     name = "LitServe"
     package = "litserve"
     setup = (
-        f"`max_batch_size={MAX_BATCH_SIZE}`, `batch_timeout=0.001`, `fast_queue=True`, `workers_per_device=PROCESSES`, "
+        f"`max_batch_size={MAX_BATCH_SIZE}`, `batch_timeout` with the wait, `fast_queue=True`, `workers_per_device=PROCESSES`, "
         "`num_api_servers=2`"
     )
 
@@ -275,9 +279,11 @@ class Mosec(Server):
 
     def command(self) -> list:
         """See `Server`."""
+        # mosec does not start where its sockets of an ended server are. The path of a socket has at most 107 characters.
+        sockets = self.folder / "sockets"
+        shutil.rmtree(sockets, ignore_errors=True)
         command = [sys.executable, str(HERE / "mosec_server.py"), "--address", "127.0.0.1", "--port", str(self.port)]
-        # The path of a socket has at most 107 characters.
-        return [*command, "--path", f"/tmp/mosec-{self.port}", "--log-level", "warning"]
+        return [*command, "--path", str(sockets), "--log-level", "warning"]
 
 
 class MLServer(KServe):

@@ -17,10 +17,15 @@ NUMPY = {"FP32": np.float32, "INT64": np.int64}
 """The numpy type of each datatype of the protocol that the models have."""
 
 
-def describe(model, threads: int, spinning: bool) -> str:
+def describe(model, threads: int) -> str:
     """Returns the value of the environment variable for a model of `models.py`."""
-    fields = {name: getattr(model, name) for name in ("name", "input", "datatype", "shape", "output")}
-    return json.dumps(fields | {"path": str(model.path), "threads": threads, "spinning": spinning})
+    fields = {name: getattr(model, name) for name in ("name", "input", "datatype", "shape", "output", "spinning", "wait_ms")}
+    return json.dumps(fields | {"path": str(model.path), "threads": threads})
+
+
+def wait_s() -> float:
+    """Returns how long a server waits for more requests of a batch, in seconds."""
+    return json.loads(os.environ[VARIABLE])["wait_ms"] / 1000
 
 
 class Session:

@@ -29,7 +29,7 @@ def results(*rows) -> dict:
     limit = [{"1": 100.0, "32": LIMIT}] * 3
     return {
         "machine": {"date": "2026-11-23", "processors": "2 x invented"},
-        "setting": {"rounds": 3, "seconds": 5.0, "threads": 2, "processes": 1, "spinning": False},
+        "setting": {"rounds": 3, "seconds": 5.0, "threads": 2, "processes": 1},
         "servers": servers,
         "limits": {"digits": [{"1": 90_000.0, "32": 1_200_000.0}] * 3, "encoder": limit},
         "rows": list(rows),
