@@ -2,6 +2,7 @@
 //! models and report the outcome.
 
 mod load;
+mod on_demand;
 mod plan;
 
 use std::collections::BTreeMap;
@@ -10,6 +11,7 @@ use crate::error::{ErrorCode, InferError, Reason};
 use crate::model::VersionPolicy;
 
 pub use load::{Kind as LoadParameter, Override};
+pub use on_demand::{Attempts, LOAD_PARAMETER, LastUses, ON_DEMAND, ON_DEMAND_VALUE};
 pub use plan::{Change, Stamp, VersionFingerprint, changes};
 
 /// The reason of a version that was unloaded by a request.
@@ -184,11 +186,12 @@ impl States {
         }
     }
 
-    /// Records that an unloading version has completed its requests. Does nothing if the version is loading or ready again.
-    pub fn unloaded(&mut self, model: &str, version: u64) {
+    /// Records that an unloading version has completed its requests, with the reason of its new state. Does nothing if the
+    /// version is loading or ready again.
+    pub fn unloaded(&mut self, model: &str, version: u64, reason: &str) {
         let status = self.models.get_mut(model).and_then(|status| status.versions.get_mut(&version));
         if let Some(status) = status.filter(|status| status.state == State::Unloading) {
-            *status = VersionStatus { state: State::Unavailable, reason: UNLOADED.to_owned() };
+            *status = VersionStatus { state: State::Unavailable, reason: reason.to_owned() };
         }
     }
 
@@ -212,12 +215,14 @@ impl States {
         versions.filter(|(_, status)| status.state == State::Ready).map(|(version, _)| *version)
     }
 
-    /// Returns whether every version of every model is ready or was unloaded by a request: the readiness of the server.
-    pub fn all_ready(&self) -> bool {
+    /// Returns whether every version of every model is ready or was unloaded by a request: the readiness of the server. Models
+    /// for which `optional` returns true do not count.
+    pub fn all_ready(&self, optional: impl Fn(&str) -> bool) -> bool {
         let good = |status: &VersionStatus| {
             status.state == State::Ready || (status.state == State::Unavailable && status.reason == UNLOADED)
         };
-        self.models.values().all(|model| model.failure.is_empty() && model.versions.values().all(good))
+        let mut required = self.models.iter().filter(|(name, _)| !optional(name));
+        required.all(|(_, model)| model.failure.is_empty() && model.versions.values().all(good))
     }
 
     /// Returns the version that serves a request. `version` is the client's text; empty means the highest ready version.
@@ -428,7 +433,7 @@ mod tests {
         assert_eq!((of(&states, 3).reason.as_str(), of(&states, 4).reason.as_str()), (UNLOADED, "broken"));
         assert!(states.model("never").is_none());
         states.set("simple", 2, State::Ready, "");
-        (1..=4).for_each(|version| states.unloaded("simple", version));
+        (1..=4).for_each(|version| states.unloaded("simple", version, UNLOADED));
         assert_eq!(now(&states), [State::Unavailable, State::Ready, State::Unavailable, State::Unavailable]);
         assert_eq!(of(&states, 1).reason, UNLOADED);
     }
@@ -436,14 +441,14 @@ mod tests {
     #[test]
     fn readiness_ignores_only_unloaded_versions() {
         let mut states = states();
-        assert!(!states.all_ready());
+        assert!(!states.all_ready(|_| false));
         states.remove("broken");
-        assert!(!states.all_ready(), "version 3 is still loading");
+        assert!(!states.all_ready(|_| false), "version 3 is still loading");
         states.set("simple", 3, State::Ready, "");
-        assert!(states.all_ready());
+        assert!(states.all_ready(|_| false));
         states.fail("simple", "lost");
-        assert!(!states.all_ready());
+        assert!(!states.all_ready(|_| false));
         states.set("simple", 3, State::Ready, "");
-        assert!(states.all_ready(), "a version that becomes ready clears the failure");
+        assert!(states.all_ready(|_| false), "a version that becomes ready clears the failure");
     }
 }

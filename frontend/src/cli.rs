@@ -582,7 +582,10 @@ mod tests {
             (&["--http-port=x"][..], &["invalid --http-port \"x\": expected a number from 0 to 65535"][..]),
             (&["--http-port=70000"], &["invalid --http-port \"70000\": expected a number from 0 to 65535"]),
             (&["--allow-http=maybe"], &["--allow-http", "maybe", "allowed are true"]),
-            (&["--model-control-mode=often"], &["--model-control-mode", "often", "expected none, poll or explicit"]),
+            (
+                &["--model-control-mode=often"],
+                &["--model-control-mode", "often", "expected none, poll, explicit or on-demand"],
+            ),
             (&["--load-model=m"], &["Use of '--load-model' requires setting '--model-control-mode=explicit' as well."]),
             (
                 &["--model-control-mode=explicit", "--load-model=m", "--load-model=*"],

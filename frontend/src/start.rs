@@ -381,6 +381,7 @@ fn control_mode(options: &Options) -> loader::Mode {
         ControlMode::None => loader::Mode::None,
         ControlMode::Poll => loader::Mode::Poll(options.models.poll),
         ControlMode::Explicit => loader::Mode::Explicit,
+        ControlMode::OnDemand => loader::Mode::OnDemand,
     }
 }
 
@@ -399,6 +400,13 @@ fn worker_binary(options: &Options) -> Result<PathBuf, String> {
     ))
 }
 
+fn on_demand(options: &Options) -> loader::OnDemandSettings {
+    loader::OnDemandSettings {
+        max_waiting: options.models.on_demand_max_waiting as usize,
+        idle: options.models.idle_unload,
+    }
+}
+
 fn settings(
     options: &Options,
     onnxruntime: Option<PathBuf>,
@@ -413,12 +421,11 @@ fn settings(
     let execution_timeout = options.workers.worker_execution_timeout_secs;
     let (policies, issues) = HostPolicies::new(&options.host_policies.policies, Path::new("/sys/devices/system/node"));
     issues.iter().for_each(|issue| tracing::warn!("{issue}"));
-    let shared_memory = shared_memory::Settings { allowed: options.shared_memory.allowed, worker: worker.clone() };
     Ok(engine::Settings {
         name: options.general.id.clone(),
         strict_readiness: options.general.strict_readiness,
         trace: options.tracing()?,
-        shared_memory,
+        shared_memory: shared_memory::Settings { allowed: options.shared_memory.allowed, worker: worker.clone() },
         loader: loader::Settings {
             stores: store::Settings {
                 locations: options.models.locations(),
@@ -431,6 +438,7 @@ fn settings(
             auto_complete: options.models.auto_complete(),
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
             mode: control_mode(options),
+            on_demand: on_demand(options),
             model_policy: Arc::new(pharos_torchserve::Policy),
             at_start: match options.models.loads_all() {
                 true => loader::AtStart::All,

@@ -162,6 +162,10 @@ builtins! {
     OpenStreams = "pharos_open_streams" Gauge ["protocol"] OpenStreams;
     ModelState = "pharos_model_state" Gauge ["model", "version", "state"] Family;
     ModelChanges = "pharos_model_changes_total" Counter ["change", "result"] Family;
+    OnDemandLoads = "pharos_on_demand_loads_total" Counter ["model", "result"] Family;
+    OnDemandUnloads = "pharos_on_demand_unloads_total" Counter ["model", "reason"] Family;
+    OnDemandWait = "pharos_on_demand_wait_seconds" Histogram ["model"] Family, Seconds;
+    OnDemandWaiting = "pharos_on_demand_waiting_requests" Gauge [] Family;
     Connections = "pharos_connections_total" Counter ["listener"] Family;
     ConnectionsOpen = "pharos_connections_open" Gauge ["listener"] Family;
     ConnectionsRefused = "pharos_connections_refused_total" Counter ["listener", "reason"] Family;

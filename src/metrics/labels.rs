@@ -161,6 +161,17 @@ impl InstanceState {
 }
 
 named_enum! {
+    /// Why a model that is loaded on demand was unloaded (label `reason`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum OnDemandUnload {
+        /// It had no requests for the time that the server is configured with.
+        Idle => "idle",
+    }
+    /// Returns the label's value.
+    pub fn as_str;
+}
+
+named_enum! {
     /// Why an accepted request failed, in Triton's terms (label `reason` of `nv_inference_request_failure`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub enum Failure {

@@ -17,7 +17,7 @@ use super::builtin::Builtin;
 use super::cache::Cache;
 use super::family::Series;
 use super::journal::Line;
-use super::labels::{Failure, InstanceState, ModelChange, Outcome, Protocol, Route, result};
+use super::labels::{Failure, InstanceState, ModelChange, OnDemandUnload, Outcome, Protocol, Route, result};
 use super::objectives::Fault;
 use super::series::{ModelSeries, Times};
 
@@ -350,6 +350,23 @@ pub fn model_load_duration(series: &ModelSeries, seconds: f64) {
 /// Counts a change of a model version, successful or not.
 pub fn model_changed(cache: &Cache, change: ModelChange, succeeded: bool) {
     cache.count(Builtin::ModelChanges, &[change.as_str(), result(succeeded)], 1.0);
+}
+
+/// Counts a load of a model that a request needed, successful or not.
+pub fn on_demand_loaded(cache: &Cache, model: &str, succeeded: bool) {
+    cache.count(Builtin::OnDemandLoads, &[model, result(succeeded)], 1.0);
+}
+
+/// Counts an unload of a model that is loaded on demand.
+pub fn on_demand_unloaded(cache: &Cache, model: &str, reason: OnDemandUnload) {
+    cache.count(Builtin::OnDemandUnloads, &[model, reason.as_str()], 1.0);
+}
+
+/// Records how long a request waited for its model to be loaded, `ns` nanoseconds.
+pub fn on_demand_waited(cache: &Cache, model: &str, ns: u64) {
+    if let Ok(histogram) = cache.histogram(Builtin::OnDemandWait.name(), &[model]) {
+        observe(Builtin::OnDemandWait, &histogram, ns);
+    }
 }
 
 /// Records the memory that loading a model took: `bytes` of all instances' processes together, `pinned` bytes

@@ -211,6 +211,11 @@ impl ModelSeries {
         self.level(|series| &series.pending)
     }
 
+    /// Returns the number of requests so far.
+    pub fn requested(&self) -> u64 {
+        self.counts.requests.get()
+    }
+
     /// Returns the number of successful requests, and the nanoseconds that they waited in the queue.
     pub fn queued(&self) -> (u64, u64) {
         (self.counts.success_count.get(), self.counts.queue_ns.get())

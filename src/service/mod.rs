@@ -131,6 +131,21 @@ pub trait Service: Clone + Send + Sync + Unpin + 'static {
         endpoint: Endpoint,
     ) -> impl Future<Output = Result<InferResponse, InferError>> + Send;
 
+    /// Loads the model of a request if it is loaded on demand and not loaded. Call before [`Service::stream`], and before a request
+    /// is decoded by the metadata of its model. `timeout_us` is the request's timeout in microseconds, 0 for none.
+    ///
+    /// # Errors
+    /// The model cannot be loaded, or not in time, or too many requests wait already. An unknown model is not an error.
+    fn demand(
+        &self,
+        model: &str,
+        version: &str,
+        timeout_us: u64,
+    ) -> impl Future<Output = Result<(), InferError>> + Send {
+        let _ = (model, version, timeout_us);
+        std::future::ready(Ok(()))
+    }
+
     /// Does the same as [`Service::infer`] for models of both kinds: a decoupled model may send any number of responses. A
     /// request to a decoupled model is queued before this returns, in the order of the calls; a request to another model is
     /// queued when the first response is polled.

@@ -23,7 +23,7 @@ use pharos::metrics::cache::{self, Cache};
 use pharos::metrics::catalog::{Difference, TenantSource};
 use pharos::metrics::labels::{self, Protocol};
 use pharos::metrics::record;
-use pharos::model::Scheduling;
+use pharos::model::{ModelConfig, Scheduling};
 use pharos::service::{EXITING_TEXT, Naming, Resolved, Service};
 
 pub use crate::serving::Unfinished;
@@ -227,6 +227,22 @@ impl Engine {
         Ok(serving)
     }
 
+    /// Loads the model of a request that was refused with `error` if the model is loaded on demand, and returns it.
+    async fn load_for(&self, request: &InferRequest, mut error: InferError) -> Result<Arc<Serving>, InferError> {
+        let model = (request.model_name.as_str(), request.model_version.as_str());
+        for _ in 0..LOADS_OF_A_REQUEST {
+            // The model may be unloaded between its load and this request.
+            if self.check_open().is_err() || !self.inner.loader.demand(model, loader::wait_limit(request)).await? {
+                return self.resolve_accepting_model(request).map_err(|_| error);
+            }
+            match self.resolve_accepting_model(request) {
+                Ok(serving) => return Ok(serving),
+                Err(refused) => error = refused,
+            }
+        }
+        Err(error)
+    }
+
     /// The metrics cache.
     pub fn cache(&self) -> &Arc<Cache> {
         &self.inner.cache
@@ -242,6 +258,21 @@ impl Engine {
     fn serving(&self, name: &str, version: &str) -> Result<Arc<Serving>, InferError> {
         self.check_open()?;
         self.named(name, version)
+    }
+
+    /// Returns the configuration of a model, which need not be loaded if it is loaded on demand.
+    fn config(&self, name: &str, version: &str) -> Result<Arc<ModelConfig>, InferError> {
+        match self.serving(name, version) {
+            Ok(serving) => Ok(serving.config.clone()),
+            Err(error) => self.unloaded_config(name, version).map(|(config, ..)| config).ok_or(error),
+        }
+    }
+
+    /// Returns what is known about a model that is loaded on demand and is not loaded; see [`Snapshot::unloaded_config`].
+    fn unloaded_config(&self, name: &str, version: &str) -> Option<(Arc<ModelConfig>, u64, Vec<u64>)> {
+        self.check_open().ok()?;
+        let (name, version) = self.in_repository(name, version).ok()?;
+        self.inner.loader.models().snapshot().unloaded_config(&name, version)
     }
 
     /// Resolves a model by the name that clients use.
@@ -285,6 +316,9 @@ fn continues(request: &InferRequest, serving: &Serving) -> bool {
     let sequences = matches!(serving.config.scheduling, Scheduling::Sequence(_)) || serving.ensemble().is_some();
     sequences && !request.correlation_id.is_none() && !request.sequence_start
 }
+
+/// How often a request may load its model.
+const LOADS_OF_A_REQUEST: usize = 3;
 
 /// The limit of the bytes of a request's id and parameters, which are sent to the worker with those of the whole batch.
 const MAX_TEXT: usize = 1 << 20;

@@ -10,6 +10,7 @@ mod control;
 mod ensembles;
 mod load;
 mod namespaces;
+mod on_demand;
 mod poll;
 mod prepare;
 mod worker_calls;
@@ -21,7 +22,7 @@ use std::time::Duration;
 
 use pharos::id::bare_name;
 use pharos::metrics::cache::Cache;
-use pharos::repository::{IndexEntry, State, UNLOADED};
+use pharos::repository::{IndexEntry, ON_DEMAND, State, UNLOADED};
 use pharos::scheduler::rate_limiter::Limit;
 use pharos::service::ModelPolicy;
 use tokio::sync::{Semaphore, watch};
@@ -35,6 +36,7 @@ use crate::serving::{ModelTable, Shared, Unfinished};
 use crate::store;
 use crate::store::{Stores, TemporaryDirectories};
 use control::{LoadRequest, Locks};
+pub(crate) use on_demand::wait_limit;
 use pharos_os::descriptors::Descriptors;
 use pharos_os::event_loops::EventLoops;
 use pharos_telemetry::system::{Devices, HostPolicies};
@@ -49,6 +51,24 @@ pub enum Mode {
     Poll(Duration),
     /// Load models by request.
     Explicit,
+    /// Load models with their first request, or by request.
+    OnDemand,
+}
+
+impl Mode {
+    /// Returns whether clients may load and unload models.
+    pub(super) fn by_request(&self) -> bool {
+        matches!(self, Self::Explicit | Self::OnDemand)
+    }
+}
+
+/// The settings of models that are loaded on demand.
+#[derive(Clone, Copy, Debug)]
+pub struct OnDemandSettings {
+    /// The maximum number of requests that wait for models to load.
+    pub max_waiting: usize,
+    /// The time without requests after which a model is unloaded; `None` for never.
+    pub idle: Option<Duration>,
 }
 
 /// The models to load at the start.
@@ -73,6 +93,8 @@ pub struct Settings {
     pub default_max_batch_size: u32,
     /// When models are loaded and unloaded.
     pub mode: Mode,
+    /// The settings of models that are loaded on demand.
+    pub on_demand: OnDemandSettings,
     /// The rules of the protocols that deploy models.
     pub model_policy: Arc<dyn ModelPolicy>,
     /// The models to load at the start.
@@ -180,23 +202,35 @@ impl Loader {
         // Before anything is loaded, so that changes during the load are detected.
         let polled = match self.settings.mode {
             Mode::Poll(_) => self.poll_blocking().await?,
-            Mode::None | Mode::Explicit => Fingerprints::new(),
+            Mode::None | Mode::Explicit | Mode::OnDemand => Fingerprints::new(),
         };
         let all = self.list_blocking().await?;
         let (stores, found) = (self.stores.clone(), all.len());
         tokio::task::spawn_blocking(move || stores.announce(found)).await.map_err(io::Error::other)?;
+        let mut others = Vec::new();
         let names = match &self.settings.at_start {
             AtStart::All => all.into_keys().collect(),
-            AtStart::Named(names) => self.of_names(names).await?,
+            AtStart::Named(names) => {
+                let names = self.of_names(names).await?;
+                if self.settings.mode == Mode::OnDemand {
+                    others = all.into_keys().filter(|name| !names.contains(name)).collect();
+                }
+                names
+            }
         };
         self.models.change(|table| {
-            names.iter().for_each(|name| table.states.add(name));
-            if self.settings.mode == Mode::Explicit {
+            names.iter().chain(&others).for_each(|name| table.states.add(name));
+            if self.settings.mode.by_request() {
                 table.named.extend(names.iter().cloned());
             }
         });
-        let loaded = self.load_all_of(names.iter().map(|name| LoadRequest::new(name, None)).collect()).await;
+        // A model that is named in the command line is loaded, whatever its configuration says.
+        let named = matches!(self.settings.at_start, AtStart::Named(_)) || self.settings.mode == Mode::OnDemand;
+        let loads = names.iter().map(|name| LoadRequest { by_itself: !named, ..LoadRequest::new(name, None) });
+        let found = others.iter().map(|name| LoadRequest { by_itself: true, ..LoadRequest::new(name, None) });
+        let loaded = self.load_all_of(loads.chain(found).collect()).await;
         self.start_polling(Poll::new(polled));
+        self.start_unloading_idle();
         let mut failures: Vec<(String, String)> = self.failures();
         failures.extend(self.stores.failure_reasons());
         for (name, result) in loaded {
@@ -256,7 +290,7 @@ impl Loader {
     /// Returns every known model that is not ready, with the reason.
     fn failures(&self) -> Vec<(String, String)> {
         // Excludes models that other models have loaded and unloaded.
-        let unloaded = |state, reason: &str| state == Some(State::Unloading) || reason == UNLOADED;
+        let unloaded = |state, reason: &str| state == Some(State::Unloading) || [UNLOADED, ON_DEMAND].contains(&reason);
         let unready = self.models.snapshot().states.index(false).into_iter();
         let unready =
             unready.filter(|entry| entry.state != Some(State::Ready) && !unloaded(entry.state, &entry.reason));

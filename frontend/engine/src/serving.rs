@@ -5,12 +5,14 @@ mod drain;
 mod gauges;
 mod inference;
 mod namespaces;
+mod on_demand;
 mod readiness;
 mod responses;
 mod retire;
 mod version;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use pharos::ensemble::Dependencies;
@@ -27,6 +29,7 @@ use crate::scheduler::Limits;
 use crate::store::Overrides;
 pub use drain::Unfinished;
 pub(crate) use namespaces::ambiguous;
+pub(crate) use on_demand::OnDemand;
 use pharos_telemetry::system::Worker;
 pub(crate) use responses::Responses;
 pub(crate) use retire::RetireReason;
@@ -46,6 +49,10 @@ pub(crate) struct Snapshot {
     pub(crate) wanted: BTreeSet<String>,
     /// Models that a client has loaded by name.
     pub(crate) named: BTreeSet<String>,
+    /// Models that are loaded with their first request.
+    pub(crate) on_demand: BTreeMap<String, Arc<OnDemand>>,
+    /// Those of them that a request has loaded.
+    pub(crate) demanded: BTreeSet<String>,
     /// Overrides that clients have sent instead of the repositories' files.
     pub(crate) overrides: BTreeMap<String, Arc<Overrides>>,
     /// Replaced versions that still finish their sequences, oldest first.
@@ -89,6 +96,8 @@ pub(crate) struct ModelTable {
     retired: Mutex<Vec<Retired>>,
     /// Set to end the drain immediately.
     abort_drain: watch::Sender<bool>,
+    /// The number of requests that wait for models to load on demand.
+    pub(crate) load_waits: AtomicUsize,
     // Held only to copy or replace the pointer.
     snapshot: RwLock<Arc<Snapshot>>,
 }
@@ -97,7 +106,13 @@ impl ModelTable {
     /// Creates a table without models.
     pub(crate) fn new(shared: Shared, namespaces: bool) -> Self {
         let snapshot = RwLock::new(Arc::new(Snapshot { namespaces, ..Snapshot::default() }));
-        Self { shared, retired: Mutex::default(), abort_drain: watch::Sender::new(false), snapshot }
+        Self {
+            shared,
+            retired: Mutex::default(),
+            abort_drain: watch::Sender::new(false),
+            load_waits: AtomicUsize::new(0),
+            snapshot,
+        }
     }
 
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {

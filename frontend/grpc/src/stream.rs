@@ -181,7 +181,11 @@ impl<S: Service> Reading<S> {
                     self.account.names_model(&message.model_name, &message.model_version);
                     // As in Triton, an error before execution has no model name: the model may not exist.
                     let refused = Named { id: message.id.clone(), model: String::new() };
-                    match self.begin(message, received) {
+                    let begun = tokio::select! {
+                        begun = self.begin(message, received) => begun,
+                        () = self.queue.closed() => return,
+                    };
+                    match begun {
                         Ok(begun) if begun.responses.is_decoupled() => {
                             tokio::spawn(begun.forward(self.producer.clone(), (self.window.clone(), place)));
                         }
@@ -210,16 +214,16 @@ impl<S: Service> Reading<S> {
     }
 
     /// Passes a request to the engine.
-    fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun<S>, InferError> {
+    async fn begin(&self, message: ModelInferRequest, received: Instant) -> Result<Begun<S>, InferError> {
         let request = Named { id: message.id.clone(), model: message.model_name.clone() };
         let traced = trace::begin(&self.service, &message.model_name, &self.metadata);
-        let begun = self.begin_traced(message, received, traced.as_ref());
+        let begun = self.begin_traced(message, received, traced.as_ref()).await;
         let (responses, wants_empty) = begun.inspect_err(|error| GRPC.refused(traced.as_ref(), received, error))?;
         Ok(Begun { request, responses, wants_empty, traced, counting: self.counting() })
     }
 
     /// Returns the responses to a request, and whether an empty final response is sent too.
-    fn begin_traced(
+    async fn begin_traced(
         &self,
         message: ModelInferRequest,
         received: Instant,
@@ -232,6 +236,8 @@ impl<S: Service> Reading<S> {
         GRPC.received(traced, self.service.now(), &mut decoded);
         decoded.timeline.request_start = self.service.now();
         let wants_empty = decoded.empty_final_response;
+        // The next request of the stream waits too, because the requests of a sequence must stay in order.
+        self.service.demand(&decoded.model_name, &decoded.model_version, decoded.timeout_us).await?;
         Ok((self.service.stream(decoded)?, wants_empty))
     }
 

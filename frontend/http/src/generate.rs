@@ -149,6 +149,7 @@ async fn begin_traced<S: Service>(
     Reception { received, traced, trace }: Reception<'_>,
 ) -> Result<S::Responses, InferError> {
     let (parts, body) = request.into_parts();
+    edge.service.demand(&path.model, &path.version, 0).await?;
     // Report an unknown model before errors in the body, as Triton does.
     let metadata = edge.service.model_metadata(&path.model, &path.version);
     let body = read(edge, body, parts.headers.contains_key(EXPECT)).await;

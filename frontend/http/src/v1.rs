@@ -115,6 +115,7 @@ async fn receive<S: Service>(
     body: Body,
 ) -> Result<(InferRequest, request::Form), InferError> {
     check_encoding(headers)?;
+    edge.service.demand(model, version, 0).await?;
     let metadata = edge.service.model_metadata(model, version)?;
     let body = read(edge, body, headers.contains_key(EXPECT)).await?;
     let (inputs, form) =

@@ -24,13 +24,20 @@ pub struct Models {
     #[arg(id = "repository-cache-directory", long = "repository-cache-directory", value_name = "DIR", env = "PHAROS_REPOSITORY_CACHE_DIRECTORY", help_heading = MODELS)]
     pub cache_directory: Option<PathBuf>,
     /// When to load and unload models: none (load all at start), poll (load all at start, then follow changes of the
-    /// repositories) or explicit (load those of --load-model at start, others by request)
+    /// repositories), explicit (load those of --load-model at start, others by request) or on-demand (load each with its first
+    /// request or by request, those of --load-model at start)
     #[arg(id = "model-control-mode", long = "model-control-mode", value_name = "MODE", default_value = "none", env = "PHAROS_MODEL_CONTROL_MODE", value_parser = control_mode, help_heading = MODELS)]
     pub control_mode: ControlMode,
     /// Seconds between checks of the repositories with --model-control-mode=poll
     #[arg(id = "repository-poll-secs", long = "repository-poll-secs", value_name = "SECONDS", default_value = "15", env = "PHAROS_REPOSITORY_POLL_SECS", value_parser = positive_seconds, help_heading = MODELS)]
     pub poll: Duration,
-    /// Model to load at start with --model-control-mode=explicit; may be repeated, or given as a list separated by ','. '*'
+    /// Maximum number of requests that wait for models to be loaded on demand; further requests get an error
+    #[arg(id = "on-demand-max-waiting", long = "on-demand-max-waiting", value_name = "N", default_value_t = 1000, env = "PHAROS_ON_DEMAND_MAX_WAITING", value_parser = whole(1..=1_000_000u32), help_heading = MODELS)]
+    pub on_demand_max_waiting: u32,
+    /// Seconds without requests after which a model that was loaded on demand is unloaded [default: never]
+    #[arg(id = "model-idle-unload-secs", long = "model-idle-unload-secs", value_name = "SECONDS", env = "PHAROS_MODEL_IDLE_UNLOAD_SECS", value_parser = positive_seconds, help_heading = MODELS)]
+    pub idle_unload: Option<Duration>,
+    /// Model to load at start with --model-control-mode=explicit or on-demand; may be repeated, or given as a list separated by ','. '*'
     /// alone loads all models
     #[arg(id = "load-model", long = "load-model", value_name = "NAME", env = "PHAROS_LOAD_MODEL", value_delimiter = ',', help_heading = MODELS)]
     pub load_model: Vec<String>,
@@ -72,6 +79,15 @@ pub enum ControlMode {
     Poll,
     /// Load and unload by request.
     Explicit,
+    /// Load with the first request, or by request.
+    OnDemand,
+}
+
+impl ControlMode {
+    /// Returns whether clients may load and unload models.
+    pub fn by_request(self) -> bool {
+        matches!(self, Self::Explicit | Self::OnDemand)
+    }
 }
 
 impl Models {
@@ -117,12 +133,12 @@ impl Models {
 
     /// Returns whether all models are loaded at start.
     pub fn loads_all(&self) -> bool {
-        self.control_mode != ControlMode::Explicit || self.load_model == ["*"]
+        !self.control_mode.by_request() || self.load_model == ["*"]
     }
 
     /// Checks the flags of the models to load. The error texts are Triton's.
     pub(super) fn check(&self) -> Result<(), String> {
-        if !self.load_model.is_empty() && self.control_mode != ControlMode::Explicit {
+        if !self.load_model.is_empty() && !self.control_mode.by_request() {
             return Err("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.".to_owned());
         }
         if self.load_model.len() > 1 && self.load_model.iter().any(|name| name == "*") {
@@ -138,7 +154,8 @@ fn control_mode(text: &str) -> Result<ControlMode, String> {
         "none" => Ok(ControlMode::None),
         "poll" => Ok(ControlMode::Poll),
         "explicit" => Ok(ControlMode::Explicit),
-        _ => Err("expected none, poll or explicit".to_owned()),
+        "on-demand" => Ok(ControlMode::OnDemand),
+        _ => Err("expected none, poll, explicit or on-demand".to_owned()),
     }
 }
 

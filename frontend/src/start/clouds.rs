@@ -1,6 +1,6 @@
 //! Sets up the endpoints of cloud platforms at start.
 
-use crate::cli::{ControlMode, Options};
+use crate::cli::Options;
 use pharos_engine::engine::Engine;
 use pharos_engine::store::Registered;
 use pharos_http::cloud::{Platform, SageMaker, VertexAi};
@@ -29,7 +29,7 @@ impl Clouds {
             allow && !torchserve
         };
         let sagemaker = has_effect("--allow-sagemaker", sagemaker.allow).then(|| SageMaker::new(variable));
-        let explicit = options.models.control_mode == ControlMode::Explicit;
+        let explicit = options.models.control_mode.by_request();
         let registered = (sagemaker.is_some() && explicit).then(Registered::default);
         let vertex_ai = has_effect("--allow-vertex-ai", vertex_ai.allow)
             .then(|| VertexAi::new(vertex_ai.default_model.clone(), variable));

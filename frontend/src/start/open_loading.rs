@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use pharos::access::tokens::Scope;
 use pharos::access::{Api, Restrictions};
 
-use crate::cli::{ControlMode, Options};
+use crate::cli::Options;
 use pharos_engine::engine::Engine;
 use pharos_torchserve::{Plan, ServerAccess, Settings};
 
@@ -55,7 +55,7 @@ pub(super) fn warn(options: &Options, plan: Option<&Plan<Options>>, guards: &Ser
 
 /// Returns the open addresses of the server's own listeners.
 fn of_server(options: &Options, guards: &ServerAccess) -> Vec<String> {
-    if options.models.control_mode != ControlMode::Explicit {
+    if !options.models.control_mode.by_request() {
         return Vec::new();
     }
     let listeners = [
@@ -68,7 +68,7 @@ fn of_server(options: &Options, guards: &ServerAccess) -> Vec<String> {
 
 /// Returns the open addresses of cloud platforms. Their listeners bind all interfaces.
 fn of_clouds(options: &Options, guards: &ServerAccess) -> Vec<String> {
-    if options.models.control_mode != ControlMode::Explicit {
+    if !options.models.control_mode.by_request() {
         return Vec::new();
     }
     let any = IpAddr::from([0, 0, 0, 0]);

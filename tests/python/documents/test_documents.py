@@ -16,6 +16,7 @@ import pytest
 
 from documents.document_blocks import blocks, commands, of_test
 from harness import certificates
+from harness.inference import simple
 from harness.ports import free_ports
 from harness.server import EXAMPLES, MODELS, ROOT, Server, binary
 from harness.waiting import DEADLINE_S, eventually
@@ -206,13 +207,17 @@ def test_starts_of_the_response_cache(tmp_path):
 
 
 def test_starts_of_many_models(tmp_path):
-    """Each command starts a server that serves what it names."""
+    """Each command starts a server that serves what it names, on demand if it says so."""
     for name in ("simple", "digits"):
         shutil.copytree(EXAMPLES / name, tmp_path / f"models/{name}")
     blocks_here = of_test("test_starts_of_many_models")
     assert len(blocks_here) > 2
     for block in blocks_here:
         with Shown(tmp_path, commands(block)[0]) as server:
+            if "on-demand" in block.text:
+                assert server.get("/v2/models/simple/ready")[0] != 200
+                assert server.infer("simple", simple())[0] == 200
+                continue
             for name in ("simple", "digits"):
                 eventually(f"{name} is ready", lambda: server.get(f"/v2/models/{name}/ready")[0] == 200)
 

@@ -222,7 +222,7 @@ def test_loads_by_request_in_another_mode_name_the_modes(place):
     with server:
         text = reason(server, "m")
     assert text.startswith("explicit model load / unload is not allowed if polling is enabled; the model control mode is 'none'")
-    assert "--model-control-mode=explicit (modes: none, poll, explicit)" in text
+    assert "--model-control-mode=explicit (modes: none, poll, explicit, on-demand)" in text
 
 
 def test_an_unreachable_interpreter_is_reported_as_a_permission_error(place, tmp_path):

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use pharos::error::{ErrorCode, InferError, Reason};
@@ -65,8 +66,21 @@ impl Service for Engine {
         self.inner.loader.models().why_not_ready(&model, version)
     }
 
+    async fn demand(&self, model: &str, version: &str, timeout_us: u64) -> Result<(), InferError> {
+        self.check_open()?;
+        let (model, version) = self.in_repository(model, version)?;
+        let limit = (timeout_us > 0).then(|| Duration::from_micros(timeout_us));
+        self.inner.loader.demand((&model, version), limit).await.map(drop)
+    }
+
     fn model_metadata(&self, model: &str, version: &str) -> Result<ModelMetadata, InferError> {
-        let serving = self.at_any_time(model, version)?;
+        let serving = match self.at_any_time(model, version) {
+            Ok(serving) => serving,
+            Err(error) => {
+                let (config, number, all) = self.unloaded_config(model, version).ok_or(error)?;
+                return Ok(config.metadata(&if version.is_empty() { all } else { vec![number] }));
+            }
+        };
         // A request for one version gets only that version, as in Triton.
         let versions = match version {
             "" if self.naming.is_none() => self.inner.loader.models().ready_versions(model),
@@ -83,16 +97,19 @@ impl Service for Engine {
     }
 
     fn model_config_json(&self, model: &str, version: &str) -> Result<String, InferError> {
-        Ok(self.serving(model, version)?.config.to_json())
+        Ok(self.config(model, version)?.to_json())
     }
 
     fn model_config_proto(&self, model: &str, version: &str) -> Result<Vec<u8>, InferError> {
-        Ok(self.serving(model, version)?.config.encode())
+        Ok(self.config(model, version)?.encode())
     }
 
     async fn infer(&self, mut request: InferRequest, endpoint: Endpoint) -> Result<InferResponse, InferError> {
         let mut exchange = Exchange::begin(self, &mut request)?;
-        let serving = self.resolve_accepting_model(&request)?;
+        let serving = match self.resolve_accepting_model(&request) {
+            Ok(serving) => serving,
+            Err(error) => Box::pin(self.load_for(&request, error)).await?,
+        };
         exchange.found(self, &serving, &mut request)?;
         self.inner.shared_memory.attach(&mut request)?;
         // An envelope model may stream its response, but does not have to.

@@ -17,7 +17,7 @@ use locks::Unloads;
 use super::change::OnLoadFailure;
 use super::prepare::{PrepareError, Prepared};
 use super::{Loader, Mode, ensembles};
-use crate::serving::RetireReason;
+use crate::serving::{RetireReason, Snapshot};
 use crate::store::Overrides;
 
 /// The result of a load; the error is for the client.
@@ -28,6 +28,8 @@ type Loaded = Result<(), InferError>;
 pub(super) struct LoadRequest {
     pub(super) name: String,
     pub(super) overrides: Option<Arc<Overrides>>,
+    /// Whether the server loads it by itself, neither for a client nor as a member of an ensemble.
+    pub(super) by_itself: bool,
     /// Whether to reload it even if it has not changed.
     pub(super) reload: bool,
     pub(super) failing: OnLoadFailure,
@@ -35,7 +37,7 @@ pub(super) struct LoadRequest {
 
 impl LoadRequest {
     pub(super) fn new(name: &str, overrides: Option<Arc<Overrides>>) -> Self {
-        Self { name: name.to_owned(), overrides, reload: false, failing: OnLoadFailure::Keep }
+        Self { name: name.to_owned(), overrides, by_itself: false, reload: false, failing: OnLoadFailure::Keep }
     }
 }
 
@@ -68,18 +70,15 @@ impl Loader {
 
     /// Returns an error unless models are loaded by request.
     fn by_request(&self) -> Loaded {
-        if self.settings.mode == Mode::Explicit {
-            return Ok(());
-        }
         let mode = match self.settings.mode {
             Mode::None => "none",
             Mode::Poll(_) => "poll",
-            Mode::Explicit => "explicit",
+            Mode::Explicit | Mode::OnDemand => return Ok(()),
         };
         // Triton's text for both modes, with a remedy.
         let text = format!(
             "explicit model load / unload is not allowed if polling is enabled; the model control mode is '{mode}', and loads \
-             and unloads by request need --model-control-mode=explicit (modes: none, poll, explicit)"
+             and unloads by request need --model-control-mode=explicit (modes: none, poll, explicit, on-demand)"
         );
         Err(InferError::new(ErrorCode::Unavailable, Reason::Unsupported, text))
     }
@@ -135,6 +134,14 @@ impl Loader {
                 Err(unprepared) => drop(results.insert(name.clone(), Err(self.not_prepared(&wanted, &unprepared)))),
             }
         }
+        let on_demand = self.on_demand_among(loads.iter().map(|(wanted, _, prepared, _)| (wanted, prepared)));
+        loads.retain(|(wanted, _, prepared, _)| {
+            if on_demand.contains(&wanted.name) {
+                self.add_on_demand(prepared);
+                results.insert(wanted.name.clone(), Ok(()));
+            }
+            !on_demand.contains(&wanted.name)
+        });
         let instances: usize = loads.iter().map(|(_, _, prepared, _)| prepared.instances()).sum();
         if let Some(warning) = self.settings.descriptors.warning(loads.len(), instances) {
             tracing::warn!("{warning}");
@@ -176,6 +183,8 @@ impl Loader {
         let loader = self.clone();
         let read = move || {
             let mut all: Vec<(LoadRequest, Unloads, Result<Prepared, PrepareError>)> = Vec::new();
+            let requested: BTreeSet<String> =
+                wanted.iter().filter(|wanted| !wanted.by_itself).map(|wanted| wanted.name.clone()).collect();
             let mut next: Vec<(LoadRequest, Unloads)> = wanted.into_iter().map(|wanted| loader.begun(wanted)).collect();
             while let Some((wanted, unloads)) = next.pop() {
                 if all.iter().any(|(known, _, _)| known.name == wanted.name) {
@@ -187,7 +196,8 @@ impl Loader {
                     let overrides = loader.models.snapshot().overrides.get(member).cloned();
                     // The load of the ensemble reports a missing member.
                     if overrides.is_some() || loader.stores.local(member).is_ok() {
-                        next.push(loader.begun(LoadRequest::new(member, overrides)));
+                        let by_itself = wanted.by_itself && !requested.contains(member);
+                        next.push(loader.begun(LoadRequest { by_itself, ..LoadRequest::new(member, overrides) }));
                     }
                 }
                 all.push((wanted, unloads, prepared));
@@ -236,13 +246,14 @@ impl Loader {
             let bare = table.states.model(name).is_some_and(|status| status.versions.is_empty());
             match self.settings.mode {
                 _ if table.serving.contains_key(name) => {}
+                Mode::None | Mode::Poll(_) => table.states.fail(name, reason),
+                Mode::OnDemand if wanted.by_itself => table.states.fail(name, reason),
                 // The response contains the reason; the state of the model is unchanged.
-                Mode::Explicit if bare && !matches!(unprepared, PrepareError::NoVersion(_)) => {
+                _ if bare && !matches!(unprepared, PrepareError::NoVersion(_)) => {
                     table.states.remove(name);
                     table.wanted.remove(name);
                 }
-                Mode::Explicit => {}
-                Mode::None | Mode::Poll(_) => table.states.fail(name, reason),
+                Mode::Explicit | Mode::OnDemand => {}
             }
         });
         match unprepared {
@@ -354,6 +365,7 @@ impl Loader {
             self.models.change(|table| {
                 table.wanted.remove(name);
                 table.named.remove(name);
+                table.demanded.remove(name);
                 table.overrides.remove(name);
             });
             let lock = self.locks.of(name);
@@ -361,6 +373,7 @@ impl Loader {
             let _held = lock.held().await;
             if self.list_blocking().await.is_ok_and(|names| !names.contains_key(name)) {
                 self.models.change(|table| {
+                    table.on_demand.remove(name);
                     table.removed_from_repository.insert(name.clone());
                 });
             }
@@ -375,8 +388,19 @@ impl Loader {
 
     /// Removes the model from the table; accepted requests finish.
     fn withdraw(self: &Arc<Self>, model: &str) {
+        self.withdraw_if(model, |_| true);
+    }
+
+    /// Removes the model from the table if the condition holds at that moment. Returns whether it did.
+    pub(super) fn withdraw_if(self: &Arc<Self>, model: &str, condition: impl FnOnce(&Snapshot) -> bool) -> bool {
         let mut gone = Vec::new();
+        let mut holds = false;
         self.models.change(|table| {
+            holds = condition(table);
+            if !holds {
+                return;
+            }
+            table.demanded.remove(model);
             table.end_sequences(model);
             let serving = table.serving.remove(model).unwrap_or_default();
             table.states.withdraw(model);
@@ -388,6 +412,7 @@ impl Loader {
             }
         });
         gone.into_iter().for_each(|(serving, ending)| self.models.retire(serving, ending));
+        holds
     }
 }
 

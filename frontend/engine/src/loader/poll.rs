@@ -128,7 +128,8 @@ impl Loader {
         if !due.load.is_empty() {
             tracing::info!(models = due.load.join(", "), "models are new or changed in the repository");
             let loader = self.clone();
-            let wanted = due.load.iter().map(|name| LoadRequest::new(name, None)).collect();
+            let wanted =
+                due.load.iter().map(|name| LoadRequest { by_itself: true, ..LoadRequest::new(name, None) }).collect();
             tokio::spawn(async move { loader.load_all_of(wanted).await });
         }
     }

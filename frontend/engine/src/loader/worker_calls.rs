@@ -12,6 +12,7 @@ use pharos::repository::Override;
 use pharos::wire::Verb;
 
 use super::Loader;
+use super::on_demand::wait_limit;
 use crate::calls::{Answers, BoxFuture, Models, decoupled, not_ready, refused};
 use crate::scheduler::{Answer, Streamed};
 use crate::serving::Responses;
@@ -20,7 +21,19 @@ impl Models for Loader {
     fn infer(self: Arc<Self>, mut request: InferRequest, may_be_many: bool) -> Result<Box<dyn Answers>, InferError> {
         let name = request.model_name.clone();
         let serving = self.models.serving_for(&request).and_then(|serving| serving.accept().map(|()| serving));
-        let serving = serving.map_err(|error| refused(&name, InferError { message: not_ready(&name), ..error }))?;
+        let serving = match serving {
+            Ok(serving) => serving,
+            Err(_) if self.may_be_demanded(&request) => {
+                let limit = wait_limit(&request);
+                let model = (request.model_name.clone(), request.model_version.clone());
+                let loaded = async move {
+                    self.demand((&model.0, &model.1), limit).await.map_err(|error| refused(&model.0, error))?;
+                    self.infer(request, may_be_many)
+                };
+                return Ok(Box::new(Loading::Waits(Box::pin(loaded))));
+            }
+            Err(error) => return Err(refused(&name, InferError { message: not_ready(&name), ..error })),
+        };
         if serving.config.decoupled && !may_be_many {
             return Err(refused(&name, InferError::unsupported(decoupled(&name))));
         }
@@ -52,6 +65,31 @@ impl Models for Loader {
 impl Answers for Responses {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
         Responses::poll_next(self, cx)
+    }
+}
+
+/// The responses of a model that is being loaded on demand.
+enum Loading {
+    Waits(BoxFuture<Result<Box<dyn Answers>, InferError>>),
+    Runs(Box<dyn Answers>),
+    Ended,
+}
+
+impl Answers for Loading {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Streamed>> {
+        if let Self::Waits(loaded) = self {
+            match std::task::ready!(loaded.as_mut().poll(cx)) {
+                Ok(answers) => *self = Self::Runs(answers),
+                Err(error) => {
+                    *self = Self::Ended;
+                    return Poll::Ready(Some(Streamed { answer: Err(error), last: true, empty: false }));
+                }
+            }
+        }
+        match self {
+            Self::Runs(answers) => answers.poll_next(cx),
+            Self::Waits(_) | Self::Ended => Poll::Ready(None),
+        }
     }
 }
 

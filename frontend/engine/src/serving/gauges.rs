@@ -1,6 +1,7 @@
 //! Gauges that are updated before a scrape: queues, instance states, memory, sequences, resources.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use pharos::ensemble::Step;
@@ -52,6 +53,8 @@ impl ModelTable {
         if let Some(responses) = &self.shared.response_cache {
             responses.observe();
         }
+        let load_waits = self.load_waits.load(Ordering::Relaxed);
+        self.shared.metrics.set_gauges(Builtin::OnDemandWaiting, &[(Vec::new(), load_waits as f64)]);
         self.shared.metrics.set_gauges(Builtin::BuildInfo, &[(vec![env!("CARGO_PKG_VERSION")], 1.0)]);
         let (total, used) = self.shared.pinned.total_and_used();
         self.shared.metrics.set_gauges(Builtin::PinnedMemoryTotal, &[(Vec::new(), total as f64)]);

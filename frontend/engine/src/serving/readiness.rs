@@ -12,7 +12,8 @@ impl ModelTable {
     pub(crate) fn all_ready(&self) -> bool {
         let snapshot = self.snapshot();
         let mut serving = snapshot.serving.values().flat_map(BTreeMap::values);
-        snapshot.states.all_ready() && serving.all(|serving| self.is_ready(serving))
+        snapshot.states.all_ready(|name| snapshot.on_demand.contains_key(name))
+            && serving.all(|serving| self.is_ready(serving))
     }
 
     /// Returns whether an ensemble was loaded with members that have been replaced since.

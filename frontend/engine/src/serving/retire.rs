@@ -9,7 +9,7 @@ use pharos::metrics::labels::ModelChange;
 use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::Scheduling;
-use pharos::repository::State;
+use pharos::repository::{ON_DEMAND, State, UNLOADED};
 use tokio::time::sleep;
 
 use super::{Executor, ModelTable, Serving, Snapshot};
@@ -181,7 +181,8 @@ impl ModelTable {
                 return;
             }
             table.unloading.remove(&model);
-            table.states.unloaded(&model.name, model.version);
+            let on_demand = table.on_demand.contains_key(&*model.name);
+            table.states.unloaded(&model.name, model.version, if on_demand { ON_DEMAND } else { UNLOADED });
             if table.removed_from_repository.contains(&*model.name)
                 && table.unloading.keys().all(|other| other.name != model.name)
             {

@@ -17,7 +17,7 @@ struct ModelLock {
 }
 
 /// A handle of one model's lock, which is removed with its last handle.
-pub(super) struct Lock {
+pub(in crate::loader) struct Lock {
     locks: Locks,
     name: String,
     one: Arc<ModelLock>,
@@ -45,7 +45,7 @@ impl Unloads {
 }
 
 impl Locks {
-    pub(super) fn of(&self, name: &str) -> Lock {
+    pub(in crate::loader) fn of(&self, name: &str) -> Lock {
         let new = || Arc::new(ModelLock { turn: sync::Mutex::new(()), unloads: watch::Sender::new(0) });
         let one = self.all().entry(name.to_owned()).or_insert_with(new).clone();
         Lock { locks: self.clone(), name: name.to_owned(), one }
@@ -58,7 +58,7 @@ impl Locks {
 
 impl Lock {
     /// Waits for the lock. The operation ends when the returned guard is dropped.
-    pub(super) async fn held(&self) -> sync::MutexGuard<'_, ()> {
+    pub(in crate::loader) async fn held(&self) -> sync::MutexGuard<'_, ()> {
         self.one.turn.lock().await
     }
 

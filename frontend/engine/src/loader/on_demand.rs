@@ -1,0 +1,242 @@
+//! Loads models with their first request (`--model-control-mode=on-demand`, or the model parameter `load`), and unloads them
+//! when they have had no requests for a while.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use pharos::error::{ErrorCode, InferError, Reason};
+use pharos::infer::InferRequest;
+use pharos::metrics::labels::OnDemandUnload;
+use pharos::metrics::record;
+use pharos::repository::{LOAD_PARAMETER, LastUses, ON_DEMAND, ON_DEMAND_VALUE, State};
+use tokio::time::{sleep, timeout};
+
+use super::control::LoadRequest;
+use super::prepare::{Configuration, Prepared};
+use super::{Loader, Mode};
+use crate::serving::{ModelTable, OnDemand, Snapshot};
+use pharos_os::clock;
+
+/// The longest time between two looks for models without use.
+const LONGEST_LOOK: Duration = Duration::from_secs(5);
+
+/// A request that waits for a load; counted until it is dropped.
+struct Waiting<'t>(&'t ModelTable);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.load_waits.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Loader {
+    /// Loads the model of a request if it is loaded on demand and not loaded, and returns whether it was loaded now. Requests to
+    /// the same model wait for the same load, which continues if the future is dropped.
+    ///
+    /// # Errors
+    /// The model cannot be loaded, or not within `limit`, or too many requests wait already.
+    pub(crate) async fn demand(
+        self: &Arc<Self>,
+        (name, version): (&str, &str),
+        limit: Option<Duration>,
+    ) -> Result<bool, InferError> {
+        let table = self.models.snapshot();
+        let Some((name, model)) = table.on_demand(name) else { return Ok(false) };
+        if table.serving.contains_key(name) {
+            model.record_found();
+            return Ok(false);
+        }
+        if !model.has_version(version) {
+            return Ok(false);
+        }
+        let _waiting = self.wait(name)?;
+        let began = clock::now();
+        if let Some((left, reason)) = model.attempts().pause(began) {
+            return Err(InferError::not_ready(format!(
+                "model '{name}' could not be loaded on demand: {reason}; the next request that loads it is accepted in {} s",
+                left.as_secs() + 1
+            )));
+        }
+        let mut outcome = model.join(|sender| {
+            let (loader, name, model) = (self.clone(), name.to_owned(), model.clone());
+            tokio::spawn(async move {
+                let loaded = loader.load_on_demand(&name, &model).await;
+                sender.send_replace(Some(loaded));
+            });
+        });
+        let loaded = async {
+            let loaded = outcome.wait_for(Option::is_some).await.ok().and_then(|loaded| loaded.clone());
+            loaded.unwrap_or_else(|| Err(InferError::internal(format!("the load of model '{name}' failed"))))
+        };
+        let loaded = match limit {
+            Some(limit) => timeout(limit, loaded).await.unwrap_or_else(|_| Err(too_late(name, limit))),
+            None => loaded.await,
+        };
+        record::on_demand_waited(self.cache(), name, clock::now().ns_since(began));
+        loaded.map(|()| true)
+    }
+
+    /// Returns whether the model of a request is loaded on demand, and is not loaded.
+    pub(super) fn may_be_demanded(&self, request: &InferRequest) -> bool {
+        let table = self.models.snapshot();
+        let model = table.on_demand(&request.model_name).filter(|(name, _)| !table.serving.contains_key(*name));
+        model.is_some_and(|(_, model)| model.has_version(&request.model_version))
+    }
+
+    /// Counts a request that waits for a model, if not too many do.
+    fn wait(&self, name: &str) -> Result<Waiting<'_>, InferError> {
+        let most = self.settings.on_demand.max_waiting;
+        let waiting = Waiting(&self.models);
+        if self.models.load_waits.fetch_add(1, Ordering::Relaxed) < most {
+            return Ok(waiting);
+        }
+        let text = format!(
+            "model '{name}' is not loaded, and {most} requests wait for models to load, which is the maximum \
+             (--on-demand-max-waiting)"
+        );
+        Err(InferError::new(ErrorCode::Unavailable, Reason::QueueFull, text))
+    }
+
+    async fn load_on_demand(self: &Arc<Self>, name: &str, model: &OnDemand) -> Result<(), InferError> {
+        let overrides = self.models.snapshot().overrides.get(name).cloned();
+        let mut loaded = self.load_all_of(vec![LoadRequest::new(name, overrides)]).await;
+        let missing = || Err(InferError::internal(format!("model '{name}' was not loaded")));
+        let loaded = loaded.remove(name).unwrap_or_else(missing);
+        record::on_demand_loaded(self.cache(), name, loaded.is_ok());
+        match loaded {
+            Ok(()) => {
+                model.attempts().succeeded();
+                self.models.change(|table| {
+                    table.demanded.insert(name.to_owned());
+                    if let Some(versions) = table.serving.get(name) {
+                        model.loaded(versions);
+                    }
+                });
+                Ok(())
+            }
+            Err(error) => {
+                model.attempts().failed(clock::now(), error.message.trim_end());
+                let text = format!("model '{name}' could not be loaded on demand: {}", error.message.trim_end());
+                Err(InferError::not_ready(text))
+            }
+        }
+    }
+
+    /// Returns which of these models the server does not load by itself: those that are loaded on demand, unless an ensemble needs
+    /// them that it loads.
+    pub(super) fn on_demand_among<'p>(
+        &self,
+        all: impl Iterator<Item = (&'p LoadRequest, &'p Prepared)>,
+    ) -> BTreeSet<String> {
+        let all: Vec<_> = all.collect();
+        let table = self.models.snapshot();
+        let by_mode = self.settings.mode == Mode::OnDemand;
+        let by_parameter = |prepared: &Prepared| {
+            prepared.configuration.parameter(LOAD_PARAMETER).is_some_and(|value| value == ON_DEMAND_VALUE)
+        };
+        let mut found: BTreeSet<String> = all
+            .iter()
+            .filter(|(wanted, prepared)| wanted.by_itself && (by_mode || by_parameter(prepared)))
+            .filter(|(wanted, _)| !table.serving.contains_key(&wanted.name))
+            .map(|(wanted, _)| wanted.name.clone())
+            .collect();
+        // A member of an ensemble that is loaded is loaded too, and its own members.
+        let mut needed: Vec<&str> =
+            all.iter().map(|(wanted, _)| wanted.name.as_str()).filter(|name| !found.contains(*name)).collect();
+        while let Some(name) = needed.pop() {
+            for member in table.dependencies.members(name) {
+                if found.remove(member) {
+                    needed.push(member);
+                }
+            }
+        }
+        found
+    }
+
+    /// Adds a model that is loaded on demand to the model table.
+    pub(super) fn add_on_demand(&self, prepared: &Prepared) {
+        let config = |directory| match &prepared.configuration {
+            Configuration::Known(config) => Some(Arc::new((**config).clone())),
+            Configuration::CompletedByCode(code) if code.may_answer(directory) => None,
+            Configuration::CompletedByCode(code) => code.unanswered().ok().map(Arc::new),
+        };
+        let versions = prepared.versions.iter();
+        let configs: BTreeMap<_, _> =
+            versions.map(|(number, version)| (*number, config(version.directory.as_path()))).collect();
+        let name = prepared.name.as_str();
+        self.models.change(|table| {
+            table.wanted.remove(name);
+            for number in configs.keys() {
+                table.states.set(name, *number, State::Unavailable, ON_DEMAND);
+            }
+            table.on_demand.insert(name.to_owned(), Arc::new(OnDemand::new(configs)));
+        });
+    }
+
+    /// Unloads models without use until the server exits, if the settings say after which time.
+    pub(super) fn start_unloading_idle(self: &Arc<Self>) {
+        let Some(idle) = self.settings.on_demand.idle else { return };
+        let loader = self.clone();
+        tokio::spawn(async move {
+            let mut uses = LastUses::default();
+            while !loader.exiting.load(Ordering::Relaxed) {
+                sleep((idle / 4).min(LONGEST_LOOK)).await;
+                let table = loader.models.snapshot();
+                let candidates = table.demanded.iter().filter_map(|name| candidate(&table, name));
+                for name in uses.look(clock::now(), idle, candidates) {
+                    loader.unload_unused(&name).await;
+                }
+            }
+        });
+    }
+
+    /// Unloads a model that is loaded on demand, and the members of an ensemble that nothing else needs, unless it is used now.
+    async fn unload_unused(self: &Arc<Self>, name: &str) {
+        let before = {
+            let table = self.models.snapshot();
+            let Some((_, Some(uses))) = candidate(&table, name) else { return };
+            uses
+        };
+        let lock = self.locks.of(name);
+        let held = lock.held().await;
+        let unused = |table: &Snapshot| candidate(table, name) == Some((name, Some(before)));
+        if !self.withdraw_if(name, unused) {
+            return;
+        }
+        drop(held);
+        self.models.change(|table| {
+            table.wanted.remove(name);
+        });
+        record::on_demand_unloaded(self.cache(), name, OnDemandUnload::Idle);
+        let table = self.models.snapshot();
+        let kept = |member: &str| {
+            table.named.contains(member) || table.demanded.contains(member) || !table.on_demand.contains_key(member)
+        };
+        let loaded = |ensemble: &str| table.wanted.contains(ensemble) && ensemble != name;
+        let released: Vec<String> =
+            table.dependencies.released(name, kept, loaded).into_iter().map(str::to_owned).collect();
+        tracing::info!(model = name, "unloaded: it had no requests");
+        self.unload_all_of(released).await;
+    }
+}
+
+/// Returns the name and the uses of a model that may be unloaded when it has no use: a request has loaded it, no client has loaded
+/// it by name, and no loaded ensemble needs it.
+fn candidate<'n>(table: &Snapshot, name: &'n str) -> Option<(&'n str, Option<u64>)> {
+    let (versions, model) = (table.serving.get(name)?, table.on_demand.get(name)?);
+    let needed = table.dependencies.dependents(name).iter().any(|ensemble| table.serving.contains_key(*ensemble));
+    (table.demanded.contains(name) && !table.named.contains(name) && !needed).then(|| (name, model.uses(versions)))
+}
+
+/// Returns how long a request may wait for its model to be loaded.
+pub(crate) fn wait_limit(request: &InferRequest) -> Option<Duration> {
+    (request.timeout_us > 0).then(|| Duration::from_micros(request.timeout_us))
+}
+
+fn too_late(name: &str, limit: Duration) -> InferError {
+    let text =
+        format!("Request timeout expired: model '{name}' was not loaded within the request's {} us", limit.as_micros());
+    InferError::new(ErrorCode::Unavailable, Reason::Timeout, text)
+}

@@ -1,0 +1,119 @@
+//! Models that are loaded with their first request, and what is known about them while they are not loaded.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use pharos::error::InferError;
+use pharos::model::ModelConfig;
+use pharos::repository::{Attempts, parse_version};
+use tokio::sync::watch;
+
+use super::{Serving, Snapshot};
+
+/// The result of a load that requests wait for; `None` while it runs.
+pub(crate) type Outcome = watch::Receiver<Option<Result<(), InferError>>>;
+
+/// A model that is loaded on demand.
+pub(crate) struct OnDemand {
+    /// The versions, each with its configuration. `None` if only a load completes the configuration.
+    configs: RwLock<BTreeMap<u64, Option<Arc<ModelConfig>>>>,
+    /// The failed loads. Locked only to read or change them.
+    attempts: Mutex<Attempts>,
+    /// The last load. Locked only to begin a load or to find the one that runs.
+    load: Mutex<Option<Outcome>>,
+    /// The number of requests that found the model loaded before they were passed to it.
+    found: AtomicU64,
+}
+
+impl OnDemand {
+    pub(crate) fn new(configs: BTreeMap<u64, Option<Arc<ModelConfig>>>) -> Self {
+        Self {
+            configs: RwLock::new(configs),
+            attempts: Mutex::default(),
+            load: Mutex::default(),
+            found: AtomicU64::new(0),
+        }
+    }
+
+    /// The failed loads.
+    pub(crate) fn attempts(&self) -> MutexGuard<'_, Attempts> {
+        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the load that runs; if no load runs, starts one, which sends its result with the given sender.
+    pub(crate) fn join(&self, start: impl FnOnce(watch::Sender<Option<Result<(), InferError>>>)) -> Outcome {
+        let mut load = self.load.lock().unwrap_or_else(PoisonError::into_inner);
+        // The sender of a load that ended without a result has been dropped.
+        let running = load.as_ref().filter(|load| load.borrow().is_none() && load.has_changed().is_ok());
+        if let Some(running) = running {
+            return running.clone();
+        }
+        let (sender, outcome) = watch::channel(None);
+        *load = Some(outcome.clone());
+        start(sender);
+        outcome
+    }
+
+    /// Remembers the configurations of the loaded versions.
+    pub(crate) fn loaded(&self, versions: &BTreeMap<u64, Arc<Serving>>) {
+        let configs = versions.iter().map(|(number, serving)| (*number, Some(serving.config.clone()))).collect();
+        *self.configs.write().unwrap_or_else(PoisonError::into_inner) = configs;
+    }
+
+    /// Returns the versions in ascending order.
+    pub(crate) fn versions(&self) -> Vec<u64> {
+        self.configs.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+    }
+
+    /// Returns a version's configuration (empty: the latest version's); `None` if the version does not exist or the
+    /// configuration is not known before a load.
+    fn config(&self, version: &str) -> Option<(u64, Arc<ModelConfig>)> {
+        let configs = self.configs.read().unwrap_or_else(PoisonError::into_inner);
+        let (number, config) = match version {
+            "" => configs.last_key_value()?,
+            _ => configs.get_key_value(&parse_version(version).ok()?)?,
+        };
+        Some((*number, config.clone()?))
+    }
+
+    /// Returns whether a request for this version (empty: any) can be for this model.
+    pub(crate) fn has_version(&self, version: &str) -> bool {
+        let configs = self.configs.read().unwrap_or_else(PoisonError::into_inner);
+        version.is_empty() || parse_version(version).is_ok_and(|number| configs.contains_key(&number))
+    }
+
+    /// Counts a request that found the model loaded.
+    pub(crate) fn record_found(&self) {
+        self.found.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns a number that grows with each request to the loaded versions; `None` while they execute requests or sequences.
+    pub(crate) fn uses(&self, versions: &BTreeMap<u64, Arc<Serving>>) -> Option<u64> {
+        let idle = |serving: &Serving| serving.executor.unanswered() == 0 && serving.executor.running_sequences() == 0;
+        if !versions.values().all(|serving| idle(serving)) {
+            return None;
+        }
+        let requests = versions.values().map(|serving| serving.series.requested());
+        Some(requests.sum::<u64>() + self.found.load(Ordering::Relaxed))
+    }
+}
+
+impl Snapshot {
+    /// Returns a model that is loaded on demand, by the name that a client uses, with its full name.
+    pub(crate) fn on_demand<'n>(&'n self, name: &'n str) -> Option<(&'n str, &'n Arc<OnDemand>)> {
+        // Most servers have none.
+        if self.on_demand.is_empty() {
+            return None;
+        }
+        let name = self.resolve(name).ok()?;
+        Some((name, self.on_demand.get(name)?))
+    }
+
+    /// Returns the configuration and the number of a version of a model that is not loaded, with the numbers of all versions.
+    pub(crate) fn unloaded_config(&self, name: &str, version: &str) -> Option<(Arc<ModelConfig>, u64, Vec<u64>)> {
+        let (name, model) = self.on_demand(name)?;
+        let (number, config) = model.config(version).filter(|_| !self.serving.contains_key(name))?;
+        Some((config, number, model.versions()))
+    }
+}
