@@ -2,6 +2,7 @@
 //! models and report the outcome.
 
 mod load;
+pub mod memory_budget;
 mod on_demand;
 mod plan;
 
@@ -11,7 +12,7 @@ use crate::error::{ErrorCode, InferError, Reason};
 use crate::model::VersionPolicy;
 
 pub use load::{Kind as LoadParameter, Override};
-pub use on_demand::{Attempts, LOAD_PARAMETER, LastUses, ON_DEMAND, ON_DEMAND_VALUE};
+pub use on_demand::{Attempts, LOAD_PARAMETER, LastUses, MIN_LOADED_PARAMETER, ON_DEMAND, ON_DEMAND_VALUE};
 pub use plan::{Change, Stamp, VersionFingerprint, changes};
 
 /// The reason of a version that was unloaded by a request.

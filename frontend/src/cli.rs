@@ -551,6 +551,20 @@ mod tests {
     }
 
     #[test]
+    fn the_memory_limit_is_bytes_or_a_share() {
+        let limit = |text: &str| {
+            let options = parse(&[&format!("--model-memory-limit={text}")]).map_err(|_| ())?;
+            Ok::<_, ()>(options.models.memory_limit.map(|limit| limit.bytes(1000)))
+        };
+        assert_eq!(
+            [limit("5"), limit("60%"), limit("2.5%"), limit("100%")],
+            [5, 600, 25, 1000].map(|bytes| Ok(Some(bytes)))
+        );
+        assert!(["", "0", "-1", "0%", "101%", "NaN%", "5G", "%"].iter().all(|text| limit(text).is_err()));
+        assert_eq!(parse(&[]).unwrap().models.memory_limit, None);
+    }
+
+    #[test]
     fn flags_override_torchserves_log_variables() {
         let none = |_: &str| None;
         let variable = |name: &str| match name {

@@ -401,9 +401,12 @@ fn worker_binary(options: &Options) -> Result<PathBuf, String> {
 }
 
 fn on_demand(options: &Options) -> loader::OnDemandSettings {
+    let (models, roots) = (&options.models, Roots::new(&options.metrics.cgroup_root));
     loader::OnDemandSettings {
-        max_waiting: options.models.on_demand_max_waiting as usize,
-        idle: options.models.idle_unload,
+        max_waiting: models.on_demand_max_waiting as usize,
+        idle: models.idle_unload,
+        memory_limit: models.memory_limit.map(|limit| limit.bytes(system::memory_limit(&roots))),
+        memory_pressure: system::memory_pressure(&roots),
     }
 }
 

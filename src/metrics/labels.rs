@@ -166,6 +166,10 @@ named_enum! {
     pub enum OnDemandUnload {
         /// It had no requests for the time that the server is configured with.
         Idle => "idle",
+        /// Another model needed its memory, or models have grown beyond the limit.
+        Memory => "memory",
+        /// Processes of the machine wait for memory.
+        Pressure => "pressure",
     }
     /// Returns the label's value.
     pub fn as_str;

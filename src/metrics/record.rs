@@ -357,6 +357,11 @@ pub fn on_demand_loaded(cache: &Cache, model: &str, succeeded: bool) {
     cache.count(Builtin::OnDemandLoads, &[model, result(succeeded)], 1.0);
 }
 
+/// Counts a load that did not begin because the models would use more memory than allowed.
+pub fn on_demand_refused(cache: &Cache, model: &str) {
+    cache.count(Builtin::OnDemandLoads, &[model, "no_memory"], 1.0);
+}
+
 /// Counts an unload of a model that is loaded on demand.
 pub fn on_demand_unloaded(cache: &Cache, model: &str, reason: OnDemandUnload) {
     cache.count(Builtin::OnDemandUnloads, &[model, reason.as_str()], 1.0);

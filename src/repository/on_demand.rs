@@ -11,6 +11,9 @@ pub const ON_DEMAND: &str = "loaded on demand";
 /// The name of the model parameter that chooses when a model is loaded.
 pub const LOAD_PARAMETER: &str = "load";
 
+/// The name of the model parameter that keeps a loaded model if its value is a number greater than 0.
+pub const MIN_LOADED_PARAMETER: &str = "min_loaded";
+
 /// The value of [`LOAD_PARAMETER`] for models that are loaded with their first request.
 pub const ON_DEMAND_VALUE: &str = "on_demand";
 
@@ -78,6 +81,11 @@ impl LastUses {
         }
         unused
     }
+
+    /// Returns the time since the last look that found a use of a model; zero if none has seen it.
+    pub fn unused(&self, now: Instant, model: &str) -> Duration {
+        self.models.get(model).map_or(Duration::ZERO, |(_, since)| now - *since)
+    }
 }
 
 #[cfg(test)]
@@ -121,5 +129,6 @@ mod tests {
         assert_eq!(uses.look(at(26), idle, [("a", Some(0))]), none);
         assert_eq!(uses.look(at(35), idle, [("a", Some(0))]), none);
         assert_eq!(uses.look(at(36), idle, [("a", Some(0))]), ["a"]);
+        assert_eq!([uses.unused(at(40), "a"), uses.unused(at(40), "b")], [Duration::from_secs(14), Duration::ZERO]);
     }
 }

@@ -9,13 +9,16 @@ mod configure;
 mod control;
 mod ensembles;
 mod load;
+mod memory_budget;
 mod namespaces;
 mod on_demand;
 mod poll;
 mod prepare;
+mod unloading;
 mod worker_calls;
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -32,10 +35,11 @@ use crate::cache::ResponseCache;
 use crate::launch::Program;
 use crate::memory::PinnedPool;
 use crate::scheduler::{Limits, Timer};
-use crate::serving::{ModelTable, Shared, Unfinished};
+use crate::serving::{MemoryUse, ModelTable, Shared, Unfinished};
 use crate::store;
 use crate::store::{Stores, TemporaryDirectories};
 use control::{LoadRequest, Locks};
+use memory_budget::MemoryBudget;
 pub(crate) use on_demand::wait_limit;
 use pharos_os::descriptors::Descriptors;
 use pharos_os::event_loops::EventLoops;
@@ -62,13 +66,17 @@ impl Mode {
     }
 }
 
-/// The settings of models that are loaded on demand.
-#[derive(Clone, Copy, Debug)]
+/// The settings of models that are loaded on demand, and of the memory that models may use.
+#[derive(Clone, Debug)]
 pub struct OnDemandSettings {
     /// The maximum number of requests that wait for models to load.
     pub max_waiting: usize,
     /// The time without requests after which a model is unloaded; `None` for never.
     pub idle: Option<Duration>,
+    /// The most bytes of memory that all models may use; `None` for no limit.
+    pub memory_limit: Option<u64>,
+    /// The kernel's file that says how long processes wait for memory.
+    pub memory_pressure: PathBuf,
 }
 
 /// The models to load at the start.
@@ -146,6 +154,7 @@ pub(crate) struct Loader {
     /// One permit for each model that may load at the same time. Acquired after the model's lock.
     permits: Semaphore,
     locks: Locks,
+    memory: MemoryBudget,
     /// The directories of files that clients send.
     override_directories: TemporaryDirectories,
     exiting: AtomicBool,
@@ -168,6 +177,7 @@ impl Loader {
             limits: settings.rate_limits.clone().map(Limits::new),
             response_cache: response_cache.map(|settings| Arc::new(ResponseCache::new(settings, cache.clone()))),
             pinned: PinnedPool::new(settings.pinned_pool),
+            memory: MemoryUse::new(settings.on_demand.memory_limit),
             metrics: cache,
         };
         Ok(Self {
@@ -177,6 +187,7 @@ impl Loader {
             stores,
             permits: Semaphore::new(settings.load_threads.max(1)),
             locks: Locks::default(),
+            memory: MemoryBudget::default(),
             override_directories: TemporaryDirectories::default(),
             exiting: AtomicBool::new(false),
             settings,
@@ -230,7 +241,7 @@ impl Loader {
         let found = others.iter().map(|name| LoadRequest { by_itself: true, ..LoadRequest::new(name, None) });
         let loaded = self.load_all_of(loads.chain(found).collect()).await;
         self.start_polling(Poll::new(polled));
-        self.start_unloading_idle();
+        self.start_watching_models();
         let mut failures: Vec<(String, String)> = self.failures();
         failures.extend(self.stores.failure_reasons());
         for (name, result) in loaded {

@@ -4,6 +4,7 @@
 mod drain;
 mod gauges;
 mod inference;
+mod memory_use;
 mod namespaces;
 mod on_demand;
 mod readiness;
@@ -28,6 +29,7 @@ use crate::memory::PinnedPool;
 use crate::scheduler::Limits;
 use crate::store::Overrides;
 pub use drain::Unfinished;
+pub(crate) use memory_use::{MemoryShare, MemoryUse, Totals};
 pub(crate) use namespaces::ambiguous;
 pub(crate) use on_demand::OnDemand;
 use pharos_telemetry::system::Worker;
@@ -87,6 +89,8 @@ pub(crate) struct Shared {
     pub(crate) limits: Option<Arc<Limits>>,
     pub(crate) response_cache: Option<Arc<ResponseCache>>,
     pub(crate) pinned: Arc<PinnedPool>,
+    /// The memory that the models use, and its limit.
+    pub(crate) memory: Arc<MemoryUse>,
 }
 
 /// The models of this server.

@@ -37,6 +37,11 @@ pub struct Models {
     /// Seconds without requests after which a model that was loaded on demand is unloaded [default: never]
     #[arg(id = "model-idle-unload-secs", long = "model-idle-unload-secs", value_name = "SECONDS", env = "PHAROS_MODEL_IDLE_UNLOAD_SECS", value_parser = positive_seconds, help_heading = MODELS)]
     pub idle_unload: Option<Duration>,
+    /// The most memory that models may use, in bytes or as a share of the machine's or the container's memory, for example 60%:
+    /// models that are loaded on demand are unloaded to make room for others, and loads that do not fit are refused [default:
+    /// unlimited]
+    #[arg(id = "model-memory-limit", long = "model-memory-limit", value_name = "BYTES|PERCENT%", env = "PHAROS_MODEL_MEMORY_LIMIT", value_parser = memory_limit, help_heading = MODELS)]
+    pub memory_limit: Option<MemoryLimit>,
     /// Model to load at start with --model-control-mode=explicit or on-demand; may be repeated, or given as a list separated by ','. '*'
     /// alone loads all models
     #[arg(id = "load-model", long = "load-model", value_name = "NAME", env = "PHAROS_LOAD_MODEL", value_delimiter = ',', help_heading = MODELS)]
@@ -81,6 +86,24 @@ pub enum ControlMode {
     Explicit,
     /// Load with the first request, or by request.
     OnDemand,
+}
+
+/// A limit of memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MemoryLimit {
+    Bytes(u64),
+    /// A share of the memory of the machine or the container, in percent.
+    Percent(f64),
+}
+
+impl MemoryLimit {
+    /// Returns the limit in bytes on a machine or in a container with `total` bytes.
+    pub fn bytes(self, total: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Percent(percent) => (total as f64 * percent / 100.0) as u64,
+        }
+    }
 }
 
 impl ControlMode {
@@ -147,6 +170,16 @@ impl Models {
         let mut named = self.load_model.iter().filter(|name| *name != "*");
         named.try_for_each(|name| pharos::repository::check_model_name(name))
     }
+}
+
+fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
+    let limit = match text.strip_suffix('%') {
+        Some(percent) => {
+            percent.parse().ok().filter(|percent| (1.0..=100.0).contains(percent)).map(MemoryLimit::Percent)
+        }
+        None => text.parse().ok().filter(|bytes| *bytes > 0).map(MemoryLimit::Bytes),
+    };
+    limit.ok_or_else(|| "expected a number of bytes, or a share of the memory from 1% to 100%".to_owned())
 }
 
 fn control_mode(text: &str) -> Result<ControlMode, String> {

@@ -33,8 +33,8 @@ pub use polling::{Polling, find_gpus, gpu_memory};
 use container::Container;
 use gpu::LastSamples;
 use host::{Host, HostReading};
-pub use process::process_of;
 use process::{ProcessReading, Processes};
+pub use process::{process_of, written_memory};
 
 /// The settings of the readings.
 #[derive(Clone, Debug)]
@@ -67,6 +67,12 @@ pub fn memory_limit(roots: &Roots) -> u64 {
     let container = Container::new(&roots.proc, &roots.cgroup).memory(machine).map(|memory| memory.total);
     let space = getrlimit(Resource::As).current;
     [container, space].into_iter().flatten().fold(machine, u64::min)
+}
+
+/// Returns the file that says how long processes wait for memory: that of this process's container, or that of the machine.
+pub fn memory_pressure(roots: &Roots) -> PathBuf {
+    let of_machine = roots.proc.join("pressure/memory");
+    Container::new(&roots.proc, &roots.cgroup).memory_pressure().unwrap_or(of_machine)
 }
 
 /// Returns whether a control group limits the processor time of this process.

@@ -189,6 +189,21 @@ def test_requests_share_one_load(start, repository):
     assert total(server.scrape(), "pharos_on_demand_waiting_requests") == 0
 
 
+def test_a_load_does_not_delay_the_end_of_others(start, repository):
+    """A request that waits for its model holds no other model."""
+    write(repository, "slower", SLOW.format(io=IO, ms=5000, more=""))
+    server = start([], MODE, repository=repository)
+    assert_answers(server, "identity")
+    (worker,) = server.workers()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.infer, "slower", VALUES)
+        eventually("the other model loads", lambda: entry(server, "slower")[0] == "LOADING")
+        assert server.ask("POST", "/v2/repository/models/identity/unload", b"")[0] == 200
+        eventually("the unloaded model has ended", lambda: worker not in server.workers())
+        assert entry(server, "slower")[0] == "LOADING"
+        assert waiting.result()[0] == 200
+
+
 def test_the_number_of_waiting_requests_is_limited(start, repository):
     """Further requests fail at once, and those for loaded models are not concerned."""
     server = start([], MODE, "--on-demand-max-waiting=2", repository=repository)

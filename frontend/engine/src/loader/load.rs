@@ -18,6 +18,7 @@ use pharos::repository::{Change, VersionFingerprint, changes};
 use pharos::timeline::Instant;
 
 use super::Loader;
+use super::memory_budget::ToLoad;
 use super::prepare::{Prepared, Version};
 use crate::cache::{Files, ModelCache, ResponseCache};
 use crate::launch::Launch;
@@ -153,8 +154,17 @@ impl Loader {
             DriverSettings { config: config.clone(), series: series.clone(), scheduling, limits, cache: responses };
         let driver = Driver::new(settings, self.timer.clone());
         let plan = self.plan((directory.clone(), launch), &config, self.threads(&placements), warmups);
+        let to_load = ToLoad { name: &prepared.name, version: model.version, directory, config: Some(&config) };
+        let memory = self.room_for(&to_load).await?;
         let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
-        let seconds = (clock::now() - began).as_secs_f64();
+        let time = clock::now() - began;
+        if let Some(share) = &memory
+            && let Err(reason) = self.measure_loaded(&to_load, (share, instances.pids()), time).await
+        {
+            instances.stop().await;
+            return Err(reason);
+        }
+        let seconds = time.as_secs_f64();
         record::model_load_duration(&series, seconds);
         record::memory_usage(&series, instances.memory(), self.gpu_memory(&instances).await);
         log_warnings(&model, &config);
@@ -165,7 +175,7 @@ impl Loader {
             series: unserved.keep(),
             directory: directory.clone(),
             labels,
-            executor: Arc::new(Executor::Instances { driver, instances }),
+            executor: Arc::new(Executor::Instances { driver, instances, memory: memory.map(Arc::new) }),
             fingerprint: version.fingerprint,
             files: prepared.model_files.clone(),
         })
@@ -213,7 +223,7 @@ impl Loader {
             None => self.launch(prepared, version).await?,
         };
         let config = &self.configure(prepared, (number, version), &launch).await?;
-        if let Executor::Instances { driver, instances } = &*serving.executor
+        if let Executor::Instances { driver, instances, .. } = &*serving.executor
             && (version.fingerprint.instances != serving.fingerprint.instances || instances.any_given_up())
         {
             let placements = placements(config, number)?;
@@ -296,8 +306,7 @@ impl Loader {
     async fn gpu_memory(&self, instances: &Instances) -> Vec<(u32, u64)> {
         let devices = &self.settings.devices;
         let Some(gpus) = devices.gpus() else { return Vec::new() };
-        let pids = instances.processes().into_iter().filter_map(|(_, pid)| pid).collect();
-        let found = system::gpu_memory(gpus.clone(), pids).await;
+        let found = system::gpu_memory(gpus.clone(), instances.pids()).await;
         found.into_iter().filter_map(|(bus, bytes)| Some((devices.number_of(bus)?, bytes))).collect()
     }
 }

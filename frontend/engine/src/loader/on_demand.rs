@@ -1,26 +1,30 @@
 //! Loads models with their first request (`--model-control-mode=on-demand`, or the model parameter `load`), and unloads them
 //! when they have had no requests for a while.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::infer::InferRequest;
 use pharos::metrics::labels::OnDemandUnload;
 use pharos::metrics::record;
-use pharos::repository::{LOAD_PARAMETER, LastUses, ON_DEMAND, ON_DEMAND_VALUE, State};
+use pharos::repository::{LOAD_PARAMETER, ON_DEMAND, ON_DEMAND_VALUE, State};
 use tokio::time::{sleep, timeout};
 
 use super::control::LoadRequest;
 use super::prepare::{Configuration, Prepared};
+use super::unloading::unloadable;
 use super::{Loader, Mode};
-use crate::serving::{ModelTable, OnDemand, Snapshot};
+use crate::serving::{ModelTable, OnDemand};
 use pharos_os::clock;
 
 /// The longest time between two looks for models without use.
 const LONGEST_LOOK: Duration = Duration::from_secs(5);
+
+/// The time between two measurements of the memory that models use.
+const MEMORY_LOOK: Duration = Duration::from_secs(1);
 
 /// A request that waits for a load; counted until it is dropped.
 struct Waiting<'t>(&'t ModelTable);
@@ -42,15 +46,8 @@ impl Loader {
         (name, version): (&str, &str),
         limit: Option<Duration>,
     ) -> Result<bool, InferError> {
-        let table = self.models.snapshot();
-        let Some((name, model)) = table.on_demand(name) else { return Ok(false) };
-        if table.serving.contains_key(name) {
-            model.record_found();
-            return Ok(false);
-        }
-        if !model.has_version(version) {
-            return Ok(false);
-        }
+        let Some((name, model)) = self.unloaded(name, version) else { return Ok(false) };
+        let name = name.as_str();
         let _waiting = self.wait(name)?;
         let began = clock::now();
         if let Some((left, reason)) = model.attempts().pause(began) {
@@ -85,6 +82,18 @@ impl Loader {
         model.is_some_and(|(_, model)| model.has_version(&request.model_version))
     }
 
+    /// Returns the full name of a model that is loaded on demand, has this version, and is not loaded. Counts the request if the
+    /// model is loaded. Does not return the table: it has versions, which could not end while a request waits.
+    fn unloaded(&self, name: &str, version: &str) -> Option<(String, Arc<OnDemand>)> {
+        let table = self.models.snapshot();
+        let (name, model) = table.on_demand(name)?;
+        if table.serving.contains_key(name) {
+            model.record_found();
+            return None;
+        }
+        model.has_version(version).then(|| (name.to_owned(), model.clone()))
+    }
+
     /// Counts a request that waits for a model, if not too many do.
     fn wait(&self, name: &str) -> Result<Waiting<'_>, InferError> {
         let most = self.settings.on_demand.max_waiting;
@@ -100,8 +109,13 @@ impl Loader {
     }
 
     async fn load_on_demand(self: &Arc<Self>, name: &str, model: &OnDemand) -> Result<(), InferError> {
+        if let Err(reason) = self.reserve_for(name).await {
+            record::on_demand_refused(self.cache(), name);
+            return Err(InferError::not_ready(format!("model '{name}' could not be loaded on demand: {reason}")));
+        }
         let overrides = self.models.snapshot().overrides.get(name).cloned();
         let mut loaded = self.load_all_of(vec![LoadRequest::new(name, overrides)]).await;
+        self.cancel_reservation(name);
         let missing = || Err(InferError::internal(format!("model '{name}' was not loaded")));
         let loaded = loaded.remove(name).unwrap_or_else(missing);
         record::on_demand_loaded(self.cache(), name, loaded.is_ok());
@@ -117,6 +131,11 @@ impl Loader {
                 Ok(())
             }
             Err(error) => {
+                self.models.change(|table| {
+                    if !table.named.contains(name) && !table.serving.contains_key(name) {
+                        table.wanted.remove(name);
+                    }
+                });
                 model.attempts().failed(clock::now(), error.message.trim_end());
                 let text = format!("model '{name}' could not be loaded on demand: {}", error.message.trim_end());
                 Err(InferError::not_ready(text))
@@ -158,76 +177,57 @@ impl Loader {
     /// Adds a model that is loaded on demand to the model table.
     pub(super) fn add_on_demand(&self, prepared: &Prepared) {
         let config = |directory| match &prepared.configuration {
-            Configuration::Known(config) => Some(Arc::new((**config).clone())),
+            Configuration::Known(config) => Some((**config).clone()),
             Configuration::CompletedByCode(code) if code.may_answer(directory) => None,
-            Configuration::CompletedByCode(code) => code.unanswered().ok().map(Arc::new),
+            Configuration::CompletedByCode(code) => code.unanswered().ok(),
         };
         let versions = prepared.versions.iter();
-        let configs: BTreeMap<_, _> =
-            versions.map(|(number, version)| (*number, config(version.directory.as_path()))).collect();
+        let model = OnDemand::new(
+            versions.map(|(number, version)| (*number, version.directory.clone(), config(&version.directory))),
+        );
         let name = prepared.name.as_str();
         self.models.change(|table| {
             table.wanted.remove(name);
-            for number in configs.keys() {
+            for number in prepared.versions.keys() {
                 table.states.set(name, *number, State::Unavailable, ON_DEMAND);
             }
-            table.on_demand.insert(name.to_owned(), Arc::new(OnDemand::new(configs)));
+            table.on_demand.insert(name.to_owned(), Arc::new(model));
         });
     }
 
-    /// Unloads models without use until the server exits, if the settings say after which time.
-    pub(super) fn start_unloading_idle(self: &Arc<Self>) {
-        let Some(idle) = self.settings.on_demand.idle else { return };
+    /// Watches the loaded models until the server exits: unloads those without use if the settings say after which time, and keeps
+    /// their memory within the limit, if there is one.
+    pub(super) fn start_watching_models(self: &Arc<Self>) {
+        let idle = self.settings.on_demand.idle;
+        let limited = self.models.shared.memory.limit().is_some();
+        let interval = match (idle, limited) {
+            (None, false) => return,
+            (None, true) => MEMORY_LOOK,
+            (Some(idle), _) => (idle / 4).min(if limited { MEMORY_LOOK } else { LONGEST_LOOK }),
+        };
         let loader = self.clone();
         tokio::spawn(async move {
-            let mut uses = LastUses::default();
             while !loader.exiting.load(Ordering::Relaxed) {
-                sleep((idle / 4).min(LONGEST_LOOK)).await;
-                let table = loader.models.snapshot();
-                let candidates = table.demanded.iter().filter_map(|name| candidate(&table, name));
-                for name in uses.look(clock::now(), idle, candidates) {
-                    loader.unload_unused(&name).await;
+                sleep(interval).await;
+                for name in loader.look_at_uses(idle.unwrap_or(Duration::MAX)) {
+                    loader.unload_unused(&name, OnDemandUnload::Idle);
                 }
+                loader.watch_memory().await;
             }
         });
     }
 
-    /// Unloads a model that is loaded on demand, and the members of an ensemble that nothing else needs, unless it is used now.
-    async fn unload_unused(self: &Arc<Self>, name: &str) {
-        let before = {
-            let table = self.models.snapshot();
-            let Some((_, Some(uses))) = candidate(&table, name) else { return };
-            uses
-        };
-        let lock = self.locks.of(name);
-        let held = lock.held().await;
-        let unused = |table: &Snapshot| candidate(table, name) == Some((name, Some(before)));
-        if !self.withdraw_if(name, unused) {
-            return;
-        }
-        drop(held);
-        self.models.change(|table| {
-            table.wanted.remove(name);
-        });
-        record::on_demand_unloaded(self.cache(), name, OnDemandUnload::Idle);
+    /// Returns the models that may be unloaded and had no requests for `idle`.
+    fn look_at_uses(&self, idle: Duration) -> Vec<String> {
         let table = self.models.snapshot();
-        let kept = |member: &str| {
-            table.named.contains(member) || table.demanded.contains(member) || !table.on_demand.contains_key(member)
-        };
-        let loaded = |ensemble: &str| table.wanted.contains(ensemble) && ensemble != name;
-        let released: Vec<String> =
-            table.dependencies.released(name, kept, loaded).into_iter().map(str::to_owned).collect();
-        tracing::info!(model = name, "unloaded: it had no requests");
-        self.unload_all_of(released).await;
+        let loaded = table.demanded.iter().filter_map(|name| {
+            let (versions, model) = (table.serving.get(name)?, table.on_demand.get(name)?);
+            let uses = unloadable(&table, name).and_then(|_| model.uses(versions));
+            Some((name.as_str(), uses))
+        });
+        let mut uses = self.memory.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        uses.look(clock::now(), idle, loaded)
     }
-}
-
-/// Returns the name and the uses of a model that may be unloaded when it has no use: a request has loaded it, no client has loaded
-/// it by name, and no loaded ensemble needs it.
-fn candidate<'n>(table: &Snapshot, name: &'n str) -> Option<(&'n str, Option<u64>)> {
-    let (versions, model) = (table.serving.get(name)?, table.on_demand.get(name)?);
-    let needed = table.dependencies.dependents(name).iter().any(|ensemble| table.serving.contains_key(*ensemble));
-    (table.demanded.contains(name) && !table.named.contains(name) && !needed).then(|| (name, model.uses(versions)))
 }
 
 /// Returns how long a request may wait for its model to be loaded.

@@ -53,6 +53,7 @@ impl ModelTable {
         if let Some(responses) = &self.shared.response_cache {
             responses.observe();
         }
+        self.observe_memory(&all);
         let load_waits = self.load_waits.load(Ordering::Relaxed);
         self.shared.metrics.set_gauges(Builtin::OnDemandWaiting, &[(Vec::new(), load_waits as f64)]);
         self.shared.metrics.set_gauges(Builtin::BuildInfo, &[(vec![env!("CARGO_PKG_VERSION")], 1.0)]);
@@ -90,6 +91,21 @@ impl ModelTable {
         }
         // For equal names, the first row wins: the batches of the serving version.
         self.shared.metrics.set_gauges(Builtin::ModelBatchSlots, &combined(free, |first, _| first));
+    }
+
+    /// Sets the gauges of the memory of models, if it is limited.
+    fn observe_memory(&self, all: &[ExecutingVersion]) {
+        let memory = &self.shared.memory;
+        let Some(limit) = memory.limit() else { return };
+        let versions: Vec<_> = all
+            .iter()
+            .filter_map(|live| Some((live, live.model.version.to_string(), live.executor.memory()?.bytes())))
+            .collect();
+        let rows =
+            versions.iter().map(|(live, version, bytes)| (vec![&*live.model.name, version.as_str()], *bytes as f64));
+        self.shared.metrics.set_gauges(Builtin::ModelMemory, &summed(rows.collect()));
+        self.shared.metrics.set_gauges(Builtin::ModelMemoryLimit, &[(Vec::new(), limit as f64)]);
+        self.shared.metrics.set_gauges(Builtin::ModelMemoryUsed, &[(Vec::new(), memory.totals().used as f64)]);
     }
 
     /// Returns the load of each version with instances, for load reports.

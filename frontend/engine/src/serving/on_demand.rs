@@ -1,6 +1,7 @@
 //! Models that are loaded with their first request, and what is known about them while they are not loaded.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -18,6 +19,8 @@ pub(crate) type Outcome = watch::Receiver<Option<Result<(), InferError>>>;
 pub(crate) struct OnDemand {
     /// The versions, each with its configuration. `None` if only a load completes the configuration.
     configs: RwLock<BTreeMap<u64, Option<Arc<ModelConfig>>>>,
+    /// The directories of the versions.
+    directories: BTreeMap<u64, PathBuf>,
     /// The failed loads. Locked only to read or change them.
     attempts: Mutex<Attempts>,
     /// The last load. Locked only to begin a load or to find the one that runs.
@@ -27,9 +30,16 @@ pub(crate) struct OnDemand {
 }
 
 impl OnDemand {
-    pub(crate) fn new(configs: BTreeMap<u64, Option<Arc<ModelConfig>>>) -> Self {
+    /// Creates it from the directory and the configuration of each version; `None` if only a load completes the configuration.
+    pub(crate) fn new(versions: impl Iterator<Item = (u64, PathBuf, Option<ModelConfig>)>) -> Self {
+        let (mut configs, mut directories) = (BTreeMap::new(), BTreeMap::new());
+        for (number, directory, config) in versions {
+            configs.insert(number, config.map(Arc::new));
+            directories.insert(number, directory);
+        }
         Self {
             configs: RwLock::new(configs),
+            directories,
             attempts: Mutex::default(),
             load: Mutex::default(),
             found: AtomicU64::new(0),
@@ -61,6 +71,15 @@ impl OnDemand {
         *self.configs.write().unwrap_or_else(PoisonError::into_inner) = configs;
     }
 
+    /// Returns the number, the directory and, if it is known, the configuration of each version.
+    pub(crate) fn to_load(&self) -> Vec<(u64, PathBuf, Option<Arc<ModelConfig>>)> {
+        let configs = self.configs.read().unwrap_or_else(PoisonError::into_inner);
+        let of = |(number, directory): (&u64, &PathBuf)| {
+            (*number, directory.clone(), configs.get(number).cloned().flatten())
+        };
+        self.directories.iter().map(of).collect()
+    }
+
     /// Returns the versions in ascending order.
     pub(crate) fn versions(&self) -> Vec<u64> {
         self.configs.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
@@ -90,8 +109,7 @@ impl OnDemand {
 
     /// Returns a number that grows with each request to the loaded versions; `None` while they execute requests or sequences.
     pub(crate) fn uses(&self, versions: &BTreeMap<u64, Arc<Serving>>) -> Option<u64> {
-        let idle = |serving: &Serving| serving.executor.unanswered() == 0 && serving.executor.running_sequences() == 0;
-        if !versions.values().all(|serving| idle(serving)) {
+        if !versions.values().all(|serving| serving.executor.is_idle()) {
             return None;
         }
         let requests = versions.values().map(|serving| serving.series.requested());

@@ -127,6 +127,9 @@ impl ModelTable {
         let retired = Retired { model, executor: Arc::downgrade(&executor), served };
         self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(retired);
         let sequences = matches!(ending, RetireReason::Replaced | RetireReason::Outdated(_)) && has_sequences(&serving);
+        if let Some(memory) = executor.memory().filter(|_| !sequences) {
+            memory.end();
+        }
         let table = self.clone();
         tokio::spawn(async move {
             if sequences {

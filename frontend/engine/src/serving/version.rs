@@ -13,6 +13,7 @@ use pharos::metrics::series::ModelSeries;
 use pharos::model::{Checked, ModelConfig};
 use pharos::repository::{VersionFingerprint, not_at_ready_state};
 
+use super::MemoryShare;
 use crate::ensemble::Ensemble;
 use crate::scheduler::Driver;
 use crate::store::ModelFiles;
@@ -41,8 +42,8 @@ pub(crate) type Admitted = (Checked, Vec<(String, u64)>);
 
 /// Executes requests.
 pub(crate) enum Executor {
-    /// Workers.
-    Instances { driver: Arc<Driver>, instances: Instances },
+    /// Workers, with their share of the memory of models if it is limited.
+    Instances { driver: Arc<Driver>, instances: Instances, memory: Option<Arc<MemoryShare>> },
     /// Other models; `members` has the executors of the steps' models at the time of loading, in the order of the steps.
     Ensemble { ensemble: Ensemble, members: Vec<Weak<Executor>> },
 }
@@ -72,6 +73,14 @@ impl Executor {
         }
     }
 
+    /// The share of the memory of models; `None` for an ensemble and without a limit.
+    pub(crate) fn memory(&self) -> Option<&Arc<MemoryShare>> {
+        match self {
+            Self::Instances { memory, .. } => memory.as_ref(),
+            Self::Ensemble { .. } => None,
+        }
+    }
+
     /// Returns the number of accepted requests without an answer.
     pub(crate) fn unanswered(&self) -> usize {
         match self {
@@ -83,6 +92,11 @@ impl Executor {
     /// Returns the number of sequences that have begun and not ended.
     pub(crate) fn running_sequences(&self) -> usize {
         self.driver().map_or(0, |driver| driver.running_sequences())
+    }
+
+    /// Returns whether it has neither requests without an answer nor running sequences.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.unanswered() == 0 && self.running_sequences() == 0
     }
 
     /// Ends the workers and waits until their processes are gone.

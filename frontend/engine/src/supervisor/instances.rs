@@ -345,6 +345,11 @@ impl Instances {
         self.all().iter().map(|handle| (handle.placement().name, handle.pid())).collect()
     }
 
+    /// Returns the ids of the processes.
+    pub(crate) fn pids(&self) -> Vec<u32> {
+        self.all().iter().filter_map(|handle| handle.pid()).collect()
+    }
+
     /// Returns whether requests can be accepted: an instance is ready or being restarted.
     pub(crate) fn can_serve(&self) -> bool {
         self.instance_health.can_serve()

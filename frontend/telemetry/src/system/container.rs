@@ -64,6 +64,11 @@ impl Container {
         Some(Memory { total: limit, available: limit - used })
     }
 
+    /// Returns the file with the pressure on the memory of the innermost group that has one.
+    pub(crate) fn memory_pressure(&self) -> Option<PathBuf> {
+        self.groups().into_iter().map(|group| group.join("memory.pressure")).find(|file| file.is_file())
+    }
+
     /// Returns whether any quota of processor time is set.
     pub(crate) fn has_cpu_quota(&self) -> bool {
         self.groups().iter().any(|group| quota(&group.join("cpu.max")).is_some())

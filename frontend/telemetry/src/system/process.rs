@@ -82,6 +82,19 @@ pub fn process_of(proc: &Path, pid: u32) -> Option<(u64, Option<f64>)> {
     Some((stat.resident_bytes, boot.map(|boot| boot as f64 + seconds(stat.start))))
 }
 
+/// Returns the bytes that a process has written, in private and in shared memory, also those that were swapped out
+/// (proc_pid_smaps(5)). Unchanged pages of files do not count: processes share them, and the kernel can drop them. `None` if it
+/// cannot be read.
+pub fn written_memory(proc: &Path, pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(proc.join(format!("{pid}/smaps_rollup"))).ok()?;
+    let kilobytes = |key: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+        value.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+    };
+    let parts = ["Private_Dirty", "Shared_Dirty", "Swap"].map(kilobytes);
+    Some(parts.into_iter().sum::<Option<u64>>()? * 1024)
+}
+
 /// The needed fields of a `stat` file. Times are in clock ticks.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
@@ -177,6 +190,17 @@ mod tests {
         let now = pharos_os::clock::wall_ms() as f64 / 1e3;
         let start = after.start_seconds.unwrap();
         assert!(start > now - 86_400.0 && start < now + 5.0, "{after:?}");
+    }
+
+    #[test]
+    fn written_memory_is_dirty_or_swapped_out() {
+        let tree = Tree::new();
+        let text = "1000-2000 ---p 00000000 00:00 0  [rollup]\nRss:  900 kB\nShared_Clean:  400 kB\nShared_Dirty:  20 kB\n\
+                    Private_Clean:  80 kB\nPrivate_Dirty:  300 kB\nSwap:  5 kB\nSwapPss:  5 kB\n";
+        tree.write("proc/10/smaps_rollup", text);
+        tree.write("proc/11/smaps_rollup", &text.replace(" kB\nSwapPss", "\nSwapPss"));
+        let read = |pid| written_memory(&tree.path("proc"), pid);
+        assert_eq!([read(10), read(11), read(12)], [Some(325 * 1024), None, None]);
     }
 
     #[test]

@@ -62,6 +62,11 @@ impl Lock {
         self.one.turn.lock().await
     }
 
+    /// Returns the lock if no operation has it.
+    pub(in crate::loader) fn held_at_once(&self) -> Option<sync::MutexGuard<'_, ()>> {
+        self.one.turn.try_lock().ok()
+    }
+
     /// Cancels the running loads.
     pub(super) fn unload(&self) {
         self.one.unloads.send_modify(|count| *count += 1);

@@ -1,0 +1,75 @@
+//! Unloads models that are loaded on demand and are not used, with the members of ensembles that nothing else needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use pharos::metrics::labels::OnDemandUnload;
+use pharos::metrics::record;
+use pharos::repository::MIN_LOADED_PARAMETER;
+
+use super::Loader;
+use crate::serving::{Serving, Snapshot};
+
+impl Loader {
+    /// Unloads a model that is loaded on demand, and the members of an ensemble that nothing else needs, unless it is used or
+    /// being changed now.
+    pub(super) fn unload_unused(self: &Arc<Self>, name: &str, reason: OnDemandUnload) {
+        let uses = |table: &Snapshot| {
+            unloadable(table, name)?;
+            table.on_demand.get(name)?.uses(table.serving.get(name)?)
+        };
+        let Some(before) = uses(&self.models.snapshot()) else { return };
+        if !self.withdraw_at_once(name, |table| uses(table) == Some(before)) {
+            return;
+        }
+        record::on_demand_unloaded(self.cache(), name, reason);
+        tracing::info!(model = name, reason = reason.as_str(), "unloaded a model that is loaded on demand");
+        let table = self.models.snapshot();
+        for member in released(&table, name) {
+            self.withdraw_at_once(member, |table| released(table, name).contains(member));
+        }
+    }
+
+    /// Removes a model from the table if the condition holds and no operation changes it. Returns whether it did.
+    fn withdraw_at_once(self: &Arc<Self>, name: &str, condition: impl FnOnce(&Snapshot) -> bool) -> bool {
+        let lock = self.locks.of(name);
+        // Not waited for: the holder of the lock may wait until this model has made room.
+        let Some(_held) = lock.held_at_once() else { return false };
+        let withdrawn = self.withdraw_if(name, condition);
+        if withdrawn {
+            self.models.change(|table| {
+                table.wanted.remove(name);
+            });
+        }
+        withdrawn
+    }
+}
+
+/// Returns the models that the unload of a model ends: itself, and the members of an ensemble that nothing else needs. `None` if it
+/// may not be unloaded when it has no use: no request has loaded it, a client has loaded it by name, a loaded ensemble needs it, its
+/// configuration keeps it, or one of these models executes requests or sequences.
+pub(super) fn unloadable<'t>(table: &'t Snapshot, name: &'t str) -> Option<Vec<&'t str>> {
+    let needed = || table.dependencies.dependents(name).iter().any(|ensemble| table.wanted.contains(*ensemble));
+    if !table.demanded.contains(name) || !table.serving.contains_key(name) || table.named.contains(name) || needed() {
+        return None;
+    }
+    let mut gone: Vec<&str> = released(table, name).into_iter().collect();
+    gone.push(name);
+    let mut versions = gone.iter().filter_map(|model| table.serving.get(*model)).flat_map(BTreeMap::values);
+    versions.all(|serving| !is_kept(serving) && serving.executor.is_idle()).then_some(gone)
+}
+
+/// Returns the members of an ensemble that nothing needs without it.
+fn released<'t>(table: &'t Snapshot, name: &str) -> BTreeSet<&'t str> {
+    let kept = |member: &str| {
+        table.named.contains(member) || table.demanded.contains(member) || !table.on_demand.contains_key(member)
+    };
+    let loaded = |ensemble: &str| table.wanted.contains(ensemble) && ensemble != name;
+    table.dependencies.released(name, kept, loaded)
+}
+
+/// Returns whether the configuration keeps a loaded model.
+fn is_kept(serving: &Serving) -> bool {
+    let least = serving.config.parameters.get(MIN_LOADED_PARAMETER);
+    least.is_some_and(|least| least.parse::<u64>().is_ok_and(|least| least > 0))
+}
