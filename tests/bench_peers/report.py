@@ -48,9 +48,14 @@ def number(value: float) -> str:
     return f"{value:.{decimals}f}" if value >= 0.1 else f"{value:.2g}"
 
 
+def number_of(clients: int) -> str:
+    """Returns the number of clients in words."""
+    return f"{clients} client{'s' if clients > 1 else ''}"
+
+
 def case_name(model: str, clients: int) -> str:
     """Writes a case."""
-    return f"{model}, {clients} client{'s' if clients > 1 else ''}"
+    return f"{model}, {number_of(clients)}"
 
 
 def spread(values: list) -> str:
@@ -150,7 +155,8 @@ def markdown(results: dict) -> str:
         f"Medians (least to largest) of {setting['rounds']} rounds of {setting['seconds']:g} s. Every server has "
         f"{setting['processes']} processes with the model and {setting['threads']} threads of ONNX Runtime in each. For encoder, "
         "servers wait up to 1 ms for more requests of a batch, and the threads spin while they wait; for digits, neither (mosec and "
-        f"MLServer cannot batch without a wait: 1 ms). The client runs on the same processors. Other processes used {spread(others)} processors meanwhile.",
+        f"MLServer cannot batch without a wait: 1 ms). The client runs on the same processors. Other processes used {spread(others)} "
+        "processors meanwhile.",
         "",
         *(line for case in cases(results) for line in [*table(results, *case), ""]),
         *limit_table(results),
@@ -187,7 +193,7 @@ def panel(results: dict, chosen: list, top: int) -> tuple:
     top += 30
     first = top
     for (_, clients), rows in rates.items():
-        parts.append(f'<text class="group" x="12" y="{top + 14}">{clients} client{"s" if clients > 1 else ""}</text>')
+        parts.append(f'<text class="group" x="12" y="{top + 14}">{number_of(clients)}</text>')
         top += 20
         for name, values in rows:
             parts += bar(name, values, top, (scale, name == results["servers"][0]["name"]))

@@ -151,7 +151,9 @@ def agree(start, tmp_path, collector):
     assert "  counter: []\n  gauge:\n    - name: HandlerTime" in shipped
     head, _, tail = shipped.rpartition("  counter: []\n")
     definition.write_text(f"{head}{tail}  counter:\n{orders}")
-    server = start([], f"--metrics-config={definition}", f"--otlp-metrics-endpoint=http://127.0.0.1:{collector.port}", repository=models)
+    # The requests that are queued for a crashing model wait for its restarts, whose pauses would otherwise double up to 30 s.
+    flags = ["--worker-max-backoff-secs=1", f"--metrics-config={definition}"]
+    server = start([], *flags, f"--otlp-metrics-endpoint=http://127.0.0.1:{collector.port}", repository=models)
     end = time.monotonic() + SECONDS
     clients = [Client(server, SEED + n) for n in range(THREADS)]
     disturber = threading.Thread(target=disturb, args=(server, definition, end, random.Random(SEED)))

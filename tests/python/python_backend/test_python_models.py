@@ -47,6 +47,20 @@ has_torch = subprocess.run([PYTHON, "-c", "import torch"], capture_output=True).
 pytestmark = pytest.mark.skipif(not has_worker, reason=f"{PYTHON} does not have the package pharos-worker: make python-worker")
 
 
+def test_a_process_ends_completely(tmp_path):
+    """Threads, `atexit` and what files and C's library have buffered, as at the end of every Python program."""
+    model(tmp_path / "models", "end", "own_end")
+    with Server(tmp_path, [tmp_path / "models"], [f"--python={PYTHON}", "--model-control-mode=explicit", "--load-model=end"]) as server:
+        (worker,) = server.workers()
+        assert server.ask("POST", "/v2/repository/models/end/unload", b"")[0] == 200
+        eventually("the process has ended", lambda: worker not in server.workers())
+        for line in ("the model is finalized", "the object is finalized", "the thread has ended", "atexit is called", "C has printed"):
+            eventually(f"the log has '{line}'", lambda line=line: line in server.log_tail())
+        assert "Traceback" not in server.log_tail()
+        read = {name: (tmp_path / "models/end/1" / name).read_text() for name in ("text", "bytes", "own", "closed")}
+        assert read == {"text": "text", "bytes": "bytes", "own": "own", "closed": ""}
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A server with all models of this module."""

@@ -39,6 +39,7 @@ fn inputs_took(seconds: f64) -> PyResult<()> {
 
 /// Adds the functions of this module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(exit, module)?)?;
     module.add_function(wrap_pyfunction!(fail, module)?)?;
     module.add_function(wrap_pyfunction!(inputs_took, module)?)?;
     module.add_function(wrap_pyfunction!(run, module)?)
@@ -53,6 +54,12 @@ fn run(py: Python<'_>) -> u8 {
     });
     // `ExitCode` has no accessor for its value, only equality.
     u8::from(code != ExitCode::SUCCESS)
+}
+
+/// Ends the process without ending the interpreter. Calls the functions of C's `atexit`, which `os._exit` does not.
+#[pyfunction]
+fn exit(code: u8) {
+    std::process::exit(i32::from(code))
 }
 
 /// A model with Triton's Python interface.

@@ -34,10 +34,10 @@ def main():
         from pharos_worker import autocomplete
 
         return autocomplete.main(arguments[1])
-    from pharos_worker import _native, driver
+    from pharos_worker import _native, driver, process_end
 
     driver.watch_forks()
-    return _native.run()
+    return process_end.leave(_native.run())
 
 
 if __name__ == "__main__":
