@@ -4,7 +4,7 @@
 #   make test     sets up what the tests need under target/, then runs all of them, Rust and real clients
 #                 (tests that need Debian's prometheus, chromium or redis-server are skipped with a note without it)
 .DEFAULT_GOAL := help
-.PHONY: help serve speech cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke soak lint bench bench-peers fuzz tools python-worker wheel release kserve-sdk gpu-pack
+.PHONY: help serve speech cluster sklearn xgboost pytorch example-backends build test test-rust test-clients test-under-load smoke soak lint bench bench-peers bench-many-models fuzz tools python-worker wheel release kserve-sdk gpu-pack
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -18,7 +18,7 @@ export PYO3_PYTHON ?= $(shell command -v $(PYTHON))
 export PYO3_ENVIRONMENT_SIGNATURE ?= $(shell $(PYTHON) -c 'import sys; print("%s-%d.%d-64bit" % (sys.implementation.name, *sys.version_info[:2]))' 2>/dev/null)
 
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'also: make python-worker | smoke | test-under-load | lint | bench | bench-peers | fuzz | soak | gpu-pack   (SERVE_FLAGS="..." are passed to the server)'
+	@sed -n 's/^#   //p' Makefile; echo 'also: make python-worker | smoke | test-under-load | lint | bench | bench-peers | bench-many-models | fuzz | soak | gpu-pack   (SERVE_FLAGS="..." are passed to the server)'
 
 tools:
 	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.95 or later, see https://rustup.rs"; exit 1; }
@@ -169,6 +169,10 @@ bench-peers: build python-worker
 	if $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then $(PYTHON) -m venv $(PEERS)-mlserver && \
 	  $(PEERS)-mlserver/bin/python -m pip install --quiet --disable-pip-version-check -r tests/bench_peers/requirements-mlserver.txt; fi
 	$(PEERS)/bin/python tests/bench_peers/run.py --server $(TARGET)/release/pharos --to $(TARGET)/bench-peers $(BENCH_FLAGS)
+
+# Measures a server with a hundred and a thousand models: start, memory, end, scrapes, and a limit of the memory of models.
+bench-many-models: build python-worker $(VENV)/ready
+	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/bench_many_models/run.py $(BENCH_FLAGS)
 
 # Runs each target for one minute; requires cargo-fuzz (cargo install cargo-fuzz).
 SECONDS_EACH ?= 60
