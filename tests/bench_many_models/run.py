@@ -99,7 +99,10 @@ def python_workers(folder: Path, options):
 def onnx_workers(folder: Path, options):
     """Memory of workers with ONNX Runtime and a small model."""
     for number in range(10):
-        shutil.copytree(EXAMPLES / "digits", folder / f"models/digits{number}")
+        copy = folder / f"models/digits{number}"
+        shutil.copytree(EXAMPLES / "digits", copy)
+        config = copy / "config.pbtxt"
+        config.write_text(config.read_text().replace('"digits"', f'"digits{number}"', 1))
     with Server(folder, [folder / "models"], []) as server:
         memory = [private_bytes(pid) for pid in server.workers()]
         told("private memory of an idle ONNX Runtime worker", statistics.median(memory) / 1e6, "MB", 5)
