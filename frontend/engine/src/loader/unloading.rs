@@ -14,12 +14,7 @@ impl Loader {
     /// Unloads a model that is loaded on demand, and the members of an ensemble that nothing else needs, unless it is used or
     /// being changed now.
     pub(super) fn unload_unused(self: &Arc<Self>, name: &str, reason: OnDemandUnload) {
-        let uses = |table: &Snapshot| {
-            unloadable(table, name)?;
-            table.on_demand.get(name)?.uses(table.serving.get(name)?)
-        };
-        let Some(before) = uses(&self.models.snapshot()) else { return };
-        if !self.withdraw_at_once(name, |table| uses(table) == Some(before)) {
+        if !self.withdraw_at_once(name, |table| unloadable(table, name).is_some()) {
             return;
         }
         record::on_demand_unloaded(self.cache(), name, reason);
