@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import statistics
@@ -25,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/python"))
 
+from harness.processes import mapped, written  # noqa: E402
 from harness.server import EXAMPLES, Server, total  # noqa: E402
 
 IO = """max_batch_size: 4
@@ -60,20 +60,7 @@ def repository(folder: Path, count: int, config: str, code: str = "") -> Path:
 
 def private_bytes(pid: int) -> int:
     """Returns the bytes that only this process uses."""
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return 1024 * sum(int(kilobytes) for kilobytes in re.findall(r"^Private_\w+: +(\d+) kB$", text, re.MULTILINE))
-
-
-def written_bytes(pids) -> int:
-    """Returns the bytes that these processes have written in private memory; an ended process has none."""
-    found = 0
-    for pid in pids:
-        try:
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        found += 1024 * sum(int(kilobytes) for kilobytes in re.findall(r"^Private_Dirty: +(\d+) kB$", text, re.MULTILINE))
-    return found
+    return mapped(pid, "Private_Clean", "Private_Dirty")
 
 
 def told(what: str, value: float, unit: str, goal: float):
@@ -178,7 +165,7 @@ def limited_memory(folder: Path, options):
     models = repository(folder, 1000, BUILTIN)
     alone = repository(folder / "alone", 20, BUILTIN)
     with Server(folder, [alone], []) as server:
-        size = max(written_bytes([pid]) for pid in server.workers())
+        size = max(written([pid]) for pid in server.workers())
         load = Load(server, 20, min(options.seconds, 60))
         load.run(8)
         assert not load.failures, load.failures[:3]
@@ -189,7 +176,7 @@ def limited_memory(folder: Path, options):
 
         def sample():
             while not ended.is_set():
-                most[0] = max(most[0], written_bytes(server.workers()))
+                most[0] = max(most[0], written(server.workers()))
                 time.sleep(0.02)
 
         sampler = threading.Thread(target=sample)

@@ -24,13 +24,26 @@ def held(server, *models: str):
                 os.kill(pid, signal.SIGCONT)
 
 
+def mapped(pid: int, *kinds: str) -> int:
+    """Returns the bytes of these kinds of memory of a process, for example `Rss`; see proc_pid_smaps(5)."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    kilobytes = {line[0].rstrip(":"): int(line[1]) for line in lines}
+    return 1024 * sum(kilobytes[kind] for kind in kinds)
+
+
 def memory(server) -> int:
     """Returns the proportional set size of the server and its workers in bytes; shared memory counts once."""
-    total_kb = 0
-    for pid in {server.process.pid, *server.workers()}:
-        with open(f"/proc/{pid}/smaps_rollup") as rollup:
-            total_kb += next(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))
-    return total_kb * 1024
+    return sum(mapped(pid, "Pss") for pid in {server.process.pid, *server.workers()})
+
+
+def written(pids) -> int:
+    """Returns the bytes that these processes have written in private memory; an ended process has none."""
+    total = 0
+    for pid in pids:
+        # The file of an ended process is missing, unreadable or empty.
+        with contextlib.suppress(OSError, KeyError):
+            total += mapped(pid, "Private_Dirty")
+    return total
 
 
 def resident_kb(server) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.inference import one
+from harness.processes import written
 from harness.server import total
 from harness.waiting import eventually, holds_for, pause_as_client
 from python_backend.worker import PYTHON, has_worker
@@ -73,18 +74,6 @@ def loaded(server) -> set:
     return {name for name, versions in server.index().items() if versions[0].get("state") == "READY"}
 
 
-def written_memory(server) -> int:
-    """Returns the bytes that the workers have written in private memory, read from the kernel."""
-    found = 0
-    for pid in server.workers():
-        try:
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        found += 1024 * sum(int(kilobytes) for kilobytes in re.findall(r"^Private_Dirty: +(\d+) kB$", text, re.MULTILINE))
-    return found
-
-
 class Sampler:
     """Reads the memory of the workers again and again, and remembers the most."""
 
@@ -94,7 +83,7 @@ class Sampler:
 
     def run(self):
         while not self.stopping.is_set():
-            self.most = max(self.most, written_memory(self.server))
+            self.most = max(self.most, written(self.server.workers()))
             self.samples += 1
             pause_as_client(0.005)
 

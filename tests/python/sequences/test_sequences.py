@@ -18,7 +18,7 @@ import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
 from harness.models import write
-from harness.processes import held
+from harness.processes import held, mapped
 from harness.sequence_models import IDS, MODELS
 from harness.server import Server
 from harness.statistics import received, until_received
@@ -449,9 +449,9 @@ def test_ten_thousand_open_sequences(sequences, grpc):
 
     def open_from(first: int) -> int:
         """Opens this number of sequences and leaves them open; returns the bytes that they use."""
-        before = resident(sequences.process.pid)
+        before = mapped(sequences.process.pid, "Rss")
         assert asyncio.run(steps(first, {"sequence_start": True}, 1)) == {1}
-        return resident(sequences.process.pid) - before
+        return mapped(sequences.process.pid, "Rss") - before
 
     # An equal load runs first, to allocate the memory that requests need. One of the two measurements may include memory that the
     # allocator takes for threads or releases from earlier tests: then only the greater one counts.
@@ -465,9 +465,3 @@ def test_ten_thousand_open_sequences(sequences, grpc):
     for first in (1, 1 + count):
         assert asyncio.run(steps(first, {"sequence_end": True}, 2)) == {3}
     assert gauge(sequences, "pharos_sequences", "many", state="active") == 0
-
-
-def resident(pid: int) -> int:
-    """Returns the resident bytes of a process."""
-    with open(f"/proc/{pid}/smaps_rollup") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Rss:"))
