@@ -13,6 +13,7 @@ mod codec;
 pub mod descriptors;
 mod error;
 pub mod flags;
+pub mod fork_server;
 pub mod regions;
 pub mod ring;
 pub mod sandbox;

@@ -32,10 +32,11 @@ def start(tmp_path):
     """Starts a separate server for one test: `start(["model", ...], *options)`. It is stopped at the end of the test."""
     started = []
 
-    def begin(names, *options, repository=None, wait=True):
+    def begin(names, *options, repository=None, wait=True, environment=None):
         folder = tmp_path / str(len(started))
         folder.mkdir()
         running = Server(folder, [repository or copy_models(folder / "models", names)], options)
+        running.environment |= environment or {}
         started.append(running)
         running.launch()
         if wait:

@@ -394,6 +394,7 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("worker/src/backend/native/slots.rs", "objects that the library receives and returns"),
     ("worker/src/backend/native/running.rs", "a batch that the library borrows while it executes"),
     ("worker/python/src/array.rs", "memory of numpy's arrays, over its C interface"),
+    ("worker/python/src/command_line.rs", "the memory of the command line of this process"),
     ("worker/python/src/dlpack.rs", "tensors of other Python libraries, over DLPack's C interface"),
     ("worker/backend/src/received.rs", "inputs and response memory that outlive a batch"),
     ("worker/src/backend/onnxruntime.rs", "tensors that borrow memory across a C interface"),

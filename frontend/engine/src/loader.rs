@@ -34,6 +34,7 @@ use crate::cache;
 use crate::cache::ResponseCache;
 use crate::launch::Program;
 use crate::memory::PinnedPool;
+use crate::process::ForkServers;
 use crate::scheduler::{Limits, Timer};
 use crate::serving::{MemoryUse, ModelTable, Shared, Unfinished};
 use crate::store;
@@ -155,6 +156,8 @@ pub(crate) struct Loader {
     permits: Semaphore,
     locks: Locks,
     memory: MemoryBudget,
+    /// The processes that start Python workers.
+    fork_servers: Arc<ForkServers>,
     /// The directories of files that clients send.
     override_directories: TemporaryDirectories,
     exiting: AtomicBool,
@@ -188,6 +191,7 @@ impl Loader {
             permits: Semaphore::new(settings.load_threads.max(1)),
             locks: Locks::default(),
             memory: MemoryBudget::default(),
+            fork_servers: Arc::default(),
             override_directories: TemporaryDirectories::default(),
             exiting: AtomicBool::new(false),
             settings,

@@ -4,21 +4,22 @@
 mod affinity;
 mod complete;
 mod diagnosis;
+mod fork_server;
+mod spawn;
 mod temporary;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::process::{ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::sync::Arc;
+use std::time::Duration;
 
-use command_fds::{CommandFdExt, FdMapping};
 use pharos::metrics::cache::Cache;
 use pharos::metrics::series::ModelSeries;
 use pharos::metrics::{intake, worker_lines};
 use pharos::wire::{descriptors, ring};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::net::UnixStream;
-use tokio::process::{Child, Command};
 use tracing::Level;
 
 use crate::launch::Launch;
@@ -26,10 +27,13 @@ use crate::memory;
 use crate::wire::{Link, LinkParts};
 pub(crate) use complete::complete;
 pub(crate) use diagnosis::{why_not_loaded, why_not_started};
+pub(crate) use fork_server::ForkServers;
+use fork_server::Inherited;
 use pharos_os::event_loops::EventLoop;
-use pharos_os::out_of_memory;
 use pharos_telemetry::metrics::{RefusedLinesLog, Ring};
 use pharos_telemetry::system::ChosenDevice;
+use spawn::Start;
+pub(crate) use spawn::WorkerProcess;
 pub(crate) use temporary::TemporaryFiles;
 
 /// The longest log line of a worker; a longer line is split.
@@ -37,7 +41,7 @@ const MAX_LINE: u64 = 8 << 10;
 
 /// A started worker: its process and the connection to it.
 pub(crate) struct Worker {
-    pub(crate) child: Child,
+    pub(crate) process: WorkerProcess,
     pub(crate) link: Link,
     /// The directory for temporary files of a process in a sandbox.
     pub(crate) temporary: Option<TemporaryFiles>,
@@ -61,6 +65,8 @@ pub(crate) struct ProcessPlacement<'a> {
     pub(crate) gpu: Option<&'a ChosenDevice>,
     /// The processors to which the process is bound; empty for all.
     pub(crate) processors: &'a [usize],
+    /// The time limit of its start.
+    pub(crate) start_timeout: Duration,
 }
 
 /// Starts a worker whose connection is served by `event_loop`, and forwards its output to the log and, for metric lines, to the
@@ -68,12 +74,12 @@ pub(crate) struct ProcessPlacement<'a> {
 ///
 /// # Errors
 /// Memory, descriptors or processes are exhausted, or the executable does not exist.
-pub(crate) fn start(
-    launch: &Launch,
+pub(crate) async fn start(
+    (launch, fork_servers): (&Launch, &Arc<ForkServers>),
     placement: &ProcessPlacement<'_>,
     (printed, event_loop): (Printed, EventLoop),
 ) -> io::Result<Worker> {
-    let ProcessPlacement { instance, threads, gpu, processors } = *placement;
+    let ProcessPlacement { instance, threads, gpu, processors, start_timeout } = *placement;
     let (ours, theirs) = {
         let _loop = event_loop.enter();
         UnixStream::pair()?
@@ -86,22 +92,7 @@ pub(crate) fn start(
     let theirs = OwnedFd::from(theirs.into_std()?);
     rustix::io::ioctl_fionbio(&theirs, false)?;
     let temporary = launch.sandbox.is_some().then(TemporaryFiles::new).transpose()?;
-    let mut command = Command::from(launch.command(temporary.as_ref().map(TemporaryFiles::path)));
-    // Separate process groups: Ctrl-C in a terminal signals only the frontend, which drains before it ends its workers.
-    command
-        .arg(instance)
-        .process_group(0)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true);
-    command.env("OMP_NUM_THREADS", threads.to_string());
-    // Makes device numbers equal in all processes.
-    command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
-    if let Some(gpu) = gpu {
-        command.env("CUDA_VISIBLE_DEVICES", &gpu.uuids);
-    }
-    let mappings = [
+    let files = vec![
         (theirs, descriptors::SOCKET),
         (inputs, descriptors::INPUTS),
         (outputs, descriptors::OUTPUTS),
@@ -110,16 +101,21 @@ pub(crate) fn start(
         (worker_regions, descriptors::REGIONS),
         (frames, descriptors::FRAMES),
     ];
-    let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
-    command.fd_mappings(mappings.into()).map_err(|error| io::Error::other(error.to_string()))?;
-    let mut child = affinity::on(processors, || command.spawn()).map_err(|error| cannot_start(launch, &error))?;
-    if let Some(pid) = child.id() {
-        out_of_memory::end_first(pid);
-    }
-    forward_errors(child.stderr.take(), &printed.name);
-    forward_output(child.stdout.take(), printed);
+    let start = Start {
+        launch,
+        arguments: vec![instance.to_owned()],
+        inherited: Inherited { threads, gpus: gpu.map(|gpu| gpu.uuids.clone()) },
+        processors,
+        files,
+        reads: false,
+        temporary: temporary.as_ref().map(TemporaryFiles::path),
+        limit: start_timeout,
+    };
+    let started = start.run(fork_servers).await?;
+    forward_errors(started.errors, &printed.name);
+    forward_output(started.output, printed);
     let parts = LinkParts { socket: ours, event_loop, frames: rings, regions, arenas, ring };
-    Ok(Worker { child, link: Link::new(parts), temporary })
+    Ok(Worker { process: started.process, link: Link::new(parts), temporary })
 }
 
 /// Returns whether a process was killed by SIGKILL, as by the kernel when memory runs out.
@@ -156,8 +152,7 @@ fn cannot_start(launch: &Launch, error: &io::Error) -> io::Error {
 }
 
 /// Forwards standard output until it ends: metric lines into the metrics as soon as they are read, other lines to the log.
-fn forward_output(stream: Option<impl AsyncRead + Unpin + Send + 'static>, printed: Printed) {
-    let Some(stream) = stream else { return };
+fn forward_output(stream: impl AsyncRead + Unpin + Send + 'static, printed: Printed) {
     tokio::spawn(async move {
         let instance = &printed.name;
         let mut refused = RefusedLinesLog::new(format!("the output of {instance}"));
@@ -180,8 +175,7 @@ fn forward_output(stream: Option<impl AsyncRead + Unpin + Send + 'static>, print
 }
 
 /// Forwards standard error to the log until it ends.
-fn forward_errors(stream: Option<impl AsyncRead + Unpin + Send + 'static>, instance: &str) {
-    let Some(stream) = stream else { return };
+fn forward_errors(stream: impl AsyncRead + Unpin + Send + 'static, instance: &str) {
     let (instance, lines) = (instance.to_owned(), stream);
     let stream = "stderr";
     tokio::spawn(async move {

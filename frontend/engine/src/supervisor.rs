@@ -19,14 +19,13 @@ use pharos::metrics::record;
 use pharos::supervisor::{Action, LossReason, Settings, State, Supervisor};
 use pharos::timeline::Instant;
 use pharos::wire::{Load, Loaded, ToWorker, VERSION};
-use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 
 use crate::calls::Models;
 use crate::launch::Launch;
 use crate::memory::PinnedPool;
-use crate::process::{self, Printed, TemporaryFiles};
+use crate::process::{self, ForkServers, Printed, TemporaryFiles, WorkerProcess};
 use crate::scheduler::Driver;
 use crate::scheduler::placement::Placement;
 use crate::wire::SharedLink;
@@ -53,6 +52,8 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Plan {
     /// The command that starts their processes.
     pub(crate) launch: Launch,
+    /// The processes that start Python workers.
+    pub(crate) fork_servers: Arc<ForkServers>,
     pub(crate) directory: PathBuf,
     /// The directory of the initial values of states.
     pub(crate) initial_states: PathBuf,
@@ -104,7 +105,7 @@ struct Instance {
 
 /// The current process of an instance.
 struct Running {
-    child: Child,
+    process: WorkerProcess,
     /// Keeps the temporary files of its process.
     _temporary: Option<TemporaryFiles>,
     link: SharedLink,
@@ -136,7 +137,7 @@ impl Instance {
                 self.perform(action, &mut machine, &mut running).await;
             }
             if let Some(running) = running.as_mut().filter(|_| wanted == Stop::Now) {
-                let _ = running.child.start_kill();
+                let _ = running.process.start_kill();
             }
             self.show(machine.state());
             if matches!(machine.state(), State::Failed | State::Stopped) && running.is_none() {
@@ -191,14 +192,15 @@ impl Instance {
     }
 
     /// Starts a process, sends it the model and starts the session that reads its replies.
-    fn spawn(&self, device_share: Option<DeviceShare>) -> io::Result<Running> {
+    async fn spawn(&self, device_share: Option<DeviceShare>) -> io::Result<Running> {
         let started = clock::now();
         let (cache, series) = (self.plan.cache.clone(), self.driver.series.clone());
         let name = record::worker_name(&cache, &series, self.id.0).unwrap_or_else(|| self.name().to_string());
         let printed = Printed { name, cache, series };
         let name = self.name();
         let placement = self.process_placement(&name, device_share.as_ref());
-        let worker = process::start(&self.plan.launch, &placement, (printed, self.plan.event_loops.of_link()))?;
+        let program = (&self.plan.launch, &self.plan.fork_servers);
+        let worker = process::start(program, &placement, (printed, self.plan.event_loops.of_link())).await?;
         let link = Arc::new(worker.link);
         let device = device_share.as_ref().map(DeviceShare::device);
         link.arenas.inputs.keep(device.as_ref().map_or(0, |device| device.pinned));
@@ -218,9 +220,9 @@ impl Instance {
         }));
         let models = self.plan.models.clone();
         let events = Session::start(link.clone(), self.driver.clone(), self.id, models, self.plan.cache.clone());
-        tracing::debug!(instance = %self.name(), pid = worker.child.id(), "worker started");
+        tracing::debug!(instance = %self.name(), pid = worker.process.id(), "worker started");
         Ok(Running {
-            child: worker.child,
+            process: worker.process,
             _temporary: worker.temporary,
             link,
             events,
@@ -235,7 +237,7 @@ impl Instance {
 
     /// Records that a process has started.
     fn begun(&mut self, started: Running, machine: &mut Supervisor, running: &mut Option<Running>) {
-        self.health.pid.store(started.child.id().unwrap_or(0), Ordering::Relaxed);
+        self.health.pid.store(started.process.id().unwrap_or(0), Ordering::Relaxed);
         *running = Some(started);
         machine.spawned(clock::now());
     }
@@ -311,7 +313,7 @@ impl Instance {
         let Some(mut over) = running.take() else { return };
         // Immediately, so that nothing is sent to it while waiting for the process.
         self.take_out_of_service();
-        let exited = timeout(Duration::from_secs(1), over.child.wait()).await;
+        let exited = timeout(Duration::from_secs(1), over.process.wait()).await;
         if let Ok(Ok(status)) = &exited
             && !over.killed
             && process::killed_by_system(*status)
@@ -330,7 +332,7 @@ impl Instance {
             _ => {
                 // The process still runs: it closed its connection or broke the protocol.
                 machine.disconnected(reason, clock::now());
-                let _ = over.child.kill().await;
+                let _ = over.process.kill().await;
                 reason.to_owned()
             }
         };
@@ -353,7 +355,7 @@ impl Instance {
             running.link.release_unused();
             running.link.ring.tick(&self.plan.cache, &self.driver.series);
             if running.kill_at.is_some_and(|at| at <= TokioInstant::now()) {
-                let _ = running.child.start_kill();
+                let _ = running.process.start_kill();
             }
         }
         if self.all.waited_for().is_some_and(|since| clock::now() - since >= self.plan.max_wait) {
@@ -392,7 +394,7 @@ fn kill(running: &mut Option<Running>, reason: &LossReason) {
         running.kill_at = Some(TokioInstant::now() + STOP_TIMEOUT);
     } else {
         running.killed = true;
-        let _ = running.child.start_kill();
+        let _ = running.process.start_kill();
     }
 }
 

@@ -41,6 +41,10 @@ pub struct Workers {
     /// Python interpreter for models without their own; requires the package pharos-worker [default: python3 on the PATH]
     #[arg(long, value_name = "FILE", env = "PHAROS_PYTHON", help_heading = WORKERS)]
     pub python: Option<PathBuf>,
+    /// Modules that Python processes import before they start workers as copies of themselves, separated by commas; off to start
+    /// each worker from the beginning
+    #[arg(long, value_name = "MODULES", default_value = "numpy", env = "PHAROS_PYTHON_PRELOAD", value_parser = preload, help_heading = WORKERS)]
+    pub python_preload: Preload,
     /// Regular expression of further environment variables that workers inherit; it must match the whole name. They inherit those
     /// of the locale, Python, thread pools, GPUs and machine learning frameworks, but no credentials
     #[arg(long, value_name = "REGEX", env = "PHAROS_WORKER_VARIABLES", value_parser = whole_name, help_heading = WORKERS)]
@@ -74,6 +78,28 @@ impl Workers {
     pub fn sandboxes(&self) -> Sandboxes {
         let (read, write) = (self.worker_sandbox_read.clone(), self.worker_sandbox_write.clone());
         Sandboxes { mode: self.worker_sandbox, read, write }
+    }
+}
+
+/// The modules that fork servers import; `None` if there are no fork servers.
+#[derive(Clone, Debug)]
+pub struct Preload(pub Option<Vec<String>>);
+
+fn preload(text: &str) -> Result<Preload, String> {
+    if text == "off" {
+        return Ok(Preload(None));
+    }
+    let names: Vec<&str> = text.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    let is_word = |word: &str| !word.is_empty() && !word.starts_with(|first: char| first.is_ascii_digit());
+    let is_name = |name: &str| {
+        name.split('.').all(is_word)
+            && name.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '_' | '.'))
+    };
+    match names.iter().find(|name| !is_name(name)) {
+        Some(name) => {
+            Err(format!("'{name}' is not the name of a Python module; allowed are names separated by commas, and off"))
+        }
+        None => Ok(Preload(Some(names.into_iter().map(str::to_owned).collect()))),
     }
 }
 

@@ -6,6 +6,8 @@ import re
 import signal
 from pathlib import Path
 
+from harness.server import command_line
+
 
 @contextlib.contextmanager
 def held(server, *models: str):
@@ -54,7 +56,7 @@ def resident_kb(server) -> int:
 
 def instance(pid: int) -> str:
     """Returns the instance name of a worker process: `MODEL_NUMBER`, or `MODEL_GROUP_NUMBER` if the model has several groups."""
-    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2].decode()
+    return command_line(pid)[-1].decode()
 
 
 def worker_model(pid: int) -> str:

@@ -154,8 +154,8 @@ class Server:
         return samples(text)
 
     def workers(self) -> set:
-        """Returns the process ids of the live children of the server."""
-        return {pid for pid in children(self.process.pid) if alive(pid)}
+        """Returns the process ids of the live workers of the server."""
+        return {pid for pid in workers(self.process.pid) if alive(pid)}
 
     def stop(self, check=True) -> int:
         """Sends SIGTERM and waits; returns the exit code. `check`: the code must be 0 and no worker may remain."""
@@ -187,6 +187,26 @@ def kill_all(servers):
 def children(pid: int) -> list:
     """Returns the direct children of a process, zombies included. Reads all of `/proc`, since not every kernel lists children."""
     return [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if parent_of(stat) == pid]
+
+
+def workers(pid: int) -> list:
+    """Returns the worker processes of a server, zombies included: its children, and those of its fork servers."""
+    processes = children(pid)
+    servers = fork_servers(pid)
+    return [child for child in processes if child not in servers] + [copy for server in servers for copy in children(server)]
+
+
+def fork_servers(pid: int) -> list:
+    """Returns the processes from which a server forks Python workers."""
+    return [child for child in children(pid) if b"--fork-server" in command_line(child)]
+
+
+def command_line(pid: int) -> list:
+    """Returns the program and the arguments of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return []
 
 
 def parent_of(stat: Path) -> int:

@@ -268,7 +268,8 @@ def test_sigkill_leaves_no_worker(start):
 
 
 def test_workers_are_children_of_the_server(start):
-    """There is exactly one process per instance, as a child, so that a supervisor of the server sees them all."""
+    """There is exactly one process per instance, as a child, so that a supervisor of the server sees them all. Python workers are
+    children of a fork server, see `test_fork_server.py`."""
     server = start([TWO, "identity_fp32", "versions_all"])
     assert len(server.workers()) == 2 + 1 + 3
     assert all(children(pid) == [] for pid in server.workers())

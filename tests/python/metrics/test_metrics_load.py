@@ -17,7 +17,7 @@ import pytest
 
 from harness.inference import one
 from harness.processes import worker_model
-from harness.server import alive, children, total
+from harness.server import alive, total, workers
 from harness.waiting import eventually, every, run_for
 from metrics.emitter import emitter
 
@@ -78,7 +78,7 @@ class Ledger:
 
 def ledgers(server, known: dict) -> dict:
     """Adds new workers to `known`, by process id."""
-    for pid in children(server.process.pid):
+    for pid in workers(server.process.pid):
         if pid in known or not alive(pid):
             continue
         for descriptor in Path(f"/proc/{pid}/fd").glob("*"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 
 from harness.ports import free_ports
-from harness.server import alive, binary, children, samples
+from harness.server import alive, binary, samples, workers
 from harness.waiting import DEADLINE_S, eventually
 from torchserve import models
 
@@ -104,8 +104,8 @@ class Home:
         return answer["status"]
 
     def workers(self) -> set:
-        """Returns the process ids of the live children of the server."""
-        return {pid for pid in children(self.process.pid) if alive(pid)}
+        """Returns the process ids of the live workers of the server."""
+        return {pid for pid in workers(self.process.pid) if alive(pid)}
 
     def scrape(self):
         """Returns the metrics, as `harness.server.samples` parses them."""

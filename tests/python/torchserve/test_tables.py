@@ -6,7 +6,7 @@ import fnmatch
 
 import pytest
 
-from harness.server import alive, children
+from harness.server import alive, workers
 from harness.waiting import eventually
 from torchserve import peers as torchserve_peers
 from torchserve.differences import DIFFERENCES, difference, plain, reason_for
@@ -59,7 +59,7 @@ def test_setup(setup, recorded):
 
 def living(peer) -> int:
     """Returns the number of live processes that a server has started."""
-    return sum(alive(pid) for pid in children(peer.server.server_pid()))
+    return sum(alive(pid) for pid in workers(peer.server.server_pid()))
 
 
 def test_every_row_has_its_own_name():

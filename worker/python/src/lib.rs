@@ -12,12 +12,13 @@ mod backend;
 mod batch;
 mod bodies;
 mod call;
+#[allow(unsafe_code)]
+mod command_line;
 mod datatype;
 mod device;
 #[allow(unsafe_code)]
 mod dlpack;
 mod error;
-
 mod metrics;
 mod model;
 mod output;
@@ -51,6 +52,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("WIRE_VERSION", pharos::wire::VERSION)?;
     utils::register(module)?;
     bodies::register(module)?;
+    command_line::register(module)?;
     metrics::register(module)?;
     yaml::register(module)?;
     backend::register(module)

@@ -65,6 +65,8 @@ pub(crate) struct Launch {
     pub(crate) hidden: Vec<OsString>,
     /// The interpreter, if the executable is one.
     pub(crate) interpreter: Option<Interpreter>,
+    /// The modules that a fork server imports for it; `None` if it is not started by one.
+    pub(crate) preload: Option<Vec<String>>,
     /// The restrictions of the process.
     pub(crate) sandbox: Option<Sandbox>,
     /// Keeps the unpacked environment on disk.
@@ -206,6 +208,7 @@ fn python(program: &Program, model: &Model<'_>, mut variables: Variables) -> Res
         arguments: vec!["-m".into(), "pharos_worker".into()],
         variables,
         interpreter: Some(interpreter),
+        preload: program.python_preload.clone(),
         _unpacked: unpacked,
         ..Launch::default()
     })

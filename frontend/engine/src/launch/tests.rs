@@ -23,6 +23,7 @@ impl Fixture {
             worker: "/opt/pharos-worker".into(),
             onnxruntime: None,
             python: Some("/bin/sh".into()),
+            python_preload: None,
             backends: Some(root.join("backends")),
             environments: root.join("environments"),
             hidden: Vec::new(),

@@ -276,6 +276,7 @@ impl Loader {
             max_wait: self.settings.max_wait,
             settings: self.supervision(config, &launch),
             launch,
+            fork_servers: self.fork_servers.clone(),
             cache: self.cache().clone(),
             models: this,
             warmups,

@@ -2,20 +2,23 @@
 //! question from standard input and writes its answer to the file OUT.
 
 use std::io;
-use std::path::Path;
-use std::process::{ExitStatus, Stdio};
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncWriteExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::net::unix::pipe::Sender;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::Level;
 
-use super::{TemporaryFiles, cannot_start, leveled, read_line, why_not_started};
+use super::fork_server::{ForkServers, Inherited};
+use super::spawn::{Start, WorkerProcess};
+use super::{TemporaryFiles, leveled, read_line, why_not_started};
 use crate::launch::Launch;
-use pharos_os::{directories, out_of_memory};
+use pharos_os::directories;
 
 /// The maximum length of an answer in bytes.
 const LONGEST: u64 = 64 << 20;
@@ -28,7 +31,7 @@ const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// # Errors
 /// The code gave no answer; the text contains the reason.
 pub(crate) async fn complete(
-    launch: &Launch,
+    (launch, fork_servers): (&Launch, &Arc<ForkServers>),
     model: &str,
     question: String,
     limit: Duration,
@@ -36,7 +39,18 @@ pub(crate) async fn complete(
     let failed = |why: String| format!("auto-complete of model '{model}' failed: {why}");
     let files = TemporaryFiles::new().map_err(|error| failed(format!("no temporary directory: {error}")))?;
     let out = files.path().join("answer.json");
-    let run = run_program((launch, &files), model, question, &out);
+    let threads = thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1));
+    let start = Start {
+        launch,
+        arguments: vec!["--auto-complete".to_owned(), out.to_string_lossy().into_owned()],
+        inherited: fork_servers.inherited(launch).unwrap_or(Inherited { threads, gpus: None }),
+        processors: &[],
+        files: Vec::new(),
+        reads: true,
+        temporary: Some(files.path()),
+        limit,
+    };
+    let run = run_to_end((start, fork_servers), model, question);
     let status = match timeout(limit, run).await {
         Ok(status) => status.map_err(|error| failed(error.to_string()))?,
         Err(_) => {
@@ -58,26 +72,18 @@ pub(crate) async fn complete(
     }
 }
 
-/// Runs the program to its end. Dropping the future kills it.
-async fn run_program(
-    (launch, files): (&Launch, &TemporaryFiles),
+/// Runs the process to its end. Dropping the future kills it.
+async fn run_to_end(
+    (start, fork_servers): (Start<'_>, &Arc<ForkServers>),
     model: &str,
     question: String,
-    out: &Path,
 ) -> io::Result<ExitStatus> {
-    let mut command = Command::from(launch.command(Some(files.path())));
-    command.arg("--auto-complete").arg(out);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child =
-        command.process_group(0).kill_on_drop(true).spawn().map_err(|error| cannot_start(launch, &error))?;
-    if let Some(pid) = child.id() {
-        out_of_memory::end_first(pid);
-    }
-    let mut group = Group(child.id());
-    let printed = [forward(child.stdout.take(), model, false), forward(child.stderr.take(), model, true)];
-    let status = write_and_wait(&mut child, question).await?;
+    let mut started = start.run(fork_servers).await?;
+    let mut group = Group(started.process.id());
+    let printed = [forward(started.output, model, false), forward(started.errors, model, true)];
+    let status = write_and_wait(&mut started.process, started.input, question).await?;
     group.0 = None;
-    for forwarded in printed.into_iter().flatten() {
+    for forwarded in printed {
         let _ = timeout(OUTPUT_TIMEOUT, forwarded).await;
     }
     Ok(status)
@@ -95,29 +101,28 @@ impl Drop for Group {
     }
 }
 
-async fn write_and_wait(child: &mut Child, question: String) -> io::Result<ExitStatus> {
-    let stdin = child.stdin.take();
+async fn write_and_wait(
+    process: &mut WorkerProcess,
+    input: Option<Sender>,
+    question: String,
+) -> io::Result<ExitStatus> {
     let write = async move {
-        if let Some(mut stdin) = stdin {
+        if let Some(mut stdin) = input {
             // The write fails if the process exits without reading; the exit status tells why.
             let _ = stdin.write_all(question.as_bytes()).await;
         }
         std::future::pending::<ExitStatus>().await
     };
     tokio::select! {
-        status = child.wait() => status,
+        status = process.wait() => status,
         status = write => Ok(status),
     }
 }
 
 /// Forwards output to the log.
-fn forward(
-    stream: Option<impl AsyncRead + Unpin + Send + 'static>,
-    model: &str,
-    is_error: bool,
-) -> Option<JoinHandle<()>> {
-    let (stream, model) = (stream?, model.to_owned());
-    Some(tokio::spawn(async move {
+fn forward(stream: impl AsyncRead + Unpin + Send + 'static, model: &str, is_error: bool) -> JoinHandle<()> {
+    let model = model.to_owned();
+    tokio::spawn(async move {
         let (mut reader, mut line) = (BufReader::new(stream), Vec::new());
         while let Ok(true) = read_line(&mut reader, &mut line).await {
             let text = String::from_utf8_lossy(&line);
@@ -128,5 +133,5 @@ fn forward(
                 (_, text) => tracing::info!(target: "worker", %model, "auto-complete: {text}"),
             }
         }
-    }))
+    })
 }

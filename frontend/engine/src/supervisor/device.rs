@@ -51,6 +51,7 @@ impl Instance {
             threads,
             gpu: device_share.map(|device_share| &device_share.chosen),
             processors,
+            start_timeout: self.plan.settings.start_timeout,
         }
     }
 
@@ -67,7 +68,7 @@ impl Instance {
                 }
             },
         };
-        match self.spawn(device_share) {
+        match self.spawn(device_share).await {
             Ok(started) => self.begun(started, machine, running),
             Err(error) => machine.exited(error.to_string(), clock::now()),
         }

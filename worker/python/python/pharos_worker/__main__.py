@@ -1,7 +1,8 @@
-"""The program that the server starts to run an instance of a model, or to complete a configuration.
+"""The program that the server starts to run an instance of a model, to complete a configuration, or to start further processes.
 
     python3 -m pharos_worker INSTANCE                     with the inherited descriptors of a worker
     python3 -m pharos_worker --auto-complete OUT.json     with a description of the model on standard input
+    python3 -m pharos_worker --fork-server MODULES SPACE  with a socket, see fork_server.py
 """
 
 import os
@@ -30,11 +31,16 @@ def main():
     # Ctrl-C is handled by the server: it drains requests before it stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     arguments, sys.argv = sys.argv[1:], [""]
+    if len(arguments) == 3 and arguments[0] == "--fork-server":
+        from pharos_worker import fork_server
+
+        arguments = fork_server.main(arguments[1])
+    from pharos_worker import _native, driver, process_end
+
     if len(arguments) == 2 and arguments[0] == "--auto-complete":
         from pharos_worker import autocomplete
 
-        return autocomplete.main(arguments[1])
-    from pharos_worker import _native, driver, process_end
+        return process_end.leave(autocomplete.main(arguments[1]))
 
     driver.watch_forks()
     return process_end.leave(_native.run())

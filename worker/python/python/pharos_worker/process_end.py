@@ -3,6 +3,7 @@
 import atexit
 import gc
 import io
+import sys
 import threading
 
 from pharos_worker import _native
@@ -15,12 +16,13 @@ def leave(code):
     """
     threading._shutdown()
     atexit._run_exitfuncs()
-    # By type, because `isinstance` asks the object too, and proxies may answer with an exception.
+    # Without the objects that a fork server has made: a look at them would copy their memory. Its only files are the standard
+    # streams. By type, because `isinstance` asks the object too, and proxies may answer with an exception.
     files = [found for found in gc.get_objects() if issubclass(type(found), (io.TextIOWrapper, io.BufferedWriter))]
-    for file in files:
+    for file in [sys.stdout, sys.stderr, *files]:
         try:
             file.flush()
-        except (OSError, ValueError):
-            # A full disk, or a closed file. The interpreter ignores both.
+        except (AttributeError, OSError, ValueError):
+            # No file, a full disk, or a closed file. The interpreter ignores all of them.
             pass
     _native.exit(code)

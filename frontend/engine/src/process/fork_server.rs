@@ -1,0 +1,443 @@
+//! Fork servers: Python processes that have imported the package, and start workers as copies of themselves. A copy starts in
+//! about a millisecond and shares the memory of what was imported. The protocol is in `pharos::wire::fork_server`.
+//!
+//! There is one fork server for each interpreter, environment, number of threads and GPU, because libraries read these when they
+//! are imported. It starts with the first worker that it can make, and ends when it has had no copy for a while. Where it does not
+//! start, workers are started without it.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use command_fds::{CommandFdExt, FdMapping};
+use pharos::timeline::Instant;
+use pharos::wire::descriptors;
+use pharos::wire::fork_server::{FORK_SERVER, ForkRequest, LARGEST, Report, SPACE};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use rustix::process::{Signal, pidfd_send_signal};
+use tokio::io::{AsyncRead, BufReader, Interest};
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
+use tracing::Level;
+
+use super::{leveled, read_line};
+use crate::launch::Launch;
+use pharos_os::{clock, out_of_memory};
+
+/// How long a fork server without copies is kept.
+const IDLE: Duration = Duration::from_secs(300);
+
+/// How long workers are started without a fork server after one has not started.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// The largest number of files of a request.
+const MOST_FILES: usize = 16;
+
+/// The fork servers of this server.
+#[derive(Debug, Default)]
+pub(crate) struct ForkServers {
+    known: Mutex<HashMap<Kind, Known>>,
+}
+
+/// What a process inherits from the fork server that starts it, and cannot change afterwards.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Kind {
+    executable: PathBuf,
+    arguments: Vec<OsString>,
+    variables: Vec<(&'static str, Option<OsString>)>,
+    modules: Vec<String>,
+    inherited: Inherited,
+}
+
+/// The environment variables of a process that its launch does not name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Inherited {
+    /// The number of threads that one execution may use.
+    pub(super) threads: u32,
+    /// The GPUs that the process sees, as CUDA names them.
+    pub(super) gpus: Option<String>,
+}
+
+impl Inherited {
+    pub(super) fn set(&self, command: &mut Command) {
+        command.env("OMP_NUM_THREADS", self.threads.to_string());
+        // Makes device numbers equal in all processes.
+        command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+        if let Some(gpus) = &self.gpus {
+            command.env("CUDA_VISIBLE_DEVICES", gpus);
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Known {
+    Running(mpsc::UnboundedSender<Fork>),
+    /// None has started at this time.
+    Failed(Instant),
+}
+
+/// A request for a process, with its files.
+#[derive(Debug)]
+struct Fork {
+    text: Vec<u8>,
+    files: Vec<OwnedFd>,
+    answer: oneshot::Sender<Answer>,
+}
+
+#[derive(Debug)]
+enum Answer {
+    Forked(Forked),
+    Stale,
+    Failed,
+}
+
+/// The process to start.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    pub(super) launch: &'a Launch,
+    pub(super) inherited: &'a Inherited,
+    pub(super) arguments: &'a [String],
+    pub(super) processors: &'a [usize],
+    /// Its files, with their numbers.
+    pub(super) files: &'a [(OwnedFd, i32)],
+    /// How long a fork server may take to start.
+    pub(super) limit: Duration,
+}
+
+impl Wanted<'_> {
+    fn fork(&self) -> io::Result<(Fork, oneshot::Receiver<Answer>)> {
+        let request = ForkRequest {
+            arguments: self.arguments.to_vec(),
+            descriptors: self.files.iter().map(|(_, number)| *number).collect(),
+            processors: self.processors.to_vec(),
+        };
+        let text = serde_json::to_vec(&request)?;
+        let files = self.files.iter().map(|(file, _)| file.try_clone()).collect::<io::Result<_>>()?;
+        let (answer, answered) = oneshot::channel();
+        Ok((Fork { text, files, answer }, answered))
+    }
+}
+
+impl ForkServers {
+    /// Starts a process as a copy of a fork server; `None` if there is none for it.
+    pub(super) async fn fork(self: &Arc<Self>, wanted: &Wanted<'_>) -> Option<Forked> {
+        let launch = wanted.launch;
+        let modules = launch.preload.clone().filter(|_| launch.interpreter.is_some() && launch.sandbox.is_none())?;
+        let kind = Kind {
+            executable: launch.executable.clone(),
+            arguments: launch.arguments.clone(),
+            variables: launch.variables.clone(),
+            modules,
+            inherited: wanted.inherited.clone(),
+        };
+        // A second time if the files that it has imported have changed.
+        for _ in 0..2 {
+            let server = self.server(&kind, wanted)?;
+            let (fork, answered) = wanted.fork().ok()?;
+            if server.send(fork).is_err() {
+                continue;
+            }
+            match timeout(wanted.limit, answered).await {
+                Ok(Ok(Answer::Forked(forked))) => return Some(forked),
+                Ok(Ok(Answer::Stale) | Err(_)) => {}
+                Ok(Ok(Answer::Failed)) | Err(_) => return None,
+            }
+        }
+        None
+    }
+
+    /// Returns the number of threads of a running fork server for this program; processes that complete configurations need none
+    /// of their own.
+    pub(super) fn inherited(&self, launch: &Launch) -> Option<Inherited> {
+        let known = self.lock();
+        let mut running = known.iter().filter(|(_, known)| matches!(known, Known::Running(_))).map(|(kind, _)| kind);
+        let found = running.find(|kind| {
+            kind.inherited.gpus.is_none()
+                && kind.executable == launch.executable
+                && kind.arguments == launch.arguments
+                && kind.variables == launch.variables
+        });
+        found.map(|kind| kind.inherited.clone())
+    }
+
+    /// Returns the fork server of this kind, and starts it if it does not run; `None` if it does not start.
+    fn server(self: &Arc<Self>, kind: &Kind, wanted: &Wanted<'_>) -> Option<mpsc::UnboundedSender<Fork>> {
+        let mut known = self.lock();
+        match known.get(kind) {
+            Some(Known::Running(server)) if !server.is_closed() => return Some(server.clone()),
+            Some(Known::Failed(at)) if clock::now() - *at < PAUSE => return None,
+            _ => {}
+        }
+        let (server, requests) = mpsc::unbounded_channel();
+        known.insert(kind.clone(), Known::Running(server.clone()));
+        let (servers, kind, launch, limit) = (self.clone(), kind.clone(), wanted.launch.clone(), wanted.limit);
+        tokio::spawn(async move {
+            let started = match ForkServer::start(&kind, &launch, requests) {
+                Ok(server) => server.run(limit).await,
+                Err(error) => Err(error),
+            };
+            servers.ended(&kind, started);
+        });
+        Some(server)
+    }
+
+    /// Notes that a fork server has ended: by itself, or because it did not start.
+    fn ended(&self, kind: &Kind, how: io::Result<()>) {
+        let mut known = self.lock();
+        match how {
+            Ok(()) => {
+                // Another one may have started.
+                if matches!(known.get(kind), Some(Known::Running(server)) if server.is_closed()) {
+                    known.remove(kind);
+                }
+            }
+            Err(error) => {
+                let executable = kind.executable.display();
+                tracing::info!("Python workers of '{executable}' are started without a fork server: {error}");
+                known.insert(kind.clone(), Known::Failed(clock::now()));
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Kind, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Who waits for the ends of copies.
+type Copies = HashMap<u32, oneshot::Sender<ExitStatus>>;
+
+/// A running fork server.
+struct ForkServer {
+    /// Ended when dropped.
+    child: Child,
+    connection: UnixStream,
+    requests: mpsc::UnboundedReceiver<Fork>,
+    /// The request that it has not answered.
+    asked: Option<oneshot::Sender<Answer>>,
+    /// Whether no more requests come.
+    closed: bool,
+    /// When it last started a process, or one ended.
+    used: TokioInstant,
+}
+
+impl ForkServer {
+    fn start(kind: &Kind, launch: &Launch, requests: mpsc::UnboundedReceiver<Fork>) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let mut command = Command::from(launch.command(None));
+        command.arg(FORK_SERVER).arg(kind.modules.join(",")).arg(" ".repeat(SPACE));
+        kind.inherited.set(&mut command);
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let socket = FdMapping { parent_fd: theirs, child_fd: descriptors::SOCKET };
+        command.fd_mappings(vec![socket]).map_err(|error| io::Error::other(error.to_string()))?;
+        let mut child = command.spawn()?;
+        if let Some(pid) = child.id() {
+            out_of_memory::end_first(pid);
+        }
+        forward(child.stdout.take());
+        forward(child.stderr.take());
+        let (connection, used) = (connection(ours)?, TokioInstant::now());
+        Ok(Self { child, connection, requests, asked: None, closed: false, used })
+    }
+
+    /// Serves requests until the process ends, or is no longer needed.
+    ///
+    /// # Errors
+    /// It does not start.
+    async fn run(mut self, limit: Duration) -> io::Result<()> {
+        let mut copies = Copies::new();
+        match timeout(limit, receive(&self.connection)).await {
+            Ok(Ok(Some((Report::Ready, _)))) => {}
+            Ok(Ok(Some((Report::Failed(reason), _)))) => return Err(io::Error::other(reason)),
+            Ok(Ok(Some(_))) => return Err(io::Error::other("it sent an unexpected message")),
+            Ok(Ok(None) | Err(_)) => {
+                let status = self.child.wait().await?;
+                return Err(io::Error::other(format!("it ended ({})", super::describe(status))));
+            }
+            Err(_) => return Err(io::Error::other(format!("it did not start within {} s", limit.as_secs_f64()))),
+        }
+        while !(self.closed && self.asked.is_none() && copies.is_empty()) {
+            let idle = self.asked.is_none() && copies.is_empty() && !self.closed;
+            tokio::select! {
+                report = receive(&self.connection) => match report {
+                    Ok(Some((report, process))) => self.on_report(report, process, &mut copies),
+                    // The copies go on; their ends are seen without it.
+                    Ok(None) | Err(_) => return Ok(()),
+                },
+                request = self.requests.recv(), if self.asked.is_none() && !self.closed => match request {
+                    Some(fork) => if self.send(fork).await.is_err() { return Ok(()) },
+                    None => self.closed = true,
+                },
+                () = sleep_until(self.used + IDLE), if idle => self.requests.close(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a request. One at a time is sent, so that the packets of both sides always have room.
+    async fn send(&mut self, fork: Fork) -> io::Result<()> {
+        let files: Vec<BorrowedFd<'_>> = fork.files.iter().map(AsFd::as_fd).collect();
+        let send = || {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(&files));
+            Ok(sendmsg(&self.connection, &[IoSlice::new(&fork.text)], &mut control, SendFlags::NOSIGNAL)?)
+        };
+        self.connection.async_io(Interest::WRITABLE, send).await?;
+        self.asked = Some(fork.answer);
+        Ok(())
+    }
+
+    fn on_report(&mut self, report: Report, process: Option<OwnedFd>, copies: &mut Copies) {
+        self.used = TokioInstant::now();
+        match (report, process) {
+            (Report::Ended { process, status }, _) => {
+                let ended = copies.remove(&process);
+                // Nobody waits for a process that was killed at once.
+                let _ = ended.map(|ended| ended.send(ExitStatus::from_raw(status)));
+            }
+            (Report::Forked(pid), Some(process)) => {
+                let (ended, end) = oneshot::channel();
+                copies.insert(pid, ended);
+                self.answer(Answer::Forked(Forked { pid, process, end: Some(end), status: None }));
+            }
+            (Report::Stale, _) => {
+                self.requests.close();
+                self.answer(Answer::Stale);
+            }
+            (Report::Failed(reason), _) => {
+                tracing::debug!("a fork server could not start a process: {reason}");
+                self.answer(Answer::Failed);
+            }
+            (Report::Ready | Report::Forked(_), _) => self.answer(Answer::Failed),
+        }
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        // A process that nobody waits for any more is killed with its answer.
+        let _ = self.asked.take().map(|asked| asked.send(answer));
+    }
+}
+
+/// Returns the next report and its descriptor; `None` at the end of the connection.
+async fn receive(connection: &UnixStream) -> io::Result<Option<(Report, Option<OwnedFd>)>> {
+    let mut packet = vec![0; LARGEST];
+    let receive = || {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = recvmsg(connection, &mut [IoSliceMut::new(&mut packet)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let process = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        });
+        Ok((received.bytes, process))
+    };
+    let (length, process) = connection.async_io(Interest::READABLE, receive).await?;
+    match packet.get(..length) {
+        None | Some([]) => Ok(None),
+        Some(text) => Ok(Some((serde_json::from_slice(text)?, process))),
+    }
+}
+
+/// Returns the connection that waits for packets of a socket. There is no type for sockets with packets; this one is only used to
+/// wait.
+fn connection(socket: OwnedFd) -> io::Result<UnixStream> {
+    let socket = std::os::unix::net::UnixStream::from(socket);
+    socket.set_nonblocking(true)?;
+    UnixStream::from_std(socket)
+}
+
+/// Waits for the end of the process of a pidfd.
+fn until_ended(process: &OwnedFd) -> io::Result<()> {
+    while let Err(error) = poll(&mut [PollFd::new(process, PollFlags::IN)], None) {
+        if error != Errno::INTR {
+            return Err(error.into());
+        }
+    }
+    Ok(())
+}
+
+/// Forwards the output of a fork server to the log. Only marked lines are for users: if it does not start, the workers that are
+/// then started without it report why.
+fn forward(stream: Option<impl AsyncRead + Unpin + Send + 'static>) {
+    let Some(stream) = stream else { return };
+    tokio::spawn(async move {
+        let (mut reader, mut line) = (BufReader::new(stream), Vec::new());
+        while let Ok(true) = read_line(&mut reader, &mut line).await {
+            let text = String::from_utf8_lossy(&line);
+            match leveled(text.trim_end()) {
+                (Level::WARN, text) if line.starts_with(b"\x1e") => {
+                    tracing::warn!(target: "worker", "fork server: {text}")
+                }
+                (_, text) => tracing::debug!(target: "worker", "fork server: {text}"),
+            }
+        }
+    });
+}
+
+/// A process that a fork server has started. It is killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Forked {
+    pid: u32,
+    /// Its pidfd.
+    process: OwnedFd,
+    end: Option<oneshot::Receiver<ExitStatus>>,
+    status: Option<ExitStatus>,
+}
+
+impl Forked {
+    /// Returns its process id, if it has not ended.
+    pub(super) fn id(&self) -> Option<u32> {
+        self.status.is_none().then_some(self.pid)
+    }
+
+    pub(super) fn kill(&self) -> io::Result<()> {
+        Ok(pidfd_send_signal(&self.process, Signal::KILL)?)
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// It has ended, and its fork server had ended before.
+    pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
+        if let Some(status) = self.status {
+            return Ok(status);
+        }
+        if let Some(end) = &mut self.end {
+            match end.await {
+                Ok(status) => {
+                    self.status = Some(status);
+                    return Ok(status);
+                }
+                Err(_) => self.end = None,
+            }
+        }
+        let process = self.process.try_clone()?;
+        tokio::task::spawn_blocking(move || until_ended(&process)).await.map_err(io::Error::other)??;
+        Err(io::Error::other("its exit status is unknown, because its fork server has ended"))
+    }
+}
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        if self.status.is_none() {
+            // Fails if it has ended.
+            let _ = self.kill();
+        }
+    }
+}

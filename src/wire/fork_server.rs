@@ -1,0 +1,49 @@
+//! Messages between a frontend and its fork servers: `python3 -m pharos_worker --fork-server MODULES SPACE`, with a connected Unix
+//! `SOCK_SEQPACKET` socket as the descriptor [`super::descriptors::SOCKET`]. Each message is one packet of JSON.
+//!
+//! A fork server imports the package and MODULES (names with commas in between), reports [`Report::Ready`], and then starts a copy
+//! of itself for each request. The copy replaces its command line from `--fork-server` on by the requested arguments; SPACE makes
+//! room for them. The fork server ends when the socket is closed.
+
+use serde::{Deserialize, Serialize};
+
+/// The first argument of a fork server.
+pub const FORK_SERVER: &str = "--fork-server";
+
+/// The length in bytes of SPACE.
+pub const SPACE: usize = 128;
+
+/// The largest message in bytes.
+pub const LARGEST: usize = 64 << 10;
+
+/// Asks for a process. The packet carries its open files, in the order of `descriptors`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ForkRequest {
+    /// The arguments of the process, after the name of the package.
+    pub arguments: Vec<String>,
+    /// The numbers that the files of the packet get in the process.
+    pub descriptors: Vec<i32>,
+    /// The processors to which the process is bound; empty for those of the fork server.
+    pub processors: Vec<usize>,
+}
+
+/// What a fork server reports.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Report {
+    /// It has imported everything and accepts requests.
+    Ready,
+    /// The id of the process for the oldest unanswered request. The packet carries a descriptor of the process (pidfd).
+    Forked(u32),
+    /// Imported files have changed since. It did not start a process, and will start no more.
+    Stale,
+    /// Why it cannot start a process.
+    Failed(String),
+    /// A process has ended.
+    Ended {
+        /// The id of the process.
+        process: u32,
+        /// Its status, as `waitpid` returns it.
+        status: i32,
+    },
+}
