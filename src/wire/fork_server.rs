@@ -5,6 +5,8 @@
 //! of itself for each request. The copy replaces its command line from `--fork-server` on by the requested arguments; SPACE makes
 //! room for them. The fork server ends when the socket is closed.
 
+use std::io;
+
 use serde::{Deserialize, Serialize};
 
 /// The first argument of a fork server.
@@ -27,6 +29,20 @@ pub struct ForkRequest {
     pub processors: Vec<usize>,
 }
 
+impl ForkRequest {
+    /// Returns the text of the message.
+    ///
+    /// # Errors
+    /// It is longer than [`LARGEST`].
+    pub fn encode(&self) -> io::Result<Vec<u8>> {
+        let text = serde_json::to_vec(self)?;
+        if text.len() > LARGEST {
+            return Err(io::Error::other(format!("a request of {} bytes exceeds {LARGEST} bytes", text.len())));
+        }
+        Ok(text)
+    }
+}
+
 /// What a fork server reports.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -46,4 +62,38 @@ pub enum Report {
         /// Its status, as `waitpid` returns it.
         status: i32,
     },
+}
+
+impl Report {
+    /// Parses a message.
+    ///
+    /// # Errors
+    /// It is not a report.
+    pub fn decode(text: &[u8]) -> io::Result<Self> {
+        Ok(serde_json::from_slice(text)?)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_have_the_forms_that_the_python_package_reads_and_writes() {
+        let request =
+            ForkRequest { arguments: vec!["m_0".to_owned()], descriptors: vec![3, 1], processors: Vec::new() };
+        assert_eq!(request.encode().unwrap(), br#"{"arguments":["m_0"],"descriptors":[3,1],"processors":[]}"#);
+        assert!(ForkRequest { arguments: vec!["m".repeat(LARGEST)], ..request }.encode().is_err());
+        for (text, report) in [
+            (r#""ready""#, Report::Ready),
+            (r#"{"forked": 7}"#, Report::Forked(7)),
+            (r#""stale""#, Report::Stale),
+            (r#"{"failed": "why"}"#, Report::Failed("why".to_owned())),
+            (r#"{"ended": {"process": 7, "status": 9}}"#, Report::Ended { process: 7, status: 9 }),
+        ] {
+            assert_eq!(Report::decode(text.as_bytes()).unwrap(), report);
+        }
+        assert!(Report::decode(b"{}").is_err());
+    }
 }

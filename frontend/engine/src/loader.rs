@@ -175,6 +175,9 @@ impl Loader {
         timer: Arc<Timer>,
     ) -> Result<Self, String> {
         let stores = Stores::new(&settings.stores, &cache)?;
+        if let Some(limit) = settings.on_demand.memory_limit {
+            tracing::info!("memory of models: at most {} MiB (--model-memory-limit)", limit >> 20);
+        }
         let response_cache = settings.response_cache.as_ref();
         let shared = Shared {
             limits: settings.rate_limits.clone().map(Limits::new),

@@ -102,7 +102,9 @@ pub(crate) struct ModelTable {
     abort_drain: watch::Sender<bool>,
     /// The number of requests that wait for models to load on demand.
     pub(crate) load_waits: AtomicUsize,
-    // Held only to copy or replace the pointer.
+    /// Held during a change, so that changes wait for each other.
+    changing: Mutex<()>,
+    // Held only to copy or replace the pointer, or to change a table that no request reads.
     snapshot: RwLock<Arc<Snapshot>>,
 }
 
@@ -115,6 +117,7 @@ impl ModelTable {
             retired: Mutex::default(),
             abort_drain: watch::Sender::new(false),
             load_waits: AtomicUsize::new(0),
+            changing: Mutex::default(),
             snapshot,
         }
     }
@@ -123,10 +126,23 @@ impl ModelTable {
         self.snapshot.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Changes the table. Changes are rare, so each copies the table.
+    /// Changes the table. If a request reads it, a copy is changed and replaces it: requests wait neither for the copy nor for the
+    /// end of the old table.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Snapshot)) {
-        let mut snapshot = self.snapshot.write().unwrap_or_else(PoisonError::into_inner);
-        change(Arc::make_mut(&mut snapshot));
+        let _turn = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = {
+            let mut snapshot = self.snapshot.write().unwrap_or_else(PoisonError::into_inner);
+            match Arc::get_mut(&mut snapshot) {
+                Some(unread) => return change(unread),
+                None => snapshot.clone(),
+            }
+        };
+        let mut changed = Snapshot::clone(&read);
+        change(&mut changed);
+        let changed = Arc::new(changed);
+        let replaced = std::mem::replace(&mut *self.snapshot.write().unwrap_or_else(PoisonError::into_inner), changed);
+        // After the lock: this may be the last reference.
+        drop((replaced, read));
     }
 
     /// Returns the version of a model that answers a request for `version` (empty: the latest ready one).

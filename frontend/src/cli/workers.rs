@@ -43,7 +43,7 @@ pub struct Workers {
     pub python: Option<PathBuf>,
     /// Modules that Python processes import before they start workers as copies of themselves, separated by commas; off to start
     /// each worker from the beginning
-    #[arg(long, value_name = "MODULES", default_value = "numpy", env = "PHAROS_PYTHON_PRELOAD", value_parser = preload, help_heading = WORKERS)]
+    #[arg(long, value_name = "MODULES", default_value = "numpy,numpy.random", env = "PHAROS_PYTHON_PRELOAD", value_parser = preload, help_heading = WORKERS)]
     pub python_preload: Preload,
     /// Regular expression of further environment variables that workers inherit; it must match the whole name. They inherit those
     /// of the locale, Python, thread pools, GPUs and machine learning frameworks, but no credentials

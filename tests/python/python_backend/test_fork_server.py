@@ -82,7 +82,8 @@ def test_workers_are_copies_of_one_process(start, models):
     server = start([], OPTION, repository=models)
     (shared,) = fork_servers(server.process.pid)
     assert {instance(pid) for pid in server.workers()} == {"one_0", "two_0", "three_0"}
-    assert all(mapped(pid, "Private_Clean", "Private_Dirty") < 6_000_000 for pid in server.workers())
+    memory = [mapped(pid, "Private_Clean", "Private_Dirty") for pid in server.workers()]
+    assert max(memory) < 9_000_000, f"{memory}: 20 MB without a fork server, 6 MB with one"
     for name in ("one", "two", "three"):
         found = described(server, name)
         assert (found["parent"], found["group"], found["arguments"]) == (shared, found["process"], [""])

@@ -238,6 +238,7 @@ def test_a_failed_load_is_remembered(start, repository):
     config.write_text(good.replace("identity", "no_such_function"))
     status, answer = server.infer("identity", VALUES)
     assert status == 503 and answer["error"].startswith("model 'identity' could not be loaded on demand: "), answer
+    assert not answer["error"].endswith(";"), answer
     status, again = server.infer("identity", VALUES)
     assert (status, again["error"]) == (503, answer["error"] + "; the next request that loads it is accepted in 1 s")
     assert loads(server, "identity", "failure") == 1

@@ -66,7 +66,9 @@ impl Loader {
         let (directory, model_directory) = (&directory.to_string_lossy(), &above.to_string_lossy());
         let question =
             completion.draft.query(&CodeLocation { version: number, directory, model_directory }, completion.gpus());
-        let answer = process::complete((launch, &self.fork_servers), &prepared.name, question, self.start_timeout(launch)).await?;
+        let answer =
+            process::complete((launch, &self.fork_servers), &prepared.name, question, self.start_timeout(launch))
+                .await?;
         completion.merge_answer(&answer).map_err(|error| error.to_string())
     }
 

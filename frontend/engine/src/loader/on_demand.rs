@@ -136,8 +136,10 @@ impl Loader {
                         table.wanted.remove(name);
                     }
                 });
-                model.attempts().failed(clock::now(), error.message.trim_end());
-                let text = format!("model '{name}' could not be loaded on demand: {}", error.message.trim_end());
+                // The reasons of several versions are separated, and ended, by semicolons.
+                let reason = error.message.trim_end_matches([';', ' ', '\n']);
+                model.attempts().failed(clock::now(), reason);
+                let text = format!("model '{name}' could not be loaded on demand: {reason}");
                 Err(InferError::not_ready(text))
             }
         }

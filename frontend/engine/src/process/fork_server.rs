@@ -125,7 +125,7 @@ impl Wanted<'_> {
             descriptors: self.files.iter().map(|(_, number)| *number).collect(),
             processors: self.processors.to_vec(),
         };
-        let text = serde_json::to_vec(&request)?;
+        let text = request.encode()?;
         let files = self.files.iter().map(|(file, _)| file.try_clone()).collect::<io::Result<_>>()?;
         let (answer, answered) = oneshot::channel();
         Ok((Fork { text, files, answer }, answered))
@@ -133,7 +133,7 @@ impl Wanted<'_> {
 }
 
 impl ForkServers {
-    /// Starts a process as a copy of a fork server; `None` if there is none for it.
+    /// Starts a process as a copy of a fork server; `None` if no fork server can start it.
     pub(super) async fn fork(self: &Arc<Self>, wanted: &Wanted<'_>) -> Option<Forked> {
         let launch = wanted.launch;
         let modules = launch.preload.clone().filter(|_| launch.interpreter.is_some() && launch.sandbox.is_none())?;
@@ -160,8 +160,8 @@ impl ForkServers {
         None
     }
 
-    /// Returns the number of threads of a running fork server for this program; processes that complete configurations need none
-    /// of their own.
+    /// Returns the number of threads of a running fork server for this program; a process that completes a
+    /// configuration uses any of them.
     pub(super) fn inherited(&self, launch: &Launch) -> Option<Inherited> {
         let known = self.lock();
         let mut running = known.iter().filter(|(_, known)| matches!(known, Known::Running(_))).map(|(kind, _)| kind);
@@ -218,7 +218,7 @@ impl ForkServers {
     }
 }
 
-/// Who waits for the ends of copies.
+/// The senders of the exit statuses, by process id.
 type Copies = HashMap<u32, oneshot::Sender<ExitStatus>>;
 
 /// A running fork server.
@@ -308,7 +308,7 @@ impl ForkServer {
         match (report, process) {
             (Report::Ended { process, status }, _) => {
                 let ended = copies.remove(&process);
-                // Nobody waits for a process that was killed at once.
+                // The receiver is gone if the process was killed at once.
                 let _ = ended.map(|ended| ended.send(ExitStatus::from_raw(status)));
             }
             (Report::Forked(pid), Some(process)) => {
@@ -329,7 +329,7 @@ impl ForkServer {
     }
 
     fn answer(&mut self, answer: Answer) {
-        // A process that nobody waits for any more is killed with its answer.
+        // If the receiver is gone, dropping the answer kills the process.
         let _ = self.asked.take().map(|asked| asked.send(answer));
     }
 }
@@ -350,7 +350,7 @@ async fn receive(connection: &UnixStream) -> io::Result<Option<(Report, Option<O
     let (length, process) = connection.async_io(Interest::READABLE, receive).await?;
     match packet.get(..length) {
         None | Some([]) => Ok(None),
-        Some(text) => Ok(Some((serde_json::from_slice(text)?, process))),
+        Some(text) => Ok(Some((Report::decode(text)?, process))),
     }
 }
 

@@ -28,7 +28,7 @@ MOST_DESCRIPTORS = 16
 """The largest number of files of a request."""
 
 FREE = 64
-"""Descriptors from this number on are in nobody's way."""
+"""Descriptors from this number on have no fixed use."""
 
 
 def main(modules):
