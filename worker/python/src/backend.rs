@@ -1,5 +1,6 @@
 //! The backend for Python models: loads a model, passes each batch to it, and sends what it returns.
 
+use std::os::fd::IntoRawFd;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +12,7 @@ use pharos_worker::Worker;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyListMethods};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::answer::Answer;
 use crate::batch;
@@ -42,6 +44,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(exit, module)?)?;
     module.add_function(wrap_pyfunction!(fail, module)?)?;
     module.add_function(wrap_pyfunction!(inputs_took, module)?)?;
+    module.add_function(wrap_pyfunction!(open_process, module)?)?;
     module.add_function(wrap_pyfunction!(run, module)?)
 }
 
@@ -60,6 +63,13 @@ fn run(py: Python<'_>) -> u8 {
 #[pyfunction]
 fn exit(code: u8) {
     std::process::exit(i32::from(code))
+}
+
+/// Returns a descriptor of a child process (`pidfd_open(2)`). Python has this function only if it was built for a new kernel.
+#[pyfunction]
+fn open_process(pid: i32) -> PyResult<i32> {
+    let child = Pid::from_raw(pid).ok_or_else(|| TritonModelException::new_err(format!("{pid} is not a process")))?;
+    Ok(pidfd_open(child, PidfdFlags::empty()).map_err(std::io::Error::from)?.into_raw_fd())
 }
 
 /// A model with Triton's Python interface.

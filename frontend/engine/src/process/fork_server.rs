@@ -186,11 +186,14 @@ impl ForkServers {
         known.insert(kind.clone(), Known::Running(server.clone()));
         let (servers, kind, launch, limit) = (self.clone(), kind.clone(), wanted.launch.clone(), wanted.limit);
         tokio::spawn(async move {
-            let started = match ForkServer::start(&kind, &launch, requests) {
-                Ok(server) => server.run(limit).await,
-                Err(error) => Err(error),
-            };
-            servers.ended(&kind, started);
+            match ForkServer::start(&kind, &launch, requests) {
+                Ok(mut server) => {
+                    let ended = server.run(limit).await;
+                    // First, so that those whose requests are dropped with it know.
+                    servers.ended(&kind, ended);
+                }
+                Err(error) => servers.ended(&kind, Err(error)),
+            }
         });
         Some(server)
     }
@@ -259,7 +262,7 @@ impl ForkServer {
     ///
     /// # Errors
     /// It does not start.
-    async fn run(mut self, limit: Duration) -> io::Result<()> {
+    async fn run(&mut self, limit: Duration) -> io::Result<()> {
         let mut copies = Copies::new();
         match timeout(limit, receive(&self.connection)).await {
             Ok(Ok(Some((Report::Ready, _)))) => {}

@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import select
+import signal
 import socket
 import sys
 
@@ -38,9 +39,13 @@ def main(modules):
     for name in filter(None, modules.split(",")):
         _import(name)
     server = ForkServer(connection)
-    threads = server.threads_of_a_copy()
-    if threads > 1:
-        server.report({"failed": f"{threads - 1} threads were started by imported modules, and would be missing in copies"})
+    try:
+        threads = server.threads_of_a_copy()
+        reason = f"{threads - 1} threads were started by imported modules, and would be missing in copies" if threads > 1 else ""
+    except OSError as error:
+        reason = f"it cannot start and watch processes: {error}"
+    if reason:
+        server.report({"failed": reason})
         os._exit(0)
     # Otherwise garbage collections of the copies would write to the objects, and with it copy their memory.
     gc.freeze()
@@ -71,7 +76,10 @@ class ForkServer:
         copy = os.fork()
         if copy == 0:
             os._exit(0)
-        os.waitpid(copy, 0)
+        try:
+            os.close(_native.open_process(copy))
+        finally:
+            os.waitpid(copy, 0)
         return len(os.listdir("/proc/self/task"))
 
     def report(self, message, *descriptors):
@@ -104,7 +112,7 @@ class ForkServer:
             if process == 0:
                 self._forget()
                 return become(request, files)
-            descriptor = os.pidfd_open(process)
+            descriptor = _open(process)
             self._copies[descriptor] = process
             self._poll.register(descriptor, select.EPOLLIN)
             self.report({"forked": process}, descriptor)
@@ -127,6 +135,16 @@ class ForkServer:
         self._connection.close()
         for descriptor in self._copies:
             os.close(descriptor)
+
+
+def _open(process):
+    """Returns a descriptor of a copy; ends the copy if that fails, because the server then starts a program."""
+    try:
+        return _native.open_process(process)
+    except OSError:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        raise
 
 
 def imported(paths=None):
