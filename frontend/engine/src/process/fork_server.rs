@@ -26,7 +26,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::process::{Pid, Signal, kill_process, pidfd_send_signal};
 use tokio::io::{AsyncRead, BufReader, Interest};
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
@@ -327,7 +327,14 @@ impl ForkServer {
                 tracing::debug!("a fork server could not start a process: {reason}");
                 self.answer(Answer::Failed);
             }
-            (Report::Ready | Report::Forked(_), _) => self.answer(Answer::Failed),
+            (Report::Forked(pid), None) => {
+                // Its descriptor was lost, as when this process may open no more. It must not share files with the program that
+                // is started instead.
+                let pid = Pid::from_raw(pid.cast_signed());
+                let _ = pid.map(|pid| kill_process(pid, Signal::KILL));
+                self.answer(Answer::Failed);
+            }
+            (Report::Ready, _) => self.answer(Answer::Failed),
         }
     }
 
