@@ -272,6 +272,9 @@ pub struct Metrics {
     /// Register metrics that models report and the definition file lacks
     #[arg(id = "model-metrics-auto-detect", long = "model-metrics-auto-detect", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_MODEL_METRICS_AUTO_DETECT", value_parser = boolean, help_heading = METRICS)]
     pub auto_detect: bool,
+    /// Leave counters at 0, and histograms and summaries without observations, out of scrapes
+    #[arg(id = "metrics-omit-idle", long = "metrics-omit-idle", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_METRICS_OMIT_IDLE", value_parser = boolean, help_heading = METRICS)]
+    pub omit_idle: bool,
     /// Maximum number of label sets of a metric; further ones share one series whose labels are all "other"
     #[arg(id = "metrics-max-series", long = "metrics-max-series", value_name = "N", default_value_t = 10_000, env = "PHAROS_METRICS_MAX_SERIES", value_parser = whole(1..=u32::MAX), help_heading = METRICS)]
     pub max_series: u32,

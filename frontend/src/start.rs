@@ -349,6 +349,7 @@ async fn engine(
         max_series: options.metrics.max_series as usize,
         statsd: options.metrics.statsd.is_some(),
         tslog_stdout: options.tslog.stdout,
+        omit_idle: options.metrics.omit_idle,
         ..cache::Settings::new(&hostname())
     };
     // The system is only measured if a scrape, a metric log or a push can show it.

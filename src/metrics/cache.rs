@@ -54,13 +54,21 @@ pub struct Settings {
     pub statsd: bool,
     /// Whether metric logs are also written to standard output.
     pub tslog_stdout: bool,
+    /// Whether scrapes omit series without events: counters at 0, and distributions without observations.
+    pub omit_idle: bool,
 }
 
 impl Settings {
     /// Returns the default settings for a host.
     pub fn new(hostname: &str) -> Self {
-        let (auto_detect, statsd, tslog_stdout) = (false, false, false);
-        Self { hostname: hostname.to_owned(), auto_detect, max_series: MAX_SERIES_PER_METRIC, statsd, tslog_stdout }
+        Self {
+            hostname: hostname.to_owned(),
+            auto_detect: false,
+            max_series: MAX_SERIES_PER_METRIC,
+            statsd: false,
+            tslog_stdout: false,
+            omit_idle: false,
+        }
     }
 }
 
@@ -163,6 +171,11 @@ impl Cache {
     /// Returns whether the first sample of an undefined metric defines it.
     pub fn auto_detect(&self) -> bool {
         self.settings.auto_detect
+    }
+
+    /// Returns whether scrapes omit series without events.
+    pub fn omits_idle(&self) -> bool {
+        self.settings.omit_idle
     }
 
     /// Returns the clock of the summaries, which callers must set.

@@ -72,6 +72,8 @@ pub struct Details {
     pub exemplars: bool,
     /// Native buckets.
     pub native: bool,
+    /// Only series with events: no counters at 0, and no distributions without observations.
+    pub omit_idle: bool,
 }
 
 impl Histogram {
@@ -115,6 +117,15 @@ pub enum Reading {
 }
 
 impl Reading {
+    /// Returns whether a counter or a distribution with this value has had no event.
+    pub(super) fn is_idle(&self) -> bool {
+        match self {
+            Self::Number(number) => number.as_f64() == 0.0,
+            Self::Histogram(histogram) => histogram.buckets.iter().all(|(_, count)| *count == 0),
+            Self::Summary(summary) => summary.count == 0,
+        }
+    }
+
     /// Returns the reading with every value multiplied by 10^`digits`, which is exact. Counts of observations stay.
     pub(super) fn shifted(self, digits: i32) -> Self {
         match self {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::alias::AliasCounts;
 use super::builtin::Builtin;
 use super::cache::Cache;
-use super::catalog::{Catalog, MetricSpec, Views};
+use super::catalog::{Catalog, Kind, MetricSpec, Views};
 use super::family::Registry;
 use super::labels::{Failure, InstanceState, Protocol};
 use super::native::Native;
@@ -94,12 +94,15 @@ impl<C: Deref<Target = Cache>> Readings<C> {
         all
     }
 
-    /// Visits every series of a family, with the values under this name.
+    /// Visits every series of a family, with the values under this name; without idle ones if the details say so.
     pub fn each_named(&self, named: &Named, visit: Visit<'_>) {
-        match named.digits {
-            0 => self.each(&named.family, visit),
-            digits => self.each(&named.family, &mut |labels, reading| visit(labels, reading.shifted(digits))),
-        }
+        let counts_events = self.details.omit_idle && named.spec.kind != Kind::Gauge;
+        self.each(&named.family, &mut |labels, reading| {
+            if counts_events && reading.is_idle() {
+                return;
+            }
+            visit(labels, if named.digits == 0 { reading } else { reading.shifted(named.digits) });
+        });
     }
 
     /// Visits every series of a family.

@@ -27,7 +27,11 @@ fn timeline() -> Timeline {
 
 /// One model with one event of each kind.
 fn recorded() -> Arc<Cache> {
-    let cache = Arc::new(Cache::new(Catalog::shipped(), Settings::new("host-1")));
+    recorded_with(Settings::new("host-1"))
+}
+
+fn recorded_with(settings: Settings) -> Arc<Cache> {
+    let cache = Arc::new(Cache::new(Catalog::shipped(), settings));
     let tags = [("team".to_owned(), "a \"b\"\\\n".to_owned()), ("te-am".to_owned(), "x".to_owned())];
     let series = cache.model_loaded(&ModelVersion::new("simple", 1), &tags);
     record::model_load_duration(&series, 1.25);
@@ -292,4 +296,29 @@ fn cost_of_a_scrape_of_200_models() {
     println!("a scrape of 200 models: {each:?}, {bytes} bytes");
     // The target is 10 ms; the bound leaves room for a busy machine.
     assert!(each.as_millis() < 100, "{each:?}");
+}
+
+#[test]
+fn idle_series_can_be_left_out() {
+    let (all, events) = (recorded(), recorded_with(Settings { omit_idle: true, ..Settings::new("host-1") }));
+    for format in [Format::Text, Format::OpenMetrics] {
+        let (full, short) = (render(&all, format), render(&events, format));
+        let counters: Vec<&str> = full
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter").or(line.strip_suffix(" unknown")))
+            .collect();
+        let is_idle = |line: &&str| {
+            let name = line.split(['{', ' ']).next().unwrap();
+            let counted = counters.iter().any(|counter| name.strip_suffix("_total").unwrap_or(name) == *counter || name == *counter);
+            counted && line.ends_with(" 0")
+        };
+        assert!(full.lines().any(|line| is_idle(&line)), "the test finds idle counters");
+        assert_eq!(short.lines().find(is_idle), None);
+        let sums = |text: &str, ending: &str| text.lines().filter(|line| line.contains("_count") && line.ends_with(ending)).count();
+        assert!(sums(&full, " 0") > 0 && sums(&short, " 0") == 0);
+        // The rest is the same, in the same order.
+        let mut rest = full.lines();
+        assert!(short.lines().all(|line| rest.any(|other| other == line)), "{short}");
+        assert!(full.lines().filter(|line| line.contains("} 0") && line.starts_with("pharos_instances")).all(|line| short.contains(line)));
+    }
 }

@@ -123,3 +123,20 @@ def test_gauges_of_instances_and_queues(server):
 def test_two_scrapes_without_traffic_are_equal(server):
     steady = lambda: [line for line in scrape(server)[0].splitlines() if line.startswith(("nv_inf", "# ", "ts_"))]
     settled("the series of requests", steady, 0.2)
+
+
+def test_idle_series_can_be_left_out(start):
+    """With `--metrics-omit-idle`, counters and histograms appear with their first event; gauges are always there."""
+    server = start(["identity_fp32", TWO], "--metrics-omit-idle")
+    full = start(["identity_fp32", TWO])
+    before = server.scrape()
+    assert not [name for name, _ in before if name.startswith("nv_inference_")]
+    assert total(before, "pharos_instances", state="ready") == total(full.scrape(), "pharos_instances", state="ready") > 0
+    assert len(server.get("/metrics", server.metrics)[1]) < len(full.get("/metrics", full.metrics)[1]) / 3
+    assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
+    after = server.scrape()
+    assert total(after, "nv_inference_request_success", model="identity_fp32") == 1
+    assert total(after, "pharos_request_duration_seconds_count", model="identity_fp32") == 1
+    assert {dict(labels)["model"] for name, labels in after if name == "nv_inference_request_success"} == {"identity_fp32"}
+    # Statistics are complete.
+    assert server.statistics(TWO)["inference_stats"]["success"]["count"] == 0
