@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from harness.server import binary
+from harness.inference import one
+from harness.server import binary, total
 from harness.waiting import DEADLINE_S, settled
 
 
@@ -127,10 +128,11 @@ def test_two_scrapes_without_traffic_are_equal(server):
 
 def test_idle_series_can_be_left_out(start):
     """With `--metrics-omit-idle`, counters and histograms appear with their first event; gauges are always there."""
-    server = start(["identity_fp32", TWO], "--metrics-omit-idle")
-    full = start(["identity_fp32", TWO])
+    server = start(["identity_fp32", "delay_20_two_instances"], "--metrics-omit-idle")
+    full = start(["identity_fp32", "delay_20_two_instances"])
     before = server.scrape()
-    assert not [name for name, _ in before if name.startswith("nv_inference_")]
+    gauges = {"nv_inference_pending_request_count"}
+    assert {name for name, _ in before if name.startswith("nv_inference_")} == gauges
     assert total(before, "pharos_instances", state="ready") == total(full.scrape(), "pharos_instances", state="ready") > 0
     assert len(server.get("/metrics", server.metrics)[1]) < len(full.get("/metrics", full.metrics)[1]) / 3
     assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
@@ -139,4 +141,4 @@ def test_idle_series_can_be_left_out(start):
     assert total(after, "pharos_request_duration_seconds_count", model="identity_fp32") == 1
     assert {dict(labels)["model"] for name, labels in after if name == "nv_inference_request_success"} == {"identity_fp32"}
     # Statistics are complete.
-    assert server.statistics(TWO)["inference_stats"]["success"]["count"] == 0
+    assert server.statistics("delay_20_two_instances")["inference_stats"]["success"]["count"] == 0
