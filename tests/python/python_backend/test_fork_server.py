@@ -202,6 +202,10 @@ def test_changed_modules_are_imported_again(start, models, tmp_path):
     load(server, "one")
     assert [described(server, name)["preloaded"] for name in ("one", "two", "three")] == [23, 1, 1]
     eventually("both run", lambda: len(fork_servers(server.process.pid)) == 2)
+    # The first one has passed the files of the new worker on, and keeps none: the end of the worker is seen.
+    killed = described(server, "one")["process"]
+    os.kill(killed, signal.SIGKILL)
+    assert described(server, "one")["process"] != killed
 
 
 def test_a_process_that_completes_a_configuration_is_a_copy(start, tmp_path):

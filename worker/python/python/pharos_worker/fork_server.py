@@ -5,6 +5,7 @@ The server and this process exchange packets of JSON, which `src/wire/fork_serve
 copies have no locks of threads that they do not have.
 """
 
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -104,23 +105,29 @@ class ForkServer:
 
     def _fork(self, request, files):
         """Starts a process. Returns its arguments in the process, None in this one."""
+        process = None
         try:
             if imported(self._imported) != self._imported:
                 self.report("stale")
-                return None
-            process = os.fork()
-            if process == 0:
-                self._forget()
-                return become(request, files)
-            descriptor = _open(process)
-            self._copies[descriptor] = process
-            self._poll.register(descriptor, select.EPOLLIN)
-            self.report({"forked": process}, descriptor)
+            else:
+                process = os.fork()
+                if process:
+                    self._watch(process)
         except OSError as error:
             self.report({"failed": str(error)})
+        if process == 0:
+            self._forget()
+            return become(request, files)
+        # Always: the server sees the end of a worker only when all copies of these are closed.
         for file in files:
             os.close(file)
         return None
+
+    def _watch(self, process):
+        descriptor = _open(process)
+        self._copies[descriptor] = process
+        self._poll.register(descriptor, select.EPOLLIN)
+        self.report({"forked": process}, descriptor)
 
     def _ended(self, descriptor):
         self._poll.unregister(descriptor)
@@ -168,7 +175,9 @@ def become(request, files):
     os.setpgid(0, 0)
     _native.set_arguments("--fork-server", "\0".join(request["arguments"]))
     if request["processors"]:
-        os.sched_setaffinity(0, request["processors"])
+        # As for programs, processors that do not exist do not prevent the start.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, request["processors"])
     # First away from the numbers that they get.
     for file, number in [(_moved(file), number) for file, number in zip(files, request["descriptors"])]:
         os.dup2(file, number, inheritable=number <= 2)
