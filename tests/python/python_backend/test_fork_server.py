@@ -88,7 +88,7 @@ def test_workers_are_copies_of_one_process(start, models):
         assert (found["parent"], found["group"], found["arguments"]) == (shared, found["process"], [""])
         assert instance(found["process"]) == f"{name}_0"
     server.stop()
-    assert not alive(shared)
+    eventually("the fork server has ended", lambda: not alive(shared))
 
 
 def test_each_worker_can_be_a_program(start, models):
