@@ -69,7 +69,7 @@ class ForkServer:
         self._poll = select.epoll()
         self._poll.register(connection, select.EPOLLIN)
         self._copies = {}
-        self._imported = imported()
+        self._imported = modification_times(imported_paths())
 
     def threads_of_a_copy(self):
         """Returns the number of threads of this process after it has made a copy. Before a fork, some libraries end threads that
@@ -107,7 +107,7 @@ class ForkServer:
         """Starts a process. Returns its arguments in the process, None in this one."""
         process = None
         try:
-            if imported(self._imported) != self._imported:
+            if modification_times(self._imported) != self._imported:
                 self.report("stale")
             else:
                 process = os.fork()
@@ -154,16 +154,19 @@ def _open(process):
         raise
 
 
-def imported(paths=None):
-    """Returns when the folders of the module path and the imported modules and packages were last changed."""
-    if paths is None:
-        modules = [module for name, module in list(sys.modules.items()) if "." not in name]
-        files = [getattr(module, "__file__", None) for module in modules]
-        paths = {path for path in [*sys.path, *files] if isinstance(path, str) and path}
-    return {path: _changed(path) for path in paths}
+def imported_paths():
+    """Returns the folders of the module path, and the files of the imported modules and packages."""
+    modules = [module for name, module in list(sys.modules.items()) if "." not in name]
+    files = [getattr(module, "__file__", None) for module in modules]
+    return {path for path in [*sys.path, *files] if isinstance(path, str) and path}
 
 
-def _changed(path):
+def modification_times(paths):
+    """Returns when each file or folder was last changed; None for those that do not exist."""
+    return {path: _modification_time(path) for path in paths}
+
+
+def _modification_time(path):
     try:
         return os.stat(path).st_mtime_ns
     except OSError:
