@@ -72,8 +72,6 @@ pub struct Details {
     pub exemplars: bool,
     /// Native buckets.
     pub native: bool,
-    /// Only series with events: no counters at 0, and no distributions without observations.
-    pub omit_idle: bool,
 }
 
 impl Histogram {
@@ -121,7 +119,7 @@ impl Reading {
     pub(super) fn is_idle(&self) -> bool {
         match self {
             Self::Number(number) => number.as_f64() == 0.0,
-            Self::Histogram(histogram) => histogram.buckets.iter().all(|(_, count)| *count == 0),
+            Self::Histogram(histogram) => histogram.count() == 0,
             Self::Summary(summary) => summary.count == 0,
         }
     }

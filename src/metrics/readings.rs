@@ -94,11 +94,11 @@ impl<C: Deref<Target = Cache>> Readings<C> {
         all
     }
 
-    /// Visits every series of a family, with the values under this name; without idle ones if the details say so.
+    /// Visits the series of a family that a scrape shows, with the values under this name.
     pub fn each_named(&self, named: &Named, visit: Visit<'_>) {
-        let counts_events = self.details.omit_idle && named.spec.kind != Kind::Gauge;
+        let omit_idle = self.cache.omits_idle() && named.spec.kind != Kind::Gauge;
         self.each(&named.family, &mut |labels, reading| {
-            if counts_events && reading.is_idle() {
+            if omit_idle && reading.is_idle() {
                 return;
             }
             visit(labels, if named.digits == 0 { reading } else { reading.shifted(named.digits) });

@@ -64,11 +64,15 @@ impl Loader {
         let canonical = |path: &std::path::Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let (directory, above) = (canonical(&version.directory), canonical(prepared.model_files.path()));
         let (directory, model_directory) = (&directory.to_string_lossy(), &above.to_string_lossy());
-        let question =
-            completion.draft.query(&CodeLocation { version: number, directory, model_directory }, completion.gpus());
-        let answer =
-            process::complete((launch, &self.fork_servers), &prepared.name, question, self.start_timeout(launch))
-                .await?;
+        let location = CodeLocation { version: number, directory, model_directory };
+        let question = process::Question {
+            model: &prepared.name,
+            text: completion.draft.query(&location, completion.gpus()),
+            // Those of a model with one instance.
+            threads: self.threads(&[]),
+            limit: self.start_timeout(launch),
+        };
+        let answer = process::complete((launch, &self.fork_servers), question).await?;
         completion.merge_answer(&answer).map_err(|error| error.to_string())
     }
 

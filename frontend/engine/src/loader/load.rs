@@ -242,7 +242,7 @@ impl Loader {
     }
 
     /// Returns the number of threads of each instance.
-    fn threads(&self, placements: &[Placement]) -> u32 {
+    pub(super) fn threads(&self, placements: &[Placement]) -> u32 {
         let active = placements.iter().filter(|placement| !placement.passive).count();
         match self.settings.worker_threads {
             0 => cores().div_euclid(u32::try_from(active).unwrap_or(1).max(1)).max(1),

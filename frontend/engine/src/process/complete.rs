@@ -4,19 +4,20 @@
 use std::io;
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use tokio::io::{AsyncRead, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncRead, AsyncWriteExt};
 use tokio::net::unix::pipe::Sender;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::Level;
 
-use super::fork_server::{ForkServers, Inherited};
-use super::spawn::{Start, WorkerProcess};
-use super::{TemporaryFiles, leveled, read_line, why_not_started};
+use super::fork_server::ForkServers;
+use super::output::each_line;
+use super::spawn::{self, WorkerProcess};
+use super::start::{Inherited, Start};
+use super::{TemporaryFiles, why_not_started};
 use crate::launch::Launch;
 use pharos_os::directories;
 
@@ -26,20 +27,28 @@ const LONGEST: u64 = 64 << 20;
 /// The time limit of reading the output after the process has ended; a child may hold the pipe open.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Returns the answer of a model's code to `question`, within `limit`. Its output goes to the log.
+/// A question to a model's code.
+pub(crate) struct Question<'a> {
+    pub(crate) model: &'a str,
+    pub(crate) text: String,
+    /// The number of threads of a fork server that is started for it.
+    pub(crate) threads: u32,
+    /// The time limit of the answer.
+    pub(crate) limit: Duration,
+}
+
+/// Returns the answer of a model's code. Its output goes to the log.
 ///
 /// # Errors
 /// The code gave no answer; the text contains the reason.
 pub(crate) async fn complete(
     (launch, fork_servers): (&Launch, &Arc<ForkServers>),
-    model: &str,
-    question: String,
-    limit: Duration,
+    question: Question<'_>,
 ) -> Result<String, String> {
+    let Question { model, text, threads, limit } = question;
     let failed = |why: String| format!("auto-complete of model '{model}' failed: {why}");
     let files = TemporaryFiles::new().map_err(|error| failed(format!("no temporary directory: {error}")))?;
     let out = files.path().join("answer.json");
-    let threads = thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1));
     let start = Start {
         launch,
         arguments: vec!["--auto-complete".to_owned(), out.to_string_lossy().into_owned()],
@@ -50,7 +59,7 @@ pub(crate) async fn complete(
         temporary: Some(files.path()),
         limit,
     };
-    let run = run_to_end((start, fork_servers), model, question);
+    let run = run_to_end((start, fork_servers), model, text);
     let status = match timeout(limit, run).await {
         Ok(status) => status.map_err(|error| failed(error.to_string()))?,
         Err(_) => {
@@ -78,7 +87,7 @@ async fn run_to_end(
     model: &str,
     question: String,
 ) -> io::Result<ExitStatus> {
-    let mut started = start.run(fork_servers).await?;
+    let mut started = spawn::start(start, fork_servers).await?;
     let mut group = Group(started.process.id());
     let printed = [forward(started.output, model, false), forward(started.errors, model, true)];
     let status = write_and_wait(&mut started.process, started.input, question).await?;
@@ -122,16 +131,10 @@ async fn write_and_wait(
 /// Forwards output to the log.
 fn forward(stream: impl AsyncRead + Unpin + Send + 'static, model: &str, is_error: bool) -> JoinHandle<()> {
     let model = model.to_owned();
-    tokio::spawn(async move {
-        let (mut reader, mut line) = (BufReader::new(stream), Vec::new());
-        while let Ok(true) = read_line(&mut reader, &mut line).await {
-            let text = String::from_utf8_lossy(&line);
-            match leveled(text.trim_end()) {
-                (Level::ERROR, text) => tracing::error!(target: "worker", %model, "auto-complete: {text}"),
-                (Level::DEBUG, text) => tracing::debug!(target: "worker", %model, "auto-complete: {text}"),
-                (Level::WARN, text) if is_error => tracing::warn!(target: "worker", %model, "auto-complete: {text}"),
-                (_, text) => tracing::info!(target: "worker", %model, "auto-complete: {text}"),
-            }
-        }
+    each_line(stream, move |level, text| match level {
+        Some(Level::ERROR) => tracing::error!(target: "worker", %model, "auto-complete: {text}"),
+        Some(Level::DEBUG) => tracing::debug!(target: "worker", %model, "auto-complete: {text}"),
+        None | Some(Level::WARN) if is_error => tracing::warn!(target: "worker", %model, "auto-complete: {text}"),
+        _ => tracing::info!(target: "worker", %model, "auto-complete: {text}"),
     })
 }

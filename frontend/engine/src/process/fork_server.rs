@@ -27,14 +27,15 @@ use rustix::net::{
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 use rustix::process::{Pid, Signal, kill_process, pidfd_send_signal};
-use tokio::io::{AsyncRead, BufReader, Interest};
+use tokio::io::{AsyncRead, Interest};
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant as TokioInstant, sleep_until, timeout};
 use tracing::Level;
 
-use super::{leveled, read_line};
+use super::output::each_line;
+use super::start::{Inherited, Start};
 use crate::launch::Launch;
 use pharos_os::{clock, out_of_memory};
 
@@ -43,6 +44,9 @@ const IDLE: Duration = Duration::from_secs(300);
 
 /// How long workers are started without a fork server after one has not started.
 const PAUSE: Duration = Duration::from_secs(60);
+
+/// How long a worker waits for its fork server to start.
+const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// The largest number of files of a request.
 const MOST_FILES: usize = 16;
@@ -63,23 +67,12 @@ struct Kind {
     inherited: Inherited,
 }
 
-/// The environment variables of a process that its launch does not name.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Inherited {
-    /// The number of threads that one execution may use.
-    pub(super) threads: u32,
-    /// The GPUs that the process sees, as CUDA names them.
-    pub(super) gpus: Option<String>,
-}
-
-impl Inherited {
-    pub(super) fn set(&self, command: &mut Command) {
-        command.env("OMP_NUM_THREADS", self.threads.to_string());
-        // Makes device numbers equal in all processes.
-        command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
-        if let Some(gpus) = &self.gpus {
-            command.env("CUDA_VISIBLE_DEVICES", gpus);
-        }
+impl Kind {
+    /// Returns the kind that starts such processes; `None` if they are programs.
+    fn of(launch: &Launch, inherited: &Inherited) -> Option<Self> {
+        let modules = launch.preload.clone().filter(|_| launch.sandbox.is_none())?;
+        let (executable, arguments) = (launch.executable.clone(), launch.arguments.clone());
+        Some(Self { executable, arguments, variables: launch.variables.clone(), modules, inherited: inherited.clone() })
     }
 }
 
@@ -105,53 +98,34 @@ enum Answer {
     Failed,
 }
 
-/// The process to start.
-#[derive(Clone, Copy)]
-pub(super) struct Wanted<'a> {
-    pub(super) launch: &'a Launch,
-    pub(super) inherited: &'a Inherited,
-    pub(super) arguments: &'a [String],
-    pub(super) processors: &'a [usize],
-    /// Its files, with their numbers.
-    pub(super) files: &'a [(OwnedFd, i32)],
-    /// How long a fork server may take to start.
-    pub(super) limit: Duration,
-}
-
-impl Wanted<'_> {
-    fn fork(&self) -> io::Result<(Fork, oneshot::Receiver<Answer>)> {
+impl Fork {
+    /// Returns the request that starts a process, and the receiver of its answer.
+    fn of(start: &Start<'_>) -> io::Result<(Self, oneshot::Receiver<Answer>)> {
         let request = ForkRequest {
-            arguments: self.arguments.to_vec(),
-            descriptors: self.files.iter().map(|(_, number)| *number).collect(),
-            processors: self.processors.to_vec(),
+            arguments: start.arguments.clone(),
+            descriptors: start.files.iter().map(|(_, number)| *number).collect(),
+            processors: start.processors.to_vec(),
         };
         let text = request.encode()?;
-        let files = self.files.iter().map(|(file, _)| file.try_clone()).collect::<io::Result<_>>()?;
+        let files = start.files.iter().map(|(file, _)| file.try_clone()).collect::<io::Result<_>>()?;
         let (answer, answered) = oneshot::channel();
-        Ok((Fork { text, files, answer }, answered))
+        Ok((Self { text, files, answer }, answered))
     }
 }
 
 impl ForkServers {
     /// Starts a process as a copy of a fork server; `None` if no fork server can start it.
-    pub(super) async fn fork(self: &Arc<Self>, wanted: &Wanted<'_>) -> Option<Forked> {
-        let launch = wanted.launch;
-        let modules = launch.preload.clone().filter(|_| launch.interpreter.is_some() && launch.sandbox.is_none())?;
-        let kind = Kind {
-            executable: launch.executable.clone(),
-            arguments: launch.arguments.clone(),
-            variables: launch.variables.clone(),
-            modules,
-            inherited: wanted.inherited.clone(),
-        };
+    pub(super) async fn fork(self: &Arc<Self>, start: &Start<'_>) -> Option<Forked> {
+        let kind = Kind::of(start.launch, &start.inherited)?;
+        let limit = start.limit.min(START_LIMIT);
         // A second time if the files that it has imported have changed.
         for _ in 0..2 {
-            let server = self.server(&kind, wanted)?;
-            let (fork, answered) = wanted.fork().ok()?;
+            let server = self.server(&kind, (start.launch, limit))?;
+            let (fork, answered) = Fork::of(start).ok()?;
             if server.send(fork).is_err() {
                 continue;
             }
-            match timeout(wanted.limit, answered).await {
+            match timeout(limit, answered).await {
                 Ok(Ok(Answer::Forked(forked))) => return Some(forked),
                 Ok(Ok(Answer::Stale) | Err(_)) => {}
                 Ok(Ok(Answer::Failed)) | Err(_) => return None,
@@ -165,17 +139,17 @@ impl ForkServers {
     pub(super) fn inherited(&self, launch: &Launch) -> Option<Inherited> {
         let known = self.lock();
         let mut running = known.iter().filter(|(_, known)| matches!(known, Known::Running(_))).map(|(kind, _)| kind);
-        let found = running.find(|kind| {
-            kind.inherited.gpus.is_none()
-                && kind.executable == launch.executable
-                && kind.arguments == launch.arguments
-                && kind.variables == launch.variables
-        });
+        let found = running
+            .find(|kind| kind.inherited.gpus.is_none() && Kind::of(launch, &kind.inherited).as_ref() == Some(*kind));
         found.map(|kind| kind.inherited.clone())
     }
 
     /// Returns the fork server of this kind, and starts it if it does not run; `None` if it does not start.
-    fn server(self: &Arc<Self>, kind: &Kind, wanted: &Wanted<'_>) -> Option<mpsc::UnboundedSender<Fork>> {
+    fn server(
+        self: &Arc<Self>,
+        kind: &Kind,
+        (launch, limit): (&Launch, Duration),
+    ) -> Option<mpsc::UnboundedSender<Fork>> {
         let mut known = self.lock();
         match known.get(kind) {
             Some(Known::Running(server)) if !server.is_closed() => return Some(server.clone()),
@@ -184,7 +158,7 @@ impl ForkServers {
         }
         let (server, requests) = mpsc::unbounded_channel();
         known.insert(kind.clone(), Known::Running(server.clone()));
-        let (servers, kind, launch, limit) = (self.clone(), kind.clone(), wanted.launch.clone(), wanted.limit);
+        let (servers, kind, launch) = (self.clone(), kind.clone(), launch.clone());
         tokio::spawn(async move {
             match ForkServer::start(&kind, &launch, requests) {
                 Ok(mut server) => {
@@ -274,8 +248,11 @@ impl ForkServer {
             }
             Err(_) => return Err(io::Error::other(format!("it did not start within {} s", limit.as_secs_f64()))),
         }
-        while !(self.closed && self.asked.is_none() && copies.is_empty()) {
-            let idle = self.asked.is_none() && copies.is_empty() && !self.closed;
+        loop {
+            let unused = self.asked.is_none() && copies.is_empty();
+            if unused && self.closed {
+                return Ok(());
+            }
             tokio::select! {
                 report = receive(&self.connection) => match report {
                     Ok(Some((report, process))) => self.on_report(report, process, &mut copies),
@@ -286,10 +263,9 @@ impl ForkServer {
                     Some(fork) => if self.send(fork).await.is_err() { return Ok(()) },
                     None => self.closed = true,
                 },
-                () = sleep_until(self.used + IDLE), if idle => self.requests.close(),
+                () = sleep_until(self.used + IDLE), if unused => self.requests.close(),
             }
         }
-        Ok(())
     }
 
     /// Sends a request. One at a time is sent, so that the packets of both sides always have room.
@@ -386,17 +362,9 @@ fn until_ended(process: &OwnedFd) -> io::Result<()> {
 /// then started without it report why.
 fn forward(stream: Option<impl AsyncRead + Unpin + Send + 'static>) {
     let Some(stream) = stream else { return };
-    tokio::spawn(async move {
-        let (mut reader, mut line) = (BufReader::new(stream), Vec::new());
-        while let Ok(true) = read_line(&mut reader, &mut line).await {
-            let text = String::from_utf8_lossy(&line);
-            match leveled(text.trim_end()) {
-                (Level::WARN, text) if line.starts_with(b"\x1e") => {
-                    tracing::warn!(target: "worker", "fork server: {text}")
-                }
-                (_, text) => tracing::debug!(target: "worker", "fork server: {text}"),
-            }
-        }
+    each_line(stream, |level, text| match level {
+        Some(Level::WARN) => tracing::warn!(target: "worker", "fork server: {text}"),
+        _ => tracing::debug!(target: "worker", "fork server: {text}"),
     });
 }
 

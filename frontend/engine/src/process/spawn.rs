@@ -3,39 +3,17 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
 use command_fds::{CommandFdExt, FdMapping};
 use tokio::net::unix::pipe::{self, Receiver, Sender};
 use tokio::process::{Child, Command};
 
-use super::fork_server::{ForkServers, Forked, Inherited, Wanted};
+use super::fork_server::{ForkServers, Forked};
+use super::start::Start;
 use super::{affinity, cannot_start};
-use crate::launch::Launch;
 use pharos_os::out_of_memory;
-
-/// How long a worker waits for its fork server to start.
-const START_LIMIT: Duration = Duration::from_secs(60);
-
-/// A process to start.
-pub(super) struct Start<'a> {
-    pub(super) launch: &'a Launch,
-    pub(super) arguments: Vec<String>,
-    pub(super) inherited: Inherited,
-    /// The processors to which it is bound; empty for all.
-    pub(super) processors: &'a [usize],
-    /// Its files apart from the standard streams, with their numbers.
-    pub(super) files: Vec<(OwnedFd, i32)>,
-    /// Whether it reads its standard input.
-    pub(super) reads: bool,
-    /// The directory for its temporary files, if it is in a sandbox.
-    pub(super) temporary: Option<&'a Path>,
-    /// The time limit of its start.
-    pub(super) limit: Duration,
-}
 
 /// A started process with its standard streams.
 pub(super) struct Started {
@@ -45,59 +23,45 @@ pub(super) struct Started {
     pub(super) errors: Receiver,
 }
 
-impl Start<'_> {
-    /// Starts the process.
-    ///
-    /// # Errors
-    /// Descriptors or processes are exhausted, or the executable does not exist.
-    pub(super) async fn run(mut self, fork_servers: &Arc<ForkServers>) -> io::Result<Started> {
-        let (output, stdout) = written()?;
-        let (errors, stderr) = written()?;
-        let (input, stdin) =
-            if self.reads { read().map(|(ours, theirs)| (Some(ours), Some(theirs)))? } else { (None, None) };
-        let own = self.files.len();
-        self.files.extend([(stdout, 1), (stderr, 2)]);
-        self.files.extend(stdin.map(|stdin| (stdin, 0)));
-        let wanted = Wanted {
-            launch: self.launch,
-            inherited: &self.inherited,
-            arguments: &self.arguments,
-            processors: self.processors,
-            files: &self.files,
-            limit: self.limit.min(START_LIMIT),
-        };
-        let process = match fork_servers.fork(&wanted).await {
-            Some(forked) => WorkerProcess::Forked(forked),
-            None => WorkerProcess::Program(self.program(own)?),
-        };
-        if let Some(pid) = process.id() {
-            out_of_memory::end_first(pid);
-        }
-        Ok(Started { process, input, output, errors })
+/// Starts a process.
+///
+/// # Errors
+/// Descriptors or processes are exhausted, or the executable does not exist.
+pub(super) async fn start(mut start: Start<'_>, fork_servers: &Arc<ForkServers>) -> io::Result<Started> {
+    let (output, stdout) = written()?;
+    let (errors, stderr) = written()?;
+    let (input, stdin) =
+        if start.reads { read().map(|(ours, theirs)| (Some(ours), Some(theirs)))? } else { (None, None) };
+    let own = start.files.len();
+    start.files.extend([(stdout, 1), (stderr, 2)]);
+    start.files.extend(stdin.map(|stdin| (stdin, 0)));
+    let process = match fork_servers.fork(&start).await {
+        Some(forked) => WorkerProcess::Forked(forked),
+        None => WorkerProcess::Program(program(start, own)?),
+    };
+    if let Some(pid) = process.id() {
+        out_of_memory::end_first(pid);
     }
+    Ok(Started { process, input, output, errors })
+}
 
-    /// Starts the program. The first `own` files are no standard streams.
-    fn program(self, own: usize) -> io::Result<Child> {
-        let mut command = Command::from(self.launch.command(self.temporary));
-        self.inherited.set(&mut command);
-        // Separate process groups: Ctrl-C in a terminal signals only the frontend, which drains before it ends its workers.
-        command
-            .args(self.arguments.iter().map(OsString::from))
-            .process_group(0)
-            .stdin(Stdio::null())
-            .kill_on_drop(true);
-        let mut files = self.files;
-        for (file, number) in files.split_off(own) {
-            match number {
-                0 => command.stdin(file),
-                1 => command.stdout(file),
-                _ => command.stderr(file),
-            };
-        }
-        let mappings = files.into_iter().map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
-        command.fd_mappings(mappings.collect()).map_err(|error| io::Error::other(error.to_string()))?;
-        affinity::on(self.processors, || command.spawn()).map_err(|error| cannot_start(self.launch, &error))
+/// Starts the program. The first `own` files are no standard streams.
+fn program(start: Start<'_>, own: usize) -> io::Result<Child> {
+    let mut command = Command::from(start.launch.command(start.temporary));
+    start.inherited.set(&mut command);
+    // Separate process groups: Ctrl-C in a terminal signals only the frontend, which drains before it ends its workers.
+    command.args(start.arguments.iter().map(OsString::from)).process_group(0).stdin(Stdio::null()).kill_on_drop(true);
+    let mut files = start.files;
+    for (file, number) in files.split_off(own) {
+        match number {
+            0 => command.stdin(file),
+            1 => command.stdout(file),
+            _ => command.stderr(file),
+        };
     }
+    let mappings = files.into_iter().map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
+    command.fd_mappings(mappings.collect()).map_err(|error| io::Error::other(error.to_string()))?;
+    affinity::on(start.processors, || command.spawn()).map_err(|error| cannot_start(start.launch, &error))
 }
 
 /// Returns the ends of a pipe: ours to read, and the other process's to write.

@@ -1,0 +1,46 @@
+//! What a process is started with.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::process::Command;
+
+use crate::launch::Launch;
+
+/// A process to start.
+pub(super) struct Start<'a> {
+    pub(super) launch: &'a Launch,
+    pub(super) arguments: Vec<String>,
+    pub(super) inherited: Inherited,
+    /// The processors to which it is bound; empty for all.
+    pub(super) processors: &'a [usize],
+    /// Its files apart from the standard streams, with their numbers.
+    pub(super) files: Vec<(OwnedFd, i32)>,
+    /// Whether it reads its standard input.
+    pub(super) reads: bool,
+    /// The directory for its temporary files, if it is in a sandbox.
+    pub(super) temporary: Option<&'a Path>,
+    /// The time limit of its start.
+    pub(super) limit: Duration,
+}
+
+/// The environment variables of a process that its launch does not name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Inherited {
+    /// The number of threads that one execution may use.
+    pub(super) threads: u32,
+    /// The GPUs that the process sees, as CUDA names them.
+    pub(super) gpus: Option<String>,
+}
+
+impl Inherited {
+    pub(super) fn set(&self, command: &mut Command) {
+        command.env("OMP_NUM_THREADS", self.threads.to_string());
+        // Makes device numbers equal in all processes.
+        command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+        if let Some(gpus) = &self.gpus {
+            command.env("CUDA_VISIBLE_DEVICES", gpus);
+        }
+    }
+}
