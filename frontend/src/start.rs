@@ -482,6 +482,7 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
         worker,
         onnxruntime,
         python: workers.python.clone(),
+        forks: workers.worker_fork,
         python_preload: workers.python_preload.0.clone(),
         backends: workers.backend_directory.clone().or_else(beside),
         hidden: protection::hidden_variables(workers),

@@ -21,7 +21,7 @@
  *     0 energy 5000                millijoules since the driver was loaded
  *     0 temperature 55             degrees Celsius
  *     0 process 1234 300           process id, bytes; can be repeated
- *     0 children 300               each child of this process uses this number of bytes
+ *     0 children 300               each child of this process, and each of theirs, uses this number of bytes
  *     0 kernels 1234 40 1000       process id, percent of time with kernels, time in microseconds (default now); repeatable
  *     1 mig 7                      in MIG mode, with at most 7 MIG devices
  *     0 bus 00000000:3B:00.0       its PCI bus id
@@ -204,16 +204,21 @@ static void add(Process *processes, unsigned room, unsigned *count, Process proc
     *count += 1;
 }
 
-/* Adds the children of this process; /proc lists them by the thread that started them. */
-static void add_children(Process *processes, unsigned room, unsigned *count, unsigned long long bytes) {
-    DIR *folder = opendir("/proc/self/task");
+/* Adds the children of a process, and theirs; /proc lists them by the thread that started them. */
+static void add_children(const char *parent, Process *processes, unsigned room, unsigned *count, unsigned long long bytes) {
+    char path[512], child[16];
+    snprintf(path, sizeof path, "/proc/%s/task", parent);
+    DIR *folder = opendir(path);
     struct dirent *entry;
     while (folder && (entry = readdir(folder))) {
-        char path[512];
         unsigned pid;
-        snprintf(path, sizeof path, "/proc/self/task/%s/children", entry->d_name);
+        snprintf(path, sizeof path, "/proc/%s/task/%s/children", parent, entry->d_name);
         FILE *file = entry->d_name[0] == '.' ? NULL : fopen(path, "r");
-        while (file && fscanf(file, "%u", &pid) == 1) add(processes, room, count, (Process){pid, bytes, -1u, -1u});
+        while (file && fscanf(file, "%u", &pid) == 1) {
+            add(processes, room, count, (Process){pid, bytes, -1u, -1u});
+            snprintf(child, sizeof child, "%u", pid);
+            add_children(child, processes, room, count, bytes);
+        }
         if (file) fclose(file);
     }
     if (folder) closedir(folder);
@@ -233,7 +238,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Proce
         if (numbers < 3 || strcmp(owner, name)) continue;
         if (!strcmp(what, "process") && numbers == 4)
             add(processes, room, count, (Process){(unsigned)first, second, -1u, -1u});
-        if (!strcmp(what, "children")) add_children(processes, room, count, first);
+        if (!strcmp(what, "children")) add_children("self", processes, room, count, first);
     }
     if (file) fclose(file);
     return *count > room ? TOO_SMALL : SUCCESS;

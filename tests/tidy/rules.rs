@@ -158,10 +158,10 @@ pub(crate) const LAYERINGS: &[Layering] = &[
     Layering {
         source: "worker/src/",
         floors: &[
-            independent(&["instance"]),
+            independent(&["instance", "fork_server"]),
             independent(&["backend"]),
             independent(&["regions", "pinning", "sandbox", "state", "watch"]),
-            independent(&["descriptors", "device"]),
+            independent(&["descriptors", "command_line", "device"]),
         ],
     },
     Layering {
@@ -374,7 +374,9 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("frontend/engine/src/loader/prepare.rs", "a mapping of a model file, which a user may change concurrently"),
     ("worker/backend/src/memory.rs", "the same for the worker"),
     ("worker/src/pinning.rs", "memory that is registered with the driver of a GPU"),
+    ("worker/src/command_line.rs", "the memory of the command line of this process"),
     ("worker/src/descriptors.rs", "ownership of inherited file descriptors"),
+    ("worker/src/fork_server/copy.rs", "a copy of this process, its environment and its descriptors"),
     ("worker/src/regions/mapping.rs", "mappings of memory that clients write to and truncate"),
     ("worker/src/regions/fault.rs", "a signal handler, which substitutes zeros for memory that a client truncated"),
     ("worker/src/device/calls.rs", "declarations of calls that use memory after they return"),
@@ -394,7 +396,6 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("worker/src/backend/native/slots.rs", "objects that the library receives and returns"),
     ("worker/src/backend/native/running.rs", "a batch that the library borrows while it executes"),
     ("worker/python/src/array.rs", "memory of numpy's arrays, over its C interface"),
-    ("worker/python/src/command_line.rs", "the memory of the command line of this process"),
     ("worker/python/src/dlpack.rs", "tensors of other Python libraries, over DLPack's C interface"),
     ("worker/backend/src/received.rs", "inputs and response memory that outlive a batch"),
     ("worker/src/backend/onnxruntime.rs", "tensors that borrow memory across a C interface"),

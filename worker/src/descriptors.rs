@@ -54,7 +54,11 @@ impl Inherited {
     }
 }
 
-fn take(number: RawFd, what: &str) -> io::Result<OwnedFd> {
+/// Takes ownership of an inherited descriptor.
+///
+/// # Errors
+/// It is not open.
+pub(crate) fn take(number: RawFd, what: &str) -> io::Result<OwnedFd> {
     // SAFETY: borrowed only for the call below, which reports EBADF if the number is not open.
     let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
     rustix::io::fcntl_setfd(borrowed, rustix::io::FdFlags::CLOEXEC)

@@ -7,7 +7,10 @@
 mod descriptors;
 
 mod backend;
+#[allow(unsafe_code)]
+pub mod command_line;
 mod device;
+mod fork_server;
 mod instance;
 #[allow(unsafe_code)]
 mod pinning;
@@ -22,6 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pharos::error::InferError;
+use pharos::wire::fork_server::FORK_SERVER;
 use pharos::wire::regions::PROBE;
 use pharos::wire::sandbox::{CHECK, SANDBOX};
 use pharos::wire::{Load, ToFrontend, ToWorker, VERSION};
@@ -31,6 +35,7 @@ use pharos_backend::{Create, Metrics, Runtime, load_error};
 use crate::backend::Registry;
 use crate::descriptors::{Inherited, SharedDescriptors};
 use crate::device::Cuda;
+use crate::fork_server::Served;
 use crate::instance::{Executed, Instance};
 use crate::regions::ClientRegions;
 
@@ -102,6 +107,17 @@ impl Worker {
             }
             Some(SANDBOX) => return sandbox::run(arguments),
             Some(CHECK) => return sandbox::check(),
+            Some(FORK_SERVER) => {
+                let modules = arguments.next().unwrap_or_default();
+                match fork_server::serve(&modules.to_string_lossy()) {
+                    Ok(Served::Copy) => {}
+                    Ok(Served::ToTheEnd) => return ExitCode::SUCCESS,
+                    Err(error) => {
+                        eprintln!("pharos-worker {FORK_SERVER}: {error}");
+                        return ExitCode::FAILURE;
+                    }
+                }
+            }
             _ => {}
         }
         let inherited = match Inherited::take() {

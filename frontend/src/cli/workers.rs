@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{ArgAction, Args};
 use pharos_engine::launch::{SandboxMode, Sandboxes};
 use regex::Regex;
 
-use super::{WORKERS, positive_seconds, seconds, whole};
+use super::{WORKERS, boolean, positive_seconds, seconds, whole};
 
 /// The processes that run models.
 #[derive(Clone, Debug, Args)]
@@ -41,8 +41,10 @@ pub struct Workers {
     /// Python interpreter for models without their own; requires the package pharos-worker [default: python3 on the PATH]
     #[arg(long, value_name = "FILE", env = "PHAROS_PYTHON", help_heading = WORKERS)]
     pub python: Option<PathBuf>,
-    /// Modules that Python processes import before they start workers as copies of themselves, separated by commas; off to start
-    /// each worker from the beginning
+    /// Start workers as copies of a process that has loaded the runtime of their backend; false to start each one as a program
+    #[arg(id = "worker-fork", long = "worker-fork", value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_WORKER_FORK", value_parser = boolean, help_heading = WORKERS)]
+    pub worker_fork: bool,
+    /// Modules that Python processes import before they start workers as copies of themselves (--worker-fork), separated by commas
     #[arg(long, value_name = "MODULES", default_value = "numpy,numpy.random", env = "PHAROS_PYTHON_PRELOAD", value_parser = preload, help_heading = WORKERS)]
     pub python_preload: Preload,
     /// Regular expression of further environment variables that workers inherit; it must match the whole name. They inherit those
@@ -81,14 +83,11 @@ impl Workers {
     }
 }
 
-/// The modules that fork servers import; `None` if there are no fork servers.
+/// The modules that fork servers of Python workers import.
 #[derive(Clone, Debug)]
-pub struct Preload(pub Option<Vec<String>>);
+pub struct Preload(pub Vec<String>);
 
 fn preload(text: &str) -> Result<Preload, String> {
-    if text == "off" {
-        return Ok(Preload(None));
-    }
     let names: Vec<&str> = text.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
     let is_word = |word: &str| !word.is_empty() && !word.starts_with(|first: char| first.is_ascii_digit());
     let is_name = |name: &str| {
@@ -97,9 +96,9 @@ fn preload(text: &str) -> Result<Preload, String> {
     };
     match names.iter().find(|name| !is_name(name)) {
         Some(name) => {
-            Err(format!("'{name}' is not the name of a Python module; allowed are names separated by commas, and off"))
+            Err(format!("'{name}' is not the name of a Python module; allowed are names separated by commas"))
         }
-        None => Ok(Preload(Some(names.into_iter().map(str::to_owned).collect()))),
+        None => Ok(Preload(names.into_iter().map(str::to_owned).collect())),
     }
 }
 

@@ -151,7 +151,7 @@ impl Sampler {
         let without = |error: &sysinfo::Error| tracing::warn!("cannot measure the host: {error}");
         let host = settings.cpu.then(|| Host::new(roots).inspect_err(without).ok()).flatten();
         let boot = || sysinfo::System::boot_time().ok();
-        let processes = settings.cpu.then(|| Processes::new(&roots.proc, boot(), std::process::id()));
+        let processes = settings.cpu.then(|| Processes::new(&roots.proc, boot()));
         Self { host, processes, gpus: settings.gpus.clone(), seen: LastSamples::new(), lost: BTreeSet::new() }
     }
 

@@ -197,7 +197,7 @@ def workers(pid: int) -> list:
 
 
 def fork_servers(pid: int) -> list:
-    """Returns the processes from which a server forks Python workers."""
+    """Returns the processes from which a server forks workers."""
     return [child for child in children(pid) if b"--fork-server" in command_line(child)]
 
 

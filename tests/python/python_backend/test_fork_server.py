@@ -40,6 +40,7 @@ class TritonPythonModel:
         known = {
             "process": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "drawn": DRAWN, "arguments": sys.argv,
             "processors": sorted(os.sched_getaffinity(0)), "threads": os.environ.get("OMP_NUM_THREADS"),
+            "telemetry": os.environ.get("ORT_DISABLE_TELEMETRY"),
             "files": {name: os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")
                       if os.path.exists(f"/proc/self/fd/{name}")},
             "preloaded": getattr(sys.modules.get("preloaded"), "VALUE", None),
@@ -92,12 +93,13 @@ def test_workers_are_copies_of_one_process(start, models):
 
 
 def test_each_worker_can_be_a_program(start, models):
-    """`--python-preload=off` starts none; the workers have the same files and variables as copies."""
-    server, copies = start([], OPTION, "--python-preload=off", repository=models), start([], OPTION, repository=models)
+    """`--worker-fork=false` starts none; the workers have the same files and variables as copies."""
+    server, copies = start([], OPTION, "--worker-fork=false", repository=models), start([], OPTION, repository=models)
     assert fork_servers(server.process.pid) == []
     alone, copy = described(server, "one"), described(copies, "one")
     assert alone["parent"] == server.process.pid
     assert alone["threads"] == copy["threads"]
+    assert (alone["telemetry"], copy["telemetry"]) == ("1", "1")
 
     def kinds(files):
         return sorted(text.partition(":")[0].partition(" ")[0] for text in files.values())
@@ -129,6 +131,19 @@ def test_processors_of_a_host_policy(start, tmp_path):
     server = start([], OPTION, f"--host-policy=last,cpu-cores={last}-{last}", repository=tmp_path / "models")
     assert described(server, "bound")["processors"] == [last]
     assert described(server, "free")["processors"] == sorted(os.sched_getaffinity(0))
+
+
+def test_resources_of_copies_are_measured(start, models):
+    """They are no children of the server, but have the metrics of its workers."""
+    server = start([], OPTION, "--metrics-interval-ms=100", repository=models)
+    found = described(server, "one")["process"]
+    resident = int(Path(f"/proc/{found}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def measured(name):
+        return total(server.scrape(), name, model="one")
+
+    eventually("its memory is measured", lambda: measured("pharos_worker_resident_bytes") > resident / 2)
+    eventually("its time is measured", lambda: described(server, "one") and measured("pharos_worker_cpu_seconds_total") > 0)
 
 
 def test_a_killed_worker_is_started_again(start, models):
@@ -264,5 +279,5 @@ def test_models_load_in_parallel_and_in_turns(start, tmp_path):
 def test_names_of_modules_are_checked(tmp_path, value):
     command = [binary(), f"--model-repository={tmp_path}", f"--python-preload={value}"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    text = f"'{value}' is not the name of a Python module; allowed are names separated by commas, and off"
+    text = f"'{value}' is not the name of a Python module; allowed are names separated by commas"
     assert ended.returncode == 2 and text in ended.stderr, ended.stderr

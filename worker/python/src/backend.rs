@@ -9,6 +9,7 @@ use std::time::Duration;
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos_backend::{Backend, Batch, Context, DeviceInputs, Outputs, Readiness};
 use pharos_worker::Worker;
+use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyListMethods};
@@ -45,7 +46,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(fail, module)?)?;
     module.add_function(wrap_pyfunction!(inputs_took, module)?)?;
     module.add_function(wrap_pyfunction!(open_process, module)?)?;
-    module.add_function(wrap_pyfunction!(run, module)?)
+    module.add_function(wrap_pyfunction!(run, module)?)?;
+    module.add_function(wrap_pyfunction!(set_arguments, module)?)
 }
 
 /// Runs the worker until the server ends it. Returns the exit status of the process.
@@ -68,8 +70,15 @@ fn exit(code: u8) {
 /// Returns a descriptor of a child process (`pidfd_open(2)`). Python has this function only if it was built for a new kernel.
 #[pyfunction]
 fn open_process(pid: i32) -> PyResult<i32> {
-    let child = Pid::from_raw(pid).ok_or_else(|| TritonModelException::new_err(format!("{pid} is not a process")))?;
+    let child = Pid::from_raw(pid)
+        .ok_or_else(|| PyValueError::new_err(format!("{pid} is not a process id; these are greater than 0")))?;
     Ok(pidfd_open(child, PidfdFlags::empty()).map_err(std::io::Error::from)?.into_raw_fd())
+}
+
+/// Replaces the command line of this process from the argument `from` on; `arguments` contains zero bytes between arguments.
+#[pyfunction]
+fn set_arguments(from: &str, arguments: &str) -> PyResult<()> {
+    Ok(pharos_worker::command_line::replace(from, arguments)?)
 }
 
 /// A model with Triton's Python interface.

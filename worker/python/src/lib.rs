@@ -13,7 +13,6 @@ mod batch;
 mod bodies;
 mod call;
 #[allow(unsafe_code)]
-mod command_line;
 mod datatype;
 mod device;
 #[allow(unsafe_code)]
@@ -52,7 +51,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("WIRE_VERSION", pharos::wire::VERSION)?;
     utils::register(module)?;
     bodies::register(module)?;
-    command_line::register(module)?;
     metrics::register(module)?;
     yaml::register(module)?;
     backend::register(module)

@@ -29,6 +29,11 @@ pub(crate) use registry::Registry;
 #[cfg(test)]
 pub(crate) use on_gpu::tests::kernel as test_kernel;
 
+/// Loads ONNX Runtime for copies of this process; returns the path of its library, if one is configured.
+pub(crate) fn load_onnxruntime() -> Option<PathBuf> {
+    onnxruntime::preload()
+}
+
 /// Whether a library of ONNX Runtime is configured.
 #[cfg(test)]
 pub(crate) fn has_onnxruntime() -> bool {

@@ -14,10 +14,10 @@ mod session;
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
-use ort::environment::{Environment, EnvironmentBuilder};
+use ort::environment::Environment;
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::{Session, SessionInputValue};
 use ort::value::{
@@ -47,7 +47,6 @@ struct OnnxRuntime {
     /// The names of the inputs of a batch.
     inputs: Vec<CString>,
     outputs: Vec<Output>,
-    _environment: Environment,
 }
 
 /// A session and its device state, which is dropped after the session because the session computes in one of its streams.
@@ -83,33 +82,55 @@ pub(super) fn create(context: &Context<'_>, cuda: &Arc<Cuda>, library: &Path) ->
             library.display()
         ))
     };
-    let builder = ort::init_from(library).map_err(|error| no_library(&error))?;
-    let environment = environment(builder.with_telemetry(false)).map_err(|error| no_library(&error))?;
+    let environment = environment(library).map_err(|error| no_library(&*error))?;
     let opened = session(&environment, context, cuda, &path)?;
     let outputs = outputs_of(&opened.session, context.config).map_err(|text| in_file(&path, &text))?;
     let names = (0..context.config.backend_inputs()).filter_map(|position| context.config.input_name(position));
     let inputs = names.map(c_name).collect::<Result<_, _>>();
     let inputs = inputs.map_err(|text| in_file(&path, &text))?;
     let version = version_of(library) + if opened.device.is_some() { " on CUDA" } else { "" };
-    Ok(Box::new(OnnxRuntime { opened, version, inputs, outputs, _environment: environment }))
+    Ok(Box::new(OnnxRuntime { opened, version, inputs, outputs }))
 }
 
-/// Creates the environment; a process can have only one.
-#[cfg(not(test))]
-fn environment(builder: EnvironmentBuilder) -> Result<Environment, ort::Error> {
-    builder.build()
-}
-
-/// Tests have several models in one process.
-#[cfg(test)]
-fn environment(builder: EnvironmentBuilder) -> Result<Environment, ort::Error> {
-    use std::sync::{Mutex, PoisonError};
+/// Returns the environment of this process, which can have only one. Loads the library first if that has not happened.
+fn environment(library: &Path) -> Result<Environment, Box<dyn std::error::Error>> {
     static ONLY: Mutex<Option<Environment>> = Mutex::new(None);
     let mut only = ONLY.lock().unwrap_or_else(PoisonError::into_inner);
     match &*only {
         Some(environment) => Ok(environment.clone()),
-        None => Ok(only.insert(builder.build()?).clone()),
+        None => Ok(only.insert(ort::init_from(library)?.with_telemetry(false).build()?).clone()),
     }
+}
+
+/// Loads the library and what it builds for its first session, so that copies of this process share it. Starts no threads.
+/// Returns the path of the library, if it is set; a model reports why it cannot be loaded.
+pub(super) fn preload() -> Option<PathBuf> {
+    let library = library()?;
+    if let Ok(environment) = environment(&library) {
+        // An error only leaves more to do for the copies.
+        let _ = Session::builder(&environment)
+            .and_then(|builder| Ok(builder.with_intra_threads(1)?.with_inter_threads(1)?))
+            .and_then(|mut builder| builder.commit_from_memory(&identity()));
+    }
+    Some(library)
+}
+
+/// Returns a model with one node `Identity`, from the input `x` to the output `y`, which are vectors of one FP32 element. The
+/// fields are those of `ModelProto` in `onnx.proto` of ONNX.
+fn identity() -> Vec<u8> {
+    let fields: [&[u8]; 5] = [
+        // The version 8 of the format, and the length of the graph.
+        b"\x08\x08\x3a\x37",
+        // The node and the name of the graph.
+        b"\x0a\x10\x0a\x01x\x12\x01y\x22\x08Identity\x12\x01g",
+        // The input: name, type and shape.
+        b"\x5a\x0f\x0a\x01x\x12\x0a\x0a\x08\x08\x01\x12\x04\x0a\x02\x08\x01",
+        // The output.
+        b"\x62\x0f\x0a\x01y\x12\x0a\x0a\x08\x08\x01\x12\x04\x0a\x02\x08\x01",
+        // The operators of version 13.
+        b"\x42\x02\x10\x0d",
+    ];
+    fields.concat()
 }
 
 /// Opens a session with the model's file, on the instance's GPU if it has one.

@@ -23,6 +23,7 @@ pub(crate) use interpreter::Interpreter;
 pub use settings::{Program, SandboxMode, Sandboxes};
 
 use backends::Found;
+use pharos::wire::fork_server::ONNX_RUNTIME;
 use sandbox::Sandbox;
 
 /// The backends of the ordinary worker.
@@ -65,7 +66,7 @@ pub(crate) struct Launch {
     pub(crate) hidden: Vec<OsString>,
     /// The interpreter, if the executable is one.
     pub(crate) interpreter: Option<Interpreter>,
-    /// The modules that a fork server imports for it; `None` if it is not started by one.
+    /// The modules that a fork server loads for it; `None` if it is not started by one.
     pub(crate) preload: Option<Vec<String>>,
     /// The restrictions of the process.
     pub(crate) sandbox: Option<Sandbox>,
@@ -112,7 +113,8 @@ impl Launch {
 /// # Errors
 /// The program is missing or cannot be used. The text names the model, the paths that were checked, and a remedy.
 pub(crate) fn choose(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
-    let launch = of_backend(program, model)?;
+    let mut launch = of_backend(program, model)?;
+    launch.variables.push(without_telemetry(std::env::var_os(TELEMETRY)));
     let sandbox = sandbox::of(program, model)?.map(|sandbox| permitted(sandbox, &launch));
     Ok(Launch { hidden: program.hidden.clone(), sandbox, ..launch })
 }
@@ -137,8 +139,12 @@ fn permitted(mut sandbox: Sandbox, launch: &Launch) -> Sandbox {
 
 fn of_backend(program: &Program, model: &Model<'_>) -> Result<Launch, String> {
     if ORDINARY.contains(&model.backend) {
-        let variables = if model.backend == "onnxruntime" { with_packages(program) } else { Vec::new() };
-        return Ok(native(program, program.worker.clone(), variables));
+        if model.backend != "onnxruntime" {
+            return Ok(native(program, program.worker.clone(), Vec::new()));
+        }
+        let launch = native(program, program.worker.clone(), with_packages(program));
+        let modules = program.onnxruntime.iter().map(|_| ONNX_RUNTIME.to_owned()).collect();
+        return Ok(Launch { preload: launch.preload.map(|_| modules), ..launch });
     }
     if program.is_python(model.backend) {
         return python(program, model, Vec::new());
@@ -159,7 +165,7 @@ type Variables = Vec<(&'static str, Option<OsString>)>;
 fn native(program: &Program, executable: PathBuf, mut variables: Variables) -> Launch {
     let library = program.onnxruntime.as_ref().map(|path| path.clone().into_os_string());
     variables.push(("ORT_DYLIB_PATH", library));
-    Launch { executable, variables, ..Launch::default() }
+    Launch { executable, variables, preload: program.forks.then(Vec::new), ..Launch::default() }
 }
 
 /// Returns the library path that ONNX Runtime's GPU providers need to find their libraries; empty without such libraries.
@@ -176,6 +182,16 @@ fn with_packages(program: &Program) -> Variables {
 /// The variables that name a backend's shared library or its Python code.
 const LIBRARY: &str = "PHAROS_BACKEND_LIBRARY";
 const PYTHON_BACKEND: &str = "PHAROS_PYTHON_BACKEND";
+
+/// The variable with which ONNX Runtime from version 1.29 on sends nothing to its maker. Without it, the library writes an
+/// identifier of the device and a database to the user's cache directory, and sends events, the first before a program can forbid
+/// it by a call. See `docs/Privacy.md` of ONNX Runtime.
+const TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
+
+/// Returns the variable that switches it off, unless the environment of this process sets it.
+fn without_telemetry(own: Option<OsString>) -> (&'static str, Option<OsString>) {
+    (TELEMETRY, Some(own.unwrap_or_else(|| "1".into())))
+}
 
 /// The variable with the directory for temporary files.
 const TEMPORARY: &str = "TMPDIR";
@@ -208,7 +224,7 @@ fn python(program: &Program, model: &Model<'_>, mut variables: Variables) -> Res
         arguments: vec!["-m".into(), "pharos_worker".into()],
         variables,
         interpreter: Some(interpreter),
-        preload: program.python_preload.clone(),
+        preload: program.forks.then(|| program.python_preload.clone()),
         _unpacked: unpacked,
         ..Launch::default()
     })

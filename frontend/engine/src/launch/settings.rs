@@ -14,8 +14,10 @@ pub struct Program {
     pub onnxruntime: Option<PathBuf>,
     /// The Python of models without their own (`--python`); `None` for `python3` of the `PATH`.
     pub python: Option<PathBuf>,
-    /// The modules that fork servers of Python workers import; `None` to start workers without fork servers.
-    pub python_preload: Option<Vec<String>>,
+    /// Whether fork servers start the workers.
+    pub forks: bool,
+    /// The modules that fork servers of Python workers import.
+    pub python_preload: Vec<String>,
     /// The directory of further backends.
     pub backends: Option<PathBuf>,
     /// Backends of the Python package that only some deployments use, in addition to the general ones.

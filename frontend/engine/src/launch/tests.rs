@@ -23,7 +23,8 @@ impl Fixture {
             worker: "/opt/pharos-worker".into(),
             onnxruntime: None,
             python: Some("/bin/sh".into()),
-            python_preload: None,
+            forks: false,
+            python_preload: Vec::new(),
             backends: Some(root.join("backends")),
             environments: root.join("environments"),
             hidden: Vec::new(),
@@ -61,7 +62,9 @@ impl Fixture {
                     text += &format!(" {}", argument.display());
                 }
                 for (name, value) in &launch.variables {
-                    let own = value.as_ref().filter(|_| !["PATH", "LD_LIBRARY_PATH", "ORT_DYLIB_PATH"].contains(name));
+                    let own = value
+                        .as_ref()
+                        .filter(|_| !["PATH", "LD_LIBRARY_PATH", "ORT_DYLIB_PATH", TELEMETRY].contains(name));
                     text += &own.map_or(String::new(), |value| format!(" {name}={}", value.display()));
                 }
                 text.replace(&self.root().display().to_string(), "")
@@ -236,6 +239,32 @@ fn lists_files_outside_the_model() {
     assert_eq!(of("mine", None), [path]);
     assert_eq!(of("python", Some("/env.tar.gz")), [PathBuf::from("/env.tar.gz")]);
     assert!(of("python", None).is_empty() && of("builtin", None).is_empty() && of("none", None).is_empty());
+}
+
+#[test]
+fn onnx_runtime_sends_nothing_unless_the_user_allows_it() {
+    let fixture = Fixture::new();
+    for backend in ["onnxruntime", "builtin", "python"] {
+        assert_eq!(variable(&fixture.choose(backend, None).unwrap(), TELEMETRY), Some("1".to_owned()));
+    }
+    assert_eq!(without_telemetry(Some("0".into())), (TELEMETRY, Some("0".into())));
+}
+
+#[test]
+fn what_fork_servers_load() {
+    let mut fixture = Fixture::new();
+    let preload = |fixture: &Fixture, backend| fixture.choose(backend, None).unwrap().preload;
+    for backend in ["onnxruntime", "builtin", "python"] {
+        assert_eq!(preload(&fixture, backend), None);
+    }
+    fixture.program.forks = true;
+    fixture.program.python_preload = vec!["numpy".to_owned()];
+    fixture.program.onnxruntime = None;
+    assert_eq!(preload(&fixture, "onnxruntime"), Some(Vec::new()));
+    fixture.program.onnxruntime = Some("/opt/libonnxruntime.so".into());
+    assert_eq!(preload(&fixture, "onnxruntime"), Some(vec!["onnxruntime".to_owned()]));
+    assert_eq!(preload(&fixture, "builtin"), Some(Vec::new()));
+    assert_eq!(preload(&fixture, "python"), Some(vec!["numpy".to_owned()]));
 }
 
 #[test]

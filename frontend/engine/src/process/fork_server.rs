@@ -1,8 +1,8 @@
-//! Fork servers: Python processes that have imported the package, and start workers as copies of themselves. A copy starts in
-//! about a millisecond and shares the memory of what was imported. The protocol is in `pharos::wire::fork_server`.
+//! Fork servers: processes that have loaded the runtime of a backend, and start workers as copies of themselves. A copy starts in
+//! about a millisecond and shares the memory of what was loaded. The protocol is in `pharos::wire::fork_server`.
 //!
-//! There is one fork server for each interpreter, environment, number of threads and GPU, because libraries read these when they
-//! are imported. It starts with the first worker that it can make, and ends when it has had no copy for a while. Where it does not
+//! There is one fork server for each program and environment; for Python also for each number of threads and GPU, because its
+//! libraries read these when they are imported. It starts with the first worker that it can make, and ends when it has had no copy for a while. Where it does not
 //! start, workers are started without it.
 
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use std::time::Duration;
 use command_fds::{CommandFdExt, FdMapping};
 use pharos::timeline::Instant;
 use pharos::wire::descriptors;
-use pharos::wire::fork_server::{FORK_SERVER, ForkRequest, LARGEST, Report, SPACE};
+use pharos::wire::fork_server::{FORK_SERVER, ForkRequest, LARGEST, MOST_FILES, Report, SPACE};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -48,9 +48,6 @@ const PAUSE: Duration = Duration::from_secs(60);
 /// How long a worker waits for its fork server to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// The largest number of files of a request.
-const MOST_FILES: usize = 16;
-
 /// The fork servers of this server.
 #[derive(Debug, Default)]
 pub(crate) struct ForkServers {
@@ -64,7 +61,8 @@ struct Kind {
     arguments: Vec<OsString>,
     variables: Vec<(&'static str, Option<OsString>)>,
     modules: Vec<String>,
-    inherited: Inherited,
+    /// For Python, whose libraries read it when they are imported.
+    inherited: Option<Inherited>,
 }
 
 impl Kind {
@@ -72,7 +70,8 @@ impl Kind {
     fn of(launch: &Launch, inherited: &Inherited) -> Option<Self> {
         let modules = launch.preload.clone().filter(|_| launch.sandbox.is_none())?;
         let (executable, arguments) = (launch.executable.clone(), launch.arguments.clone());
-        Some(Self { executable, arguments, variables: launch.variables.clone(), modules, inherited: inherited.clone() })
+        let inherited = launch.interpreter.as_ref().map(|_| inherited.clone());
+        Some(Self { executable, arguments, variables: launch.variables.clone(), modules, inherited })
     }
 }
 
@@ -105,6 +104,7 @@ impl Fork {
             arguments: start.arguments.clone(),
             descriptors: start.files.iter().map(|(_, number)| *number).collect(),
             processors: start.processors.to_vec(),
+            variables: start.inherited.variables(),
         };
         let text = request.encode()?;
         let files = start.files.iter().map(|(file, _)| file.try_clone()).collect::<io::Result<_>>()?;
@@ -134,14 +134,15 @@ impl ForkServers {
         None
     }
 
-    /// Returns the number of threads of a running fork server for this program; a process that completes a
-    /// configuration uses any of them.
+    /// Returns the number of threads of a running fork server for this interpreter; a process that completes a configuration uses
+    /// any of them.
     pub(super) fn inherited(&self, launch: &Launch) -> Option<Inherited> {
         let known = self.lock();
-        let mut running = known.iter().filter(|(_, known)| matches!(known, Known::Running(_))).map(|(kind, _)| kind);
-        let found = running
-            .find(|kind| kind.inherited.gpus.is_none() && Kind::of(launch, &kind.inherited).as_ref() == Some(*kind));
-        found.map(|kind| kind.inherited.clone())
+        let mut running = known.iter().filter(|(_, known)| matches!(known, Known::Running(_)));
+        running.find_map(|(kind, _)| {
+            let inherited = kind.inherited.as_ref().filter(|inherited| inherited.gpus.is_none())?;
+            (Kind::of(launch, inherited).as_ref() == Some(kind)).then(|| inherited.clone())
+        })
     }
 
     /// Returns the fork server of this kind, and starts it if it does not run; `None` if it does not start.
@@ -184,7 +185,7 @@ impl ForkServers {
             }
             Err(error) => {
                 let executable = kind.executable.display();
-                tracing::info!("Python workers of '{executable}' are started without a fork server: {error}");
+                tracing::info!("workers of '{executable}' are started without a fork server: {error}");
                 known.insert(kind.clone(), Known::Failed(clock::now()));
             }
         }
@@ -218,7 +219,7 @@ impl ForkServer {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let mut command = Command::from(launch.command(None));
         command.arg(FORK_SERVER).arg(kind.modules.join(",")).arg(" ".repeat(SPACE));
-        kind.inherited.set(&mut command);
+        command.envs(kind.inherited.iter().flat_map(Inherited::variables));
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let socket = FdMapping { parent_fd: theirs, child_fd: descriptors::SOCKET };
         command.fd_mappings(vec![socket]).map_err(|error| io::Error::other(error.to_string()))?;

@@ -48,9 +48,13 @@ pub(super) async fn start(mut start: Start<'_>, fork_servers: &Arc<ForkServers>)
 /// Starts the program. The first `own` files are no standard streams.
 fn program(start: Start<'_>, own: usize) -> io::Result<Child> {
     let mut command = Command::from(start.launch.command(start.temporary));
-    start.inherited.set(&mut command);
     // Separate process groups: Ctrl-C in a terminal signals only the frontend, which drains before it ends its workers.
-    command.args(start.arguments.iter().map(OsString::from)).process_group(0).stdin(Stdio::null()).kill_on_drop(true);
+    command
+        .args(start.arguments.iter().map(OsString::from))
+        .envs(start.inherited.variables())
+        .process_group(0)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
     let mut files = start.files;
     for (file, number) in files.split_off(own) {
         match number {

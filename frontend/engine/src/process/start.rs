@@ -4,8 +4,6 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use tokio::process::Command;
-
 use crate::launch::Launch;
 
 /// A process to start.
@@ -25,8 +23,8 @@ pub(super) struct Start<'a> {
     pub(super) limit: Duration,
 }
 
-/// The environment variables of a process that its launch does not name.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+/// The threads and GPUs of a process, which its environment variables name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Inherited {
     /// The number of threads that one execution may use.
     pub(super) threads: u32,
@@ -35,12 +33,12 @@ pub(super) struct Inherited {
 }
 
 impl Inherited {
-    pub(super) fn set(&self, command: &mut Command) {
-        command.env("OMP_NUM_THREADS", self.threads.to_string());
+    /// Returns the names and values of the variables.
+    pub(super) fn variables(&self) -> Vec<(String, String)> {
+        let threads = ("OMP_NUM_THREADS".to_owned(), self.threads.to_string());
         // Makes device numbers equal in all processes.
-        command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
-        if let Some(gpus) = &self.gpus {
-            command.env("CUDA_VISIBLE_DEVICES", gpus);
-        }
+        let order = ("CUDA_DEVICE_ORDER".to_owned(), "PCI_BUS_ID".to_owned());
+        let gpus = self.gpus.clone().map(|gpus| ("CUDA_VISIBLE_DEVICES".to_owned(), gpus));
+        [threads, order].into_iter().chain(gpus).collect()
     }
 }

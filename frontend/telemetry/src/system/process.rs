@@ -13,8 +13,6 @@ pub(crate) struct Processes {
     proc: PathBuf,
     /// The boot time in seconds since 1970, if known.
     boot: Option<u64>,
-    /// This process.
-    own: u32,
     /// The processor time of each instance's process at the last reading.
     last: BTreeMap<Worker, KnownProcess>,
 }
@@ -37,9 +35,9 @@ pub(crate) struct ProcessReading {
 }
 
 impl Processes {
-    /// Creates a reader of the processes under `proc`, for a machine that booted at `boot`; `own` is the id of this process.
-    pub(crate) fn new(proc: &Path, boot: Option<u64>, own: u32) -> Self {
-        Self { proc: proc.to_owned(), boot, own, last: BTreeMap::new() }
+    /// Creates a reader of the processes under `proc`, for a machine that booted at `boot`.
+    pub(crate) fn new(proc: &Path, boot: Option<u64>) -> Self {
+        Self { proc: proc.to_owned(), boot, last: BTreeMap::new() }
     }
 
     /// Reads this process; `None` without `/proc`.
@@ -59,8 +57,8 @@ impl Processes {
         let readings = workers.iter().map(|(worker, pid)| {
             let last = self.last.remove(worker);
             let read = pid.and_then(|pid| Some((pid, Stat::read(&self.proc.join(format!("{pid}/stat")))?)));
-            // An ended worker has no reading, nor has a process that reuses its id.
-            let Some((pid, stat)) = read.filter(|(_, stat)| stat.parent == self.own) else {
+            // An ended worker has no reading, nor has a process that reuses its id: a worker leads its process group.
+            let Some((pid, stat)) = read.filter(|(pid, stat)| stat.group == *pid) else {
                 known.extend(last.map(|last| (worker.clone(), last)));
                 return WorkerReading { worker: worker.clone(), pid: None, cpu_seconds: 0.0, resident_bytes: 0 };
             };
@@ -82,23 +80,25 @@ pub fn process_of(proc: &Path, pid: u32) -> Option<(u64, Option<f64>)> {
     Some((stat.resident_bytes, boot.map(|boot| boot as f64 + seconds(stat.start))))
 }
 
-/// Returns the bytes that a process has written, in private and in shared memory, also those that were swapped out
-/// (proc_pid_smaps(5)). Unchanged pages of files do not count: processes share them, and the kernel can drop them. `None` if it
-/// cannot be read.
+/// Returns the bytes that would become free if a worker ended: those that only it has written, also if they were swapped out, and
+/// those of memory that it shares with this process (proc_pid_smaps(5)). Not among them are unchanged pages of files, which the
+/// kernel can drop, and memory that it still shares with its fork server. `None` if it cannot be read.
 pub fn written_memory(proc: &Path, pid: u32) -> Option<u64> {
     let text = fs::read_to_string(proc.join(format!("{pid}/smaps_rollup"))).ok()?;
     let kilobytes = |key: &str| {
         let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
         value.trim().strip_suffix(" kB")?.parse::<u64>().ok()
     };
-    let parts = ["Private_Dirty", "Shared_Dirty", "Swap"].map(kilobytes);
-    Some(parts.into_iter().sum::<Option<u64>>()? * 1024)
+    // This process has most pages of shared memory too, so the worker's proportional share is half of them.
+    let shared = kilobytes("Pss_Shmem").map(|share| 2 * share).or_else(|| kilobytes("Shared_Dirty"))?;
+    Some((kilobytes("Private_Dirty")? + shared + kilobytes("SwapPss")?) * 1024)
 }
 
 /// The needed fields of a `stat` file. Times are in clock ticks.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
-    parent: u32,
+    /// The id of its process group.
+    group: u32,
     /// In user and kernel mode, of all threads.
     ticks: u64,
     /// Since the machine started.
@@ -118,7 +118,7 @@ impl Stat {
         // Fields are counted from 1 in proc_pid_stat(5); the state, the first after the name, is 3.
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
         Some(Self {
-            parent: u32::try_from(field(4)?).ok()?,
+            group: u32::try_from(field(5)?).ok()?,
             ticks: field(14)? + field(15)?,
             start: field(22)?,
             resident_bytes: field(24)? * page_size() as u64,
@@ -145,10 +145,10 @@ mod tests {
     use super::*;
     use pharos::id::ModelVersion;
 
-    /// Formats a `stat` line: 9 fields between the parent and the times, 6 between them and the start.
-    fn stat(parent: u32, [user, system, start, pages]: [u64; 4]) -> String {
+    /// Formats a `stat` line: 8 fields between the process group and the times, 6 between them and the start.
+    fn stat(group: u32, [user, system, start, pages]: [u64; 4]) -> String {
         format!(
-            "7 (a) b (c) S {parent} 7 7 0 -1 4194304 1 0 0 0 {user} {system} 50 60 20 0 4 0 {start} 99999 {pages} 0\n"
+            "7 (a) b (c) S 1 {group} 7 0 -1 4194304 1 0 0 0 {user} {system} 50 60 20 0 4 0 {start} 99999 {pages} 0\n"
         )
     }
 
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn parses_a_stat_file_with_any_program_name() {
-        let expected = Stat { parent: 3, ticks: 30, start: 500, resident_bytes: 2 * page_size() as u64 };
+        let expected = Stat { group: 3, ticks: 30, start: 500, resident_bytes: 2 * page_size() as u64 };
         assert_eq!(Stat::parse(&stat(3, [10, 20, 500, 2])), Some(expected));
         for broken in ["", "7 (x", "7 (x) S 1 2 3", "7 (x) S a b c d e f g h i j k l m n o p q r s t u v"] {
             assert_eq!(Stat::parse(broken), None, "{broken:?}");
@@ -172,7 +172,7 @@ mod tests {
         for file in ["0", "1", "2"] {
             tree.write(&format!("proc/self/fd/{file}"), "");
         }
-        let read = Processes::new(&tree.path("proc"), Some(1_000_000), 7).own().unwrap();
+        let read = Processes::new(&tree.path("proc"), Some(1_000_000)).own().unwrap();
         let ticks = clock_ticks_per_second() as f64;
         assert_eq!(read.cpu_seconds, 150.0 / ticks);
         assert_eq!(read.start_seconds, Some(1_000_000.0 + 1_000.0 / ticks));
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn reads_this_process_from_the_real_proc() {
-        let processes = Processes::new(Path::new("/proc"), sysinfo::System::boot_time().ok(), std::process::id());
+        let processes = Processes::new(Path::new("/proc"), sysinfo::System::boot_time().ok());
         let before = processes.own().unwrap();
         let files: Vec<_> = (0..10).map(|_| fs::File::open("/proc/self/stat").unwrap()).collect();
         let after = processes.own().unwrap();
@@ -193,40 +193,42 @@ mod tests {
     }
 
     #[test]
-    fn written_memory_is_dirty_or_swapped_out() {
+    fn written_memory_is_private_or_shared_with_this_process() {
         let tree = Tree::new();
-        let text = "1000-2000 ---p 00000000 00:00 0  [rollup]\nRss:  900 kB\nShared_Clean:  400 kB\nShared_Dirty:  20 kB\n\
-                    Private_Clean:  80 kB\nPrivate_Dirty:  300 kB\nSwap:  5 kB\nSwapPss:  5 kB\n";
+        let text = "1000-2000 ---p 00000000 00:00 0  [rollup]\nRss:  900 kB\nPss_Shmem:  7 kB\nShared_Clean:  400 kB\n\
+                    Shared_Dirty:  120 kB\nPrivate_Clean:  80 kB\nPrivate_Dirty:  300 kB\nSwap:  50 kB\nSwapPss:  5 kB\n";
         tree.write("proc/10/smaps_rollup", text);
-        tree.write("proc/11/smaps_rollup", &text.replace(" kB\nSwapPss", "\nSwapPss"));
+        // A kernel without this field, and a broken file.
+        tree.write("proc/11/smaps_rollup", &text.replace("Pss_Shmem:  7 kB\n", ""));
+        tree.write("proc/12/smaps_rollup", &text.replace("300 kB", "300"));
         let read = |pid| written_memory(&tree.path("proc"), pid);
-        assert_eq!([read(10), read(11), read(12)], [Some(325 * 1024), None, None]);
+        assert_eq!([read(10), read(11), read(12), read(13)], [Some(319 * 1024), Some(425 * 1024), None, None]);
     }
 
     #[test]
     fn counts_processor_time_across_a_restart() {
         let tree = Tree::new();
         let ticks = clock_ticks_per_second() as f64;
-        let mut processes = Processes::new(&tree.path("proc"), None, 7);
+        let mut processes = Processes::new(&tree.path("proc"), None);
         let mut read = |pid: Option<u32>| processes.workers(&[(worker("m_0"), pid)]).remove(0);
-        tree.write("proc/10/stat", &stat(7, [100, 0, 500, 1]));
+        tree.write("proc/10/stat", &stat(10, [100, 0, 500, 1]));
         assert_eq!(read(Some(10)).cpu_seconds, 100.0 / ticks, "from its start");
-        tree.write("proc/10/stat", &stat(7, [150, 10, 500, 1]));
+        tree.write("proc/10/stat", &stat(10, [150, 10, 500, 1]));
         assert_eq!(read(Some(10)).cpu_seconds, 60.0 / ticks);
         assert_eq!(read(None), WorkerReading { worker: worker("m_0"), pid: None, cpu_seconds: 0.0, resident_bytes: 0 });
         assert_eq!(read(Some(10)).cpu_seconds, 0.0, "the same process, not counted twice");
-        tree.write("proc/10/stat", &stat(7, [5, 0, 900, 1]));
+        tree.write("proc/10/stat", &stat(10, [5, 0, 900, 1]));
         assert_eq!(read(Some(10)).cpu_seconds, 5.0 / ticks, "a new process with the same id");
-        tree.write("proc/11/stat", &stat(7, [3, 0, 950, 4]));
+        tree.write("proc/11/stat", &stat(11, [3, 0, 950, 4]));
         let other = read(Some(11));
         assert_eq!((other.cpu_seconds, other.resident_bytes), (3.0 / ticks, 4 * page_size() as u64));
     }
 
     #[test]
-    fn ignores_processes_of_other_parents() {
+    fn ignores_processes_that_lead_no_group() {
         let tree = Tree::new();
         tree.write("proc/10/stat", &stat(1, [100, 0, 500, 1]));
-        let mut processes = Processes::new(&tree.path("proc"), None, 7);
+        let mut processes = Processes::new(&tree.path("proc"), None);
         let read = processes.workers(&[(worker("m_0"), Some(10)), (worker("m_1"), Some(11))]);
         assert!(read.iter().all(|reading| reading.pid.is_none() && reading.cpu_seconds == 0.0), "{read:?}");
     }

@@ -177,6 +177,7 @@ def become(request, files):
     """Makes a copy the process that the server has asked for; returns its arguments."""
     os.setpgid(0, 0)
     _native.set_arguments("--fork-server", "\0".join(request["arguments"]))
+    os.environ.update(request["variables"])
     if request["processors"]:
         # As for programs, processors that do not exist do not prevent the start.
         with contextlib.suppress(OSError):

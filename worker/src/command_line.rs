@@ -8,21 +8,16 @@
 use std::fs;
 use std::io;
 
-use pyo3::prelude::*;
-
 /// The fields of `/proc/PID/stat` after the name of the program, counted from 0: `arg_start` and `arg_end`.
 const START: usize = 45;
 const END: usize = 46;
 
-/// Adds the functions of this module.
-pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(set_arguments, module)?)
-}
-
 /// Replaces the command line from the argument `from` on by `arguments`, which contains zero bytes between arguments. Text for
 /// which there is no room is cut off. Does nothing if there is no such argument.
-#[pyfunction]
-fn set_arguments(from: &str, arguments: &str) -> PyResult<()> {
+///
+/// # Errors
+/// The kernel does not show the command line, or where it is.
+pub fn replace(from: &str, arguments: &str) -> io::Result<()> {
     let shown = fs::read("/proc/self/cmdline")?;
     let Some(at) = shown
         .split_inclusive(|byte| *byte == 0)
