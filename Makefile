@@ -136,7 +136,7 @@ test-under-load: build $(TARGET)/release/pharos-worker-scale python-worker $(VEN
 	  nice -n 5 $(VENV)/bin/python tests/python/run.py -q --runs=$(LOAD_RUNS) tests/python
 
 # Long runs of tests that normally take seconds: 400,000 samples per second from workers that are killed, a random load, and
-# a hundred reloads under load.
+# a hundred reloads under load; and a random run with models on demand, which only this runs.
 SOAK_SECONDS ?= 60
 soak: build $(VENV)/ready
 	PHAROS_SOAK_S=$(SOAK_SECONDS) PHAROS_RELOADS=100 PHAROS_BIN=$(abspath $(TARGET))/release/pharos \

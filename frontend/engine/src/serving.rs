@@ -13,6 +13,8 @@ mod retire;
 mod version;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::marker::PhantomData;
+use std::ops::Deref;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -31,7 +33,7 @@ use crate::store::Overrides;
 pub use drain::Unfinished;
 pub(crate) use memory_use::{MemoryShare, MemoryUse, Totals};
 pub(crate) use namespaces::ambiguous;
-pub(crate) use on_demand::OnDemand;
+pub(crate) use on_demand::{OnDemand, UnloadedVersion};
 use pharos_telemetry::system::Worker;
 pub(crate) use responses::Responses;
 pub(crate) use retire::RetireReason;
@@ -108,6 +110,18 @@ pub(crate) struct ModelTable {
     snapshot: RwLock<Arc<Snapshot>>,
 }
 
+/// The model table at one time. The versions in it do not end while it is kept, so it must not be kept during a wait, which may be
+/// for the end of one of them: it is not `Send`, and a task that keeps it across an `await` does not compile.
+pub(crate) struct SnapshotGuard(Arc<Snapshot>, PhantomData<*const ()>);
+
+impl Deref for SnapshotGuard {
+    type Target = Snapshot;
+
+    fn deref(&self) -> &Snapshot {
+        &self.0
+    }
+}
+
 impl ModelTable {
     /// Creates a table without models.
     pub(crate) fn new(shared: Shared, namespaces: bool) -> Self {
@@ -122,8 +136,8 @@ impl ModelTable {
         }
     }
 
-    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
-        self.snapshot.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn snapshot(&self) -> SnapshotGuard {
+        SnapshotGuard(self.snapshot.read().unwrap_or_else(PoisonError::into_inner).clone(), PhantomData)
     }
 
     /// Changes the table. If a request reads it, a copy is changed and replaces it: requests wait neither for the copy nor for the

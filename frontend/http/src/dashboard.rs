@@ -22,13 +22,14 @@ const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-const DOCUMENTS: [Document; 8] = [
+const DOCUMENTS: [Document; 9] = [
     ("/dashboard", HTML, include_str!("dashboard/index.html")),
     ("/dashboard/style.css", CSS, include_str!("dashboard/style.css")),
     ("/dashboard/measure.js", SCRIPT, include_str!("dashboard/measure.js")),
     ("/dashboard/charts.js", SCRIPT, include_str!("dashboard/charts.js")),
     ("/dashboard/streams.js", SCRIPT, include_str!("dashboard/streams.js")),
     ("/dashboard/usage.js", SCRIPT, include_str!("dashboard/usage.js")),
+    ("/dashboard/demand.js", SCRIPT, include_str!("dashboard/demand.js")),
     ("/dashboard/events.js", SCRIPT, include_str!("dashboard/events.js")),
     ("/dashboard/view.js", SCRIPT, include_str!("dashboard/view.js")),
 ];

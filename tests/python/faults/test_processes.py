@@ -1,7 +1,9 @@
 """A limit of processes and threads (`ulimit -u`) that the server or its workers reach."""
 
+import contextlib
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +47,16 @@ class Limited(Server):
             return False
 
 
+def processes_of_the_user() -> list:
+    """Returns the processes of the user with the limit."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        # It may end meanwhile.
+        with contextlib.suppress(OSError):
+            found += [folder.name] if folder.stat().st_uid == USER else []
+    return found
+
+
 @pytest.fixture
 def place(tmp_path):
     """Programs and models that the other user can read, and a folder that it can write to."""
@@ -81,5 +93,7 @@ def test_every_limit_gives_a_reason_or_a_server(place):
         finally:
             if server.process.poll() is None:
                 server.kill()
+            # They count to the limit of the next server.
+            eventually("its processes have ended", lambda: not processes_of_the_user())
     order = ["ended", "not loaded", "loaded"]
     assert outcomes == sorted(outcomes, key=order.index) and outcomes[0] == "ended" and outcomes[-1] == "loaded", outcomes

@@ -235,6 +235,22 @@ def test_streams_appear(tmp_path, page):
 
 
 @needs_browser
+def test_models_on_demand_appear(start, page):
+    """With their loads, unloads, waits and memory, and the memory limit; other servers have none of it."""
+    server = start(["identity_fp32", "fail"], "--model-control-mode=on-demand", "--model-memory-limit=1073741824", "--model-idle-unload-secs=1")
+    page.open(url(server))
+    shows(page, "host-levels", r"Models\s+0 B of 1 GiB")
+    assert page.ask("document.getElementById('demand').hidden")
+    body = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
+    assert server.infer("identity_fp32", body)[0] == 200
+    # Loads, those of the last 10 s, failed and refused loads, unloads, and requests that waited.
+    shows(page, "demand-models", r"identity_fp32\t1\t[01]\t0\t0\t0\t0\t1\t[\d.]+ (ms|s)\t[\d.]+ [KM]iB")
+    shows(page, "demand-waiting", "^0 requests wait$")
+    shows(page, "demand-models", r"identity_fp32\t1\t[01]\t0\t0\t1\t0\t1\t[\d.]+ (ms|s)\t–")
+    assert page.complaints == []
+
+
+@needs_browser
 def test_events_appear(start, page, tmp_path):
     """Loads, unloads, restarts of instances, reloads of the definition and refusals, once each, with a mark in their lane."""
     file = tmp_path / "metrics.yaml"

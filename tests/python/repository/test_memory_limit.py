@@ -122,6 +122,21 @@ def test_the_model_unused_for_longest_makes_room(start, tmp_path):
 
 
 @needs_worker
+def test_a_load_by_request_makes_room_too(start, tmp_path):
+    """It does not keep the models from ending for whose memory it waits."""
+    large(tmp_path / "models", "a", "b", "c", "d")
+    server = start([], MODE, f"--model-memory-limit={LIMIT}", f"--python={PYTHON}", repository=tmp_path / "models")
+    for name in ("a", "b", "c"):
+        assert_answers(server, name)
+    began = time.monotonic()
+    status, answer = server.ask("POST", "/v2/repository/models/d/load", b"")
+    assert status == 200, answer
+    assert time.monotonic() - began < 20, "it waits up to 30 s for the ends of models"
+    assert "d" in loaded(server) and len(loaded(server)) == 3
+    assert total(server.scrape(), "pharos_on_demand_unloads_total", reason="memory") == 1
+
+
+@needs_worker
 def test_a_load_that_does_not_fit_is_refused_with_the_numbers(start, tmp_path):
     """Nothing is unloaded for it, and it is possible as soon as it fits."""
     large(tmp_path / "models", "a", "b", "c", "d")

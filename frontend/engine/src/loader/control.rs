@@ -96,10 +96,14 @@ impl Loader {
             None => None,
         };
         // Overrides of an earlier load apply as long as the model is loaded.
-        let table = self.models.snapshot();
-        let wanted =
-            |name: &String| LoadRequest::new(name, overrides.clone().or_else(|| table.overrides.get(name).cloned()));
-        let mut loaded = self.load_all_of(all.iter().map(wanted).collect()).await;
+        let wanted: Vec<LoadRequest> = {
+            let table = self.models.snapshot();
+            let wanted = |name: &String| {
+                LoadRequest::new(name, overrides.clone().or_else(|| table.overrides.get(name).cloned()))
+            };
+            all.iter().map(wanted).collect()
+        };
+        let mut loaded = self.load_all_of(wanted).await;
         self.unload_obsolete(loaded.keys().cloned().collect()).await;
         let mut result = Ok(());
         for name in all {
@@ -298,34 +302,18 @@ impl Loader {
 
     /// Reloads the wanted ensembles that depend on changed models, or withdraws those that can no longer be loaded.
     pub(super) async fn reload_dependents(self: &Arc<Self>, changed: &BTreeSet<String>) {
-        let table = self.models.snapshot();
-        let mut all: Vec<String> = Vec::new();
-        for name in changed {
-            let dependents = table.touched_by(name).into_iter();
-            let new = dependents.filter(|name| table.wanted.contains(name) && !changed.contains(name));
-            for dependent in new {
-                if !all.contains(&dependent) {
-                    all.push(dependent);
-                }
-            }
-        }
-        // Sorted by depth, so that an ensemble of ensembles finds its reloaded members.
-        let depth = |name: &String| table.dependencies.depth(name);
-        all.sort_by_key(depth);
-        for name in all {
+        for name in self.dependents_of(changed) {
             if self.stores.namespaces() && !self.members_changed(&name, changed).await {
                 continue;
             }
-            let table = self.models.snapshot();
-            if table.dependencies.members(&name).any(|member| !table.serving.contains_key(member)) {
-                if table.serving.contains_key(&name) {
+            let Some(overrides) = self.overrides_with_members(&name) else {
+                if self.models.snapshot().serving.contains_key(&name) {
                     let lock = self.locks.of(&name);
                     let _held = lock.held().await;
                     self.withdraw(&name);
                 }
                 continue;
-            }
-            let overrides = table.overrides.get(&name).cloned();
+            };
             let wanted = LoadRequest {
                 reload: true,
                 failing: OnLoadFailure::Withdraw,
@@ -346,7 +334,38 @@ impl Loader {
         }
     }
 
+    /// Returns the wanted ensembles that depend on changed models, sorted by depth, so that an ensemble of ensembles finds its
+    /// reloaded members.
+    fn dependents_of(&self, changed: &BTreeSet<String>) -> Vec<String> {
+        let table = self.models.snapshot();
+        let mut all: Vec<String> = Vec::new();
+        for name in changed {
+            let dependents = table.touched_by(name).into_iter();
+            let new = dependents.filter(|name| table.wanted.contains(name) && !changed.contains(name));
+            for dependent in new {
+                if !all.contains(&dependent) {
+                    all.push(dependent);
+                }
+            }
+        }
+        all.sort_by_key(|name| table.dependencies.depth(name));
+        all
+    }
+
+    /// Returns the overrides of an ensemble, if it has any, while all its members serve; `None` otherwise.
+    fn overrides_with_members(&self, name: &str) -> Option<Option<Arc<Overrides>>> {
+        let table = self.models.snapshot();
+        let all_serve = table.dependencies.members(name).all(|member| table.serving.contains_key(member));
+        all_serve.then(|| table.overrides.get(name).cloned())
+    }
+
     async fn unload_named(self: &Arc<Self>, name: &str, dependents: bool) {
+        let unloaded = self.unloaded_with(name, dependents);
+        self.unload_all_of(unloaded).await;
+    }
+
+    /// Returns the models that an unload of this name unloads, with `dependents` also the members that only they need.
+    fn unloaded_with(&self, name: &str, dependents: bool) -> Vec<String> {
         let table = self.models.snapshot();
         let named = self.to_unload(name);
         let mut unloaded = named.clone();
@@ -356,7 +375,7 @@ impl Loader {
             let released = named.iter().flat_map(|name| table.dependencies.released(name, kept, loaded));
             unloaded.extend(released.map(str::to_owned));
         }
-        self.unload_all_of(unloaded).await;
+        unloaded
     }
 
     /// Unloads models, and cancels running loads of them.

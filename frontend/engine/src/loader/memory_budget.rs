@@ -17,7 +17,7 @@ use tokio::time::sleep;
 use super::Loader;
 use super::unloading::unloadable;
 use crate::scheduler::placement;
-use crate::serving::{MemoryShare, Snapshot, Totals};
+use crate::serving::{MemoryShare, Snapshot, Totals, UnloadedVersion};
 use pharos_os::clock;
 use pharos_telemetry::system;
 
@@ -147,6 +147,17 @@ impl Loader {
 
     /// Returns what each version of a model and its members is expected to use, of those that are loaded on demand and not loaded.
     async fn expected_of_all(&self, name: &str) -> Vec<((String, u64), Expected)> {
+        let mut all = Vec::new();
+        for (name, (version, directory, config)) in self.unloaded_versions(name) {
+            let model = ToLoad { name: &name, version, directory: &directory, config: config.as_deref() };
+            let expected = self.expected(&model).await;
+            all.push(((name, version), expected));
+        }
+        all
+    }
+
+    /// Returns the versions with workers of a model and its members, of those that are loaded on demand and not loaded.
+    fn unloaded_versions(&self, name: &str) -> Vec<(String, UnloadedVersion)> {
         let table = self.models.snapshot();
         let mut versions = Vec::new();
         for name in with_members(&table, name) {
@@ -156,15 +167,7 @@ impl Loader {
                 model.to_load().into_iter().filter(|(.., config)| !config.as_ref().is_some_and(is_ensemble));
             versions.extend(with_workers.map(|version| (name.to_owned(), version)));
         }
-        // The table has versions, which could not end while it is kept.
-        drop(table);
-        let mut all = Vec::new();
-        for (name, (version, directory, config)) in versions {
-            let model = ToLoad { name: &name, version, directory: &directory, config: config.as_deref() };
-            let expected = self.expected(&model).await;
-            all.push(((name, version), expected));
-        }
-        all
+        versions
     }
 
     /// Drops the reservations of [`Loader::reserve_for`] that no load has used.
@@ -220,14 +223,16 @@ impl Loader {
     }
 
     async fn measure_all(&self) {
-        let table = self.models.snapshot();
-        let loaded = table.serving.iter().flat_map(|(name, versions)| {
-            versions.iter().filter_map(move |(version, serving)| {
-                Some((name.clone(), *version, serving.executor.memory()?.clone(), serving.instances()?.pids()))
-            })
-        });
-        let loaded: Vec<(String, u64, Arc<MemoryShare>, Vec<u32>)> = loaded.collect();
-        drop(table);
+        let loaded: Vec<(String, u64, Arc<MemoryShare>, Vec<u32>)> = {
+            let table = self.models.snapshot();
+            let loaded = table.serving.iter().flat_map(|(name, versions)| {
+                versions.iter().filter_map(move |(version, serving)| {
+                    let (memory, pids) = (serving.executor.memory()?.clone(), serving.instances()?.pids());
+                    Some((name.clone(), *version, memory, pids))
+                })
+            });
+            loaded.collect()
+        };
         let measure = move || {
             let measured = loaded.into_iter().map(|(name, version, share, pids)| {
                 let bytes = written_memory(&pids);

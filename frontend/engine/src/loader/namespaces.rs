@@ -72,15 +72,17 @@ impl Loader {
             return;
         }
         let Ok(present) = self.list_blocking().await else { return };
-        let table = self.models.snapshot();
         let names: BTreeSet<&str> = loaded.iter().map(|called| bare_name(called)).collect();
-        let obsolete = table.wanted.iter().filter(|called| {
-            let free = !table.named.contains(*called)
-                && !table.overrides.contains_key(*called)
-                && !present.contains_key(*called);
-            free && names.contains(bare_name(called))
-        });
-        let obsolete: Vec<String> = obsolete.cloned().collect();
+        let obsolete: Vec<String> = {
+            let table = self.models.snapshot();
+            let obsolete = table.wanted.iter().filter(|called| {
+                let free = !table.named.contains(*called)
+                    && !table.overrides.contains_key(*called)
+                    && !present.contains_key(*called);
+                free && names.contains(bare_name(called))
+            });
+            obsolete.cloned().collect()
+        };
         if !obsolete.is_empty() {
             self.unload_all_of(obsolete).await;
         }

@@ -113,6 +113,7 @@ impl Loader {
             record::on_demand_refused(self.cache(), name);
             return Err(InferError::not_ready(format!("model '{name}' could not be loaded on demand: {reason}")));
         }
+        let unloads = self.locks.of(name).unloads();
         let overrides = self.models.snapshot().overrides.get(name).cloned();
         let mut loaded = self.load_all_of(vec![LoadRequest::new(name, overrides)]).await;
         self.cancel_reservation(name);
@@ -138,7 +139,10 @@ impl Loader {
                 });
                 // The reasons of several versions are separated, and ended, by semicolons.
                 let reason = error.message.trim_end_matches([';', ' ', '\n']);
-                model.attempts().failed(clock::now(), reason);
+                // An unload by request is no reason to refuse the next request.
+                if !unloads.has_come() {
+                    model.attempts().failed(clock::now(), reason);
+                }
                 let text = format!("model '{name}' could not be loaded on demand: {reason}");
                 Err(InferError::not_ready(text))
             }

@@ -15,6 +15,9 @@ use super::{Serving, Snapshot};
 /// The result of a load that requests wait for; `None` while it runs.
 pub(crate) type Outcome = watch::Receiver<Option<Result<(), InferError>>>;
 
+/// The number, the directory and, if it is known, the configuration of a version.
+pub(crate) type UnloadedVersion = (u64, PathBuf, Option<Arc<ModelConfig>>);
+
 /// A model that is loaded on demand.
 pub(crate) struct OnDemand {
     /// The versions, each with its configuration. `None` if only a load completes the configuration.
@@ -72,7 +75,7 @@ impl OnDemand {
     }
 
     /// Returns the number, the directory and, if it is known, the configuration of each version.
-    pub(crate) fn to_load(&self) -> Vec<(u64, PathBuf, Option<Arc<ModelConfig>>)> {
+    pub(crate) fn to_load(&self) -> Vec<UnloadedVersion> {
         let configs = self.configs.read().unwrap_or_else(PoisonError::into_inner);
         let of = |(number, directory): (&u64, &PathBuf)| {
             (*number, directory.clone(), configs.get(number).cloned().flatten())

@@ -371,6 +371,7 @@ function showMachine() {
   if (now.has("DiskUtilization")) rows.push(meter("Disk", now.one("DiskUtilization"), `${bytes(scaled(now.one("DiskAvailable"), GIB))} free`));
   const pinned = now.one("nv_pinned_memory_pool_total_bytes");
   if (pinned) rows.push(meter("Pinned memory", (100 * now.one("nv_pinned_memory_pool_used_bytes")) / pinned, bytes(pinned)));
+  rows.push(...[modelMemory(now)].filter((row) => row !== null));
   const streams = now.sum("pharos_open_streams");
   const more = [["Open streams", number(streams)], ["Open files", number(now.one("process_open_fds"))]].filter(([, text]) => text !== NONE);
   rows.push(...more.map(([name, text]) => html("div", { class: "bar" }, html("span", { class: "name" }, name), html("span"), html("span", { class: "value" }, text))));
@@ -439,7 +440,7 @@ function show() {
   const one = state.chosen !== null, known = !one || models(history_.latest).has(state.chosen);
   $("scope-title").textContent = one ? `${modelName(state.chosen)}, version ${modelVersion(state.chosen)}${known ? "" : " (not loaded now)"}` : "All models";
   $("scope-all").hidden = !one;
-  for (const part of [showHeader, showTiles, showTable, showCharts, showStreams, showEvents, showInstances, showFailures, showUsage, showMachine, showGpus, showHealth]) part();
+  for (const part of [showHeader, showTiles, showTable, showCharts, showStreams, showEvents, showInstances, showFailures, showDemand, showUsage, showMachine, showGpus, showHealth]) part();
 }
 
 function notice(text) {

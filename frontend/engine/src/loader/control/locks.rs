@@ -24,7 +24,7 @@ pub(in crate::loader) struct Lock {
 }
 
 /// Notifies of unloads after its creation.
-pub(super) struct Unloads {
+pub(in crate::loader) struct Unloads {
     unloads: watch::Receiver<u64>,
     /// Keeps the lock in the map, so that the next unload notifies this receiver.
     _lock: Lock,
@@ -39,7 +39,7 @@ impl Unloads {
     }
 
     /// Returns whether an unload has happened.
-    pub(super) fn has_come(&self) -> bool {
+    pub(in crate::loader) fn has_come(&self) -> bool {
         self.unloads.has_changed().unwrap_or(false)
     }
 }
@@ -72,7 +72,7 @@ impl Lock {
         self.one.unloads.send_modify(|count| *count += 1);
     }
 
-    pub(super) fn unloads(&self) -> Unloads {
+    pub(in crate::loader) fn unloads(&self) -> Unloads {
         Unloads { unloads: self.one.unloads.subscribe(), _lock: self.locks.of(&self.name) }
     }
 }
