@@ -2,8 +2,8 @@
 //! about a millisecond and shares the memory of what was loaded. The protocol is in `pharos::wire::fork_server`.
 //!
 //! There is one fork server for each program and environment; for Python also for each number of threads and GPU, because its
-//! libraries read these when they are imported. It starts with the first worker that it can make, and ends when it has had no copy for a while. Where it does not
-//! start, workers are started without it.
+//! libraries read these when they are imported. It starts with the first worker that it can make, and ends when it has had no copy
+//! for a while. Where it does not start, workers are started without it.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
