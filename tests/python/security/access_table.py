@@ -85,6 +85,7 @@ GET     /dashboard/charts.js                     Unknown                       o
 GET     /dashboard/streams.js                    Unknown                       open              200
 GET     /dashboard/usage.js                      Unknown                       open              200
 GET     /dashboard/events.js                     Unknown                       open              200
+GET     /dashboard/demand.js                     Unknown                       open              200
 GET     /dashboard/view.js                       Unknown                       open              200
 POST    /v2/repository/index                     Unknown                       unknown           404
 POST    /v2/repository/models/other/load         Unknown                       unknown           404
