@@ -1,8 +1,11 @@
 //! The types of metrics.
 
+use serde::{Deserialize, Serialize};
+
 named_enum! {
     /// The type of a metric.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
     pub enum Kind {
         /// Only grows; a sample is an increment.
         Counter => "counter",

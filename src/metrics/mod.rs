@@ -43,3 +43,4 @@ mod tenants;
 pub mod tslog;
 mod unit;
 pub mod worker_lines;
+pub mod worker_metrics;

@@ -144,7 +144,7 @@ fn frames_round_trip() {
         initial_states: "/r/m/initial_state".into(),
         threads: 2,
         spin_us: 200,
-        metrics: "mode: prometheus".into(),
+        metrics: "[]".into(),
         auto_detect: true,
         device: Some(Device { number: 3, uuid: "GPU-3".into(), visible: vec![3, 0], pinned: 1 << 20 }),
     });

@@ -18,7 +18,7 @@ pub enum ToWorker {
     Release(Vec<u64>),
     /// Complete the current work and exit.
     Shutdown,
-    /// A new text of `metrics.yaml` that replaces [`Load::metrics`].
+    /// New definitions of metrics that replace [`Load::metrics`].
     Metrics(String),
     /// Sequences that ended without an END step (idle, cancelled or abandoned), by [`SequenceStep::key`].
     SequenceEnded(Vec<u64>),
@@ -56,7 +56,8 @@ pub struct Load {
     pub threads: u32,
     /// The longest time in microseconds that the worker looks for its next frame before it sleeps; 0 to sleep at once.
     pub spin_us: u32,
-    /// The text of `metrics.yaml`, which defines the metrics that the model may record.
+    /// The metrics that `metrics.yaml` defines, as [`WorkerMetrics::encode`](crate::metrics::worker_metrics::WorkerMetrics::encode)
+    /// returns them.
     pub metrics: String,
     /// Whether the model may record metrics that are not defined there.
     pub auto_detect: bool,

@@ -153,10 +153,10 @@ impl Instance {
         self.readiness.take()
     }
 
-    /// Replaces the text of `metrics.yaml`, which the frontend has checked.
+    /// Replaces the definitions of metrics.
     ///
     /// # Errors
-    /// The text is invalid after all: the two processes disagree on the format.
+    /// The text is invalid: the two processes disagree on the format.
     pub(crate) fn redefine_metrics(&mut self, text: &str) -> io::Result<()> {
         self.runtime.metrics().redefine(text)?;
         self.show_states();

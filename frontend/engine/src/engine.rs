@@ -23,6 +23,7 @@ use pharos::metrics::cache::{self, Cache};
 use pharos::metrics::catalog::{Difference, TenantSource};
 use pharos::metrics::labels::{self, Protocol};
 use pharos::metrics::record;
+use pharos::metrics::worker_metrics::WorkerMetrics;
 use pharos::model::{ModelConfig, Scheduling};
 use pharos::service::{EXITING_TEXT, Naming, Resolved, Service};
 
@@ -102,9 +103,10 @@ impl Engine {
     /// # Errors
     /// A thread cannot be started.
     pub fn new(settings: Settings, metrics: Definition, labels: cache::Settings) -> std::io::Result<Self> {
+        let of_workers = WorkerMetrics::of(&metrics.catalog).encode();
         let cache = Arc::new(Cache::new(metrics.catalog, labels));
         let timer = Timer::start()?;
-        let loader = Loader::new(settings.loader.clone(), cache.clone(), metrics.text.into(), timer);
+        let loader = Loader::new(settings.loader.clone(), cache.clone(), of_workers.into(), timer);
         let loader = Arc::new(loader.map_err(std::io::Error::other)?);
         let shared_memory = SharedMemory::new(settings.shared_memory.clone());
         let traces = Traces::start(&settings.trace, &cache)?;
@@ -169,9 +171,10 @@ impl Engine {
         let read = source.read();
         let read = read.and_then(|read| self.inner.cache.check_reload(&read.catalog).map(|()| read));
         let succeeded = read.is_ok();
-        let result = read.map(|Definition { text, catalog, .. }| {
+        let result = read.map(|Definition { catalog, .. }| {
+            let of_workers = WorkerMetrics::of(&catalog).encode();
             let difference = self.inner.cache.reload(catalog);
-            self.inner.loader.redefine_metrics(text.into());
+            self.inner.loader.redefine_metrics(of_workers.into());
             difference
         });
         self.inner.cache.count(Builtin::Reloads, &[labels::result(succeeded)], 1.0);

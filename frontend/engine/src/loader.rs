@@ -28,6 +28,7 @@ use pharos::metrics::cache::Cache;
 use pharos::repository::{IndexEntry, ON_DEMAND, State, UNLOADED};
 use pharos::scheduler::rate_limiter::Limit;
 use pharos::service::ModelPolicy;
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 
 use crate::cache;
@@ -147,8 +148,11 @@ pub struct Settings {
 /// Loads and unloads the models of this server.
 pub(crate) struct Loader {
     settings: Settings,
+    /// Runs the loads and unloads that requests ask for, and all that continues afterwards: the event loop of a request would
+    /// answer no other requests meanwhile.
+    runtime: Handle,
     models: Arc<ModelTable>,
-    /// The text of `metrics.yaml`, watched by every instance.
+    /// What workers know of `metrics.yaml`, watched by every instance.
     metrics: watch::Sender<Arc<str>>,
     timer: Arc<Timer>,
     stores: Stores,
@@ -164,7 +168,7 @@ pub(crate) struct Loader {
 }
 
 impl Loader {
-    /// Creates a loader without loaded models. Needs a Tokio runtime.
+    /// Creates a loader without loaded models, which works on the current Tokio runtime.
     ///
     /// # Errors
     /// A store cannot be used as configured.
@@ -187,6 +191,7 @@ impl Loader {
             metrics: cache,
         };
         Ok(Self {
+            runtime: Handle::current(),
             models: Arc::new(ModelTable::new(shared, settings.stores.namespaces)),
             metrics: watch::Sender::new(metrics),
             timer,
@@ -261,9 +266,9 @@ impl Loader {
         Ok(failures)
     }
 
-    /// Sends a new text of `metrics.yaml` to running and future workers.
-    pub(crate) fn redefine_metrics(&self, text: Arc<str>) {
-        self.metrics.send_replace(text);
+    /// Sends new definitions of metrics to running and future workers.
+    pub(crate) fn redefine_metrics(&self, metrics: Arc<str>) {
+        self.metrics.send_replace(metrics);
     }
 
     /// Stops polling, drains all models with [`ModelTable::drain`], and removes temporary files.

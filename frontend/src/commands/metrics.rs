@@ -11,14 +11,14 @@ use crate::cli::MetricsCommand;
 /// Runs a command.
 pub(crate) fn run(command: &MetricsCommand) -> ExitCode {
     let answer = match command {
-        MetricsCommand::Check { file } => read(Some(file)).map(|(_, catalog)| {
+        MetricsCommand::Check { file } => read(Some(file)).map(|catalog| {
             for warning in catalog.warnings() {
                 eprintln!("{}: warning: {warning}", file.display());
             }
             format!("{}: {}\n", file.display(), listing::summary(&catalog))
         }),
         MetricsCommand::List { file, format } => {
-            read(file.as_deref()).map(|(_, catalog)| listing::list(&catalog, *format))
+            read(file.as_deref()).map(|catalog| listing::list(&catalog, *format))
         }
     };
     print(answer)

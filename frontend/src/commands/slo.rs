@@ -11,7 +11,7 @@ use crate::cli::SloCommand;
 /// Runs a command.
 pub(crate) fn run(command: &SloCommand) -> ExitCode {
     let SloCommand::Rules { file } = command;
-    print(read(Some(file)).and_then(|(_, catalog)| match catalog.slos() {
+    print(read(Some(file)).and_then(|catalog| match catalog.slos() {
         [] => Err(format!("{}: it defines no objectives; add them as `slos`", file.display())),
         slos => Ok(slo_rules::rules(slos)),
     }))

@@ -62,3 +62,13 @@ def instance(pid: int) -> str:
 def worker_model(pid: int) -> str:
     """Returns the model of a worker process, from its instance's name."""
     return instance(pid).rsplit("_", 1)[0]
+
+
+def thread_seconds(pid: int) -> dict:
+    """Returns the processor time of the threads of a process in seconds, summed over threads of the same name."""
+    seconds = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            name, spent = (task / "comm").read_text().rstrip("\n"), int((task / "schedstat").read_text().split()[0])
+            seconds[name] = seconds.get(name, 0) + spent / 1e9
+    return seconds

@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 from harness.inference import one
 from harness.models import IO, copy_models, write
 from harness.sequence_models import config as sequence_config, controls
+from harness.processes import thread_seconds
 from harness.server import MODELS, total
 from harness.waiting import eventually, holds_for, pause_as_client, run_for
 from python_backend.worker import PYTHON, has_worker
@@ -202,6 +203,20 @@ def test_a_load_does_not_delay_the_end_of_others(start, repository):
         eventually("the unloaded model has ended", lambda: worker not in server.workers())
         assert entry(server, "slower")[0] == "LOADING"
         assert waiting.result()[0] == 200
+
+
+def test_loads_leave_the_event_loops(start, repository):
+    """Loads by request and on demand run on other threads: an event loop that loads a model answers no requests meanwhile."""
+    server = start([], MODE, repository=repository)
+    before = thread_seconds(server.process.pid)
+    for _ in range(60):
+        assert server.ask("POST", "/v2/repository/models/identity/load", b"")[0] == 200
+        assert server.ask("POST", "/v2/repository/models/identity/unload", b"")[0] == 200
+        assert_answers(server, "identity")
+        assert server.ask("POST", "/v2/repository/models/identity/unload", b"")[0] == 200
+    spent = {name: seconds - before.get(name, 0) for name, seconds in thread_seconds(server.process.pid).items()}
+    loops = sum(seconds for name, seconds in spent.items() if name.startswith("loop-"))
+    assert loops < 0.5 * sum(spent.values()), spent
 
 
 def test_the_number_of_waiting_requests_is_limited(start, repository):

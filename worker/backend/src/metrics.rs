@@ -27,7 +27,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::metrics::cache::SampleError;
-use pharos::metrics::catalog::{Catalog, Kind, MetricSpec, RECORDED_BY_WORKER, STATE_BYTES};
+use pharos::metrics::catalog::{Kind, RECORDED_BY_WORKER, STATE_BYTES};
+use pharos::metrics::worker_metrics::{WorkerMetric, WorkerMetrics};
 pub use pharos::metrics::channel::Described;
 use pharos::metrics::channel::PushError;
 use pharos::timeline::Instant;
@@ -106,7 +107,7 @@ impl Metrics {
     /// Opens the ring.
     ///
     /// # Errors
-    /// The descriptor is not a ring, or the definition of the metrics is invalid.
+    /// The descriptor is not a ring, or the definitions of metrics are invalid.
     #[doc(hidden)]
     pub fn open(ring: &OwnedFd, wakeup: OwnedFd, load: &Load) -> io::Result<Self> {
         let metrics = Self(Arc::new(MetricsState {
@@ -119,15 +120,14 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Replaces the text of `metrics.yaml`. Handles that the model holds stay valid; samples of a metric that is no longer
+    /// Replaces the definitions of metrics ([`WorkerMetrics::encode`]). Handles that the model holds stay valid; samples of a metric that is no longer
     /// defined, or is disabled, are discarded.
     ///
     /// # Errors
-    /// The text is not a valid definition of metrics; nothing changes then.
+    /// The text is not of this form; nothing changes then.
     #[doc(hidden)]
     pub fn redefine(&self, text: &str) -> io::Result<()> {
-        let catalog = Catalog::parse(text, "metrics.yaml").map_err(io::Error::other)?;
-        lock(&self.0.definitions).redefine(catalog);
+        lock(&self.0.definitions).redefine(WorkerMetrics::decode(text)?);
         let [handler, prediction] = RECORDED_BY_WORKER.map(|name| self.time(name));
         *lock(&self.0.times) = Times { handler, prediction };
         Ok(())
@@ -190,7 +190,7 @@ impl Metrics {
     }
 
     /// Returns the model metrics that `metrics.yaml` defines.
-    pub fn of_models(&self) -> Vec<MetricSpec> {
+    pub fn of_models(&self) -> Vec<WorkerMetric> {
         lock(&self.0.definitions).of_models()
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use pharos::error::{ErrorCode, Reason};
 use pharos::metrics::channel;
+use pharos::metrics::worker_metrics::WorkerMetrics;
 use pharos::model::{Completion, Draft};
 use pharos::shm::{self, SharedMemory};
 use pharos::tensor::DataType;
@@ -106,7 +107,7 @@ fn start(what: What, decoupled: bool) -> Frontend {
         config: config.encode(),
         threads: 1,
         spin_us: 0,
-        metrics: "mode: prometheus".into(),
+        metrics: WorkerMetrics::default().encode(),
         auto_detect: false,
         device: None,
     };

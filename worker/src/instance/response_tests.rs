@@ -10,6 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use pharos::metrics::channel;
+use pharos::metrics::worker_metrics::WorkerMetrics;
 use pharos::model::{Completion, Draft};
 use pharos::shm::{self, SharedMemory};
 use pharos::wire::{
@@ -79,7 +80,7 @@ fn resume(resumed: Vec<Resumed>) -> Frontend {
         config: config.encode(),
         threads: 1,
         spin_us: 0,
-        metrics: "mode: prometheus".into(),
+        metrics: WorkerMetrics::default().encode(),
         auto_detect: false,
         device: None,
     };

@@ -7,7 +7,9 @@ mod onnx;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use pharos::metrics::catalog::Catalog;
 use pharos::metrics::channel::{self, Event, Reader};
+use pharos::metrics::worker_metrics::WorkerMetrics;
 use pharos::model::{Completion, Draft};
 use pharos::shm::{self, SharedMemory};
 use pharos::tensor::{DataType, push_bytes_element};
@@ -104,7 +106,7 @@ fn parts(config: &str, files: &[(&str, &[u8])], cuda: &Cuda) -> Parts {
         initial_states: folder.0.join("initial_state").to_string_lossy().into_owned(),
         threads: 1,
         spin_us: 0,
-        metrics: pharos::metrics::catalog::SHIPPED.into(),
+        metrics: WorkerMetrics::of(&Catalog::shipped()).encode(),
         auto_detect: false,
         device: cuda.device().cloned(),
     };

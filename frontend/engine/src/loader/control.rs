@@ -53,7 +53,7 @@ impl Loader {
         self.check_name(name)?;
         let (loader, name) = (self.clone(), name.to_owned());
         let load = async move { loader.load_named(&name, overrides).await };
-        tokio::spawn(load).await.unwrap_or_else(|error| Err(InferError::internal(format!("the load failed: {error}"))))
+        self.runtime.spawn(load).await.unwrap_or_else(|error| Err(InferError::internal(format!("the load failed: {error}"))))
     }
 
     /// Unloads a model and, with `dependents`, the members of an ensemble that nothing else needs. On return new requests no
@@ -65,7 +65,7 @@ impl Loader {
         self.by_request()?;
         let (loader, name) = (self.clone(), name.to_owned());
         let unload = async move { loader.unload_named(&name, dependents).await };
-        tokio::spawn(unload).await.map_err(|error| InferError::internal(format!("the unload failed: {error}")))
+        self.runtime.spawn(unload).await.map_err(|error| InferError::internal(format!("the unload failed: {error}")))
     }
 
     /// Returns an error unless models are loaded by request.

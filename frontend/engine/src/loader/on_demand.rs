@@ -58,7 +58,7 @@ impl Loader {
         }
         let mut outcome = model.join(|sender| {
             let (loader, name, model) = (self.clone(), name.to_owned(), model.clone());
-            tokio::spawn(async move {
+            self.runtime.spawn(async move {
                 let loaded = loader.load_on_demand(&name, &model).await;
                 sender.send_replace(Some(loaded));
             });

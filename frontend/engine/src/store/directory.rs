@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use pharos::repository::Stamp;
 
 use super::files::{ModelFiles, TemporaryDirectories};
-use super::single_model::Single;
+use super::single_model::{Single, is_model};
 use super::{Store, scan};
 
 /// A directory with a subdirectory for each model, or a single model.
@@ -26,6 +26,11 @@ impl Directory {
 
     fn single(&self) -> io::Result<Option<Single>> {
         Single::find(&self.path, self.model_name.as_deref())
+    }
+
+    /// Returns whether this is a directory of models with the directory of this model, without listing the others.
+    fn holds(&self, model: &str) -> bool {
+        !scan::is_hidden(model) && is_model(&self.path.join(model))
     }
 
     /// Returns whether a directory of models contains this model.
@@ -61,10 +66,11 @@ impl Store for Directory {
     }
 
     fn has(&self, model: &str) -> bool {
-        match self.single() {
-            Ok(Some(single)) => single.name == model,
-            _ => self.has_directory(model),
-        }
+        self.holds(model)
+            || match self.single() {
+                Ok(Some(single)) => single.name == model,
+                _ => self.has_directory(model),
+            }
     }
 
     fn single_model(&self) -> Option<String> {
@@ -78,6 +84,9 @@ impl Store for Directory {
     }
 
     fn local(&self, model: &str) -> io::Result<Option<ModelFiles>> {
+        if self.holds(model) {
+            return Ok(Some(ModelFiles::permanent(self.path.join(model))));
+        }
         match self.single()? {
             Some(single) if single.name == model => single.local(&self.links).map(Some),
             Some(_) => Ok(None),

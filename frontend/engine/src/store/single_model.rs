@@ -161,7 +161,7 @@ fn absolute(entries: Vec<(OsString, PathBuf)>) -> io::Result<Vec<(OsString, Path
 }
 
 /// Returns whether a subdirectory is a model, which means that its parent is a directory of models.
-fn is_model(directory: &Path) -> bool {
+pub(super) fn is_model(directory: &Path) -> bool {
     let has =
         |name: &String| name == CONFIG || (parse_version_directory(name).is_some() && directory.join(name).is_dir());
     names(directory).iter().any(has)

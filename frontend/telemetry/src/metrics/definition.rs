@@ -7,11 +7,9 @@ use std::path::{Path, PathBuf};
 
 use pharos::metrics::catalog::{self, Catalog, Mode, Overrides};
 
-/// The definition of the metrics: its text, which workers read too, and the parsed catalog.
+/// The definition of the metrics.
 pub struct Definition {
-    /// The file's text.
-    pub text: String,
-    /// Its metrics.
+    /// Its metrics, with the overrides of the command line.
     pub catalog: Catalog,
     /// Whether the user has set the mode.
     pub names_mode: bool,
@@ -34,7 +32,7 @@ impl Source {
     /// # Errors
     /// The file cannot be read or is invalid; the text has file, line, column, the offending name and what is allowed.
     pub fn read(&self) -> Result<Definition, String> {
-        let (text, catalog) = read(self.file.as_deref())?;
+        let catalog = read(self.file.as_deref())?;
         for warning in catalog.warnings() {
             tracing::warn!("metrics from {self}: {warning}");
         }
@@ -44,7 +42,7 @@ impl Source {
             Some(mode) => catalog.with_mode(mode),
             None => catalog,
         };
-        Ok(Definition { text, catalog: self.overrides.apply(catalog), names_mode: named })
+        Ok(Definition { catalog: self.overrides.apply(catalog), names_mode: named })
     }
 }
 
@@ -57,14 +55,12 @@ impl fmt::Display for Source {
     }
 }
 
-/// Reads and parses a file, or the shipped definition. Returns the text and the catalog.
+/// Reads and parses a file, or the shipped definition.
 ///
 /// # Errors
 /// The same as for [`Source::read`].
-pub fn read(file: Option<&Path>) -> Result<(String, Catalog), String> {
-    let Some(path) = file else {
-        return Ok((catalog::SHIPPED.to_owned(), Catalog::shipped()));
-    };
+pub fn read(file: Option<&Path>) -> Result<Catalog, String> {
+    let Some(path) = file else { return Ok(Catalog::shipped()) };
     let mut bytes = Vec::new();
     // Reads one byte more than allowed, so that the parser detects an oversized file; a device file would have no end.
     let most = catalog::MAX_BYTES as u64 + 1;
@@ -72,8 +68,7 @@ pub fn read(file: Option<&Path>) -> Result<(String, Catalog), String> {
     result.map_err(|error| format!("cannot read --metrics-config '{}': {error}", path.display()))?;
     let text =
         String::from_utf8(bytes).map_err(|error| not_utf8(path, error.as_bytes(), error.utf8_error().valid_up_to()))?;
-    let catalog = Catalog::parse(&text, &path.to_string_lossy()).map_err(|error| error.to_string())?;
-    Ok((text, catalog))
+    Catalog::parse(&text, &path.to_string_lossy()).map_err(|error| error.to_string())
 }
 
 /// Returns an error with the position of the first byte that is not UTF-8.
@@ -101,6 +96,6 @@ mod tests {
         let source = Source { file: Some("no/such.yaml".into()), ..Source::default() };
         let message = source.read().err().unwrap();
         assert!(message.starts_with("cannot read --metrics-config 'no/such.yaml': No such file"), "{message}");
-        assert_eq!(Source::default().read().unwrap().text, catalog::SHIPPED);
+        assert_eq!(Source::default().read().unwrap().catalog.len(), Catalog::shipped().len());
     }
 }

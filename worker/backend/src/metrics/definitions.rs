@@ -4,18 +4,20 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use pharos::metrics::cache::SampleError;
-use pharos::metrics::catalog::{Catalog, Kind, MetricSpec, Section, WorkerLabel};
+use pharos::metrics::catalog::{Kind, WorkerLabel};
 use pharos::metrics::channel::{Definition, Described};
 use pharos::metrics::emitter::prometheus_name;
 use pharos::metrics::worker_lines;
+use pharos::metrics::worker_metrics::{WorkerMetric, WorkerMetrics};
 
 use super::handles::Named;
 use super::{MetricError, UndeclaredSample};
 
-/// The definition of the metrics, and the metrics that the model has added.
+/// The definitions of `metrics.yaml`, and the metrics that the model has added.
 pub(super) struct Definitions {
-    /// `None` before the first text has been read.
-    catalog: Option<Catalog>,
+    defined: Vec<WorkerMetric>,
+    /// The positions in `defined`, by name.
+    by_name: HashMap<String, usize>,
     auto_detect: bool,
     defaults: Defaults,
     /// By name and type, with the dimensions in the order of the model's values.
@@ -46,17 +48,18 @@ impl Defaults {
 }
 
 impl Definitions {
-    /// Creates definitions without a catalog.
+    /// Creates definitions without metrics.
     pub(super) fn new(model: &str, version: u64, auto_detect: bool) -> Self {
         let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let defaults = Defaults { model: model.to_owned(), version: version.to_string(), hostname };
-        Self { catalog: None, auto_detect, defaults, added: HashMap::new(), own: HashMap::new() }
+        Self { defined: Vec::new(), by_name: HashMap::new(), auto_detect, defaults, added: HashMap::new(), own: HashMap::new() }
     }
 
     /// Replaces the definition. Metrics that it omits or disables are no longer recorded. Metrics that it defines differently
     /// must be added again; until then the frontend refuses their samples and logs why.
-    pub(super) fn redefine(&mut self, catalog: Catalog) {
-        self.catalog = Some(catalog);
+    pub(super) fn redefine(&mut self, WorkerMetrics(defined): WorkerMetrics) {
+        self.by_name = defined.iter().map(|metric| metric.name.clone()).zip(0..).collect();
+        self.defined = defined;
         let mut added = std::mem::take(&mut self.added);
         added.retain(|(name, kind), named| match self.spec(name) {
             Some((spec, on)) => {
@@ -197,9 +200,9 @@ impl Definitions {
     }
 
     /// Returns the model metrics of the definition.
-    pub(super) fn of_models(&self) -> Vec<MetricSpec> {
-        let specs = self.catalog.iter().flat_map(Catalog::iter).map(|(_, spec)| spec);
-        specs.filter(|spec| spec.section == Section::Model && spec.builtin.is_none()).cloned().collect()
+    pub(super) fn of_models(&self) -> Vec<WorkerMetric> {
+        let may_record = |spec: &&WorkerMetric| spec.of_models && !spec.is_reserved && !spec.is_disabled;
+        self.defined.iter().filter(may_record).cloned().collect()
     }
 
     /// Implements [`super::Metrics::get_metric`].
@@ -218,20 +221,20 @@ impl Definitions {
 
     /// Returns the defined metric of this name, whatever its type.
     pub(super) fn find(&mut self, name: &str) -> Option<Arc<Named>> {
-        let kind = self.catalog.as_ref()?.find(name)?.1.kind;
-        self.get(name, kind).ok()
+        let (spec, on) = self.spec(name)?;
+        let kind = spec.kind;
+        if on { self.get(name, kind).ok() } else { None }
     }
 
     /// Returns the metric's definition, and whether it is enabled.
-    fn spec(&self, name: &str) -> Option<(&MetricSpec, bool)> {
-        let catalog = self.catalog.as_ref()?;
-        let on = catalog.find(name).map(|(_, spec)| (spec, true));
-        on.or_else(|| Some((catalog.disabled().iter().find(|spec| spec.name == name)?, false)))
+    fn spec(&self, name: &str) -> Option<(&WorkerMetric, bool)> {
+        let spec = self.defined.get(*self.by_name.get(name)?)?;
+        Some((spec, !spec.is_disabled))
     }
 
     /// Returns a defined metric whose first dimensions the model provides as `given`; the others have defaults.
-    fn named(&self, spec: &MetricSpec, mut given: Vec<String>, on: bool) -> Result<Named, SampleError> {
-        if spec.builtin.is_some() {
+    fn named(&self, spec: &WorkerMetric, mut given: Vec<String>, on: bool) -> Result<Named, SampleError> {
+        if spec.is_reserved {
             return Err(SampleError::Reserved(spec.name.clone()));
         }
         let missing = spec.dimensions.iter().filter(|dimension| !given.contains(dimension));
@@ -253,7 +256,7 @@ impl Definitions {
     }
 }
 
-fn check_kind(spec: &MetricSpec, given: Kind) -> Result<(), SampleError> {
+fn check_kind(spec: &WorkerMetric, given: Kind) -> Result<(), SampleError> {
     if spec.kind == given {
         return Ok(());
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use pharos::id::ModelVersion;
 use pharos::metrics::cache::{Cache, Settings};
+use pharos::metrics::catalog::Catalog;
 use pharos::metrics::channel::{self, Event, Reader};
 use pharos::metrics::feed::Feed;
 use pharos::timeline::ComputeStamps;
@@ -26,6 +27,11 @@ model_metrics:
     - {name: Size, unit: B}
 ";
 
+/// Returns what a worker gets of a text of `metrics.yaml`.
+fn encoded(text: &str) -> String {
+    WorkerMetrics::of(&Catalog::parse(text, "m.yaml").unwrap()).encode()
+}
+
 struct World {
     metrics: Metrics,
     reader: Option<Reader>,
@@ -45,7 +51,7 @@ fn world(auto_detect: bool) -> World {
         initial_states: String::new(),
         threads: 1,
         spin_us: 0,
-        metrics: DEFINITION.into(),
+        metrics: encoded(DEFINITION),
         auto_detect,
         device: None,
     };
@@ -300,10 +306,10 @@ fn a_new_definition_applies_to_existing_handles() {
     let each = |value| [&orders, &off].iter().for_each(|series| series.add_or_update(value));
     each(1.0);
     assert!(world.metrics.redefine("mod: both").is_err());
-    world.metrics.redefine("model_metrics:\n  counter:\n    - {name: Off, unit: Count}\n").unwrap();
+    world.metrics.redefine(&encoded("model_metrics:\n  counter:\n    - {name: Off, unit: Count}\n")).unwrap();
     each(2.0);
     assert!(world.metrics.get_metric("Size", Kind::Histogram).is_err());
-    world.metrics.redefine(DEFINITION).unwrap();
+    world.metrics.redefine(&encoded(DEFINITION)).unwrap();
     each(4.0);
     let of_orders = |value| came("Orders", &["shop=a", "ModelName=m"], value, "");
     assert_eq!(world.came(), (vec![of_orders(1.0), came("Off", &[], 2.0, ""), of_orders(4.0)], 0));
@@ -332,10 +338,10 @@ fn times_of_the_worker_take_any_labels_that_it_can_fill_in() {
         world.metrics.batch_executed(&done, Some(Instant(0)));
     };
     for labels in ["model, host", "ModelName, Level", "model_name, model_version, hostname", "version", ""] {
-        world.metrics.redefine(&time(labels)).unwrap();
+        world.metrics.redefine(&encoded(&time(labels))).unwrap();
         executed();
     }
-    assert!(world.metrics.redefine(&time("ModelName, Level, Foo")).is_err());
+    assert!(Catalog::parse(&time("ModelName, Level, Foo"), "m.yaml").is_err());
     let labels = world.came().0.into_iter().map(|(name, labels, value, _)| {
         assert_eq!((&*name, value), ("HandlerTime", 2.0));
         labels.join(",")
@@ -351,7 +357,7 @@ fn times_of_the_worker_take_any_labels_that_it_can_fill_in() {
 fn values_find_their_dimensions() {
     let mut world = world(false);
     let text = "model_metrics:\n  gauge:\n    - {name: Depth, unit: m, dimensions: [model, Level, sea]}\n";
-    world.metrics.redefine(text).unwrap();
+    world.metrics.redefine(&encoded(text)).unwrap();
     let depth = world.metrics.get_metric("Depth", Kind::Gauge).unwrap();
     for values in [&["red"][..], &["other", "red"], &["other", "Sea", "red"]] {
         depth.add_or_update(1.0, values);
@@ -405,7 +411,7 @@ fn a_model_may_describe_its_own_metrics() {
     // A definition in metrics.yaml takes precedence.
     world.metrics.own_series(&described("Orders", Kind::Counter, &["shop"]), &["n"]).unwrap().add_or_update(1.0);
     // A new definition without the metric does not affect it.
-    world.metrics.redefine(DEFINITION).unwrap();
+    world.metrics.redefine(&encoded(DEFINITION)).unwrap();
     world.metrics.own_series(&own, &["y"]).unwrap().add_or_update(4.0);
     for (wrong, expected) in [
         (described("held", Kind::Counter, &["a"]), "WrongKind"),
