@@ -125,10 +125,10 @@ class Load:
     """Closed-loop clients that choose models by Zipf's law, with a random pause of 20 ms on average after each answer."""
 
     def __init__(self, server, models: int, seconds: float):
-        self.server, self.until = server, time.monotonic() + seconds
+        self.server, self.began, self.until = server, time.monotonic(), time.monotonic() + seconds
         self.names = [f"m{number}" for number in range(models)]
         self.weights = [1 / (rank + 1) for rank in range(models)]
-        self.times, self.failures = [], []
+        self.times, self.failures, self.requests = [], [], []
 
     def client(self, seed: int):
         """Sends requests on one connection until the end."""
@@ -137,6 +137,7 @@ class Load:
         while time.monotonic() < self.until:
             (name,) = chance.choices(self.names, self.weights)
             began = time.monotonic()
+            self.requests.append((round(1e3 * (began - self.began)), int(name[1:])))
             connection.request("POST", f"/v2/models/{name}/infer", body)
             response = connection.getresponse()
             text = response.read()
@@ -152,6 +153,12 @@ class Load:
             thread.start()
         for thread in threads:
             thread.join()
+
+
+    def record(self, file: Path, about: str):
+        """Writes one line for each request: milliseconds since the start, and the number of the model."""
+        lines = [f"# {about}", *(f"{ms} {model}" for ms, model in sorted(self.requests))]
+        file.write_text("\n".join(lines) + "\n")
 
 
 def p99_of_fastest(times: list, slowest: int) -> float:
@@ -187,7 +194,10 @@ def limited_memory(folder: Path, options):
         scraped = server.scrape()
         loads = int(total(scraped, "pharos_on_demand_loads_total", result="success"))
         waited = int(total(scraped, "pharos_on_demand_wait_seconds_count"))
-    print(f"1,000 models, memory for 20, {options.seconds:g} s: {len(load.times)} requests, {loads} loads, {waited} requests waited")
+    about = f"1,000 models, memory for 20, {options.seconds:g} s"
+    if options.record:
+        load.record(options.record, f"{about}, eight clients, Zipf's law: milliseconds since the start, model")
+    print(f"{about}: {len(load.times)} requests, {loads} loads, {waited} requests waited")
     told("failed requests", len(load.failures), "requests", 0)
     told("most memory of the models", most[0] / limit, "of the limit", 1)
     told("p99 of requests to loaded models", p99_of_fastest(load.times, waited) / usual, f"of {1e3 * usual:.1f} ms without the others", 1.3)
@@ -208,6 +218,7 @@ def main():
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="the parts to measure (default: all)")
     parser.add_argument("--models", type=int, default=100, help="number of Python models (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=60, help="duration of the load (default: %(default)s)")
+    parser.add_argument("--record", type=Path, help="write the requests of the part `limit` to this file")
     options = parser.parse_args()
     print(f"processors: {len(os.sched_getaffinity(0))}")
     for name in options.only:
