@@ -167,6 +167,9 @@ builtins! {
     ModelMemory = "pharos_model_memory_bytes" Gauge ["model", "version"] Family;
     ModelMemoryLimit = "pharos_model_memory_limit_bytes" Gauge [] Family;
     ModelMemoryUsed = "pharos_model_memory_used_bytes" Gauge [] Family;
+    ModelGpuMemory = "pharos_model_gpu_memory_bytes" Gauge ["model", "version", "gpu_uuid"] Family;
+    ModelGpuMemoryLimit = "pharos_model_gpu_memory_limit_bytes" Gauge ["gpu_uuid"] Family;
+    ModelGpuMemoryUsed = "pharos_model_gpu_memory_used_bytes" Gauge ["gpu_uuid"] Family;
     OnDemandWait = "pharos_on_demand_wait_seconds" Histogram ["model"] Family, Seconds;
     OnDemandWaiting = "pharos_on_demand_waiting_requests" Gauge [] Family;
     Connections = "pharos_connections_total" Counter ["listener"] Family;
