@@ -164,6 +164,7 @@ builtins! {
     ModelChanges = "pharos_model_changes_total" Counter ["change", "result"] Family;
     OnDemandLoads = "pharos_on_demand_loads_total" Counter ["model", "result"] Family;
     OnDemandUnloads = "pharos_on_demand_unloads_total" Counter ["model", "reason"] Family;
+    OnDemandHits = "pharos_on_demand_hits_total" Counter ["model"] Family;
     ModelMemory = "pharos_model_memory_bytes" Gauge ["model", "version"] Family;
     ModelMemoryLimit = "pharos_model_memory_limit_bytes" Gauge [] Family;
     ModelMemoryUsed = "pharos_model_memory_used_bytes" Gauge [] Family;

@@ -9,6 +9,8 @@ use pharos::id::{InstanceId, ModelVersion};
 use pharos::load_report::ModelSample;
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::labels::InstanceState;
+use pharos::metrics::record;
+use pharos::metrics::series::ModelSeries;
 use pharos::repository::State as ModelState;
 use pharos::repository::memory_budget::Memory;
 
@@ -55,6 +57,7 @@ impl ModelTable {
             responses.observe();
         }
         self.observe_memory(&all);
+        self.observe_hits();
         let load_waits = self.load_waits.load(Ordering::Relaxed);
         self.shared.metrics.set_gauges(Builtin::OnDemandWaiting, &[(Vec::new(), load_waits as f64)]);
         self.shared.metrics.set_gauges(Builtin::BuildInfo, &[(vec![env!("CARGO_PKG_VERSION")], 1.0)]);
@@ -124,6 +127,19 @@ impl ModelTable {
         self.shared.metrics.set_gauges(Builtin::ModelGpuMemory, &summed(of_models));
         self.shared.metrics.set_gauges(Builtin::ModelGpuMemoryLimit, &limits);
         self.shared.metrics.set_gauges(Builtin::ModelGpuMemoryUsed, &used);
+    }
+
+    /// Counts the requests since the last scrape that found their model loaded, of models that are loaded on demand.
+    fn observe_hits(&self) {
+        self.all().iter().for_each(|serving| self.count_hits(&serving.model, &serving.series));
+    }
+
+    /// Counts the requests to a version since the last count that found it loaded, if the model is loaded on demand.
+    pub(super) fn count_hits(&self, model: &ModelVersion, series: &ModelSeries) {
+        let table = self.snapshot();
+        if let Some(on_demand) = table.on_demand.get(&*model.name) {
+            record::on_demand_hits(&self.shared.metrics, &model.name, on_demand.hits(series.take_requested()));
+        }
     }
 
     /// Returns the load of each version with instances, for load reports.
