@@ -81,9 +81,10 @@ impl Loader {
         let share = match reserved {
             Some(share) => share,
             None => {
-                let needed = self.expected(model).await.within(memory.limits());
+                let unmeasured = self.unmeasured(model).await;
+                let needed = || self.expected(model.name, model.version, &unmeasured).within(memory.limits());
                 // The loads of others that have begun will end, but those that have not may wait for what this load holds.
-                self.make_room(model.name, &needed, |totals| totals.loading > 0).await?
+                self.make_room(model.name, needed, |totals| totals.loading > 0).await?
             }
         };
         share.begin_load();
@@ -100,26 +101,30 @@ impl Loader {
         if !memory.is_limited() {
             return Ok(());
         }
-        let needed = self.expected_of_all(name).await;
-        let mut all = Expectation::default();
-        needed.iter().for_each(|(_, expected)| all.add(expected));
-        let whole = all.within(memory.limits());
-        let may_change = |totals: &Totals| totals.loading > 0 || totals.reserved > 0;
-        let reserved = self.make_room(name, &whole, may_change).await?;
-        let split = |(key, expected): (_, Expectation)| (key, reserved.split(&expected.part_of(&whole, &all)));
-        self.memory.reserved().extend(needed.into_iter().map(split));
-        Ok(())
-    }
-
-    /// Returns what each version of a model and its members is expected to use, of those that are loaded on demand and not loaded.
-    async fn expected_of_all(&self, name: &str) -> Vec<((String, u64), Expectation)> {
-        let mut all = Vec::new();
-        for (name, (version, directory, config)) in self.unloaded_versions(name) {
-            let model = ToLoad { name: &name, version, directory: &directory, config: config.as_deref() };
-            let expected = self.expected(&model).await;
-            all.push(((name, version), expected));
+        let versions = self.unloaded_versions(name);
+        let mut models = Vec::new();
+        for (name, (version, directory, config)) in &versions {
+            let model = ToLoad { name, version: *version, directory, config: config.as_deref() };
+            models.push((name, *version, self.unmeasured(&model).await));
         }
-        all
+        let expected = || -> Vec<_> {
+            let expected = |(name, version, model): &(&String, u64, _)| self.expected(name, *version, model);
+            models.iter().map(expected).collect()
+        };
+        let sum = |expected: &[Expectation]| {
+            let mut all = Expectation::default();
+            expected.iter().for_each(|one| all.add(one));
+            all
+        };
+        let may_change = |totals: &Totals| totals.loading > 0 || totals.reserved > 0;
+        let needed = || sum(&expected()).within(memory.limits());
+        let reserved = self.make_room(name, needed, may_change).await?;
+        let (whole, expected) = (reserved.bytes(), expected());
+        let all = sum(&expected);
+        let parts = expected.iter().map(|one| reserved.split(&one.part_of(&whole, &all)));
+        let keys = models.iter().map(|(name, version, _)| ((*name).clone(), *version));
+        self.memory.reserved().extend(keys.zip(parts));
+        Ok(())
     }
 
     /// Returns the versions with workers of a model and its members, of those that are loaded on demand and not loaded.
@@ -222,38 +227,35 @@ impl Loader {
         }
     }
 
-    /// Waits until the `needed` bytes are free, and reserves them. If unloading models is not enough, waits while `may_change` for
-    /// the memories that lack them: the sizes of models that are being loaded may be smaller than reserved, and they may be
-    /// unloaded afterwards.
+    /// Waits until the bytes that `needed` returns are free, and reserves them. If unloading models is not enough, waits while
+    /// `may_change` for the memories that lack them: the sizes of models that are being loaded may be smaller than reserved, and they
+    /// may be unloaded afterwards. What is needed may change too, since models of the same backend are measured meanwhile.
     async fn make_room(
         self: &Arc<Self>,
         name: &str,
-        needed: &MemoryBytes,
+        needed: impl Fn() -> MemoryBytes,
         may_change: impl Fn(&Totals) -> bool,
     ) -> Result<MemoryShare, String> {
         let memory = &self.models.shared.memory;
         let _turn = self.memory.turn.lock().await;
-        let began = clock::now();
-        let mut lacking = None;
+        let (began, mut lacking) = (clock::now(), (Memory::Main, 0));
         while !self.exiting.load(Ordering::Relaxed) && clock::now() - began < LONGEST_WAIT {
-            // Read before room is made: a load that ends in between may be unloaded in the next round.
-            let settled = |limited: &Memory| {
-                needed.of(*limited) > memory.limits().of(*limited) || !may_change(&memory.totals(*limited))
-            };
-            let settled: Vec<Memory> = needed.iter().map(|(limited, _)| limited).filter(settled).collect();
-            let missing = memory.missing(needed);
-            lacking = missing.iter().map(|(limited, _)| limited).next();
-            if lacking.is_none() {
-                return Ok(memory.reserve(needed.clone()));
-            }
-            let short = self.unload_some(&memory.missing_after_ends(needed), OnDemandUnload::Memory);
-            if let Some(limited) = short.into_iter().find(|limited| settled.contains(limited)) {
+            // Read first: if a load ends afterwards, the next round considers its size, and may unload it.
+            let limits = memory.limits().iter().map(|(limited, _)| limited);
+            let changing: Vec<Memory> = limits.filter(|limited| may_change(&memory.totals(*limited))).collect();
+            let needed = needed();
+            let missing = memory.missing(&needed);
+            let Some((first, _)) = missing.iter().next() else { return Ok(memory.reserve(needed)) };
+            lacking = (first, needed.of(first));
+            let short = self.unload_some(&memory.missing_after_ends(&needed), OnDemandUnload::Memory);
+            let settled =
+                |limited: &Memory| needed.of(*limited) > memory.limits().of(*limited) || !changing.contains(limited);
+            if let Some(limited) = short.into_iter().find(settled) {
                 return Err(self.refused(name, limited, needed.of(limited)));
             }
             sleep(LOOK).await;
         }
-        let lacking = lacking.unwrap_or(Memory::Main);
-        Err(self.refused(name, lacking, needed.of(lacking)))
+        Err(self.refused(name, lacking.0, lacking.1))
     }
 
     fn refused(&self, name: &str, memory: Memory, needed: u64) -> String {

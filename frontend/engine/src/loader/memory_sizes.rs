@@ -22,9 +22,9 @@ pub(super) struct ToLoad<'l> {
     pub(super) config: Option<&'l ModelConfig>,
 }
 
-impl ToLoad<'_> {
+impl<'l> ToLoad<'l> {
     /// Returns what estimates of its size are based on. `instances` is the number of them that use each memory.
-    pub(super) fn unmeasured(&self, files: u64, instances: BTreeMap<Memory, u64>) -> Unmeasured<'_> {
+    pub(super) fn unmeasured(&self, files: u64, instances: BTreeMap<Memory, u64>) -> Unmeasured<'l> {
         Unmeasured { backend: self.config.map_or("python", |config| config.backend.as_str()), files, instances }
     }
 }
@@ -52,13 +52,17 @@ impl ToMeasure {
 }
 
 impl Loader {
-    /// Returns what a version is expected to use of each limited memory.
-    pub(super) async fn expected(&self, model: &ToLoad<'_>) -> Expectation {
+    /// Returns what estimates of a version's size are based on. Reads the sizes of its files if it was never loaded.
+    pub(super) async fn unmeasured<'l>(&self, model: &ToLoad<'l>) -> Unmeasured<'l> {
         let instances = self.instances_by_memory(model.config, model.version);
         let is_known = self.memory.sizes().is_known(model.name, model.version, instances.keys());
         let files = if is_known { 0 } else { files_of(model.directory).await };
-        let sizes = self.memory.sizes();
-        sizes.expected(model.name, model.version, &model.unmeasured(files, instances))
+        model.unmeasured(files, instances)
+    }
+
+    /// Returns what a version is expected to use of each limited memory.
+    pub(super) fn expected(&self, name: &str, version: u64, model: &Unmeasured<'_>) -> Expectation {
+        self.memory.sizes().expected(name, version, model)
     }
 
     /// Returns the number of instances of a version that use each limited memory. Without a configuration, which the code of a
