@@ -52,7 +52,7 @@ pub use definition::{Command, MetricsCommand, MetricsConfig, SloCommand, Top};
 pub use gpus::{GpuLimit, Gpus};
 pub use host_policy::HostPolicies;
 pub use logging::Log;
-pub use models::{ControlMode, Models};
+pub use models::{ControlMode, MemoryLimit, Models};
 pub use rate_limit::{RateLimit, RateLimiter};
 pub use response_timing::ResponseTimes;
 pub use shared_memory::SharedMemory;
@@ -565,6 +565,25 @@ mod tests {
         );
         assert!(["", "0", "-1", "0%", "101%", "NaN%", "5G", "%"].iter().all(|text| limit(text).is_err()));
         assert_eq!(parse(&[]).unwrap().models.memory_limit, None);
+    }
+
+    #[test]
+    fn the_limit_of_gpu_memory_is_general_or_of_one_gpu() {
+        let gpus = |args: &[&str]| parse(args).unwrap().gpus;
+        assert_eq!(gpus(&[]).memory_limit(0), None);
+        let flags = ["--model-gpu-memory-limit=1:5", "--model-gpu-memory-limit", "60%;3:2.5%;3:7"];
+        let of = |gpu| gpus(&flags).memory_limit(gpu).map(|limit| limit.bytes(1000));
+        assert_eq!([of(0), of(1), of(3)], [600, 5, 7].map(Some));
+        assert_eq!(gpus(&flags[..1]).memory_limit(0), None);
+        for (value, expected) in [
+            ("0:0", "expected a number of bytes, or a share of the memory from 1% to 100%"),
+            ("a:80%", "expected the number of a GPU before ':', for example 0:80%"),
+            ("-1:80%", "expected the number of a GPU before ':', for example 0:80%"),
+            ("80G", "expected a number of bytes, or a share of the memory from 1% to 100%"),
+        ] {
+            let message = parse(&[&format!("--model-gpu-memory-limit={value}")]).unwrap_err();
+            assert!(message.contains(expected), "{value}: {message}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod clouds;
 mod ends;
 mod executable;
 mod listen;
+mod on_demand;
 mod open_loading;
 mod protection;
 mod torchserve;
@@ -401,16 +402,6 @@ fn worker_binary(options: &Options) -> Result<PathBuf, String> {
     ))
 }
 
-fn on_demand(options: &Options) -> loader::OnDemandSettings {
-    let (models, roots) = (&options.models, Roots::new(&options.metrics.cgroup_root));
-    loader::OnDemandSettings {
-        max_waiting: models.on_demand_max_waiting as usize,
-        idle: models.idle_unload,
-        memory_limit: models.memory_limit.map(|limit| limit.bytes(system::memory_limit(&roots))),
-        memory_pressure: system::memory_pressure(&roots),
-    }
-}
-
 fn settings(
     options: &Options,
     onnxruntime: Option<PathBuf>,
@@ -442,7 +433,7 @@ fn settings(
             auto_complete: options.models.auto_complete(),
             default_max_batch_size: options.models.default_max_batch_size("onnxruntime"),
             mode: control_mode(options),
-            on_demand: on_demand(options),
+            on_demand: on_demand::settings(options, &devices),
             model_policy: Arc::new(pharos_torchserve::Policy),
             at_start: match options.models.loads_all() {
                 true => loader::AtStart::All,

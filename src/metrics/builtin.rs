@@ -164,9 +164,13 @@ builtins! {
     ModelChanges = "pharos_model_changes_total" Counter ["change", "result"] Family;
     OnDemandLoads = "pharos_on_demand_loads_total" Counter ["model", "result"] Family;
     OnDemandUnloads = "pharos_on_demand_unloads_total" Counter ["model", "reason"] Family;
+    OnDemandHits = "pharos_on_demand_hits_total" Counter ["model"] Family;
     ModelMemory = "pharos_model_memory_bytes" Gauge ["model", "version"] Family;
     ModelMemoryLimit = "pharos_model_memory_limit_bytes" Gauge [] Family;
     ModelMemoryUsed = "pharos_model_memory_used_bytes" Gauge [] Family;
+    ModelGpuMemory = "pharos_model_gpu_memory_bytes" Gauge ["model", "version", "gpu_uuid"] Family;
+    ModelGpuMemoryLimit = "pharos_model_gpu_memory_limit_bytes" Gauge ["gpu_uuid"] Family;
+    ModelGpuMemoryUsed = "pharos_model_gpu_memory_used_bytes" Gauge ["gpu_uuid"] Family;
     OnDemandWait = "pharos_on_demand_wait_seconds" Histogram ["model"] Family, Seconds;
     OnDemandWaiting = "pharos_on_demand_waiting_requests" Gauge [] Family;
     Connections = "pharos_connections_total" Counter ["listener"] Family;

@@ -362,6 +362,11 @@ pub fn on_demand_refused(cache: &Cache, model: &str) {
     cache.count(Builtin::OnDemandLoads, &[model, "no_memory"], 1.0);
 }
 
+/// Counts requests that found their model loaded, of a model that is loaded on demand.
+pub fn on_demand_hits(cache: &Cache, model: &str, requests: u64) {
+    cache.count(Builtin::OnDemandHits, &[model], requests as f64);
+}
+
 /// Counts an unload of a model that is loaded on demand.
 pub fn on_demand_unloaded(cache: &Cache, model: &str, reason: OnDemandUnload) {
     cache.count(Builtin::OnDemandUnloads, &[model, reason.as_str()], 1.0);

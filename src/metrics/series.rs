@@ -5,7 +5,7 @@
 //! see an event partly recorded while it is in progress.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 use super::atomic::{Count, Level};
@@ -57,6 +57,8 @@ pub struct ModelSeries {
     pub(super) pinned: Count,
     /// Bytes that the instances held on GPUs after loading, by the GPU's number.
     gpu_memory: Mutex<Vec<(u32, u64)>>,
+    /// The number of requests that [`ModelSeries::take_requested`] has returned.
+    taken: AtomicU64,
     /// By total batch size. The lock is held once for each execution, for a few additions.
     batches: Mutex<BTreeMap<u64, BatchCell>>,
     pub(super) durations: Durations,
@@ -123,6 +125,7 @@ impl ModelSeries {
             memory: Count::default(),
             pinned: Count::default(),
             gpu_memory: Mutex::default(),
+            taken: AtomicU64::default(),
             batches: Mutex::default(),
             durations: Durations::default(),
             objectives: Objectives::default(),
@@ -214,6 +217,13 @@ impl ModelSeries {
     /// Returns the number of requests so far.
     pub fn requested(&self) -> u64 {
         self.counts.requests.get()
+    }
+
+    /// Returns the number of requests since the last call.
+    pub fn take_requested(&self) -> u64 {
+        let requested = self.requested();
+        // Not a swap: a concurrent call may have returned more of them.
+        requested.saturating_sub(self.taken.fetch_max(requested, Ordering::Relaxed))
     }
 
     /// Returns the number of successful requests, and the nanoseconds that they waited in the queue.

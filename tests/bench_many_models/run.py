@@ -21,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+import typing
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,25 +125,31 @@ def scrapes(folder: Path, options):
         told("its size", len(text) / 1e6, "MB", 1)
 
 
-def client(address: str, seed: int, models: int, seconds: float) -> tuple:
+class Sent(typing.NamedTuple):
+    """A request of a client: when it was sent, to which model, how long it took, and the answer if it was an error."""
+
+    began: float
+    model: int
+    seconds: float
+    failure: bytes
+
+
+def client(address: str, seed: int, models: int, seconds: float) -> list:
     """Sends requests on one connection for `seconds`, to models chosen by Zipf's law, with a random pause of 20 ms on average after
-    each answer. Returns the times of all requests and the texts of failures."""
+    each answer. Returns the requests."""
     chance, connection = random.Random(seed), http.client.HTTPConnection(address, timeout=60)
-    names = [f"m{number}" for number in range(models)]
     weights = [1 / (rank + 1) for rank in range(models)]
     body, until = json.dumps(REQUEST), time.monotonic() + seconds
-    times, failures = [], []
+    sent = []
     while time.monotonic() < until:
-        (name,) = chance.choices(names, weights)
+        (model,) = chance.choices(range(models), weights)
         began = time.monotonic()
-        connection.request("POST", f"/v2/models/{name}/infer", body)
+        connection.request("POST", f"/v2/models/m{model}/infer", body)
         response = connection.getresponse()
         text = response.read()
-        times.append(time.monotonic() - began)
-        if response.status != 200:
-            failures.append(text)
+        sent.append(Sent(began, model, time.monotonic() - began, b"" if response.status == 200 else text))
         time.sleep(chance.uniform(0, 0.04))
-    return times, failures
+    return sent
 
 
 def most_memory(pid: int, ended) -> int:
@@ -154,21 +161,27 @@ def most_memory(pid: int, ended) -> int:
 
 
 def load(server: Server, models: int, seconds: float, memory: bool = False) -> tuple:
-    """Runs eight clients, each in its own process, so that they do not wait for each other. Returns the times of all requests, the
-    failures and, if the memory of the models is sampled, the most of it: samples need a processor, so times are measured without."""
+    """Runs eight clients, each in its own process, so that they do not wait for each other. Returns the requests and, if the memory
+    of the models is sampled, the most of it: samples need a processor, so times are measured without."""
     with multiprocessing.Manager() as manager, concurrent.futures.ProcessPoolExecutor(CLIENTS + 1) as pool:
         ended = manager.Event()
         sampled = pool.submit(most_memory, server.process.pid, ended) if memory else None
         clients = [pool.submit(client, server.http, seed, models, seconds) for seed in range(CLIENTS)]
-        results = [done.result() for done in clients]
+        sent = [each for done in clients for each in done.result()]
         ended.set()
-        times = [each for times, _ in results for each in times]
-        return times, [failure for _, failures in results for failure in failures], sampled and sampled.result()
+        return sent, sampled and sampled.result()
 
 
-def p99_of_fastest(times: list, slowest: int) -> float:
+def record(file: Path, about: str, sent: list):
+    """Writes one line for each request: milliseconds since the first, and the number of the model."""
+    first = min(sent).began
+    lines = [f"# {about}", *(f"{1e3 * (each.began - first):.0f} {each.model}" for each in sorted(sent))]
+    file.write_text("\n".join(lines) + "\n")
+
+
+def p99_of_fastest(sent: list, slowest: int) -> float:
     """Returns the 99th percentile without the `slowest` longest times, those of requests that waited for a load."""
-    fast = sorted(times)[: len(times) - slowest]
+    fast = sorted(each.seconds for each in sent)[: len(sent) - slowest]
     return fast[int(0.99 * len(fast))]
 
 
@@ -178,20 +191,28 @@ def limited_memory(folder: Path, options):
     alone = repository(folder / "alone", 20, BUILTIN)
     with Server(folder, [alone], []) as server:
         size = max(written([pid]) for pid in server.workers())
-        times, failures, _ = load(server, 20, min(options.seconds, 60))
-        assert not failures, failures[:3]
-        usual = p99_of_fastest(times, 0)
+        sent, _ = load(server, 20, min(options.seconds, 60))
+        assert not failures(sent), failures(sent)[:3]
+        usual = p99_of_fastest(sent, 0)
     limit = int(20 * 1.1 * size)
     with Server(folder, [models], [MODE, f"--model-memory-limit={limit}"]) as server:
-        times, failures, _ = load(server, 1000, options.seconds)
+        sent, _ = load(server, 1000, options.seconds)
         scraped = server.scrape()
         loads = int(total(scraped, "pharos_on_demand_loads_total", result="success"))
         waited = int(total(scraped, "pharos_on_demand_wait_seconds_count"))
-        _, others, most = load(server, 1000, min(options.seconds, 60), memory=True)
-    print(f"1,000 models, memory for 20, {options.seconds:g} s: {len(times)} requests, {loads} loads, {waited} requests waited")
-    told("failed requests", len(failures) + len(others), "requests", 0)
+        others, most = load(server, 1000, min(options.seconds, 60), memory=True)
+    about = f"1,000 models, memory for 20, {options.seconds:g} s"
+    if options.record:
+        record(options.record, f"{about}, eight clients, Zipf's law: milliseconds since the first, model", sent)
+    print(f"{about}: {len(sent)} requests, {loads} loads, {waited} requests waited")
+    told("failed requests", len(failures(sent + others)), "requests", 0)
     told("most memory of the models", most / limit, "of the limit", 1)
-    told("p99 of requests to loaded models", p99_of_fastest(times, waited) / usual, f"of {1e3 * usual:.1f} ms without the others", 1.3)
+    told("p99 of requests to loaded models", p99_of_fastest(sent, waited) / usual, f"of {1e3 * usual:.1f} ms without the others", 1.3)
+
+
+def failures(sent: list) -> list:
+    """Returns the answers to requests that failed."""
+    return [each.failure for each in sent if each.failure]
 
 
 PARTS = {
@@ -209,6 +230,7 @@ def main():
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="the parts to measure (default: all)")
     parser.add_argument("--models", type=int, default=100, help="number of Python models (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=60, help="duration of the load (default: %(default)s)")
+    parser.add_argument("--record", type=Path, help="write the requests of the part `limit` to this file")
     options = parser.parse_args()
     print(f"processors: {len(os.sched_getaffinity(0))}")
     for name in options.only:

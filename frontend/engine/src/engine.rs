@@ -239,7 +239,10 @@ impl Engine {
                 return self.resolve_accepting_model(request).map_err(|_| error);
             }
             match self.resolve_accepting_model(request) {
-                Ok(serving) => return Ok(serving),
+                Ok(serving) => {
+                    self.inner.loader.models().snapshot().record_waited(model.0);
+                    return Ok(serving);
+                }
                 Err(refused) => error = refused,
             }
         }

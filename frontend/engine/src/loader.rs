@@ -10,6 +10,7 @@ mod control;
 mod ensembles;
 mod load;
 mod memory_budget;
+mod memory_sizes;
 mod namespaces;
 mod on_demand;
 mod poll;
@@ -25,6 +26,7 @@ use std::time::Duration;
 
 use pharos::id::bare_name;
 use pharos::metrics::cache::Cache;
+use pharos::repository::memory_budget::{Memory, MemoryBytes};
 use pharos::repository::{IndexEntry, ON_DEMAND, State, UNLOADED};
 use pharos::scheduler::rate_limiter::Limit;
 use pharos::service::ModelPolicy;
@@ -75,8 +77,8 @@ pub struct OnDemandSettings {
     pub max_waiting: usize,
     /// The time without requests after which a model is unloaded; `None` for never.
     pub idle: Option<Duration>,
-    /// The most bytes of memory that all models may use; `None` for no limit.
-    pub memory_limit: Option<u64>,
+    /// The most bytes that all models may use, with an entry for each limited memory.
+    pub memory_limits: MemoryBytes,
     /// The kernel's file that says how long processes wait for memory.
     pub memory_pressure: PathBuf,
 }
@@ -179,15 +181,22 @@ impl Loader {
         timer: Arc<Timer>,
     ) -> Result<Self, String> {
         let stores = Stores::new(&settings.stores, &cache)?;
-        if let Some(limit) = settings.on_demand.memory_limit {
-            tracing::info!("memory of models: at most {} MiB (--model-memory-limit)", limit >> 20);
+        for (memory, limit) in settings.on_demand.memory_limits.iter() {
+            let limit = limit >> 20;
+            match memory {
+                Memory::Main => tracing::info!("memory of models: at most {limit} MiB (--model-memory-limit)"),
+                Memory::Gpu(number) => {
+                    tracing::info!("memory of models on GPU {number}: at most {limit} MiB (--model-gpu-memory-limit)");
+                }
+            }
         }
         let response_cache = settings.response_cache.as_ref();
         let shared = Shared {
             limits: settings.rate_limits.clone().map(Limits::new),
             response_cache: response_cache.map(|settings| Arc::new(ResponseCache::new(settings, cache.clone()))),
             pinned: PinnedPool::new(settings.pinned_pool),
-            memory: MemoryUse::new(settings.on_demand.memory_limit),
+            memory: MemoryUse::new(settings.on_demand.memory_limits.clone()),
+            gpu_uuids: settings.devices.uuids(),
             metrics: cache,
         };
         Ok(Self {

@@ -91,8 +91,10 @@ pub(crate) struct Shared {
     pub(crate) limits: Option<Arc<Limits>>,
     pub(crate) response_cache: Option<Arc<ResponseCache>>,
     pub(crate) pinned: Arc<PinnedPool>,
-    /// The memory that the models use, and its limit.
+    /// The memory that the models use, and its limits.
     pub(crate) memory: Arc<MemoryUse>,
+    /// The UUIDs of the GPUs by number.
+    pub(crate) gpu_uuids: BTreeMap<u32, String>,
 }
 
 /// The models of this server.

@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use super::models::{MemoryLimit, memory_limit};
 use super::whole;
 use pharos_telemetry::system::Capability;
 
@@ -14,6 +15,11 @@ pub struct Gpus {
     /// or given as a list separated by ';'
     #[arg(long, value_name = "DEVICE:FRACTION", env = "PHAROS_MODEL_LOAD_GPU_LIMIT", value_parser = limit, value_delimiter = ';', help_heading = GPUS)]
     pub model_load_gpu_limit: Vec<GpuLimit>,
+    /// The most memory of each GPU that models may use, in bytes or as a share of the GPU's memory, for example 80%, or of one GPU:
+    /// DEVICE:80%. As with --model-memory-limit, models are unloaded or refused. May be repeated, or given as a list separated by
+    /// ';' [default: unlimited]
+    #[arg(long, value_name = "[DEVICE:]BYTES|PERCENT%", env = "PHAROS_MODEL_GPU_MEMORY_LIMIT", value_parser = gpu_memory_limit, value_delimiter = ';', help_heading = GPUS)]
+    pub model_gpu_memory_limit: Vec<GpuMemoryLimit>,
     /// Bytes of host memory that instances on GPUs pin for direct copies; each instance gets half of the remaining amount
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, env = "PHAROS_PINNED_MEMORY_POOL_BYTE_SIZE", value_parser = whole(0..=u64::MAX), help_heading = GPUS)]
     pub pinned_memory_pool_byte_size: u64,
@@ -37,6 +43,34 @@ pub struct GpuLimit {
     pub device: u32,
     /// The fraction of its memory, 0 to 1.
     pub fraction: f64,
+}
+
+/// One `--model-gpu-memory-limit`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GpuMemoryLimit {
+    /// The index of the GPU; `None` for all.
+    pub device: Option<u32>,
+    /// The most memory that models may use on it.
+    pub limit: MemoryLimit,
+}
+
+impl Gpus {
+    /// Returns the most memory that models may use on a GPU. A limit of the GPU takes precedence over a general one, and a later
+    /// limit over an earlier one.
+    pub fn memory_limit(&self, gpu: u32) -> Option<MemoryLimit> {
+        let of = |device| self.model_gpu_memory_limit.iter().rfind(|limit| limit.device == device);
+        of(Some(gpu)).or_else(|| of(None)).map(|found| found.limit)
+    }
+}
+
+fn gpu_memory_limit(text: &str) -> Result<GpuMemoryLimit, String> {
+    let (device, limit) = match text.split_once(':') {
+        Some((device, limit)) => (Some(device), limit),
+        None => (None, text),
+    };
+    let device = device.map(str::parse).transpose();
+    let device = device.map_err(|_| "expected the number of a GPU before ':', for example 0:80%".to_owned())?;
+    Ok(GpuMemoryLimit { device, limit: memory_limit(limit)? })
 }
 
 /// Parses a limit. The texts of values out of range are Triton's.

@@ -91,13 +91,14 @@ pub enum ControlMode {
 /// A limit of memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MemoryLimit {
+    /// A number of bytes.
     Bytes(u64),
-    /// A share of the memory of the machine or the container, in percent.
+    /// A share of the memory of the machine, the container or the GPU, in percent.
     Percent(f64),
 }
 
 impl MemoryLimit {
-    /// Returns the limit in bytes on a machine or in a container with `total` bytes.
+    /// Returns the limit in bytes on a machine, in a container or on a GPU with `total` bytes.
     pub fn bytes(self, total: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
@@ -172,7 +173,7 @@ impl Models {
     }
 }
 
-fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
+pub(super) fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
     let limit = match text.strip_suffix('%') {
         Some(percent) => {
             percent.parse().ok().filter(|percent| (1.0..=100.0).contains(percent)).map(MemoryLimit::Percent)

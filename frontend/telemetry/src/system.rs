@@ -13,6 +13,7 @@ mod latest;
 mod memory;
 mod polling;
 mod process;
+mod process_memory;
 mod publish;
 
 use std::collections::BTreeSet;
@@ -28,13 +29,14 @@ pub use gpu::Capability;
 pub use gpu::{GpuReading, Gpus};
 pub use host_policies::{HostPolicies, HostPolicy, Processors, cores};
 pub use latest::{Latest, LatestGpus, LatestHost};
-pub use polling::{Polling, find_gpus, gpu_memory};
+pub use polling::{Polling, find_gpus};
 
 use container::Container;
 use gpu::LastSamples;
 use host::{Host, HostReading};
 use process::{ProcessReading, Processes};
 pub use process::{process_of, written_memory};
+pub use process_memory::ProcessMemory;
 
 /// The settings of the readings.
 #[derive(Clone, Debug)]

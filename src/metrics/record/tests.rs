@@ -405,6 +405,15 @@ fn the_sum_of_a_histogram_is_that_of_its_observations() {
 }
 
 #[test]
+fn each_request_is_taken_once_for_the_hits_of_models_on_demand() {
+    let (cache, series) = loaded();
+    (0..3).for_each(|_| inference_requested(&series));
+    assert_eq!([series.take_requested(), series.take_requested(), series.requested()], [3, 0, 3]);
+    [("m", 0), ("m", 3), ("n", 1)].into_iter().for_each(|(model, hits)| on_demand_hits(&cache, model, hits));
+    assert_eq!(metric(&cache, "pharos_on_demand_hits_total"), 4.0);
+}
+
+#[test]
 fn objectives_count_requests_and_follow_a_reload() {
     let catalog = |slos: &str| Catalog::parse(&format!("slos: [{slos}]"), "m.yaml").unwrap();
     let up = "{name: up, model: m, availability: 99%}";

@@ -243,10 +243,10 @@ def test_models_on_demand_appear(start, page):
     assert page.ask("document.getElementById('demand').hidden")
     body = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
     assert server.infer("identity_fp32", body)[0] == 200
-    # Loads, those of the last 10 s, failed and refused loads, unloads, and requests that waited.
-    shows(page, "demand-models", r"identity_fp32\t1\t[01]\t0\t0\t0\t0\t1\t[\d.]+ (ms|s)\t[\d.]+ [KM]iB")
+    # Loads, those of the last 10 s, failed and refused loads, unloads, requests that found it loaded, and requests that waited.
+    shows(page, "demand-models", r"identity_fp32\t1\t[01]\t0\t0\t0\t0\t0\t1\t[\d.]+ (ms|s)\t[\d.]+ [KM]iB\t–")
     shows(page, "demand-waiting", "^0 requests wait$")
-    shows(page, "demand-models", r"identity_fp32\t1\t[01]\t0\t0\t1\t0\t1\t[\d.]+ (ms|s)\t–")
+    shows(page, "demand-models", r"identity_fp32\t1\t[01]\t0\t0\t1\t0\t0\t1\t[\d.]+ (ms|s)\t–\t–")
     assert page.complaints == []
 
 

@@ -45,7 +45,7 @@ NO_DATA = {
     r"pharos_repository_\w+": "no repository is in an object store",
     r"pharos_slo_\w+": "no objectives are given",
     r"pharos_tenant_\w+": "no tenants are distinguished",
-    r"pharos_model_memory_\w+": "no limit of the memory of models is set",
+    r"pharos_model_(gpu_)?memory_\w+": "no limit of the memory of models is set",
     r"pharos_on_demand_\w+": "no model is loaded on demand",
     r"pharos_otlp_\w+": "nothing is pushed to a collector",
     r"pharos_tslog_\w+": "no line was written, skipped or refused",

@@ -278,6 +278,22 @@ def test_other_versions_load_nothing(start, repository):
     assert len(server.workers()) == 2, "both versions are loaded"
 
 
+@pytest.mark.parametrize("ask", [assert_answers, over_grpc, over_a_grpc_stream, over_generate, over_v1])
+def test_requests_that_find_their_model_loaded_are_hits(start, repository, ask):
+    """Every request is a hit or has waited, over all loads of the model."""
+    server = start([], MODE, IDLE, repository=repository)
+    requests = 20 if ask is over_a_grpc_stream else 1
+    for number in (1, 2):
+        ask(server, "identity")
+        ask(server, "identity")
+        scraped = server.scrape()
+        hits = total(scraped, "pharos_on_demand_hits_total", model="identity")
+        waits = total(scraped, "pharos_on_demand_wait_seconds_count", model="identity")
+        assert hits + waits == 2 * requests * number and hits >= requests * number and waits >= number, (hits, waits)
+        eventually("it is unloaded", lambda number=number: unloads(server, "identity") == number)
+    assert total(server.scrape(), "pharos_on_demand_hits_total") == hits, "the count continues without the model"
+
+
 def test_models_without_requests_are_unloaded(start, repository):
     """An ensemble is unloaded with the members that only it needs. Models that were loaded by name or at the start stay."""
     server = start([], MODE, IDLE, "--load-model=first", repository=repository)

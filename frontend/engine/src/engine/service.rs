@@ -73,7 +73,10 @@ impl Service for Engine {
         }
         let (model, version) = self.in_repository(model, version)?;
         let limit = (timeout_us > 0).then(|| Duration::from_micros(timeout_us));
-        self.inner.loader.demand((&model, version), limit).await.map(drop)
+        if self.inner.loader.demand((&model, version), limit).await? {
+            self.inner.loader.models().snapshot().record_waited(&model);
+        }
+        Ok(())
     }
 
     fn model_metadata(&self, model: &str, version: &str) -> Result<ModelMetadata, InferError> {

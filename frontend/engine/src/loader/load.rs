@@ -18,7 +18,7 @@ use pharos::repository::{Change, VersionFingerprint, changes};
 use pharos::timeline::Instant;
 
 use super::Loader;
-use super::memory_budget::ToLoad;
+use super::memory_sizes::ToLoad;
 use super::prepare::{Prepared, Version};
 use crate::cache::{Files, ModelCache, ResponseCache};
 use crate::launch::Launch;
@@ -28,7 +28,6 @@ use crate::serving::{Executor, Serving};
 use crate::store::scan;
 use crate::supervisor::{Instances, Plan, WarmUp};
 use pharos_os::clock;
-use pharos_telemetry::system;
 
 /// The series of a version that is being loaded. Dropping it removes new series; [`Unserved::keep`] keeps them.
 pub(super) struct Unserved {
@@ -305,10 +304,9 @@ impl Loader {
 
     /// Returns the bytes that the processes of a model use on GPUs, by device number.
     async fn gpu_memory(&self, instances: &Instances) -> Vec<(u32, u64)> {
-        let devices = &self.settings.devices;
-        let Some(gpus) = devices.gpus() else { return Vec::new() };
-        let found = system::gpu_memory(gpus.clone(), instances.pids()).await;
-        found.into_iter().filter_map(|(bus, bytes)| Some((devices.number_of(bus)?, bytes))).collect()
+        let (memory, pids) = (self.settings.devices.process_memory().await, instances.pids());
+        let used = self.settings.devices.numbers().filter_map(|number| Some((number, memory.of(number, &pids)?)));
+        used.filter(|(_, bytes)| *bytes > 0).collect()
     }
 }
 

@@ -1,8 +1,8 @@
-//! Keeps the memory of all models within `--model-memory-limit`: unloads models that are loaded on demand, or refuses a load.
+//! Keeps the memory of all models within `--model-memory-limit` and `--model-gpu-memory-limit`: unloads models that are loaded on
+//! demand, or refuses a load.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,16 +10,18 @@ use std::time::Duration;
 use pharos::metrics::labels::OnDemandUnload;
 use pharos::model::{ModelConfig, Scheduling};
 use pharos::repository::LastUses;
-use pharos::repository::memory_budget::{Candidate, KnownSize, Sizes, Unmeasured, refusal, to_unload, under_pressure};
+use pharos::repository::memory_budget::{
+    Candidate, Expectation, KnownSize, Memory, MemoryBytes, Shortage, Sizes, insufficient, refusal, to_unload,
+    under_pressure,
+};
 use tokio::sync;
 use tokio::time::sleep;
 
 use super::Loader;
+use super::memory_sizes::{ToLoad, ToMeasure, files_of};
 use super::unloading::unloadable;
-use crate::scheduler::placement;
 use crate::serving::{MemoryShare, Snapshot, Totals, UnloadedVersion};
 use pharos_os::clock;
-use pharos_telemetry::system;
 
 /// The interval of checking whether unloaded models have ended.
 const LOOK: Duration = Duration::from_millis(5);
@@ -27,10 +29,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// The longest time that a load waits for unloaded models to end.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// The most files of a model whose sizes are read.
-const MAX_FILES: usize = 100_000;
-
-/// What the limit needs to know about models.
+/// What the limits need to know about models.
 #[derive(Default)]
 pub(super) struct MemoryBudget {
     // Locked only to read or change it.
@@ -44,7 +43,7 @@ pub(super) struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    fn sizes(&self) -> MutexGuard<'_, Sizes> {
+    pub(super) fn sizes(&self) -> MutexGuard<'_, Sizes> {
         self.sizes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -53,57 +52,17 @@ impl MemoryBudget {
     }
 }
 
-/// A model version that is about to be loaded.
-pub(super) struct ToLoad<'l> {
-    pub(super) name: &'l str,
-    pub(super) version: u64,
-    pub(super) directory: &'l Path,
-    pub(super) config: Option<&'l ModelConfig>,
-}
-
-/// The bytes that a version is expected to use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Expected {
-    /// It used so many when it was loaded before.
-    Known(u64),
-    /// It was never loaded.
-    Guessed(u64),
-}
-
-impl Expected {
-    fn bytes(self) -> u64 {
-        let (Self::Known(bytes) | Self::Guessed(bytes)) = self;
-        bytes
-    }
-
-    fn plus(self, other: Self) -> Self {
-        let sum = self.bytes().saturating_add(other.bytes());
-        match (self, other) {
-            (Self::Known(_), Self::Known(_)) => Self::Known(sum),
-            _ => Self::Guessed(sum),
-        }
-    }
-
-    /// Returns the bytes to make free. A guess alone is no reason to refuse a load: the size is checked after it.
-    fn at_most(self, limit: u64) -> u64 {
-        match self {
-            Self::Known(bytes) => bytes,
-            Self::Guessed(bytes) => bytes.min(limit),
-        }
-    }
-}
-
 /// A model that can be unloaded, with what is known of it.
 struct Unloadable {
     name: String,
-    bytes: u64,
+    bytes: MemoryBytes,
     unused: Duration,
     load: Duration,
 }
 
 impl Unloadable {
     fn as_candidate(&self) -> Candidate<'_> {
-        Candidate { name: &self.name, bytes: self.bytes, unused: self.unused, load: self.load }
+        Candidate { name: &self.name, bytes: &self.bytes, unused: self.unused, load: self.load }
     }
 }
 
@@ -113,15 +72,19 @@ impl Loader {
     /// # Errors
     /// It does not fit, and unloading what may be unloaded is not enough; the text has the numbers.
     pub(super) async fn room_for(self: &Arc<Self>, model: &ToLoad<'_>) -> Result<Option<MemoryShare>, String> {
-        let Some(limit) = self.models.shared.memory.limit() else { return Ok(None) };
+        let memory = &self.models.shared.memory;
+        if !memory.is_limited() {
+            return Ok(None);
+        }
         let key = (model.name.to_owned(), model.version);
         let reserved = self.memory.reserved().remove(&key);
         let share = match reserved {
             Some(share) => share,
             None => {
-                let needed = self.expected(model).await.at_most(limit);
+                let unmeasured = self.unmeasured(model).await;
+                let needed = || self.expected(model.name, model.version, &unmeasured).within(memory.limits());
                 // The loads of others that have begun will end, but those that have not may wait for what this load holds.
-                self.make_room(model.name, (needed, limit), |totals| totals.loading > 0).await?
+                self.make_room(model.name, needed, |totals| totals.loading > 0).await?
             }
         };
         share.begin_load();
@@ -134,26 +97,34 @@ impl Loader {
     /// # Errors
     /// As [`Loader::room_for`].
     pub(super) async fn reserve_for(self: &Arc<Self>, name: &str) -> Result<(), String> {
-        let Some(limit) = self.models.shared.memory.limit() else { return Ok(()) };
-        let needed = self.expected_of_all(name).await;
-        let sum = needed.iter().map(|(_, expected)| *expected).fold(Expected::Known(0), Expected::plus);
-        let (whole, all) = (sum.at_most(limit), sum.bytes().max(1));
-        let may_change = |totals: &Totals| totals.loading > 0 || totals.reserved > 0;
-        let reserved = self.make_room(name, (whole, limit), may_change).await?;
-        let part = |expected: Expected| (u128::from(expected.bytes()) * u128::from(whole) / u128::from(all)) as u64;
-        self.memory.reserved().extend(needed.into_iter().map(|(key, expected)| (key, reserved.split(part(expected)))));
-        Ok(())
-    }
-
-    /// Returns what each version of a model and its members is expected to use, of those that are loaded on demand and not loaded.
-    async fn expected_of_all(&self, name: &str) -> Vec<((String, u64), Expected)> {
-        let mut all = Vec::new();
-        for (name, (version, directory, config)) in self.unloaded_versions(name) {
-            let model = ToLoad { name: &name, version, directory: &directory, config: config.as_deref() };
-            let expected = self.expected(&model).await;
-            all.push(((name, version), expected));
+        let memory = &self.models.shared.memory;
+        if !memory.is_limited() {
+            return Ok(());
         }
-        all
+        let versions = self.unloaded_versions(name);
+        let mut models = Vec::new();
+        for (name, (version, directory, config)) in &versions {
+            let model = ToLoad { name, version: *version, directory, config: config.as_deref() };
+            models.push((name, *version, self.unmeasured(&model).await));
+        }
+        let expected = || -> Vec<_> {
+            let expected = |(name, version, model): &(&String, u64, _)| self.expected(name, *version, model);
+            models.iter().map(expected).collect()
+        };
+        let sum = |expected: &[Expectation]| {
+            let mut all = Expectation::default();
+            expected.iter().for_each(|one| all.add(one));
+            all
+        };
+        let may_change = |totals: &Totals| totals.loading > 0 || totals.reserved > 0;
+        let needed = || sum(&expected()).within(memory.limits());
+        let reserved = self.make_room(name, needed, may_change).await?;
+        let (whole, expected) = (reserved.bytes(), expected());
+        let all = sum(&expected);
+        let parts = expected.iter().map(|one| reserved.split(&one.part_of(&whole, &all)));
+        let keys = models.iter().map(|(name, version, _)| ((*name).clone(), *version));
+        self.memory.reserved().extend(keys.zip(parts));
+        Ok(())
     }
 
     /// Returns the versions with workers of a model and its members, of those that are loaded on demand and not loaded.
@@ -187,113 +158,126 @@ impl Loader {
         (share, pids): (&MemoryShare, Vec<u32>),
         load: Duration,
     ) -> Result<(), String> {
-        let measured = tokio::task::spawn_blocking(move || written_memory(&pids)).await.ok().flatten();
-        let Some(limit) = self.models.shared.memory.limit() else { return Ok(()) };
-        let bytes = measured.unwrap_or_else(|| share.bytes());
-        let is_new = self.memory.sizes().known(model.name, model.version).is_none();
-        let files = if is_new { Some(files_of(model.directory).await) } else { None };
-        let unmeasured = files.map(|files| unmeasured(model, files));
-        self.memory.sizes().loaded(model.name, model.version, KnownSize { bytes, load }, unmeasured);
-        share.set(bytes);
-        if self.excess(limit) == 0 {
+        let instances = self.instances_by_memory(model.config, model.version);
+        let before = share.bytes();
+        let to_measure = ToMeasure { memories: instances.keys().copied().collect(), pids, before: before.clone() };
+        let bytes = self.measure(vec![to_measure]).await.pop().unwrap_or(before);
+        let is_known = self.memory.sizes().is_known(model.name, model.version, instances.keys());
+        let files = if is_known { None } else { Some(files_of(model.directory).await) };
+        let unmeasured = files.map(|files| model.unmeasured(files, instances));
+        let size = KnownSize { bytes: bytes.clone(), load };
+        self.memory.sizes().loaded(model.name, model.version, size, unmeasured.as_ref());
+        share.set(bytes.clone());
+        // Other memories may have no room left because of other models.
+        let excess = || -> MemoryBytes {
+            self.models.shared.memory.excess().iter().filter(|(memory, _)| bytes.of(*memory) > 0).collect()
+        };
+        if excess().is_zero() {
             return Ok(());
         }
         let _turn = self.memory.turn.lock().await;
-        self.unload_some(self.excess(limit), OnDemandUnload::Memory);
-        match self.excess(limit) {
-            0 => Ok(()),
-            _ => Err(self.refused(model.name, (bytes, limit))),
+        self.unload_some(&excess(), OnDemandUnload::Memory);
+        match excess().iter().next() {
+            None => Ok(()),
+            Some((memory, _)) => Err(self.refused(model.name, memory, bytes.of(memory))),
         }
     }
 
-    /// Measures the loaded models, and unloads some if they have grown beyond the limit, or one if the machine lacks memory.
+    /// Measures the loaded models, and unloads some if they have grown beyond a limit, or one if the machine lacks memory.
     pub(super) async fn watch_memory(self: &Arc<Self>) {
-        let Some(limit) = self.models.shared.memory.limit() else { return };
+        let memory = &self.models.shared.memory;
+        if !memory.is_limited() {
+            return;
+        }
         self.measure_all().await;
         let _turn = self.memory.turn.lock().await;
-        let excess = self.excess(limit);
-        if excess > 0 {
-            self.unload_some(excess, OnDemandUnload::Memory);
+        // One by one: room can be made in one memory even if it cannot in another.
+        for (limited, _) in memory.limits().iter() {
+            let excess = memory.excess().of(limited);
+            self.unload_some(&MemoryBytes::from_iter([(limited, excess)]), OnDemandUnload::Memory);
+        }
+        if memory.limits().get(Memory::Main).is_none() {
+            return;
         }
         let pressure = self.settings.on_demand.memory_pressure.clone();
         let text = tokio::task::spawn_blocking(move || fs::read_to_string(pressure)).await;
         if text.is_ok_and(|text| text.is_ok_and(|text| under_pressure(&text))) {
-            self.unload_some(1, OnDemandUnload::Pressure);
+            self.unload_some(&MemoryBytes::from_iter([(Memory::Main, 1)]), OnDemandUnload::Pressure);
         }
     }
 
     async fn measure_all(&self) {
-        let loaded: Vec<(String, u64, Arc<MemoryShare>, Vec<u32>)> = {
+        let (mut loaded, mut to_measure) = (Vec::new(), Vec::new());
+        {
             let table = self.models.snapshot();
-            let loaded = table.serving.iter().flat_map(|(name, versions)| {
-                versions.iter().filter_map(move |(version, serving)| {
-                    let (memory, pids) = (serving.executor.memory()?.clone(), serving.instances()?.pids());
-                    Some((name.clone(), *version, memory, pids))
-                })
-            });
-            loaded.collect()
-        };
-        let measure = move || {
-            let measured = loaded.into_iter().map(|(name, version, share, pids)| {
-                let bytes = written_memory(&pids);
-                bytes.iter().for_each(|bytes| share.set(*bytes));
-                (name, version, bytes)
-            });
-            measured.collect::<Vec<_>>()
-        };
-        for (name, version, bytes) in tokio::task::spawn_blocking(measure).await.unwrap_or_default() {
-            bytes.iter().for_each(|bytes| self.memory.sizes().grown(&name, version, *bytes));
+            let versions = table
+                .serving
+                .iter()
+                .flat_map(|(name, all)| all.iter().map(move |(number, version)| (name, number, version)));
+            for (name, number, serving) in versions {
+                let (Some(share), Some(instances)) = (serving.executor.memory(), serving.instances()) else { continue };
+                let memories = self.instances_by_memory(Some(&*serving.config), *number).into_keys().collect();
+                to_measure.push(ToMeasure { memories, pids: instances.pids(), before: share.bytes() });
+                loaded.push((name.clone(), *number, share.clone()));
+            }
+        }
+        for ((name, version, share), bytes) in loaded.into_iter().zip(self.measure(to_measure).await) {
+            self.memory.sizes().grown(&name, version, &bytes);
+            share.set(bytes);
         }
     }
 
-    /// Returns how many bytes more than the limit models use, without those that are ending.
-    fn excess(&self, limit: u64) -> u64 {
-        let totals = self.models.shared.memory.totals();
-        (totals.used - totals.ending).saturating_sub(limit)
-    }
-
-    /// Waits until `needed` bytes are free, and reserves them. If unloading models is not enough, waits while `may_change`: the
-    /// sizes of models that are being loaded may be smaller than reserved, and they may be unloaded afterwards.
+    /// Waits until the bytes that `needed` returns are free, and reserves them. If unloading models is not enough, waits while
+    /// `may_change` for the memories that lack them: the sizes of models that are being loaded may be smaller than reserved, and they
+    /// may be unloaded afterwards. What is needed may change too, since models of the same backend are measured meanwhile.
     async fn make_room(
         self: &Arc<Self>,
         name: &str,
-        (needed, limit): (u64, u64),
+        needed: impl Fn() -> MemoryBytes,
         may_change: impl Fn(&Totals) -> bool,
     ) -> Result<MemoryShare, String> {
         let memory = &self.models.shared.memory;
         let _turn = self.memory.turn.lock().await;
-        let began = clock::now();
+        let (began, mut lacking) = (clock::now(), (Memory::Main, 0));
         while !self.exiting.load(Ordering::Relaxed) && clock::now() - began < LONGEST_WAIT {
-            let totals = memory.totals();
-            if totals.used.saturating_add(needed) <= limit {
-                return Ok(memory.reserve(needed));
-            }
-            let missing = (totals.used - totals.ending).saturating_add(needed).saturating_sub(limit);
-            if missing > 0
-                && !self.unload_some(missing, OnDemandUnload::Memory)
-                && (needed > limit || !may_change(&totals))
-            {
-                return Err(self.refused(name, (needed, limit)));
+            // Read first: if a load ends afterwards, the next round considers its size, and may unload it.
+            let limits = memory.limits().iter().map(|(limited, _)| limited);
+            let changing: Vec<Memory> = limits.filter(|limited| may_change(&memory.totals(*limited))).collect();
+            let needed = needed();
+            let missing = memory.missing(&needed);
+            let Some((first, _)) = missing.iter().next() else { return Ok(memory.reserve(needed)) };
+            lacking = (first, needed.of(first));
+            let short = self.unload_some(&memory.missing_after_ends(&needed), OnDemandUnload::Memory);
+            let settled =
+                |limited: &Memory| needed.of(*limited) > memory.limits().of(*limited) || !changing.contains(limited);
+            if let Some(limited) = short.into_iter().find(settled) {
+                return Err(self.refused(name, limited, needed.of(limited)));
             }
             sleep(LOOK).await;
         }
-        Err(self.refused(name, (needed, limit)))
+        Err(self.refused(name, lacking.0, lacking.1))
     }
 
-    fn refused(&self, name: &str, (needed, limit): (u64, u64)) -> String {
-        let unused = self.unloadable().iter().map(|model| model.bytes).sum();
-        refusal(name, (needed, limit), (self.models.shared.memory.totals().used, unused))
+    fn refused(&self, name: &str, memory: Memory, needed: u64) -> String {
+        let all = &self.models.shared.memory;
+        let (limit, used) = (all.limits().of(memory), all.totals(memory).used);
+        let unused = self.unloadable().iter().map(|model| model.bytes.of(memory)).sum();
+        refusal(name, Shortage { memory, needed, limit, used, unused })
     }
 
-    /// Begins to unload models that together have at least `bytes`. Returns whether there are so many; if not, unloads none.
-    fn unload_some(self: &Arc<Self>, bytes: u64, reason: OnDemandUnload) -> bool {
+    /// Begins to unload models that together have at least these bytes. If all of them have too few bytes in some memories, unloads
+    /// none, and returns these memories.
+    fn unload_some(self: &Arc<Self>, bytes: &MemoryBytes, reason: OnDemandUnload) -> Vec<Memory> {
+        if bytes.is_zero() {
+            return Vec::new();
+        }
         let models = self.unloadable();
         let candidates: Vec<_> = models.iter().map(Unloadable::as_candidate).collect();
-        let Some(chosen) = to_unload(bytes, &candidates) else { return false };
+        let Some(chosen) = to_unload(bytes, &candidates) else { return insufficient(bytes, &candidates) };
         for name in chosen {
             self.unload_unused(name, reason);
         }
-        true
+        Vec::new()
     }
 
     /// Returns the models that may be unloaded now.
@@ -304,25 +288,16 @@ impl Loader {
         let mut all = Vec::new();
         for name in &table.demanded {
             let Some(gone) = unloadable(&table, name) else { continue };
-            let (mut bytes, mut load) = (0, Duration::ZERO);
+            let (mut bytes, mut load) = (MemoryBytes::default(), Duration::ZERO);
             for model in &gone {
                 for (version, serving) in table.serving.get(*model).into_iter().flatten() {
-                    bytes += serving.executor.memory().map_or(0, |share| share.bytes());
+                    serving.executor.memory().iter().for_each(|share| bytes.add(&share.bytes()));
                     load += sizes.known(model, *version).map_or(Duration::ZERO, |known| known.load);
                 }
             }
             all.push(Unloadable { name: name.clone(), bytes, unused: uses.unused(now, name), load });
         }
         all
-    }
-
-    /// Returns the bytes that a version is expected to use.
-    async fn expected(&self, model: &ToLoad<'_>) -> Expected {
-        if let Some(known) = self.memory.sizes().known(model.name, model.version) {
-            return Expected::Known(known.bytes);
-        }
-        let files = files_of(model.directory).await;
-        Expected::Guessed(self.memory.sizes().expected(unmeasured(model, files)))
     }
 }
 
@@ -336,59 +311,4 @@ fn with_members<'t>(table: &'t Snapshot, name: &'t str) -> Vec<&'t str> {
         next += 1;
     }
     all
-}
-
-fn unmeasured<'l>(model: &ToLoad<'l>, files: u64) -> Unmeasured<'l> {
-    let instances = model.config.map_or(1, |config| placement::of(config, model.version).len() as u64);
-    Unmeasured { backend: model.config.map_or("python", |config| config.backend.as_str()), files, instances }
-}
-
-/// Returns the bytes of the files in a directory of a model.
-async fn files_of(directory: &Path) -> u64 {
-    let directory = directory.to_owned();
-    tokio::task::spawn_blocking(move || bytes_in(&directory)).await.unwrap_or_default()
-}
-
-fn bytes_in(directory: &Path) -> u64 {
-    let (mut bytes, mut read) = (0u64, 0);
-    let mut directories = vec![directory.to_owned()];
-    while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-            read += 1;
-            // Links to files count as the files, as in caches of models; links to directories are not followed.
-            match (entry.file_type(), fs::metadata(entry.path())) {
-                (Ok(kind), _) if kind.is_dir() => directories.push(entry.path()),
-                (_, Ok(metadata)) if metadata.is_file() => bytes = bytes.saturating_add(metadata.len()),
-                _ => {}
-            }
-            if read >= MAX_FILES {
-                return bytes;
-            }
-        }
-    }
-    bytes
-}
-
-/// Returns the bytes that these processes have written; `None` if one cannot be read.
-fn written_memory(pids: &[u32]) -> Option<u64> {
-    let read = pids.iter().map(|pid| system::written_memory(Path::new("/proc"), *pid));
-    read.sum::<Option<u64>>().filter(|bytes| *bytes > 0)
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_files_of_a_model_are_those_in_all_its_directories() {
-        let directory = tempfile::tempdir().unwrap();
-        fs::create_dir_all(directory.path().join("a/b")).unwrap();
-        fs::write(directory.path().join("model.onnx"), [0; 100]).unwrap();
-        fs::write(directory.path().join("a/b/weights"), [0; 23]).unwrap();
-        std::os::unix::fs::symlink("../..", directory.path().join("a/b/loop")).unwrap();
-        std::os::unix::fs::symlink("../../model.onnx", directory.path().join("a/b/link.onnx")).unwrap();
-        assert_eq!(bytes_in(directory.path()), 223);
-        assert_eq!(bytes_in(&directory.path().join("none")), 0);
-    }
 }

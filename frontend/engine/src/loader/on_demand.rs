@@ -202,10 +202,10 @@ impl Loader {
     }
 
     /// Watches the loaded models until the server exits: unloads those without use if the settings say after which time, and keeps
-    /// their memory within the limit, if there is one.
+    /// their memory within the limits, if there are any.
     pub(super) fn start_watching_models(self: &Arc<Self>) {
         let idle = self.settings.on_demand.idle;
-        let limited = self.models.shared.memory.limit().is_some();
+        let limited = self.models.shared.memory.is_limited();
         let interval = match (idle, limited) {
             (None, false) => return,
             (None, true) => MEMORY_LOOK,

@@ -27,7 +27,10 @@ impl Models for Loader {
                 let limit = wait_limit(&request);
                 let model = (request.model_name.clone(), request.model_version.clone());
                 let loaded = async move {
-                    self.demand((&model.0, &model.1), limit).await.map_err(|error| refused(&model.0, error))?;
+                    let loaded = self.demand((&model.0, &model.1), limit).await;
+                    if loaded.map_err(|error| refused(&model.0, error))? {
+                        self.models.snapshot().record_waited(&model.0);
+                    }
                     self.infer(request, may_be_many)
                 };
                 return Ok(Box::new(Loading::Waits(Box::pin(loaded))));

@@ -9,7 +9,10 @@ use pharos::id::{InstanceId, ModelVersion};
 use pharos::load_report::ModelSample;
 use pharos::metrics::builtin::Builtin;
 use pharos::metrics::labels::InstanceState;
+use pharos::metrics::record;
+use pharos::metrics::series::ModelSeries;
 use pharos::repository::State as ModelState;
+use pharos::repository::memory_budget::Memory;
 
 use super::{Executor, ModelTable, Serving};
 use crate::ensemble::Ensemble;
@@ -54,6 +57,7 @@ impl ModelTable {
             responses.observe();
         }
         self.observe_memory(&all);
+        self.observe_hits();
         let load_waits = self.load_waits.load(Ordering::Relaxed);
         self.shared.metrics.set_gauges(Builtin::OnDemandWaiting, &[(Vec::new(), load_waits as f64)]);
         self.shared.metrics.set_gauges(Builtin::BuildInfo, &[(vec![env!("CARGO_PKG_VERSION")], 1.0)]);
@@ -93,19 +97,49 @@ impl ModelTable {
         self.shared.metrics.set_gauges(Builtin::ModelBatchSlots, &combined(free, |first, _| first));
     }
 
-    /// Sets the gauges of the memory of models, if it is limited.
+    /// Sets the gauges of the memory of models, of each memory that is limited.
     fn observe_memory(&self, all: &[ExecutingVersion]) {
         let memory = &self.shared.memory;
-        let Some(limit) = memory.limit() else { return };
-        let versions: Vec<_> = all
-            .iter()
-            .filter_map(|live| Some((live, live.model.version.to_string(), live.executor.memory()?.bytes())))
-            .collect();
-        let rows =
-            versions.iter().map(|(live, version, bytes)| (vec![&*live.model.name, version.as_str()], *bytes as f64));
-        self.shared.metrics.set_gauges(Builtin::ModelMemory, &summed(rows.collect()));
-        self.shared.metrics.set_gauges(Builtin::ModelMemoryLimit, &[(Vec::new(), limit as f64)]);
-        self.shared.metrics.set_gauges(Builtin::ModelMemoryUsed, &[(Vec::new(), memory.totals().used as f64)]);
+        let version =
+            |live: &'_ ExecutingVersion| Some((live.model.version.to_string(), live.executor.memory()?.bytes()));
+        let versions: Vec<_> = all.iter().filter_map(|live| Some((&live.model.name, version(live)?))).collect();
+        let bytes_in = |limited: Memory| {
+            let used = versions.iter().filter_map(move |(name, (version, bytes))| {
+                Some((vec![&***name, version.as_str()], bytes.get(limited)? as f64))
+            });
+            used.collect::<Rows<'_>>()
+        };
+        if let Some(limit) = memory.limits().get(Memory::Main) {
+            let used = memory.totals(Memory::Main).used;
+            self.shared.metrics.set_gauges(Builtin::ModelMemory, &summed(bytes_in(Memory::Main)));
+            self.shared.metrics.set_gauges(Builtin::ModelMemoryLimit, &[(Vec::new(), limit as f64)]);
+            self.shared.metrics.set_gauges(Builtin::ModelMemoryUsed, &[(Vec::new(), used as f64)]);
+        }
+        let (mut of_models, mut limits, mut used) = (Rows::new(), Rows::new(), Rows::new());
+        for (number, uuid) in &self.shared.gpu_uuids {
+            let limited = Memory::Gpu(*number);
+            let Some(limit) = memory.limits().get(limited) else { continue };
+            limits.push((vec![uuid.as_str()], limit as f64));
+            used.push((vec![uuid.as_str()], memory.totals(limited).used as f64));
+            let of_gpu = bytes_in(limited).into_iter();
+            of_models.extend(of_gpu.map(|(labels, bytes)| ([labels, vec![uuid.as_str()]].concat(), bytes)));
+        }
+        self.shared.metrics.set_gauges(Builtin::ModelGpuMemory, &summed(of_models));
+        self.shared.metrics.set_gauges(Builtin::ModelGpuMemoryLimit, &limits);
+        self.shared.metrics.set_gauges(Builtin::ModelGpuMemoryUsed, &used);
+    }
+
+    /// Counts the requests since the last scrape that found their model loaded, of models that are loaded on demand.
+    fn observe_hits(&self) {
+        self.all().iter().for_each(|serving| self.count_hits(&serving.model, &serving.series));
+    }
+
+    /// Counts the requests to a version since the last count that found it loaded, if the model is loaded on demand.
+    pub(super) fn count_hits(&self, model: &ModelVersion, series: &ModelSeries) {
+        let table = self.snapshot();
+        if let Some(on_demand) = table.on_demand.get(&*model.name) {
+            record::on_demand_hits(&self.shared.metrics, &model.name, on_demand.hits(series.take_requested()));
+        }
     }
 
     /// Returns the load of each version with instances, for load reports.

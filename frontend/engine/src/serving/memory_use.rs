@@ -1,17 +1,20 @@
-//! How much memory the models use together, for a limit of it.
+//! How much of each memory the models use together, for limits of it.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pharos::repository::memory_budget::{Memory, MemoryBytes};
 
 /// The memory that all models use or have reserved.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryUse {
-    /// The most bytes that models may use; `None` without a limit.
-    limit: Option<u64>,
+    /// The most bytes that models may use, with an entry for each limited memory.
+    limits: MemoryBytes,
     // Locked only to read or change the numbers.
-    totals: Mutex<Totals>,
+    totals: Mutex<BTreeMap<Memory, Totals>>,
 }
 
-/// Numbers of bytes.
+/// Numbers of bytes in one memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     /// Of all model versions that are loaded, being loaded or ending.
@@ -40,51 +43,89 @@ pub(crate) struct MemoryShare {
     state: Mutex<ShareState>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct ShareState {
-    bytes: u64,
+    bytes: MemoryBytes,
     stage: Stage,
 }
 
 impl MemoryUse {
-    pub(crate) fn new(limit: Option<u64>) -> Arc<Self> {
-        Arc::new(Self { limit, totals: Mutex::default() })
+    pub(crate) fn new(limits: MemoryBytes) -> Arc<Self> {
+        Arc::new(Self { limits, totals: Mutex::default() })
     }
 
-    /// The most bytes that models may use; `None` without a limit.
-    pub(crate) fn limit(&self) -> Option<u64> {
-        self.limit
+    /// The most bytes that models may use, with an entry for each limited memory.
+    pub(crate) fn limits(&self) -> &MemoryBytes {
+        &self.limits
     }
 
-    pub(crate) fn totals(&self) -> Totals {
-        *self.lock()
+    /// Returns whether any memory is limited.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.limits.iter().next().is_some()
+    }
+
+    pub(crate) fn totals(&self, memory: Memory) -> Totals {
+        self.lock().get(&memory).copied().unwrap_or_default()
+    }
+
+    /// Returns the bytes that are missing in each memory for `needed` more bytes; memories that have enough, or of which nothing is
+    /// needed, have no entry.
+    pub(crate) fn missing(&self, needed: &MemoryBytes) -> MemoryBytes {
+        self.beyond(needed.iter().filter(|(_, bytes)| *bytes > 0), |totals| totals.used)
+    }
+
+    /// Returns the same as if the models that are ending had ended.
+    pub(crate) fn missing_after_ends(&self, needed: &MemoryBytes) -> MemoryBytes {
+        self.beyond(needed.iter().filter(|(_, bytes)| *bytes > 0), Totals::lasting)
+    }
+
+    /// Returns the bytes that models use beyond the limit in each memory, without those that are ending; other memories have no
+    /// entry.
+    pub(crate) fn excess(&self) -> MemoryBytes {
+        self.beyond(self.limits.iter().map(|(memory, _)| (memory, 0)), Totals::lasting)
+    }
+
+    fn beyond(&self, needed: impl Iterator<Item = (Memory, u64)>, used: impl Fn(&Totals) -> u64) -> MemoryBytes {
+        let beyond = needed.filter_map(|(memory, bytes)| {
+            let (used, limit) = (used(&self.totals(memory)), self.limits.get(memory)?);
+            Some((memory, used.saturating_add(bytes).saturating_sub(limit))).filter(|(_, bytes)| *bytes > 0)
+        });
+        beyond.collect()
     }
 
     /// Counts `bytes` as used until the returned share is dropped.
-    pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> MemoryShare {
-        let share =
-            MemoryShare { of: self.clone(), state: Mutex::new(ShareState { bytes: 0, stage: Stage::Reserved }) };
+    pub(crate) fn reserve(self: &Arc<Self>, bytes: MemoryBytes) -> MemoryShare {
+        let state = ShareState { bytes: MemoryBytes::default(), stage: Stage::Reserved };
+        let share = MemoryShare { of: self.clone(), state: Mutex::new(state) };
         share.change(|state| state.bytes = bytes);
         share
     }
 
-    fn lock(&self) -> MutexGuard<'_, Totals> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Memory, Totals>> {
         self.totals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+impl Totals {
+    /// Returns the bytes that are used when the models that are ending have ended.
+    fn lasting(&self) -> u64 {
+        self.used - self.ending
+    }
+}
+
 impl MemoryShare {
-    /// Returns the number of bytes.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.lock().bytes
+    /// Returns the number of bytes in each memory.
+    pub(crate) fn bytes(&self) -> MemoryBytes {
+        self.lock().bytes.clone()
     }
 
     /// Moves `bytes`, or all if there are fewer, to a new share.
-    pub(crate) fn split(&self, bytes: u64) -> Self {
+    pub(crate) fn split(&self, bytes: &MemoryBytes) -> Self {
         let mut state = self.lock();
-        let bytes = bytes.min(state.bytes);
-        state.bytes -= bytes;
-        Self { of: self.of.clone(), state: Mutex::new(ShareState { bytes, ..*state }) }
+        let moved: MemoryBytes =
+            bytes.iter().map(|(memory, bytes)| (memory, bytes.min(state.bytes.of(memory)))).collect();
+        state.bytes.subtract(&moved);
+        Self { of: self.of.clone(), state: Mutex::new(ShareState { bytes: moved, stage: state.stage }) }
     }
 
     /// Records that the load begins.
@@ -93,7 +134,7 @@ impl MemoryShare {
     }
 
     /// Records the measured number of bytes of a loaded version.
-    pub(crate) fn set(&self, bytes: u64) {
+    pub(crate) fn set(&self, bytes: MemoryBytes) {
         self.change(|state| {
             state.bytes = bytes;
             if state.stage != Stage::Ending {
@@ -109,12 +150,19 @@ impl MemoryShare {
 
     fn change(&self, change: impl FnOnce(&mut ShareState)) {
         let mut state = self.lock();
-        let before = *state;
+        let before = state.clone();
         change(&mut state);
         let mut totals = self.of.lock();
-        totals.used = totals.used - before.bytes + state.bytes;
-        before.stage.total(&mut totals).iter_mut().for_each(|total| **total -= before.bytes);
-        state.stage.total(&mut totals).iter_mut().for_each(|total| **total += state.bytes);
+        for (memory, bytes) in before.bytes.iter() {
+            let totals = totals.entry(memory).or_default();
+            totals.used -= bytes;
+            before.stage.total(totals).iter_mut().for_each(|total| **total -= bytes);
+        }
+        for (memory, bytes) in state.bytes.iter() {
+            let totals = totals.entry(memory).or_default();
+            totals.used += bytes;
+            state.stage.total(totals).iter_mut().for_each(|total| **total += bytes);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, ShareState> {
@@ -136,7 +184,7 @@ impl Stage {
 
 impl Drop for MemoryShare {
     fn drop(&mut self) {
-        self.change(|state| state.bytes = 0);
+        self.change(|state| state.bytes = MemoryBytes::default());
     }
 }
 
@@ -144,26 +192,46 @@ impl Drop for MemoryShare {
 mod tests {
     use super::*;
 
+    fn bytes(main: u64, gpu: u64) -> MemoryBytes {
+        MemoryBytes::from_iter([(Memory::Main, main), (Memory::Gpu(0), gpu)])
+    }
+
     #[test]
     fn shares_are_counted_until_they_are_dropped() {
-        let memory = MemoryUse::new(Some(1000));
+        let memory = MemoryUse::new(bytes(1000, 10));
+        let of = |memory: &MemoryUse| [memory.totals(Memory::Main), memory.totals(Memory::Gpu(0))];
         let totals = |used, reserved, loading, ending| Totals { used, reserved, loading, ending };
-        let (first, second) = (memory.reserve(100), memory.reserve(50));
-        assert_eq!((memory.limit(), memory.totals()), (Some(1000), totals(150, 150, 0, 0)));
+        let (first, second) = (memory.reserve(bytes(100, 1)), memory.reserve(bytes(50, 0)));
+        assert_eq!(of(&memory), [totals(150, 150, 0, 0), totals(1, 1, 0, 0)]);
         first.begin_load();
-        assert_eq!(memory.totals(), totals(150, 50, 100, 0));
-        first.set(120);
-        assert_eq!((first.bytes(), memory.totals()), (120, totals(170, 50, 0, 0)));
+        assert_eq!(of(&memory), [totals(150, 50, 100, 0), totals(1, 0, 1, 0)]);
+        first.set(bytes(120, 2));
+        assert_eq!((first.bytes(), of(&memory)), (bytes(120, 2), [totals(170, 50, 0, 0), totals(2, 0, 0, 0)]));
         first.end();
-        first.set(30);
+        first.set(bytes(30, 2));
         first.end();
-        assert_eq!(memory.totals(), totals(80, 50, 0, 30));
+        assert_eq!(of(&memory), [totals(80, 50, 0, 30), totals(2, 0, 0, 2)]);
         drop(first);
-        let third = second.split(20);
+        let third = second.split(&bytes(20, 5));
         third.begin_load();
-        assert_eq!((second.bytes(), third.bytes(), memory.totals()), (30, 20, totals(50, 30, 20, 0)));
+        assert_eq!((second.bytes(), third.bytes()), (bytes(30, 0), bytes(20, 0)));
+        assert_eq!(of(&memory), [totals(50, 30, 20, 0), Totals::default()]);
         drop(second);
         drop(third);
-        assert_eq!(memory.totals(), Totals::default());
+        assert_eq!(of(&memory), [Totals::default(); 2]);
+    }
+
+    #[test]
+    fn only_memories_that_a_model_needs_can_be_missing() {
+        let memory = MemoryUse::new(bytes(1000, 10));
+        assert!(memory.is_limited() && !MemoryUse::new(MemoryBytes::default()).is_limited());
+        let share = memory.reserve(bytes(900, 12));
+        assert_eq!(memory.missing(&bytes(100, 0)), MemoryBytes::default());
+        assert_eq!(memory.missing(&bytes(101, 1)), bytes(1, 3));
+        assert_eq!(memory.excess(), MemoryBytes::from_iter([(Memory::Gpu(0), 2)]));
+        assert_eq!(memory.missing(&MemoryBytes::from_iter([(Memory::Gpu(7), 5)])), MemoryBytes::default());
+        share.end();
+        assert_eq!(memory.missing(&bytes(101, 1)), bytes(1, 3));
+        assert_eq!((memory.missing_after_ends(&bytes(101, 1)), memory.excess()), Default::default());
     }
 }

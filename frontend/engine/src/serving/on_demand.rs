@@ -30,6 +30,8 @@ pub(crate) struct OnDemand {
     load: Mutex<Option<Outcome>>,
     /// The number of requests that found the model loaded before they were passed to it.
     found: AtomicU64,
+    /// The number of requests that waited for a load and are not yet subtracted from all requests.
+    waited: AtomicU64,
 }
 
 impl OnDemand {
@@ -46,6 +48,7 @@ impl OnDemand {
             attempts: Mutex::default(),
             load: Mutex::default(),
             found: AtomicU64::new(0),
+            waited: AtomicU64::new(0),
         }
     }
 
@@ -110,6 +113,19 @@ impl OnDemand {
         self.found.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a request that waited until the model was loaded, and is then passed to it.
+    pub(crate) fn record_waited(&self) {
+        self.waited.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns how many of these further requests found the model loaded: those that did not wait. Computed from counts that exist
+    /// anyway, so that a request to a loaded model costs no further count.
+    pub(crate) fn hits(&self, requests: u64) -> u64 {
+        let subtract = |waited: u64| Some(waited.saturating_sub(requests));
+        let waited = self.waited.fetch_update(Ordering::Relaxed, Ordering::Relaxed, subtract).unwrap_or_default();
+        requests.saturating_sub(waited)
+    }
+
     /// Returns a number that grows with each request to the loaded versions; `None` while they execute requests or sequences.
     pub(crate) fn uses(&self, versions: &BTreeMap<u64, Arc<Serving>>) -> Option<u64> {
         if !versions.values().all(|serving| serving.executor.is_idle()) {
@@ -121,6 +137,11 @@ impl OnDemand {
 }
 
 impl Snapshot {
+    /// Counts a request that waited until its model was loaded on demand.
+    pub(crate) fn record_waited(&self, name: &str) {
+        self.on_demand(name).iter().for_each(|(_, model)| model.record_waited());
+    }
+
     /// Returns a model that is loaded on demand, by the name that a client uses, with its full name.
     pub(crate) fn on_demand<'n>(&'n self, name: &'n str) -> Option<(&'n str, &'n Arc<OnDemand>)> {
         // Most servers have none.
@@ -136,5 +157,20 @@ impl Snapshot {
         let (name, model) = self.on_demand(name)?;
         let (number, config) = model.config(version).filter(|_| !self.serving.contains_key(name))?;
         Some((config, number, model.versions()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_waited_are_no_hits() {
+        let model = OnDemand::new(std::iter::empty());
+        assert_eq!(model.hits(3), 3);
+        model.record_waited();
+        model.record_waited();
+        // One of the two is not counted as a request yet.
+        assert_eq!([model.hits(1), model.hits(0), model.hits(4), model.hits(2)], [0, 0, 3, 2]);
     }
 }

@@ -172,6 +172,7 @@ impl ModelTable {
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         retired.retain(|retired| retired.executor.strong_count() > 0);
         drop(retired);
+        self.count_hits(&model, series);
         // A version that was reloaded only to change its instances continues the same series.
         if !self.all().iter().any(|serving| Arc::ptr_eq(&serving.series, series)) {
             self.shared.metrics.model_unloaded(series);

@@ -2,6 +2,7 @@
 "use strict";
 
 const DEMAND = {
+  hits: "pharos_on_demand_hits_total",
   loads: "pharos_on_demand_loads_total",
   unloads: "pharos_on_demand_unloads_total",
   wait: "pharos_on_demand_wait_seconds",
@@ -9,8 +10,11 @@ const DEMAND = {
   size: "pharos_model_memory_bytes",
   used: "pharos_model_memory_used_bytes",
   limit: "pharos_model_memory_limit_bytes",
+  gpuSize: "pharos_model_gpu_memory_bytes",
+  gpuUsed: "pharos_model_gpu_memory_used_bytes",
+  gpuLimit: "pharos_model_gpu_memory_limit_bytes",
 };
-const DEMAND_COLUMNS = ["Model", "Loads", "Last 10 s", "Failed", "No memory", "Unloads, idle", "Unloads, memory", "Waited", "Mean wait", "Memory"];
+const DEMAND_COLUMNS = ["Model", "Loads", "Last 10 s", "Failed", "No memory", "Unloads, idle", "Unloads, memory", "Hits", "Waited", "Mean wait", "Memory", "GPU memory"];
 
 // Returns the models that a request has loaded or tried to load, those with the most loads in the last 10 s first.
 function demandRows() {
@@ -24,7 +28,7 @@ function demandRows() {
   for (const found of rows.values()) {
     const of = (name) => now.sum(name, ({ model }) => model === found.model);
     const waited = of(`${DEMAND.wait}_count`) ?? 0;
-    Object.assign(found, { recent: gains.get(found.model) ?? 0, waited, size: of(DEMAND.size) });
+    Object.assign(found, { recent: gains.get(found.model) ?? 0, hits: of(DEMAND.hits) ?? 0, waited, size: of(DEMAND.size), gpuSize: of(DEMAND.gpuSize) });
     found.mean = waited > 0 ? of(`${DEMAND.wait}_sum`) / waited : null;
   }
   return [...rows.values()].sort((a, b) => b.recent - a.recent || b.success - a.success || a.model.localeCompare(b.model));
@@ -34,13 +38,19 @@ function showDemand() {
   const rows = demandRows(), now = history_.latest;
   $("demand").hidden = rows.length === 0;
   $("demand-waiting").textContent = now.has(DEMAND.waiting) ? `${number(now.one(DEMAND.waiting))} requests wait` : "";
-  const cells = rows.slice(0, 200).map(({ model, success, recent, failure, no_memory, idle, memory, waited, mean, size }) =>
-    [model, ...[success, recent, failure, no_memory, idle, memory, waited].map(number), seconds(mean), size === null ? NONE : bytes(size)]);
+  const cells = rows.slice(0, 200).map(({ model, success, recent, failure, no_memory, idle, memory, hits, waited, mean, size, gpuSize }) =>
+    [model, ...[success, recent, failure, no_memory, idle, memory, hits, waited].map(number), seconds(mean), ...[size, gpuSize].map((value) => (value === null ? NONE : bytes(value)))]);
   fillPlain($("demand-models"), DEMAND_COLUMNS, cells, [], "No models.");
 }
 
 // Returns the meter of the memory of all models; null without a limit.
 function modelMemory(now) {
   const used = now.one(DEMAND.used), limit = now.one(DEMAND.limit);
+  return used === null || !limit ? null : meter("Models", (100 * used) / limit, `${bytes(used)} of ${bytes(limit)}`);
+}
+
+// Returns the meter of the memory of all models on a GPU; null without a limit.
+function modelGpuMemory(now, uuid) {
+  const of = (name) => now.sum(name, ({ gpu_uuid }) => gpu_uuid === uuid), used = of(DEMAND.gpuUsed), limit = of(DEMAND.gpuLimit);
   return used === null || !limit ? null : meter("Models", (100 * used) / limit, `${bytes(used)} of ${bytes(limit)}`);
 }

@@ -388,6 +388,7 @@ function showGpus() {
     const power = of("nv_gpu_power_usage"), limit = of("nv_gpu_power_limit"), heat = of("pharos_gpu_temperature_celsius");
     if (load !== null) rows.push(meter("Load", 100 * load, percent(100 * load), 101, 101));
     if (used !== null) rows.push(meter("Memory", (100 * used) / total, `${bytes(used)} of ${bytes(total)}`, 90, 97));
+    rows.push(...[modelGpuMemory(now, labels.gpu_uuid)].filter((row) => row !== null));
     if (power !== null) rows.push(meter("Power", limit ? (100 * power) / limit : 0, `${number(power)} of ${number(limit)} W`, 95, 101));
     if (heat !== null) rows.push(meter("Temperature", heat, `${number(heat)} °C`, 80, 90));
     return html("div", { class: "gpu" }, html("h4", { title: labels.gpu_uuid }, labels.gpu_uuid), ...rows);

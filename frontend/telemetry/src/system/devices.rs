@@ -17,6 +17,7 @@ use tokio::time::timeout;
 
 use super::gpu::{Found, GpuMemory, NO_PARTS, Usable};
 use super::polling::DRIVER_TIMEOUT;
+use super::process_memory::ProcessMemory;
 use super::{Gpus, Roots};
 use visible::VisibleDevices;
 
@@ -124,19 +125,46 @@ impl Devices {
         }
     }
 
-    /// Returns the driver's interface, if there is a driver.
-    pub fn gpus(&self) -> Option<&Arc<Gpus>> {
-        self.gpus.as_ref()
-    }
-
     /// Returns the number on the bus of the device with this number.
     pub fn bus_number(&self, number: u32) -> Option<u32> {
         self.shown.bus_number(number)
     }
 
     /// Returns the number of the device with this number on the bus.
-    pub fn number_of(&self, bus: u32) -> Option<u32> {
+    fn number_of(&self, bus: u32) -> Option<u32> {
         self.shown.numbers().find(|number| self.shown.bus_number(*number) == Some(bus))
+    }
+
+    /// Returns the numbers of all devices, in ascending order.
+    pub fn numbers(&self) -> impl Iterator<Item = u32> {
+        self.shown.numbers()
+    }
+
+    /// Returns the UUIDs of the devices at the start by number, without those that could not be read.
+    pub fn uuids(&self) -> BTreeMap<u32, String> {
+        self.numbers().filter_map(|number| Some((number, self.found(number)?.uuid.clone()?))).collect()
+    }
+
+    /// Returns the bytes of a device's memory, if it reported them at the start. Of a device in MIG mode, those of all its MIG
+    /// devices together.
+    pub fn total_memory(&self, number: u32) -> Option<u64> {
+        self.found(number)?.memory
+    }
+
+    fn found(&self, number: u32) -> Option<&Found> {
+        shown_of(&self.shown, self.gpus.as_ref()?.found(), number)
+    }
+
+    /// Returns the memory of the processes on the devices; of none if the driver does not respond in time.
+    pub async fn process_memory(&self) -> ProcessMemory {
+        let Some(gpus) = self.gpus.clone() else { return ProcessMemory::default() };
+        let asked = async {
+            // Held until the driver responds, even after the timeout.
+            let question = self.questions.clone().acquire_owned().await.ok();
+            tokio::task::spawn_blocking(move || (gpus.processes(), question).0).await
+        };
+        let found = timeout(DRIVER_TIMEOUT, asked).await.ok().and_then(Result::ok).unwrap_or_default();
+        ProcessMemory::new(found.into_iter().filter_map(|(bus, processes)| Some((self.number_of(bus)?, processes))))
     }
 
     /// Returns the devices that were usable at the start, for instances that may run on any.

@@ -12,6 +12,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
+use super::process_memory::GpuProcesses;
 use pharos_os::clock;
 
 /// A CUDA compute capability, ordered by the major, then the minor number.
@@ -39,6 +40,8 @@ pub(crate) struct Found {
     pub(crate) uuid: Option<String>,
     /// The UUIDs of its MIG devices.
     pub(crate) mig: Vec<String>,
+    /// The bytes of its memory, if it reports them.
+    pub(crate) memory: Option<u64>,
     /// Why the device cannot be used.
     pub(crate) error: Option<String>,
 }
@@ -194,23 +197,26 @@ impl Gpus {
         Ok((0..count).map(|index| (index, read(index))).collect())
     }
 
-    /// Returns the total memory of some processes by device number, without devices on which they have none.
-    pub(crate) fn memory_of(&self, pids: &[u32]) -> Vec<(u32, u64)> {
-        let mut found = Vec::new();
-        for index in 0..self.nvml.device_count().unwrap_or(0) {
-            let Ok(device) = self.nvml.device_by_index(index) else { continue };
-            let mut parts = mig_devices(&device);
-            if parts.is_empty() {
-                parts.push(device);
-            }
-            let processes = parts.iter().filter_map(|part| part.running_compute_processes().ok());
-            let processes = processes.flat_map(|processes| memory_by_process(&processes));
-            let bytes = processes.filter(|(pid, _)| pids.contains(pid)).map(|(_, bytes)| bytes).sum();
-            if bytes > 0 {
-                found.push((index, bytes));
-            }
+    /// Returns the memory of the processes on each device by its number, without devices that cannot be read.
+    pub(crate) fn processes(&self) -> Vec<(u32, GpuProcesses)> {
+        let numbers = 0..self.nvml.device_count().unwrap_or(0);
+        numbers.filter_map(|number| Some((number, self.processes_on(number).ok()?))).collect()
+    }
+
+    /// # Errors
+    /// The device or one of its MIG devices cannot be read.
+    fn processes_on(&self, number: u32) -> Result<GpuProcesses, NvmlError> {
+        let device = self.nvml.device_by_index(number)?;
+        let mut parts = mig_devices(&device);
+        if parts.is_empty() {
+            parts.push(device);
         }
-        found
+        let mut processes = Vec::new();
+        for part in parts {
+            let bytes = |process: ProcessInfo| (process.pid, bytes_of(&process));
+            processes.extend(part.running_compute_processes()?.into_iter().map(bytes));
+        }
+        Ok(GpuProcesses { processes })
     }
 }
 
@@ -274,8 +280,9 @@ fn memory_of(device: &Device<'_>) -> Option<GpuMemory> {
 impl Found {
     fn of(usable: &Result<Usable, String>) -> Self {
         match usable {
-            Ok(Usable { uuid, mig, .. }) => Self {
+            Ok(Usable { uuid, mig, memory, .. }) => Self {
                 uuid: Some(uuid.clone()),
+                memory: memory.map(|memory| memory.total),
                 mig: mig.iter().flatten().map(|(uuid, _)| uuid.clone()).collect(),
                 error: mig.as_ref().is_some_and(Vec::is_empty).then(|| NO_PARTS.to_owned()),
             },
@@ -321,11 +328,15 @@ fn mig_devices<'nvml>(device: &Device<'nvml>) -> Vec<Device<'nvml>> {
 
 /// Returns the memory of processes on a device by process id, if the driver reports it.
 fn memory_by_process(processes: &[ProcessInfo]) -> Vec<(u32, u64)> {
-    let bytes = |process: &ProcessInfo| match process.used_gpu_memory {
-        UsedGpuMemory::Used(bytes) => Some((process.pid, bytes)),
+    processes.iter().filter_map(|process| Some((process.pid, bytes_of(process)?))).collect()
+}
+
+/// Returns the bytes of a process, if the driver reports them.
+fn bytes_of(process: &ProcessInfo) -> Option<u64> {
+    match process.used_gpu_memory {
+        UsedGpuMemory::Used(bytes) => Some(bytes),
         UsedGpuMemory::Unavailable => None,
-    };
-    processes.iter().filter_map(bytes).collect()
+    }
 }
 
 /// Returns the shares of the time in which kernels of processes ran on a device: means of the samples after `since`, which is

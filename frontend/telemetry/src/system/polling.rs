@@ -109,9 +109,3 @@ pub async fn find_gpus(library: Option<PathBuf>, minimum: super::Capability) -> 
     }
     None
 }
-
-/// Returns the memory of processes by device number; empty if the driver does not respond in time.
-pub async fn gpu_memory(gpus: Arc<Gpus>, pids: Vec<u32>) -> Vec<(u32, u64)> {
-    let asked = tokio::task::spawn_blocking(move || gpus.memory_of(&pids));
-    timeout(DRIVER_TIMEOUT, asked).await.ok().and_then(Result::ok).unwrap_or_default()
-}

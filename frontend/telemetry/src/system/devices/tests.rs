@@ -108,6 +108,24 @@ async fn cuda_visible_devices_hides_and_renumbers_devices() {
 }
 
 #[tokio::test]
+async fn the_memory_of_processes_has_the_numbers_of_visible_devices() {
+    let fake = FakeNvml::new(&format!("{FOUR}0 process 1 10\n2 process 1 20\n1.2 process 1 3\n1.5 process 1 4\n"));
+    let all = devices(&fake, None, &[]);
+    assert_eq!((all.total_memory(0), all.total_memory(2), all.total_memory(9)), (Some(1000), None, None));
+    assert_eq!(all.uuids().into_values().collect::<Vec<_>>(), ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]);
+    let memory = all.process_memory().await;
+    assert_eq!([0, 1, 2, 3].map(|gpu| memory.of(gpu, &[1])), [10, 7, 20, 0].map(Some));
+    let turned = devices(&fake, Some("2,0"), &[]);
+    let memory = turned.process_memory().await;
+    assert_eq!([0, 1, 2].map(|gpu| memory.of(gpu, &[1])), [Some(20), Some(10), None]);
+    fake.set_devices(&format!("0 process !999\n{FOUR}"));
+    assert_eq!([0, 1].map(|gpu| memory.of(gpu, &[1])), [Some(20), Some(10)]);
+    assert_eq!(all.process_memory().await.of(0, &[1]), None, "the device cannot be read");
+    let none = Devices::new(None, None, [], &Roots::new(Path::new("/nowhere")));
+    assert_eq!(none.process_memory().await, ProcessMemory::default());
+}
+
+#[tokio::test]
 async fn detects_lost_devices_in_use() {
     let fake = FakeNvml::new(FOUR);
     let devices = devices(&fake, None, &[]);

@@ -81,6 +81,7 @@ mod tests {
         let device = |uuid: &str, mig: &[&str]| Found {
             uuid: Some(uuid.to_owned()),
             mig: mig.iter().map(|uuid| (*uuid).to_owned()).collect(),
+            memory: None,
             error: None,
         };
         let found = [device("GPU-aa", &[]), device("GPU-bb", &["MIG-1", "MIG-2"]), device("GPU-bc", &[])];

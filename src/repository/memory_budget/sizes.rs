@@ -1,0 +1,182 @@
+//! How much a model needs: as much as the last time, or an estimate before its first load.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::bytes::{Memory, MemoryBytes};
+
+/// What is known of a model version from its last load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownSize {
+    /// The bytes that it used, with an entry for each memory that was measured.
+    pub bytes: MemoryBytes,
+    /// The duration of the load.
+    pub load: Duration,
+}
+
+/// The files and the program of a model version that was never loaded.
+#[derive(Clone, Debug)]
+pub struct Unmeasured<'b> {
+    /// The backend.
+    pub backend: &'b str,
+    /// The bytes of its files.
+    pub files: u64,
+    /// The number of its instances that use each memory.
+    pub instances: BTreeMap<Memory, u64>,
+}
+
+/// The bytes that a version is expected to use in one memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expected {
+    /// It used so many when it was loaded before.
+    Known(u64),
+    /// It was never loaded.
+    Guessed(u64),
+}
+
+impl Expected {
+    fn bytes(self) -> u64 {
+        let (Self::Known(bytes) | Self::Guessed(bytes)) = self;
+        bytes
+    }
+
+    fn plus(self, other: Self) -> Self {
+        let sum = self.bytes().saturating_add(other.bytes());
+        match (self, other) {
+            (Self::Known(_), Self::Known(_)) => Self::Known(sum),
+            _ => Self::Guessed(sum),
+        }
+    }
+}
+
+/// The bytes that one or several versions are expected to use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Expectation(BTreeMap<Memory, Expected>);
+
+impl Expectation {
+    /// Adds the bytes of another version.
+    pub fn add(&mut self, other: &Self) {
+        for (memory, expected) in &other.0 {
+            let sum = self.0.entry(*memory).or_insert(Expected::Known(0));
+            *sum = sum.plus(*expected);
+        }
+    }
+
+    /// Returns the bytes to make free. A guess alone is no reason to refuse a load: the size is checked after it.
+    pub fn within(&self, limits: &MemoryBytes) -> MemoryBytes {
+        let within = |(memory, expected): (&Memory, &Expected)| {
+            let bytes = match expected {
+                Expected::Known(bytes) => *bytes,
+                Expected::Guessed(bytes) => limits.get(*memory).map_or(*bytes, |limit| limit.min(*bytes)),
+            };
+            (*memory, bytes)
+        };
+        self.0.iter().map(within).collect()
+    }
+
+    /// Returns the part of `whole` for this version, of several with the sum `all`.
+    pub fn part_of(&self, whole: &MemoryBytes, all: &Self) -> MemoryBytes {
+        let part = |(memory, expected): (&Memory, &Expected)| {
+            let sum = all.0.get(memory).map_or(0, |sum| sum.bytes()).max(1);
+            let part = u128::from(expected.bytes()) * u128::from(whole.of(*memory)) / u128::from(sum);
+            (*memory, u64::try_from(part).unwrap_or(u64::MAX))
+        };
+        self.0.iter().map(part).collect()
+    }
+}
+
+/// The sizes of models that were loaded before.
+#[derive(Debug, Default)]
+pub struct Sizes {
+    versions: BTreeMap<(String, u64), KnownSize>,
+    /// The largest numbers of bytes that an instance used beyond the files of its model, by backend.
+    overheads: BTreeMap<String, Overheads>,
+}
+
+/// The bytes that an instance used beyond the files of its model; `None` if none was measured.
+#[derive(Clone, Copy, Debug, Default)]
+struct Overheads {
+    main: Option<u64>,
+    gpu: Option<u64>,
+}
+
+/// The bytes that an instance is expected to use beyond the files of its model, before one of its backend was measured.
+const OVERHEAD: u64 = 16 << 20;
+
+/// The same for Python models, which import libraries.
+const PYTHON_OVERHEAD: u64 = 32 << 20;
+
+/// The same on a GPU: the CUDA context of the process with the kernels of its framework takes some hundred MiB, whatever the size
+/// of the model. A guess that is too small is corrected after the load; one that is too large unloads models that could stay.
+const GPU_OVERHEAD: u64 = 512 << 20;
+
+impl Overheads {
+    fn of(&mut self, memory: Memory) -> &mut Option<u64> {
+        match memory {
+            Memory::Main => &mut self.main,
+            Memory::Gpu(_) => &mut self.gpu,
+        }
+    }
+}
+
+impl Sizes {
+    /// Returns what is known of a version.
+    pub fn known(&self, name: &str, version: u64) -> Option<&KnownSize> {
+        self.versions.get(&(name.to_owned(), version))
+    }
+
+    /// Returns whether the version was measured in all of these memories.
+    pub fn is_known<'m>(&self, name: &str, version: u64, mut memories: impl Iterator<Item = &'m Memory>) -> bool {
+        self.known(name, version).is_some_and(|known| memories.all(|memory| known.bytes.get(*memory).is_some()))
+    }
+
+    /// Returns the bytes that a version is expected to use in the memories of its instances: as many as in its last load. Of a memory
+    /// in which it was never loaded, each instance is expected to need the files and the largest overhead that was measured with
+    /// this backend.
+    pub fn expected(&self, name: &str, version: u64, model: &Unmeasured<'_>) -> Expectation {
+        let known = self.known(name, version);
+        let of = |(memory, instances): (&Memory, &u64)| {
+            let expected = match known.and_then(|known| known.bytes.get(*memory)) {
+                Some(bytes) => Expected::Known(bytes),
+                None => Expected::Guessed(self.guess(*memory, model).saturating_mul(*instances)),
+            };
+            (*memory, expected)
+        };
+        Expectation(model.instances.iter().map(of).collect())
+    }
+
+    /// Returns the bytes that an instance of a backend is expected to use in a memory.
+    fn guess(&self, memory: Memory, model: &Unmeasured<'_>) -> u64 {
+        let unknown = match memory {
+            Memory::Main if model.backend == "python" => PYTHON_OVERHEAD,
+            Memory::Main => OVERHEAD,
+            Memory::Gpu(_) => GPU_OVERHEAD,
+        };
+        let measured = self.overheads.get(model.backend).and_then(|overheads| *overheads.clone().of(memory));
+        model.files.saturating_add(measured.unwrap_or(unknown))
+    }
+
+    /// Records the measured size of a version after its load. `model` is given if its size was only expected.
+    pub fn loaded(&mut self, name: &str, version: u64, size: KnownSize, model: Option<&Unmeasured<'_>>) {
+        if let Some(model) = model {
+            let overheads = self.overheads.entry(model.backend.to_owned()).or_default();
+            for (memory, bytes) in size.bytes.iter() {
+                let instances = model.instances.get(&memory).copied().unwrap_or_default().max(1);
+                let overhead = (bytes / instances).saturating_sub(model.files);
+                let known = overheads.of(memory);
+                *known = (*known).max(Some(overhead));
+            }
+        }
+        self.versions.insert((name.to_owned(), version), size);
+    }
+
+    /// Records the size of a version that has served since; a larger one is expected of its next load.
+    pub fn grown(&mut self, name: &str, version: u64, bytes: &MemoryBytes) {
+        if let Some(known) = self.versions.get_mut(&(name.to_owned(), version)) {
+            for (memory, bytes) in bytes.iter() {
+                let largest = known.bytes.of(memory).max(bytes);
+                known.bytes.set(memory, largest);
+            }
+        }
+    }
+}
