@@ -3,7 +3,7 @@
 The tests with the marker `alone` run one after the other, after all other tests. On a loaded machine a test can exceed its time
 limit. A test that fails once and then passes is printed as FLAKY: the test or the server has a fault that is still to be found.
 The run fails if a test fails twice, or if more than three tests fail. `PHAROS_TEST_PROCESSES` sets the number of processes
-(default: one for each core, 8 at most).
+(default: three for each core, 8 at most, because most tests wait most of the time).
 
 With `--runs=COUNT` all of this is repeated, without a second run of failed tests: each run ends with one line of its results and
 the load average, and the first failure makes the exit status 1 (`make test-under-load`).
@@ -19,6 +19,7 @@ import pytest
 RETRIED = 3
 RUNS = "--runs="
 MOST_PROCESSES = 8
+PROCESSES_OF_A_CORE = 3
 PASSED = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
@@ -45,7 +46,8 @@ class Outcomes:
 
 def processes() -> int:
     """Returns the number of processes that run tests."""
-    return int(os.environ.get("PHAROS_TEST_PROCESSES") or min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
+    usual = min(MOST_PROCESSES, PROCESSES_OF_A_CORE * len(os.sched_getaffinity(0)))
+    return int(os.environ.get("PHAROS_TEST_PROCESSES") or usual)
 
 
 def parts(arguments: list) -> list:

@@ -410,7 +410,10 @@ def test_redis_over_tls(cached, tmp_path):
 @needs_redis
 def test_redis_cluster(cached, tmp_path):
     """`cluster` with a node that has all slots: its redirects contain the node for each key."""
-    with Redis(tmp_path, options=["--cluster-enabled", "yes", "--cluster-config-file", str(tmp_path / "nodes")]) as redis:
+    # The default, the port plus 10,000, may be in use.
+    bus = ["--cluster-port", str(free_ports(1)[0])]
+    options = ["--cluster-enabled", "yes", "--cluster-config-file", str(tmp_path / "nodes"), *bus]
+    with Redis(tmp_path, options=options) as redis:
         redis.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         eventually("the cluster is ready", lambda: b"cluster_state:ok" in redis.ask("CLUSTER", "INFO"))
         option = f"--cache-config=redis,host=127.0.0.1,port={redis.port},cluster=true,timeout_ms=1000"

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from harness.statistics import dispatched, received, until_dispatched, until_received
-from harness.waiting import DEADLINE_S, eventually, settled
+from harness.waiting import DEADLINE_S, eventually, pause_as_client, settled
 from torchserve import models, peer as torchserve_peer
 from torchserve.home import HOST, INFERENCE, Home, body, fields, has_worker, message
 
@@ -41,6 +41,14 @@ class Ours:
     def __exit__(self, *why):
         self.home.__exit__(*why)
 
+    def received(self):
+        """Returns how many requests it has received."""
+        return received(self.home, "talks")
+
+    def until_received(self, count):
+        """Waits until it has received so many requests."""
+        until_received(self.home, "talks", count)
+
 
 class Real:
     """A real TorchServe."""
@@ -62,6 +70,14 @@ class Real:
 
     def __exit__(self, *why):
         self.server.__exit__(*why)
+
+    def received(self):
+        """Returns 0, because TorchServe counts requests when they end."""
+        return 0
+
+    def until_received(self, _):
+        """Gives it time to receive a request."""
+        pause_as_client(0.2)
 
 
 @pytest.fixture(scope="module", params=[Ours, Real], ids=lambda kind: kind.name)
@@ -150,7 +166,9 @@ def test_cancelling_a_sequence_that_does_not_stream_changes_nothing(server):
 def test_several_requests_keep_their_order(server):
     stream = Talk(server, "several", f"stream {LONG}").begun()
     second = Talk(server, "several", f"stream {LONG}").begun()
+    requests = server.received()
     asks = Talk(server, "several", "ask", wait=False)
+    server.until_received(requests + 1)
     cancels = [Talk(server, "several", "-1", wait=False), Talk(server, "several", "-1", wait=False)]
     ended = [request.join() for request in [stream, second, asks, *cancels]]
     assert asks.parts[0].startswith("ask beside ") and asks.parts != ["ask beside 0"]
@@ -208,12 +226,12 @@ def test_limits_hold_while_a_request_is_streamed(ours):
     assert Talk(ours, "b", "ask").parts == ["ask beside 1"], "the request runs on the worker of its sequence"
     third = Talk(ours, "a", f"stream {LONG}").begun()
     assert {part.split()[2] for part in third.parts + second.parts[-3:]} <= {"s", "ss"}, "a batch has at most two"
-    requests = received(ours.home, "talks")
+    requests = ours.received()
     slow = Talk(ours, "a", "sleep 4", wait=False)
     # The worker of "a" has one thread: while it sleeps, its streams pause.
     settled("the streams of the sleeping worker", lambda: sum(len(s.parts) for s in (streams[0], second, third)), 0.3)
     waits = Talk(ours, "a", "-1", wait=False)
-    until_received(ours.home, "talks", requests + 2)
+    ours.until_received(requests + 2)
     assert Talk(ours, "a", "ask").status == 503, "one request waits already"
     assert slow.join().status == 200 and waits.join().parts == ["cancels 3"]
     assert all(stream.join().parts[-1] == "cancelled" for stream in (streams[0], second, third))
