@@ -17,9 +17,7 @@ pub(crate) fn run(command: &MetricsCommand) -> ExitCode {
             }
             format!("{}: {}\n", file.display(), listing::summary(&catalog))
         }),
-        MetricsCommand::List { file, format } => {
-            read(file.as_deref()).map(|catalog| listing::list(&catalog, *format))
-        }
+        MetricsCommand::List { file, format } => read(file.as_deref()).map(|catalog| listing::list(&catalog, *format)),
     };
     print(answer)
 }

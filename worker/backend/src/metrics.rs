@@ -28,9 +28,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::metrics::cache::SampleError;
 use pharos::metrics::catalog::{Kind, RECORDED_BY_WORKER, STATE_BYTES};
-use pharos::metrics::worker_metrics::{WorkerMetric, WorkerMetrics};
 pub use pharos::metrics::channel::Described;
 use pharos::metrics::channel::PushError;
+use pharos::metrics::worker_metrics::{WorkerMetric, WorkerMetrics};
 use pharos::timeline::Instant;
 use pharos::wire::{BatchRequest, Done, Load};
 

@@ -7,7 +7,6 @@ mod onnx;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use pharos::metrics::catalog::Catalog;
 use pharos::metrics::channel::{self, Event, Reader};
 use pharos::metrics::worker_metrics::WorkerMetrics;
 use pharos::model::{Completion, Draft};
@@ -106,7 +105,7 @@ fn parts(config: &str, files: &[(&str, &[u8])], cuda: &Cuda) -> Parts {
         initial_states: folder.0.join("initial_state").to_string_lossy().into_owned(),
         threads: 1,
         spin_us: 0,
-        metrics: WorkerMetrics::of(&Catalog::shipped()).encode(),
+        metrics: WorkerMetrics::of(&pharos::metrics::catalog::Catalog::shipped()).encode(),
         auto_detect: false,
         device: cuda.device().cloned(),
     };

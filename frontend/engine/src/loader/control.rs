@@ -53,7 +53,10 @@ impl Loader {
         self.check_name(name)?;
         let (loader, name) = (self.clone(), name.to_owned());
         let load = async move { loader.load_named(&name, overrides).await };
-        self.runtime.spawn(load).await.unwrap_or_else(|error| Err(InferError::internal(format!("the load failed: {error}"))))
+        self.runtime
+            .spawn(load)
+            .await
+            .unwrap_or_else(|error| Err(InferError::internal(format!("the load failed: {error}"))))
     }
 
     /// Unloads a model and, with `dependents`, the members of an ensemble that nothing else needs. On return new requests no

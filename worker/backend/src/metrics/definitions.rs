@@ -52,7 +52,14 @@ impl Definitions {
     pub(super) fn new(model: &str, version: u64, auto_detect: bool) -> Self {
         let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let defaults = Defaults { model: model.to_owned(), version: version.to_string(), hostname };
-        Self { defined: Vec::new(), by_name: HashMap::new(), auto_detect, defaults, added: HashMap::new(), own: HashMap::new() }
+        Self {
+            defined: Vec::new(),
+            by_name: HashMap::new(),
+            auto_detect,
+            defaults,
+            added: HashMap::new(),
+            own: HashMap::new(),
+        }
     }
 
     /// Replaces the definition. Metrics that it omits or disables are no longer recorded. Metrics that it defines differently
