@@ -90,7 +90,7 @@ fn whole_directory(place: &Path) -> io::Result<Option<Files>> {
         if scan::is_hidden(&entry.file_name().to_string_lossy()) {
             continue;
         }
-        // This runs for each model at each load, so the search ends at the first model of a directory of models.
+        // The search ends at the first model of a directory of models, which may have thousands.
         if entry.path().is_dir() && is_model(&entry.path()) {
             return Ok(None);
         }
