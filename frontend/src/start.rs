@@ -7,6 +7,7 @@ mod listen;
 mod on_demand;
 mod open_loading;
 mod protection;
+mod runtimes;
 mod torchserve;
 
 use std::num::NonZero;
@@ -48,6 +49,7 @@ use pharos_telemetry::metrics::{Definition, Source};
 use pharos_telemetry::system::{self, Devices, Gpus, HostPolicies, Roots, find_gpus};
 use pharos_telemetry::tslog;
 use pharos_torchserve::{Plan, Step};
+use runtimes::{Runtimes, Threads};
 use torchserve::Endpoints;
 
 /// Maximum time for connections to send the last responses.
@@ -58,14 +60,11 @@ const LAST_EXPORTS: Duration = Duration::from_secs(5);
 /// Additional time for an exporter that exceeds this limit to log that.
 const LOGGED: Duration = Duration::from_secs(1);
 
-/// Maximum time to remove temporary files after that.
-const LAST_REMOVALS: Duration = Duration::from_secs(1);
-
 /// Maximum time to write the last lines of the metric logs, so that a file system that hangs does not block the exit.
 const LAST_LINES: Duration = Duration::from_secs(5);
 
 /// Threads of the server beside its event loops: those for logs, timers and measurements, and some that load models.
-const OTHER_THREADS: usize = 12;
+const OTHER_THREADS: usize = 13;
 
 /// How long workers look for their next frame before they sleep, in microseconds, where processors are to spare.
 const SPIN_US: u32 = 200;
@@ -119,15 +118,12 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     let descriptors = Descriptors::new(descriptors::raise());
     tracing::info!("{}", descriptors.describe());
     directories::remove_abandoned(&[pharos_torchserve::DIRECTORY]);
-    // Requests are served by the event loops; this runtime does the rest: loading, supervision, scrapes.
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let (runtime, event_loops) = match runtime.and_then(|runtime| Ok((runtime, EventLoops::start(loops)?))) {
-        Ok(started) => started,
+    let runtimes = match Runtimes::start(loops) {
+        Ok(runtimes) => runtimes,
         Err(error) => return failed(&format!("cannot start the async runtimes: {error}")),
     };
-    let result = runtime.block_on(serve(options, plan, (descriptors, event_loops)));
-    // Blocking threads may be removing temporary files.
-    runtime.shutdown_timeout(LAST_REMOVALS);
+    let result = runtimes.main.block_on(serve(options, plan, (descriptors, runtimes.threads())));
+    runtimes.stop();
     drop(log);
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -159,7 +155,7 @@ fn failed(reason: &str) -> ExitCode {
 async fn serve(
     options: &Options,
     plan: Option<&Plan<Options>>,
-    (descriptors, event_loops): (Arc<Descriptors>, EventLoops),
+    (descriptors, threads): (Arc<Descriptors>, Threads),
 ) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("cannot handle signals: {error}"))?;
     let manager = ServiceManager::start();
@@ -170,7 +166,8 @@ async fn serve(
     tracing::info!("metrics from {source}: {}", listing::summary(&metrics.catalog));
     let logs = metric_logs(options, metrics.names_mode);
     let clouds = Clouds::new(options, plan.is_some())?;
-    let (engine, system) = engine(options, metrics, (descriptors, event_loops.clone(), clouds.registered())).await?;
+    let event_loops = threads.event_loops.clone();
+    let (engine, system) = engine(options, metrics, (descriptors, threads, clouds.registered())).await?;
     let tslog = tslog::Writer::start(engine.cache().clone(), logs).map_err(|error| error.to_string())?;
     let push = options.metrics_push()?.map(|settings| engine.push_metrics(settings)).transpose()?;
     let _polling = engine.watch_system(system).map_err(|error| error.to_string())?;
@@ -334,7 +331,7 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
         return Err(format!("{text}\n(with --exit-on-error=false the server starts without them)"));
     }
     let names: Vec<&str> = failures.iter().map(|(model, _)| model.as_str()).collect();
-    tracing::warn!("going on without {}", names.join(", "));
+    tracing::warn!("serving without the models that failed to load: {}", names.join(", "));
     Ok(())
 }
 
@@ -342,7 +339,7 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
 async fn engine(
     options: &Options,
     metrics: Definition,
-    (descriptors, event_loops, registered): (Arc<Descriptors>, EventLoops, Option<Registered>),
+    (descriptors, threads, registered): (Arc<Descriptors>, Threads, Option<Registered>),
 ) -> Result<(Engine, system::Settings), String> {
     let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
     let labels = cache::Settings {
@@ -362,7 +359,8 @@ async fn engine(
     let devices = Devices::new(gpus, visible.as_deref(), limits, &system.roots);
     let mut settings = settings(options, library, devices, descriptors)?;
     settings.loader.stores.registered = registered;
-    settings.loader.event_loops = event_loops;
+    settings.loader.event_loops = threads.event_loops;
+    settings.loader.runtime = Some(threads.loading);
     let engine = Engine::new(settings, metrics, labels).map_err(|error| error.to_string())?;
     Ok((engine, system))
 }
@@ -455,6 +453,7 @@ fn settings(
             policies,
             descriptors,
             event_loops: EventLoops::default(),
+            runtime: None,
             response_cache: options.cache()?,
         },
     })

@@ -56,7 +56,9 @@ impl Draft<'_> {
             let producer = self.tensors.get(here).and_then(|tensor| tensor.producer);
             let Some(step) = producer.and_then(|number| self.steps.get(number)) else {
                 let (consumer, name) = (self.consumer(here), self.name(here));
-                return format!("{consumer} takes '{name}', which no step makes and which is no input of the ensemble");
+                return format!(
+                    "{consumer} takes '{name}', which is neither an output of a step nor an input of the ensemble"
+                );
             };
             match step.inputs.iter().map(|(_, id)| *id).find(|id| !is_ready(*id)) {
                 Some(missing) => here = missing,

@@ -256,7 +256,7 @@ fn errors_of_invalid_plans_have_reasons() {
             &["y"],
             vec![s(0, &["x", "z"], &["y"])],
             "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, 'z', is not connected: \
-             input 'i1' of step 0 (model 'm0') takes 'z', which no step makes and which is no input of the ensemble",
+             input 'i1' of step 0 (model 'm0') takes 'z', which is neither an output of a step nor an input of the ensemble",
         ),
         (
             &["x"],

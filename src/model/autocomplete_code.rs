@@ -108,7 +108,7 @@ impl Draft {
         };
         let mut reader = serde_json::Deserializer::from_str(config.get());
         let message = DynamicMessage::deserialize(proto::descriptor(), &mut reader)
-            .map_err(|error| wrong(&format!("what is no model configuration: {error}")))?;
+            .map_err(|error| wrong(&format!("an invalid model configuration: {error}")))?;
         let answer = proto::from_dynamic(&message)?;
         workers(&mut self.proto, &answer, gpus);
         merge(&mut self.proto, answer)?;

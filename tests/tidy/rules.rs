@@ -147,6 +147,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
                 "directories",
                 "event_loops",
                 "file_watch",
+                "background",
                 "out_of_memory",
                 "service_manager",
                 "threads",
@@ -370,6 +371,7 @@ pub(crate) const PACKAGES: &[Package] = &[
 /// The only files with `unsafe`, and the reasons. Each must state its contract.
 pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("src/shm.rs", "mappings of memory that another process writes"),
+    ("frontend/os/src/background.rs", "system calls for which no crate has functions"),
     ("frontend/engine/src/memory.rs", "views into a mapped arena that the arena's rules keep exclusive"),
     ("frontend/engine/src/loader/prepare.rs", "a mapping of a model file, which a user may change concurrently"),
     ("worker/backend/src/memory.rs", "the same for the worker"),

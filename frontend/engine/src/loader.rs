@@ -143,6 +143,8 @@ pub struct Settings {
     pub descriptors: Arc<Descriptors>,
     /// The event loops that read the replies of workers.
     pub event_loops: EventLoops,
+    /// Runs the loads and unloads that requests ask for; the runtime in which the loader is created if `None`.
+    pub runtime: Option<Handle>,
     /// The response cache, for models that enable it.
     pub response_cache: Option<cache::Settings>,
 }
@@ -150,8 +152,8 @@ pub struct Settings {
 /// Loads and unloads the models of this server.
 pub(crate) struct Loader {
     settings: Settings,
-    /// Runs the loads and unloads that requests ask for, and all that continues afterwards: the event loop of a request would
-    /// answer no other requests meanwhile.
+    /// Runs the loads and unloads that requests ask for, and the supervision of what they have loaded: the event loop of a
+    /// request would answer no other requests meanwhile.
     runtime: Handle,
     models: Arc<ModelTable>,
     /// What workers know of `metrics.yaml`, watched by every instance.
@@ -170,7 +172,7 @@ pub(crate) struct Loader {
 }
 
 impl Loader {
-    /// Creates a loader without loaded models, which works on the current Tokio runtime.
+    /// Creates a loader without loaded models.
     ///
     /// # Errors
     /// A store cannot be used as configured.
@@ -200,7 +202,7 @@ impl Loader {
             metrics: cache,
         };
         Ok(Self {
-            runtime: Handle::current(),
+            runtime: settings.runtime.clone().unwrap_or_else(Handle::current),
             models: Arc::new(ModelTable::new(shared, settings.stores.namespaces)),
             metrics: watch::Sender::new(metrics),
             timer,

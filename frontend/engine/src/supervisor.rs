@@ -30,9 +30,9 @@ use crate::scheduler::Driver;
 use crate::scheduler::placement::Placement;
 use crate::wire::SharedLink;
 use crate::worker_session::{Event, Session};
-use pharos_os::clock;
 use pharos_os::descriptors::{Descriptors, Reserved};
 use pharos_os::event_loops::EventLoops;
+use pharos_os::{background, clock};
 use pharos_telemetry::system::{Devices, HostPolicies};
 
 use device::DeviceShare;
@@ -244,6 +244,9 @@ impl Instance {
 
     fn report_ready(&mut self, running: &mut Option<Running>) {
         let Some(running) = running else { return };
+        if let Some(pid) = running.process.id() {
+            background::end(pid);
+        }
         self.health.set_link(Some(running.link.clone()));
         self.health.ready.store(true, Ordering::Relaxed);
         self.losses = 0;
@@ -389,6 +392,10 @@ fn redefine(running: &Option<Running>, text: &str) {
 /// Ends the process: asks it to stop if it is no longer needed, kills it otherwise.
 fn kill(running: &mut Option<Running>, reason: &LossReason) {
     let Some(running) = running else { return };
+    if let Some(pid) = running.process.id() {
+        // The kernel's work at its end, which frees its memory, is long.
+        background::put(pid);
+    }
     if *reason == LossReason::Stopped {
         running.link.send(&ToWorker::Shutdown);
         running.kill_at = Some(TokioInstant::now() + STOP_TIMEOUT);

@@ -1,6 +1,9 @@
 //! Operating system services of the frontend: the clock, the server's directories, the limit of file descriptors, watched files,
-//! connections to other servers, the order of processes when memory runs out, threads, and messages to systemd.
+//! connections to other servers, the order of processes when memory runs out, threads, work in the background, and messages to
+//! systemd.
 
+#[allow(unsafe_code)]
+pub mod background;
 pub mod client;
 pub mod clock;
 pub mod descriptors;

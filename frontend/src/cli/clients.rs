@@ -97,7 +97,7 @@ pub struct GrpcClients {
     /// Milliseconds after which a connection is shut down gracefully (GOAWAY), varied by up to a tenth [default: never]
     #[arg(id = "grpc-max-connection-age", long = "grpc-max-connection-age", value_name = "MILLISECONDS", env = "PHAROS_GRPC_MAX_CONNECTION_AGE", value_parser = milliseconds, help_heading = GRPC)]
     pub max_age: Option<Duration>,
-    /// Milliseconds that calls in flight may take after that [default: unlimited]
+    /// Milliseconds after that age for which calls in flight may continue [default: unlimited]
     #[arg(id = "grpc-max-connection-age-grace", long = "grpc-max-connection-age-grace", value_name = "MILLISECONDS", env = "PHAROS_GRPC_MAX_CONNECTION_AGE_GRACE", value_parser = milliseconds, help_heading = GRPC)]
     pub max_age_grace: Option<Duration>,
     /// Accepted, no effect: pings are sent with and without calls in flight

@@ -52,7 +52,7 @@ pub struct Models {
     /// Allow models of the same name in several repositories; the repository is their namespace
     #[arg(id = "model-namespacing", long = "model-namespacing", value_name = "BOOL", default_value = "false", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_MODEL_NAMESPACING", value_parser = boolean, help_heading = MODELS)]
     pub namespacing: bool,
-    /// Permit loads by request to bring files, and configurations of models that can run code [default: true if loading by
+    /// Permit requests that load a model to contain its files, or a configuration whose backend runs code [default: true if loading by
     /// request requires a token or a key of a restricted API, else false]
     #[arg(id = "allow-model-upload", long = "allow-model-upload", value_name = "BOOL", default_missing_value = "true", num_args = 0..=1, action = ArgAction::Set, env = "PHAROS_ALLOW_MODEL_UPLOAD", value_parser = boolean, help_heading = MODELS)]
     pub allow_upload: Option<bool>,

@@ -34,8 +34,8 @@ pub struct Workers {
     /// Compute threads of one instance [default: the number of cores divided by the number of active instances of the model version]
     #[arg(long, value_name = "N", env = "PHAROS_WORKER_THREADS", value_parser = whole(1..=1024u32), help_heading = WORKERS)]
     pub worker_threads: Option<u32>,
-    /// Microseconds that a worker looks for its next batch before it sleeps, while batches follow within this time; 0 to sleep at
-    /// once [default: 200; 0 on one processor or under a CPU quota]
+    /// Maximum microseconds for which a worker polls for its next batch before it sleeps, if batches have followed each other this
+    /// fast; 0 disables polling [default: 200; 0 on one processor or under a CPU quota]
     #[arg(long, value_name = "MICROSECONDS", env = "PHAROS_WORKER_SPIN_US", value_parser = whole(0..=10_000u32), help_heading = WORKERS)]
     pub worker_spin_us: Option<u32>,
     /// Python interpreter for models without their own; requires the package pharos-worker [default: python3 on the PATH]
@@ -55,7 +55,7 @@ pub struct Workers {
     #[arg(long, value_name = "REGEX", env = "PHAROS_WORKER_HIDDEN_VARIABLES", value_parser = whole_name, help_heading = WORKERS)]
     pub worker_hidden_variables: Option<Regex>,
     /// Run models in a sandbox: they may read only their own files and the system's libraries, write only a temporary directory,
-    /// open no sockets to others, and reach no other processes: off (only models with the parameter sandbox), auto (as far as the kernel
+    /// open no network connections, and reach no other processes: off (only models with the parameter sandbox), auto (as far as the kernel
     /// supports it), or on
     #[arg(long, value_name = "WHEN", default_value = "off", env = "PHAROS_WORKER_SANDBOX", value_parser = sandbox, help_heading = WORKERS)]
     pub worker_sandbox: SandboxMode,

@@ -63,7 +63,7 @@ impl Traces {
             tracing.mode == Mode::OpenTelemetry || !tracing.file.as_os_str().is_empty(),
         );
         if let Some(fault) = settings.fault(&tracing.values).filter(|_| !tracing.values.levels.is_off()) {
-            tracing::warn!("--trace-config traces nothing: {fault}");
+            tracing::warn!("no requests are traced (--trace-config): {fault}");
         }
         for flag in &tracing.overridden {
             tracing::warn!("{flag} is deprecated and ignored: --trace-config sets the same");

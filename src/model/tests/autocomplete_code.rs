@@ -102,7 +102,7 @@ fn answers_that_contradict_are_refused() {
         (
             "",
             r#"{"config":{"nonsense":1}}"#.to_owned(),
-            "auto-complete of model 'm' has answered what is no model configuration: ",
+            "auto-complete of model 'm' has answered an invalid model configuration: ",
         ),
         ("", "{\"config\":{".to_owned(), "auto-complete of model 'm' has answered JSON of the wrong form: "),
         ("", String::new(), "auto-complete of model 'm' has answered JSON of the wrong form: "),

@@ -1,9 +1,11 @@
 """Takes the pictures of the book from a running server: `PHAROS_BIN=... PYTHONPATH=tests/python python -m documents.pictures [SECONDS]`.
 
 It starts a server of the example models, sends requests of several clients for a minute, opens the live page in a headless
-Chromium and writes `docs/src/pictures/`. Look at the pictures before you commit them.
+Chromium and writes `docs/src/pictures/`. With a Prometheus and a Grafana (`harness/grafana.py`), it also writes a picture of a
+dashboard. Look at the pictures before you commit them.
 """
 
+import contextlib
 import random
 import struct
 import sys
@@ -14,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from harness import grafana, prometheus
 from harness.browser import Browser
 from harness.inference import simple
 from harness.server import EXAMPLES, ROOT, Server
-from harness.waiting import run_for
+from harness.waiting import eventually, run_for
 
 PICTURES = ROOT / "docs/src/pictures"
 SECONDS = 60
@@ -96,13 +99,27 @@ def with_palette(data: bytes) -> bytes:
     return data[:8] + b"".join(written)
 
 
+def dashboard(folder: Path, source: str, minutes: float, to: Path):
+    """Writes the picture of the dashboard `Server overview` in Grafana, with the data of a Prometheus."""
+    with grafana.Grafana(folder, source) as shown, Browser(folder / "grafana-profile", width=1400, height=1000) as page:
+        page.open(shown.url("pharos-overview", minutes))
+        # Panels are drawn when their data has arrived.
+        eventually("panels are drawn", lambda: page.ask("document.querySelectorAll('canvas, svg').length") > 3)
+        page.wait(5)
+        page.picture(to)
+
+
 def main(seconds: float):
     """Writes every picture."""
     PICTURES.mkdir(exist_ok=True)
     ended = threading.Event()
     clients = [("digits", lambda: digits(random.choice((1, 1, 2, 4))), 0.03)] * 4
     clients += [("simple", simple, 0.05)] * 2 + [("digits_pipeline", scan, 0.2), (UNKNOWN, simple, 5)]
-    with tempfile.TemporaryDirectory() as folder, Server(Path(folder), [EXAMPLES]) as server:
+    missing = grafana.missing() or prometheus.missing()
+    with contextlib.ExitStack() as running:
+        folder = running.enter_context(tempfile.TemporaryDirectory())
+        server = running.enter_context(Server(Path(folder), [EXAMPLES]))
+        scraping = None if missing else running.enter_context(prometheus.Prometheus(Path(folder), server.metrics))
         threads = [threading.Thread(target=send, args=(server, ended, *client)) for client in clients]
         for thread in threads:
             thread.start()
@@ -111,6 +128,10 @@ def main(seconds: float):
                 page.open(f"http://{server.metrics}/dashboard")
                 run_for("the page collects samples of the load", seconds)
                 page.picture(PICTURES / "live-page.png")
+            if scraping:
+                dashboard(Path(folder), scraping.address, seconds / 60, PICTURES / "grafana-overview.png")
+            else:
+                print(f"no picture of Grafana: {missing}")
         finally:
             ended.set()
             for thread in threads:

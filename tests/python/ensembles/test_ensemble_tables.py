@@ -55,7 +55,7 @@ LOAD_DIFFERENCES = {
     "steps_in_a_ring": "ensemble tensor 'u' is unused in ensemble 'steps_in_a_ring': it can never be made: 'u' needs 't' needs "
     "'u' (step 0, model 'fp32', step 1, model 'fp32')",
     "from_nowhere": "ensemble tensor 'u' is unused in ensemble 'from_nowhere': input 'INPUT0' of step 0 (model 'fp32') takes "
-    "'nowhere', which no step makes and which is no input of the ensemble",
+    "'nowhere', which is neither an output of a step nor an input of the ensemble",
     # Triton loads it; which of the two makes the input of the last step is undefined.
     "input_is_an_output": "ensemble tensor 'X' is an input of ensemble 'input_is_an_output' and made by a step",
 }
@@ -97,7 +97,7 @@ def logged(serving_loads):
         ("version_negative", "'model_version' of a step is 1 or greater, or -1 for the latest"),
         ("from_an_empty_name", "values that are made nowhere: '' of input 'INPUT0' of step 0 (model 'fp32')"),
         ("into_an_empty_name", "values that are taken nowhere: '' of output 'OUTPUT0' of step 0 (model 'fp32')"),
-        ("output_from_half", "input 'INPUT1' of step 0 (model 'two') takes 'Z', which no step makes and which is no input"),
+        ("output_from_half", "input 'INPUT1' of step 0 (model 'two') takes 'Z', which is neither an output of a step nor an input"),
     ],
 )
 def test_refusals_name_the_cause(loads, name, found_reason):

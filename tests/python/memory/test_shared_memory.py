@@ -753,6 +753,7 @@ def resident(pid: int) -> int:
     return int(re.search(r"VmRSS:\s+(\d+) kB", open(f"/proc/{pid}/status").read())[1]) << 10
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("name", ["large", "large_sum"])
 def test_a_quarter_of_a_gibibyte(server, memory, protocol, name, capsys):

@@ -195,7 +195,7 @@ DIFFERENCES = [
     Difference(
         ("complete: completes_unknown_datatype",),
         "Triton discards the whole result of auto-complete if it cannot parse a part of it.",
-        ("auto-complete of model 'completes_unknown_datatype' has answered what is no model configuration",),
+        ("auto-complete of model 'completes_unknown_datatype' has answered an invalid model configuration",),
     ),
     Difference(
         ("cancel: while it waits",),

@@ -37,7 +37,7 @@ use tracing::Level;
 use super::output::each_line;
 use super::start::{Inherited, Start};
 use crate::launch::Launch;
-use pharos_os::{clock, out_of_memory};
+use pharos_os::{background, clock, out_of_memory};
 
 /// How long a fork server without copies is kept.
 const IDLE: Duration = Duration::from_secs(300);
@@ -226,6 +226,7 @@ impl ForkServer {
         let mut child = command.spawn()?;
         if let Some(pid) = child.id() {
             out_of_memory::end_first(pid);
+            background::put(pid);
         }
         forward(child.stdout.take());
         forward(child.stderr.take());

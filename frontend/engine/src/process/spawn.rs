@@ -13,7 +13,7 @@ use tokio::process::{Child, Command};
 use super::fork_server::{ForkServers, Forked};
 use super::start::Start;
 use super::{affinity, cannot_start};
-use pharos_os::out_of_memory;
+use pharos_os::{background, out_of_memory};
 
 /// A started process with its standard streams.
 pub(super) struct Started {
@@ -41,6 +41,8 @@ pub(super) async fn start(mut start: Start<'_>, fork_servers: &Arc<ForkServers>)
     };
     if let Some(pid) = process.id() {
         out_of_memory::end_first(pid);
+        // Until its model is loaded: see `background::end`.
+        background::put(pid);
     }
     Ok(Started { process, input, output, errors })
 }

@@ -1,0 +1,152 @@
+"""Loads in the background: processes and threads that load or end models yield to those that serve requests."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from harness.inference import one
+from harness.server import fork_servers
+from harness.waiting import eventually
+from python_backend.worker import PYTHON, has_worker
+
+pytestmark = pytest.mark.skipif(not has_worker, reason="this Python has no package pharos_worker")
+
+CONFIG = """backend: "python"
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+CODE = """import threading
+import triton_python_backend_utils as utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        {early}
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        open("{folder}/loading").read()
+
+    def execute(self, requests):
+        return [utils.InferenceResponse([utils.Tensor("OUTPUT0", utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())])
+                for request in requests]
+
+    def finalize(self):
+        open("{folder}/ending").read()
+"""
+LOWER = "import os; now = os.getpriority(os.PRIO_PROCESS, 0); os.setpriority(os.PRIO_PROCESS, 0, now + 1); os.setpriority(os.PRIO_PROCESS, 0, now)"
+"""Fails without the permission to lower a nice value."""
+USUAL, BATCH, IDLE = os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Writes a model that waits while it loads and while it ends, each until a pipe is written; returns its repository."""
+
+    def write(early: str = "pass") -> Path:
+        version = tmp_path / "models/m/1"
+        version.mkdir(parents=True)
+        for pipe in ("loading", "ending"):
+            os.mkfifo(tmp_path / pipe)
+        (version.parent / "config.pbtxt").write_text(CONFIG)
+        (version / "model.py").write_text(CODE.format(early=early, folder=tmp_path))
+        return tmp_path / "models"
+
+    return write
+
+
+def attributes(pid: int) -> set:
+    """Returns the scheduling policies and nice values of a process's threads."""
+    threads = [int(thread) for thread in os.listdir(f"/proc/{pid}/task")]
+    return {(os.sched_getscheduler(thread), os.getpriority(os.PRIO_PROCESS, thread)) for thread in threads}
+
+
+def go_on(folder: Path, pipe: str):
+    """Ends the wait of the model. Returns when the model has read."""
+    (folder / pipe).write_text("go on")
+
+
+def has_two_threads(pid: int) -> bool:
+    return len(os.listdir(f"/proc/{pid}/task")) >= 2
+
+
+class Loading:
+    """A server of which a client loads the model, and the worker that waits in its load."""
+
+    def __init__(self, start, repository: Path, *options):
+        self.folder = repository.parent
+        options = ["--model-control-mode=explicit", f"--python={PYTHON}", *options]
+        self.server = start([], *options, repository=repository)
+        self.load = self.ask("load")
+        (self.worker,) = eventually("a worker starts", self.server.workers)
+        eventually("the model starts its thread", lambda: has_two_threads(self.worker))
+
+    def ask(self, what: str) -> threading.Thread:
+        thread = threading.Thread(target=self.server.ask, args=("POST", f"/v2/repository/models/m/{what}", b""))
+        thread.start()
+        return thread
+
+    def loaded(self):
+        """Lets the load end."""
+        go_on(self.folder, "loading")
+        self.load.join()
+        assert self.server.infer("m", one("FP32", [1], [1]))[0] == 200
+
+    def end(self):
+        """Unloads the model, and lets it end."""
+        if not hasattr(self, "unload"):
+            self.unload = self.ask("unload")
+        go_on(self.folder, "ending")
+        self.unload.join()
+
+
+def expected(server) -> tuple:
+    """Returns the attributes of threads that serve, and of those in the background."""
+    nice = os.getpriority(os.PRIO_PROCESS, server.process.pid)
+    may_lower = subprocess.run([sys.executable, "-c", LOWER], stderr=subprocess.DEVNULL).returncode == 0
+    return (USUAL, nice), (BATCH, min(nice + 10, 19) if may_lower else nice)
+
+
+@pytest.mark.parametrize("fork", ["true", "false"])
+def test_a_worker_is_in_the_background_while_it_loads_and_ends(start, model, fork):
+    """All of its threads, also those that the model starts; while it serves, none."""
+    loading = Loading(start, model(), f"--worker-fork={fork}")
+    usual, background = expected(loading.server)
+    assert attributes(loading.worker) == {background}
+    loading.loaded()
+    assert attributes(loading.worker) == {usual}
+    for process in fork_servers(loading.server.process.pid):
+        assert attributes(process) == {background}
+    threads = loading.server.process.pid
+    names = {int(thread): Path(f"/proc/{threads}/task/{thread}/comm").read_text().strip() for thread in os.listdir(f"/proc/{threads}/task")}
+    policies = {name: os.sched_getscheduler(thread) for thread, name in names.items()}
+    assert {name for name, policy in policies.items() if policy == BATCH} == {"loading"}, policies
+    loading.unload = loading.ask("unload")
+    eventually("the ending worker is in the background", lambda: attributes(loading.worker) == {background})
+    loading.end()
+
+
+def test_a_policy_that_the_model_has_chosen_stays(start, model):
+    """The frontend does not change it at the end of the load, and not when the worker ends."""
+    early = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
+    loading = Loading(start, model(early))
+    assert {policy for policy, _ in attributes(loading.worker)} >= {IDLE}
+    loading.loaded()
+    assert IDLE in {policy for policy, _ in attributes(loading.worker)}
+    loading.end()
+
+
+def test_a_policy_that_the_user_has_chosen_stays(start, model):
+    """A server that was started with `SCHED_BATCH` has workers with this policy, before and after their load."""
+    os.sched_setscheduler(0, BATCH, os.sched_param(0))
+    try:
+        loading = Loading(start, model())
+    finally:
+        os.sched_setscheduler(0, USUAL, os.sched_param(0))
+    own = (BATCH, os.getpriority(os.PRIO_PROCESS, loading.server.process.pid))
+    assert attributes(loading.worker) == {own}
+    loading.loaded()
+    assert attributes(loading.worker) == {own}
+    loading.end()
