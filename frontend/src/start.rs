@@ -40,7 +40,6 @@ use pharos_listener::receiving::Budget;
 use pharos_listener::request_log;
 use pharos_os::descriptors::{self, Descriptors};
 use pharos_os::directories;
-use pharos_os::event_loops::EventLoops;
 use pharos_os::service_manager::ServiceManager;
 use pharos_os::threads;
 use pharos_telemetry::log;
@@ -49,7 +48,7 @@ use pharos_telemetry::metrics::{Definition, Source};
 use pharos_telemetry::system::{self, Devices, Gpus, HostPolicies, Roots, find_gpus};
 use pharos_telemetry::tslog;
 use pharos_torchserve::{Plan, Step};
-use runtimes::{Runtimes, Threads};
+use runtimes::Runtimes;
 use torchserve::Endpoints;
 
 /// Maximum time for connections to send the last responses.
@@ -155,7 +154,7 @@ fn failed(reason: &str) -> ExitCode {
 async fn serve(
     options: &Options,
     plan: Option<&Plan<Options>>,
-    (descriptors, threads): (Arc<Descriptors>, Threads),
+    (descriptors, threads): (Arc<Descriptors>, loader::Threads),
 ) -> Result<(), String> {
     let mut ends = Ends::new().map_err(|error| format!("cannot handle signals: {error}"))?;
     let manager = ServiceManager::start();
@@ -339,7 +338,7 @@ fn report(failures: Vec<(String, String)>, options: &Options) -> Result<(), Stri
 async fn engine(
     options: &Options,
     metrics: Definition,
-    (descriptors, threads, registered): (Arc<Descriptors>, Threads, Option<Registered>),
+    (descriptors, threads, registered): (Arc<Descriptors>, loader::Threads, Option<Registered>),
 ) -> Result<(Engine, system::Settings), String> {
     let library = onnxruntime::find(options.workers.onnxruntime_library.as_deref())?;
     let labels = cache::Settings {
@@ -359,8 +358,7 @@ async fn engine(
     let devices = Devices::new(gpus, visible.as_deref(), limits, &system.roots);
     let mut settings = settings(options, library, devices, descriptors)?;
     settings.loader.stores.registered = registered;
-    settings.loader.event_loops = threads.event_loops;
-    settings.loader.runtime = Some(threads.loading);
+    settings.loader.threads = threads;
     let engine = Engine::new(settings, metrics, labels).map_err(|error| error.to_string())?;
     Ok((engine, system))
 }
@@ -452,8 +450,7 @@ fn settings(
             rate_limits: options.rate_limiter.limits(),
             policies,
             descriptors,
-            event_loops: EventLoops::default(),
-            runtime: None,
+            threads: loader::Threads::default(),
             response_cache: options.cache()?,
         },
     })

@@ -141,12 +141,19 @@ pub struct Settings {
     pub policies: HostPolicies,
     /// The file descriptors of instances.
     pub descriptors: Arc<Descriptors>,
+    /// The threads of instances and of the loader.
+    pub threads: Threads,
+    /// The response cache, for models that enable it.
+    pub response_cache: Option<cache::Settings>,
+}
+
+/// Threads that the caller has started.
+#[derive(Clone, Debug, Default)]
+pub struct Threads {
     /// The event loops that read the replies of workers.
     pub event_loops: EventLoops,
     /// Runs the loads and unloads that requests ask for; the runtime in which the loader is created if `None`.
-    pub runtime: Option<Handle>,
-    /// The response cache, for models that enable it.
-    pub response_cache: Option<cache::Settings>,
+    pub loading: Option<Handle>,
 }
 
 /// Loads and unloads the models of this server.
@@ -202,7 +209,7 @@ impl Loader {
             metrics: cache,
         };
         Ok(Self {
-            runtime: settings.runtime.clone().unwrap_or_else(Handle::current),
+            runtime: settings.threads.loading.clone().unwrap_or_else(Handle::current),
             models: Arc::new(ModelTable::new(shared, settings.stores.namespaces)),
             metrics: watch::Sender::new(metrics),
             timer,

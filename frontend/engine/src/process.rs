@@ -16,11 +16,12 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pharos::wire::{descriptors, ring};
+use pharos::wire::descriptors;
+use pharos::wire::ring::{self, Consumer, Producer};
 use tokio::net::UnixStream;
 
 use crate::launch::Launch;
-use crate::memory;
+use crate::memory::{self, Arenas};
 use crate::wire::{Link, LinkParts};
 pub(crate) use complete::{Question, complete};
 pub(crate) use diagnosis::{why_not_loaded, why_not_started};
@@ -64,43 +65,65 @@ pub(crate) async fn start(
     placement: &ProcessPlacement<'_>,
     (printed, event_loop): (Printed, EventLoop),
 ) -> io::Result<Worker> {
-    let ProcessPlacement { instance, threads, gpu, processors, start_timeout } = *placement;
-    let (ours, theirs) = {
-        let _loop = event_loop.enter();
-        UnixStream::pair()?
-    };
-    let (arenas, inputs, outputs) = memory::create()?;
-    let frames = ring::create()?;
-    let rings = ring::of_frontend(&frames)?;
-    let (ring, metrics, wake) = Ring::create(instance)?;
-    let (regions, worker_regions) = regions_socket()?;
-    let theirs = OwnedFd::from(theirs.into_std()?);
-    rustix::io::ioctl_fionbio(&theirs, false)?;
-    let temporary = launch.sandbox.is_some().then(TemporaryFiles::new).transpose()?;
-    let files = vec![
-        (theirs, descriptors::SOCKET),
-        (inputs, descriptors::INPUTS),
-        (outputs, descriptors::OUTPUTS),
-        (metrics, descriptors::METRICS),
-        (wake, descriptors::WAKE_UP),
-        (worker_regions, descriptors::REGIONS),
-        (frames, descriptors::FRAMES),
-    ];
-    let start = Start {
-        launch,
-        arguments: vec![instance.to_owned()],
-        inherited: Inherited { threads, gpus: gpu.map(|gpu| gpu.uuids.clone()) },
-        processors,
-        files,
-        reads: false,
-        temporary: temporary.as_ref().map(TemporaryFiles::path),
-        limit: start_timeout,
-    };
-    let started = spawn::start(start, fork_servers).await?;
-    output::forward_errors(started.errors, &printed.name);
-    output::forward_output(started.output, printed);
-    let parts = LinkParts { socket: ours, event_loop, frames: rings, regions, arenas, ring };
-    Ok(Worker { process: started.process, link: Link::new(parts), temporary })
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        let (connection, files) = Connection::create(placement.instance, launch, &event_loop)?;
+        let start = Start {
+            launch,
+            arguments: vec![placement.instance.to_owned()],
+            inherited: Inherited { threads: placement.threads, gpus: placement.gpu.map(|gpu| gpu.uuids.clone()) },
+            processors: placement.processors,
+            files,
+            reads: false,
+            temporary: connection.temporary.as_ref().map(TemporaryFiles::path),
+            limit: placement.start_timeout,
+        };
+        let Some(started) = spawn::start(start, (fork_servers, attempt)).await? else { continue };
+        output::forward_errors(started.errors, &printed.name);
+        output::forward_output(started.output, printed);
+        let Connection { socket, frames, regions, arenas, ring, temporary } = connection;
+        let link = Link::new(LinkParts { socket, event_loop, frames, regions, arenas, ring });
+        return Ok(Worker { process: started.process, link, temporary });
+    }
+}
+
+/// The frontend's ends of what it shares with one process, and only with that one.
+struct Connection {
+    socket: UnixStream,
+    frames: (Producer, Consumer),
+    regions: OwnedFd,
+    arenas: Arenas,
+    ring: Ring,
+    temporary: Option<TemporaryFiles>,
+}
+
+impl Connection {
+    /// Returns the frontend's ends, and the worker's with their numbers.
+    fn create(instance: &str, launch: &Launch, event_loop: &EventLoop) -> io::Result<(Self, Vec<(OwnedFd, i32)>)> {
+        let (socket, theirs) = {
+            let _loop = event_loop.enter();
+            UnixStream::pair()?
+        };
+        let (arenas, inputs, outputs) = memory::create()?;
+        let memory_of_frames = ring::create()?;
+        let frames = ring::of_frontend(&memory_of_frames)?;
+        let (ring, metrics, wake) = Ring::create(instance)?;
+        let (regions, worker_regions) = regions_socket()?;
+        let theirs = OwnedFd::from(theirs.into_std()?);
+        rustix::io::ioctl_fionbio(&theirs, false)?;
+        let temporary = launch.sandbox.is_some().then(TemporaryFiles::new).transpose()?;
+        let files = vec![
+            (theirs, descriptors::SOCKET),
+            (inputs, descriptors::INPUTS),
+            (outputs, descriptors::OUTPUTS),
+            (metrics, descriptors::METRICS),
+            (wake, descriptors::WAKE_UP),
+            (worker_regions, descriptors::REGIONS),
+            (memory_of_frames, descriptors::FRAMES),
+        ];
+        Ok((Self { socket, frames, regions, arenas, ring, temporary }, files))
+    }
 }
 
 /// Returns whether a process was killed by SIGKILL, as by the kernel when memory runs out.

@@ -220,7 +220,12 @@ impl Instance {
         }));
         let models = self.plan.models.clone();
         let events = Session::start(link.clone(), self.driver.clone(), self.id, models, self.plan.cache.clone());
-        tracing::debug!(instance = %self.name(), pid = worker.process.id(), "worker started");
+        let pid = worker.process.id();
+        if let Some(pid) = pid.filter(|_| self.outcome.is_none()) {
+            // Requests wait for a restart.
+            background::end(pid);
+        }
+        tracing::debug!(instance = %self.name(), pid, "worker started");
         Ok(Running {
             process: worker.process,
             _temporary: worker.temporary,
@@ -392,7 +397,7 @@ fn redefine(running: &Option<Running>, text: &str) {
 /// Ends the process: asks it to stop if it is no longer needed, kills it otherwise.
 fn kill(running: &mut Option<Running>, reason: &LossReason) {
     let Some(running) = running else { return };
-    if let Some(pid) = running.process.id() {
+    if let Some(pid) = running.process.id().filter(|_| background::is_entered()) {
         // The kernel's work at its end, which frees its memory, is long.
         background::put(pid);
     }

@@ -4,11 +4,12 @@
 //! running thread for such a thread that wakes with an earlier deadline. The deadline of a thread is as far away as its slice is
 //! long. Threads in the background have the longest slice, so all others interrupt them; the policy `SCHED_BATCH`, with which
 //! they interrupt no other thread when they wake; and a higher nice value, with which others are seldom beyond their share when
-//! they wake, and a tenth of the share of others if all processors are busy.
+//! they wake, and a third of the share of others if all processors are busy.
 //!
 //! A process without `CAP_SYS_NICE` and with the usual limit `RLIMIT_NICE` of 0 could not lower its nice value again, so it does
 //! not raise it. Linux before 6.12 ignores the slice. See sched(7) and sched_setattr(2).
 
+use std::cell::Cell;
 use std::sync::OnceLock;
 use std::{fs, io, process, thread};
 
@@ -16,7 +17,7 @@ use std::{fs, io, process, thread};
 const SLICE: u64 = 100_000_000;
 
 /// How much higher the nice value of threads in the background is.
-const NICER: i32 = 10;
+const NICER: i32 = 5;
 const HIGHEST_NICE: i32 = 19;
 
 /// The most changes of a process's threads, each of which may find threads that others have started meanwhile.
@@ -40,10 +41,20 @@ const SIZE: u32 = size_of::<Attributes>() as u32;
 const NORMAL: u32 = libc::SCHED_OTHER as u32;
 const BATCH: u32 = libc::SCHED_BATCH as u32;
 
+thread_local! {
+    static ENTERED: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Puts the calling thread into the background, and all threads and processes that it starts later. Does nothing if the thread
 /// does not have the usual policy, or if the kernel refuses.
 pub fn enter() {
+    ENTERED.set(true);
     let _ = change(0, to_background);
+}
+
+/// Returns whether the calling thread has called [`enter`].
+pub fn is_entered() -> bool {
+    ENTERED.get()
 }
 
 /// Puts all threads of a child process into the background, and what it starts later. As [`enter`].
@@ -170,6 +181,7 @@ mod tests {
     fn what_a_thread_in_the_background_starts_is_there_too() {
         let own = thread::spawn(|| {
             enter();
+            assert!(is_entered());
             let mut child = child();
             let policies = (get(0).unwrap().policy, get(child.id()).unwrap().policy);
             end(child.id());
@@ -179,6 +191,6 @@ mod tests {
             (policies, after)
         });
         assert_eq!(own.join().unwrap(), ((BATCH, BATCH), NORMAL));
-        assert_eq!(get(0).unwrap().policy, NORMAL);
+        assert_eq!((get(0).unwrap().policy, is_entered()), (NORMAL, false));
     }
 }

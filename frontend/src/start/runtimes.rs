@@ -3,8 +3,9 @@
 use std::io;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Runtime};
 
+use pharos_engine::loader::Threads;
 use pharos_os::background;
 use pharos_os::event_loops::EventLoops;
 
@@ -19,12 +20,6 @@ pub(super) struct Runtimes {
     pub(super) main: Runtime,
     /// Loads and unloads models while requests are served, in the background.
     loading: Runtime,
-}
-
-/// The parts of [`Runtimes`] that the engine uses.
-pub(super) struct Threads {
-    pub(super) event_loops: EventLoops,
-    pub(super) loading: Handle,
 }
 
 impl Runtimes {
@@ -43,8 +38,9 @@ impl Runtimes {
         Ok(Self { event_loops: EventLoops::start(loops)?, main, loading })
     }
 
+    /// Returns those that the engine uses.
     pub(super) fn threads(&self) -> Threads {
-        Threads { event_loops: self.event_loops.clone(), loading: self.loading.handle().clone() }
+        Threads { event_loops: self.event_loops.clone(), loading: Some(self.loading.handle().clone()) }
     }
 
     /// Ends the runtimes. Their blocking threads may be removing temporary files.

@@ -1,6 +1,8 @@
 """Loads in the background: processes and threads that load or end models yield to those that serve requests."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.inference import one
-from harness.server import fork_servers
+from harness.server import alive, fork_servers
 from harness.waiting import eventually
 from python_backend.worker import PYTHON, has_worker
 
@@ -68,20 +70,29 @@ def go_on(folder: Path, pipe: str):
     (folder / pipe).write_text("go on")
 
 
-def has_two_threads(pid: int) -> bool:
-    return len(os.listdir(f"/proc/{pid}/task")) >= 2
+def waiting_worker(server) -> int:
+    """Waits for a worker in which the model has started its thread, and returns it."""
+
+    def find() -> int:
+        for pid in server.workers():
+            with contextlib.suppress(FileNotFoundError):
+                if len(os.listdir(f"/proc/{pid}/task")) >= 2:
+                    return pid
+        return 0
+
+    return eventually("a worker waits in its load", find)
 
 
 class Loading:
-    """A server of which a client loads the model, and the worker that waits in its load."""
+    """A server of which a client loads the model, or that loads it at its start (`wait=False`), and the worker that waits in its
+    load."""
 
-    def __init__(self, start, repository: Path, *options):
+    def __init__(self, start, repository: Path, *options, wait=True):
         self.folder = repository.parent
-        options = ["--model-control-mode=explicit", f"--python={PYTHON}", *options]
-        self.server = start([], *options, repository=repository)
-        self.load = self.ask("load")
-        (self.worker,) = eventually("a worker starts", self.server.workers)
-        eventually("the model starts its thread", lambda: has_two_threads(self.worker))
+        mode = ["--model-control-mode=explicit", *([] if wait else ["--load-model=m"])]
+        self.server = start([], *mode, f"--python={PYTHON}", *options, repository=repository, wait=wait)
+        self.load = self.ask("load") if wait else None
+        self.worker = waiting_worker(self.server)
 
     def ask(self, what: str) -> threading.Thread:
         thread = threading.Thread(target=self.server.ask, args=("POST", f"/v2/repository/models/m/{what}", b""))
@@ -91,7 +102,9 @@ class Loading:
     def loaded(self):
         """Lets the load end."""
         go_on(self.folder, "loading")
-        self.load.join()
+        if self.load:
+            self.load.join()
+        self.server.wait_until_ready()
         assert self.server.infer("m", one("FP32", [1], [1]))[0] == 200
 
     def end(self):
@@ -106,7 +119,38 @@ def expected(server) -> tuple:
     """Returns the attributes of threads that serve, and of those in the background."""
     nice = os.getpriority(os.PRIO_PROCESS, server.process.pid)
     may_lower = subprocess.run([sys.executable, "-c", LOWER], stderr=subprocess.DEVNULL).returncode == 0
-    return (USUAL, nice), (BATCH, min(nice + 10, 19) if may_lower else nice)
+    return (USUAL, nice), (BATCH, min(nice + 5, 19) if may_lower else nice)
+
+
+def kill(worker: int):
+    os.kill(worker, signal.SIGKILL)
+    eventually("it has ended", lambda: not alive(worker))
+
+
+@pytest.mark.parametrize("fork", ["true", "false"])
+def test_restarts_and_loads_at_the_start_are_not_in_the_background(start, model, fork):
+    """Requests wait for them."""
+    loading = Loading(start, model(), f"--worker-fork={fork}", wait=False)
+    usual, _ = expected(loading.server)
+    assert attributes(loading.worker) == {usual}
+    loading.loaded()
+    kill(loading.worker)
+    restarted = waiting_worker(loading.server)
+    assert attributes(restarted) == {usual}
+    go_on(loading.folder, "loading")
+    loading.end()
+
+
+@pytest.mark.parametrize("fork", ["true", "false"])
+def test_a_restart_after_a_load_by_request_is_not_in_the_background(start, model, fork):
+    """Its supervision runs on a thread in the background."""
+    loading = Loading(start, model(), f"--worker-fork={fork}")
+    loading.loaded()
+    kill(loading.worker)
+    restarted = waiting_worker(loading.server)
+    assert attributes(restarted) == {expected(loading.server)[0]}
+    go_on(loading.folder, "loading")
+    loading.end()
 
 
 @pytest.mark.parametrize("fork", ["true", "false"])
@@ -118,7 +162,7 @@ def test_a_worker_is_in_the_background_while_it_loads_and_ends(start, model, for
     loading.loaded()
     assert attributes(loading.worker) == {usual}
     for process in fork_servers(loading.server.process.pid):
-        assert attributes(process) == {background}
+        assert attributes(process) == {usual}
     threads = loading.server.process.pid
     names = {int(thread): Path(f"/proc/{threads}/task/{thread}/comm").read_text().strip() for thread in os.listdir(f"/proc/{threads}/task")}
     policies = {name: os.sched_getscheduler(thread) for thread, name in names.items()}

@@ -284,7 +284,7 @@ impl Loader {
             pinned: self.models.shared.pinned.clone(),
             policies,
             descriptors: self.settings.descriptors.clone(),
-            event_loops: self.settings.event_loops.clone(),
+            event_loops: self.settings.threads.event_loops.clone(),
         })
     }
 

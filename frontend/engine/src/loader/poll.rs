@@ -84,7 +84,7 @@ impl Loader {
     pub(super) fn start_polling(self: &Arc<Self>, mut poll: Poll) {
         let Mode::Poll(interval) = self.settings.mode else { return };
         let loader = self.clone();
-        tokio::spawn(async move {
+        self.runtime.spawn(async move {
             let mut pause = interval;
             loop {
                 sleep(pause).await;

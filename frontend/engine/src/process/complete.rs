@@ -49,17 +49,18 @@ pub(crate) async fn complete(
     let failed = |why: String| format!("auto-complete of model '{model}' failed: {why}");
     let files = TemporaryFiles::new().map_err(|error| failed(format!("no temporary directory: {error}")))?;
     let out = files.path().join("answer.json");
-    let start = Start {
+    let inherited = fork_servers.inherited(launch).unwrap_or(Inherited { threads, gpus: None });
+    let start = || Start {
         launch,
         arguments: vec!["--auto-complete".to_owned(), out.to_string_lossy().into_owned()],
-        inherited: fork_servers.inherited(launch).unwrap_or(Inherited { threads, gpus: None }),
+        inherited: inherited.clone(),
         processors: &[],
         files: Vec::new(),
         reads: true,
         temporary: Some(files.path()),
         limit,
     };
-    let run = run_to_end((start, fork_servers), model, text);
+    let run = run_to_end((&start, fork_servers), model, text);
     let status = match timeout(limit, run).await {
         Ok(status) => status.map_err(|error| failed(error.to_string()))?,
         Err(_) => {
@@ -82,12 +83,18 @@ pub(crate) async fn complete(
 }
 
 /// Runs the process to its end. Dropping the future kills it.
-async fn run_to_end(
-    (start, fork_servers): (Start<'_>, &Arc<ForkServers>),
+async fn run_to_end<'a>(
+    (start, fork_servers): (&impl Fn() -> Start<'a>, &Arc<ForkServers>),
     model: &str,
     question: String,
 ) -> io::Result<ExitStatus> {
-    let mut started = spawn::start(start, fork_servers).await?;
+    let mut attempt = 1;
+    let mut started = loop {
+        match spawn::start(start(), (fork_servers, attempt)).await? {
+            Some(started) => break started,
+            None => attempt += 1,
+        }
+    };
     let mut group = Group(started.process.id());
     let printed = [forward(started.output, model, false), forward(started.errors, model, true)];
     let status = write_and_wait(&mut started.process, started.input, question).await?;

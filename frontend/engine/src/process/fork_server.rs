@@ -113,25 +113,33 @@ impl Fork {
     }
 }
 
+/// A fork server has ended, or has not answered in time, after it got a request: a copy may exist.
+#[derive(Debug)]
+pub(super) struct Unanswered;
+
 impl ForkServers {
     /// Starts a process as a copy of a fork server; `None` if no fork server can start it.
-    pub(super) async fn fork(self: &Arc<Self>, start: &Start<'_>) -> Option<Forked> {
-        let kind = Kind::of(start.launch, &start.inherited)?;
+    ///
+    /// # Errors
+    /// It is not known whether there is a copy: nothing else may use the files of `start`.
+    pub(super) async fn fork(self: &Arc<Self>, start: &Start<'_>) -> Result<Option<Forked>, Unanswered> {
+        let Some(kind) = Kind::of(start.launch, &start.inherited) else { return Ok(None) };
         let limit = start.limit.min(START_LIMIT);
         // A second time if the files that it has imported have changed.
         for _ in 0..2 {
-            let server = self.server(&kind, (start.launch, limit))?;
-            let (fork, answered) = Fork::of(start).ok()?;
+            let Some(server) = self.server(&kind, (start.launch, limit)) else { return Ok(None) };
+            let Ok((fork, answered)) = Fork::of(start) else { return Ok(None) };
             if server.send(fork).is_err() {
                 continue;
             }
             match timeout(limit, answered).await {
-                Ok(Ok(Answer::Forked(forked))) => return Some(forked),
-                Ok(Ok(Answer::Stale) | Err(_)) => {}
-                Ok(Ok(Answer::Failed)) | Err(_) => return None,
+                Ok(Ok(Answer::Forked(forked))) => return Ok(Some(forked)),
+                Ok(Ok(Answer::Stale)) => {}
+                Ok(Ok(Answer::Failed)) => return Ok(None),
+                Ok(Err(_)) | Err(_) => return Err(Unanswered),
             }
         }
-        None
+        Ok(None)
     }
 
     /// Returns the number of threads of a running fork server for this interpreter; a process that completes a configuration uses
@@ -226,7 +234,8 @@ impl ForkServer {
         let mut child = command.spawn()?;
         if let Some(pid) = child.id() {
             out_of_memory::end_first(pid);
-            background::put(pid);
+            // It reports the ends of workers, for which others wait.
+            background::end(pid);
         }
         forward(child.stdout.take());
         forward(child.stderr.take());

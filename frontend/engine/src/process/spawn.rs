@@ -10,7 +10,7 @@ use command_fds::{CommandFdExt, FdMapping};
 use tokio::net::unix::pipe::{self, Receiver, Sender};
 use tokio::process::{Child, Command};
 
-use super::fork_server::{ForkServers, Forked};
+use super::fork_server::{ForkServers, Forked, Unanswered};
 use super::start::Start;
 use super::{affinity, cannot_start};
 use pharos_os::{background, out_of_memory};
@@ -23,11 +23,19 @@ pub(super) struct Started {
     pub(super) errors: Receiver,
 }
 
-/// Starts a process.
+/// The attempts to start a process as a copy, each with new files, before it is started as a program.
+pub(super) const ATTEMPTS: u32 = 3;
+
+/// Starts a process, as a copy of a fork server or, from the attempt [`ATTEMPTS`] on, as a program. Returns `None` if it must be
+/// tried again with other files, because a copy may exist that uses these. That copy ends when the frontend's ends of its files
+/// are closed.
 ///
 /// # Errors
 /// Descriptors or processes are exhausted, or the executable does not exist.
-pub(super) async fn start(mut start: Start<'_>, fork_servers: &Arc<ForkServers>) -> io::Result<Started> {
+pub(super) async fn start(
+    mut start: Start<'_>,
+    (fork_servers, attempt): (&Arc<ForkServers>, u32),
+) -> io::Result<Option<Started>> {
     let (output, stdout) = written()?;
     let (errors, stderr) = written()?;
     let (input, stdin) =
@@ -35,16 +43,20 @@ pub(super) async fn start(mut start: Start<'_>, fork_servers: &Arc<ForkServers>)
     let own = start.files.len();
     start.files.extend([(stdout, 1), (stderr, 2)]);
     start.files.extend(stdin.map(|stdin| (stdin, 0)));
-    let process = match fork_servers.fork(&start).await {
-        Some(forked) => WorkerProcess::Forked(forked),
-        None => WorkerProcess::Program(program(start, own)?),
+    let forked = if attempt < ATTEMPTS { fork_servers.fork(&start).await } else { Ok(None) };
+    let process = match forked {
+        Ok(Some(forked)) => WorkerProcess::Forked(forked),
+        Ok(None) => WorkerProcess::Program(program(start, own)?),
+        Err(Unanswered) => return Ok(None),
     };
     if let Some(pid) = process.id() {
         out_of_memory::end_first(pid);
-        // Until its model is loaded: see `background::end`.
-        background::put(pid);
+        if background::is_entered() {
+            // A copy has the attributes of its fork server.
+            background::put(pid);
+        }
     }
-    Ok(Started { process, input, output, errors })
+    Ok(Some(Started { process, input, output, errors }))
 }
 
 /// Starts the program. The first `own` files are no standard streams.
