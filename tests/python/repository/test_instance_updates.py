@@ -168,8 +168,11 @@ def test_models_with_sequences_change_in_place(world, strategy, limiter):
     assert [step(text) for text in ("a", "a)", "c)")] == [3, 4, 3]
     eventually("all old workers have ended", lambda: not before & own.server.workers())
     assert len(own.server.workers()) == 1
-    names = [labels for name, labels in own.server.scrape() if name == "pharos_instance_state"]
-    assert {dict(labels)["instance"] for labels in names} == {"m_0_0"}
+
+    def instances() -> set:
+        return {dict(labels)["instance"] for name, labels in own.server.scrape() if name == "pharos_instance_state"}
+
+    eventually("the metrics have one instance", lambda: instances() == {"m_0_0"})
 
 
 def test_an_id_that_ended_on_a_removed_instance_begins_on_another(world):

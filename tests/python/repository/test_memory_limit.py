@@ -272,5 +272,5 @@ def test_no_request_fails_and_the_limit_holds_with_many_models(start, tmp_path):
     loads = sum(count(server, "loads", name, result="success") for name in names)
     unloads = sum(count(server, "unloads", name, reason="memory") for name in names)
     assert loads - unloads == len(loaded(server)) <= 20
-    assert loads > 60, f"{loads} loads for {len(asked)} requests"
+    assert loads > 20, f"{loads} loads for {len(asked)} requests: models never had to make room"
     print(f"{len(asked)} requests, {loads:.0f} loads, at most {sampler.most / limit:.2f} of the limit in {sampler.samples} samples")

@@ -42,7 +42,7 @@ def test_a_worker_is_given_up_after_consecutive_losses(tmp_path):
     after it the worker stays down until the model is scaled."""
     ill = tmp_path / "ill"
     server = Home(tmp_path, ["load_models=mortal-1.0.mar"])
-    server.archive("mortal", "mortal", f"ill: {ill}\nmaxRetryTimeoutInSec: 4\n")
+    server.archive("mortal", "mortal", f"ill: {ill}\nmaxRetryTimeoutInSec: 15\n")
     with server:
         answers = lambda: server.predict("mortal", b"x")[0] == 200
         eventually("mortal is ready", answers)
@@ -51,7 +51,7 @@ def test_a_worker_is_given_up_after_consecutive_losses(tmp_path):
         eventually("mortal is ready again", answers)
         ill.touch()
         server.predict("mortal", b"die")
-        holds_for("the server is healthy after the last loss", 3.5, lambda: server.ask("GET", "/ping")[0] == 200)
+        holds_for("the server is healthy after the last loss", 8, lambda: server.ask("GET", "/ping")[0] == 200)
         eventually("the worker is down", lambda: server.ask("GET", "/ping")[0] == 500)
         eventually("the log has the end of restarts", lambda: "is not restarted any more" in (tmp_path / "out").read_text())
         status, answer = server.manage("PUT", "/models/mortal?min_worker=1&synchronous=true")
