@@ -17,6 +17,11 @@ use std::sync::atomic::AtomicU64;
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use rustix::fs::{MemfdFlags, SealFlags};
 
+/// The atomics in shared memory, for modules that `tests/loom` compiles with a double of this one.
+pub(crate) mod atomic {
+    pub(crate) use std::sync::atomic::{Ordering, fence};
+}
+
 /// Creates an anonymous file of `len` bytes, all zero, sealed against shrinking, growing and further seals.
 ///
 /// The file is sparse: pages are allocated when they are touched. `name` appears only in `/proc/PID/fd`. The descriptor is

@@ -9,8 +9,8 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use crate::shm::atomic::{Ordering, fence};
 use crate::shm::{self, SharedMemory};
 
 /// The bytes that a ring holds; a power of two. A longer frame passes through the ring in pieces.
@@ -70,12 +70,16 @@ struct Ring {
     start: usize,
 }
 
-/// A word for offsets that the layout excludes.
-static NOWHERE: AtomicU64 = AtomicU64::new(0);
-
 impl Ring {
-    fn word(&self, at: usize) -> &AtomicU64 {
-        self.memory.atomic_u64(self.start + at).unwrap_or(&NOWHERE)
+    /// Returns a word. All words of the layout exist.
+    fn load(&self, at: usize, ordering: Ordering) -> u64 {
+        self.memory.atomic_u64(self.start + at).map_or(0, |word| word.load(ordering))
+    }
+
+    fn store(&self, at: usize, value: u64, ordering: Ordering) {
+        if let Some(word) = self.memory.atomic_u64(self.start + at) {
+            word.store(value, ordering);
+        }
     }
 
     /// Returns the parts of the ring for `len` bytes from `position`: offset and length, the second one from the start.
@@ -89,13 +93,17 @@ impl Ring {
     fn takes_wake_up(&self, note: usize) -> bool {
         // With the fence of `sleeps`: either the peer sees what was written before, or this sees its note.
         fence(Ordering::SeqCst);
-        let note = self.word(note);
-        note.load(Ordering::Relaxed) != 0 && note.swap(0, Ordering::Relaxed) != 0
+        self.load(note, Ordering::Relaxed) != 0 && self.swap(note, 0) != 0
     }
 
     fn sleeps(&self, note: usize) {
-        self.word(note).store(1, Ordering::Relaxed);
+        self.swap(note, 1);
         fence(Ordering::SeqCst);
+    }
+
+    /// Replaces a note. Both sides change it, always in this way: each change sees the one before it.
+    fn swap(&self, note: usize, value: u64) -> u64 {
+        self.memory.atomic_u64(self.start + note).map_or(0, |word| word.swap(value, Ordering::Relaxed))
     }
 }
 
@@ -114,7 +122,7 @@ impl Producer {
 
     /// Returns the number of bytes that fit now.
     fn room(&self) -> Result<usize, Corrupt> {
-        let waiting = self.head.wrapping_sub(self.ring.word(TAIL).load(Ordering::Acquire));
+        let waiting = self.head.wrapping_sub(self.ring.load(TAIL, Ordering::Acquire));
         let waiting_bytes = usize::try_from(waiting).ok().filter(|waiting| *waiting <= CAPACITY);
         waiting_bytes.map(|waiting| CAPACITY - waiting).ok_or(Corrupt(waiting))
     }
@@ -133,7 +141,7 @@ impl Producer {
             rest = later;
         }
         self.head = self.head.wrapping_add(len as u64);
-        self.ring.word(HEAD).store(self.head, Ordering::Release);
+        self.ring.store(HEAD, self.head, Ordering::Release);
         Ok(len)
     }
 
@@ -167,7 +175,7 @@ impl Consumer {
 
     /// Returns whether no bytes wait. Costs one load.
     pub fn is_empty(&self) -> bool {
-        self.ring.word(HEAD).load(Ordering::Relaxed) == self.tail
+        self.ring.load(HEAD, Ordering::Relaxed) == self.tail
     }
 
     /// Moves waiting bytes into `buffer`, as many as fit, and returns their number.
@@ -184,7 +192,7 @@ impl Consumer {
             rest = later;
         }
         self.tail = self.tail.wrapping_add(len as u64);
-        self.ring.word(TAIL).store(self.tail, Ordering::Release);
+        self.ring.store(TAIL, self.tail, Ordering::Release);
         Ok(len)
     }
 
@@ -202,7 +210,7 @@ impl Consumer {
 
     /// Returns the number of bytes that wait; at most [`CAPACITY`].
     fn waiting(&self) -> Result<usize, Corrupt> {
-        let waiting = self.ring.word(HEAD).load(Ordering::Acquire).wrapping_sub(self.tail);
+        let waiting = self.ring.load(HEAD, Ordering::Acquire).wrapping_sub(self.tail);
         usize::try_from(waiting).ok().filter(|waiting| *waiting <= CAPACITY).ok_or(Corrupt(waiting))
     }
 
@@ -224,7 +232,7 @@ impl Consumer {
 
     /// Withdraws the request of [`Consumer::sleep`].
     pub fn wake(&self) {
-        self.ring.word(CONSUMER_SLEEPS).store(0, Ordering::Relaxed);
+        self.ring.swap(CONSUMER_SLEEPS, 0);
     }
 }
 

@@ -13,6 +13,8 @@ mod process;
 mod scheduler;
 mod serving;
 pub mod shared_memory;
+#[cfg(test)]
+mod simulation;
 pub mod store;
 mod supervisor;
 mod wire;

@@ -4,6 +4,7 @@
 //! earliest deadline of all models and runs the driver's turn itself, except for copying large batches.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::OccupiedEntry;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -30,8 +31,7 @@ impl Timer {
     /// # Errors
     /// The thread cannot be started.
     pub(crate) fn start() -> std::io::Result<Arc<Self>> {
-        let runtime = Handle::try_current().ok();
-        let timer = Arc::new(Self { alarms: Mutex::default(), changed: Condvar::new(), runtime });
+        let timer = Self::without_thread();
         let weak = Arc::downgrade(&timer);
         std::thread::Builder::new().name("timer".into()).spawn(move || {
             while let Some(timer) = weak.upgrade() {
@@ -39,6 +39,12 @@ impl Timer {
             }
         })?;
         Ok(timer)
+    }
+
+    /// Creates a timer whose alarms only [`Timer::fire`] rings.
+    pub(crate) fn without_thread() -> Arc<Self> {
+        let runtime = Handle::try_current().ok();
+        Arc::new(Self { alarms: Mutex::default(), changed: Condvar::new(), runtime })
     }
 
     /// Schedules one call of the driver at `at`, and removes its alarm at the time `overtaken`.
@@ -62,20 +68,33 @@ impl Timer {
 
     /// Waits for the earliest alarm (at most a second, so that the thread of a dropped timer ends) and calls its driver.
     fn wait_and_fire(&self) {
-        let mut alarms = self.lock();
+        if self.fire() {
+            return;
+        }
+        let alarms = self.lock();
         let wait = alarms.first_key_value().map_or(Duration::from_secs(1), |((at, _), _)| *at - clock::now());
         if !wait.is_zero() {
             let waited = self.changed.wait_timeout(alarms, wait.min(Duration::from_secs(1)));
             drop(waited.unwrap_or_else(PoisonError::into_inner));
-            return;
         }
-        let alarm = alarms.pop_first();
+    }
+
+    /// Calls the driver of the earliest alarm, if it is due. Returns whether one was.
+    pub(crate) fn fire(&self) -> bool {
+        let mut alarms = self.lock();
+        let due = alarms.first_entry().filter(|first| first.key().0 <= clock::now());
+        let Some(((at, _), driver)) = due.map(OccupiedEntry::remove_entry) else { return false };
         drop(alarms);
-        if let Some(((at, _), driver)) = alarm
-            && let Some(driver) = driver.upgrade()
-        {
+        if let Some(driver) = driver.upgrade() {
             driver.handle_timeout(at);
         }
+        true
+    }
+
+    /// Returns the time of the earliest alarm.
+    #[cfg(test)]
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.lock().first_key_value().map(|((at, _), _)| *at)
     }
 
     fn lock(&self) -> MutexGuard<'_, Alarms> {

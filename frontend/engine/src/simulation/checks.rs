@@ -1,0 +1,196 @@
+//! What must hold after each step of a simulation, and at its end.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pharos::metrics::builtin::Builtin;
+use pharos::metrics::exposition::{Format, render};
+use pharos::metrics::statistics;
+
+use super::world::World;
+
+/// How often counters are compared with their values before, in steps.
+const COUNTERS_EVERY: u64 = 400;
+
+impl World {
+    /// Checks a batch that a process has just received.
+    ///
+    /// # Errors
+    /// It is larger than the model permits, or has a request that was answered with success.
+    pub(super) fn check_batch(&mut self, model: usize, instance: usize, number: usize) -> Result<(), String> {
+        let Some(process) = &self.models[model].instances[instance].process else { return Ok(()) };
+        let execute = &process.batches[number];
+        let values = process.values(execute);
+        let rows: usize = values.iter().map(Vec::len).sum();
+        let one = &self.models[model];
+        if rows > usize::try_from(one.config.max_batch_size.max(1)).unwrap() {
+            return Err(format!("a batch of '{}' has {rows} rows", one.name));
+        }
+        if one.name == "cached" {
+            return Ok(());
+        }
+        let padding = |position: usize| one.has_sequences() && execute.requests[position].sequence.is_none();
+        for (position, values) in values.iter().enumerate().filter(|(position, _)| !padding(*position)) {
+            if one.answered.contains(&values[0]) {
+                return Err(format!("'{}' executes request {position} of a batch again after its answer", one.name));
+            }
+            let call = self.calls.iter_mut().rfind(|call| call.model == model && call.values == *values);
+            let Some(call) = call else {
+                return Err(format!("'{}' executes {values:?}, which no client has sent", one.name));
+            };
+            call.executed += 1;
+            self.coverage.executed_again += u64::from(call.executed > 1);
+            if call.executed > 1 && one.has_sequences() {
+                return Err(format!("a step of '{}' is executed twice", one.name));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks what must hold after every step.
+    ///
+    /// # Errors
+    /// What does not hold.
+    pub(super) fn check(&mut self) -> Result<(), String> {
+        self.check_resources()?;
+        self.check_waiting()?;
+        self.check_counts()?;
+        self.steps += 1;
+        if self.steps.is_multiple_of(COUNTERS_EVERY) {
+            self.check_counters()?;
+        }
+        Ok(())
+    }
+
+    /// The rate limiter grants no more than there is, and executing instances hold what they need.
+    fn check_resources(&self) -> Result<(), String> {
+        let Some(limits) = &self.shared.limits else { return Ok(()) };
+        let instances = self.models.iter().flat_map(|model| &model.instances);
+        let executing = instances.filter(|one| one.process.as_ref().is_some_and(|process| !process.batches.is_empty()));
+        let needed: u64 = executing.filter(|one| one.ready).map(|one| u64::from(one.units)).sum();
+        for usage in limits.usage() {
+            if usage.used > u64::from(usage.total) || needed > usage.used {
+                return Err(format!("resources: {usage:?}, and executing instances need {needed}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// No request waits longer than its timeout, or while an instance is idle beyond the delay of batches.
+    fn check_waiting(&self) -> Result<(), String> {
+        for (number, call) in self.calls.iter().enumerate().skip(self.first_open) {
+            if !call.waits() || call.executed > 0 {
+                continue;
+            }
+            let model = &self.models[call.model];
+            let waited = self.now - call.sent;
+            // Batches may be on the way to a process that has died.
+            let dead = model.instances.iter().any(|one| one.ready && one.process.is_none());
+            if let Some(timeout) = call.timeout_us.filter(|_| !dead)
+                && waited > Duration::from_micros(timeout + 1)
+            {
+                return Err(format!("request {number} waits for {waited:?}, with a timeout of {timeout} us"));
+            }
+            let free = |one: &super::models::Instance| {
+                one.ready && one.process.as_ref().is_some_and(|process| process.batches.is_empty())
+            };
+            let decides = self.shared.limits.is_none() && !model.has_sequences() && model.name != "cached";
+            if decides && !dead && waited > Duration::from_micros(501) && model.instances.iter().any(free) {
+                return Err(format!(
+                    "request {number} to '{}' waits for {waited:?} beside an idle instance",
+                    model.name
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Each request is in the queue, executing, or counted as a success or failure.
+    fn check_counts(&self) -> Result<(), String> {
+        // Requests that wait for the response to an equal one are nowhere.
+        for model in self.models.iter().filter(|model| model.name != "cached") {
+            let seen = statistics::of(&model.driver.series).inference_stats;
+            let counted = seen.success.count + seen.fail.count;
+            let unanswered = model.driver.unanswered() as u64;
+            if counted + unanswered + model.counted.refused != model.counted.sent {
+                let sent = model.counted.sent;
+                return Err(format!(
+                    "'{}': {counted} counted and {unanswered} unanswered of {sent} requests",
+                    model.name
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// No counter goes backwards.
+    fn check_counters(&mut self) -> Result<(), String> {
+        let counters = self.counters();
+        for (name, before) in &self.counters {
+            match counters.get(name) {
+                Some(now) if now >= before => {}
+                now => return Err(format!("the counter {name} was {before} and is {now:?}")),
+            }
+        }
+        self.counters = counters;
+        Ok(())
+    }
+
+    /// Returns all series of counters.
+    fn counters(&self) -> BTreeMap<String, f64> {
+        let text = render(&self.shared.metrics, Format::Text);
+        let (mut is_counter, mut found) = (false, BTreeMap::new());
+        for line in text.lines() {
+            if let Some(kind) = line.strip_prefix("# TYPE ") {
+                is_counter = kind.ends_with(" counter");
+            } else if is_counter
+                && !line.starts_with('#')
+                && let Some((name, value)) = line.rsplit_once(' ')
+            {
+                found.insert(name.to_owned(), value.parse().unwrap());
+            }
+        }
+        found
+    }
+
+    /// Checks that nothing is left when all requests are answered.
+    ///
+    /// # Errors
+    /// What is left, or does not agree.
+    pub(super) fn check_end(&mut self) -> Result<(), String> {
+        self.check_counters()?;
+        let text = render(&self.shared.metrics, Format::Text);
+        for model in &mut self.models {
+            let (name, counted) = (model.name, model.counted);
+            if model.driver.unanswered() > 0 {
+                return Err(format!("'{name}' has {} requests left", model.driver.unanswered()));
+            }
+            for one in model.instances.iter_mut().filter(|one| one.ready) {
+                let Some(process) = &mut one.process else { continue };
+                process.link.release_unused();
+                process.read();
+                let (inputs, outputs) = (process.link.arenas.inputs.used(), process.lent());
+                if inputs + outputs > 0 {
+                    return Err(format!("'{name}': {inputs} bytes of inputs and {outputs} of outputs are left"));
+                }
+            }
+            let labels = format!("{{model=\"{name}\",version=\"1\"}} 0");
+            if !text.lines().any(|line| line.strip_prefix(Builtin::PendingRequests.name()) == Some(labels.as_str())) {
+                return Err(format!("'{name}' has pending requests in the metrics"));
+            }
+            let seen = statistics::of(&model.driver.series);
+            let (succeeded, failed) = (seen.inference_stats.success.count, seen.inference_stats.fail.count);
+            let successes = counted.succeeded..=counted.succeeded + counted.cancelled;
+            if !successes.contains(&succeeded) || succeeded + failed + counted.refused != counted.sent {
+                return Err(format!("'{name}': {succeeded} successes and {failed} failures are counted: {counted:?}"));
+            }
+            if seen.execution_count != counted.executions {
+                return Err(format!("'{name}': {} executions are counted: {counted:?}", seen.execution_count));
+            }
+            self.coverage.hits += seen.inference_stats.cache_hit.count;
+        }
+        let limits = self.shared.limits.iter().flat_map(|limits| limits.usage());
+        let left: Vec<_> = limits.filter(|usage| usage.used > 0).collect();
+        if left.is_empty() { Ok(()) } else { Err(format!("resources are left in use: {left:?}")) }
+    }
+}

@@ -1,0 +1,100 @@
+//! A deterministic simulation of the drivers, supervisors, schedulers, rate limiter, response cache and metrics in virtual time,
+//! with random faults. Everything is real but the processes, the clients and the clock: see `docs/src/internals/tests.md`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::print_stdout)]
+
+mod calls;
+mod checks;
+mod models;
+mod processes;
+mod worker;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use world::{Coverage, World};
+
+/// How long clients send requests, and how long the server may take afterwards to answer all.
+const LOAD: Duration = Duration::from_millis(1_500);
+const AFTERWARDS: Duration = Duration::from_secs(60);
+
+/// Seeds that have found faults.
+const KEPT: [u64; 0] = [];
+
+/// Runs a simulation. Returns what it covered, and a hash of all that has happened.
+///
+/// # Errors
+/// What was wrong, and when.
+fn run(seed: u64) -> Result<(Coverage, u64), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _entered = runtime.enter();
+    let empty = tempfile::tempdir().unwrap();
+    let mut world = World::new(seed, empty.path());
+    let begun = world.now;
+    let outcome = catch_unwind(AssertUnwindSafe(|| simulate(&mut world)));
+    let outcome = outcome.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        Err(text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default())
+    });
+    let at = world.now - begun;
+    outcome.map_err(|error| format!("seed {seed}, after {at:?}: {error}"))?;
+    Ok((world.coverage, world.trace))
+}
+
+fn simulate(world: &mut World) -> Result<(), String> {
+    let end = world.now + LOAD;
+    while world.step(end)? {}
+    world.end_load();
+    let end = world.now + AFTERWARDS;
+    while world.step(end)? && !world.is_quiet() {}
+    if let Some((number, call)) = world.calls.iter().enumerate().find(|(_, call)| call.waits()) {
+        return Err(format!("request {number} to '{}' is never answered", world.models[call.model].name));
+    }
+    world.check_end()
+}
+
+/// The number of simulations in `make test`.
+const SEEDS: u64 = 120;
+
+#[test]
+fn nothing_is_lost_whatever_fails() {
+    for seed in KEPT.into_iter().chain(0..SEEDS) {
+        if let Err(error) = run(seed) {
+            panic!("{error}");
+        }
+    }
+}
+
+#[test]
+fn a_seed_reproduces_a_simulation() {
+    for seed in 1_000..1_010 {
+        assert_eq!(run(seed).unwrap().1, run(seed).unwrap().1, "seed {seed}");
+    }
+}
+
+/// `make simulate SECONDS=... FIRST_SEED=...`: prints what was covered, and each seed that fails.
+#[test]
+#[ignore = "runs for PHAROS_SIMULATE_SECONDS: make simulate"]
+#[allow(clippy::disallowed_methods)]
+fn simulate_for_long() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let seconds = number("PHAROS_SIMULATE_SECONDS").unwrap_or(60);
+    let first = number("PHAROS_SIMULATE_FIRST_SEED").unwrap_or(SEEDS);
+    let begun = std::time::Instant::now();
+    let (mut seed, mut failures, mut all) = (first, Vec::new(), Coverage::default());
+    while begun.elapsed() < Duration::from_secs(seconds) {
+        match run(seed) {
+            Ok((coverage, _)) => all.add(&coverage),
+            Err(error) => {
+                println!("{error}");
+                failures.push(seed);
+            }
+        }
+        seed += 1;
+    }
+    let count = seed - first;
+    let hours = begun.elapsed().as_secs_f64() / 3600.0;
+    println!("{count} simulations, {:.0} in an hour; {all:?}", count as f64 / hours);
+    assert!(failures.is_empty(), "these seeds fail: {failures:?}");
+}

@@ -1,0 +1,101 @@
+//! What simulated processes do, with faults: they take batches, execute them, and reply late, twice, wrongly or never.
+
+use pharos::wire::Done;
+
+use super::world::{Event, Place, World};
+
+/// The time that a batch takes, in microseconds.
+const SERVICE_US: u64 = 2_000;
+
+impl World {
+    /// Lets a process read its frames, and begins its next batch. Returns whether there were any.
+    ///
+    /// # Errors
+    /// A batch is larger than the model permits, or has a request that was answered.
+    pub(super) fn read_frames(&mut self, model: usize, instance: usize) -> Result<bool, String> {
+        let one = &mut self.models[model].instances[instance];
+        let Some(process) = &mut one.process else { return Ok(false) };
+        let idle = process.batches.is_empty();
+        let count = process.read();
+        if count == 0 {
+            return Ok(false);
+        }
+        let first = process.batches.len() - count;
+        for number in first..process.batches.len() {
+            self.check_batch(model, instance, number)?;
+        }
+        if idle {
+            self.begin(model, instance);
+        }
+        Ok(true)
+    }
+
+    /// Plans the end of the first batch of a process.
+    fn begin(&mut self, model: usize, instance: usize) {
+        let generation = self.models[model].instances[instance].generation;
+        let place = Place { model, instance, generation };
+        if self.random.chance(self.faults.hang) {
+            // The execution timeout ends it.
+            self.coverage.hung += 1;
+            return;
+        }
+        let mut time = SERVICE_US / 4 + self.random.below(SERVICE_US);
+        if self.random.chance(self.faults.late) {
+            time *= 40;
+        }
+        let dies = self.random.chance(self.faults.die);
+        self.after(time, if dies { Event::Die(place) } else { Event::Done(place) });
+    }
+
+    /// A process has executed its first batch.
+    ///
+    /// # Errors
+    /// A step of a sequence was executed in the wrong process.
+    pub(super) fn batch_done(&mut self, place: Place) -> Result<(), String> {
+        let Some(instance) = self.instance(place) else { return Ok(()) };
+        let (now, sequences) = (self.now, self.models[place.model].has_sequences());
+        let fails = !sequences && self.random.chance(self.faults.fail);
+        let fails_whole = fails && self.random.chance(2);
+        let Some(process) = &mut self.models[place.model].instances[instance].process else { return Ok(()) };
+        let done = if fails_whole {
+            process.fail(now)
+        } else {
+            let failed: &[u32] = if fails { &[0] } else { &[] };
+            process.execute((sequences, failed), now)?
+        };
+        let goes_on = !process.batches.is_empty();
+        let link = process.link.clone();
+        let id = self.models[place.model].instances[instance].id;
+        let driver = self.models[place.model].driver.clone();
+        let again = self.random.chance(self.faults.double).then(|| Done { outputs: Vec::new(), ..done.clone() });
+        driver.batch_done(id, &link, done);
+        self.coverage.batches += 1;
+        self.models[place.model].counted.executions += 1;
+        if let Some(again) = again {
+            self.coverage.doubled_replies += 1;
+            driver.batch_done(id, &link, again.clone());
+            self.coverage.unknown_replies += 1;
+            driver.batch_done(id, &link, Done { batch: u64::MAX, ..again });
+        }
+        if goes_on {
+            self.begin(place.model, instance);
+        }
+        Ok(())
+    }
+
+    /// What supervision does from time to time: see `crate::supervisor`.
+    pub(super) fn tick(&mut self) {
+        let now = self.now;
+        for (model, instance) in self.places() {
+            let driver = self.models[model].driver.clone();
+            let one = &mut self.models[model].instances[instance];
+            if let Some(process) = &one.process {
+                process.link.release_unused();
+            }
+            one.machine.execution_finished(now);
+            if let Some(since) = driver.executing_since(one.id) {
+                one.machine.execution_started(since);
+            }
+        }
+    }
+}
