@@ -289,8 +289,8 @@ fn errors_of_invalid_plans_have_reasons() {
             &["x"],
             &["y"],
             vec![s(0, &["nowhere"], &["u"]), s(1, &["x"], &["y"])],
-            "ensemble tensor 'u' is unused in ensemble 'e': input 'i0' of step 0 (model 'm0') takes 'nowhere', which no step \
-             makes and which is no input of the ensemble",
+            "ensemble tensor 'u' is unused in ensemble 'e': input 'i0' of step 0 (model 'm0') takes 'nowhere', which is neither \
+             an output of a step nor an input of the ensemble",
         ),
         (
             &["x"],

@@ -136,7 +136,13 @@ impl ForkServers {
                 Ok(Ok(Answer::Forked(forked))) => return Ok(Some(forked)),
                 Ok(Ok(Answer::Stale)) => {}
                 Ok(Ok(Answer::Failed)) => return Ok(None),
-                Ok(Err(_)) | Err(_) => return Err(Unanswered),
+                Ok(Err(_)) => return Err(Unanswered),
+                Err(_) => {
+                    // The next attempt should not wait for it.
+                    let seconds = limit.as_secs_f64();
+                    self.ended(&kind, Err(io::Error::other(format!("it did not answer within {seconds} s"))));
+                    return Err(Unanswered);
+                }
             }
         }
         Ok(None)
