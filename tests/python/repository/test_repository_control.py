@@ -400,8 +400,12 @@ def test_requests_in_flight_finish_after_an_unload(serve):
     gone = [{"name": "slow", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}]
     eventually("the model is unloaded", lambda: world.entries(["slow"]) == gone)
     eventually("its workers have ended", lambda: not world.server.workers())
-    series = [key for key in world.server.scrape() if ("model", "slow") in key[1] or ("model_name", "slow") in key[1]]
-    assert {name for name, _ in series} == {"pharos_model_state"}, series
+
+    def series() -> set:
+        labels = {("model", "slow"), ("model_name", "slow")}
+        return {name for name, own in world.server.scrape() if labels & set(own)}
+
+    eventually("its series are removed", lambda: series() == {"pharos_model_state"})
 
 
 def sequence(world, number: int, value: int, start=False, end=False) -> tuple:

@@ -58,7 +58,9 @@ def test_a_worker_does_not_sleep_between_close_batches(serve):
 
 
 def test_zero_sends_it_to_sleep_each_time(serve):
-    assert sleeps_per_request(serve(0)) > 0.9
+    server = serve(0)
+    # On a busy machine, the next request can arrive before the worker has slept.
+    eventually("the worker sleeps for almost all requests", lambda: sleeps_per_request(server) > 0.9)
 
 
 def test_without_requests_a_worker_uses_no_processor_time(serve):

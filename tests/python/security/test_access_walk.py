@@ -141,6 +141,8 @@ class Walk:
             "use": ("/v2/systemsharedmemory/status", "/v2/models/stats"),
         }
         rows = [next(row for row in LISTENERS["http"] if row.path == path) for path in paths[kind]]
+        if self.server:
+            eventually("the unload has ended", lambda: is_ready(self.server))
         return [self.send(listener, row, credential).text for row in rows]
 
     def walk_all(self, listener):

@@ -20,9 +20,9 @@ pub(crate) struct Interpreter {
     /// The setting that chose it, for messages.
     pub(crate) by: &'static str,
     /// The directory of its environment, except for the default interpreter.
-    pub(super) home: Option<PathBuf>,
+    pub(crate) home: Option<PathBuf>,
     /// The archive from which its environment was unpacked.
-    pub(super) archive: Option<PathBuf>,
+    pub(crate) archive: Option<PathBuf>,
 }
 
 impl Interpreter {

@@ -125,6 +125,10 @@ impl InterpreterReport {
 }
 
 fn sentence(interpreter: &Interpreter, model: &str, report: &InterpreterReport, status: ExitStatus) -> Option<String> {
+    if super::killed_by_system(status) {
+        // That says nothing about the interpreter.
+        return None;
+    }
     let Some(version) = report.version else {
         let how = super::describe(status);
         return Some(format!("model '{model}': {interpreter} is not a working Python interpreter ({how})"));
@@ -168,5 +172,15 @@ mod tests {
         assert_eq!(report("python 3 11\nerror ImportError: no numpy\n"), found(Package::Error(error)));
         assert_eq!(report("python 2 7\n"), InterpreterReport { version: Some((2, 7)), package: None });
         assert_eq!(report("python three\n"), InterpreterReport::default());
+    }
+
+    #[test]
+    fn an_examination_that_was_killed_finds_nothing() {
+        use std::os::unix::process::ExitStatusExt;
+        let interpreter = Interpreter { path: "python3".into(), by: "--python", home: None, archive: None };
+        let report = InterpreterReport { version: Some((3, 11)), package: None };
+        let found = |status| sentence(&interpreter, "m", &report, ExitStatus::from_raw(status));
+        assert_eq!(found(9), None);
+        assert!(found(3 << 8).is_some_and(|text| text.contains("exits when it imports 'pharos_worker'")));
     }
 }
