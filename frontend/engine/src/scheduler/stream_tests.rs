@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::future::poll_fn;
-use std::os::unix::net::UnixStream as StdStream;
 
 use pharos::id::ModelVersion;
 use pharos::infer::InferInput;
@@ -13,17 +12,12 @@ use pharos::metrics::exposition::{Format, render};
 use pharos::metrics::statistics::{self, ModelStatistics};
 use pharos::model::{Completion, Draft};
 use pharos::tensor::{DataType, Tensor};
-use pharos::wire::ring::Consumer;
-use pharos::wire::{OutputBlock, PREFIX, WireError, decode_to_worker, payload_length, ring};
-use tokio::net::UnixStream;
+use pharos::wire::{OutputBlock, WireError};
 
 use super::*;
-use pharos_os::event_loops::EventLoops;
 
-use crate::memory;
 use crate::scheduler::{DriverSettings, Timer, settings};
-use crate::wire::{Link, LinkParts};
-use pharos_telemetry::metrics::Ring;
+use crate::wire::worker_end::{self, WorkerEnd};
 
 const CONFIG: &str = "backend: 'builtin' model_transaction_policy { decoupled: true }
     input { name: 'IN' data_type: TYPE_UINT8 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT8 dims: 1 }";
@@ -33,9 +27,7 @@ struct World {
     cache: Arc<Cache>,
     driver: Arc<Driver>,
     link: SharedLink,
-    /// The worker's end of the ring of frames.
-    worker: Consumer,
-    _socket: StdStream,
+    worker: WorkerEnd,
 }
 
 async fn world() -> World {
@@ -51,19 +43,9 @@ async fn world_of(config: &str) -> World {
     let scheduling = settings::of(&config);
     let settings = DriverSettings { config, series, scheduling, limits: None, cache: None };
     let driver = Driver::new(settings, Timer::start().unwrap());
-    let (ours, worker) = StdStream::pair().unwrap();
-    ours.set_nonblocking(true).unwrap();
-    let ours = UnixStream::from_std(ours).unwrap();
-    let frames = ring::create().unwrap();
-    let rings = ring::of_frontend(&frames).unwrap();
-    let (arenas, _, _) = memory::create().unwrap();
-    let (ring, _, _) = Ring::create("m_0").unwrap();
-    let (regions, _) = StdStream::pair().unwrap();
-    let event_loop = EventLoops::default().of_link();
-    let regions = regions.into();
-    let link = Arc::new(Link::new(LinkParts { socket: ours, event_loop, frames: rings, regions, arenas, ring }));
+    let (link, worker) = worker_end::connect();
     driver.instance_ready(INSTANCE, link.clone());
-    World { cache, driver, link, worker: ring::of_worker(&frames).unwrap().1, _socket: worker }
+    World { cache, driver, link, worker }
 }
 
 impl World {
@@ -82,16 +64,7 @@ impl World {
 
     /// Returns the frames that were sent to the worker since the last call.
     fn sent(&mut self) -> Vec<ToWorker> {
-        let mut bytes = Vec::new();
-        self.worker.read_all(&mut bytes).unwrap();
-        let mut frames = Vec::new();
-        let mut rest = bytes.as_slice();
-        while let Some((prefix, after)) = rest.split_first_chunk::<PREFIX>() {
-            let (payload, after) = after.split_at(payload_length(*prefix).unwrap());
-            frames.push(decode_to_worker(payload).unwrap());
-            rest = after;
-        }
-        frames
+        self.worker.received()
     }
 
     fn say(&self, response: wire::Response) -> io::Result<()> {

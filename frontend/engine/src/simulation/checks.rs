@@ -7,6 +7,7 @@ use pharos::metrics::builtin::Builtin;
 use pharos::metrics::exposition::{Format, render};
 use pharos::metrics::statistics;
 
+use super::models::{Instance, QUEUE_DELAY_US};
 use super::world::World;
 
 /// How often counters are compared with their values before, in steps.
@@ -91,11 +92,14 @@ impl World {
             {
                 return Err(format!("request {number} waits for {waited:?}, with a timeout of {timeout} us"));
             }
-            let free = |one: &super::models::Instance| {
-                one.ready && one.process.as_ref().is_some_and(|process| process.batches.is_empty())
-            };
+            let free =
+                |one: &Instance| one.ready && one.process.as_ref().is_some_and(|process| process.batches.is_empty());
             let decides = self.shared.limits.is_none() && !model.has_sequences() && model.name != "cached";
-            if decides && !dead && waited > Duration::from_micros(501) && model.instances.iter().any(free) {
+            if decides
+                && !dead
+                && waited > Duration::from_micros(QUEUE_DELAY_US + 1)
+                && model.instances.iter().any(free)
+            {
                 return Err(format!(
                     "request {number} to '{}' waits for {waited:?} beside an idle instance",
                     model.name
@@ -188,6 +192,7 @@ impl World {
                 return Err(format!("'{name}': {} executions are counted: {counted:?}", seen.execution_count));
             }
             self.coverage.hits += seen.inference_stats.cache_hit.count;
+            self.coverage.counted.add(&counted);
         }
         let limits = self.shared.limits.iter().flat_map(|limits| limits.usage());
         let left: Vec<_> = limits.filter(|usage| usage.used > 0).collect();

@@ -18,41 +18,44 @@ use crate::scheduler::{Driver, DriverSettings, Limits, Timer, placement, setting
 const TENSORS: &str =
     "input { name: 'IN' data_type: TYPE_UINT64 dims: 1 } output { name: 'OUT' data_type: TYPE_UINT64 dims: 1 }";
 
-/// The queue timeout of the model with queue policies, and the longest delay of batches, in microseconds.
+/// The queue timeout of the model `levels`, in microseconds.
 pub(super) const QUEUE_TIMEOUT_US: u64 = 5_000;
 
-/// Names and configurations. With the rate limiter, all instances need one unit of `R`, those of `first` two.
+/// The longest delay of batches, in microseconds: that of the model `plain`.
+pub(super) const QUEUE_DELAY_US: u64 = 500;
+
+/// Names and configurations. With the rate limiter, instances need one unit of the resource `R`, those of `plain` two.
 const CONFIGS: [(&str, &str); 7] = [
     (
         "plain",
         "max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 500 }
-      instance_group { count: 2 kind: KIND_CPU RATE }",
+         instance_group { count: 2 kind: KIND_CPU RATE }",
     ),
     (
         "levels",
-        "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 200 priority_levels: 2
-      default_priority_level: 2 default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 5000
-      allow_timeout_override: true max_queue_size: 16 } } instance_group { count: 1 kind: KIND_CPU RATE }",
+        "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 200
+         priority_levels: 2 default_priority_level: 2
+         default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 5000 allow_timeout_override: true
+         max_queue_size: 16 } } instance_group { count: 1 kind: KIND_CPU RATE }",
     ),
     (
         "ordered",
-        "max_batch_size: 2 dynamic_batching { preserve_ordering: true }
-      instance_group { count: 3 kind: KIND_CPU RATE }",
+        "max_batch_size: 2 dynamic_batching { preserve_ordering: true } instance_group { count: 3 kind: KIND_CPU RATE }",
     ),
     (
         "cached",
         "max_batch_size: 4 dynamic_batching { } response_cache { enable: true }
-      instance_group { count: 2 kind: KIND_CPU RATE }",
+         instance_group { count: 2 kind: KIND_CPU RATE }",
     ),
     (
         "direct",
         "max_batch_size: 3 sequence_batching { max_sequence_idle_microseconds: 200000 direct { } }
-      instance_group { count: 2 kind: KIND_CPU }",
+         instance_group { count: 2 kind: KIND_CPU }",
     ),
     (
         "oldest",
         "max_batch_size: 2 sequence_batching { max_sequence_idle_microseconds: 200000
-      oldest { max_candidate_sequences: 4 } } instance_group { count: 2 kind: KIND_CPU }",
+         oldest { max_candidate_sequences: 4 } } instance_group { count: 2 kind: KIND_CPU }",
     ),
     ("single", "instance_group { count: 2 kind: KIND_CPU RATE }"),
 ];
@@ -104,6 +107,18 @@ pub(super) struct Counted {
     pub(super) executions: u64,
 }
 
+impl Counted {
+    /// Adds what the clients of others have seen.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.sent += other.sent;
+        self.succeeded += other.succeeded;
+        self.failed += other.failed;
+        self.cancelled += other.cancelled;
+        self.refused += other.refused;
+        self.executions += other.executions;
+    }
+}
+
 impl Model {
     /// Returns whether requests belong to sequences.
     pub(super) fn has_sequences(&self) -> bool {
@@ -125,7 +140,7 @@ pub(super) struct Shared {
 }
 
 /// The limits of instances: short, so that they expire in a simulation.
-pub(super) fn limits_of_instances() -> Settings {
+fn limits_of_instances() -> Settings {
     Settings {
         start_timeout: Duration::from_secs(5),
         execution_timeout: Duration::from_secs(2),

@@ -32,8 +32,7 @@ impl World {
 
     /// Plans the end of the first batch of a process.
     fn begin(&mut self, model: usize, instance: usize) {
-        let generation = self.models[model].instances[instance].generation;
-        let place = Place { model, instance, generation };
+        let place = self.place(model, instance);
         if self.random.chance(self.faults.hang) {
             // The execution timeout ends it.
             self.coverage.hung += 1;
@@ -52,11 +51,11 @@ impl World {
     /// # Errors
     /// A step of a sequence was executed in the wrong process.
     pub(super) fn batch_done(&mut self, place: Place) -> Result<(), String> {
-        let Some(instance) = self.instance(place) else { return Ok(()) };
         let (now, sequences) = (self.now, self.models[place.model].has_sequences());
         let fails = !sequences && self.random.chance(self.faults.fail);
         let fails_whole = fails && self.random.chance(2);
-        let Some(process) = &mut self.models[place.model].instances[instance].process else { return Ok(()) };
+        let Some(one) = self.instance(place) else { return Ok(()) };
+        let (id, Some(process)) = (one.id, &mut one.process) else { return Ok(()) };
         let done = if fails_whole {
             process.fail(now)
         } else {
@@ -65,20 +64,17 @@ impl World {
         };
         let goes_on = !process.batches.is_empty();
         let link = process.link.clone();
-        let id = self.models[place.model].instances[instance].id;
         let driver = self.models[place.model].driver.clone();
         let again = self.random.chance(self.faults.double).then(|| Done { outputs: Vec::new(), ..done.clone() });
         driver.batch_done(id, &link, done);
-        self.coverage.batches += 1;
         self.models[place.model].counted.executions += 1;
         if let Some(again) = again {
             self.coverage.doubled_replies += 1;
             driver.batch_done(id, &link, again.clone());
-            self.coverage.unknown_replies += 1;
             driver.batch_done(id, &link, Done { batch: u64::MAX, ..again });
         }
         if goes_on {
-            self.begin(place.model, instance);
+            self.begin(place.model, place.instance);
         }
         Ok(())
     }

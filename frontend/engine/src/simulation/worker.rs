@@ -2,21 +2,16 @@
 //! outputs into the arena, as a worker does.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::unix::net::UnixStream as StdStream;
-use std::sync::Arc;
 
 use pharos::arena::{Arena, Block};
 use pharos::shm::SharedMemory;
 use pharos::tensor::DataType;
 use pharos::timeline::{ComputeStamps, Instant};
-use pharos::wire::ring::{self, Consumer};
-use pharos::wire::{Done, Execute, OutputBlock, PREFIX, ToWorker, WireError, decode_to_worker, payload_length};
-use tokio::net::UnixStream;
+use pharos::wire::{Done, Execute, OutputBlock, ToWorker, WireError};
 
 use crate::memory;
-use crate::wire::{Link, LinkParts, SharedLink};
-use pharos_os::event_loops::EventLoops;
-use pharos_telemetry::metrics::Ring;
+use crate::wire::SharedLink;
+use crate::wire::worker_end::{self, WorkerEnd};
 
 /// The bytes of one element.
 const ELEMENT: usize = 8;
@@ -29,7 +24,7 @@ pub(super) fn answer_to(value: u64) -> u64 {
 /// A simulated process.
 pub(super) struct Worker {
     pub(super) link: SharedLink,
-    frames: Consumer,
+    end: WorkerEnd,
     inputs: SharedMemory,
     outputs: SharedMemory,
     arena: Arena,
@@ -39,55 +34,33 @@ pub(super) struct Worker {
     pub(super) batches: VecDeque<Execute>,
     /// The totals of sequences, by key.
     totals: HashMap<u64, u64>,
-    /// Whether the process was asked to end.
-    pub(super) ending: bool,
-    _sockets: (StdStream, StdStream),
 }
 
-/// The values of the requests of a batch: those of each request, in order; empty for padding.
+/// The values of the requests of a batch: those of each request, in order.
 pub(super) type Values = Vec<Vec<u64>>;
 
 impl Worker {
     /// Starts a process that is connected to the frontend.
     pub(super) fn start() -> Self {
-        let (ours, theirs) = StdStream::pair().unwrap();
-        ours.set_nonblocking(true).unwrap();
-        let frames = ring::create().unwrap();
-        let (arenas, inputs, outputs) = memory::create().unwrap();
-        let (ring, _, _) = Ring::create("simulated").unwrap();
-        let (regions, other) = StdStream::pair().unwrap();
-        let parts = LinkParts {
-            socket: UnixStream::from_std(ours).unwrap(),
-            event_loop: EventLoops::default().of_link(),
-            frames: ring::of_frontend(&frames).unwrap(),
-            regions: regions.into(),
-            arenas,
-            ring,
-        };
+        let (link, end) = worker_end::connect();
         let capacity = usize::try_from(memory::CAPACITY).unwrap();
         Self {
-            link: Arc::new(Link::new(parts)),
-            frames: ring::of_worker(&frames).unwrap().1,
-            inputs: SharedMemory::map(&inputs, capacity).unwrap(),
-            outputs: SharedMemory::map(&outputs, capacity).unwrap(),
+            inputs: SharedMemory::map(&end.inputs, capacity).unwrap(),
+            outputs: SharedMemory::map(&end.outputs, capacity).unwrap(),
+            link,
+            end,
             arena: Arena::new(memory::CAPACITY),
             lent: HashMap::new(),
             batches: VecDeque::new(),
             totals: HashMap::new(),
-            ending: false,
-            _sockets: (theirs, other),
         }
     }
 
     /// Reads the frames that have arrived, and returns the number of new batches.
     pub(super) fn read(&mut self) -> usize {
-        let mut bytes = Vec::new();
-        self.frames.read_all(&mut bytes).unwrap();
-        let (mut rest, mut count) = (bytes.as_slice(), 0);
-        while let Some((prefix, after)) = rest.split_first_chunk::<PREFIX>() {
-            let (payload, after) = after.split_at(payload_length(*prefix).unwrap());
-            rest = after;
-            match decode_to_worker(payload).unwrap() {
+        let mut count = 0;
+        for frame in self.end.received() {
+            match frame {
                 ToWorker::Execute(mut execute) => {
                     self.release(&std::mem::take(&mut execute.released));
                     self.batches.push_back(execute);
@@ -95,7 +68,6 @@ impl Worker {
                 }
                 ToWorker::Release(offsets) => self.release(&offsets),
                 ToWorker::SequenceEnded(keys) => self.totals.retain(|key, _| !keys.contains(key)),
-                ToWorker::Shutdown => self.ending = true,
                 _ => {}
             }
         }

@@ -12,7 +12,7 @@ use pharos::supervisor::Action;
 use pharos::timeline::Instant;
 
 use super::calls::{Call, Sequence};
-use super::models::{self, Model, Shared, UNITS};
+use super::models::{self, Counted, Instance, Model, Shared, UNITS};
 use super::worker::Worker;
 use crate::cache::{Backend, ResponseCache, Settings as CacheSettings};
 use crate::scheduler::{Limits, Timer};
@@ -21,18 +21,15 @@ use pharos_os::clock::virtual_time;
 /// What was seen, to show what a simulation covers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Coverage {
-    pub(super) requests: u64,
-    pub(super) succeeded: u64,
-    pub(super) failed: u64,
-    pub(super) cancelled: u64,
-    pub(super) batches: u64,
+    /// The sums of all models, at the end.
+    pub(super) counted: Counted,
+    pub(super) hits: u64,
     pub(super) deaths: u64,
     pub(super) executed_again: u64,
     pub(super) failed_loads: u64,
+    /// Each was sent twice, and once for an unknown batch.
     pub(super) doubled_replies: u64,
-    pub(super) unknown_replies: u64,
     pub(super) hung: u64,
-    pub(super) hits: u64,
     pub(super) steps: u64,
 }
 
@@ -58,7 +55,7 @@ pub(super) enum Event {
 }
 
 /// A process: model, instance and the number of the process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) model: usize,
     pub(super) instance: usize,
@@ -80,19 +77,13 @@ pub(super) struct Faults {
 impl Coverage {
     /// Adds what another simulation has covered.
     pub(super) fn add(&mut self, other: &Self) {
-        let Self { requests, succeeded, failed, cancelled, batches, deaths, executed_again, .. } = other;
-        self.requests += requests;
-        self.succeeded += succeeded;
-        self.failed += failed;
-        self.cancelled += cancelled;
-        self.batches += batches;
-        self.deaths += deaths;
-        self.executed_again += executed_again;
+        self.counted.add(&other.counted);
+        self.hits += other.hits;
+        self.deaths += other.deaths;
+        self.executed_again += other.executed_again;
         self.failed_loads += other.failed_loads;
         self.doubled_replies += other.doubled_replies;
-        self.unknown_replies += other.unknown_replies;
         self.hung += other.hung;
-        self.hits += other.hits;
         self.steps += other.steps;
     }
 }
@@ -119,6 +110,7 @@ impl Random {
     }
 }
 
+/// A server with its processes and clients, at one time.
 pub(super) struct World {
     pub(super) now: Instant,
     pub(super) random: Random,
@@ -234,8 +226,8 @@ impl World {
 
     /// Returns whether all requests are answered and all instances are ready.
     pub(super) fn is_quiet(&self) -> bool {
-        let settled = |one: &models::Instance| one.process.is_some() == one.ready;
-        let idle = |one: &models::Instance| one.process.as_ref().is_none_or(|process| process.batches.is_empty());
+        let settled = |one: &Instance| one.process.is_some() == one.ready;
+        let idle = |one: &Instance| one.process.as_ref().is_none_or(|process| process.batches.is_empty());
         let mut instances = self.models.iter().flat_map(|model| &model.instances);
         self.calls.iter().skip(self.first_open).all(|call| !call.waits())
             && instances.all(|one| settled(one) && idle(one))
@@ -266,6 +258,7 @@ impl World {
     }
 
     fn on_event(&mut self, event: Event) -> Result<(), String> {
+        let now = self.now;
         match event {
             Event::Arrive(_) if !self.loaded => {}
             Event::Arrive(model) => {
@@ -279,47 +272,44 @@ impl World {
                 self.after(500_000, event);
             }
             Event::Loaded(place) => {
-                if let Some(instance) = self.instance(place) {
-                    let now = self.now;
-                    self.models[place.model].instances[instance].machine.ready(now);
+                if let Some(one) = self.instance(place) {
+                    one.machine.ready(now);
                 }
             }
             Event::LoadFailed(place) => {
-                if let Some(instance) = self.instance(place) {
-                    let now = self.now;
-                    self.models[place.model].instances[instance].machine.load_failed("chance", now);
+                if let Some(one) = self.instance(place) {
+                    one.machine.load_failed("chance", now);
                 }
             }
             Event::Done(place) => self.batch_done(place)?,
             Event::Die(place) => {
-                if let Some(instance) = self.instance(place)
-                    && self.models[place.model].instances[instance].process.take().is_some()
-                {
+                if self.instance(place).and_then(|one| one.process.take()).is_some() {
                     self.coverage.deaths += 1;
                     let delay = self.random.below(300);
                     self.after(delay, Event::Ended(place));
                 }
             }
             Event::Ended(place) => {
-                if let Some(instance) = self.instance(place) {
-                    self.take_out_of_service(place.model, instance);
-                    let (now, instance) = (self.now, &mut self.models[place.model].instances[instance]);
-                    instance.process = None;
-                    instance.generation += 1;
-                    instance.machine.exited("chance", now);
+                if self.instance(place).is_some() {
+                    self.take_out_of_service(place.model, place.instance);
+                }
+                if let Some(one) = self.instance(place) {
+                    one.process = None;
+                    one.generation += 1;
+                    one.machine.exited("chance", now);
                 }
             }
         }
         Ok(())
     }
 
-    /// Returns the position of the instance if this is its current process.
-    pub(super) fn instance(&self, place: Place) -> Option<usize> {
-        let instance = self.models[place.model].instances.get(place.instance)?;
-        (instance.generation == place.generation).then_some(place.instance)
+    /// Returns the instance, if this is its current process.
+    pub(super) fn instance(&mut self, place: Place) -> Option<&mut Instance> {
+        let instance = self.models[place.model].instances.get_mut(place.instance)?;
+        (instance.generation == place.generation).then_some(instance)
     }
 
-    fn place(&self, model: usize, instance: usize) -> Place {
+    pub(super) fn place(&self, model: usize, instance: usize) -> Place {
         Place { model, instance, generation: self.models[model].instances[instance].generation }
     }
 

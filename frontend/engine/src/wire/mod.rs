@@ -9,6 +9,9 @@ mod mismatch;
 mod readiness;
 mod regions;
 mod scatter;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+pub(crate) mod worker_end;
 
 use std::collections::HashMap;
 use std::io;
