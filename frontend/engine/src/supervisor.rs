@@ -221,7 +221,7 @@ impl Instance {
         let models = self.plan.models.clone();
         let events = Session::start(link.clone(), self.driver.clone(), self.id, models, self.plan.cache.clone());
         let pid = worker.process.id();
-        if let Some(pid) = pid.filter(|_| self.outcome.is_none()) {
+        if let Some(pid) = pid.filter(|_| self.outcome.is_none() && background::is_entered()) {
             // Requests wait for a restart.
             background::end(pid);
         }
@@ -249,7 +249,8 @@ impl Instance {
 
     fn report_ready(&mut self, running: &mut Option<Running>) {
         let Some(running) = running else { return };
-        if let Some(pid) = running.process.id() {
+        // Otherwise it was never there, and its threads need not be read.
+        if let Some(pid) = running.process.id().filter(|_| background::is_entered()) {
             background::end(pid);
         }
         self.health.set_link(Some(running.link.clone()));

@@ -70,7 +70,9 @@ class Grafana:
 
     def ready(self) -> bool:
         """Returns whether it answers. Fails if it has ended."""
-        assert self.process.poll() is None, (self.folder / "grafana.log").read_text(errors="replace")[-2000:]
+        if self.process.poll() is not None:
+            log = (self.folder / "grafana.log").read_text(errors="replace")
+            raise AssertionError(f"Grafana ended with {self.process.returncode}:\n{log[-2000:]}")
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/health", timeout=DEADLINE_S).close()
             return True

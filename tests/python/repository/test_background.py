@@ -92,6 +92,7 @@ class Loading:
         mode = ["--model-control-mode=explicit", *([] if wait else ["--load-model=m"])]
         self.server = start([], *mode, f"--python={PYTHON}", *options, repository=repository, wait=wait)
         self.load = self.ask("load") if wait else None
+        self.unload = None
         self.worker = waiting_worker(self.server)
 
     def ask(self, what: str) -> threading.Thread:
@@ -107,10 +108,14 @@ class Loading:
         self.server.wait_until_ready()
         assert self.server.infer("m", one("FP32", [1], [1]))[0] == 200
 
+    def begin_to_end(self):
+        """Unloads the model, whose worker then waits in its end."""
+        self.unload = self.ask("unload")
+
     def end(self):
-        """Unloads the model, and lets it end."""
-        if not hasattr(self, "unload"):
-            self.unload = self.ask("unload")
+        """Unloads the model, if that has not begun, and lets its worker end."""
+        if not self.unload:
+            self.begin_to_end()
         go_on(self.folder, "ending")
         self.unload.join()
 
@@ -163,11 +168,10 @@ def test_a_worker_is_in_the_background_while_it_loads_and_ends(start, model, for
     assert attributes(loading.worker) == {usual}
     for process in fork_servers(loading.server.process.pid):
         assert attributes(process) == {usual}
-    threads = loading.server.process.pid
-    names = {int(thread): Path(f"/proc/{threads}/task/{thread}/comm").read_text().strip() for thread in os.listdir(f"/proc/{threads}/task")}
-    policies = {name: os.sched_getscheduler(thread) for thread, name in names.items()}
-    assert {name for name, policy in policies.items() if policy == BATCH} == {"loading"}, policies
-    loading.unload = loading.ask("unload")
+    threads = list(Path(f"/proc/{loading.server.process.pid}/task").iterdir())
+    in_background = [thread for thread in threads if os.sched_getscheduler(int(thread.name)) == BATCH]
+    assert {(thread / "comm").read_text() for thread in in_background} == {"loading\n"}
+    loading.begin_to_end()
     eventually("the ending worker is in the background", lambda: attributes(loading.worker) == {background})
     loading.end()
 

@@ -254,7 +254,8 @@ def test_no_request_fails_and_the_limit_holds_with_many_models(start, tmp_path):
 
     def client(seed: int):
         chance = random.Random(seed)
-        while time.monotonic() < until and not failures:
+        # On a busy machine, few requests are answered in this time.
+        while (time.monotonic() < until or len(asked) < 200) and not failures:
             name = chance.choices(names, weights)[0]
             status, answer = server.infer(name, VALUES)
             asked.append(name)
@@ -272,5 +273,5 @@ def test_no_request_fails_and_the_limit_holds_with_many_models(start, tmp_path):
     loads = sum(count(server, "loads", name, result="success") for name in names)
     unloads = sum(count(server, "unloads", name, reason="memory") for name in names)
     assert loads - unloads == len(loaded(server)) <= 20
-    assert loads > 20, f"{loads} loads for {len(asked)} requests: models never had to make room"
+    assert loads > 60, f"{loads} loads for {len(asked)} requests"
     print(f"{len(asked)} requests, {loads:.0f} loads, at most {sampler.most / limit:.2f} of the limit in {sampler.samples} samples")

@@ -56,7 +56,7 @@ class Walk:
         make = Http2 if is_rpc or http2 else Http1
         client = self.clients.setdefault((listener, make), make(self.ports[listener]))
         self.requests += 1
-        if self.server and any(word in path for word in ("ready", "ping", "health", "Ready")):
+        if self.server and any(word in path.lower() for word in ("ready", "ping", "health")):
             # An unload is answered before it ends, and the server is not ready until then.
             eventually("the unload has ended", lambda: is_ready(self.server))
         withheld = body is not None and expected not in ("ok", "model_api")
