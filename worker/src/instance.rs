@@ -33,6 +33,7 @@ use pharos_backend::{
 
 use crate::backend::Registry;
 use crate::regions::ClientRegions;
+use crate::resident_memory::resident_memory;
 use crate::state::States;
 
 use inputs::batch_of;
@@ -282,19 +283,4 @@ fn attempt(backend: &mut dyn Backend, batch: &Batch<'_>, outputs: &mut Outputs<'
 fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
-}
-
-/// Returns the resident memory of this process in bytes; 0 if /proc is not mounted.
-///
-/// `smaps_rollup` counts the pages. `statm` is cheaper, but its error can reach some hundred kilobytes per processor, which is
-/// more than a small model needs.
-fn resident_memory() -> u64 {
-    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
-    let kilobytes = |line: &str| line.strip_prefix("Rss:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok();
-    if let Some(kilobytes) = rollup.lines().find_map(kilobytes) {
-        return kilobytes << 10;
-    }
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
-    pages * rustix::param::page_size() as u64
 }

@@ -15,6 +15,7 @@ mod instance;
 #[allow(unsafe_code)]
 mod pinning;
 mod regions;
+mod resident_memory;
 mod sandbox;
 mod state;
 mod watch;

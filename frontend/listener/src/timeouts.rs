@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -23,6 +23,7 @@ use tokio::task::AbortHandle;
 use tower::Service;
 
 use super::connection_metrics::ConnectionMetrics;
+use super::handler_panic::{Content, Guarded, Protocol};
 use super::tenants::CertificateName;
 use super::unread_responses::{Pieces, Unread};
 use super::{Peer, Phase};
@@ -320,7 +321,7 @@ where
     S::Future: Unpin,
     B: http_body::Body<Data = Bytes> + Unpin,
 {
-    type Response = Response<Body<B>>;
+    type Response = Response<Body<Content<B>>>;
     type Error = Infallible;
     type Future = Answer<S::Future>;
 
@@ -341,13 +342,14 @@ where
         };
         // The services of this server are always ready, so `poll_ready` is not called.
         let http2 = busy.is_none().then(|| self.activity.clone());
-        Answer { answer: self.service.clone().call(request), busy, http2 }
+        let protocol = Protocol::of(request.headers());
+        Answer { answer: Guarded::new(self.service.clone().call(request), protocol), busy, http2 }
     }
 }
 
 /// The future of a response.
 pub(super) struct Answer<F> {
-    answer: F,
+    answer: Guarded<F>,
     busy: Option<Busy>,
     http2: Option<Arc<Activity>>,
 }
@@ -356,12 +358,11 @@ impl<F, B> Future for Answer<F>
 where
     F: Future<Output = Result<Response<B>, Infallible>> + Unpin,
 {
-    type Output = Result<Response<Body<B>>, Infallible>;
+    type Output = Result<Response<Body<Content<B>>>, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Poll::Ready(answer) = Pin::new(&mut self.answer).poll(cx) else { return Poll::Pending };
+        let mut answer = ready!(Pin::new(&mut self.answer).poll(cx));
         let busy = self.busy.take();
-        let mut answer = answer?;
         if busy.as_ref().is_some_and(|busy| busy.0.closing.load(Ordering::Relaxed)) {
             answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

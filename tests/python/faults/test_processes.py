@@ -1,6 +1,7 @@
 """A limit of processes and threads (`ulimit -u`) that the server or its workers reach."""
 
 import contextlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -33,6 +34,15 @@ class Limited(Server):
         self.command = [*as_user, *self.command]
         self.logs = folder / "logs"
         self.environment = {"HOME": str(folder), "TMPDIR": str(folder)}
+
+    def entries(self) -> list:
+        """Returns the versions of the model in the index; none if no thread could be started to read the repository."""
+        status, text = self.ask("POST", "/v2/repository/index", b"")
+        if status == 200:
+            return json.loads(text)
+        assert status == 500 and "the handler of the request panicked" in text, (status, text)
+        assert f"spawn worker thread: {REASON}" in self.log_path.read_text()
+        return []
 
     def answers(self) -> bool:
         """Returns whether the server is live; fails if it ended with a panic or without a reason."""
@@ -73,7 +83,7 @@ def place(tmp_path):
 
 def of_model(server) -> str:
     """Returns whether the model is loaded; if not, its reason is the limit."""
-    (entry,) = eventually("the load has ended", lambda: [e for e in server.index()["identity_fp32"] if e.get("state") in ENDED])
+    (entry,) = eventually("the load has ended", lambda: [entry for entry in server.entries() if entry.get("state") in ENDED])
     if entry["state"] == "READY":
         assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
         return "loaded"

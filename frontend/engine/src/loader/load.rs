@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 
 use pharos::classification;
 use pharos::id::ModelVersion;
@@ -18,6 +18,7 @@ use pharos::repository::{Change, VersionFingerprint, changes};
 use pharos::timeline::Instant;
 
 use super::Loader;
+use super::memory_budget::Loaded;
 use super::memory_sizes::ToLoad;
 use super::prepare::{Prepared, Version};
 use crate::cache::{Files, ModelCache, ResponseCache};
@@ -28,6 +29,11 @@ use crate::serving::{Executor, Serving};
 use crate::store::scan;
 use crate::supervisor::{Instances, Plan, WarmUp};
 use pharos_os::clock;
+
+/// The processors of this process. Read once, because the limits of all its control groups are read for it.
+static CORES: LazyLock<u32> = LazyLock::new(|| {
+    std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1))
+});
 
 /// The series of a version that is being loaded. Dropping it removes new series; [`Unserved::keep`] keeps them.
 pub(super) struct Unserved {
@@ -157,11 +163,12 @@ impl Loader {
         let memory = self.room_for(&to_load).await?;
         let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
         let time = clock::now() - began;
-        if let Some(share) = &memory
-            && let Err(reason) = self.measure_loaded(&to_load, (share, instances.pids()), time).await
-        {
-            instances.stop().await;
-            return Err(reason);
+        if let Some(share) = &memory {
+            let loaded = Loaded { share, pids: instances.pids(), time, fingerprint: version.fingerprint };
+            if let Err(reason) = self.measure_loaded(&to_load, loaded).await {
+                instances.stop().await;
+                return Err(reason);
+            }
         }
         let seconds = time.as_secs_f64();
         record::model_load_duration(&series, seconds);
@@ -244,7 +251,7 @@ impl Loader {
     pub(super) fn threads(&self, placements: &[Placement]) -> u32 {
         let active = placements.iter().filter(|placement| !placement.passive).count();
         match self.settings.worker_threads {
-            0 => cores().div_euclid(u32::try_from(active).unwrap_or(1).max(1)).max(1),
+            0 => CORES.div_euclid(u32::try_from(active).unwrap_or(1).max(1)).max(1),
             threads => threads,
         }
     }
@@ -429,8 +436,4 @@ fn warmups(config: &ModelConfig, version: &Path) -> Result<Vec<WarmUp>, String> 
     };
     let named = |warmup: &Warmup| warm_up(warmup).map_err(|text: String| format!("warmup '{}': {text}", warmup.name));
     config.warmups.iter().map(named).collect()
-}
-
-fn cores() -> u32 {
-    std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1))
 }

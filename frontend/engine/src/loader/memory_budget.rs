@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use pharos::metrics::labels::OnDemandUnload;
 use pharos::model::{ModelConfig, Scheduling};
-use pharos::repository::LastUses;
+use pharos::repository::{LastUses, VersionFingerprint};
 use pharos::repository::memory_budget::{
     Candidate, Expectation, KnownSize, Memory, MemoryBytes, Shortage, Sizes, insufficient, refusal, to_unload,
     under_pressure,
 };
+use pharos::timeline::Instant;
 use tokio::sync;
 use tokio::time::sleep;
 
@@ -29,6 +30,10 @@ const LOOK: Duration = Duration::from_millis(5);
 /// The longest time that a load waits for unloaded models to end.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
+/// How long the measurement of a version is used for its next loads too. The kernel walks all pages of a process to answer, for
+/// 0.3 ms and more, and all loaded versions are measured each second anyway.
+const MEASURED_AGAIN: Duration = Duration::from_secs(60);
+
 /// What the limits need to know about models.
 #[derive(Default)]
 pub(super) struct MemoryBudget {
@@ -38,6 +43,8 @@ pub(super) struct MemoryBudget {
     pub(super) uses: Mutex<LastUses>,
     /// Memory that is reserved for versions whose load has not begun, by name and version.
     reserved: Mutex<BTreeMap<(String, u64), MemoryShare>>,
+    /// When versions were last measured after a load, and what they were then, by name and version.
+    measured: Mutex<BTreeMap<(String, u64), (VersionFingerprint, Instant)>>,
     /// Held while room is made for one load, including the wait for the ends of others.
     turn: sync::Mutex<()>,
 }
@@ -50,6 +57,36 @@ impl MemoryBudget {
     fn reserved(&self) -> MutexGuard<'_, BTreeMap<(String, u64), MemoryShare>> {
         self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn measured(&self) -> MutexGuard<'_, BTreeMap<(String, u64), (VersionFingerprint, Instant)>> {
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the bytes that a version uses in all of these memories, if it was measured recently with the same files and
+    /// configuration.
+    fn recent_bytes<'m>(
+        &self,
+        (name, version): (&str, u64),
+        fingerprint: VersionFingerprint,
+        memories: impl Iterator<Item = &'m Memory>,
+    ) -> Option<MemoryBytes> {
+        let key = (name.to_owned(), version);
+        let (of, at) = *self.measured().get(&key)?;
+        let (sizes, is_recent) = (self.sizes(), clock::now() - at < MEASURED_AGAIN);
+        let is_known = of == fingerprint && is_recent && sizes.is_known(name, version, memories);
+        is_known.then(|| sizes.known(name, version).map(|known| known.bytes.clone()))?
+    }
+}
+
+/// A version after its load.
+pub(super) struct Loaded<'l> {
+    /// The memory that was reserved for it.
+    pub(super) share: &'l MemoryShare,
+    /// The ids of its processes.
+    pub(super) pids: Vec<u32>,
+    /// The duration of the load.
+    pub(super) time: Duration,
+    pub(super) fingerprint: VersionFingerprint,
 }
 
 /// A model that can be unloaded, with what is known of it.
@@ -148,24 +185,33 @@ impl Loader {
         self.memory.reserved().retain(|(model, _), _| !names.contains(&model.as_str()));
     }
 
-    /// Measures a version after its load of `load`, and unloads others if it is larger than expected.
+    /// Measures a version after its load, unless that was done for a recent one, and unloads others if it is larger than expected.
     ///
     /// # Errors
     /// It does not fit; the text has the numbers.
     pub(super) async fn measure_loaded(
         self: &Arc<Self>,
         model: &ToLoad<'_>,
-        (share, pids): (&MemoryShare, Vec<u32>),
-        load: Duration,
+        loaded: Loaded<'_>,
     ) -> Result<(), String> {
+        let Loaded { share, pids, time, fingerprint } = loaded;
         let instances = self.instances_by_memory(model.config, model.version);
-        let before = share.bytes();
-        let to_measure = ToMeasure { memories: instances.keys().copied().collect(), pids, before: before.clone() };
-        let bytes = self.measure(vec![to_measure]).await.pop().unwrap_or(before);
+        let recent = self.memory.recent_bytes((model.name, model.version), fingerprint, instances.keys());
+        let bytes = match recent {
+            Some(bytes) => bytes,
+            None => {
+                let before = share.bytes();
+                let memories = instances.keys().copied().collect();
+                let to_measure = ToMeasure { memories, pids, before: before.clone() };
+                let bytes = self.measure(vec![to_measure]).await.pop().unwrap_or(before);
+                self.memory.measured().insert((model.name.to_owned(), model.version), (fingerprint, clock::now()));
+                bytes
+            }
+        };
         let is_known = self.memory.sizes().is_known(model.name, model.version, instances.keys());
         let files = if is_known { None } else { Some(files_of(model.directory).await) };
         let unmeasured = files.map(|files| model.unmeasured(files, instances));
-        let size = KnownSize { bytes: bytes.clone(), load };
+        let size = KnownSize { bytes: bytes.clone(), load: time };
         self.memory.sizes().loaded(model.name, model.version, size, unmeasured.as_ref());
         share.set(bytes.clone());
         // Other memories may have no room left because of other models.
