@@ -38,6 +38,7 @@ use pharos_engine::{self as engine, Engine, Unfinished};
 use pharos_listener::Phase;
 use pharos_listener::receiving::Budget;
 use pharos_listener::request_log;
+use pharos_os::blocking;
 use pharos_os::descriptors::{self, Descriptors};
 use pharos_os::directories;
 use pharos_os::service_manager::ServiceManager;
@@ -254,7 +255,7 @@ async fn reload(mut hangup: Signal, hung_up: Arc<Notify>, engine: Engine, source
         log::reopen();
         hung_up.notify_waiters();
         let (engine, read) = (engine.clone(), source.clone());
-        let result = tokio::task::spawn_blocking(move || engine.reload_metrics(&read)).await;
+        let result = blocking::run(move || engine.reload_metrics(&read)).await;
         match result.unwrap_or_else(|error| Err(error.to_string())) {
             Ok(difference) => tracing::info!("metrics reloaded from {source}: {difference}"),
             Err(reason) => tracing::error!("metrics reload failed; the previous definition stays in use: {reason}"),

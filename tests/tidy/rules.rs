@@ -153,7 +153,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
                 "threads",
                 "variables",
             ]),
-            independent(&["removal"]),
+            independent(&["removal", "blocking"]),
         ],
     },
     Layering {
@@ -162,7 +162,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
             independent(&["instance", "fork_server"]),
             independent(&["backend"]),
             independent(&["regions", "pinning", "sandbox", "state", "watch"]),
-            independent(&["descriptors", "command_line", "device"]),
+            independent(&["descriptors", "command_line", "device", "resident_memory"]),
         ],
     },
     Layering {

@@ -45,6 +45,7 @@ use crate::store::{Stores, TemporaryDirectories};
 use control::{LoadRequest, Locks};
 use memory_budget::MemoryBudget;
 pub(crate) use on_demand::wait_limit;
+use pharos_os::blocking;
 use pharos_os::descriptors::Descriptors;
 use pharos_os::event_loops::EventLoops;
 use pharos_telemetry::system::{Devices, HostPolicies};
@@ -247,7 +248,7 @@ impl Loader {
         };
         let all = self.list_blocking().await?;
         let (stores, found) = (self.stores.clone(), all.len());
-        tokio::task::spawn_blocking(move || stores.announce(found)).await.map_err(io::Error::other)?;
+        blocking::run(move || stores.announce(found)).await.map_err(io::Error::other)?;
         let mut others = Vec::new();
         let names = match &self.settings.at_start {
             AtStart::All => all.into_keys().collect(),

@@ -11,6 +11,7 @@ use http::header::HeaderValue;
 use http::{HeaderMap, Response};
 use http_body::Frame;
 use pharos::data::Data;
+use pharos_os::blocking;
 use tonic::Status;
 use tonic::body::Body;
 
@@ -82,7 +83,7 @@ impl Compressed {
         let budget = self.budget.clone();
         self.working = Some(Box::pin(async move {
             let permit = budget.coder().await;
-            let work = tokio::task::spawn_blocking(move || {
+            let work = blocking::run(move || {
                 let _permit = permit;
                 pack(&message, format)
             });

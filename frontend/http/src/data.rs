@@ -14,6 +14,17 @@ use super::json::{Key, nonfinite, parse_error, string_end, type_error};
 const PREFIX: &str = "Unable to parse 'data'";
 const WRONG_COUNT: &str = "Shape does not match true shape of 'data' field";
 
+/// Whether a byte separates scalars.
+const SEPARATES: [bool; 256] = {
+    let mut separates = [false; 256];
+    let (bytes, mut at) = (b"[], \t\n\r", 0);
+    while at < bytes.len() {
+        separates[bytes[at] as usize] = true;
+        at += 1;
+    }
+    separates
+};
+
 /// Iterates over the scalars of a JSON array in row-major order, each as its text (strings with their quotes).
 struct Scalars<'a> {
     text: &'a str,
@@ -25,19 +36,25 @@ impl<'a> Iterator for Scalars<'a> {
 
     fn next(&mut self) -> Option<&'a str> {
         let bytes = self.text.as_bytes();
-        while matches!(bytes.get(self.at)?, b'[' | b']' | b',' | b' ' | b'\t' | b'\n' | b'\r') {
-            self.at += 1;
+        let mut start = self.at;
+        while separates(*bytes.get(start)?) {
+            start += 1;
         }
-        let start = self.at;
+        let mut end = start;
         if bytes.get(start) == Some(&b'"') {
-            self.at = (string_end(bytes, start) + 1).min(bytes.len());
+            end = (string_end(bytes, start) + 1).min(bytes.len());
         } else {
-            let rest = bytes.get(start..)?;
-            let end = rest.iter().position(|byte| matches!(byte, b',' | b']' | b' ' | b'\t' | b'\n' | b'\r'));
-            self.at = start + end.unwrap_or(rest.len());
+            while bytes.get(end).is_some_and(|byte| !separates(*byte)) {
+                end += 1;
+            }
         }
-        self.text.get(start..self.at)
+        self.at = end;
+        self.text.get(start..end)
     }
+}
+
+fn separates(byte: u8) -> bool {
+    SEPARATES.get(usize::from(byte)).is_some_and(|separates| *separates)
 }
 
 /// Returns the tensor bytes of `json`, the `data` of input `name`, which must have `elements` scalars of `datatype`.

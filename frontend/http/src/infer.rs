@@ -13,6 +13,7 @@ use pharos::infer::{InferRequest, InferResponse, Parameter};
 use pharos::request_trace::Traced;
 use pharos::service::{Endpoint, Service};
 use pharos::timeline::Instant;
+use pharos_os::blocking;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::answer::Failure;
@@ -217,7 +218,7 @@ pub(super) async fn on_a_thread_if<T: Send + 'static>(
 fn on_a_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, InferError> + Send + 'static,
 ) -> impl Future<Output = Result<T, InferError>> + Send {
-    let done = tokio::task::spawn_blocking(work);
+    let done = blocking::run(work);
     async move {
         let done = done.await;
         done.unwrap_or_else(|error| Err(InferError::internal(format!("processing a body failed: {error}"))))

@@ -15,6 +15,7 @@ use http::{HeaderMap, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 use pharos::metrics::exposition::{Encoding, Names};
 use pharos::service::{Route, Service};
+use pharos_os::blocking;
 use tokio::net::TcpListener;
 
 use super::compression::{Coding, compress};
@@ -46,7 +47,7 @@ async fn metrics<S: Service>(State(service): State<S>, uri: Uri, headers: Header
     let names = Names::of_query(uri.query().map_or_else(Vec::new, pairs));
     let coding = Coding::of_response(text(&headers, ACCEPT_ENCODING.as_str()).as_deref());
     // Render on a blocking thread: thousands of series take milliseconds, which must not delay inference.
-    let rendered = tokio::task::spawn_blocking(move || {
+    let rendered = blocking::run(move || {
         let body = Bytes::from(service.scrape(encoding, &names));
         let compressed = coding.name().and_then(|name| Some((name, compress(std::iter::once(&body), coding).ok()?)));
         compressed.map_or((None, body), |(name, compressed)| (Some(name), compressed))

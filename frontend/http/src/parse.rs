@@ -227,12 +227,11 @@ fn one_source(data: Option<&RawValue>, parameters: &InputParameters<'_>) -> Resu
         ("'binary_data_size'", parameters.binary_data_size.is_some()),
         ("'shared_memory_region'", parameters.shared_memory_region.is_some()),
     ];
+    if given.iter().filter(|(_, set)| *set).count() == 1 {
+        return Ok(());
+    }
     let given: Vec<&str> = given.into_iter().filter(|(_, set)| *set).map(|(name, _)| name).collect();
-    let found = match given.len() {
-        1 => return Ok(()),
-        0 => "no field is set".to_owned(),
-        _ => format!("set {}", given.join(" ")),
-    };
+    let found = if given.is_empty() { "no field is set".to_owned() } else { format!("set {}", given.join(" ")) };
     Err(InferError::invalid(format!(
         "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', \
          'shared_memory_region' in 'parameters'. But {found}"
@@ -251,12 +250,16 @@ fn required_string<'a>(value: Option<&'a RawValue>, member: &str) -> Result<Cow<
 fn shape(value: Option<&RawValue>) -> Result<Vec<i64>, InferError> {
     let prefix = "Unable to parse 'shape'";
     let value = value.ok_or_else(|| type_error(prefix, &format!("{NO_MEMBER} 'shape'")))?;
-    if !value.get().starts_with('[') {
+    let Some(inner) = value.get().strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) else {
         return Err(type_error(prefix, "attempt to access JSON non-array as array"));
-    }
-    let dims: Option<Vec<i64>> = serde_json::from_str(value.get()).ok();
-    dims.filter(|dims| dims.iter().all(|&dim| dim >= 0))
-        .ok_or_else(|| type_error(prefix, "attempt to access JSON non-unsigned-integer as unsigned-integer"))
+    };
+    // The text is valid JSON: other values than numbers have characters that a number cannot have.
+    let dim = |text: &str| i64::try_from(text.trim_ascii().parse::<u64>().ok()?).ok();
+    let dims: Option<Vec<i64>> = match inner.trim_ascii() {
+        "" => Some(Vec::new()),
+        inner => inner.split(',').map(dim).collect(),
+    };
+    dims.ok_or_else(|| type_error(prefix, "attempt to access JSON non-unsigned-integer as unsigned-integer"))
 }
 
 fn unknown_datatype(input: &str, datatype: &str) -> InferError {

@@ -133,7 +133,10 @@ mod tests {
     async fn a_panic_is_answered_in_the_format_of_the_protocol() {
         let answer = Guarded::new(panicking(), Protocol::Http).await;
         assert_eq!(answer.status(), 500);
-        assert_eq!(answer.headers()[CONTENT_LENGTH].to_str().unwrap(), answer.body().size_hint().exact().unwrap().to_string());
+        assert_eq!(
+            answer.headers()[CONTENT_LENGTH].to_str().unwrap(),
+            answer.body().size_hint().exact().unwrap().to_string()
+        );
         let text = answer.into_body().collect().await.unwrap().to_bytes();
         assert_eq!(text, format!("{{\"error\":\"{TEXT}\"}}"));
 
@@ -152,7 +155,8 @@ mod tests {
 
     #[test]
     fn the_content_type_names_the_protocol() {
-        let of = |kind: &'static str| Protocol::of(&HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(kind))]));
+        let of =
+            |kind: &'static str| Protocol::of(&HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(kind))]));
         assert_eq!(of("application/grpc+proto"), Protocol::Grpc);
         assert_eq!((of("application/json"), Protocol::of(&HeaderMap::new())), (Protocol::Http, Protocol::Http));
     }

@@ -4,7 +4,7 @@
 //! connections of worker processes use the same loops: a reply that belongs to a connection of its loop is answered without a
 //! system call to wake another thread. Replies arrive through memory: a loop looks into its [`Source`]s and its [`Mailbox`] before
 //! it sleeps, and from time to time while it is busy. Work that computes for long, or that may block, must leave for a blocking
-//! thread ([`tokio::task::spawn_blocking`]), because it would delay all connections of its loop.
+//! thread ([`crate::blocking`]), because it would delay all connections of its loop.
 
 use std::cell::{Cell, RefCell};
 use std::io;

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::blocking;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::Credentials;
 use pharos::metrics::record;
@@ -60,12 +61,12 @@ pub async fn watch(files: WatchedFiles, now: Arc<Notify>, cache: Arc<Cache>) {
 /// Reads the stamps on a blocking thread: a slow disk must not delay requests.
 async fn read_stamps(files: &Arc<WatchedFiles>) -> Vec<Stamp> {
     let files = files.clone();
-    tokio::task::spawn_blocking(move || stamps(&files.paths)).await.unwrap_or_default()
+    blocking::run(move || stamps(&files.paths)).await.unwrap_or_default()
 }
 
 async fn read(files: &Arc<WatchedFiles>, cache: &Cache) {
     let reading = files.clone();
-    let result = tokio::task::spawn_blocking(move || (reading.read)()).await;
+    let result = blocking::run(move || (reading.read)()).await;
     let result = result.unwrap_or_else(|error| Err(error.to_string()));
     record::credentials_reloaded(cache, files.what, result.is_ok());
     match result {

@@ -4,6 +4,7 @@
 
 #[allow(unsafe_code)]
 pub mod background;
+pub mod blocking;
 pub mod client;
 pub mod clock;
 pub mod descriptors;

@@ -14,6 +14,7 @@ use pharos_http as http;
 use pharos_listener::PhaseReceiver;
 use pharos_listener::receiving::Budget;
 use pharos_listener::response_timing::ResponseTiming;
+use pharos_os::blocking;
 use pharos_os::event_loops::EventLoops;
 use pharos_telemetry::log;
 use pharos_torchserve as torchserve;
@@ -137,7 +138,7 @@ fn kserve(
 /// Writes a snapshot of the registered models on a blocking thread.
 async fn write(settings: &Arc<Settings>, kind: Kind, registry: &Arc<Registry<Engine>>) {
     let (settings, registry) = (settings.clone(), registry.clone());
-    if let Err(error) = tokio::task::spawn_blocking(move || save(&settings, kind, &registry)).await {
+    if let Err(error) = blocking::run(move || save(&settings, kind, &registry)).await {
         tracing::error!("cannot write a snapshot: {error}");
     }
 }

@@ -15,6 +15,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::service::{Management, Naming, Resolved};
+use pharos_os::blocking;
 use tokio::sync::{Mutex, watch};
 
 use super::archive::{self, StoredFile};
@@ -140,7 +141,7 @@ impl<S: Management> Registry<S> {
     /// Opens an archive and registers it as a version of a model, without starting workers.
     async fn add(self: &Arc<Self>, url: &str, asked: RegistrationParameters) -> Result<Arc<Version>, Refused> {
         let (settings, place, wanted) = (self.settings.clone(), url.to_owned(), asked.clone());
-        let opened = tokio::task::spawn_blocking(move || super::open(&settings, &place, &wanted)).await;
+        let opened = blocking::run(move || super::open(&settings, &place, &wanted)).await;
         let archive =
             opened.unwrap_or_else(|error| Err(Refused::internal(format!("Failed to save model: {error}"))))?;
         let kept = archive.kept.clone();
@@ -375,7 +376,7 @@ impl Naming for Uncounted {
 /// Removes the downloaded file of an archive that is no longer registered.
 async fn remove_download(kept: Option<StoredFile>) {
     if let Some(kept) = kept
-        && let Err(error) = tokio::task::spawn_blocking(move || kept.remove()).await
+        && let Err(error) = blocking::run(move || kept.remove()).await
     {
         tracing::warn!("failed to remove an archive from the model store: {error}");
     }

@@ -20,6 +20,7 @@ MISSING = [name for name in ("setpriv", "prlimit") if not shutil.which(name)]
 WHY_NOT = f"not installed: {', '.join(MISSING)}" if MISSING else "" if os.geteuid() == 0 else "needs root to start processes of another user"
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 REASON = "Resource temporarily unavailable"
+REMEDY = "Raise the limit of processes and threads"
 ENDED = ("READY", "UNAVAILABLE")
 LIMITS = [2, 3, 5, 9, *range(10 + PROCESSORS, 24 + PROCESSORS), 40 + PROCESSORS]
 
@@ -40,8 +41,8 @@ class Limited(Server):
         status, text = self.ask("POST", "/v2/repository/index", b"")
         if status == 200:
             return json.loads(text)
-        assert status == 500 and "the handler of the request panicked" in text, (status, text)
-        assert f"spawn worker thread: {REASON}" in self.log_path.read_text()
+        assert status == 500 and f"cannot read the model repositories: no thread can be started. {REMEDY}" in text, (status, text)
+        assert REASON in self.log_path.read_text()
         return []
 
     def answers(self) -> bool:
@@ -49,7 +50,7 @@ class Limited(Server):
         if self.process.poll() is not None:
             log = self.log_path.read_text()
             assert self.process.returncode == 1 and "panicked" not in log, log
-            assert "cannot start" in log and "Raise the limit of processes and threads" in log and REASON in log, log
+            assert "cannot start" in log and REMEDY in log and REASON in log, log
             return False
         try:
             return self.get("/v2/health/live")[0] == 200

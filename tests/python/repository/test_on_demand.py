@@ -421,7 +421,7 @@ def test_no_request_fails_while_models_come_and_go(start, tmp_path):
     assert sum(asked.values()) > 100
     run_for("models that have no requests are unloaded", 3)
     eventually("all models rest", lambda: all(entry(server, name) == RESTING for name in names))
-    assert not server.workers()
+    eventually("all workers have ended", lambda: not server.workers())
     for name in names:
         assert loads(server, name) == unloads(server, name)
     assert sum(loads(server, name) for name in names) > 12, "no model was loaded twice"

@@ -327,7 +327,8 @@ def test_instances_change_in_place(serve):
             world.config("m", model(extra=f"instance_group [ {{ kind: KIND_CPU count: {count} }} ]\n"))
             assert world.load("m", {}) == [200, ""]
             assert world.field("m", "instance_group") == [200, [count]]
-            assert len(world.server.workers()) == count and first <= world.server.workers()
+            eventually("the others have ended", lambda: len(world.server.workers()) == count)
+            assert first <= world.server.workers()
             assert total(world.server.scrape(), "pharos_instances", model="m", state="ready") == count
     assert load.failed == []
     assert world.count("m") == [200, {"1": len(load.took) + 1}]

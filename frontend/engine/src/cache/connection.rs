@@ -13,10 +13,10 @@ use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
     RedisConnectionInfo, RedisError, TlsCertificates, Value, cmd,
 };
-use tokio::task::spawn_blocking;
 use tokio_rustls::rustls::RootCertStore;
 
 use super::RedisSettings as Settings;
+use pharos_os::blocking;
 
 /// The capacity of the queue of commands to send.
 const MAX_COMMANDS: usize = 1024;
@@ -46,7 +46,7 @@ impl Connection {
     /// A certificate file cannot be used, the server cannot be reached, or it rejects the credentials.
     pub(super) async fn open(settings: &Settings, limit: Duration) -> Result<Self, String> {
         let (files, login) = (settings.clone(), settings.clone());
-        let connector = spawn_blocking(move || connector(&files, limit)).await.map_err(|error| error.to_string())??;
+        let connector = blocking::run(move || connector(&files, limit)).await.map_err(|error| error.to_string())??;
         let mut connection = match connector {
             Connector::Cluster(client) => Self::Cluster(client.get_async_connection().await.map_err(text)?),
             Connector::Server(client) => {

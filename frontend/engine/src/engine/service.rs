@@ -26,6 +26,7 @@ use pharos::trace::settings::Update;
 
 use super::exchange::Exchange;
 use super::{EXITING, Engine, OpenStream, Responses, SERVING, check_text, uploads};
+use pharos_os::blocking;
 use pharos_os::clock;
 use pharos_telemetry::log;
 
@@ -197,7 +198,7 @@ impl Service for Engine {
 
     async fn repository_index(&self, ready_only: bool) -> Result<Vec<IndexEntry>, InferError> {
         let engine = self.clone();
-        let index = tokio::task::spawn_blocking(move || engine.inner.loader.index(ready_only)).await;
+        let index = blocking::run(move || engine.inner.loader.index(ready_only)).await;
         index.map_err(|error| InferError::internal(format!("cannot read the model repositories: {error}")))
     }
 

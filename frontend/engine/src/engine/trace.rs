@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pharos::error::{ErrorCode, InferError, Reason};
+use pharos_os::blocking;
 
 use super::Engine;
 
@@ -11,7 +12,7 @@ impl Engine {
     pub async fn stop_tracing(&self, limit: Duration) {
         let engine = self.clone();
         // A panic is already logged, and nothing depends on the result.
-        let _ = tokio::task::spawn_blocking(move || engine.inner.traces.stop(limit)).await;
+        let _ = blocking::run(move || engine.inner.traces.stop(limit)).await;
     }
 
     /// Returns an error for a model (empty: the server) whose requests cannot be traced.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pharos::model::{CodeLocation, ModelConfig, SANDBOX};
 use pharos::supervisor::{self, Backoff, RestartPolicy};
+use pharos_os::blocking;
 
 use super::Loader;
 use super::prepare::{CodeCompletion, Configuration, Prepared, Version};
@@ -29,7 +30,7 @@ impl Loader {
             };
             launch::choose(&program, &model)
         };
-        tokio::task::spawn_blocking(choose).await.unwrap_or_else(|error| Err(error.to_string()))
+        blocking::run(choose).await.unwrap_or_else(|error| Err(error.to_string()))
     }
 
     /// Returns the configuration of a version.
@@ -58,7 +59,7 @@ impl Loader {
         completion: &CodeCompletion,
     ) -> Result<ModelConfig, String> {
         let (reader, code) = (completion.clone(), version.directory.clone());
-        if !tokio::task::spawn_blocking(move || reader.may_answer(&code)).await.unwrap_or(true) {
+        if !blocking::run(move || reader.may_answer(&code)).await.unwrap_or(true) {
             return completion.unanswered().map_err(|error| error.to_string());
         }
         let canonical = |path: &std::path::Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use pharos::error::{ErrorCode, InferError, Reason};
 use pharos::repository::Override;
+use pharos_os::blocking;
 use tokio::sync::watch;
 
 pub(super) use locks::Locks;
@@ -91,8 +92,7 @@ impl Loader {
         let overrides = match overrides {
             Some(overrides) => {
                 let loader = self.clone();
-                let written =
-                    tokio::task::spawn_blocking(move || Overrides::new(overrides, &loader.override_directories)).await;
+                let written = blocking::run(move || Overrides::new(overrides, &loader.override_directories)).await;
                 let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
                 Some(Arc::new(written.map_err(|error| not_polled(name, &error.to_string()))?))
             }
@@ -211,7 +211,10 @@ impl Loader {
             }
             all
         };
-        let read = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+        let read = blocking::run(read).await.unwrap_or_else(|error| {
+            tracing::error!("cannot read the models to load: {error}");
+            Vec::new()
+        });
         self.models.change(|table| {
             for (wanted, _, prepared) in read.iter().filter(|(_, unloads, _)| !unloads.has_come()) {
                 // Registered now, so that ensembles find their members.
@@ -324,7 +327,7 @@ impl Loader {
             };
             let (wanted, unloads) = self.begun(wanted);
             let (loader, model) = (self.clone(), name.clone());
-            let prepared = tokio::task::spawn_blocking(move || loader.prepare(&model, overrides.as_deref())).await;
+            let prepared = blocking::run(move || loader.prepare(&model, overrides.as_deref())).await;
             let Ok(prepared) = prepared else { continue };
             match prepared.and_then(|prepared| self.check_dependencies(&name, prepared)) {
                 Ok(prepared) => drop(self.load_one(&wanted, unloads, &prepared).await),

@@ -28,12 +28,12 @@ use crate::scheduler::{Driver, DriverSettings, Limits, placement, settings};
 use crate::serving::{Executor, Serving};
 use crate::store::scan;
 use crate::supervisor::{Instances, Plan, WarmUp};
+use pharos_os::blocking;
 use pharos_os::clock;
 
 /// The processors of this process. Read once, because the limits of all its control groups are read for it.
-static CORES: LazyLock<u32> = LazyLock::new(|| {
-    std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1))
-});
+static CORES: LazyLock<u32> =
+    LazyLock::new(|| std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1)));
 
 /// The series of a version that is being loaded. Dropping it removes new series; [`Unserved::keep`] keeps them.
 pub(super) struct Unserved {
@@ -330,7 +330,7 @@ fn placements(config: &ModelConfig, version: u64) -> Result<Vec<Placement>, Stri
 /// Returns the response cache of a version; the first entry of `files` is the version itself, the others are its members.
 pub(super) async fn read_cache(shared: Arc<ResponseCache>, files: Vec<Files>) -> Option<ModelCache> {
     let model = files.first().map(|files| files.model.clone());
-    let cache = tokio::task::spawn_blocking(move || ModelCache::new(shared, &files)).await;
+    let cache = blocking::run(move || ModelCache::new(shared, &files)).await;
     let unread = |error: &io::Error| {
         let model = model.map(|model| model.to_string()).unwrap_or_default();
         tracing::warn!(model, "response cache disabled for the model: cannot read its files: {error}");

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use pharos::metrics::labels::OnDemandUnload;
 use pharos::model::{ModelConfig, Scheduling};
-use pharos::repository::{LastUses, VersionFingerprint};
 use pharos::repository::memory_budget::{
     Candidate, Expectation, KnownSize, Memory, MemoryBytes, Shortage, Sizes, insufficient, refusal, to_unload,
     under_pressure,
 };
+use pharos::repository::{LastUses, VersionFingerprint};
 use pharos::timeline::Instant;
 use tokio::sync;
 use tokio::time::sleep;
@@ -22,6 +22,7 @@ use super::Loader;
 use super::memory_sizes::{ToLoad, ToMeasure, files_of};
 use super::unloading::unloadable;
 use crate::serving::{MemoryShare, Snapshot, Totals, UnloadedVersion};
+use pharos_os::blocking;
 use pharos_os::clock;
 
 /// The interval of checking whether unloaded models have ended.
@@ -189,11 +190,7 @@ impl Loader {
     ///
     /// # Errors
     /// It does not fit; the text has the numbers.
-    pub(super) async fn measure_loaded(
-        self: &Arc<Self>,
-        model: &ToLoad<'_>,
-        loaded: Loaded<'_>,
-    ) -> Result<(), String> {
+    pub(super) async fn measure_loaded(self: &Arc<Self>, model: &ToLoad<'_>, loaded: Loaded<'_>) -> Result<(), String> {
         let Loaded { share, pids, time, fingerprint } = loaded;
         let instances = self.instances_by_memory(model.config, model.version);
         let recent = self.memory.recent_bytes((model.name, model.version), fingerprint, instances.keys());
@@ -246,7 +243,7 @@ impl Loader {
             return;
         }
         let pressure = self.settings.on_demand.memory_pressure.clone();
-        let text = tokio::task::spawn_blocking(move || fs::read_to_string(pressure)).await;
+        let text = blocking::run(move || fs::read_to_string(pressure)).await;
         if text.is_ok_and(|text| text.is_ok_and(|text| under_pressure(&text))) {
             self.unload_some(&MemoryBytes::from_iter([(Memory::Main, 1)]), OnDemandUnload::Pressure);
         }

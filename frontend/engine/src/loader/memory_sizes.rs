@@ -6,6 +6,7 @@ use std::path::Path;
 
 use pharos::model::ModelConfig;
 use pharos::repository::memory_budget::{Expectation, Memory, MemoryBytes, Unmeasured};
+use pharos_os::blocking;
 
 use super::Loader;
 use crate::scheduler::placement;
@@ -92,14 +93,14 @@ impl Loader {
         let on_gpus = versions.iter().flat_map(|version| &version.memories).any(|memory| *memory != Memory::Main);
         let gpus = if on_gpus { self.settings.devices.process_memory().await } else { ProcessMemory::default() };
         let measure = move || versions.iter().map(|version| version.measure(&gpus)).collect();
-        tokio::task::spawn_blocking(measure).await.unwrap_or_default()
+        blocking::run(measure).await.unwrap_or_default()
     }
 }
 
 /// Returns the bytes of the files in a directory of a model.
 pub(super) async fn files_of(directory: &Path) -> u64 {
     let directory = directory.to_owned();
-    tokio::task::spawn_blocking(move || bytes_in(&directory)).await.unwrap_or_default()
+    blocking::run(move || bytes_in(&directory)).await.unwrap_or_default()
 }
 
 fn bytes_in(directory: &Path) -> u64 {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use pharos::error::InferError;
 use pharos::id::bare_name;
 use pharos::repository::check_model_name;
+use pharos_os::blocking;
 
 use super::Loader;
 use crate::serving::ambiguous;
@@ -31,7 +32,7 @@ impl Loader {
             }
             Ok(found)
         };
-        tokio::task::spawn_blocking(all).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+        blocking::run(all).await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
     /// Returns the models that a load of this name loads. Overrides apply to one model.
@@ -93,7 +94,7 @@ impl Loader {
     pub(super) async fn members_changed(self: &Arc<Self>, ensemble: &str, changed: &BTreeSet<String>) -> bool {
         let overrides = self.models.snapshot().overrides.get(ensemble).cloned();
         let (loader, name) = (self.clone(), ensemble.to_owned());
-        let prepared = tokio::task::spawn_blocking(move || loader.prepare(&name, overrides.as_deref())).await;
+        let prepared = blocking::run(move || loader.prepare(&name, overrides.as_deref())).await;
         let Ok(Ok(prepared)) = prepared else { return true };
         let members = prepared.plan.as_ref().map(|plan| plan.members()).unwrap_or_default();
         let table = self.models.snapshot();

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pharos::repository::Stamp;
+use pharos_os::blocking;
 use tokio::time::sleep;
 
 use super::control::LoadRequest;
@@ -109,13 +110,13 @@ impl Loader {
     /// Calls [`Loader::poll`] on a thread for blocking work.
     pub(super) async fn poll_blocking(self: &Arc<Self>) -> io::Result<Fingerprints> {
         let loader = self.clone();
-        tokio::task::spawn_blocking(move || loader.poll()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+        blocking::run(move || loader.poll()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
     /// Calls [`Sources::list`](super::Sources::list) on a thread for blocking work.
     pub(super) async fn list_blocking(&self) -> io::Result<BTreeMap<String, usize>> {
         let stores = self.stores.clone();
-        tokio::task::spawn_blocking(move || stores.list()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+        blocking::run(move || stores.list()).await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
     /// Starts tasks, so that a slow load does not delay the next poll.

@@ -19,6 +19,7 @@ use super::spawn::{self, WorkerProcess};
 use super::start::{Inherited, Start};
 use super::{TemporaryFiles, why_not_started};
 use crate::launch::Launch;
+use pharos_os::blocking;
 use pharos_os::directories;
 
 /// The maximum length of an answer in bytes.
@@ -71,7 +72,7 @@ pub(crate) async fn complete(
         }
     };
     // The model's code may have made anything at this path.
-    let answer = tokio::task::spawn_blocking(move || directories::read_within(&out, LONGEST)).await;
+    let answer = blocking::run(move || directories::read_within(&out, LONGEST)).await;
     match answer.map_err(|error| failed(error.to_string()))? {
         Ok(Some(answer)) => Ok(answer),
         Ok(None) => {

@@ -37,6 +37,7 @@ use tracing::Level;
 use super::output::each_line;
 use super::start::{Inherited, Start};
 use crate::launch::Launch;
+use pharos_os::blocking;
 use pharos_os::{background, clock, out_of_memory};
 
 /// How long a fork server without copies is kept.
@@ -423,7 +424,7 @@ impl Forked {
             }
         }
         let process = self.process.try_clone()?;
-        tokio::task::spawn_blocking(move || until_ended(&process)).await.map_err(io::Error::other)??;
+        blocking::run(move || until_ended(&process)).await.map_err(io::Error::other)??;
         Err(io::Error::other("its exit status is unknown, because its fork server has ended"))
     }
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use pharos_os::blocking;
 use pharos_os::directories::{Kind, Temporary};
 use tokio::runtime::Handle;
 
@@ -38,7 +39,7 @@ impl Drop for TemporaryFiles {
         let parent = self.parent.take();
         // A model can leave many files.
         if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn_blocking(move || drop(parent));
+            blocking::run_on(&runtime, move || drop(parent));
         }
     }
 }

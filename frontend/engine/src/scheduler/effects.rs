@@ -10,6 +10,7 @@ use super::limits::Grant;
 use super::stream::Flow;
 use super::{Answer, Driver, Request};
 use crate::wire::{Part, SharedLink, ToSend};
+use pharos_os::blocking;
 use pharos_os::clock;
 
 /// Batches with more bytes are not copied on the timer's thread, which other models need.
@@ -89,7 +90,7 @@ impl Driver {
         });
         match (effects.is_long(), self.this.upgrade(), self.timer.runtime()) {
             (true, Some(driver), Some(runtime)) => {
-                runtime.spawn_blocking(move || {
+                blocking::run_on(runtime, move || {
                     let grant = driver.perform(effects);
                     driver.deliver(grant);
                 });

@@ -10,6 +10,7 @@ use pharos::metrics::record;
 use pharos::metrics::series::ModelSeries;
 use pharos::model::Scheduling;
 use pharos::repository::{ON_DEMAND, State, UNLOADED};
+use pharos_os::blocking;
 use tokio::time::sleep;
 
 use super::{Executor, ModelTable, Serving, Snapshot};
@@ -148,7 +149,7 @@ impl ModelTable {
             drop(executor);
             table.ended(model, &series, ending);
             // Removes the directory of files that a client has sent.
-            let _ = tokio::task::spawn_blocking(|| drop(files)).await;
+            let _ = blocking::run(|| drop(files)).await;
         });
     }
 

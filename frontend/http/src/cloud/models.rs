@@ -13,6 +13,7 @@ use http::{Request, StatusCode};
 use pharos::error::{InferError, Reason};
 use pharos::repository::check_model_name;
 use pharos::service::Service;
+use pharos_os::blocking;
 use regex::Regex;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -137,7 +138,7 @@ impl Models {
         }
         check_model_name(&name).map_err(InferError::invalid)?;
         let (place, called) = (url.to_owned(), name.clone());
-        let found = tokio::task::spawn_blocking(move || find(&place, &called)).await;
+        let found = blocking::run(move || find(&place, &called)).await;
         let found = found.map_err(|error| InferError::internal(format!("'{url}' cannot be read: {error}")))?;
         let (url, models) = found.map_err(InferError::invalid)?;
         if self.lock().contains_key(&id) {

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request};
 use http_body::Frame;
 use pharos::data::Data;
+use pharos_os::blocking;
 use tonic::Status;
 
 use self::messages::{Head, Partial, whole};
@@ -165,7 +166,7 @@ impl<B> Received<B> {
         let mut reservation = std::mem::replace(&mut self.reservation, budget.reserve());
         Box::pin(async move {
             let permit = budget.coder().await;
-            let work = tokio::task::spawn_blocking(move || {
+            let work = blocking::run(move || {
                 let _permit = permit;
                 let inflated = inflate(message, format, limits.inflated as u64, &mut reservation);
                 inflated.map(|inflated| (inflated, reservation))

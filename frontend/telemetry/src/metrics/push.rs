@@ -12,6 +12,7 @@ use pharos::metrics::cache::Cache;
 use pharos::metrics::otlp::{Aggregation, Encoder, Export, Temporality};
 use pharos::otlp::{Random, Rejected, Signal, SplitMix, resource_attributes};
 use pharos::timeline::Instant;
+use pharos_os::blocking;
 use pharos_os::clock;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -164,7 +165,7 @@ impl Pusher {
     /// Reads and encodes all metrics on a thread that may block.
     async fn encode(&self) -> Vec<Export> {
         let (encoder, observe, cache) = (self.encoder.clone(), self.observe.clone(), self.cache.clone());
-        let encoded = tokio::task::spawn_blocking(move || {
+        let encoded = blocking::run(move || {
             observe();
             encoder.lock().unwrap_or_else(PoisonError::into_inner).encode(&cache, clock::wall_ns())
         });

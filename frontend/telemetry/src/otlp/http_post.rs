@@ -9,6 +9,7 @@ use flate2::write::GzEncoder;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, Method, Request, Uri};
 use http_body_util::{BodyExt, Full, Limited};
+use pharos_os::blocking;
 use pharos_os::client::{self, HttpsClient, Version, deepest};
 use pharos_os::clock;
 
@@ -35,7 +36,7 @@ impl Client {
     /// Sends a message and returns the body of the response.
     pub(super) async fn post(&self, message: Bytes) -> Result<Bytes, Failure> {
         let body = if self.gzip {
-            let compressed = tokio::task::spawn_blocking(move || compressed(&message)).await;
+            let compressed = blocking::run(move || compressed(&message)).await;
             compressed.map_err(Failure::permanent)?.map_err(Failure::permanent)?
         } else {
             message

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use pharos_os::blocking;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -161,7 +162,7 @@ impl Devices {
         let asked = async {
             // Held until the driver responds, even after the timeout.
             let question = self.questions.clone().acquire_owned().await.ok();
-            tokio::task::spawn_blocking(move || (gpus.processes(), question).0).await
+            blocking::run(move || (gpus.processes(), question).0).await
         };
         let found = timeout(DRIVER_TIMEOUT, asked).await.ok().and_then(Result::ok).unwrap_or_default();
         ProcessMemory::new(found.into_iter().filter_map(|(bus, processes)| Some((self.number_of(bus)?, processes))))
@@ -187,7 +188,7 @@ impl Devices {
         let asked = async {
             // Held until the driver responds, even after the timeout.
             let question = self.questions.clone().acquire_owned().await.ok();
-            tokio::task::spawn_blocking(move || (devices.find(&gpus, wanted), question).0).await
+            blocking::run(move || (devices.find(&gpus, wanted), question).0).await
         };
         let chosen = match timeout(DRIVER_TIMEOUT, asked).await {
             Ok(Ok(chosen)) => chosen?,

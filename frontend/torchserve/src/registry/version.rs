@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::phase::{Phase, Progress};
 use super::{Deployment, Registry};
+use pharos_os::blocking;
 use pharos_os::clock;
 
 /// The backoff before a model is loaded again, in seconds; the last one repeats.
@@ -166,7 +167,7 @@ impl Version {
             return Some(Err("startup_timeout is 0 s; no worker can start".to_owned()));
         }
         let (written, repository) = (deployment.clone(), registry.repository.clone());
-        let written = tokio::task::spawn_blocking(move || written.write(&repository)).await;
+        let written = blocking::run(move || written.write(&repository)).await;
         let written = written.map_err(|error| error.to_string()).and_then(|done| done.map_err(|e| e.to_string()));
         if let Err(error) = written {
             return Some(Err(format!("cannot write its configuration: {error}")));
@@ -194,7 +195,7 @@ impl Version {
             tracing::warn!("failed to unload model {} version {}: {reason}", self.name, self.text);
         }
         let place = registry.repository.join(&self.engine_name);
-        let removed = tokio::task::spawn_blocking(move || remove(&place)).await;
+        let removed = blocking::run(move || remove(&place)).await;
         if let Ok(Err(error)) = removed {
             tracing::warn!("cannot remove the generated files of model {} version {}: {error}", self.name, self.text);
         }

@@ -9,6 +9,7 @@ use pharos::metrics::cache::Cache;
 use pharos::metrics::catalog::MetricSpec;
 use pharos::metrics::exposition::{self, Encoding, Format, Names, java_client};
 use pharos::service::Management;
+use pharos_os::blocking;
 
 use super::{RequestHead, Shared};
 use crate::{Refused, form};
@@ -30,7 +31,7 @@ pub(super) async fn metrics<S: Management>(shared: &Shared<S>, head: &RequestHea
         Encoding::Protobuf => exposition::encode(cache, encoding, &names),
         Encoding::Text(_) => java_client::render(cache, &names, help).into_bytes(),
     };
-    let rendered = tokio::task::spawn_blocking(move || service.render_metrics(render)).await;
+    let rendered = blocking::run(move || service.render_metrics(render)).await;
     let rendered = rendered.map_err(|error| Refused::internal(format!("Cannot render the metrics: {error}")))?;
     let mut response = Response::new(Body::from(rendered));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(encoding.content_type()));
