@@ -1,6 +1,7 @@
 //! `inference.GRPCInferenceService`: each rpc maps to one verb of the engine.
 
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 
 use pharos::error::{InferError, Reason};
@@ -153,19 +154,22 @@ impl<S: Service> GrpcInferenceService for Inference<S> {
         let forwarded = Forwarded::of(&request);
         let inputs = request.extensions_mut().remove::<large_tensors::Inputs>().unwrap_or_default();
         let allows_large_outputs = request.extensions().get::<large_tensors::AllowsLargeOutputs>().is_some();
-        let infer = async {
-            let tenant = tenants::of(&self.0, request.metadata().as_ref(), request.extensions());
-            let mut request = decode((request.into_inner(), inputs), &self.0)?;
-            (request.trace, request.tenant) = (timing.trace(), tenant);
-            forwarded.add_to(&mut request);
-            request.timeline.received = account.received;
-            GRPC.received(traced.as_ref(), read, &mut request);
-            request.timeline.request_start = self.0.now();
-            let response = self.0.infer(request, Endpoint::GrpcInfer).await;
-            request_trace::complete(traced.as_ref());
-            response
+        let answer = {
+            // Pinned here: passed by value, it would be copied several times.
+            let infer = pin!(async {
+                let tenant = tenants::of(&self.0, request.metadata().as_ref(), request.extensions());
+                let mut request = decode((request.into_inner(), inputs), &self.0)?;
+                (request.trace, request.tenant) = (timing.trace(), tenant);
+                forwarded.add_to(&mut request);
+                request.timeline.received = account.received;
+                GRPC.received(traced.as_ref(), read, &mut request);
+                request.timeline.request_start = self.0.now();
+                let response = self.0.infer(request, Endpoint::GrpcInfer).await;
+                request_trace::complete(traced.as_ref());
+                response
+            });
+            deadline::within(limit, infer).await
         };
-        let answer = deadline::within(limit, infer).await;
         let answer = answer.inspect_err(|error| GRPC.refused(traced.as_ref(), account.received, error));
         let answer = answer
             .map(|response| (timing.value(&response.timeline), codec::encode_for(response, allows_large_outputs)))

@@ -21,9 +21,9 @@ COUNT = 1000
 WARM_UP = 200
 TOLERANCE = 0.1
 RECORDED = {
-    "http json": 82_000,
-    "http binary": 77_200,
-    "grpc": 124_200,
+    "http json": 76_900,
+    "http binary": 73_300,
+    "grpc": 112_300,
 }
 """Instructions for a request of the example `simple` on one connection."""
 ROW = list(range(16))
