@@ -37,6 +37,7 @@ THREADS = 8
 MODELS = ["identity_fp32", "batched", "delay_20_two_instances", "fail", "crash", "queue_timeout", "queue_limit", "delay_200"]
 KILLED = {"identity_fp32", "batched", "delay_20_two_instances"}
 """Models whose workers are killed; `crash` crashes by itself."""
+PENDING = "nv_inference_pending_request_count"
 RING = {"shop": "0", "ModelName": "emit"}
 COUNTED = ("nv_inference_", "ts_", "Orders", *(f"pharos_{name}" for name in ("request_duration", "queue_duration", "compute_", "batch")))
 """Prefixes of counters and histograms of models, which no scrape and no passage of time changes."""
@@ -165,10 +166,17 @@ def agree(start, tmp_path, collector):
     for other in clients[1:]:
         for name in ("sent", "codes", "good", "gone"):
             getattr(client, name).update(getattr(other, name))
-    eventually(
-        "every request is answered", lambda: total(server.scrape(), "pharos_requests_total", route="infer") == sum(client.sent.values())
-        and total(server.scrape(), "nv_inference_pending_request_count") == 0,
-    )  # fmt: skip
+    sent, now = sum(client.sent.values()), {}
+
+    def all_are_answered():
+        scraped = server.scrape()
+        now["answered"], now["pending"] = total(scraped, "pharos_requests_total", route="infer"), total(scraped, PENDING)
+        return now == {"answered": sent, "pending": 0}
+
+    try:
+        eventually("every request is answered", all_are_answered)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; sent: {client.sent}, codes: {client.codes}, at last: {now}\n{server.log_tail()}") from None
     metrics = server.scrape()
     requests_agree(client, metrics)
     entries = json.loads(server.get("/v2/models/stats")[1])["model_stats"]

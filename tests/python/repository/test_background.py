@@ -1,6 +1,5 @@
 """Loads in the background: processes and threads that load or end models yield to those that serve requests."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -21,7 +20,8 @@ CONFIG = """backend: "python"
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 1 ] }
 output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] }
 """
-CODE = """import threading
+CODE = """import os
+import threading
 import triton_python_backend_utils as utils
 
 
@@ -29,6 +29,9 @@ class TritonPythonModel:
     def initialize(self, args):
         {early}
         threading.Thread(target=threading.Event().wait, daemon=True).start()
+        with open("{folder}/waits.new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename("{folder}/waits.new", "{folder}/waits")
         open("{folder}/loading").read()
 
     def execute(self, requests):
@@ -70,17 +73,13 @@ def go_on(folder: Path, pipe: str):
     (folder / pipe).write_text("go on")
 
 
-def waiting_worker(server) -> int:
+def waiting_worker(folder: Path) -> int:
     """Waits for a worker in which the model has started its thread, and returns it."""
-
-    def find() -> int:
-        for pid in server.workers():
-            with contextlib.suppress(FileNotFoundError):
-                if len(os.listdir(f"/proc/{pid}/task")) >= 2:
-                    return pid
-        return 0
-
-    return eventually("a worker waits in its load", find)
+    waits = folder / "waits"
+    eventually("a worker waits in its load", waits.exists)
+    pid = int(waits.read_text())
+    waits.unlink()
+    return pid
 
 
 class Loading:
@@ -93,7 +92,7 @@ class Loading:
         self.server = start([], *mode, f"--python={PYTHON}", *options, repository=repository, wait=wait)
         self.load = self.ask("load") if wait else None
         self.unload = None
-        self.worker = waiting_worker(self.server)
+        self.worker = waiting_worker(self.folder)
 
     def ask(self, what: str) -> threading.Thread:
         thread = threading.Thread(target=self.server.ask, args=("POST", f"/v2/repository/models/m/{what}", b""))
@@ -140,7 +139,7 @@ def test_restarts_and_loads_at_the_start_are_not_in_the_background(start, model,
     assert attributes(loading.worker) == {usual}
     loading.loaded()
     kill(loading.worker)
-    restarted = waiting_worker(loading.server)
+    restarted = waiting_worker(loading.folder)
     assert attributes(restarted) == {usual}
     go_on(loading.folder, "loading")
     loading.end()
@@ -152,7 +151,7 @@ def test_a_restart_after_a_load_by_request_is_not_in_the_background(start, model
     loading = Loading(start, model(), f"--worker-fork={fork}")
     loading.loaded()
     kill(loading.worker)
-    restarted = waiting_worker(loading.server)
+    restarted = waiting_worker(loading.folder)
     assert attributes(restarted) == {expected(loading.server)[0]}
     go_on(loading.folder, "loading")
     loading.end()
@@ -178,7 +177,7 @@ def test_a_worker_is_in_the_background_while_it_loads_and_ends(start, model, for
 
 def test_a_policy_that_the_model_has_chosen_stays(start, model):
     """The frontend does not change it at the end of the load, and not when the worker ends."""
-    early = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
+    early = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
     loading = Loading(start, model(early))
     assert {policy for policy, _ in attributes(loading.worker)} >= {IDLE}
     loading.loaded()

@@ -67,6 +67,7 @@ class Run:
         self.answered, self.wrong, self.lost, self.unloaded = 0, [], [], []
         self.done = {"kill": 0, "kill_fork_server": 0, "load": 0, "unload": 0, "change": 0}
         self.refused, self.lock = [], threading.Lock()
+        self.mib = []
 
     def client(self, seed: int):
         """Sends requests to random models, the first ones more often, and checks each answer."""
@@ -116,10 +117,16 @@ class Run:
             self.done[kind] += 1
             pause_as_client(chance.uniform(0, 0.4))
 
+    def measure(self):
+        """Measures the memory of the frontend twenty times: a leak grows evenly, while an allocator reaches a level."""
+        while time.monotonic() < self.until:
+            self.mib.append(round(held(self.server)["mib"]))
+            pause_as_client(SECONDS / 20)
+
     def run(self):
         """Runs all to their end."""
         threads = [threading.Thread(target=self.client, args=(seed,)) for seed in range(CLIENTS)]
-        threads.append(threading.Thread(target=self.disturb, args=(CLIENTS,)))
+        threads += [threading.Thread(target=self.disturb, args=(CLIENTS,)), threading.Thread(target=self.measure)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -169,7 +176,7 @@ def test_random_loads_kills_and_unloads(tmp_path):
     loads = int(total(scraped, "pharos_on_demand_loads_total", result="success"))
     evictions = int(total(scraped, "pharos_on_demand_unloads_total", reason="memory"))
     print(f"\n{SECONDS} s: {run.answered} answers, {len(run.lost)} lost with killed workers, {loads} loads on demand, "
-          f"{evictions} models made room, {run.done}; {before} -> {after}")  # fmt: skip
+          f"{evictions} models made room, {run.done}; {before} -> {after}; MiB meanwhile: {run.mib}")  # fmt: skip
     assert run.wrong == [] and run.refused == [], json.dumps((run.wrong[:5], run.refused[:5]))
     assert run.answered > 20 * SECONDS and evictions > 0
     assert len(run.lost) <= CLIENTS * run.done["kill"], run.lost[:5]
