@@ -119,17 +119,22 @@ class Client:
 
 def disturb(server, definition, end: float, dice):
     """Kills workers and makes the server reload its metrics definition, until `end`."""
-    text = definition.read_text()
+    text, new = definition.read_text(), definition.with_suffix(".new")
+
+    def reload(content: str):
+        # At once: a server that reads half of a file loses what the other half defines.
+        new.write_text(content)
+        new.replace(definition)
+        server.process.send_signal(signal.SIGHUP)
+
     for _ in every(0.2, end - 1 - time.monotonic()):
         living = [pid for pid in server.workers() if alive(pid)]
         victims = [pid for pid in living if worker_model(pid) in KILLED]
         if victims:
             os.kill(dice.choice(victims), signal.SIGKILL)
         extra = f"    - {{name: Extra{dice.randrange(3)}, unit: Count}}\n"
-        definition.write_text(text + extra)
-        server.process.send_signal(signal.SIGHUP)
-    definition.write_text(text)
-    server.process.send_signal(signal.SIGHUP)
+        reload(text + extra)
+    reload(text)
 
 
 @pytest.mark.soak

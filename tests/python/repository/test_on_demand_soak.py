@@ -16,7 +16,7 @@ from harness.inference import one
 from harness.models import IO
 from harness.processes import mapped
 from harness.server import EXAMPLES, Server, alive, fork_servers, total
-from harness.waiting import eventually, pause_as_client
+from harness.waiting import eventually, pause_as_client, settled
 from python_backend.worker import PYTHON, has_worker
 from repository.repository_tables import model
 
@@ -165,6 +165,7 @@ def test_random_loads_kills_and_unloads(tmp_path):
         for name in names:
             server.infer(name, PICTURE if name.startswith("digits") else one("FP32", [1, 2], [1, 2]))
         empty(server, names)
+        settled("the number of descriptors", lambda: held(server)["descriptors"], 1)
         before = held(server)
         run = Run(server, names, tmp_path / "models")
         run.run()

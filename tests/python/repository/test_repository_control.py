@@ -27,7 +27,7 @@ from harness.processes import held as stopped
 from harness.sequence_models import config as sequences, controls
 from harness.server import Server, alive, total
 from harness.statistics import until_received
-from harness.waiting import DEADLINE_S, eventually, eventually_async, holds_for, pause_as_client, run_for
+from harness.waiting import DEADLINE_S, eventually, eventually_async, holds_for, pause_as_client, run_for, settled
 from repository.repositories import World
 from repository.repository_tables import CPU, CPUS, ensemble, model
 
@@ -224,7 +224,8 @@ class Load:
 
 
 def held(pid: int) -> dict:
-    """Returns the descriptors, the threads and the resident MiB of a process."""
+    """Returns the descriptors, the threads and the resident MiB of a server, after it has closed the descriptors of ended workers."""
+    settled("the number of descriptors", lambda: len(os.listdir(f"/proc/{pid}/fd")), 0.5)
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {
         "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
