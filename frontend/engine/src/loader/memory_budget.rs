@@ -355,3 +355,36 @@ fn with_members<'t>(table: &'t Snapshot, name: &'t str) -> Vec<&'t str> {
     }
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use pharos::repository::Stamp;
+
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_measurement_counts_for_a_minute_while_the_version_does_not_change() {
+        let (budget, memories) = (MemoryBudget::default(), [Memory::Main]);
+        let unchanged = VersionFingerprint { files: Stamp::of(&1), ..VersionFingerprint::default() };
+        let changed = VersionFingerprint { files: Stamp::of(&2), ..unchanged };
+        let at = |second: u64, name: &str, fingerprint| {
+            clock::virtual_time::set(Instant(second * SECOND));
+            budget.recent_bytes((name, 1), fingerprint, memories.iter())
+        };
+        assert_eq!(at(100, "m", unchanged), None, "it was never measured");
+        let bytes = MemoryBytes::from_iter([(Memory::Main, 5)]);
+        budget.sizes().loaded("m", 1, KnownSize { bytes: bytes.clone(), load: Duration::ZERO }, None);
+        budget.measured().insert(("m".to_owned(), 1), (unchanged, clock::now()));
+        assert_eq!(at(159, "m", unchanged), Some(bytes.clone()));
+        assert_eq!((at(159, "m", changed), at(159, "n", unchanged)), (None, None));
+        assert_eq!(at(160, "m", unchanged), None);
+        // The largest size since.
+        let grown = MemoryBytes::from_iter([(Memory::Main, 7)]);
+        budget.sizes().grown("m", 1, &grown);
+        assert_eq!(at(159, "m", unchanged), Some(grown));
+        let on_gpu = budget.recent_bytes(("m", 1), unchanged, [Memory::Main, Memory::Gpu(0)].iter());
+        assert_eq!(on_gpu, None, "it was not measured in the memory of the GPU");
+    }
+}
