@@ -526,9 +526,9 @@ LOADS = [
 ]
 
 CANCELLED = [
-    Row("cancel: a stream", (streamed({"send": [1]}, {"cancelled": 5}, FINAL, give_up_s=0.5), notes())),
-    Row("cancel: a stream, in a thread", (streamed({"send": [1]}, {"thread": True}, {"cancelled": 5}, {**FINAL, "note": True}, give_up_s=0.5), Http("wait", 1), notes())),
-    Row("cancel: while it waits", (streamed({"sleep": 1.5}, {"send": [1], **FINAL}, delay_s=0), streamed({"send": [2], **FINAL}, delay_s=0.3, give_up_s=0.3)), at_once=True),
+    Row("cancel: a stream", (streamed({"send": [1]}, {"cancelled": 5}, FINAL, give_up_s=2), notes())),
+    Row("cancel: a stream, in a thread", (streamed({"send": [1]}, {"thread": True}, {"cancelled": 5}, {**FINAL, "note": True}, give_up_s=2), Http("wait", 1), notes())),
+    Row("cancel: while it waits", (streamed({"sleep": 4}, {"send": [1], **FINAL}, delay_s=0), streamed({"send": [2], **FINAL}, delay_s=0.5, give_up_s=1)), at_once=True),
     Row("cancel: not at all", (streamed({"cancelled": 0.2}, {"send": [1], **FINAL}), notes())),
 ]
 

@@ -17,7 +17,8 @@ from harness.waiting import DEADLINE_S, eventually, pause_as_client, settled
 from torchserve import models, peer as torchserve_peer
 from torchserve.home import HOST, INFERENCE, Home, body, fields, has_worker, message
 
-LIMITS = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 8\nmaxNumSequence: 16\nmaxSequenceJobQueueSize: 8\nsequenceMaxIdleMSec: 3000\n"
+LIMITS = "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 8\nmaxNumSequence: 64\nmaxSequenceJobQueueSize: 8\nsequenceMaxIdleMSec: 60000\n"
+"""No sequence ends by itself on a slow machine, and there is room for those of all tests."""
 TALKS = f"{LIMITS}sequenceBatching: true\ncontinuousBatching: true\n"
 NAME = "ts_request_sequence_id"
 LONG = 200
@@ -213,7 +214,7 @@ def ours(tmp_path):
     if not has_worker:
         pytest.skip("there is no Python with the package pharos-worker: make python-worker")
     limits = "minWorkers: 2\nmaxWorkers: 2\nbatchSize: 1\nmaxNumSequence: 1\nmaxSequenceJobQueueSize: 1\n"
-    yaml = f"{limits}sequenceMaxIdleMSec: 1000\nsequenceBatching: true\ncontinuousBatching: true\n"
+    yaml = f"{limits}sequenceMaxIdleMSec: 5000\nsequenceBatching: true\ncontinuousBatching: true\n"
     with Ours(tmp_path, yaml) as server:
         yield server
 
