@@ -102,14 +102,17 @@ impl Link {
     /// Sends a frame, immediately or when the ring has room. The session reports faults of the connection. Returns `false` and
     /// sends nothing if the frame is longer than a worker accepts.
     pub(crate) fn send(&self, frame: &ToWorker) -> bool {
-        let mut outbox = lock(&self.outbox);
-        let start = outbox.bytes.len();
-        frame.encode(&mut outbox.bytes);
-        if outbox.bytes.len() - start > PREFIX + MAX_FRAME {
-            outbox.bytes.truncate(start);
-            return false;
-        }
-        self.flush(&mut outbox);
+        let must_wake = {
+            let mut outbox = lock(&self.outbox);
+            let start = outbox.bytes.len();
+            frame.encode(&mut outbox.bytes);
+            if outbox.bytes.len() - start > PREFIX + MAX_FRAME {
+                outbox.bytes.truncate(start);
+                return false;
+            }
+            self.flush(&mut outbox)
+        };
+        self.wake_worker_if(must_wake);
         true
     }
 
@@ -145,27 +148,31 @@ impl Link {
 
     /// Writes queued frames, as far as there is room. The worker sends a wake-up when there is more.
     pub(crate) fn flush_unsent(&self) {
-        let mut outbox = lock(&self.outbox);
-        if !outbox.bytes.is_empty() {
-            self.flush(&mut outbox);
-        }
+        let must_wake = {
+            let mut outbox = lock(&self.outbox);
+            !outbox.bytes.is_empty() && self.flush(&mut outbox)
+        };
+        self.wake_worker_if(must_wake);
     }
 
-    fn flush(&self, outbox: &mut Outbox) {
+    /// Writes queued frames. Returns whether the worker must be woken, which the caller does without the lock: the worker that it
+    /// wakes can take its processor, and an event loop would wait for the lock of a thread in the background.
+    #[must_use]
+    fn flush(&self, outbox: &mut Outbox) -> bool {
         if let Err(corrupt) = outbox.write() {
             // Ends the session, which reports the fault.
             outbox.fault = Some(corrupt);
             outbox.bytes.clear();
             let _ = rustix::net::shutdown(self.writer.as_ref(), Shutdown::Both);
         }
-        if outbox.producer.must_wake_consumer() {
-            self.wake_worker();
-        }
+        outbox.producer.must_wake_consumer()
     }
 
     /// Wakes a worker that sleeps. If the socket is full, it holds bytes that wake it already; its reader handles other errors.
-    fn wake_worker(&self) {
-        let _ = rustix::net::send(self.writer.as_ref(), &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    fn wake_worker_if(&self, must_wake: bool) {
+        if must_wake {
+            let _ = rustix::net::send(self.writer.as_ref(), &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
     }
 
     /// Returns the fault of the ring of frames to the worker, if the worker has corrupted it.
