@@ -43,7 +43,7 @@ MODELS = {
     "strict": config_of(parameter("strict_output_types", "true")),
     "whole": config_of(batch=0),
     "many": config_of("model_transaction_policy { decoupled: true }"),
-    "steps": config_of("sequence_batching { max_sequence_idle_microseconds: 100000 }"),
+    "steps": config_of("sequence_batching { max_sequence_idle_microseconds: 2000000 }"),
     "again": config_of("sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 10000000 }"),
     "fails": config_of(parameter("create", "fail")),
     "silent": config_of(parameter("create", "silent")),

@@ -68,7 +68,7 @@ MODELS = {
     **{f"flags_{name}": config(f"{IDLE_LONG} direct {{ }} {typed(values)}") for name, values in FLAGS.items()},
     **{f"id_{name}": config(f"{IDLE_LONG} direct {{ }} {controls(CORRID=corrid(name))}") for name in IDS},
     "one": config(f"{IDLE_LONG} direct {{ }} {controls()}", batch=1, delay_ms=400),
-    "idle": config(f"max_sequence_idle_microseconds: 200000 direct {{ }} {controls()}", batch=1),
+    "idle": config(f"max_sequence_idle_microseconds: 2000000 direct {{ }} {controls()}", batch=1),
     "limited": config(
         f"{IDLE_LONG} direct {{ }} {controls()}",
         batch=1,

@@ -300,7 +300,8 @@ def test_models_without_requests_are_unloaded(start, repository):
     assert server.ask("POST", "/v2/repository/models/slow/load", b"")[0] == 200
     for name in ("identity", "both"):
         assert_answers(server, name)
-    assert len(server.workers()) == 4
+    # On a busy machine, the first may be unloaded before the second is loaded.
+    assert loads(server, "identity") == loads(server, "both") == 1
     eventually("both are unloaded", lambda: unloads(server, "identity") == unloads(server, "both") == 1)
     eventually("their workers have ended", lambda: len(server.workers()) == 2)
     for name, expected in (("identity", RESTING), ("both", RESTING), ("second", RESTING), ("first", ("READY", ""))):
@@ -317,12 +318,13 @@ def test_models_without_requests_are_unloaded(start, repository):
 def test_a_model_in_use_is_not_unloaded(start, tmp_path):
     """Neither while it executes a request, nor while a sequence runs, nor while an ensemble is loaded that needs it."""
     folder = tmp_path / "models"
-    write(folder, "slow", SLOW.format(io=IO, ms=2500, more="").split("model_warmup")[0])
+    write(folder, "slow", SLOW.format(io=IO, ms=5000, more="").split("model_warmup")[0])
     put(folder, "member", model())
     put(folder, "outer", ensemble("outer", "member", "member"))
     text = sequence_config(f"max_sequence_idle_microseconds: 600000000 {controls()}")
     put(folder, "sums", text.replace('backend: "builtin"', ""))
-    server = start([], MODE, IDLE, repository=folder)
+    # Longer than a busy machine takes from one request to the next.
+    server = start([], MODE, "--model-idle-unload-secs=3", repository=folder)
     assert_answers(server, "slow")
     value = {"inputs": [{"name": "VALUE", "datatype": "INT32", "shape": [1, 1], "data": [5]}]}
 
@@ -331,7 +333,7 @@ def test_a_model_in_use_is_not_unloaded(start, tmp_path):
 
     assert step(sequence_start=True) == [5]
     assert_answers(server, "member")
-    for _ in range(12):
+    for _ in range(18):
         assert_answers(server, "outer")
         pause_as_client(0.25)
     assert unloads(server, "member") == unloads(server, "sums") == 0

@@ -72,7 +72,7 @@ ROWS = [
     Row("oldest: preferred sizes", oldest("max_candidate_sequences: 4 preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 900000"), "(1 (2 !2 1) 2)"),
     Row("oldest: the delay", oldest("max_candidate_sequences: 4 preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 900000"), "(1 (2 !2 1) 2)"),
     Row("oldest: held", oldest("max_candidate_sequences: 4"), "(1 (2 (3 (4 4) 1)", hold=4),
-    Row("idle: START is wanted again", "max_sequence_idle_microseconds: 500000 direct { } " + controls(), "(1 !1 ~2500 1 (1 1)", delay_ms=50),
+    Row("idle: START is wanted again", "max_sequence_idle_microseconds: 1500000 direct { } " + controls(), "(1 !1 ~2500 1 (1 1)", delay_ms=50),
     Row("cancelled while it waits", DIRECT, "(1 (2 2 2 x2 ~900 2 1)", batch=2, delay_ms=600),
     Row("refused: START, no id, a batch", DIRECT, "5 0 (6#2 '5'"),
     Row("refused: a number for a text", LONG + "direct { } " + controls(CORRID=corrid("STRING")), "(5 'x y' ('x y') 0"),

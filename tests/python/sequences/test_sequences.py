@@ -189,7 +189,7 @@ def test_an_idle_sequence_frees_its_slot(http, sequences):
     assert step(http, "idle", 1, 1, "(")[2] == 1
     began = time.monotonic()
     assert step(http, "idle", 2, 5, "(") == (5, "1,0,1,2", 1)
-    assert time.monotonic() - began > 0.15
+    assert time.monotonic() - began > 1
     assert "must specify the START flag" in refused(lambda: step(http, "idle", 1, 1))[1]
     assert step(http, "idle", 2, 1, ")") == (6, "0,2,1,2", 0)
     assert gauge(sequences, "pharos_sequences_idle_evicted_total", "idle") == 1

@@ -50,7 +50,7 @@ def stateful(tmp_path_factory):
     for name, (_, config, onnx) in MODELS.items():
         write(folder / "models", name, config, onnx)
     write(folder / "models", "grows", builtin("append") + sequences(GROWS) + tensors("-1"))
-    idle = "max_sequence_idle_microseconds: 500000 oldest { max_candidate_sequences: 8 }"
+    idle = "max_sequence_idle_microseconds: 2000000 oldest { max_candidate_sequences: 8 }"
     write(folder / "models", "first", builtin("accumulate") + sequences(IN_FILE, idle) + tensors("2", ["T"]))
     directory = folder / "models/first/initial_state"
     directory.mkdir()
