@@ -18,7 +18,7 @@ import pytest
 from harness.inference import one
 from harness.processes import worker_model
 from harness.server import alive, total, workers
-from harness.waiting import eventually, every, run_for
+from harness.waiting import eventually, every, run_for, settled
 from metrics.emitter import emitter
 
 pytestmark = pytest.mark.alone
@@ -155,7 +155,7 @@ def finish(server, known: dict, models: list):
         if len({ledger.model for ledger in stopped}) == len(models):
             break
     # The process stops at once, its threads a moment later; samples that they sent may still be in the ring.
-    run_for("all threads have stopped, and the server has read what they sent", 0.3)
+    settled("the number of counted samples", lambda: total(server.scrape(), "Emitted"), 0.5)
     metrics = server.scrape()
     for model in models:
         read = [ledger.read() for ledger in known.values() if ledger.model == model]

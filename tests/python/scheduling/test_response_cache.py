@@ -21,7 +21,7 @@ from harness.processes import held
 from harness.redis_server import NoRedis, Redis
 from harness.server import EXAMPLES, MODELS, Server, binary, total
 from harness.statistics import dispatched, received, until_received
-from harness.waiting import DEADLINE_S, eventually, holds_for, pause_as_client, run_for
+from harness.waiting import DEADLINE_S, eventually, holds_for, pause_as_client
 
 needs_redis = pytest.mark.skipif(bool(redis_server.missing()), reason=redis_server.missing())
 LOCAL = "--cache-config=local,size=1048576"
@@ -374,10 +374,14 @@ def test_redis_password_database_and_ttl(cached, tmp_path):
     with Redis(tmp_path, options=["--requirepass", "secret"]) as redis:
         base = f"--cache-config=redis,host=127.0.0.1,port={redis.port}"
         server = connected(cached(["simple"], f"{base},password=secret,db=3,ttl=100,timeout_ms=1000"))
-        for _ in range(2):
+
+        def is_hit() -> bool:
             answer(server, "simple", simple())
-            run_for("the entry is written to Redis after the response", 0.1)
-        assert hits(server, "simple") == (1, 1) and "secret" not in server.log.read_text()
+            return hits(server, "simple")[0] == 1
+
+        # The entry is written to Redis after the response.
+        eventually("a request is answered from Redis", is_hit)
+        assert "secret" not in server.log.read_text()
         refused = cached(["simple"], f"{base},password=wrong")
         eventually("the login is refused", lambda: "the server rejected the login: WRONGPASS" in refused.log.read_text())
         answer(refused, "simple", simple())
