@@ -77,7 +77,7 @@ def grpc_deadline(server):
         tensor.set_data_from_numpy(np.ones((1, 1), dtype=np.float32))
         errors = []
         for _ in range(3):
-            client.async_infer("slow", [tensor], lambda result, error: errors.append(error), client_timeout=3)
+            client.async_infer("slow", [tensor], lambda result, error: errors.append(error), client_timeout=6)
         yield
         eventually("three errors", lambda: len(errors) == 3)
         assert {error.status() for error in errors} == {"StatusCode.DEADLINE_EXCEEDED"}

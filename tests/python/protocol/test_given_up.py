@@ -95,7 +95,7 @@ def grpc_request(server, **options):
 def test_a_deadline_ends_a_request(long):
     """gRPC's deadline, sent by the client and enforced by the server: the request ends when it has passed."""
     with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
-        grpc_request(long, client_timeout=1)
+        grpc_request(long, client_timeout=3)
     eventually("it is counted", lambda: gone(long, "long") == (1, 0))
 
 

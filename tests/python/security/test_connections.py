@@ -291,7 +291,7 @@ def test_message_that_is_not_protobuf(server, message):
     with grpc.insecure_channel(server.grpc) as channel:
         call = channel.unary_unary(INFER, lambda b: b, lambda b: b)
         with pytest.raises(grpc.RpcError) as caught:
-            call(message, timeout=10)
+            call(message, timeout=DEADLINE_S)
         assert caught.value.code() == grpc.StatusCode.INTERNAL
     still_answers(server)
 
