@@ -54,7 +54,7 @@ model_metrics:
   histogram:
     - {name: Spread, unit: s, dimensions: [*ModelName, *Level]}
 """
-BATCHED = "batchSize: 4\nmaxBatchDelay: 500\n"
+BATCHED = "batchSize: 4\nmaxBatchDelay: 1500\n"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,12 +86,12 @@ def served(tmp_path_factory):
     models.model(repository, "looped", "continued", "batchSize: 4\nstreaming: true\n")
     models.model(repository, "talks", "talks", "batchSize: 2\ncontinuousBatching: true\nsequenceBatching: true\nmaxNumSequence: 3\n")
     models.model(repository, "later", "later")
-    models.model(repository, "micro", "micro", "batchSize: 8\nmaxBatchDelay: 500\nmicro_batching: {micro_batch_size: 2, parallelism: {inference: 2}}\n")
+    models.model(repository, "micro", "micro", "batchSize: 8\nmaxBatchDelay: 1500\nmicro_batching: {micro_batch_size: 2, parallelism: {inference: 2}}\n")
     limits = "responseTimeout: 2\nstartupTimeout: 33\nmaxRetryTimeoutInSec: 44\nuseJobTicket: true\n"
     models.model(repository, "sequence", "told", f"sequenceBatching: true\nmaxNumSequence: 4\n{limits}")
     for envelope in ("body", "json", "kserve", "kservev2"):
         config = 'backend: "torchserve"\n' + parameter("envelope", envelope)
-        models.model(repository, envelope, "items", "batchSize: 2\nmaxBatchDelay: 500\n", config=config)
+        models.model(repository, envelope, "items", "batchSize: 2\nmaxBatchDelay: 1500\n", config=config)
     (folder / "metrics.yaml").write_text(METRICS)
     options = [f"--python={PYTHON}", f"--metrics-config={folder / 'metrics.yaml'}", "--metrics-mode=both"]
     with Server(folder, [repository], options) as server:
@@ -159,7 +159,7 @@ def test_archives_complete_the_configuration(served):
 
     assert config("spread")["max_batch_size"] == 4
     batching = config("spread")["dynamic_batching"]
-    assert (int(batching["max_queue_delay_microseconds"]), batching["default_queue_policy"]["max_queue_size"]) == (500_000, 100)
+    assert (int(batching["max_queue_delay_microseconds"]), batching["default_queue_policy"]["max_queue_size"]) == (1_500_000, 100)
     assert config("alone")["backend"] == "torchserve"
     assert config("two")["instance_group"][0]["count"] == 2 and config("two")["max_batch_size"] == 1
     assert config("streamed")["model_transaction_policy"]["decoupled"]
