@@ -62,34 +62,6 @@ fn decodes_a_request_with_all_members() {
 }
 
 #[test]
-fn only_an_array_of_whole_numbers_is_a_shape() {
-    let shape = |text: &str| {
-        let body = format!(r#"{{"inputs":[{{"name":"X","shape":{text},"datatype":"FP32","data":[1]}}]}}"#);
-        json(&body).map(|(request, _)| request.inputs[0].tensor.shape.clone()).map_err(|error| error.message)
-    };
-    assert_eq!(shape(" [ 1 ,\n1\t] "), Ok(vec![1, 1]));
-    let wrong = "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer";
-    for text in ["[-0]", "[1e0]", "[1,1.0]", "[[1]]", "[[1],[1]]", "[\"1\"]", "[null]", "[{}]", "[9223372036854775808]"]
-    {
-        assert_eq!(shape(text), Err(wrong.to_owned()), "{text}");
-    }
-    // The shape of a scalar.
-    assert_eq!(shape("[ ]"), Ok(vec![]));
-}
-
-#[test]
-fn strings_may_have_escapes() {
-    let name = |text: &str| {
-        let body = format!(r#"{{"inputs":[{{"name":{text},"shape":[1],"datatype":"FP32","data":[1]}}]}}"#);
-        json(&body).map(|(request, _)| request.inputs[0].name.clone()).map_err(|error| error.message)
-    };
-    assert_eq!(name(r#""a\u00e9\"\\b""#), Ok("aé\"\\b".to_owned()));
-    assert_eq!(name("\"é]\""), Ok("é]".to_owned()));
-    assert_eq!(name("\"\""), Ok(String::new()));
-    assert!(name(r#""\ud800""#).is_err() && name("\"\u{1}\"").is_err() && name("[\"a\"]").is_err());
-}
-
-#[test]
 fn binary_inputs_are_slices_of_the_body() {
     let text = r#"{"inputs":[{"name":"A","shape":[2],"datatype":"INT8","parameters":{"binary_data_size":2}},
         {"name":"B","shape":[1],"datatype":"INT8","data":[3]},

@@ -300,3 +300,39 @@ fn output(output: Output<'_>) -> Result<RequestedOutput, InferError> {
         region.map(|region| slice(region, parameters.shared_memory_offset, parameters.shared_memory_byte_size));
     Ok(RequestedOutput { name, binary_data, classification, region: region.transpose()? })
 }
+
+#[cfg(test)]
+#[allow(clippy::indexing_slicing)]
+mod tests {
+    use super::*;
+
+    /// Returns the only input of a request with this name and shape.
+    fn input_with(name: &str, shape: &str) -> Result<InferInput, String> {
+        let json = format!(r#"{{"inputs":[{{"name":{name},"shape":{shape},"datatype":"FP32","data":[1]}}]}}"#);
+        let mut request = InferRequest::default();
+        parse(json.as_bytes(), Data::new(), &mut request).map_err(|error| error.message)?;
+        Ok(request.inputs.remove(0))
+    }
+
+    #[test]
+    fn only_an_array_of_whole_numbers_is_a_shape() {
+        let shape = |text: &str| input_with("\"X\"", text).map(|input| input.tensor.shape);
+        assert_eq!(shape(" [ 1 ,\n1\t] "), Ok(vec![1, 1]));
+        let wrong = "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer";
+        let too_large = "[9223372036854775808]";
+        for text in ["[-0]", "[1e0]", "[1,1.0]", "[[1]]", "[[1],[1]]", "[\"1\"]", "[null]", "[{}]", too_large] {
+            assert_eq!(shape(text), Err(wrong.to_owned()), "{text}");
+        }
+        // The shape of a scalar.
+        assert_eq!(shape("[ ]"), Ok(vec![]));
+    }
+
+    #[test]
+    fn strings_may_have_escapes() {
+        let name = |text: &str| input_with(text, "[1]").map(|input| input.name);
+        assert_eq!(name(r#""a\u00e9\"\\b""#), Ok("aé\"\\b".to_owned()));
+        assert_eq!(name("\"é]\""), Ok("é]".to_owned()));
+        assert_eq!(name("\"\""), Ok(String::new()));
+        assert!(name(r#""\ud800""#).is_err() && name("\"\u{1}\"").is_err() && name("[\"a\"]").is_err());
+    }
+}

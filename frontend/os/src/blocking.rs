@@ -1,4 +1,4 @@
-//! Work that waits or computes for long, on a thread of its own. The only caller of tokio's `spawn_blocking`, which panics if no
+//! Work that waits or computes for long, on a separate thread. The only caller of tokio's `spawn_blocking`, which panics if no
 //! thread can be started: the limit of processes would end the task that needs a thread, for example the one that watches a limit.
 
 use std::fmt;
