@@ -46,9 +46,8 @@ mod tests {
     fn reads_both_files() {
         assert_eq!(of_statm("5000 300 20 10 0 400 0\n", 4096), Some(300 * 4096));
         assert_eq!(of_rollup("1000-2000 ---p 0 00:00 0 [rollup]\nRss:     900 kB\nPss:   7 kB\n"), Some(900 << 10));
-        for broken in ["", "5", "a b", "Rss: 9", "Rss: x kB"] {
-            assert_eq!((of_statm(broken, 4096), of_rollup(broken)), (None, None), "{broken:?}");
-        }
+        assert!(["", "5", "a b"].iter().all(|broken| of_statm(broken, 4096).is_none()));
+        assert!(["", "Rss: 9", "Rss: x kB", "Pss: 7 kB"].iter().all(|broken| of_rollup(broken).is_none()));
     }
 
     #[test]
