@@ -348,8 +348,8 @@ PARAMETERS = [
     Row("correlation: an end", (plain("answer", parameters={"sequence_id": 7, "sequence_end": True}),)),
     Row("timeout and priority: plain", (plain("answer", parameters={"timeout": 5000000, "priority": 3}), plain("answer", parameters={"timeout": 5000000, "priority": 3}, via="grpc"))),
     Row("timeout and priority: with levels", (rows("answer", 1, "levels", parameters={"timeout": 2000000, "priority": 1}), rows("answer", 1, "levels"), rows("answer", 1, "levels", parameters={"timeout": 5000000, "priority": 9}))),
-    Row("timeout: expired", (rows("sleep", 1, "levels", seconds=4), rows("answer", 1, "levels", parameters={"timeout": 100000}, delay_s=0.5), rows("answer", 1, "levels", delay_s=0.6)), at_once=True),
-    Row("priority: overtakes", (rows("sleep", 1, "levels", seconds=3), rows("answer", 1, "levels", parameters={"priority": 3}, delay_s=0.3), rows("answer", 1, "levels", parameters={"priority": 1}, delay_s=0.5)), at_once=True),
+    Row("timeout: expired", (rows("sleep", 1, "levels", seconds=2), rows("answer", 1, "levels", parameters={"timeout": 100000}, delay_s=0.5), rows("answer", 1, "levels", delay_s=0.6)), at_once=True),
+    Row("priority: overtakes", (rows("sleep", 1, "levels", seconds=2), rows("answer", 1, "levels", parameters={"priority": 3}, delay_s=0.3), rows("answer", 1, "levels", parameters={"priority": 1}, delay_s=0.5)), at_once=True),
 ]
 
 STREAMED = [
@@ -458,7 +458,7 @@ CALLS = [
     Row("call: side by side", (called(call("coroutine", inputs={"VALUE": ["float32", [1], [0.3]]}), call("doubled", **VALUE), call("refusing", **VALUE), call("nowhere", **VALUE), model="async_caller"),)),
     Row("call: side by side, decoupled", (called(call("streamed", **MANY, decoupled=True), call("streamed", **WITH, decoupled=True), model="async_caller"),)),
     Row("call: a timeout", (called(call("levels", inputs=ROW, timeout=5), call("levels", inputs=ROW, timeout=2000000)),)),
-    Row("call: a timeout behind another", (rows("sleep", 1, "levels", seconds=4), called(call("levels", inputs=ROW, timeout=200000), delay_s=0.5)), at_once=True),
+    Row("call: a timeout behind another", (rows("sleep", 1, "levels", seconds=2), called(call("levels", inputs=ROW, timeout=200000), delay_s=0.5)), at_once=True),
     Row("call: a caller", (called(call("caller", ["SEEN"], inputs={"DO": ["object", [1], [json.dumps([call("doubled", **VALUE)])]]}), model="async_caller"),)),
     Row("call: a sequence", (called(*(call("oldest", inputs={"VALUE": ["float32", [1, 1], [n]]}, correlation_id=77, flags=flags) for n, flags in ((1, 1), (2, 0), (3, 2)))),)),
 ]
