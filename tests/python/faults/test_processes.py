@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ import pytest
 from harness.inference import one
 from harness.models import copy_models
 from harness.server import Server, binary
-from harness.waiting import eventually
+from harness.waiting import eventually, run_for
 
 PROCESSORS = len(os.sched_getaffinity(0))
 USER = 65533
 """A user without other processes."""
+AS_USER = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
 MISSING = [name for name in ("setpriv", "prlimit") if not shutil.which(name)]
 WHY_NOT = f"not installed: {', '.join(MISSING)}" if MISSING else "" if os.geteuid() == 0 else "needs root to start processes of another user"
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -31,8 +33,7 @@ class Limited(Server):
     def __init__(self, folder, programs, models, limit: int):
         super().__init__(folder, [models], ["--exit-on-error=false"])
         self.command[0] = str(programs / "pharos")
-        as_user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "prlimit", f"--nproc={limit}"]
-        self.command = [*as_user, *self.command]
+        self.command = [*AS_USER, "prlimit", f"--nproc={limit}", *self.command]
         self.logs = folder / "logs"
         self.environment = {"HOME": str(folder), "TMPDIR": str(folder)}
 
@@ -108,3 +109,34 @@ def test_every_limit_gives_a_reason_or_a_server(place):
             eventually("its processes have ended", lambda: not processes_of_the_user())
     order = ["ended", "not loaded", "loaded"]
     assert outcomes == sorted(outcomes, key=order.index) and outcomes[0] == "ended" and outcomes[-1] == "loaded", outcomes
+
+
+def test_requests_that_need_another_thread_get_the_reason(place):
+    """When the limit is reached while the server runs. Other requests on the same connection are answered, and everything works
+    when the limit is raised."""
+    server = Limited(place / "writable", place, place / "models", 1000)
+    server.launch()
+    try:
+        server.wait_until_ready()
+
+        def limit(count: int):
+            subprocess.run([*AS_USER, "prlimit", f"--pid={server.process.pid}", f"--nproc={count}:1000"], check=True)
+
+        limit(1)
+        run_for("threads for blocking calls end when they have had none for 10 s", 12)
+        with contextlib.closing(server.connect()) as connection:
+
+            def ask(method: str, path: str) -> tuple:
+                connection.request(method, path, b"" if method == "POST" else None)
+                answer = connection.getresponse()
+                return answer.status, answer.read().decode()
+
+            status, text = ask("POST", "/v2/repository/index")
+            assert status == 500 and f"cannot read the model repositories: no thread can be started. {REMEDY}" in text, (status, text)
+            assert ask("GET", "/v2/health/ready")[0] == 200
+            assert server.infer("identity_fp32", one("FP32", [1, 1], [1]))[0] == 200
+            limit(1000)
+            assert ask("POST", "/v2/repository/index")[0] == 200
+    finally:
+        server.kill()
+        eventually("its processes have ended", lambda: not processes_of_the_user())
