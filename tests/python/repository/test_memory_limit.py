@@ -182,7 +182,7 @@ def test_models_that_grow_make_others_leave(start, tmp_path):
         assert_answers(server, name)
     (tmp_path / "b.grow").touch()
     assert_answers(server, "b")
-    assert count(server, "unloads", "a", reason="memory") == 1
+    eventually("the other is unloaded", lambda: count(server, "unloads", "a", reason="memory") == 1)
     assert loaded(server) == {"b"}
     # The next load of b expects what it has used.
     assert total(server.scrape(), "pharos_model_memory_bytes", model="b") > 3 * LARGE
