@@ -170,7 +170,7 @@ def test_a_model_that_turns_out_too_large_is_unloaded_again(start, tmp_path):
     assert count(server, "loads", "a", result="failure") == 1
     eventually("it is refused before it starts", lambda: count(server, "loads", "a", result="no_memory") or server.infer("a", VALUES)[0] == 200)
     eventually("its process has ended", lambda: not server.workers())
-    assert total(server.scrape(), "pharos_model_memory_used_bytes") == 0
+    eventually("its memory is free", lambda: total(server.scrape(), "pharos_model_memory_used_bytes") == 0)
 
 
 @needs_worker

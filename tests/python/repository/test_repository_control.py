@@ -328,9 +328,10 @@ def test_instances_change_in_place(serve):
             world.config("m", model(extra=f"instance_group [ {{ kind: KIND_CPU count: {count} }} ]\n"))
             assert world.load("m", {}) == [200, ""]
             assert world.field("m", "instance_group") == [200, [count]]
-            eventually("the others have ended", lambda: len(world.server.workers()) == count)
+            eventually("the others have ended", lambda count=count: len(world.server.workers()) == count)
             assert first <= world.server.workers()
-            assert total(world.server.scrape(), "pharos_instances", model="m", state="ready") == count
+            ready = lambda: total(world.server.scrape(), "pharos_instances", model="m", state="ready")  # noqa: E731
+            eventually("the gauge has this number", lambda count=count: ready() == count)
     assert load.failed == []
     assert world.count("m") == [200, {"1": len(load.took) + 1}]
     assert world.server.workers() == first
@@ -675,7 +676,7 @@ def test_a_reload_drops_cache_entries_and_keeps_resources_consistent(serve):
     assert world.count("m") == [200, {"1": 2}]
     assert infer(world, "m")[0] == 200 and hits() == 2
     eventually("two workers run", lambda: len(world.server.workers()) == 2)
-    assert (used("limit"), used("used")) == (2, 0)
+    eventually("the resources of the requests are released", lambda: (used("limit"), used("used")) == (2, 0))
     assert world.unload("m", {}) == [200, ""]
     eventually("the resources are released", lambda: used("limit") == 0)
 
