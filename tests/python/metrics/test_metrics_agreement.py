@@ -25,7 +25,7 @@ from harness.models import copy_models
 from harness.otlp_collector import HttpCollector
 from harness.processes import worker_model
 from harness.server import ROOT, alive, total
-from harness.waiting import DEADLINE_S, eventually, every, pause_as_client
+from harness.waiting import DEADLINE_S, eventually, every, pause_as_client, settled
 from harness.wire import grpc_tensor
 from metrics.emitter import emitter
 from metrics.log_lines import lines, sums
@@ -171,17 +171,15 @@ def agree(start, tmp_path, collector):
     for other in clients[1:]:
         for name in ("sent", "codes", "good", "gone"):
             getattr(client, name).update(getattr(other, name))
-    sent, now = sum(client.sent.values()), {}
 
-    def all_are_answered():
+    def counted() -> tuple:
         scraped = server.scrape()
-        now["answered"], now["pending"] = total(scraped, "pharos_requests_total", route="infer"), total(scraped, PENDING)
-        return now == {"answered": sent, "pending": 0}
+        return total(scraped, "pharos_requests_total", route="infer"), total(scraped, PENDING)
 
-    try:
-        eventually("every request is answered", all_are_answered)
-    except AssertionError as error:
-        raise AssertionError(f"{error}; sent: {client.sent}, codes: {client.codes}, at last: {now}\n{server.log_tail()}") from None
+    answered, pending = settled("the counts of answered and waiting requests", counted, 1)
+    counts = f"sent: {client.sent}, answers: {client.codes}, counted: {by_code(server.scrape())}, waiting: {pending}"
+    # A request whose client has disconnected before the server reads it reaches no handler, and is not counted.
+    assert pending == 0 and sum(client.codes.values()) <= answered <= sum(client.sent.values()), f"{counts}\n{server.log_tail()}"
     metrics = server.scrape()
     requests_agree(client, metrics)
     entries = json.loads(server.get("/v2/models/stats")[1])["model_stats"]
@@ -208,17 +206,23 @@ def pushed(collector, counted: dict) -> bool:
     return all(math.isclose(values.get(key, 0), value, rel_tol=1e-9, abs_tol=1e-9) for key, value in counted.items())
 
 
-def requests_agree(client: Client, metrics: dict):
-    """Checks the clients' answers against the server's counts, by protocol and code."""
+def by_code(metrics: dict) -> collections.Counter:
+    """Returns the server's counts of inference requests, by protocol and code."""
     given = collections.Counter()
     for (name, pairs), value in metrics.items():
         labels = dict(pairs)
         if name == "pharos_requests_total" and labels["route"] == "infer":
             given[labels["protocol"], labels["code"]] += int(value)
+    return given
+
+
+def requests_agree(client: Client, metrics: dict):
+    """Checks the clients' answers against the server's counts, by protocol and code."""
+    given = by_code(metrics)
     assert len(client.codes) > 5, client.codes
     more = given - client.codes
     assert not client.codes - given, (client.codes, given)
-    assert sum(more.values()) == sum(client.gone.values()), "the rest must be the abandoned requests"
+    assert sum(more.values()) <= sum(client.gone.values()), "the rest must be abandoned requests"
     assert set(more) <= {("http", "200"), ("http", "400")}, more
     good = {code: count for (_, code), count in given.items() if code in ("200", "OK")}
     successes = total(metrics, "nv_inference_request_success")
