@@ -79,8 +79,7 @@ def both(request, tmp_path_factory):
         peer = Triton(folder / "models", folder / "log", ENVIRONMENT, options(*ports))
         peer.ensure()
         here = Both(*ports, True)
-        answer = lambda: is_there(here, "sagemaker", "/ping") and is_there(here, "vertex_ai", HEALTH)  # noqa: E731
-        eventually("the peer's endpoints answer", answer)
+        until_there(here)
         yield here
         peer.stop()
         return
@@ -88,7 +87,9 @@ def both(request, tmp_path_factory):
     server = Server(folder, [models], options(*ports))
     server.environment = ENVIRONMENT
     with server:
-        yield Both(*ports, False)
+        here = Both(*ports, False)
+        until_there(here)
+        yield here
 
 
 def is_there(both: Both, where: str, path: str) -> bool:
@@ -97,6 +98,11 @@ def is_there(both: Both, where: str, path: str) -> bool:
         return both.ask(where, "GET", path)[0] == 200
     except OSError:
         return False
+
+
+def until_there(both: Both):
+    """Waits until both endpoints know their default model, which may be after the server is ready."""
+    eventually("the endpoints answer", lambda: is_there(both, "sagemaker", "/ping") and is_there(both, "vertex_ai", HEALTH))
 
 
 def doubled(body: bytes) -> bool:
@@ -192,6 +198,7 @@ def test_tokens_and_metrics(tmp_path):
     infer, admin = {"Authorization": "Bearer infer-1"}, {"Authorization": "Bearer admin-1"}
     with server:
         both = Both(*ports, False)
+        until_there(both)
         for where, path in [("sagemaker", "/invocations"), ("vertex_ai", PREDICT)]:
             assert both.ask(where, "POST", path, REQUEST)[0] == 401
             assert both.ask(where, "POST", path, REQUEST, **infer)[0] == 200
