@@ -1,8 +1,9 @@
 //! The layer in front of every handler of every listener: the access check of the request's route, the response count, and load
 //! reports in responses to inference requests.
 //!
-//! Each request is counted exactly once, with the status of its response, even if the client disconnects early. This is a
-//! function and a guard instead of `tower` layers, which would allocate a boxed future each for every inference.
+//! Each request that hyper has begun to handle is counted exactly once, with the status of its response, even if the client
+//! disconnects early. hyper does not begin with a request whose client has already disconnected. This is a function and a guard
+//! instead of `tower` layers, which would allocate a boxed future each for every inference.
 
 use std::sync::Arc;
 
