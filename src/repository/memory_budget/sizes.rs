@@ -4,6 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::bytes::{Memory, MemoryBytes};
+use crate::repository::VersionFingerprint;
+use crate::timeline::Instant;
+
+/// How long the measurement of a version is used for its next loads too.
+const MEASURED_AGAIN: Duration = Duration::from_secs(60);
 
 /// What is known of a model version from its last load.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +17,10 @@ pub struct KnownSize {
     pub bytes: MemoryBytes,
     /// The duration of the load.
     pub load: Duration,
+    /// The files and the configuration that it was loaded with.
+    pub fingerprint: VersionFingerprint,
+    /// When it was measured, after this load or after an earlier one.
+    pub measured: Instant,
 }
 
 /// The files and the program of a model version that was never loaded.
@@ -128,6 +137,17 @@ impl Sizes {
     /// Returns whether the version was measured in all of these memories.
     pub fn is_known<'m>(&self, name: &str, version: u64, mut memories: impl Iterator<Item = &'m Memory>) -> bool {
         self.known(name, version).is_some_and(|known| memories.all(|memory| known.bytes.get(*memory).is_some()))
+    }
+
+    /// Returns what is known of a version if it was measured recently with the same files and configuration, in all of these memories.
+    pub fn recent<'m>(
+        &self,
+        (name, version): (&str, u64),
+        (fingerprint, now): (VersionFingerprint, Instant),
+        memories: impl Iterator<Item = &'m Memory>,
+    ) -> Option<&KnownSize> {
+        let known = self.known(name, version).filter(|_| self.is_known(name, version, memories))?;
+        Some(known).filter(|known| known.fingerprint == fingerprint && now - known.measured < MEASURED_AGAIN)
     }
 
     /// Returns the bytes that a version is expected to use in the memories of its instances: as many as in its last load. Of a memory

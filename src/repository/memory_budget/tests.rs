@@ -5,6 +5,11 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::repository::{Stamp, VersionFingerprint};
+use crate::timeline::Instant;
+
+/// A second in nanoseconds.
+const SECOND: u64 = 1_000_000_000;
 
 /// Main memory only.
 fn main_memory(bytes: u64) -> MemoryBytes {
@@ -72,6 +77,31 @@ fn models_on_the_gpu_that_lacks_memory_make_room() {
     assert!(insufficient(&three(0, 150, 150), &candidates(&all)).is_empty());
 }
 
+/// Returns a size that was measured at the time 100 s.
+fn known(bytes: MemoryBytes) -> KnownSize {
+    let measured = Instant(100 * SECOND);
+    KnownSize { bytes, load: Duration::from_secs(1), fingerprint: VersionFingerprint::default(), measured }
+}
+
+#[test]
+fn a_measurement_counts_for_a_minute_while_the_version_does_not_change() {
+    let mut sizes = Sizes::default();
+    let (unchanged, memories) = (VersionFingerprint::default(), [Memory::Main, Memory::Gpu(0)]);
+    let changed = VersionFingerprint { files: Stamp::of(&2), ..unchanged };
+    sizes.loaded("m", 1, known(main_memory(5)), None);
+    // The largest size since.
+    sizes.grown("m", 1, &main_memory(7));
+    let recent = |name: &str, fingerprint, second: u64, memories: &[Memory]| {
+        let known = sizes.recent((name, 1), (fingerprint, Instant(second * SECOND)), memories.iter());
+        known.map(|known| known.bytes.clone())
+    };
+    assert_eq!(recent("m", unchanged, 159, &memories[..1]), Some(main_memory(7)));
+    assert_eq!(recent("m", unchanged, 160, &memories[..1]), None);
+    assert_eq!(recent("m", changed, 159, &memories[..1]), None);
+    assert_eq!(recent("n", unchanged, 159, &memories[..1]), None);
+    assert_eq!(recent("m", unchanged, 159, &memories), None, "it was not measured in the memory of the GPU");
+}
+
 #[test]
 fn sizes_are_expected_from_files_and_from_models_of_the_same_backend() {
     const MIB: u64 = 1 << 20;
@@ -83,7 +113,7 @@ fn sizes_are_expected_from_files_and_from_models_of_the_same_backend() {
     };
     assert_eq!(expected(&sizes, "m", &model), 2 * (1000 + 16 * MIB));
     assert_eq!(expected(&sizes, "m", &Unmeasured { backend: "python", ..model.clone() }), 2 * (1000 + 32 * MIB));
-    let size = |bytes| KnownSize { bytes: main_memory(bytes), load: Duration::from_secs(1) };
+    let size = |bytes| known(main_memory(bytes));
     sizes.loaded("m", 1, size(2 * (1000 + 70)), Some(&model));
     assert_eq!((sizes.known("m", 1), sizes.known("m", 2)), (Some(&size(2140)), None));
     assert_eq!(expected(&sizes, "m", &model), 2140);
@@ -107,7 +137,7 @@ fn sizes_on_gpus_are_separate_from_those_in_main_memory() {
     let first = MemoryBytes::from_iter([(Memory::Main, 100 + 16 * MIB), (Memory::Gpu(0), 100 + 512 * MIB)]);
     assert_eq!(expected(&sizes, "m", 0), first);
     let bytes = MemoryBytes::from_iter([(Memory::Main, 130), (Memory::Gpu(0), 700)]);
-    sizes.loaded("m", 1, KnownSize { bytes: bytes.clone(), load: Duration::ZERO }, Some(&of(0)));
+    sizes.loaded("m", 1, known(bytes.clone()), Some(&of(0)));
     assert_eq!(expected(&sizes, "m", 0), bytes);
     // On another GPU, and for another model of this backend, the files and the overhead are expected.
     let guessed = MemoryBytes::from_iter([(Memory::Main, 130), (Memory::Gpu(1), 700)]);
@@ -123,7 +153,7 @@ fn only_a_guess_is_reduced_to_the_limit() {
     let on = |gpu| BTreeMap::from([(Memory::Gpu(gpu), 1)]);
     let of = |gpu| Unmeasured { backend: "b", files: 0, instances: on(gpu) };
     let bytes = MemoryBytes::from_iter([(Memory::Gpu(0), 700)]);
-    sizes.loaded("m", 1, KnownSize { bytes: bytes.clone(), load: Duration::ZERO }, Some(&of(0)));
+    sizes.loaded("m", 1, known(bytes.clone()), Some(&of(0)));
     let limits = three(0, 100, 100);
     assert_eq!(sizes.expected("m", 1, &of(0)).within(&limits), bytes, "it needs more than the limit");
     let (known, guessed) = (sizes.expected("m", 1, &of(0)), sizes.expected("n", 1, &of(0)));

@@ -14,7 +14,6 @@ use pharos::repository::memory_budget::{
     under_pressure,
 };
 use pharos::repository::{LastUses, VersionFingerprint};
-use pharos::timeline::Instant;
 use tokio::sync;
 use tokio::time::sleep;
 
@@ -22,18 +21,13 @@ use super::Loader;
 use super::memory_sizes::{ToLoad, ToMeasure, files_of};
 use super::unloading::unloadable;
 use crate::serving::{MemoryShare, Snapshot, Totals, UnloadedVersion};
-use pharos_os::blocking;
-use pharos_os::clock;
+use pharos_os::{blocking, clock};
 
 /// The interval of checking whether unloaded models have ended.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// The longest time that a load waits for unloaded models to end.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-
-/// How long the measurement of a version is used for its next loads too. The kernel walks all pages of a process to answer, for
-/// 0.3 ms and more, and all loaded versions are measured each second anyway.
-const MEASURED_AGAIN: Duration = Duration::from_secs(60);
 
 /// What the limits need to know about models.
 #[derive(Default)]
@@ -44,8 +38,6 @@ pub(super) struct MemoryBudget {
     pub(super) uses: Mutex<LastUses>,
     /// Memory that is reserved for versions whose load has not begun, by name and version.
     reserved: Mutex<BTreeMap<(String, u64), MemoryShare>>,
-    /// When versions were last measured after a load, and what they were then, by name and version.
-    measured: Mutex<BTreeMap<(String, u64), (VersionFingerprint, Instant)>>,
     /// Held while room is made for one load, including the wait for the ends of others.
     turn: sync::Mutex<()>,
 }
@@ -57,25 +49,6 @@ impl MemoryBudget {
 
     fn reserved(&self) -> MutexGuard<'_, BTreeMap<(String, u64), MemoryShare>> {
         self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn measured(&self) -> MutexGuard<'_, BTreeMap<(String, u64), (VersionFingerprint, Instant)>> {
-        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the bytes that a version uses in all of these memories, if it was measured recently with the same files and
-    /// configuration.
-    fn recent_bytes<'m>(
-        &self,
-        (name, version): (&str, u64),
-        fingerprint: VersionFingerprint,
-        memories: impl Iterator<Item = &'m Memory>,
-    ) -> Option<MemoryBytes> {
-        let key = (name.to_owned(), version);
-        let (of, at) = *self.measured().get(&key)?;
-        let (sizes, is_recent) = (self.sizes(), clock::now() - at < MEASURED_AGAIN);
-        let is_known = of == fingerprint && is_recent && sizes.is_known(name, version, memories);
-        is_known.then(|| sizes.known(name, version).map(|known| known.bytes.clone()))?
     }
 }
 
@@ -193,22 +166,22 @@ impl Loader {
     pub(super) async fn measure_loaded(self: &Arc<Self>, model: &ToLoad<'_>, loaded: Loaded<'_>) -> Result<(), String> {
         let Loaded { share, pids, time, fingerprint } = loaded;
         let instances = self.instances_by_memory(model.config, model.version);
-        let recent = self.memory.recent_bytes((model.name, model.version), fingerprint, instances.keys());
-        let bytes = match recent {
-            Some(bytes) => bytes,
+        let (version, now) = ((model.name, model.version), clock::now());
+        let recent = self.memory.sizes().recent(version, (fingerprint, now), instances.keys()).cloned();
+        let (bytes, measured) = match recent {
+            // The kernel walks all pages of a process to answer, for 0.3 ms and more, and the versions are measured each second anyway.
+            Some(known) => (known.bytes, known.measured),
             None => {
                 let before = share.bytes();
                 let memories = instances.keys().copied().collect();
                 let to_measure = ToMeasure { memories, pids, before: before.clone() };
-                let bytes = self.measure(vec![to_measure]).await.pop().unwrap_or(before);
-                self.memory.measured().insert((model.name.to_owned(), model.version), (fingerprint, clock::now()));
-                bytes
+                (self.measure(vec![to_measure]).await.pop().unwrap_or(before), now)
             }
         };
         let is_known = self.memory.sizes().is_known(model.name, model.version, instances.keys());
         let files = if is_known { None } else { Some(files_of(model.directory).await) };
         let unmeasured = files.map(|files| model.unmeasured(files, instances));
-        let size = KnownSize { bytes: bytes.clone(), load: time };
+        let size = KnownSize { bytes: bytes.clone(), load: time, fingerprint, measured };
         self.memory.sizes().loaded(model.name, model.version, size, unmeasured.as_ref());
         share.set(bytes.clone());
         // Other memories may have no room left because of other models.
@@ -354,37 +327,4 @@ fn with_members<'t>(table: &'t Snapshot, name: &'t str) -> Vec<&'t str> {
         next += 1;
     }
     all
-}
-
-#[cfg(test)]
-mod tests {
-    use pharos::repository::Stamp;
-
-    use super::*;
-
-    const SECOND: u64 = 1_000_000_000;
-
-    #[test]
-    fn a_measurement_counts_for_a_minute_while_the_version_does_not_change() {
-        let (budget, memories) = (MemoryBudget::default(), [Memory::Main]);
-        let unchanged = VersionFingerprint { files: Stamp::of(&1), ..VersionFingerprint::default() };
-        let changed = VersionFingerprint { files: Stamp::of(&2), ..unchanged };
-        let at = |second: u64, name: &str, fingerprint| {
-            clock::virtual_time::set(Instant(second * SECOND));
-            budget.recent_bytes((name, 1), fingerprint, memories.iter())
-        };
-        assert_eq!(at(100, "m", unchanged), None, "it was never measured");
-        let bytes = MemoryBytes::from_iter([(Memory::Main, 5)]);
-        budget.sizes().loaded("m", 1, KnownSize { bytes: bytes.clone(), load: Duration::ZERO }, None);
-        budget.measured().insert(("m".to_owned(), 1), (unchanged, clock::now()));
-        assert_eq!(at(159, "m", unchanged), Some(bytes.clone()));
-        assert_eq!((at(159, "m", changed), at(159, "n", unchanged)), (None, None));
-        assert_eq!(at(160, "m", unchanged), None);
-        // The largest size since.
-        let grown = MemoryBytes::from_iter([(Memory::Main, 7)]);
-        budget.sizes().grown("m", 1, &grown);
-        assert_eq!(at(159, "m", unchanged), Some(grown));
-        let on_gpu = budget.recent_bytes(("m", 1), unchanged, [Memory::Main, Memory::Gpu(0)].iter());
-        assert_eq!(on_gpu, None, "it was not measured in the memory of the GPU");
-    }
 }
