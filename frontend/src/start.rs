@@ -10,7 +10,6 @@ mod protection;
 mod runtimes;
 mod torchserve;
 
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -38,11 +37,9 @@ use pharos_engine::{self as engine, Engine, Unfinished};
 use pharos_listener::Phase;
 use pharos_listener::receiving::Budget;
 use pharos_listener::request_log;
-use pharos_os::blocking;
 use pharos_os::descriptors::{self, Descriptors};
-use pharos_os::directories;
 use pharos_os::service_manager::ServiceManager;
-use pharos_os::threads;
+use pharos_os::{blocking, directories, threads};
 use pharos_telemetry::log;
 use pharos_telemetry::metrics::push::Push;
 use pharos_telemetry::metrics::{Definition, Source};
@@ -96,7 +93,7 @@ pub fn main() -> ExitCode {
 /// Runs the server with these options, and TorchServe's endpoints if there is a plan.
 fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     protection::apply();
-    let loops = options.http_clients.threads.map_or_else(processors, |count| count as usize);
+    let loops = options.http_clients.threads.map_or_else(threads::processors, |count| count as usize);
     if let Err(error) = threads::check(loops + OTHER_THREADS) {
         return failed(&format!(
             "cannot start {} threads: {error}. Raise the limit of processes and threads of this user (ulimit -u), service \
@@ -131,18 +128,13 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     }
 }
 
-/// Returns the number of processors that this process may use.
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, NonZero::get)
-}
-
 /// Returns how long workers look for their next frame before they sleep, in microseconds: not on a single processor, where the
 /// frontend could not run meanwhile, and not under a quota, which the time would use up.
 fn spin_us(options: &cli::Metrics) -> u32 {
     // The standard library's number also respects quotas of cgroup v1, which are not read here.
     let allowed = rustix::thread::sched_getaffinity(None).map_or(0, |processors| processors.count() as usize);
-    let has_quota = processors() < allowed || system::has_cpu_quota(&Roots::new(&options.cgroup_root));
-    if processors() < 2 || has_quota { 0 } else { SPIN_US }
+    let has_quota = threads::processors() < allowed || system::has_cpu_quota(&Roots::new(&options.cgroup_root));
+    if threads::processors() < 2 || has_quota { 0 } else { SPIN_US }
 }
 
 /// Prints the reason to standard error, even if logging is off.

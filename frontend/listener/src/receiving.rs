@@ -10,6 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use pharos_os::threads;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The memory limit and its use. Cheap to clone; all clones share it.
@@ -52,8 +53,7 @@ pub struct Reservation {
 impl Budget {
     /// Returns a budget of `most` bytes.
     pub fn new(most: u64) -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let coders = Arc::new(Semaphore::new((processors / 2).max(1)));
+        let coders = Arc::new(Semaphore::new((threads::processors() / 2).max(1)));
         Self(Arc::new(State { most, used: AtomicU64::new(0), coders }))
     }
 

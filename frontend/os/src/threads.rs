@@ -1,9 +1,18 @@
-//! Whether the threads of the server can be started. Libraries abort or panic where a thread cannot be started, without naming the
-//! limit.
+//! How many processors there are, and whether the threads of the server can be started. Libraries abort or panic where a thread cannot
+//! be started, without naming the limit.
 
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::num::NonZero;
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::thread::{self, Builder};
+
+static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
+
+/// Returns the number of processors that this process may use, at least 1. Determined once: the limits of all its control groups are
+/// read for it.
+pub fn processors() -> usize {
+    *PROCESSORS
+}
 
 /// Checks that a number of threads can run at the same time, by starting and ending them.
 ///

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pharos_listener::TlsFiles;
+use pharos_os::threads;
 use regex::Regex;
 
 pub use keys::{Effect, KEYS, Key};
@@ -146,9 +147,8 @@ impl Settings {
     /// Returns the default number of workers of a model at server start: the configured one, else one for each GPU, else one for
     /// each CPU.
     pub fn default_workers(&self) -> u32 {
-        let cores = || std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(1));
         match (self.configured_workers, u32::try_from(self.gpus.len()).unwrap_or(0)) {
-            (0, 0) => cores(),
+            (0, 0) => u32::try_from(threads::processors()).unwrap_or(1),
             (0, gpus) => gpus,
             (workers, _) => workers,
         }

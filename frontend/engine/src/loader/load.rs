@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, Weak};
 
 use pharos::classification;
 use pharos::id::ModelVersion;
@@ -28,12 +28,7 @@ use crate::scheduler::{Driver, DriverSettings, Limits, placement, settings};
 use crate::serving::{Executor, Serving};
 use crate::store::scan;
 use crate::supervisor::{Instances, Plan, WarmUp};
-use pharos_os::blocking;
-use pharos_os::clock;
-
-/// The processors of this process. Read once, because the limits of all its control groups are read for it.
-static CORES: LazyLock<u32> =
-    LazyLock::new(|| std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1)));
+use pharos_os::{blocking, clock, threads};
 
 /// The series of a version that is being loaded. Dropping it removes new series; [`Unserved::keep`] keeps them.
 pub(super) struct Unserved {
@@ -251,7 +246,7 @@ impl Loader {
     pub(super) fn threads(&self, placements: &[Placement]) -> u32 {
         let active = placements.iter().filter(|placement| !placement.passive).count();
         match self.settings.worker_threads {
-            0 => CORES.div_euclid(u32::try_from(active).unwrap_or(1).max(1)).max(1),
+            0 => u32::try_from((threads::processors() / active.max(1)).max(1)).unwrap_or(1),
             threads => threads,
         }
     }
