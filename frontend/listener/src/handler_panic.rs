@@ -68,23 +68,24 @@ where
 
 /// Returns the answer to a request whose handler panicked.
 fn failed<B>(protocol: Protocol) -> Response<Content<B>> {
-    let text = match protocol {
-        Protocol::Http => Some(Bytes::from(format!("{{\"error\":\"{TEXT}\"}}"))),
-        Protocol::Grpc => None,
-    };
-    let length = text.as_ref().map(Bytes::len);
-    let mut answer = Response::new(Content::Error(text));
-    let headers = answer.headers_mut();
-    if let Some(length) = length {
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
-        *answer.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
-    } else {
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-        headers.insert("grpc-status", GRPC_INTERNAL);
-        headers.insert("grpc-message", HeaderValue::from_static(TEXT));
+    match protocol {
+        Protocol::Http => {
+            let text = Bytes::from(format!("{{\"error\":\"{TEXT}\"}}"));
+            let length = text.len();
+            let mut answer = Response::new(Content::Error(Some(text)));
+            *answer.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+            answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            answer.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
+            answer
+        }
+        Protocol::Grpc => {
+            let mut answer = Response::new(Content::Error(None));
+            answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+            answer.headers_mut().insert("grpc-status", GRPC_INTERNAL);
+            answer.headers_mut().insert("grpc-message", HeaderValue::from_static(TEXT));
+            answer
+        }
     }
-    answer
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Body for Content<B> {

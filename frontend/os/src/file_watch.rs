@@ -7,11 +7,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::blocking;
 use pharos::metrics::cache::Cache;
 use pharos::metrics::labels::Credentials;
 use pharos::metrics::record;
 use tokio::sync::Notify;
+
+use crate::blocking::{self, Failed};
 
 /// The polling interval.
 const LOOK: Duration = Duration::from_secs(1);
@@ -42,14 +43,15 @@ fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
 pub async fn watch(files: WatchedFiles, now: Arc<Notify>, cache: Arc<Cache>) {
     record::credentials_watched(&cache, files.what);
     let files = Arc::new(files);
-    let mut known = read_stamps(&files).await;
+    let mut known = read_stamps(&files).await.unwrap_or_default();
     let mut last = known.clone();
     loop {
         let asked = tokio::select! {
             () = now.notified() => true,
             () = tokio::time::sleep(LOOK) => false,
         };
-        let seen = read_stamps(&files).await;
+        // Stamps that cannot be read are no change.
+        let seen = read_stamps(&files).await.unwrap_or_else(|_| last.clone());
         if asked || (seen != known && seen == last) {
             known = seen.clone();
             read(&files, &cache).await;
@@ -59,9 +61,9 @@ pub async fn watch(files: WatchedFiles, now: Arc<Notify>, cache: Arc<Cache>) {
 }
 
 /// Reads the stamps on a blocking thread: a slow disk must not delay requests.
-async fn read_stamps(files: &Arc<WatchedFiles>) -> Vec<Stamp> {
+async fn read_stamps(files: &Arc<WatchedFiles>) -> Result<Vec<Stamp>, Failed> {
     let files = files.clone();
-    blocking::run(move || stamps(&files.paths)).await.unwrap_or_default()
+    blocking::run(move || stamps(&files.paths)).await
 }
 
 async fn read(files: &Arc<WatchedFiles>, cache: &Cache) {

@@ -26,8 +26,7 @@ use pharos::trace::settings::Update;
 
 use super::exchange::Exchange;
 use super::{EXITING, Engine, OpenStream, Responses, SERVING, check_text, uploads};
-use pharos_os::blocking;
-use pharos_os::clock;
+use pharos_os::{blocking, clock};
 use pharos_telemetry::log;
 
 impl Service for Engine {

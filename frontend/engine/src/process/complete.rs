@@ -19,8 +19,7 @@ use super::spawn::{self, WorkerProcess};
 use super::start::{Inherited, Start};
 use super::{TemporaryFiles, why_not_started};
 use crate::launch::Launch;
-use pharos_os::blocking;
-use pharos_os::directories;
+use pharos_os::{blocking, directories};
 
 /// The maximum length of an answer in bytes.
 const LONGEST: u64 = 64 << 20;

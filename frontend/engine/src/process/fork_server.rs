@@ -37,8 +37,7 @@ use tracing::Level;
 use super::output::each_line;
 use super::start::{Inherited, Start};
 use crate::launch::Launch;
-use pharos_os::blocking;
-use pharos_os::{background, clock, out_of_memory};
+use pharos_os::{background, blocking, clock, out_of_memory};
 
 /// How long a fork server without copies is kept.
 const IDLE: Duration = Duration::from_secs(300);

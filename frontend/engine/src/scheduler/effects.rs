@@ -10,8 +10,7 @@ use super::limits::Grant;
 use super::stream::Flow;
 use super::{Answer, Driver, Request};
 use crate::wire::{Part, SharedLink, ToSend};
-use pharos_os::blocking;
-use pharos_os::clock;
+use pharos_os::{blocking, clock};
 
 /// Batches with more bytes are not copied on the timer's thread, which other models need.
 const LONG: usize = 64 << 10;

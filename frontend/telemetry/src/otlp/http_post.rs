@@ -9,9 +9,8 @@ use flate2::write::GzEncoder;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, Method, Request, Uri};
 use http_body_util::{BodyExt, Full, Limited};
-use pharos_os::blocking;
 use pharos_os::client::{self, HttpsClient, Version, deepest};
-use pharos_os::clock;
+use pharos_os::{blocking, clock};
 
 use super::{Endpoint, Failure, MAX_ANSWER, shortened};
 

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use super::phase::{Phase, Progress};
 use super::{Deployment, Registry};
-use pharos_os::blocking;
-use pharos_os::clock;
+use pharos_os::{blocking, clock};
 
 /// The backoff before a model is loaded again, in seconds; the last one repeats.
 const PAUSES: [u64; 18] = [0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597];
