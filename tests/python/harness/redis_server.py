@@ -17,13 +17,13 @@ def missing() -> str:
 
 
 class Redis:
-    """A Redis on a free port, without files on disk. Use it with `with`."""
+    """A Redis on a free port, without files on disk. Use it with `with`. `login` has the commands before each command of [`ask`]."""
 
-    def __init__(self, folder: Path, port: int = 0, options=()):
+    def __init__(self, folder: Path, port: int = 0, options=(), login=()):
         self.port = port or free_ports(1)[0]
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         self.command = [*command, "--dir", str(folder), *options]
-        self.process = None
+        self.login, self.process = login, None
 
     def __enter__(self):
         self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -44,10 +44,12 @@ class Redis:
     def ask(self, *words) -> bytes:
         """Sends one command and returns the answer, which must be short."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S) as connection:
-            words = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-            parts = [b"*%d\r\n" % len(words), *(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)]
-            connection.sendall(b"".join(parts))
-            return connection.recv(1 << 20)
+            for command in (*self.login, words):
+                command = [word if isinstance(word, bytes) else str(word).encode() for word in command]
+                parts = [b"*%d\r\n" % len(command), *(b"$%d\r\n%s\r\n" % (len(word), word) for word in command)]
+                connection.sendall(b"".join(parts))
+                answer = connection.recv(1 << 20)
+            return answer
 
     def keys(self) -> list:
         """Returns the names of all keys."""
