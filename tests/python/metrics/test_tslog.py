@@ -103,9 +103,11 @@ def test_one_line_for_each_request_of_many_at_once(start):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert {status for status, _ in pool.map(lambda _: server.infer("simple", simple()), range(400))} == {200}
 
+    counters = ("ts_inference_requests_total", "Requests2XX")
+
     def line_sum():
         found = lines(server, "ts_metrics")
-        names = ("ts_inference_requests_total", "ts_inference_latency_microseconds", "ts_queue_latency_microseconds")
+        names = ("ts_inference_latency_microseconds", "ts_queue_latency_microseconds", *counters)
         return found if all(len(by_name(found, name)) >= 400 for name in names) else None
 
     found = eventually("the lines", line_sum)
@@ -114,7 +116,7 @@ def test_one_line_for_each_request_of_many_at_once(start):
         values = [float(fields["value"]) for fields in by_name(found, f"{name}_microseconds")]
         assert len(values) == 400 and round(sum(values) * 1000) == sum_ns
         assert min(values) > 0 or name == "ts_queue_latency"
-    for name in ("ts_inference_requests_total", "Requests2XX"):
+    for name in counters:
         values = [fields["value"] for fields in by_name(found, name)]
         assert set(values) == {"1.0"} and len(values) >= 400, name
 
