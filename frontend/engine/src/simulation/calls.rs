@@ -6,15 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
+use pharos::error::InferError;
 use pharos::id::CorrelationId;
-use pharos::infer::{InferInput, InferRequest};
+use pharos::infer::{InferInput, InferRequest, InferResponse};
+use pharos::service::Streamed;
 use pharos::tensor::{DataType, Tensor};
 use pharos::timeline::{Instant, Timeline};
 
 use super::models::QUEUE_TIMEOUT_US;
-use super::worker::answer_to;
+use super::worker::{answer_to, responses_to};
 use super::world::{Event, World};
-use crate::scheduler::Answer;
+use crate::scheduler::{Answer, Responses};
 
 /// The most sequences of a model that clients run at the same time.
 const SEQUENCES: usize = 6;
@@ -22,7 +24,7 @@ const SEQUENCES: usize = 6;
 /// A request and its client.
 pub(super) struct Call {
     pub(super) model: usize,
-    future: Option<Pin<Box<dyn Future<Output = Answer>>>>,
+    answers: Option<Answers>,
     woken: Arc<Woken>,
     /// One value for each row; unique, except for the model with a response cache.
     pub(super) values: Vec<u64>,
@@ -34,12 +36,33 @@ pub(super) struct Call {
     sequence: Option<usize>,
     /// How often a worker has received it.
     pub(super) executed: u32,
+    reader: Reader,
+}
+
+/// The client of a stream.
+#[derive(Default)]
+struct Reader {
+    /// The number of responses that it has read.
+    responses: u64,
+    pauses: bool,
+}
+
+/// What a client waits for.
+enum Answers {
+    One(Pin<Box<dyn Future<Output = Answer>>>),
+    Many(Responses),
 }
 
 impl Call {
     /// Returns whether its client waits.
     pub(super) fn waits(&self) -> bool {
-        self.future.is_some()
+        self.answers.is_some()
+    }
+
+    /// Its client no longer pauses.
+    pub(super) fn read_on(&mut self) {
+        self.reader.pauses = false;
+        self.woken.0.store(true, Ordering::SeqCst);
     }
 }
 
@@ -64,6 +87,13 @@ impl Wake for Woken {
     }
 }
 
+/// Returns the values of the output of a response.
+fn values_of(response: &InferResponse) -> Vec<u64> {
+    let output = response.outputs.first().expect("an answer has an output");
+    let bytes = output.tensor.data.pieces().concat();
+    bytes.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().unwrap())).collect()
+}
+
 impl World {
     /// Sends a request to a model.
     pub(super) fn send(&mut self, model: usize) {
@@ -75,20 +105,11 @@ impl World {
             1 + self.random.below(2)
         };
         let values: Vec<u64> = (0..rows).map(|_| self.value(name == "cached")).collect();
-        let (mut expected, mut sequence) = (values.iter().copied().map(answer_to).collect(), None);
-        if self.models[model].has_sequences() {
-            let number = self.sequence(model);
-            let last = self.random.chance(5);
-            let open = &mut self.sequences[number];
-            request.correlation_id = CorrelationId::Uint(open.id);
-            request.sequence_start = open.total == 0;
-            request.sequence_end = last;
-            open.total += values[0];
-            open.closed = last;
-            expected = vec![open.total];
-            sequence = Some(number);
-            self.coverage.steps += 1;
-        }
+        let sequence = self.models[model].has_sequences().then(|| self.next_step(model, values[0], &mut request));
+        let expected = match sequence {
+            Some(number) => vec![self.sequences[number].total],
+            None => values.iter().copied().map(answer_to).collect(),
+        };
         let starts = request.sequence_start;
         let mut timeout_us = None;
         if name == "levels" {
@@ -104,16 +125,33 @@ impl World {
         request.timeline = Timeline { request_start: self.now, ..Timeline::default() };
         let driver = self.models[model].driver.clone();
         let checked = driver.config.check(&mut request).unwrap();
-        let future = Box::pin(async move { driver.infer(request, checked).await });
+        let answers = match driver.config.decoupled {
+            true => Answers::Many(driver.stream(request, checked)),
+            false => Answers::One(Box::pin(async move { driver.infer(request, checked).await })),
+        };
         self.models[model].counted.sent += 1;
         let woken = Arc::new(Woken(AtomicBool::new(true)));
-        let (future, sent, executed) = (Some(future as _), self.now, 0);
-        self.calls.push(Call { model, future, woken, values, expected, sent, timeout_us, sequence, executed });
+        let (answers, sent, executed, reader) = (Some(answers), self.now, 0, Reader::default());
+        self.calls.push(Call { model, answers, woken, values, expected, sent, timeout_us, sequence, executed, reader });
         // A sequence without its start is refused.
         if self.random.chance(self.faults.cancel) && !starts {
             let after = self.random.below(8_000);
             self.after(after, Event::Cancel(self.calls.len() - 1));
         }
+    }
+
+    /// Makes a request the next step of a sequence, which adds a value to its total. Returns the number of the sequence.
+    fn next_step(&mut self, model: usize, value: u64, request: &mut InferRequest) -> usize {
+        let number = self.sequence(model);
+        let last = self.random.chance(5);
+        let open = &mut self.sequences[number];
+        request.correlation_id = CorrelationId::Uint(open.id);
+        request.sequence_start = open.total == 0;
+        request.sequence_end = last;
+        open.total += value;
+        open.closed = last;
+        self.coverage.steps += 1;
+        number
     }
 
     /// Returns the next value, or one of a few.
@@ -141,7 +179,7 @@ impl World {
     /// The client of a request goes away.
     pub(super) fn cancel(&mut self, call: usize) {
         let one = &mut self.calls[call];
-        if one.future.take().is_some() {
+        if one.answers.take().is_some() {
             self.models[one.model].counted.cancelled += 1;
             // Its sequence has a step that may not be executed.
             if let Some(sequence) = one.sequence {
@@ -162,17 +200,74 @@ impl World {
         }
         for number in self.first_open..self.calls.len() {
             let call = &mut self.calls[number];
-            let Some(future) = call.future.as_mut().filter(|_| call.woken.0.swap(false, Ordering::SeqCst)) else {
+            if call.reader.pauses || !call.woken.0.swap(false, Ordering::SeqCst) {
                 continue;
-            };
-            changed = true;
-            let waker = Waker::from(call.woken.clone());
-            if let Poll::Ready(answer) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-                call.future = None;
-                self.on_answer(number, answer)?;
             }
+            let waker = Waker::from(call.woken.clone());
+            let mut context = Context::from_waker(&waker);
+            match &mut call.answers {
+                None => continue,
+                Some(Answers::One(future)) => {
+                    if let Poll::Ready(answer) = future.as_mut().poll(&mut context) {
+                        call.answers = None;
+                        self.on_answer(number, answer)?;
+                    }
+                }
+                Some(Answers::Many(responses)) => {
+                    if let Poll::Ready(response) = responses.poll_next(&mut context) {
+                        // There may be more.
+                        call.woken.0.store(true, Ordering::SeqCst);
+                        self.on_response(number, response.ok_or("a stream has no last response")?)?;
+                    }
+                }
+            }
+            changed = true;
         }
         Ok(changed)
+    }
+
+    /// A client reads a response of a stream.
+    fn on_response(&mut self, number: usize, streamed: Streamed) -> Result<(), String> {
+        let call = &mut self.calls[number];
+        let values = call.values.clone();
+        let name = self.models[call.model].name;
+        if streamed.last {
+            call.answers = None;
+        } else if self.random.chance(6) {
+            call.reader.pauses = true;
+            let pause = self.random.below(3_000);
+            self.after(pause, Event::Read(number));
+        }
+        let call = &mut self.calls[number];
+        match streamed.answer {
+            Ok(response) => {
+                if !streamed.empty {
+                    let expected: Vec<u64> =
+                        values.iter().map(|value| answer_to(value + call.reader.responses)).collect();
+                    let got = values_of(&response);
+                    if got != expected {
+                        return Err(format!("request {number} to '{name}' has the response {got:?}, not {expected:?}"));
+                    }
+                    call.reader.responses += 1;
+                    self.models[call.model].answered.insert(values[0]);
+                }
+                if streamed.last {
+                    if call.reader.responses != responses_to(values[0]) {
+                        return Err(format!(
+                            "request {number} to '{name}' ends after {} responses",
+                            call.reader.responses
+                        ));
+                    }
+                    self.models[call.model].counted.succeeded += 1;
+                }
+            }
+            Err(error) if streamed.last => self.on_error(number, &error)?,
+            Err(error) => {
+                return Err(format!("request {number} to '{name}' goes on after an error: {}", error.message));
+            }
+        }
+        self.note(number as u64);
+        Ok(())
     }
 
     fn on_answer(&mut self, number: usize, answer: Answer) -> Result<(), String> {
@@ -180,10 +275,7 @@ impl World {
         let model = &mut self.models[call.model];
         match answer {
             Ok(response) => {
-                let output = response.outputs.first().expect("an answer has an output");
-                let bytes = output.tensor.data.pieces().concat();
-                let chunks = bytes.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().unwrap()));
-                let got: Vec<u64> = chunks.collect();
+                let got = values_of(&response);
                 let known = call.sequence.is_none_or(|number| !self.sequences[number].disturbed);
                 if got != call.expected && known {
                     return Err(format!(
@@ -197,23 +289,28 @@ impl World {
                 }
                 self.check_order(number)?;
             }
-            Err(error) => {
-                if error.message.contains("bug in the server") {
-                    return Err(format!("request {number}: {}", error.message));
-                }
-                if let Some(sequence) = call.sequence {
-                    self.sequences[sequence].closed = true;
-                }
-                // Triton counts requests that never enter a queue in no statistic.
-                let refused = ["must specify the START flag", "Exceeds maximum queue size"];
-                if refused.iter().any(|text| error.message.contains(text)) {
-                    model.counted.refused += 1;
-                } else {
-                    model.counted.failed += 1;
-                }
-            }
+            Err(error) => self.on_error(number, &error)?,
         }
         self.note(number as u64);
+        Ok(())
+    }
+
+    fn on_error(&mut self, number: usize, error: &InferError) -> Result<(), String> {
+        let call = &self.calls[number];
+        if error.message.contains("bug in the server") {
+            return Err(format!("request {number}: {}", error.message));
+        }
+        if let Some(sequence) = call.sequence {
+            self.sequences[sequence].closed = true;
+        }
+        // Triton counts requests that never enter a queue in no statistic.
+        let refused = ["must specify the START flag", "Exceeds maximum queue size"];
+        let counted = &mut self.models[call.model].counted;
+        if refused.iter().any(|text| error.message.contains(text)) {
+            counted.refused += 1;
+        } else {
+            counted.failed += 1;
+        }
         Ok(())
     }
 

@@ -25,7 +25,7 @@ pub(super) const QUEUE_TIMEOUT_US: u64 = 5_000;
 pub(super) const QUEUE_DELAY_US: u64 = 500;
 
 /// Names and configurations. With the rate limiter, instances need one unit of the resource `R`, those of `plain` two.
-const CONFIGS: [(&str, &str); 7] = [
+const CONFIGS: [(&str, &str); 8] = [
     (
         "plain",
         "max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 500 }
@@ -58,6 +58,11 @@ const CONFIGS: [(&str, &str); 7] = [
          oldest { max_candidate_sequences: 4 } } instance_group { count: 2 kind: KIND_CPU }",
     ),
     ("single", "instance_group { count: 2 kind: KIND_CPU RATE }"),
+    (
+        "streamed",
+        "max_batch_size: 3 model_transaction_policy { decoupled: true } dynamic_batching { }
+         instance_group { count: 2 kind: KIND_CPU RATE }",
+    ),
 ];
 
 /// The resource that an instance needs.
@@ -88,7 +93,7 @@ pub(super) struct Model {
     pub(super) config: Arc<ModelConfig>,
     pub(super) driver: Arc<Driver>,
     pub(super) instances: Vec<Instance>,
-    /// Values of requests that were answered with success: they must not be executed again.
+    /// Values of requests that were answered with success, or got a response: they must not be executed again.
     pub(super) answered: HashSet<u64>,
     /// The requests of the model and their ends.
     pub(super) counted: Counted,
@@ -173,6 +178,9 @@ fn model(shared: &Shared, empty: &Path, number: usize, now: Instant) -> Model {
     let cache = (name == "cached").then(|| ModelCache::new(shared.responses.clone(), &files).unwrap());
     let rated = shared.limits.as_ref().filter(|_| text.contains("rate_limiter"));
     let registration = rated.map(|limits| limits.registration());
+    if config.decoupled {
+        shared.metrics.model_decoupled(&series);
+    }
     let has_limits = registration.is_some();
     let scheduling = settings::of(&config);
     let settings = DriverSettings { config: config.clone(), series, scheduling, limits: registration, cache };

@@ -1,7 +1,8 @@
 //! What simulated processes do, with faults: they take batches, execute them, and reply late, twice, wrongly or never.
 
-use pharos::wire::Done;
+use pharos::wire::{Done, Response};
 
+use super::worker::Step;
 use super::world::{Event, Place, World};
 
 /// The time that a batch takes, in microseconds.
@@ -17,9 +18,14 @@ impl World {
         let Some(process) = &mut one.process else { return Ok(false) };
         let idle = process.batches.is_empty();
         let count = process.read();
+        if process.goes_on() {
+            let place = self.place(model, instance);
+            self.after(1, Event::Done(place));
+        }
         if count == 0 {
             return Ok(false);
         }
+        let Some(process) = &self.models[model].instances[instance].process else { return Ok(false) };
         let first = process.batches.len() - count;
         for number in first..process.batches.len() {
             self.check_batch(model, instance, number)?;
@@ -33,6 +39,10 @@ impl World {
     /// Plans the end of the first batch of a process.
     fn begin(&mut self, model: usize, instance: usize) {
         let place = self.place(model, instance);
+        let decoupled = self.models[model].config.decoupled;
+        if let Some(process) = self.models[model].instances[instance].process.as_mut().filter(|_| decoupled) {
+            process.begin_streams();
+        }
         if self.random.chance(self.faults.hang) {
             // The execution timeout ends it.
             self.coverage.hung += 1;
@@ -51,6 +61,9 @@ impl World {
     /// # Errors
     /// A step of a sequence was executed in the wrong process.
     pub(super) fn batch_done(&mut self, place: Place) -> Result<(), String> {
+        if self.models[place.model].config.decoupled {
+            return self.next_response(place);
+        }
         let (now, sequences) = (self.now, self.models[place.model].has_sequences());
         let fails = !sequences && self.random.chance(self.faults.fail);
         let fails_whole = fails && self.random.chance(2);
@@ -75,6 +88,48 @@ impl World {
         }
         if goes_on {
             self.begin(place.model, place.instance);
+        }
+        Ok(())
+    }
+
+    /// A process of the decoupled model sends its next response, or ends its first batch.
+    fn next_response(&mut self, place: Place) -> Result<(), String> {
+        let now = self.now;
+        let fails = self.random.chance(self.faults.fail);
+        let fails_whole = fails && self.random.chance(4);
+        let choice = self.random.below(64);
+        let driver = self.models[place.model].driver.clone();
+        let Some(one) = self.instance(place) else { return Ok(()) };
+        let (id, ready, Some(process)) = (one.id, one.ready, &mut one.process) else { return Ok(()) };
+        let link = process.link.clone();
+        let step = if fails_whole { Step::End } else { process.next_step((choice, fails), now) };
+        match step {
+            Step::Respond(response) => {
+                let again = response.last.then(|| Response { outputs: Vec::new(), ..response.clone() });
+                driver.response(id, &link, response).map_err(|error| format!("a response is refused: {error}"))?;
+                self.coverage.responses += 1;
+                let mut dies = self.random.chance(8 * self.faults.die);
+                if let Some(again) = again.filter(|_| self.random.chance(self.faults.double)) {
+                    self.coverage.doubled_replies += 1;
+                    if driver.response(id, &link, again).is_ok() && ready {
+                        return Err("a response after the last one is accepted".to_owned());
+                    }
+                    // The frontend replaces it.
+                    dies = true;
+                }
+                let pause = 20 + self.random.below(400);
+                self.after(pause, if dies { Event::Die(place) } else { Event::Done(place) });
+            }
+            Step::Wait => self.coverage.waits += 1,
+            Step::End => {
+                let done = if fails_whole { process.fail(now) } else { process.end_streams(now) };
+                let goes_on = !process.batches.is_empty();
+                driver.batch_done(id, &link, done);
+                self.models[place.model].counted.executions += 1;
+                if goes_on {
+                    self.begin(place.model, place.instance);
+                }
+            }
         }
         Ok(())
     }

@@ -2,12 +2,13 @@
 //! outputs into the arena, as a worker does.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::Ordering;
 
 use pharos::arena::{Arena, Block};
 use pharos::shm::SharedMemory;
 use pharos::tensor::DataType;
 use pharos::timeline::{ComputeStamps, Instant};
-use pharos::wire::{Done, Execute, OutputBlock, ToWorker, WireError};
+use pharos::wire::{CREDITS, Credits, Done, Execute, OutputBlock, Response, ToWorker, WireError, flags};
 
 use crate::memory;
 use crate::wire::SharedLink;
@@ -19,6 +20,49 @@ const ELEMENT: usize = 8;
 /// What the models answer to a value, unless they accumulate.
 pub(super) fn answer_to(value: u64) -> u64 {
     value.wrapping_mul(3).wrapping_add(1)
+}
+
+/// The number of responses of the decoupled model to a value: for some, more than a client may leave unread.
+pub(super) fn responses_to(value: u64) -> u64 {
+    if value.is_multiple_of(13) { 3 * u64::from(CREDITS) } else { value % 4 }
+}
+
+/// How the responses to a value end: with the last one that has data, with one that has none, or with the batch.
+enum Ending {
+    Data,
+    Empty,
+    Batch,
+}
+
+fn ending_of(value: u64) -> Ending {
+    match value % 3 {
+        0 if responses_to(value) > 0 => Ending::Data,
+        2 => Ending::Batch,
+        _ => Ending::Empty,
+    }
+}
+
+/// The responses to one request of the batch that executes.
+struct Stream {
+    values: Vec<u64>,
+    sent: u64,
+    taken: u64,
+    ended: bool,
+}
+
+impl Stream {
+    fn has_data(&self) -> bool {
+        !self.ended && self.sent < responses_to(self.values[0])
+    }
+}
+
+/// What a process of the decoupled model does next.
+pub(super) enum Step {
+    Respond(Response),
+    /// All clients have as many unread responses as they may have.
+    Wait,
+    /// All responses are sent.
+    End,
 }
 
 /// A simulated process.
@@ -34,6 +78,11 @@ pub(super) struct Worker {
     pub(super) batches: VecDeque<Execute>,
     /// The totals of sequences, by key.
     totals: HashMap<u64, u64>,
+    /// The streams of the batch that executes, if the model is decoupled.
+    streams: Vec<Stream>,
+    /// Whether it waits for clients, and whether one has read responses or is gone since.
+    waits: bool,
+    woken: bool,
 }
 
 /// The values of the requests of a batch: those of each request, in order.
@@ -53,6 +102,9 @@ impl Worker {
             lent: HashMap::new(),
             batches: VecDeque::new(),
             totals: HashMap::new(),
+            streams: Vec::new(),
+            waits: false,
+            woken: false,
         }
     }
 
@@ -67,11 +119,29 @@ impl Worker {
                     count += 1;
                 }
                 ToWorker::Release(offsets) => self.release(&offsets),
+                ToWorker::Credits(credits) => self.on_credits(credits),
                 ToWorker::SequenceEnded(keys) => self.totals.retain(|key, _| !keys.contains(key)),
                 _ => {}
             }
         }
         count
+    }
+
+    fn on_credits(&mut self, credits: Credits) {
+        self.release(&credits.released);
+        if self.batches.front().is_some_and(|batch| batch.batch == credits.batch)
+            && let Some(stream) = self.streams.get_mut(credits.request as usize)
+        {
+            stream.taken = stream.taken.max(credits.taken);
+            self.woken = true;
+        }
+    }
+
+    /// Returns whether it has waited for clients, and goes on now.
+    pub(super) fn goes_on(&mut self) -> bool {
+        let goes_on = self.waits && self.woken;
+        self.waits &= !goes_on;
+        goes_on
     }
 
     fn release(&mut self, offsets: &[u64]) {
@@ -103,6 +173,64 @@ impl Worker {
         execute.requests.iter().map(|request| of(request.rows)).collect()
     }
 
+    /// Begins to execute the first batch of a decoupled model.
+    pub(super) fn begin_streams(&mut self) {
+        let values = self.batches.front().map(|batch| self.values(batch)).unwrap_or_default();
+        let stream = |values| Stream { values, sent: 0, taken: 0, ended: false };
+        (self.streams, self.waits) = (values.into_iter().map(stream).collect(), false);
+    }
+
+    /// Returns the next response of the first batch, to a request that `choice` selects; with `fails`, an error that ends it.
+    pub(super) fn next_step(&mut self, (choice, fails): (u64, bool), now: Instant) -> Step {
+        let batch = self.batches.front().expect("a batch");
+        let (number, row) = (batch.batch, batch.flags);
+        let cancelled: Vec<bool> = (0..self.streams.len()).map(|position| self.is_cancelled(row, position)).collect();
+        for (stream, cancelled) in self.streams.iter_mut().zip(cancelled) {
+            stream.ended |= cancelled;
+            stream.ended |= !stream.has_data() && matches!(ending_of(stream.values[0]), Ending::Batch);
+        }
+        let open = |stream: &Stream| !stream.ended;
+        // An end without data needs no credit.
+        let can =
+            |stream: &Stream| open(stream) && (!stream.has_data() || stream.sent < stream.taken + u64::from(CREDITS));
+        let able: Vec<usize> = (0..self.streams.len()).filter(|at| can(&self.streams[*at])).collect();
+        self.waits = able.is_empty() && self.streams.iter().any(open);
+        self.woken = false;
+        if able.is_empty() {
+            return if self.waits { Step::Wait } else { Step::End };
+        }
+        let at = able[usize::try_from(choice % able.len() as u64).unwrap()];
+        let response = self.response((number, at), fails, now);
+        self.streams[at].ended |= response.last;
+        Step::Respond(response)
+    }
+
+    fn response(&mut self, (batch, at): (u64, usize), fails: bool, now: Instant) -> Response {
+        let stream = &mut self.streams[at];
+        let has_data = stream.has_data() && !fails;
+        let answers: Vec<u64> = stream.values.iter().map(|value| answer_to(value + stream.sent)).collect();
+        stream.sent += u64::from(has_data);
+        let last = !has_data || (!stream.has_data() && matches!(ending_of(stream.values[0]), Ending::Data));
+        let rows = answers.len();
+        let outputs = if has_data { vec![self.output(&answers, vec![rows as i64, 1])] } else { Vec::new() };
+        let Done { stamps, .. } = done(batch, now);
+        let error = fails.then(|| wire_error("this request fails"));
+        let (request, empty) = (u32::try_from(at).unwrap(), !has_data && !fails);
+        Response { batch, request, outputs, parameters: Vec::new(), error, last, empty, stamps }
+    }
+
+    fn is_cancelled(&self, row: u8, position: usize) -> bool {
+        let (word, bit) = flags::bit(row, position).expect("a small batch");
+        self.inputs.words()[word].load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// Removes the first batch of a decoupled model and returns its reply.
+    pub(super) fn end_streams(&mut self, now: Instant) -> Done {
+        self.streams.clear();
+        let execute = self.batches.pop_front().expect("a batch");
+        done(execute.batch, now)
+    }
+
     /// Executes the first batch: removes it and returns its reply. Models with sequences answer with the totals of their
     /// sequences.
     ///
@@ -130,31 +258,38 @@ impl Worker {
                 }
             }
         }
-        let block = self.arena.allocate((answers.len() * ELEMENT) as u64).expect("room for outputs");
-        let bytes: Vec<u8> = answers.iter().flat_map(|value| value.to_le_bytes()).collect();
-        assert!(self.outputs.copy_in(usize::try_from(block.offset).unwrap(), &bytes));
-        self.lent.insert(block.offset, block);
         let shape = match execute.inputs[0].shape.len() {
             1 => vec![1],
             _ => vec![i64::try_from(answers.len()).unwrap(), 1],
         };
-        let output = OutputBlock {
-            output: 0,
-            requests: Vec::new(),
-            datatype: DataType::Uint64,
-            shape,
-            offset: block.offset,
-            len: bytes.len() as u64,
-            in_client_memory: false,
-            loan: None,
-        };
+        let output = self.output(&answers, shape);
         let error = wire_error("this request fails");
         let failed = failed.iter().map(|position| (*position, error.clone())).collect();
         Ok(Done { outputs: vec![output], failed, ..done(execute.batch, now) })
     }
 
+    /// Writes an output.
+    fn output(&mut self, answers: &[u64], shape: Vec<i64>) -> OutputBlock {
+        let block = self.arena.allocate((answers.len() * ELEMENT) as u64).expect("room for outputs");
+        let bytes: Vec<u8> = answers.iter().flat_map(|value| value.to_le_bytes()).collect();
+        assert!(self.outputs.copy_in(usize::try_from(block.offset).unwrap(), &bytes));
+        let (offset, len) = (block.offset, bytes.len() as u64);
+        self.lent.insert(offset, block);
+        OutputBlock {
+            output: 0,
+            requests: Vec::new(),
+            datatype: DataType::Uint64,
+            shape,
+            offset,
+            len,
+            in_client_memory: false,
+            loan: None,
+        }
+    }
+
     /// Removes the first batch and returns a reply that the whole batch has failed.
     pub(super) fn fail(&mut self, now: Instant) -> Done {
+        self.streams.clear();
         let execute = self.batches.pop_front().expect("a batch");
         Done { error: Some(wire_error("this batch fails")), ..done(execute.batch, now) }
     }

@@ -31,6 +31,9 @@ pub(super) struct Coverage {
     pub(super) doubled_replies: u64,
     pub(super) hung: u64,
     pub(super) steps: u64,
+    /// Responses of the decoupled model, and how often it waited for a client.
+    pub(super) responses: u64,
+    pub(super) waits: u64,
 }
 
 /// What happens at a time.
@@ -40,11 +43,13 @@ pub(super) enum Event {
     Arrive(usize),
     /// A client goes away.
     Cancel(usize),
+    /// A client reads further responses.
+    Read(usize),
     /// The process of an instance has loaded its model.
     Loaded(Place),
     /// It could not.
     LoadFailed(Place),
-    /// The first batch of a process is done.
+    /// The first batch of a process is done, or has its next response.
     Done(Place),
     /// The process dies.
     Die(Place),
@@ -85,6 +90,8 @@ impl Coverage {
         self.doubled_replies += other.doubled_replies;
         self.hung += other.hung;
         self.steps += other.steps;
+        self.responses += other.responses;
+        self.waits += other.waits;
     }
 }
 
@@ -267,6 +274,7 @@ impl World {
                 self.after(pause, event);
             }
             Event::Cancel(call) => self.cancel(call),
+            Event::Read(call) => self.calls[call].read_on(),
             Event::Tick => {
                 self.tick();
                 self.after(500_000, event);
