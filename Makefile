@@ -121,6 +121,7 @@ $(VENV)/ready: tests/requirements.txt
 test-clients: build $(TARGET)/release/pharos-worker-scale python-worker $(VENV)/ready
 	@command -v curl >/dev/null || { echo "curl is missing: install it (Debian: apt-get install curl)"; exit 1; }
 	PYTHONPATH=tests/python $(VENV)/bin/python -m harness.prometheus
+	PYTHONPATH=tests/python $(VENV)/bin/python -m harness.guest_kernel
 	PYTHONPATH=tests/python $(VENV)/bin/python -m deploy.schemas
 	PHAROS_BIN=$(abspath $(TARGET))/release/pharos $(VENV)/bin/python tests/python/run.py -q -rs --durations=50 tests/python
 

@@ -128,13 +128,18 @@ fn run(options: &Options, plan: Option<&Plan<Options>>) -> ExitCode {
     }
 }
 
-/// Returns how long workers look for their next frame before they sleep, in microseconds: not on a single processor, where the
+/// Returns how long workers look for their next frame before they sleep: without the flag, not on a single processor, where the
 /// frontend could not run meanwhile, and not under a quota, which the time would use up.
-fn spin_us(options: &cli::Metrics) -> u32 {
-    // The standard library's number also respects quotas of cgroup v1, which are not read here.
-    let allowed = rustix::thread::sched_getaffinity(None).map_or(0, |processors| processors.count() as usize);
-    let has_quota = threads::processors() < allowed || system::has_cpu_quota(&Roots::new(&options.cgroup_root));
-    if threads::processors() < 2 || has_quota { 0 } else { SPIN_US }
+fn spin(options: &Options) -> loader::WorkerSpin {
+    let usual_us = || {
+        // The standard library's number also respects quotas of cgroup v1, which are not read here.
+        let allowed = rustix::thread::sched_getaffinity(None).map_or(0, |processors| processors.count() as usize);
+        let roots = Roots::new(&options.metrics.cgroup_root);
+        let has_quota = threads::processors() < allowed || system::has_cpu_quota(&roots);
+        if threads::processors() < 2 || has_quota { 0 } else { SPIN_US }
+    };
+    let flag = options.workers.worker_spin_us;
+    loader::WorkerSpin { usual_us: flag.unwrap_or_else(usual_us), limited_us: flag.unwrap_or(0) }
 }
 
 /// Prints the reason to standard error, even if logging is off.
@@ -437,7 +442,7 @@ fn settings(
             max_wait: options.workers.worker_max_wait_secs,
             execution_timeout: (!execution_timeout.is_zero()).then_some(execution_timeout),
             worker_threads: options.workers.worker_threads.unwrap_or(0),
-            worker_spin_us: options.workers.worker_spin_us.unwrap_or_else(|| spin_us(&options.metrics)),
+            worker_spin: spin(options),
             devices,
             pinned_pool: options.gpus.pinned_memory_pool_byte_size,
             rate_limits: options.rate_limiter.limits(),
@@ -467,6 +472,7 @@ fn program(options: &Options, worker: PathBuf, onnxruntime: Option<PathBuf>) -> 
         backends: workers.backend_directory.clone().or_else(beside),
         hidden: protection::hidden_variables(workers),
         sandboxes: workers.sandboxes(),
+        limits: protection::limits(options)?,
         deployment_backends: vec![pharos_torchserve::BACKEND],
         environments: workers.environment_cache_directory.clone().unwrap_or_else(Program::default_environments),
     })

@@ -14,3 +14,5 @@ pub const WAKE_UP: i32 = 7;
 pub const REGIONS: i32 = 8;
 /// The rings of frames.
 pub const FRAMES: i32 = 9;
+/// Not a descriptor of the worker: a copy of a fork server writes `0` into this file, and so enters its control group.
+pub const CONTROL_GROUP: i32 = 10;

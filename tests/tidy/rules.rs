@@ -140,6 +140,7 @@ pub(crate) const LAYERINGS: &[Layering] = &[
     Layering {
         source: "frontend/os/src/",
         floors: &[
+            independent(&["control_groups"]),
             independent(&[
                 "client",
                 "clock",
@@ -373,6 +374,7 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("src/shm.rs", "mappings of memory that another process writes"),
     ("tests/loom/ring.rs", "cells whose accesses loom checks, in tests"),
     ("frontend/os/src/background.rs", "system calls for which no crate has functions"),
+    ("frontend/os/src/control_groups.rs", "what a new process does before it becomes a program"),
     ("frontend/engine/src/memory.rs", "views into a mapped arena that the arena's rules keep exclusive"),
     ("frontend/engine/src/loader/prepare.rs", "a mapping of a model file, which a user may change concurrently"),
     ("worker/backend/src/memory.rs", "the same for the worker"),

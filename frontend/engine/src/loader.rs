@@ -130,8 +130,8 @@ pub struct Settings {
     pub execution_timeout: Option<Duration>,
     /// Threads that one execution may use; 0 divides the cores among the model's instances.
     pub worker_threads: u32,
-    /// The longest time in microseconds that a worker looks for its next frame before it sleeps; 0 to sleep at once.
-    pub worker_spin_us: u32,
+    /// How long workers look for their next frame before they sleep.
+    pub worker_spin: WorkerSpin,
     /// The explicit limits of the rate limiter; `None` if it is off.
     pub rate_limits: Option<Vec<Limit>>,
     /// The GPUs that instances may run on.
@@ -146,6 +146,15 @@ pub struct Settings {
     pub threads: Threads,
     /// The response cache, for models that enable it.
     pub response_cache: Option<cache::Settings>,
+}
+
+/// The longest times in microseconds that workers look for their next frame before they sleep; 0 to sleep at once.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerSpin {
+    /// That of most workers.
+    pub usual_us: u32,
+    /// That of workers whose processor time is limited.
+    pub limited_us: u32,
 }
 
 /// Threads that the caller has started.

@@ -135,7 +135,7 @@ pub(crate) fn killed_by_system(status: ExitStatus) -> bool {
 }
 
 /// Describes how a process ended.
-pub(crate) fn describe(status: ExitStatus) -> String {
+fn describe(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
     match (status.signal(), status.code()) {
         (Some(signal), _) => format!("killed by signal {signal}"),

@@ -323,21 +323,17 @@ impl Instance {
         // Immediately, so that nothing is sent to it while waiting for the process.
         self.take_out_of_service();
         let exited = timeout(Duration::from_secs(1), over.process.wait()).await;
-        if let Ok(Ok(status)) = &exited
-            && !over.killed
-            && process::killed_by_system(*status)
-        {
-            self.driver.mark_killed();
-        }
         let how = match exited {
-            Ok(Ok(status)) => match self.why_not_started(&over, machine).await {
-                // The cause is more useful than how the process ended.
-                Some(reason) => {
-                    machine.load_failed(reason, clock::now());
-                    process::describe(status)
+            Ok(Ok(status)) => {
+                if process::killed_by_system(status) && !over.killed {
+                    self.driver.mark_killed();
                 }
-                None => process::describe(status),
-            },
+                // The cause is more useful than how the process ended.
+                if let Some(reason) = self.why_not_started(&over, machine).await {
+                    machine.load_failed(reason, clock::now());
+                }
+                over.process.describe(status)
+            }
             _ => {
                 // The process still runs: it closed its connection or broke the protocol.
                 machine.disconnected(reason, clock::now());

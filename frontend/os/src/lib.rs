@@ -1,12 +1,14 @@
 //! Operating system services of the frontend: the clock, the server's directories, the limit of file descriptors, watched files,
-//! connections to other servers, the order of processes when memory runs out, threads, work in the background, and messages to
-//! systemd.
+//! connections to other servers, control groups, the order of processes when memory runs out, threads, work in the background,
+//! and messages to systemd.
 
 #[allow(unsafe_code)]
 pub mod background;
 pub mod blocking;
 pub mod client;
 pub mod clock;
+#[allow(unsafe_code)]
+pub mod control_groups;
 pub mod descriptors;
 pub mod directories;
 pub mod event_loops;

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use pharos_engine::launch::{SandboxMode, Sandboxes};
+use pharos_engine::launch::{SandboxMode, Sandboxes, limits};
+use pharos_os::control_groups::Limits;
 use regex::Regex;
 
 use super::{WORKERS, boolean, positive_seconds, seconds, whole};
@@ -65,6 +66,18 @@ pub struct Workers {
     /// Further file or directory that models in a sandbox may read and write; may be repeated, and `:` separates several
     #[arg(long, value_name = "PATH", env = "PHAROS_WORKER_SANDBOX_WRITE", value_delimiter = ':', help_heading = WORKERS)]
     pub worker_sandbox_write: Vec<PathBuf>,
+    /// Maximum bytes of memory of one worker with the processes it starts; the kernel kills them if they need more. Needs a
+    /// delegated control group (version 2). A model's parameter memory_limit can be lower
+    #[arg(long, value_name = "BYTES", env = "PHAROS_WORKER_MEMORY_LIMIT", value_parser = memory, help_heading = WORKERS)]
+    pub worker_memory_limit: Option<u64>,
+    /// Maximum number of processes and threads of one worker; needs a delegated control group. A model's parameter task_limit can be
+    /// lower
+    #[arg(long, value_name = "N", env = "PHAROS_WORKER_TASK_LIMIT", value_parser = tasks, help_heading = WORKERS)]
+    pub worker_task_limit: Option<u32>,
+    /// Maximum processor time of one worker with the processes it starts, as a number of processors (1.5); needs a delegated
+    /// control group. A model's parameter cpu_limit can be lower
+    #[arg(long, value_name = "PROCESSORS", env = "PHAROS_WORKER_CPU_LIMIT", value_parser = processors, help_heading = WORKERS)]
+    pub worker_cpu_limit: Option<f64>,
     /// Directory of additional backends: DIR/NAME/libpharos_NAME.so, DIR/NAME/pharos-worker-NAME or DIR/NAME/model.py
     /// [default: backends next to this executable, if it exists]
     #[arg(long, value_name = "DIR", env = "PHAROS_BACKEND_DIRECTORY", help_heading = WORKERS)]
@@ -80,6 +93,11 @@ impl Workers {
     pub fn sandboxes(&self) -> Sandboxes {
         let (read, write) = (self.worker_sandbox_read.clone(), self.worker_sandbox_write.clone());
         Sandboxes { mode: self.worker_sandbox, read, write }
+    }
+
+    /// Returns the limits of each worker.
+    pub fn limits(&self) -> Limits {
+        Limits { memory: self.worker_memory_limit, tasks: self.worker_task_limit, processors: self.worker_cpu_limit }
     }
 }
 
@@ -100,6 +118,22 @@ fn preload(text: &str) -> Result<Preload, String> {
         }
         None => Ok(Preload(names.into_iter().map(str::to_owned).collect())),
     }
+}
+
+fn memory(text: &str) -> Result<u64, String> {
+    limits::parse_memory(text).map_err(expected)
+}
+
+fn tasks(text: &str) -> Result<u32, String> {
+    limits::parse_tasks(text).map_err(expected)
+}
+
+fn processors(text: &str) -> Result<f64, String> {
+    limits::parse_processors(text).map_err(expected)
+}
+
+fn expected(what: String) -> String {
+    format!("expected {what}")
 }
 
 fn sandbox(text: &str) -> Result<SandboxMode, String> {

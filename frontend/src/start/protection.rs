@@ -1,16 +1,19 @@
 //! What models can do to the server and to the machine: rights of the server's process that it never needs, the environment
-//! variables that workers inherit, and their sandboxes.
+//! variables that workers inherit, their sandboxes and their limits.
 
 use std::ffi::OsString;
 use std::path::Path;
+use std::sync::Arc;
 
 use regex::Regex;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::set_no_new_privs;
 
 use crate::cli;
-use pharos_engine::launch::sandbox;
+use pharos_engine::launch::{WorkerLimits, sandbox};
+use pharos_os::control_groups::ControlGroups;
 use pharos_os::{service_manager, variables};
+use pharos_telemetry::system::Roots;
 
 /// Restricts this process and all that it will start. Call it before there are other threads.
 ///
@@ -32,6 +35,22 @@ pub(super) fn report_sandbox(worker: &Path, workers: &cli::Workers) -> Result<()
         tracing::warn!("sandboxes of workers: {gap}");
     }
     Ok(())
+}
+
+/// Returns the limits of workers, after a try to make a group with them.
+///
+/// # Errors
+/// There are limits, and they cannot be enforced here.
+pub(super) fn limits(options: &cli::Options) -> Result<WorkerLimits, String> {
+    let roots = Roots::new(&options.metrics.cgroup_root);
+    let limits = options.workers.limits();
+    let groups = Arc::new(ControlGroups::new(&roots.proc, &roots.cgroup));
+    if limits.any() {
+        groups.create(&limits).map_err(|reason| {
+            format!("--worker-memory-limit, --worker-task-limit or --worker-cpu-limit cannot be enforced: {reason}")
+        })?;
+    }
+    Ok(WorkerLimits { limits, groups })
 }
 
 /// Returns the environment variables that workers do not inherit: those of systemd, those that match the one pattern, and those

@@ -19,10 +19,10 @@ COMMANDS = [
 
 OTHER_FLAGS = {
     "--concurrency-range", "--ulimit", "--config", "--homepath", "--grpc", "--pipeline", "--flag", "--http", "--metrics",
-    "--target", "--read-only", "--tmpfs", "--from-literal", "--enable-feature",
+    "--target", "--read-only", "--tmpfs", "--from-literal", "--enable-feature", "--scope", "--user",
 }  # fmt: skip
-"""Flags of perf_analyzer, docker, podman, kubectl, Prometheus, Grafana and examples/classify.py, `--flag` in general, and `--http-...` for
-all with this beginning."""
+"""Flags of perf_analyzer, docker, podman, kubectl, Prometheus, Grafana, systemd-run and examples/classify.py, `--flag` in general, and
+`--http-...` for all with this beginning."""
 
 
 def rows(page: str) -> list:

@@ -11,12 +11,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
 
+from harness import debian
 from harness.peers import wait_or_kill
 from harness.ports import free_ports
 from harness.server import ROOT
@@ -24,13 +24,7 @@ from harness.waiting import DEADLINE_S
 
 RULES = sorted((ROOT / "grafana/rules").glob("*.yaml"))
 RULE_TESTS = sorted((ROOT / "grafana/rules/tests").glob("*.yaml"))
-FETCH_S = 300
-
-
-def cache() -> Path:
-    """Returns the folder that the package is unpacked in."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "pharos-prometheus"
+CACHE = debian.cache("pharos-prometheus")
 
 
 def program(name: str) -> str | None:
@@ -38,7 +32,7 @@ def program(name: str) -> str | None:
     named = os.environ.get("PHAROS_PROMETHEUS")
     if named:
         return shutil.which(name, path=named)
-    return shutil.which(name) or shutil.which(name, path=str(cache() / "usr/bin"))
+    return debian.program(name, CACHE)
 
 
 def missing() -> str:
@@ -54,22 +48,7 @@ def fetch() -> str:
     """Unpacks Debian's package in the cache. Returns a message about the result. A failed download is no error."""
     if not missing() or os.environ.get("PHAROS_PROMETHEUS"):
         return missing() or f"prometheus: {program('prometheus')}"
-    if not (shutil.which("apt-get") and shutil.which("dpkg")):
-        return "prometheus is not installed and apt-get or dpkg is missing: the tests that need it will be skipped"
-    with tempfile.TemporaryDirectory() as folder:
-        # apt's sandbox user cannot write into this folder; apt then warns and downloads as the caller.
-        try:
-            done = subprocess.run(
-                ["apt-get", "download", "-q", "prometheus"], cwd=folder, capture_output=True, text=True, timeout=FETCH_S
-            )
-        except subprocess.TimeoutExpired:
-            return f"apt-get download prometheus took over {FETCH_S} s: the tests that need it will be skipped"
-        package = next(Path(folder).glob("*.deb"), None)
-        if package is None:
-            return f"prometheus cannot be downloaded, the tests that need it will be skipped: {done.stderr.strip()}"
-        cache().mkdir(parents=True, exist_ok=True)
-        subprocess.run(["dpkg", "-x", str(package), str(cache())], check=True)
-    return missing() or f"prometheus: {program('prometheus')}"
+    return debian.fetch("prometheus", CACHE) or missing() or f"prometheus: {program('prometheus')}"
 
 
 def promtool(*arguments, text: str = "") -> subprocess.CompletedProcess:

@@ -8,6 +8,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use pharos::wire::descriptors::CONTROL_GROUP;
 use pharos::wire::fork_server::{FORK_SERVER, ForkRequest};
 use rustix::process::{Pid, setpgid};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -46,12 +47,17 @@ pub(super) fn fork(variables: &[(String, String)]) -> io::Result<Forked> {
 }
 
 impl Copied {
-    /// Gives this process its own process group, command line, processors and files.
+    /// Gives this process its own process group, control group, command line, processors and files.
     ///
     /// # Errors
     /// A descriptor is not allowed.
     pub(super) fn becomes(self, request: &ForkRequest, files: Vec<OwnedFd>) -> io::Result<()> {
         setpgid(None, None)?;
+        let all = files.into_iter().zip(request.descriptors.iter().copied());
+        let (entrance, files): (Vec<_>, Vec<_>) = all.partition(|(_, number)| *number == CONTROL_GROUP);
+        for (entrance, _) in entrance {
+            rustix::io::write(entrance, b"0")?;
+        }
         command_line::replace(FORK_SERVER, &request.arguments.join("\0"))?;
         if !request.processors.is_empty() {
             let mut processors = CpuSet::new();
@@ -64,12 +70,11 @@ impl Copied {
             let _ = sched_setaffinity(None, &processors);
         }
         // First away from the numbers that they get.
-        let moved = files.into_iter().map(|file| rustix::io::fcntl_dupfd_cloexec(&file, FREE));
-        let moved = moved.collect::<Result<Vec<OwnedFd>, _>>()?;
-        for (file, number) in moved.iter().zip(&request.descriptors) {
-            let flags = if *number <= libc::STDERR_FILENO { 0 } else { libc::O_CLOEXEC };
+        let moved = files.into_iter().map(|(file, number)| Ok((rustix::io::fcntl_dupfd_cloexec(&file, FREE)?, number)));
+        for (file, number) in moved.collect::<io::Result<Vec<_>>>()? {
+            let flags = if number <= libc::STDERR_FILENO { 0 } else { libc::O_CLOEXEC };
             // SAFETY: no other code owns this number (contract above).
-            if unsafe { libc::dup3(file.as_raw_fd(), *number, flags) } < 0 {
+            if unsafe { libc::dup3(file.as_raw_fd(), number, flags) } < 0 {
                 return Err(io::Error::last_os_error());
             }
         }

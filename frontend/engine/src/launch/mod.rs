@@ -9,6 +9,7 @@ mod archive;
 pub(crate) mod backends;
 mod conda;
 mod interpreter;
+pub mod limits;
 pub mod sandbox;
 mod settings;
 mod unpack;
@@ -20,9 +21,10 @@ use std::sync::Arc;
 
 pub(crate) use archive::Environment;
 pub(crate) use interpreter::Interpreter;
-pub use settings::{Program, SandboxMode, Sandboxes};
+pub use settings::{Program, SandboxMode, Sandboxes, WorkerLimits};
 
 use backends::Found;
+use limits::{Limited, Parameters};
 use pharos::wire::fork_server::ONNX_RUNTIME;
 use sandbox::Sandbox;
 
@@ -48,6 +50,8 @@ pub(crate) struct Model<'a> {
     pub(crate) environment: Option<&'a str>,
     /// The value of its parameter [`pharos::model::SANDBOX`].
     pub(crate) sandbox: Option<&'a str>,
+    /// The values of its parameters for limits.
+    pub(crate) limits: Parameters<'a>,
     /// The model's directory.
     pub(crate) directory: &'a Path,
     /// The directory of the version.
@@ -70,6 +74,8 @@ pub(crate) struct Launch {
     pub(crate) preload: Option<Vec<String>>,
     /// The restrictions of the process.
     pub(crate) sandbox: Option<Sandbox>,
+    /// The limits of the process.
+    pub(crate) limits: Option<Limited>,
     /// Keeps the unpacked environment on disk.
     _unpacked: Option<Arc<Environment>>,
 }
@@ -116,7 +122,7 @@ pub(crate) fn choose(program: &Program, model: &Model<'_>) -> Result<Launch, Str
     let mut launch = of_backend(program, model)?;
     launch.variables.push(without_telemetry(std::env::var_os(TELEMETRY)));
     let sandbox = sandbox::of(program, model)?.map(|sandbox| permitted(sandbox, &launch));
-    Ok(Launch { hidden: program.hidden.clone(), sandbox, ..launch })
+    Ok(Launch { hidden: program.hidden.clone(), sandbox, limits: limits::of(program, model)?, ..launch })
 }
 
 /// Adds what the program itself consists of.

@@ -201,13 +201,18 @@ pub fn check(worker: &Path, sandboxes: &Sandboxes) -> Result<Vec<String>, String
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::limits::Parameters;
     use super::*;
 
     fn sandbox(mode: SandboxMode, parameter: Option<&str>) -> Result<Option<Sandbox>, String> {
         let sandboxes = Sandboxes { mode, read: vec!["/data".into()], write: vec!["/cache".into()] };
         let program = Program { worker: "/opt/pharos-worker".into(), sandboxes, ..Program::default() };
         let (directory, version) = (Path::new("/models/m"), Path::new("/models/m/1"));
-        of(&program, &Model { name: "m", backend: "python", environment: None, sandbox: parameter, directory, version })
+        let limits = Parameters::default();
+        of(
+            &program,
+            &Model { name: "m", backend: "python", environment: None, sandbox: parameter, limits, directory, version },
+        )
     }
 
     #[test]

@@ -2,6 +2,9 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
+
+use pharos_os::control_groups::{ControlGroups, Limits};
 
 use super::PYTHON;
 
@@ -28,6 +31,8 @@ pub struct Program {
     pub hidden: Vec<OsString>,
     /// The sandboxes of these programs.
     pub sandboxes: Sandboxes,
+    /// The limits of their processes.
+    pub limits: WorkerLimits,
 }
 
 impl Program {
@@ -64,6 +69,15 @@ pub enum SandboxMode {
     Auto,
     /// Always. Models do not run without it.
     On,
+}
+
+/// The limits of a server's workers.
+#[derive(Clone, Debug, Default)]
+pub struct WorkerLimits {
+    /// The limits of each worker with the processes that it starts. Models may have lower ones.
+    pub limits: Limits,
+    /// The control groups that enforce them.
+    pub groups: Arc<ControlGroups>,
 }
 
 /// The sandboxes of a server.

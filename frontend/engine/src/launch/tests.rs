@@ -30,6 +30,7 @@ impl Fixture {
             hidden: Vec::new(),
             deployment_backends: vec!["rows"],
             sandboxes: Sandboxes::default(),
+            limits: WorkerLimits::default(),
         };
         Self { folder, program }
     }
@@ -49,7 +50,15 @@ impl Fixture {
 
     fn choose(&self, backend: &str, environment: Option<&str>) -> Result<Launch, String> {
         let (directory, version) = (self.root().join("m"), self.root().join("m/1"));
-        let model = Model { name: "m", backend, environment, sandbox: None, directory: &directory, version: &version };
+        let model = Model {
+            name: "m",
+            backend,
+            environment,
+            sandbox: None,
+            limits: Parameters::default(),
+            directory: &directory,
+            version: &version,
+        };
         choose(&self.program, &model)
     }
 
@@ -233,7 +242,15 @@ fn lists_files_outside_the_model() {
     let of = |backend, environment| {
         outside(
             &fixture.program,
-            &Model { name: "m", backend, environment, sandbox: None, directory: &directory, version: &version },
+            &Model {
+                name: "m",
+                backend,
+                environment,
+                sandbox: None,
+                limits: Parameters::default(),
+                directory: &directory,
+                version: &version,
+            },
         )
     };
     assert_eq!(of("mine", None), [path]);

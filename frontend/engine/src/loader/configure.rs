@@ -25,6 +25,7 @@ impl Loader {
                 backend: prepared.configuration.backend(),
                 environment: prepared.configuration.parameter(launch::ENVIRONMENT),
                 sandbox: prepared.configuration.parameter(SANDBOX),
+                limits: launch::limits::Parameters::of(|name| prepared.configuration.parameter(name)),
                 directory: prepared.model_files.path(),
                 version: &version.directory,
             };
@@ -70,7 +71,7 @@ impl Loader {
             model: &prepared.name,
             text: completion.draft.query(&location, completion.gpus()),
             // Those of a model with one instance.
-            threads: self.threads(&[]),
+            threads: self.threads(&[], launch),
             limit: self.start_timeout(launch),
         };
         let answer = process::complete((launch, &self.fork_servers), question).await?;

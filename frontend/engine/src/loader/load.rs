@@ -23,6 +23,7 @@ use super::memory_sizes::ToLoad;
 use super::prepare::{Prepared, Version};
 use crate::cache::{Files, ModelCache, ResponseCache};
 use crate::launch::Launch;
+use crate::launch::limits::Limited;
 use crate::scheduler::placement::Placement;
 use crate::scheduler::{Driver, DriverSettings, Limits, placement, settings};
 use crate::serving::{Executor, Serving};
@@ -153,7 +154,8 @@ impl Loader {
         let settings =
             DriverSettings { config: config.clone(), series: series.clone(), scheduling, limits, cache: responses };
         let driver = Driver::new(settings, self.timer.clone());
-        let plan = self.plan((directory.clone(), launch), &config, self.threads(&placements), warmups);
+        let threads = self.threads(&placements, &launch);
+        let plan = self.plan((directory.clone(), launch), &config, threads, warmups);
         let to_load = ToLoad { name: &prepared.name, version: model.version, directory, config: Some(&config) };
         let memory = self.room_for(&to_load).await?;
         let (instances, loaded) = Instances::start(plan, &placements, &driver).await?;
@@ -229,7 +231,8 @@ impl Loader {
         {
             let placements = placements(config, number)?;
             let warmups = warmups(config, &serving.directory)?;
-            let plan = self.plan((serving.directory.clone(), launch), config, self.threads(&placements), warmups);
+            let threads = self.threads(&placements, &launch);
+            let plan = self.plan((serving.directory.clone(), launch), config, threads, warmups);
             instances.resize(&plan, &placements, driver).await?;
             record::memory_usage(&serving.series, instances.memory(), self.gpu_memory(instances).await);
             tracing::info!(model = %serving.model, instances = placements.len(), "instances changed in place");
@@ -243,10 +246,12 @@ impl Loader {
     }
 
     /// Returns the number of threads of each instance.
-    pub(super) fn threads(&self, placements: &[Placement]) -> u32 {
+    pub(super) fn threads(&self, placements: &[Placement], launch: &Launch) -> u32 {
         let active = placements.iter().filter(|placement| !placement.passive).count();
+        let share = (threads::processors() / active.max(1)).max(1);
+        let limit = launch.limits.as_ref().and_then(Limited::processors);
         match self.settings.worker_threads {
-            0 => u32::try_from((threads::processors() / active.max(1)).max(1)).unwrap_or(1),
+            0 => u32::try_from(limit.map_or(share, |limit| share.min(limit))).unwrap_or(1),
             threads => threads,
         }
     }
@@ -273,7 +278,11 @@ impl Loader {
             initial_states: canonical(initial_states(&directory)),
             directory: canonical(directory),
             threads,
-            spin_us: self.settings.worker_spin_us,
+            spin_us: match launch.limits.as_ref().and_then(Limited::processors) {
+                // A quota also counts the time in which a worker polls.
+                Some(_) => self.settings.worker_spin.limited_us,
+                None => self.settings.worker_spin.usual_us,
+            },
             max_wait: self.settings.max_wait,
             settings: self.supervision(config, &launch),
             launch,

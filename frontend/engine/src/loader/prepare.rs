@@ -310,6 +310,7 @@ fn versions_made(
             backend: configuration.backend(),
             environment: configuration.parameter(launch::ENVIRONMENT),
             sandbox: configuration.parameter(SANDBOX),
+            limits: launch::limits::Parameters::of(|name| configuration.parameter(name)),
             directory: files.directory,
             version: &directory,
         };

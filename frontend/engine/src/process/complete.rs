@@ -61,8 +61,8 @@ pub(crate) async fn complete(
         limit,
     };
     let run = run_to_end((&start, fork_servers), model, text);
-    let status = match timeout(limit, run).await {
-        Ok(status) => status.map_err(|error| failed(error.to_string()))?,
+    let how = match timeout(limit, run).await {
+        Ok(how) => how.map_err(|error| failed(error.to_string()))?,
         Err(_) => {
             return Err(failed(format!(
                 "it did not end within {} s (--worker-start-timeout-secs); --disable-auto-complete-config turns it off",
@@ -76,18 +76,18 @@ pub(crate) async fn complete(
         Ok(Some(answer)) => Ok(answer),
         Ok(None) => {
             let why = why_not_started(launch, model).await;
-            Err(why.unwrap_or_else(|| failed(format!("it ended without an answer ({})", super::describe(status)))))
+            Err(why.unwrap_or_else(|| failed(format!("it ended without an answer ({how})"))))
         }
         Err(error) => Err(failed(format!("its answer cannot be read: {error}"))),
     }
 }
 
-/// Runs the process to its end. Dropping the future kills it.
+/// Runs the process to its end, which it describes. Dropping the future kills it.
 async fn run_to_end<'a>(
     (start, fork_servers): (&impl Fn() -> Start<'a>, &Arc<ForkServers>),
     model: &str,
     question: String,
-) -> io::Result<ExitStatus> {
+) -> io::Result<String> {
     let mut attempt = 1;
     let mut started = loop {
         match spawn::start(start(), (fork_servers, attempt)).await? {
@@ -102,7 +102,7 @@ async fn run_to_end<'a>(
     for forwarded in printed {
         let _ = timeout(OUTPUT_TIMEOUT, forwarded).await;
     }
-    Ok(status)
+    Ok(started.process.describe(status))
 }
 
 /// The process group of a running process, which is killed on drop: an interpreter may be a script that starts another one.

@@ -7,13 +7,16 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 
 use command_fds::{CommandFdExt, FdMapping};
+use pharos::wire::descriptors::CONTROL_GROUP;
 use tokio::net::unix::pipe::{self, Receiver, Sender};
 use tokio::process::{Child, Command};
 
 use super::fork_server::{ForkServers, Forked, Unanswered};
 use super::start::Start;
-use super::{affinity, cannot_start};
-use pharos_os::{background, out_of_memory};
+use super::{affinity, cannot_start, describe, killed_by_system};
+use crate::launch::limits::Limited;
+use pharos_os::control_groups::ControlGroup;
+use pharos_os::{background, blocking, out_of_memory};
 
 /// A started process with its standard streams.
 pub(super) struct Started {
@@ -40,15 +43,19 @@ pub(super) async fn start(
     let (errors, stderr) = written()?;
     let (input, stdin) =
         if start.reads { read().map(|(ours, theirs)| (Some(ours), Some(theirs)))? } else { (None, None) };
+    let group = control_group(start.launch.limits.clone()).await?;
     let own = start.files.len();
     start.files.extend([(stdout, 1), (stderr, 2)]);
     start.files.extend(stdin.map(|stdin| (stdin, 0)));
+    let entrance = group.as_ref().map(ControlGroup::entrance).transpose()?;
+    start.files.extend(entrance.map(|entrance| (entrance, CONTROL_GROUP)));
     let forked = if attempt < ATTEMPTS { fork_servers.fork(&start).await } else { Ok(None) };
     let process = match forked {
-        Ok(Some(forked)) => WorkerProcess::Forked(forked),
-        Ok(None) => WorkerProcess::Program(program(start, own)?),
+        Ok(Some(forked)) => Process::Forked(forked),
+        Ok(None) => Process::Program(program(start, own, group.as_ref())?),
         Err(Unanswered) => return Ok(None),
     };
+    let process = WorkerProcess { process, group };
     if let Some(pid) = process.id() {
         out_of_memory::end_first(pid);
         if background::is_entered() {
@@ -59,9 +66,20 @@ pub(super) async fn start(
     Ok(Some(Started { process, input, output, errors }))
 }
 
-/// Starts the program. The first `own` files are no standard streams.
-fn program(start: Start<'_>, own: usize) -> io::Result<Child> {
-    let mut command = Command::from(start.launch.command(start.temporary));
+/// Makes the control group of a process with limits; `None` without limits.
+async fn control_group(limits: Option<Limited>) -> io::Result<Option<ControlGroup>> {
+    let Some(limits) = limits else { return Ok(None) };
+    let group = blocking::run(move || limits.group()).await.map_err(io::Error::other)?;
+    group.map(Some).map_err(io::Error::other)
+}
+
+/// Starts the program in a group. The first `own` files are no standard streams.
+fn program(start: Start<'_>, own: usize, group: Option<&ControlGroup>) -> io::Result<Child> {
+    let mut command = start.launch.command(start.temporary);
+    if let Some(group) = group {
+        group.start_in(&mut command)?;
+    }
+    let mut command = Command::from(command);
     // Separate process groups: Ctrl-C in a terminal signals only the frontend, which drains before it ends its workers.
     command
         .args(start.arguments.iter().map(OsString::from))
@@ -72,10 +90,12 @@ fn program(start: Start<'_>, own: usize) -> io::Result<Child> {
     let mut files = start.files;
     for (file, number) in files.split_off(own) {
         match number {
-            0 => command.stdin(file),
-            1 => command.stdout(file),
-            _ => command.stderr(file),
-        };
+            0 => drop(command.stdin(file)),
+            1 => drop(command.stdout(file)),
+            2 => drop(command.stderr(file)),
+            // The program has entered its group by then.
+            _ => {}
+        }
     }
     let mappings = files.into_iter().map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
     command.fd_mappings(mappings.collect()).map_err(|error| io::Error::other(error.to_string()))?;
@@ -94,18 +114,32 @@ fn read() -> io::Result<(Sender, OwnedFd)> {
     Ok((ours, theirs.into_blocking_fd()?))
 }
 
-/// The process of a worker. It is killed when dropped.
-pub(crate) enum WorkerProcess {
+/// The process of a worker. It is killed when dropped, and then its control group is removed.
+pub(crate) struct WorkerProcess {
+    process: Process,
+    group: Option<ControlGroup>,
+}
+
+enum Process {
     Program(Child),
     Forked(Forked),
 }
 
 impl WorkerProcess {
+    /// Describes how it ended with this status.
+    pub(crate) fn describe(&self, status: ExitStatus) -> String {
+        let how = describe(status);
+        match self.group.as_ref().and_then(ControlGroup::exceeded_memory).filter(|_| killed_by_system(status)) {
+            Some(limit) => format!("{how}: it exceeded its memory limit of {limit} bytes"),
+            None => how,
+        }
+    }
+
     /// Returns its process id, if it has not ended.
     pub(crate) fn id(&self) -> Option<u32> {
-        match self {
-            Self::Program(child) => child.id(),
-            Self::Forked(forked) => forked.id(),
+        match &self.process {
+            Process::Program(child) => child.id(),
+            Process::Forked(forked) => forked.id(),
         }
     }
 
@@ -114,9 +148,9 @@ impl WorkerProcess {
     /// # Errors
     /// Its exit status is unknown.
     pub(crate) async fn wait(&mut self) -> io::Result<ExitStatus> {
-        match self {
-            Self::Program(child) => child.wait().await,
-            Self::Forked(forked) => forked.wait().await,
+        match &mut self.process {
+            Process::Program(child) => child.wait().await,
+            Process::Forked(forked) => forked.wait().await,
         }
     }
 
@@ -125,9 +159,9 @@ impl WorkerProcess {
     /// # Errors
     /// It has ended.
     pub(crate) fn start_kill(&mut self) -> io::Result<()> {
-        match self {
-            Self::Program(child) => child.start_kill(),
-            Self::Forked(forked) => forked.kill(),
+        match &mut self.process {
+            Process::Program(child) => child.start_kill(),
+            Process::Forked(forked) => forked.kill(),
         }
     }
 

@@ -6,9 +6,10 @@
 //! the machine apply.
 
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use pharos::timeline::Instant;
+use pharos_os::control_groups::{entry, own_group};
 
 use super::memory::Memory;
 
@@ -34,12 +35,7 @@ impl Container {
 
     /// Returns the group of this process and its ancestors, innermost first, root last. Not cached: a process may be moved.
     fn groups(&self) -> Vec<PathBuf> {
-        let text = fs::read_to_string(self.proc.join("self/cgroup")).unwrap_or_default();
-        let path = text.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
-        let inside = Path::new(path.trim_start_matches('/'));
-        // `..` stands for a group above the mounted tree, which is not visible.
-        let visible = inside.components().all(|component| matches!(component, Component::Normal(_)));
-        let own = if visible { self.root.join(inside) } else { self.root.clone() };
+        let own = own_group(&self.proc, &self.root).unwrap_or_else(|| self.root.clone());
         own.ancestors().take_while(|group| group.starts_with(&self.root)).map(Path::to_owned).collect()
     }
 
@@ -59,7 +55,7 @@ impl Container {
         }
         let (limit, group) = tightest?;
         let current = number(&group.join("memory.current"))?;
-        let idle = entry(&group.join("memory.stat"), "inactive_file").unwrap_or(0);
+        let idle = entry_of(&group.join("memory.stat"), "inactive_file").unwrap_or(0);
         let used = current.saturating_sub(idle).min(limit);
         Some(Memory { total: limit, available: limit - used })
     }
@@ -86,7 +82,7 @@ impl Container {
             }
         }
         let Some((quota, group)) = tightest else { return Quota::None };
-        let Some(microseconds) = entry(&group.join("cpu.stat"), "usage_usec") else { return Quota::None };
+        let Some(microseconds) = entry_of(&group.join("cpu.stat"), "usage_usec") else { return Quota::None };
         let time = CpuTime { group, at: now, microseconds };
         let last = self.last.replace(time).filter(|last| self.last.as_ref().is_some_and(|t| t.group == last.group));
         let Some(last) = last.filter(|last| now > last.at) else { return Quota::Unknown };
@@ -113,9 +109,8 @@ fn number(file: &Path) -> Option<u64> {
 }
 
 /// Returns the number after `key` in a file with one key and number per line.
-fn entry(file: &Path, key: &str) -> Option<u64> {
-    let text = fs::read_to_string(file).ok()?;
-    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
+fn entry_of(file: &Path, key: &str) -> Option<u64> {
+    entry(&fs::read_to_string(file).ok()?, key)
 }
 
 /// Reads a number of processors from `QUOTA PERIOD` in microseconds; `None` for `max PERIOD`.

@@ -26,6 +26,9 @@ SOCKET = 3
 LARGEST = 64 << 10
 """The largest message in bytes."""
 
+CONTROL_GROUP = 10
+"""The number of a file that makes a copy enter its control group."""
+
 MOST_DESCRIPTORS = 16
 """The largest number of files of a request."""
 
@@ -176,6 +179,12 @@ def _modification_time(path):
 def become(request, files):
     """Makes a copy the process that the server has asked for; returns its arguments."""
     os.setpgid(0, 0)
+    numbers = request["descriptors"]
+    if CONTROL_GROUP in numbers:
+        entrance = files.pop(numbers.index(CONTROL_GROUP))
+        numbers.remove(CONTROL_GROUP)
+        os.write(entrance, b"0")
+        os.close(entrance)
     _native.set_arguments("--fork-server", "\0".join(request["arguments"]))
     os.environ.update(request["variables"])
     if request["processors"]:
@@ -183,7 +192,7 @@ def become(request, files):
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, request["processors"])
     # First away from the numbers that they get.
-    for file, number in [(_moved(file), number) for file, number in zip(files, request["descriptors"])]:
+    for file, number in [(_moved(file), number) for file, number in zip(files, numbers)]:
         os.dup2(file, number, inheritable=number <= 2)
         os.close(file)
     # Otherwise all copies would draw the same numbers. Python's own generator does this itself.

@@ -1,0 +1,41 @@
+"""Programs from Debian's packages: those of the PATH, or of a package unpacked in the user's cache, without root and without an
+installation."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+FETCH_S = 300
+
+
+def cache(folder: str) -> Path:
+    """Returns a folder that packages are unpacked in."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / folder
+
+
+def program(name: str, folder: Path) -> str | None:
+    """Returns the path of a program, or None."""
+    return shutil.which(name) or shutil.which(name, path=str(folder / "usr/bin"))
+
+
+def fetch(package: str, folder: Path) -> str:
+    """Unpacks a package in a folder. Returns why that failed; empty if it did not."""
+    skipped = "the tests that need it will be skipped"
+    if not (shutil.which("apt-get") and shutil.which("dpkg")):
+        return f"{package} is not installed and apt-get or dpkg is missing: {skipped}"
+    with tempfile.TemporaryDirectory() as downloads:
+        # apt's sandbox user cannot write into this folder; apt then warns and downloads as the caller.
+        command = ["apt-get", "download", "-q", package]
+        try:
+            done = subprocess.run(command, cwd=downloads, capture_output=True, text=True, timeout=FETCH_S)
+        except subprocess.TimeoutExpired:
+            return f"apt-get download {package} took over {FETCH_S} s: {skipped}"
+        file = next(Path(downloads).glob("*.deb"), None)
+        if file is None:
+            return f"{package} cannot be downloaded, {skipped}: {done.stderr.strip()}"
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["dpkg", "-x", str(file), str(folder)], check=True)
+    return ""
