@@ -17,9 +17,9 @@ use std::sync::atomic::AtomicU64;
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-/// The atomics in shared memory, for modules that `tests/loom` compiles with a double of this one.
+/// The atomics of modules that `tests/loom` compiles with doubles of them.
 pub(crate) mod atomic {
-    pub(crate) use std::sync::atomic::{Ordering, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 }
 
 /// Creates an anonymous file of `len` bytes, all zero, sealed against shrinking, growing and further seals.

@@ -14,8 +14,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::atomic;
 use super::catalog::{Kind, MetricSpec};
+use super::held_sum::HeldSum;
 use super::tslog::{File, Text};
 
 /// The number of samples that may wait, regardless of the writer's limit: some 8 MiB.
@@ -39,10 +39,8 @@ pub struct Line {
     low_priority: bool,
     /// The factor between a sample's value and the metric's unit.
     scale: f64,
-    /// The sum of a counter's increments that no line contains yet, as the bits of an f64.
-    held: AtomicU64,
-    /// Whether the journal lists this series as having held increments.
-    listed: AtomicBool,
+    /// The increments of a counter that no line contains yet.
+    held: HeldSum,
 }
 
 impl Line {
@@ -53,8 +51,7 @@ impl Line {
             counter: spec.kind == Kind::Counter,
             low_priority: false,
             scale: 1.0,
-            held: AtomicU64::new(0),
-            listed: AtomicBool::new(false),
+            held: HeldSum::new(),
         }
     }
 
@@ -62,7 +59,7 @@ impl Line {
     /// `scale` of them are one of the metric's unit. `labels` are as in [`Text::of_server`].
     pub(super) fn of_server(spec: &MetricSpec, labels: &[(&str, &str)], hostname: &str, scale: f64) -> Self {
         let text = Text::of_server(spec, labels, hostname);
-        Self { text, counter: true, low_priority: true, scale, held: AtomicU64::new(0), listed: AtomicBool::new(false) }
+        Self { text, counter: true, low_priority: true, scale, held: HeldSum::new() }
     }
 
     /// Returns its text.
@@ -73,14 +70,6 @@ impl Line {
     /// Converts a sample's value to the metric's unit.
     pub fn shown(&self, value: f64) -> f64 {
         value / self.scale
-    }
-
-    /// Adds a counter's sample to the held sum. Returns whether the journal has to list the series.
-    fn hold(&self, value: f64) -> bool {
-        atomic::add(&self.held, value);
-        // Only the first sample after a visit lists the series. The writer resets the flag before it takes the sum, so
-        // a sample recorded in between is either part of this sum or listed again.
-        !self.listed.swap(true, Ordering::AcqRel)
     }
 }
 
@@ -222,7 +211,7 @@ impl Journal {
             while *room > 0 && fits(batch) {
                 let Some((line, value)) = samples.next() else { break };
                 if line.low_priority && *room <= *kept {
-                    if line.hold(value) {
+                    if line.held.add(value) {
                         batch.held_lines.push(Arc::clone(line));
                     }
                     continue;
@@ -248,7 +237,7 @@ impl Journal {
             }
             return;
         }
-        if line.hold(value) {
+        if line.held.add(value) {
             self.lock().batch.held_lines.push(Arc::clone(line));
         }
     }
@@ -270,8 +259,7 @@ impl Journal {
     /// refuses. If a batch is not flushed, its increments move to the next batch.
     pub fn flush_held(&self, batch: &mut Batch, mut each: impl FnMut(&Arc<Line>, f64) -> bool) {
         for line in batch.held_lines.drain(..) {
-            line.listed.store(false, Ordering::Release);
-            let value = f64::from_bits(line.held.swap(0, Ordering::AcqRel));
+            let value = line.held.take();
             if value > 0.0 && !each(&line, value) {
                 self.hold_back(&line, value);
             }

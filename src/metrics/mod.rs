@@ -21,6 +21,7 @@ pub mod emitter;
 pub mod exposition;
 mod family;
 pub mod feed;
+mod held_sum;
 pub mod intake;
 pub mod journal;
 mod kind;

@@ -372,7 +372,7 @@ pub(crate) const PACKAGES: &[Package] = &[
 /// The only files with `unsafe`, and the reasons. Each must state its contract.
 pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("src/shm.rs", "mappings of memory that another process writes"),
-    ("tests/loom/ring.rs", "cells whose accesses loom checks, in tests"),
+    ("tests/loom/interleavings.rs", "cells whose accesses loom checks, in tests"),
     ("frontend/os/src/background.rs", "system calls for which no crate has functions"),
     ("frontend/os/src/control_groups.rs", "what a new process does before it becomes a program"),
     ("frontend/engine/src/memory.rs", "views into a mapped arena that the arena's rules keep exclusive"),

@@ -325,7 +325,8 @@ pub fn own_group(proc: &Path, mount: &Path) -> Option<PathBuf> {
     let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
     let inside = Path::new(path.trim_start_matches('/'));
     // `..` stands for a group above the mounted tree.
-    inside.components().all(|component| matches!(component, Component::Normal(_))).then(|| mount.join(inside))
+    let is_below = inside.components().all(|component| matches!(component, Component::Normal(_)));
+    is_below.then(|| mount.components().chain(inside.components()).collect())
 }
 
 /// Returns the name of a group that a process makes.

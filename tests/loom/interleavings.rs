@@ -1,14 +1,19 @@
-//! Explores the interleavings of the two sides of a ring of frames, with `loom` (https://docs.rs/loom), which also lets loads return
-//! old values as far as the memory orderings permit. The code is that of the server: `src/wire/ring.rs` is compiled with doubles of the
-//! shared memory and of the atomics.
+//! Explores the interleavings of the two sides of a ring of frames, and of the threads that add to and take a held sum, with `loom`
+//! (https://docs.rs/loom), which also lets loads return old values as far as the memory orderings permit. The code is that of the
+//! server: `src/wire/ring.rs` and `src/metrics/held_sum.rs` are compiled with doubles of the shared memory and of the atomics.
 //!
-//! A model ends with an error if a side sleeps for ever, if bytes differ, or if a byte is read while it is written.
+//! A model ends with an error if a side sleeps for ever, if bytes differ, if a byte is read while it is written, or if an increment is
+//! lost or taken twice.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, unsafe_code)]
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/wire/ring.rs"]
 mod ring;
+
+#[allow(unreachable_pub)]
+#[path = "../../src/metrics/held_sum.rs"]
+mod held_sum;
 
 /// The shared memory of one execution of a model.
 mod shm {
@@ -22,7 +27,7 @@ mod shm {
     use loom::sync::atomic::AtomicU64;
 
     pub(crate) mod atomic {
-        pub(crate) use loom::sync::atomic::{Ordering, fence};
+        pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
     }
 
     use crate::ring::CAPACITY;
@@ -109,6 +114,7 @@ mod shm {
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
+use held_sum::HeldSum;
 use ring::{CAPACITY, Consumer, Producer};
 
 /// The socket over which a side wakes the other: each byte wakes once.
@@ -195,6 +201,33 @@ fn a_sleeping_producer_is_woken() {
     writer.join().unwrap();
 }
 
+/// The writer takes a sum as often as it is listed: it gets each increment once, and the last one too.
+fn increments_are_taken_once() {
+    let (sum, listed) = (Arc::new(HeldSum::new()), Arc::new(Mutex::new(0)));
+    let recorders: Vec<_> = (0..2)
+        .map(|_| {
+            let (sum, listed) = (sum.clone(), listed.clone());
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    if sum.add(1.0) {
+                        *listed.lock().unwrap() += 1;
+                    }
+                }
+            })
+        })
+        .collect();
+    let take = || {
+        let times = std::mem::take(&mut *listed.lock().unwrap());
+        (0..times).map(|_| sum.take()).sum::<f64>()
+    };
+    let mut taken = take();
+    for recorder in recorders {
+        recorder.join().unwrap();
+        taken += take();
+    }
+    assert_eq!(taken, 4.0);
+}
+
 /// Runs a model in all interleavings with at most `preemptions` switches that no thread waits for.
 fn explore(name: &str, preemptions: usize, model: fn()) {
     let mut builder = loom::model::Builder::new();
@@ -211,4 +244,5 @@ fn explore(name: &str, preemptions: usize, model: fn()) {
 fn main() {
     explore("a sleeping consumer is woken", 5, a_sleeping_consumer_is_woken);
     explore("a sleeping producer is woken", 5, a_sleeping_producer_is_woken);
+    explore("increments are taken once", 4, increments_are_taken_once);
 }
