@@ -32,6 +32,7 @@ use pharos::scheduler::rate_limiter::Limit;
 use pharos::service::ModelPolicy;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
 
 use crate::cache;
 use crate::cache::ResponseCache;
@@ -50,6 +51,9 @@ use pharos_os::descriptors::Descriptors;
 use pharos_os::event_loops::EventLoops;
 use pharos_telemetry::system::{Devices, HostPolicies};
 use poll::{Fingerprints, Poll};
+
+/// How long an accepted request may take until it is queued, when the server exits.
+const QUEUED: Duration = Duration::from_secs(1);
 
 /// When models are loaded and unloaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -299,9 +303,11 @@ impl Loader {
         self.metrics.send_replace(metrics);
     }
 
-    /// Stops polling, drains all models with [`ModelTable::drain`], and removes temporary files.
+    /// Stops polling, drains all models with [`ModelTable::drain`], and removes temporary files. New requests are refused already.
     pub(crate) async fn shut_down(&self, limit: Duration) -> Unfinished {
         self.exiting.store(true, Ordering::Relaxed);
+        // A request that was accepted before that is queued, or answered, when its event loop goes on.
+        let _ = timeout(QUEUED, self.settings.threads.event_loops.go_on()).await;
         let unfinished = self.models.drain(limit).await;
         // Loads that are still fetching files fail now.
         self.stores.close();

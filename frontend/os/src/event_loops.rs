@@ -66,6 +66,16 @@ impl EventLoops {
         self.assign(|one| &one.links)
     }
 
+    /// Waits until each loop has ended what it does at the time of the call. A task that does not wait in between has then reached
+    /// its end, or the next place where it waits.
+    pub async fn go_on(&self) {
+        let passed: Vec<_> = self.loops.iter().map(|one| one.handle.spawn(async {})).collect();
+        for one in passed {
+            // An error if the loop has ended.
+            let _ = one.await;
+        }
+    }
+
     fn assign(&self, count: impl Fn(&Loop) -> &Arc<AtomicUsize>) -> EventLoop {
         let Some(chosen) = self.loops.iter().min_by_key(|one| count(one).load(Ordering::Relaxed)) else {
             return EventLoop { handle: Handle::current(), count: None };
@@ -328,6 +338,33 @@ mod tests {
         assert_ne!(thread_of(&c), thread_of(&a));
         drop(a);
         assert_eq!(thread_of(&loops.of_connection()), thread_of(&link));
+    }
+
+    #[test]
+    fn a_loop_goes_on_when_its_task_waits() {
+        let loops = EventLoops::start(2).unwrap();
+        let (begun, begins) = std::sync::mpsc::channel();
+        let (end, ends) = std::sync::mpsc::channel();
+        let ended = Arc::new(AtomicBool::new(false));
+        let task = ended.clone();
+        loops.of_connection().spawn(async move {
+            begun.send(()).unwrap();
+            // Computes, as far as the loop can see.
+            ends.recv().unwrap();
+            task.store(true, Ordering::SeqCst);
+            std::future::pending::<()>().await;
+        });
+        begins.recv().unwrap();
+        let runtime = Builder::new_current_thread().build().unwrap();
+        let mut passed = Box::pin(loops.go_on());
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        for _ in 0..1000 {
+            assert!(passed.as_mut().poll(&mut context).is_pending());
+        }
+        end.send(()).unwrap();
+        runtime.block_on(passed);
+        assert!(ended.load(Ordering::SeqCst));
+        runtime.block_on(EventLoops::default().go_on());
     }
 
     /// Counts events, and the wake-ups that its sleep asks for.
