@@ -1,9 +1,9 @@
 //! Control groups that limit processes: version 2, as in the kernel's `Documentation/admin-guide/cgroup-v2.rst`.
 //!
-//! The groups are made below the group of this process, which must be delegated to it: by systemd (`Delegate=`), or by a container
-//! whose tree it may write. A group whose children have controllers has no processes (apart from the root of the tree), so this
-//! process moves to a group below its first one. The names of all groups that it makes contain its process id; groups of
-//! processes that no longer exist are removed.
+//! The groups are made below the group in which this process was started. That group must be delegated to it: by systemd
+//! (`Delegate=`), or by a container that may write its tree. A group whose children are limited must not contain processes, unless
+//! it is the root of the tree, so this process moves to a group below. The names of all groups that it makes contain its process
+//! id; groups of processes that no longer exist are removed.
 //!
 //! Contract of the unsafe code: between `fork` and `exec`, the new process only calls `write`, which is safe there
 //! (signal-safety(7)).
@@ -177,7 +177,11 @@ impl ControlGroups {
         let moves =
             parent.join("cgroup.type").exists() && own_group(&self.proc, &self.mount).as_deref() == Some(parent);
         if moves {
-            fs::create_dir(&own).map_err(|error| cannot(&own, "be made", &error))?;
+            match fs::create_dir(&own) {
+                // An earlier move could not be undone.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => made.map_err(|error| cannot(&own, "be made", &error))?,
+            }
             self.move_processes(parent, &own).map_err(|error| cannot(&own, "be entered", &error))?;
         }
         let enabled = write(&parent.join("cgroup.subtree_control"), change);

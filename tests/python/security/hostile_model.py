@@ -41,6 +41,12 @@ def write(target):
         pass
 
 
+def enter(group):
+    """Enters a control group, as a model can that leaves its limits."""
+    with open(f"{group}/cgroup.procs", "w") as file:
+        file.write("0")
+
+
 def truncate(target):
     os.truncate(target, 0)
 
@@ -139,6 +145,7 @@ ATTACKS = {
     "list": listed,
     "link": os.readlink,
     "write": write,
+    "enter control group": enter,
     "truncate": truncate,
     "kill": lambda target: os.kill(int(target), signal.SIGKILL),
     "ptrace": lambda target: checked(libc.ptrace(16, int(target), 0, 0)),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -147,6 +148,10 @@ REFUSED = {
     ("read", "/etc/ssl/private"): "PermissionError",
 }
 """Each attack, and the error that a sandbox gives to it."""
+GROUPS = next((path for path in map(Path, ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")) if (path / "cgroup.procs").exists()), None)
+"""The file system of control groups of version 2, if there is one."""
+if GROUPS and os.access(GROUPS / "cgroup.procs", os.W_OK):
+    REFUSED["enter control group", "{group}"] = "PermissionError"
 
 PERMITTED = {
     ("read", "{code}"): "done",
@@ -164,7 +169,9 @@ PERMITTED = {
 def targets(server, tmp_path) -> dict:
     """Returns the values in the names of attacks."""
     code = tmp_path / "models/hostile/1/model.py"
+    group = re.search(r"^0::(.*)", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
     return {
+        "group": f"{GROUPS}{group[1]}" if group else "",
         "server": server.process.pid,
         "innocent": worker(server, "innocent"),
         "folder": tmp_path,
