@@ -258,7 +258,8 @@ def test_requests_of_a_sequence_over_grpc_stay_with_their_server(cluster):
 
 
 def test_the_servers_share_the_response_cache(cluster):
-    """Once a response is stored, which is after its answer, equal requests are not executed, whichever servers get them."""
+    """Once a response is stored, which is after its answer, equal requests are not executed, whichever servers get them, unless the
+    cache does not answer in time."""
     image = np.random.default_rng(7).uniform(0, 16, 64).round(2).tolist()
     tensor = {"name": "image", "datatype": "FP32", "shape": [1, 8, 8], "data": image}
     body = json.dumps({"inputs": [tensor]}).encode()
@@ -274,12 +275,14 @@ def test_the_servers_share_the_response_cache(cluster):
         return ask()[0] == 200 and sum(counts("nv_cache_num_hits_per_model")) > before
 
     eventually("the response is stored", stored)
-    hits, executed = counts("nv_cache_num_hits_per_model"), sum(counts("nv_inference_exec_count"))
+    failures = lambda: sum(cluster.metric(at, "pharos_cache_errors_total") for at in range(len(SERVERS)))  # noqa: E731
+    hits, executed, failed = counts("nv_cache_num_hits_per_model"), sum(counts("nv_inference_exec_count")), failures()
     answers = {ask() for _ in range(30)}
     assert len(answers) == 1 and answers.pop()[0] == 200
     found = [new - old for old, new in zip(hits, counts("nv_cache_num_hits_per_model"))]
-    assert sum(counts("nv_inference_exec_count")) == executed
-    assert sum(found) == 30 and sum(count > 0 for count in found) >= 2
+    again = sum(counts("nv_inference_exec_count")) - executed
+    assert again <= failures() - failed
+    assert sum(found) == 30 - again and sum(count > 0 for count in found) >= 2
 
 
 def test_the_proxy_knows_the_load_of_each_server(cluster):

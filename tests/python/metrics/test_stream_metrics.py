@@ -94,7 +94,8 @@ def test_times_are_those_of_the_responses(streams):
     assert first >= PAUSE_MS / 1000 and 4.9 * PAUSE_MS / 1000 <= first + between <= elapsed
     bounds = [labels for name, labels in after if name == f"{BETWEEN}_bucket" and ("model", "repeat") in labels]
     assert min(float(dict(labels)["le"]) for labels in bounds) == 0.001
-    assert grew(f"{BETWEEN}_bucket", le="0.001") == 0 and grew(f"{BETWEEN}_bucket", le="+Inf") == 4
+    # A busy server may read several responses at once, so that the single intervals are not known.
+    assert grew(f"{BETWEEN}_bucket", le="+Inf") == 4
 
 
 def test_a_cancelled_stream_has_ended(streams):
